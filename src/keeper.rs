@@ -1,0 +1,358 @@
+//! Renewal: what a lock does for all of its leases at once, in the background.
+//!
+//! A lease is *held* while its deadline lies ahead, *unknown* when a renewal brought no answer (the
+//! deadline stands, and it is tried again sooner), and *lost* when its deadline has come or the row
+//! was seen without the claim. The deadline is on this machine's monotonic clock, counted from before
+//! the request was sent: it comes before the server could let another in.
+//!
+//! One task serves the lock while it has leases or endings, with one timer and at most two connections.
+
+use std::{
+    collections::HashMap,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use chrono::TimeDelta;
+use sqlx::Pool;
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, oneshot, watch},
+    time::{Instant, sleep_until, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    key::{Claim, Holder},
+    rules::Terms,
+    store::{
+        Change, Database, Outcome,
+        borrowed::{Borrowed, Failure},
+    },
+};
+
+/// The most claims one statement names.
+const BATCH: usize = 1000;
+
+/// What a lease and its keeper share.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub claim: Claim,
+    pub lost: CancellationToken,
+    deadline: Mutex<Instant>,
+}
+
+impl Held {
+    pub fn deadline(&self) -> Instant {
+        *lock(&self.deadline)
+    }
+
+    /// Whether the claim is known to stand at this moment. A loss that was told is final.
+    pub fn stands(&self) -> bool {
+        !self.lost.is_cancelled() && Instant::now() < self.deadline()
+    }
+
+    /// Moves the deadline on; an answer that comes late never moves it back.
+    fn hold_until(&self, deadline: Instant) {
+        let mut current = lock(&self.deadline);
+        *current = deadline.max(*current);
+    }
+}
+
+struct Kept {
+    held: Arc<Held>,
+    renew_at: Instant,
+}
+
+/// A claim to abandon, tried until its lease is over.
+struct Ending {
+    held: Arc<Held>,
+    outcome: oneshot::Sender<Outcome>,
+}
+
+struct State {
+    running: bool,
+    /// When the task looks next, of its own accord.
+    wakes_at: Instant,
+    leases: HashMap<Holder, Kept>,
+    endings: Vec<Ending>,
+    end_at: Instant,
+}
+
+/// Keeps one lock's leases.
+pub(crate) struct Keeper<DB: Database> {
+    pool: Pool<DB>,
+    terms: Arc<Terms>,
+    lease: Duration,
+    state: Mutex<State>,
+    work: Notify,
+    /// How many endings are not settled yet.
+    pending: watch::Sender<usize>,
+}
+
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl<DB: Database> Keeper<DB> {
+    pub fn new(pool: Pool<DB>, terms: Arc<Terms>) -> Arc<Self> {
+        let now = Instant::now();
+        let state = State { running: false, wakes_at: now, leases: HashMap::new(), endings: Vec::new(), end_at: now };
+        Arc::new(Self {
+            pool,
+            lease: terms.lease.to_std().unwrap_or_default(),
+            terms,
+            state: Mutex::new(state),
+            work: Notify::new(),
+            pending: watch::Sender::new(0),
+        })
+    }
+
+    /// Begins to renew a claim that was granted to a request sent at `sent`.
+    pub fn hold(self: &Arc<Self>, claim: Claim, sent: Instant) -> Arc<Held> {
+        let holder = claim.holder;
+        let held = Arc::new(Held {
+            claim,
+            lost: CancellationToken::new(),
+            deadline: Mutex::new(self.deadline(sent, self.lease)),
+        });
+        let renew_at = sent + self.lease / 3;
+        let mut state = lock(&self.state);
+        state.leases.insert(holder, Kept { held: held.clone(), renew_at });
+        self.run(&mut state);
+        if renew_at < state.wakes_at {
+            self.work.notify_one();
+        }
+        held
+    }
+
+    /// Renews a claim no more.
+    pub fn let_go(&self, held: &Held) {
+        lock(&self.state).leases.remove(&held.claim.holder);
+    }
+
+    /// Tells the work that the claim is lost.
+    pub fn lose(&self, held: &Held, why: &str) {
+        self.let_go(held);
+        tell_lost(held, why);
+    }
+
+    /// Ends a claim that was stopped, in the background; the receiver hears how that went.
+    pub fn abandon(self: &Arc<Self>, held: Arc<Held>) -> oneshot::Receiver<Outcome> {
+        let (outcome, receiver) = oneshot::channel();
+        let mut state = lock(&self.state);
+        state.leases.remove(&held.claim.holder);
+        state.endings.push(Ending { held, outcome });
+        self.pending.send_modify(|count| *count += 1);
+        self.run(&mut state);
+        self.work.notify_one();
+        receiver
+    }
+
+    /// Waits until nothing is left to be abandoned.
+    pub async fn settled(self: &Arc<Self>) {
+        self.run(&mut lock(&self.state));
+        // The sender lives in `self`, so that waiting does not fail.
+        let _ = self.pending.subscribe().wait_for(|count| *count == 0).await;
+    }
+
+    /// Prolongs one claim now.
+    pub async fn renew(&self, held: &Held, limit: Instant) -> Result<Outcome, Failure> {
+        let sent = Instant::now();
+        let outcomes = self.change(std::slice::from_ref(&held.claim), self.renewal(), limit).await?;
+        let outcome = outcomes.first().copied().unwrap_or(Outcome::Lost);
+        match outcome {
+            Outcome::Done => {
+                held.hold_until(self.deadline(sent, self.lease));
+                if let Some(kept) = lock(&self.state).leases.get_mut(&held.claim.holder) {
+                    kept.renew_at = sent + self.lease / 3;
+                }
+            }
+            Outcome::Lost => self.lose(held, "its row was seen without the claim"),
+            Outcome::Skipped { .. } => {}
+        }
+        Ok(outcome)
+    }
+
+    /// Sends one change for all of these claims.
+    pub async fn change(&self, claims: &[Claim], change: Change, limit: Instant) -> Result<Vec<Outcome>, Failure> {
+        let mut conn = Borrowed::checkout(&self.pool, limit).await?;
+        let reply = timeout_at(limit, DB::change(conn.get(), claims, change, &self.terms)).await;
+        conn.settle(reply)
+    }
+
+    fn renewal(&self) -> Change {
+        Change::Renew(self.terms.lease)
+    }
+
+    /// When a claim with `left` at `sent` has to count as lost: a little early, for clocks that run apart and timers that run late.
+    fn deadline(&self, sent: Instant, left: Duration) -> Instant {
+        sent + left.saturating_sub(self.lease / 20)
+    }
+
+    /// How long to wait after a try that brought no answer.
+    fn soon(&self) -> Duration {
+        self.lease.mul_f64(fastrand::f64() / 24.0 + 1.0 / 24.0)
+    }
+
+    /// Starts the task, where there is a runtime and none runs yet.
+    fn run(self: &Arc<Self>, state: &mut State) {
+        if !state.running && !(state.leases.is_empty() && state.endings.is_empty()) {
+            if let Ok(runtime) = Handle::try_current() {
+                state.running = true;
+                state.wakes_at = Instant::now();
+                runtime.spawn(self.clone().keep());
+            }
+        }
+    }
+
+    async fn keep(self: Arc<Self>) {
+        let mut on_stop = OnStop { keeper: self.clone(), armed: true };
+        let (mut renewal, mut ending): (Option<Task>, Option<Task>) = (None, None);
+        while let Some(wakes_at) = self.next(&mut renewal, &mut ending) {
+            tokio::select! {
+                () = finish(&mut renewal) => renewal = None,
+                () = finish(&mut ending) => ending = None,
+                () = self.work.notified() => {}
+                () = sleep_until(wakes_at) => {}
+            }
+        }
+        on_stop.armed = false;
+    }
+
+    /// Tells losses, starts what is due, and says when to look again; `None` when there is nothing left to do.
+    fn next(self: &Arc<Self>, renewal: &mut Option<Task>, ending: &mut Option<Task>) -> Option<Instant> {
+        let now = Instant::now();
+        let mut state = lock(&self.state);
+        for (_, kept) in state.leases.extract_if(|_, kept| kept.held.deadline() <= now) {
+            tell_lost(&kept.held, "no renewal came through before its lease ended");
+        }
+        if renewal.is_none() && state.leases.values().any(|kept| kept.renew_at <= now) {
+            // Those that are due a little later travel along.
+            let due = now + self.lease / 12;
+            let batch: Vec<_> = state
+                .leases
+                .values()
+                .filter(|kept| kept.renew_at <= due)
+                .take(BATCH)
+                .map(|kept| kept.held.clone())
+                .collect();
+            *renewal = Some(Box::pin(self.clone().renew_batch(batch)));
+        }
+        // An abandonment waits for the renewal under way, which might revive what it ended.
+        if renewal.is_none() && ending.is_none() && !state.endings.is_empty() && state.end_at <= now {
+            let count = state.endings.len().min(BATCH);
+            let batch = state.endings.drain(..count).collect();
+            *ending = Some(Box::pin(self.clone().end_batch(batch)));
+        }
+        if renewal.is_none() && ending.is_none() && state.leases.is_empty() && state.endings.is_empty() {
+            state.running = false;
+            return None;
+        }
+        let deadlines = state.leases.values().map(|kept| kept.held.deadline());
+        let renewals = state.leases.values().map(|kept| kept.renew_at).filter(|_| renewal.is_none());
+        let endings = (ending.is_none() && !state.endings.is_empty()).then_some(state.end_at);
+        let wakes_at = deadlines.chain(renewals).chain(endings).min().unwrap_or(now + self.lease);
+        state.wakes_at = wakes_at;
+        Some(wakes_at)
+    }
+
+    async fn renew_batch(self: Arc<Self>, batch: Vec<Arc<Held>>) {
+        let sent = Instant::now();
+        let claims: Vec<Claim> = batch.iter().map(|held| held.claim.clone()).collect();
+        let reply = self.change(&claims, self.renewal(), sent + self.lease / 3).await;
+        let soon = Instant::now() + self.soon();
+        if let Err(failure) = &reply {
+            tracing::warn!(
+                leases = batch.len(),
+                ?failure,
+                "renewal brought no answer; the deadlines stand, trying again"
+            );
+        }
+        let mut state = lock(&self.state);
+        for (place, held) in batch.iter().enumerate() {
+            // Who let go of it meanwhile has ended it.
+            let Some(kept) = state.leases.get_mut(&held.claim.holder) else { continue };
+            match reply.as_ref().ok().and_then(|outcomes| outcomes.get(place)) {
+                Some(Outcome::Done) => {
+                    tracing::trace!(key = %held.claim.key, token = %held.claim.token, "renewed");
+                    held.hold_until(self.deadline(sent, self.lease));
+                    kept.renew_at = sent + self.lease / 3;
+                }
+                Some(Outcome::Skipped { left }) => {
+                    let left = left.to_std().unwrap_or_default();
+                    held.hold_until(self.deadline(sent, left));
+                    kept.renew_at = soon.max(sent + left.saturating_sub(self.lease * 2 / 3));
+                }
+                Some(Outcome::Lost) => {
+                    state.leases.remove(&held.claim.holder);
+                    tell_lost(held, "its row was seen without the claim");
+                }
+                None => kept.renew_at = soon,
+            }
+        }
+    }
+
+    async fn end_batch(self: Arc<Self>, batch: Vec<Ending>) {
+        let claims: Vec<Claim> = batch.iter().map(|ending| ending.held.claim.clone()).collect();
+        let now = Instant::now();
+        let reply = self.change(&claims, Change::Abandon, now + self.lease / 3).await;
+        if let Err(failure) = &reply {
+            tracing::warn!(
+                claims = batch.len(),
+                ?failure,
+                "abandoning brought no answer; trying again until the lease ends"
+            );
+        }
+        let mut outcomes = reply.unwrap_or_default().into_iter();
+        let mut state = lock(&self.state);
+        for ending in batch {
+            let outcome = outcomes.next().unwrap_or(Outcome::Skipped { left: TimeDelta::zero() });
+            if matches!(outcome, Outcome::Skipped { .. }) && Instant::now() < ending.held.deadline() {
+                state.endings.push(ending);
+                state.end_at = Instant::now() + self.soon();
+                continue;
+            }
+            let Claim { key, token, .. } = &ending.held.claim;
+            tracing::info!(%key, %token, ?outcome, "abandoned");
+            // Whoever dropped the lease does not listen.
+            let _ = ending.outcome.send(outcome);
+            self.pending.send_modify(|count| *count -= 1);
+        }
+    }
+}
+
+/// The runtime went away under the task: nobody renews any more, and whoever still holds a lease is told.
+struct OnStop<DB: Database> {
+    keeper: Arc<Keeper<DB>>,
+    armed: bool,
+}
+
+impl<DB: Database> Drop for OnStop<DB> {
+    fn drop(&mut self) {
+        if self.armed {
+            let mut state = lock(&self.keeper.state);
+            state.running = false;
+            for (_, kept) in state.leases.drain() {
+                tell_lost(&kept.held, "the runtime that renewed it was shut down");
+            }
+        }
+    }
+}
+
+async fn finish(task: &mut Option<Task>) {
+    match task {
+        Some(task) => task.await,
+        None => std::future::pending().await,
+    }
+}
+
+fn tell_lost(held: &Held, why: &str) {
+    let Claim { key, token, .. } = &held.claim;
+    tracing::warn!(%key, %token, why, "lost");
+    held.lost.cancel();
+}
+
+/// No code runs under these locks that could panic half-way; a poisoned one is as good as any.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,22 @@
+#![doc = include_str!("../README.md")]
+
+#[cfg(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")))]
+compile_error!("rowlock needs a database: enable one of the features `sqlite`, `postgres`, `mysql`");
+
+mod error;
+mod keeper;
+mod key;
+mod lease;
+mod lease_lock;
+mod migrate;
+mod rules;
+mod settings;
+mod store;
+
+pub use error::{Action, Certainty, Error};
+pub use key::{Claim, Holder, Key, Prior, Token};
+pub use lease::Lease;
+pub use lease_lock::{Attempt, LeaseLock, Run};
+pub use migrate::migrate;
+pub use rules::{Reason, Refusal, Rules, Status};
+pub use store::Database;

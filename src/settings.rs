@@ -1,0 +1,165 @@
+//! A lock's settings, checked where they are made.
+
+use std::{sync::Arc, time::Duration};
+
+use chrono::{FixedOffset, TimeDelta};
+use sqlx::Pool;
+
+use crate::{
+    error::Error,
+    lease_lock::LeaseLock,
+    rules::{Rules, Terms},
+    store::Database,
+};
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+pub(crate) struct Settings<DB: Database> {
+    pub pool: Pool<DB>,
+    pub renewals: Pool<DB>,
+    pub terms: Arc<Terms>,
+    pub time_limit: Duration,
+}
+
+impl<DB: Database> Clone for Settings<DB> {
+    fn clone(&self) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            renewals: self.renewals.clone(),
+            terms: self.terms.clone(),
+            time_limit: self.time_limit,
+        }
+    }
+}
+
+impl<DB: Database> Settings<DB> {
+    pub fn new(pool: Pool<DB>) -> Self {
+        let terms = Terms {
+            rules: Rules::default(),
+            once_per: TimeDelta::zero(),
+            lease: TimeDelta::seconds(30),
+            retry_failed: false,
+            article_clients: None,
+            label: default_label(),
+        };
+        Self { renewals: pool.clone(), pool, terms: Arc::new(terms), time_limit: Duration::from_secs(5) }
+    }
+
+    fn with_terms(mut self, change: impl FnOnce(&mut Terms)) -> Self {
+        change(Arc::make_mut(&mut self.terms));
+        self
+    }
+}
+
+/// Settings. Each gives the lock back changed; leases that were taken before keep theirs.
+impl<DB: Database> LeaseLock<DB> {
+    /// How long a claim outlives its holder's last sign of life: 100 ms to 30 days, 30 s unless set.
+    ///
+    /// A held lease is renewed at every third of it; after a crash the next one may take over when it ends.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for anything shorter or longer.
+    pub fn lease(self, lease: Duration) -> Result<Self, Error> {
+        let lease =
+            within("a lease", lease, Duration::from_millis(100), 30 * DAY, "it has to be from 100 ms to 30 days")?;
+        Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.lease = lease)))
+    }
+
+    /// The least distance between two starts: zero (no window) to ten years, zero unless set.
+    ///
+    /// It is a distance, not a period: set it to about half of the job's period, so that an hourly job which ticks a
+    /// moment early is not refused, and a second instance which ticks a moment late is.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for anything longer.
+    pub fn once_per(self, distance: Duration) -> Result<Self, Error> {
+        let distance = within("a once_per", distance, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
+        Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.once_per = distance)))
+    }
+
+    /// How long one try may take, waiting for a connection included: 1 ms to one hour, 5 s unless set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for anything shorter or longer.
+    pub fn time_limit(self, limit: Duration) -> Result<Self, Error> {
+        let hour = Duration::from_secs(60 * 60);
+        within("a time limit", limit, Duration::from_millis(1), hour, "it has to be from 1 ms to one hour")?;
+        Ok(self.rebuild(|settings| Settings { time_limit: limit, ..settings }))
+    }
+
+    /// Who takes the keys, as others are told and as the column `client_ip` shows: at most 45 characters,
+    /// `host/process id` unless set. It tells people; no rule looks at it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a longer text, or one with control characters.
+    pub fn label(self, label: &str) -> Result<Self, Error> {
+        if label.chars().count() > 45 || label.chars().any(char::is_control) {
+            return Err(Error::InvalidSetting {
+                setting: "a label",
+                value: format!("{:?}", label.chars().take(60).collect::<String>()),
+                rule: "it has to have at most 45 characters, and no control characters",
+            });
+        }
+        Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.label = label.to_owned())))
+    }
+
+    /// What to do after a failure or a crash; [`Rules::Recover`] unless set.
+    pub fn rules(self, rules: Rules) -> Self {
+        self.rebuild(|settings| settings.with_terms(|terms| terms.rules = rules))
+    }
+
+    /// Lets a failed run be repeated within its window. Under [`Rules::Article`] it changes nothing.
+    pub fn retry_failed_at_once(self) -> Self {
+        self.rebuild(|settings| settings.with_terms(|terms| terms.retry_failed = true))
+    }
+
+    /// Says that programs which know only the article's columns use the same table, and write their times in
+    /// local time at `utc_offset`. Their locks are then taken over once `begin_time` lies `time` minutes back;
+    /// without it they never are. Under [`Rules::Article`] they never are either.
+    pub fn article_clients(self, utc_offset: FixedOffset) -> Self {
+        let ahead = TimeDelta::seconds(utc_offset.local_minus_utc().into());
+        self.rebuild(|settings| settings.with_terms(|terms| terms.article_clients = Some(ahead)))
+    }
+
+    /// Renews leases and ends dropped ones on a pool of their own, for applications whose pool may be empty
+    /// for longer than a third of the lease.
+    pub fn renewal_pool(self, pool: Pool<DB>) -> Self {
+        self.rebuild(|settings| Settings { renewals: pool, ..settings })
+    }
+}
+
+/// Checks a duration and brings it to the databases' precision, the microsecond.
+fn within(
+    setting: &'static str,
+    value: Duration,
+    least: Duration,
+    most: Duration,
+    rule: &'static str,
+) -> Result<TimeDelta, Error> {
+    let micros = i64::try_from(value.as_micros()).ok().filter(|_| value >= least && value <= most);
+    micros.map(TimeDelta::microseconds).ok_or_else(|| Error::InvalidSetting {
+        setting,
+        value: format!("{value:?}"),
+        rule,
+    })
+}
+
+fn default_label() -> String {
+    let process = format!("/{}", std::process::id());
+    let host = gethostname::gethostname();
+    let host = host.to_string_lossy();
+    let host = host.chars().filter(|c| !c.is_control()).take(45 - process.len());
+    host.chain(process.chars()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_label_fits_its_column_and_names_the_process() {
+        let label = default_label();
+        assert!(label.chars().count() <= 45, "{label}");
+        assert!(label.ends_with(&format!("/{}", std::process::id())), "{label}");
+    }
+}

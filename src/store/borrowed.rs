@@ -1,0 +1,92 @@
+//! A pool's connection that goes back only when it is known to be idle.
+
+use std::time::Duration;
+
+use sqlx::{Database, Pool, pool::PoolConnection};
+use tokio::time::{Instant, error::Elapsed, timeout_at};
+
+use super::{
+    Reply,
+    fault::{Fault, fault},
+};
+use crate::error::{Action, Certainty, Error};
+
+/// Why there is no result.
+#[derive(Debug)]
+pub enum Failure {
+    /// No connection was to be had: nothing was sent.
+    NoConnection(sqlx::Error),
+    /// Sent, and no reply within the limit.
+    NoReply,
+    /// Sent, and failed.
+    Failed(sqlx::Error),
+}
+
+/// A connection on loan. Dropped with a statement under way (a cancelled future, a limit reached) it
+/// is closed: the pool never gets back a connection on which something may still be running.
+pub struct Borrowed<DB: Database>(Option<PoolConnection<DB>>);
+
+impl<DB: Database> Borrowed<DB> {
+    /// Waits for a connection, up to the limit.
+    pub async fn checkout(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
+        match timeout_at(limit, pool.acquire()).await {
+            Ok(Ok(conn)) => Ok(Self(Some(conn))),
+            Ok(Err(error)) => Err(Failure::NoConnection(error)),
+            Err(_) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
+        }
+    }
+
+    /// The connection, for one statement.
+    #[expect(clippy::expect_used, reason = "it is taken out by `settle` and `drop` alone, which end the loan")]
+    pub fn get(&mut self) -> &mut DB::Connection {
+        self.0.as_deref_mut().expect("the loan has not ended")
+    }
+
+    /// Ends the loan with what the statement came to: an answer, or an error of the server's, which
+    /// ended the statement, gives the connection back; after anything else its state is not known.
+    pub fn settle<T>(mut self, reply: Result<Reply<T>, Elapsed>) -> Result<T, Failure> {
+        if let Ok(Ok(_) | Err(sqlx::Error::Database(_))) = &reply {
+            drop(self.0.take());
+        }
+        reply.map_err(|_| Failure::NoReply)?.map_err(Failure::Failed)
+    }
+}
+
+impl<DB: Database> Drop for Borrowed<DB> {
+    fn drop(&mut self) {
+        if let Some(conn) = self.0.take() {
+            drop(conn.detach());
+        }
+    }
+}
+
+impl Failure {
+    /// What the driver's error means, if there is one.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::NoConnection(_) => Fault::NoConnection,
+            Self::NoReply => Fault::Outage,
+            Self::Failed(error) => fault(error),
+        }
+    }
+
+    /// The error to report; `before` is what was known of the outcome before this request.
+    pub fn into_error(self, action: Action, subject: String, limit: Duration, before: Certainty) -> Error {
+        let timed_out = |outcome| Error::TimedOut { action, subject: subject.clone(), limit, outcome };
+        let fault = self.fault();
+        match self {
+            Self::NoConnection(sqlx::Error::PoolTimedOut) => timed_out(before),
+            Self::NoConnection(source) => Error::Database { action, subject, outcome: before, source },
+            Self::NoReply => timed_out(Certainty::Unknown),
+            Self::Failed(source) => match fault {
+                Fault::MissingTable => Error::TableMissing,
+                Fault::MissingColumn => Error::ColumnMissing { columns: source.to_string() },
+                Fault::ReadOnly => Error::ReadOnly { source },
+                Fault::Outage => Error::Database { action, subject, outcome: Certainty::Unknown, source },
+                Fault::Contention | Fault::NoConnection | Fault::Other => {
+                    Error::Database { action, subject, outcome: before, source }
+                }
+            },
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What an error of a driver means: the one place that knows the servers' codes.
+
+/// The meaning of a driver's error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Somebody else was at the same rows; the statement was undone and may be sent again.
+    Contention,
+    /// The server or the way to it is gone, and may come back.
+    Outage,
+    /// No statement was sent: the pool had no connection to give.
+    NoConnection,
+    MissingTable,
+    MissingColumn,
+    ReadOnly,
+    Other,
+}
+
+impl Fault {
+    pub fn is_transient(self) -> bool {
+        matches!(self, Self::Contention | Self::Outage | Self::NoConnection)
+    }
+}
+
+/// Reads an error's meaning.
+pub fn fault(error: &sqlx::Error) -> Fault {
+    match error {
+        sqlx::Error::Database(error) => server_fault(error.as_ref()),
+        sqlx::Error::PoolTimedOut => Fault::NoConnection,
+        sqlx::Error::Io(_) | sqlx::Error::WorkerCrashed => Fault::Outage,
+        _ => Fault::Other,
+    }
+}
+
+fn server_fault(error: &dyn sqlx::error::DatabaseError) -> Fault {
+    #[cfg(feature = "postgres")]
+    if let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
+        return match error.code() {
+            "40001" | "40P01" | "55P03" => Fault::Contention,
+            "42P01" => Fault::MissingTable,
+            "42703" => Fault::MissingColumn,
+            "25006" => Fault::ReadOnly,
+            code if code.starts_with("08") || code.starts_with("57P") || code == "53300" => Fault::Outage,
+            _ => Fault::Other,
+        };
+    }
+    #[cfg(feature = "mysql")]
+    if let Some(error) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+        return match error.number() {
+            1213 | 1205 | 1020 | 3572 => Fault::Contention,
+            1146 => Fault::MissingTable,
+            1054 => Fault::MissingColumn,
+            1290 | 1792 | 1836 => Fault::ReadOnly,
+            1040 | 1047 | 1053 | 1927 => Fault::Outage, // 1047: a Galera node outside its cluster
+            _ => Fault::Other,
+        };
+    }
+    #[cfg(feature = "sqlite")]
+    if let Some(error) = error.try_downcast_ref::<sqlx::sqlite::SqliteError>() {
+        use sqlx::error::DatabaseError as _;
+        const BUSY: i32 = 5;
+        const LOCKED: i32 = 6;
+        const READONLY: i32 = 8;
+        let primary = error.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or_default() & 0xff;
+        return match primary {
+            BUSY | LOCKED => Fault::Contention,
+            READONLY => Fault::ReadOnly,
+            _ if error.message().starts_with("no such table: t_resource_lock") => Fault::MissingTable,
+            _ if error.message().starts_with("no such column") => Fault::MissingColumn,
+            _ => Fault::Other,
+        };
+    }
+    let _ = error;
+    Fault::Other
+}

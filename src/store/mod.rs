@@ -1,0 +1,177 @@
+//! What a database must do for the lock, and nothing more.
+//!
+//! A store sends statements and reports what it saw; it takes no decision. Every operation takes a
+//! slice, works on a connection that it is lent, opens no transaction, and waits for no row that
+//! another transaction has locked.
+
+pub mod borrowed;
+pub mod fault;
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+use std::future::Future;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use uuid::Uuid;
+
+use crate::{
+    key::{Claim, Holder, Key, Prior, Token},
+    rules::{Row, Status, Terms},
+};
+
+/// One statement's worth of result, or the driver's error.
+pub type Reply<T> = Result<T, sqlx::Error>;
+
+/// A request for one key.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    pub key: Key,
+    pub holder: Holder,
+}
+
+/// What a claim statement came back with, for one [`Ask`].
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// The row is the asker's, under this token.
+    Granted { token: Token, prior: Option<Prior> },
+    /// It is not. The rules tell why from the row that was seen; where they would grant it,
+    /// somebody's transaction was at the row.
+    Seen { row: Option<Row>, now: DateTime<Utc> },
+}
+
+/// A change to a claim that stands.
+#[derive(Clone, Copy, Debug)]
+pub enum Change {
+    /// `expires_at = now + lease`.
+    Renew(TimeDelta),
+    /// Free, with this status.
+    Release(Status),
+    /// `expires_at = now`, still locked: stopped, not ended.
+    Abandon,
+}
+
+/// What became of a [`Change`] to one claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    /// The row was seen without the claim.
+    Lost,
+    /// The claim stands, but somebody's transaction was at the row; it has this long left.
+    Skipped {
+        left: TimeDelta,
+    },
+}
+
+/// What was seen of the row of a claim that a [`Change`] did not match.
+#[derive(Clone, Copy, Debug)]
+pub struct Sighting {
+    pub holder: Option<Uuid>,
+    pub token: i64,
+    pub locked: bool,
+    /// Locked by rowlock, not trampled on.
+    pub stands: bool,
+    pub left: TimeDelta,
+}
+
+/// Reads the outcome of a change that matched nothing.
+pub fn unmatched(change: Change, claim: &Claim, seen: Option<Sighting>) -> Outcome {
+    let Some(seen) = seen.filter(|seen| seen.token == claim.token.get()) else { return Outcome::Lost };
+    let ours = seen.stands && seen.holder == Some(*claim.holder.as_uuid());
+    match change {
+        // A token is never given twice: the row was freed by an earlier request of ours whose reply was lost.
+        Change::Release(_) | Change::Abandon if !seen.locked => Outcome::Done,
+        Change::Abandon if ours && seen.left <= TimeDelta::zero() => Outcome::Done,
+        _ if ours => Outcome::Skipped { left: seen.left },
+        _ => Outcome::Lost,
+    }
+}
+
+/// What the table on this database is like.
+#[derive(Clone, Debug)]
+pub struct Schema {
+    /// Empty if there is no table.
+    pub columns: Vec<String>,
+    /// The key column's type, in the database's words.
+    pub key_type: String,
+    pub key_limit: KeyLimit,
+    /// What makes the table or the connection unusable.
+    pub wrong: Option<String>,
+}
+
+/// How much the key column holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyLimit {
+    pub bytes: usize,
+    pub chars: usize,
+    /// No characters of four bytes (MySQL's utf8mb3).
+    pub three_byte_chars: bool,
+}
+
+impl KeyLimit {
+    pub fn holds(&self, key: &Key) -> bool {
+        let text = key.as_str();
+        text.len() <= self.bytes
+            && text.chars().count() <= self.chars
+            && !(self.three_byte_chars && text.chars().any(|c| c.len_utf8() > 3))
+    }
+}
+
+/// The columns that a complete table has.
+pub const COLUMNS: [&str; 14] = [
+    "key_resource",
+    "status",
+    "lock_flag",
+    "begin_time",
+    "end_time",
+    "client_ip",
+    "time",
+    "holder",
+    "token",
+    "expires_at",
+    "claimed_at",
+    "confirms",
+    "prior_token",
+    "prior_client_ip",
+];
+
+impl Schema {
+    pub fn missing(&self) -> Vec<&'static str> {
+        COLUMNS.into_iter().filter(|wanted| !self.columns.iter().any(|has| has.eq_ignore_ascii_case(wanted))).collect()
+    }
+}
+
+/// A database that rowlock works on.
+pub trait Store: sqlx::Database {
+    /// Reads what the table is like.
+    fn schema(conn: &mut Self::Connection) -> impl Future<Output = Reply<Schema>> + Send;
+
+    /// Creates the table, or adds what it lacks; may run at any time, in any number of processes.
+    fn install(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Creates a row: free, `S`, begun at the epoch, so that every rule set may take it. An existing row is left as it is.
+    fn create(conn: &mut Self::Connection, keys: &[Key], minutes: i32) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Takes the rows that the rules grant; one answer an ask, in order.
+    fn claim(
+        conn: &mut Self::Connection,
+        asks: &[Ask],
+        terms: &Terms,
+    ) -> impl Future<Output = Reply<Vec<Answer>>> + Send;
+
+    /// Applies one change to all claims that stand; one outcome a claim, in order.
+    fn change(
+        conn: &mut Self::Connection,
+        claims: &[Claim],
+        change: Change,
+        terms: &Terms,
+    ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send;
+}
+
+/// A database that rowlock works on: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or `sqlx::Sqlite`.
+pub trait Database: Store {}
+
+impl<DB: Store> Database for DB {}

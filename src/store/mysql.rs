@@ -1,0 +1,305 @@
+//! MySQL 8.0 and MariaDB 10.6, and later. Times are UTC whatever the session's time zone is.
+
+use std::sync::LazyLock;
+
+use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
+use uuid::Uuid;
+
+use super::{Answer, Ask, Change, KeyLimit, Outcome, Reply, Schema, Sighting, Store, unmatched};
+use crate::{
+    key::{Claim, Key, Prior, Token},
+    rules::{Row, Rules, Terms},
+};
+
+const INSTALL: &str = include_str!("../../migrations/mysql/20260101000000_rowlock.sql");
+
+const SCHEMA: &str = "
+SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type USING utf8mb4) AS type,
+       CONVERT(data_type USING utf8mb4) AS data_type, CONVERT(COALESCE(collation_name, 'binary') USING utf8mb4) AS collation,
+       CAST(COALESCE(character_maximum_length, 0) AS SIGNED) AS width, CAST(@@autocommit AS SIGNED) AS autocommit
+FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 't_resource_lock'";
+
+/// The clock for tokens: SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's start), and is
+/// brought from the session's time zone to UTC.
+const MICROS: &str =
+    "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))";
+
+/// Set in the last insert id of a claim that took over: a look at the row then tells from whom.
+const TOOK_OVER: u64 = 1 << 63;
+
+/// The derived table locks and judges (the granting half of `rules.rs`), the update takes. Without LIMIT, MySQL would
+/// merge the two, lock first and wait. The token travels in the reply, as the last insert id.
+static CLAIM: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+UPDATE (
+    SELECT c.key_resource, c.token, c.begin_time, c.client_ip, c.prior_token, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros,
+        CASE WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time THEN
+                 CASE WHEN c.holder = ? THEN 'same' WHEN ? AND UTC_TIMESTAMP(6) >= c.expires_at THEN 'taken over' END
+             WHEN c.lock_flag = 1 THEN
+                 CASE WHEN ? AND UTC_TIMESTAMP(6) >= c.begin_time - INTERVAL ? MICROSECOND + INTERVAL c.time MINUTE THEN 'taken over' END
+             WHEN (? OR c.status = 'S') AND (c.begin_time IS NULL OR (c.status = 'F' AND ?)
+                 OR UTC_TIMESTAMP(6) >= c.begin_time - INTERVAL ? MICROSECOND + INTERVAL ? MICROSECOND) THEN 'acquired'
+        END AS verdict
+    FROM t_resource_lock c WHERE c.key_resource = ? LIMIT 1 FOR UPDATE SKIP LOCKED
+) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time = NULL,
+    t.begin_time = IF(j.verdict = 'same', j.begin_time, j.now + INTERVAL ? MICROSECOND),
+    t.claimed_at = IF(j.verdict = 'same', j.begin_time, j.now + INTERVAL ? MICROSECOND),
+    t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.token END,
+    t.prior_client_ip = CASE j.verdict WHEN 'same' THEN j.prior_client_ip WHEN 'taken over' THEN j.client_ip END,
+    t.expires_at = j.now + INTERVAL ? MICROSECOND,
+    t.token = LAST_INSERT_ID(
+        IF(j.verdict = 'same', j.token, GREATEST(j.token + 1, j.micros))
+        | IF(j.verdict = 'taken over' OR (j.verdict = 'same' AND j.prior_token IS NOT NULL), {TOOK_OVER}, 0)
+    ) & {}
+WHERE j.verdict IS NOT NULL",
+        !TOOK_OVER
+    )
+});
+
+const LOOK: &str = "
+SELECT CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, begin_time, CAST(time AS SIGNED) AS minutes,
+       CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, UTC_TIMESTAMP(6) AS now,
+       prior_token, CONVERT(prior_client_ip USING utf8mb4) AS prior_client_ip
+FROM t_resource_lock WHERE key_resource = ?";
+
+/// Not INSERT IGNORE, which hides errors, and deadlocks.
+const CREATE: &str = "
+INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
+VALUES (?, 'S', 0, '1970-01-01', '', ?, 0, 0) ON DUPLICATE KEY UPDATE key_resource = key_resource";
+
+/// Claims a statement names, as (key, ...) and ((holder, token), ...): sizes are powers of two, the last claim
+/// repeated, so that few statements are ever prepared.
+struct Named<'a>(Vec<&'a Claim>);
+
+impl<'a> Named<'a> {
+    fn new(claims: &'a [Claim]) -> Self {
+        let padding = claims.len().next_power_of_two() - claims.len();
+        Self(claims.iter().chain(std::iter::repeat_n(claims.last(), padding).flatten()).collect())
+    }
+
+    fn keys(&self) -> String {
+        let mut marks = "?, ".repeat(self.0.len());
+        marks.truncate(marks.len().saturating_sub(2));
+        marks
+    }
+
+    fn claims(&self) -> String {
+        let mut marks = "(?, ?), ".repeat(self.0.len());
+        marks.truncate(marks.len().saturating_sub(2));
+        marks
+    }
+}
+
+type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
+
+fn change_statement(named: &Named<'_>, set: &str) -> String {
+    let (keys, claims) = (named.keys(), named.claims());
+    format!(
+        "
+UPDATE (
+    SELECT c.key_resource FROM t_resource_lock c FORCE INDEX (PRIMARY)
+    WHERE c.key_resource IN ({keys}) AND (c.holder, c.token) IN ({claims}) AND c.lock_flag = 1 AND c.claimed_at = c.begin_time
+    LIMIT 1000000 FOR UPDATE SKIP LOCKED
+) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+SET {set}"
+    )
+}
+
+fn bind_keys<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
+    named.0.iter().fold(query, |query, claim| query.bind(claim.key.as_str().to_owned()))
+}
+
+impl Store for MySql {
+    async fn schema(conn: &mut MySqlConnection) -> Reply<Schema> {
+        let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
+        let mut schema = Schema {
+            columns: Vec::with_capacity(rows.len()),
+            key_type: String::new(),
+            key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
+            wrong: None,
+        };
+        for row in rows {
+            if row.try_get::<i64, _>("autocommit")? == 0 {
+                schema.wrong = Some(
+                    "the connection's autocommit is off, so that a claim would not be committed; switch it on".into(),
+                );
+            }
+            let name: String = row.try_get("name")?;
+            if name == "key_resource" {
+                let data_type: String = row.try_get("data_type")?;
+                let collation: String = row.try_get("collation")?;
+                let width = usize::try_from(row.try_get::<i64, _>("width")?).unwrap_or_default();
+                schema.key_type = format!("{} {collation}", row.try_get::<String, _>("type")?);
+                match data_type.as_str() {
+                    "varbinary" => schema.key_limit.bytes = width,
+                    "varchar" if collation.starts_with("utf8") && collation.ends_with("_bin") => {
+                        schema.key_limit.chars = width;
+                        schema.key_limit.three_byte_chars = !collation.starts_with("utf8mb4");
+                    }
+                    _ => {
+                        schema.wrong = Some(format!(
+                            "its column key_resource ({}) does not compare byte by byte; use VARBINARY(255)",
+                            schema.key_type
+                        ));
+                    }
+                }
+            }
+            schema.columns.push(name);
+        }
+        Ok(schema)
+    }
+
+    async fn install(conn: &mut MySqlConnection) -> Reply<()> {
+        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+    }
+
+    async fn create(conn: &mut MySqlConnection, keys: &[Key], minutes: i32) -> Reply<()> {
+        for key in keys {
+            sqlx::query(CREATE).bind(key.as_str()).bind(minutes).execute(&mut *conn).await?;
+        }
+        Ok(())
+    }
+
+    async fn claim(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+        let mut answers = Vec::with_capacity(asks.len());
+        for ask in asks {
+            answers.push(claim_one(conn, ask, terms).await?);
+        }
+        Ok(answers)
+    }
+
+    async fn change(
+        conn: &mut MySqlConnection,
+        claims: &[Claim],
+        change: Change,
+        terms: &Terms,
+    ) -> Reply<Vec<Outcome>> {
+        let named = Named::new(claims);
+        let sql = change_statement(
+            &named,
+            match change {
+                Change::Renew(_) => "t.expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND",
+                Change::Release(_) => {
+                    "t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.holder = NULL,
+                     t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL"
+                }
+                Change::Abandon => "t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6))",
+            },
+        );
+        let query = bind_keys(sqlx::query(AssertSqlSafe(sql)), &named);
+        let query =
+            named.0.iter().fold(query, |query, claim| query.bind(*claim.holder.as_uuid()).bind(claim.token.get()));
+        let query = match change {
+            Change::Renew(lease) => query.bind(micros(lease)),
+            Change::Release(status) => query.bind(status.letter()).bind(micros(terms.offset())),
+            Change::Abandon => query,
+        };
+        let matched = query.execute(&mut *conn).await?.rows_affected();
+        if usize::try_from(matched).is_ok_and(|matched| matched == claims.len()) {
+            return Ok(vec![Outcome::Done; claims.len()]);
+        }
+        look_at(conn, &named, claims, change).await
+    }
+}
+
+async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms) -> Reply<Answer> {
+    let (key, holder) = (ask.key.as_str(), *ask.holder.as_uuid());
+    let recover = terms.rules == Rules::Recover;
+    let offset = micros(terms.offset());
+    let reply = sqlx::query(CLAIM.as_str())
+        .bind(holder)
+        .bind(recover)
+        .bind(recover && terms.article_clients.is_some())
+        .bind(offset)
+        .bind(recover)
+        .bind(terms.retry_failed)
+        .bind(offset)
+        .bind(micros(terms.once_per))
+        .bind(key)
+        .bind(&terms.label)
+        .bind(holder)
+        .bind(offset)
+        .bind(offset)
+        .bind(micros(terms.lease))
+        .execute(&mut *conn)
+        .await?;
+    let receipt = reply.last_insert_id();
+    let granted = reply.rows_affected() > 0;
+    let token = Token::new(i64::try_from(receipt & !TOOK_OVER).unwrap_or_default());
+    if granted && receipt & TOOK_OVER == 0 {
+        return Ok(Answer::Granted { token, prior: None });
+    }
+    let row = sqlx::query(LOOK).bind(key).fetch_optional(conn).await?;
+    if granted {
+        let prior = row.map(|row| prior(&row, holder)).transpose()?.flatten();
+        return Ok(Answer::Granted { token, prior });
+    }
+    row.map_or(Ok(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH }), |row| seen(&row, terms))
+}
+
+/// Whom the claim took over from, unless it is lost by now.
+fn prior(row: &MySqlRow, holder: Uuid) -> Reply<Option<Prior>> {
+    if row.try_get::<Option<Uuid>, _>("holder")? != Some(holder) {
+        return Ok(None);
+    }
+    let token: Option<i64> = row.try_get("prior_token")?;
+    let label: Option<String> = row.try_get("prior_client_ip")?;
+    Ok(token.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() }))
+}
+
+fn seen(row: &MySqlRow, terms: &Terms) -> Reply<Answer> {
+    let time = |name| -> Reply<Option<DateTime<Utc>>> {
+        Ok(row.try_get::<Option<NaiveDateTime>, _>(name)?.map(|time| time.and_utc()))
+    };
+    let utc = |name| -> Reply<Option<DateTime<Utc>>> {
+        Ok(time(name)?.and_then(|time| time.checked_sub_signed(terms.offset())))
+    };
+    let row = Row {
+        locked: row.try_get::<i64, _>("locked")? == 1,
+        status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
+        begin_time: utc("begin_time")?,
+        minutes: row.try_get("minutes")?,
+        client_ip: row.try_get::<Option<String>, _>("client_ip")?.unwrap_or_default(),
+        holder: row.try_get("holder")?,
+        token: row.try_get("token")?,
+        expires_at: time("expires_at")?,
+        claimed_at: utc("claimed_at")?,
+    };
+    Ok(Answer::Seen { row: Some(row), now: time("now")?.unwrap_or_default() })
+}
+
+/// Tells the claims that a change did not match from those that it did: it reports only how many there were.
+async fn look_at(
+    conn: &mut MySqlConnection,
+    named: &Named<'_>,
+    claims: &[Claim],
+    change: Change,
+) -> Reply<Vec<Outcome>> {
+    let sql = format!(
+        "SELECT CONVERT(key_resource USING utf8mb4) AS name, holder, token, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked,
+                CAST(COALESCE(lock_flag = 1 AND claimed_at = begin_time, 0) AS SIGNED) AS stands,
+                COALESCE(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), 0) AS left_micros
+         FROM t_resource_lock WHERE key_resource IN ({})",
+        named.keys()
+    );
+    let rows = bind_keys(sqlx::query(AssertSqlSafe(sql)), named).fetch_all(conn).await?;
+    let mut sightings = std::collections::HashMap::with_capacity(rows.len());
+    for row in &rows {
+        let sighting = Sighting {
+            holder: row.try_get("holder")?,
+            token: row.try_get("token")?,
+            locked: row.try_get::<i64, _>("locked")? == 1,
+            stands: row.try_get::<i64, _>("stands")? == 1,
+            left: TimeDelta::microseconds(row.try_get("left_micros")?),
+        };
+        sightings.insert(row.try_get::<String, _>("name")?, sighting);
+    }
+    Ok(claims.iter().map(|claim| unmatched(change, claim, sightings.get(claim.key.as_str()).copied())).collect())
+}
+
+fn micros(time: TimeDelta) -> i64 {
+    time.num_microseconds().unwrap_or(i64::MAX)
+}

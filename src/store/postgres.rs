@@ -1,0 +1,245 @@
+//! PostgreSQL 13 and later. Each operation is one statement.
+
+use std::sync::LazyLock;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
+use uuid::Uuid;
+
+use super::{Answer, Ask, Change, KeyLimit, Outcome, Reply, Schema, Sighting, Store, unmatched};
+use crate::{
+    key::{Claim, Key, Prior, Token},
+    rules::{Row, Rules, Terms},
+};
+
+const INSTALL: &str = include_str!("../../migrations/postgres/20260101000000_rowlock.sql");
+
+const SCHEMA: &str = "
+SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type, a.atttypmod - 4 AS width,
+       coalesce(l.collisdeterministic, true) AS exact
+FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
+WHERE a.attrelid = to_regclass('t_resource_lock') AND a.attnum > 0 AND NOT a.attisdropped";
+
+const CREATE: &str = "
+INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
+SELECT key, 'S', 0, 'epoch', '', $2, 0, 0 FROM unnest($1::text[]) AS key ORDER BY key
+ON CONFLICT (key_resource) DO NOTHING";
+
+/// The granting half of the rules table (`rules.rs`), over a row `c` that is asked for by `c.asker` at `c.now`:
+/// $3 once_per, $5 the other programs' offset, $6 Recover, $7 retry_failed, $8 article_clients.
+const GRANTS: &str = "
+CASE WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time THEN
+         CASE WHEN c.holder = c.asker THEN 'same' WHEN $6 AND c.now >= c.expires_at THEN 'taken over' END
+     WHEN c.lock_flag = 1 THEN
+         CASE WHEN $6 AND $8 AND c.now >= c.begin_time - $5::interval + make_interval(mins => c.time) THEN 'taken over' END
+     WHEN ($6 OR c.status = 'S') AND (c.begin_time IS NULL OR c.now >= c.begin_time - $5::interval + $3::interval
+         OR (c.status = 'F' AND $7)) THEN 'acquired'
+END";
+
+/// Looks, locks, judges again, takes. The look costs a refusal no lock and no WAL. A clock is read after
+/// its row is locked, hence `LATERAL` with a reference to that row: beside the locking SELECT it would be stale.
+static CLAIM: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+WITH asked AS (
+    SELECT * FROM unnest($1::text[], $2::uuid[]) WITH ORDINALITY AS r (key, asker, place)
+), seen AS MATERIALIZED (
+    SELECT t.*, r.asker, n.now
+    FROM asked r JOIN t_resource_lock t ON t.key_resource = r.key
+    CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, t.token) n
+), locked AS MATERIALIZED (
+    SELECT * FROM t_resource_lock
+    WHERE key_resource = ANY (ARRAY(SELECT c.key_resource FROM seen c WHERE {GRANTS} IS NOT NULL))
+    FOR UPDATE SKIP LOCKED
+), judged AS MATERIALIZED (
+    SELECT c.*, {GRANTS} AS verdict
+    FROM (SELECT t.*, r.asker, n.now
+          FROM asked r JOIN locked t ON t.key_resource = r.key
+          CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, t.token) n) c
+), taken AS (
+    UPDATE t_resource_lock t
+    SET lock_flag = 1, status = 'P', client_ip = $9, holder = j.asker, end_time = NULL,
+        begin_time = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now + $5::interval END,
+        claimed_at = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now + $5::interval END,
+        token = CASE j.verdict WHEN 'same' THEN t.token
+                ELSE greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint) END,
+        prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN t.token END,
+        prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip WHEN 'taken over' THEN t.client_ip END,
+        expires_at = j.now + $4::interval
+    FROM judged j WHERE t.key_resource = j.key_resource AND j.verdict IS NOT NULL
+    RETURNING t.key_resource, t.token, t.prior_token, t.prior_client_ip
+), met AS (
+    SELECT {ROW}, now FROM judged
+    UNION ALL
+    SELECT {ROW}, now FROM seen s WHERE NOT EXISTS (SELECT FROM judged j WHERE j.key_resource = s.key_resource)
+)
+SELECT m.*, n.token AS new_token, n.prior_token, n.prior_client_ip::text, clock_timestamp() AS clock
+FROM asked r LEFT JOIN met m ON m.key_resource = r.key LEFT JOIN taken n ON n.key_resource = r.key
+ORDER BY r.place"
+    )
+});
+
+/// A row as `rules::Row` has it.
+const ROW: &str =
+    "key_resource, lock_flag = 1 AS locked, status::text, begin_time::timestamptz, time::bigint AS minutes,
+    client_ip::text, holder, token, expires_at, claimed_at::timestamptz";
+
+const OURS: &str = "t.lock_flag = 1 AND t.holder = r.holder AND t.token = r.token AND t.claimed_at = t.begin_time";
+
+/// One statement for each kind of change; $5 is the other programs' offset.
+fn change_statement(set: &str) -> String {
+    format!(
+        "
+WITH asked AS (
+    SELECT * FROM unnest($1::text[], $2::uuid[], $3::bigint[]) WITH ORDINALITY AS r (key, holder, token, place)
+), locked AS MATERIALIZED (
+    SELECT t.key_resource FROM asked r JOIN t_resource_lock t ON t.key_resource = r.key
+    WHERE {OURS} FOR UPDATE OF t SKIP LOCKED
+), done AS (
+    UPDATE t_resource_lock t SET {set} FROM locked l WHERE t.key_resource = l.key_resource RETURNING t.key_resource
+)
+SELECT d.key_resource IS NOT NULL AS done, t.key_resource IS NOT NULL AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
+       coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time, false) AS stands,
+       coalesce((extract(epoch FROM t.expires_at - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros
+FROM asked r LEFT JOIN done d ON d.key_resource = r.key LEFT JOIN t_resource_lock t ON t.key_resource = r.key
+ORDER BY r.place"
+    )
+}
+
+static RENEW: LazyLock<String> =
+    LazyLock::new(|| change_statement("expires_at = clock_timestamp() + $4::interval + 0 * $5::interval"));
+static RELEASE: LazyLock<String> = LazyLock::new(|| {
+    change_statement(
+        "lock_flag = 0, status = $4, end_time = clock_timestamp() + $5::interval, holder = NULL, expires_at = NULL,
+        claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL",
+    )
+});
+static ABANDON: LazyLock<String> = LazyLock::new(|| {
+    change_statement("expires_at = least(t.expires_at, clock_timestamp() + $4::interval + 0 * $5::interval)")
+});
+
+impl Store for Postgres {
+    async fn schema(conn: &mut PgConnection) -> Reply<Schema> {
+        let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
+        let mut schema = Schema {
+            columns: Vec::with_capacity(rows.len()),
+            key_type: String::new(),
+            key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
+            wrong: None,
+        };
+        for row in rows {
+            let name: String = row.try_get("name")?;
+            if name == "key_resource" {
+                schema.key_type = row.try_get("type")?;
+                let width: i32 = row.try_get("width")?;
+                let text = schema.key_type.starts_with("character varying") || schema.key_type == "text";
+                if let Ok(chars @ 1..) = usize::try_from(width) {
+                    schema.key_limit.chars = chars;
+                }
+                if !text || !row.try_get::<bool, _>("exact")? {
+                    schema.wrong = Some(format!(
+                        "its column key_resource ({}) does not compare byte by byte; use varchar(255) COLLATE \"C\"",
+                        schema.key_type
+                    ));
+                }
+            }
+            schema.columns.push(name);
+        }
+        Ok(schema)
+    }
+
+    async fn install(conn: &mut PgConnection) -> Reply<()> {
+        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+    }
+
+    async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32) -> Reply<()> {
+        let keys: Vec<&str> = keys.iter().map(Key::as_str).collect();
+        sqlx::query(CREATE).bind(keys).bind(minutes).execute(conn).await.map(drop)
+    }
+
+    async fn claim(conn: &mut PgConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+        let keys: Vec<&str> = asks.iter().map(|ask| ask.key.as_str()).collect();
+        let holders: Vec<Uuid> = asks.iter().map(|ask| *ask.holder.as_uuid()).collect();
+        let rows = sqlx::query(CLAIM.as_str())
+            .bind(keys)
+            .bind(holders)
+            .bind(terms.once_per)
+            .bind(terms.lease)
+            .bind(terms.offset())
+            .bind(terms.rules == Rules::Recover)
+            .bind(terms.retry_failed)
+            .bind(terms.article_clients.is_some())
+            .bind(&terms.label)
+            .fetch_all(conn)
+            .await?;
+        rows.iter().map(|row| answer(row, terms)).collect()
+    }
+
+    async fn change(conn: &mut PgConnection, claims: &[Claim], change: Change, terms: &Terms) -> Reply<Vec<Outcome>> {
+        let keys: Vec<&str> = claims.iter().map(|claim| claim.key.as_str()).collect();
+        let holders: Vec<Uuid> = claims.iter().map(|claim| *claim.holder.as_uuid()).collect();
+        let tokens: Vec<i64> = claims.iter().map(|claim| claim.token.get()).collect();
+        let query = match change {
+            Change::Renew(_) => sqlx::query(RENEW.as_str()),
+            Change::Release(_) => sqlx::query(RELEASE.as_str()),
+            Change::Abandon => sqlx::query(ABANDON.as_str()),
+        };
+        let query = query.bind(keys).bind(holders).bind(tokens);
+        let query = match change {
+            Change::Renew(lease) => query.bind(lease),
+            Change::Release(status) => query.bind(status.letter()),
+            Change::Abandon => query.bind(TimeDelta::zero()),
+        };
+        let rows = query.bind(terms.offset()).fetch_all(conn).await?;
+        rows.iter()
+            .zip(claims)
+            .map(|(row, claim)| {
+                if row.try_get("done")? {
+                    return Ok(Outcome::Done);
+                }
+                Ok(unmatched(change, claim, sighting(row)?))
+            })
+            .collect()
+    }
+}
+
+fn answer(row: &PgRow, terms: &Terms) -> Reply<Answer> {
+    if let Some(token) = row.try_get::<Option<i64>, _>("new_token")? {
+        let prior: Option<i64> = row.try_get("prior_token")?;
+        let label: Option<String> = row.try_get("prior_client_ip")?;
+        let prior = prior.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() });
+        return Ok(Answer::Granted { token: Token::new(token), prior });
+    }
+    if row.try_get::<Option<&str>, _>("key_resource")?.is_none() {
+        return Ok(Answer::Seen { row: None, now: row.try_get("clock")? });
+    }
+    let utc = |name| -> Reply<Option<DateTime<Utc>>> {
+        let time: Option<DateTime<Utc>> = row.try_get(name)?;
+        Ok(time.and_then(|time| time.checked_sub_signed(terms.offset())))
+    };
+    let seen = Row {
+        locked: row.try_get::<Option<bool>, _>("locked")?.unwrap_or_default(),
+        status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
+        begin_time: utc("begin_time")?,
+        minutes: row.try_get("minutes")?,
+        client_ip: row.try_get::<Option<String>, _>("client_ip")?.unwrap_or_default(),
+        holder: row.try_get("holder")?,
+        token: row.try_get("token")?,
+        expires_at: row.try_get("expires_at")?,
+        claimed_at: utc("claimed_at")?,
+    };
+    Ok(Answer::Seen { row: Some(seen), now: row.try_get("now")? })
+}
+
+fn sighting(row: &PgRow) -> Reply<Option<Sighting>> {
+    if !row.try_get::<bool, _>("seen")? {
+        return Ok(None);
+    }
+    Ok(Some(Sighting {
+        holder: row.try_get("holder")?,
+        token: row.try_get("token")?,
+        locked: row.try_get::<Option<bool>, _>("locked")?.unwrap_or_default(),
+        stands: row.try_get("stands")?,
+        left: TimeDelta::microseconds(row.try_get("left_micros")?),
+    }))
+}

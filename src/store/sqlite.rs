@@ -1,0 +1,271 @@
+//! SQLite, embedded. Times are microseconds since 1970, UTC; its clock ticks in milliseconds.
+//!
+//! Nothing travels here, so the claim is a look, a judgement by `rules.rs`, and a compare-and-set of the
+//! row that was judged: a refusal takes no write lock, and the rules are not repeated in SQL.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
+use uuid::Uuid;
+
+use super::{Answer, Ask, Change, KeyLimit, Outcome, Reply, Schema, Sighting, Store, unmatched};
+use crate::{
+    key::{Claim, Key, Prior, Token},
+    rules::{Row, Terms, Verdict, judge},
+};
+
+const INSTALL: &str = include_str!("../../migrations/sqlite/20260101000000_rowlock.sql");
+
+const SCHEMA: &str = "
+SELECT c.name, c.type, (SELECT sql FROM sqlite_schema WHERE name = 't_resource_lock') AS definition
+FROM pragma_table_info('t_resource_lock') c";
+
+/// How long a claim waits for another's write.
+const TRY_MILLIS: i64 = 50;
+
+/// The database's clock.
+macro_rules! now {
+    () => {
+        "CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000"
+    };
+}
+
+const CREATE: &str = "
+INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
+SELECT CAST(unhex(value) AS TEXT), 'S', 0, 0, '', ?2, 0, 0 FROM json_each(?1) WHERE true
+ON CONFLICT (key_resource) DO NOTHING";
+
+const LOOK: &str = concat!(
+    "
+SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, begin_time, time, client_ip, holder, token, expires_at, claimed_at,
+       prior_token, prior_client_ip, COALESCE(expires_at - ",
+    now!(),
+    ", 0) AS left_micros, ",
+    now!(),
+    " AS now
+FROM t_resource_lock WHERE key_resource = ?1"
+);
+
+/// ?2 is the holder, ?3 to ?6 what the row becomes, ?7 and on what was seen of it.
+const TAKE: &str = concat!(
+    "
+UPDATE t_resource_lock
+SET lock_flag = 1, status = 'P', client_ip = ?3, holder = ?2, end_time = NULL,
+    begin_time = CASE WHEN ?6 = 'same' THEN begin_time ELSE ",
+    now!(),
+    " + ?5 END,
+    claimed_at = CASE WHEN ?6 = 'same' THEN begin_time ELSE ",
+    now!(),
+    " + ?5 END,
+    token = CASE WHEN ?6 = 'same' THEN token ELSE max(token + 1, ",
+    now!(),
+    ") END,
+    prior_token = CASE ?6 WHEN 'same' THEN prior_token WHEN 'taken over' THEN token END,
+    prior_client_ip = CASE ?6 WHEN 'same' THEN prior_client_ip WHEN 'taken over' THEN client_ip END,
+    expires_at = ",
+    now!(),
+    " + ?4
+WHERE key_resource = ?1 AND token = ?7 AND (lock_flag = 1) = ?8 AND holder IS ?9 AND status IS ?10
+  AND begin_time IS ?11 AND claimed_at IS ?12 AND expires_at IS ?13
+RETURNING token, prior_token, prior_client_ip"
+);
+
+/// ?1 is [[key in hex, holder in hex, token], ...].
+macro_rules! change {
+    ($set:expr) => {
+        concat!(
+            "UPDATE t_resource_lock AS t SET ",
+            $set,
+            " FROM json_each(?1) AS j
+            WHERE t.key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND t.holder = unhex(j.value ->> 1) AND t.token = j.value ->> 2
+              AND t.lock_flag = 1 AND t.claimed_at = t.begin_time
+            RETURNING t.key_resource"
+        )
+    };
+}
+
+const RENEW: &str = change!(concat!("expires_at = ", now!(), " + ?2"));
+const RELEASE: &str = change!(concat!(
+    "lock_flag = 0, status = ?2, end_time = ",
+    now!(),
+    " + ?3, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL"
+));
+const ABANDON: &str = change!(concat!("expires_at = min(expires_at, ", now!(), ")"));
+
+impl Store for Sqlite {
+    async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
+        let mut schema = Schema {
+            columns: Vec::new(),
+            key_type: String::new(),
+            key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
+            wrong: None,
+        };
+        for row in sqlx::query(SCHEMA).fetch_all(conn).await? {
+            let name: String = row.try_get("name")?;
+            if name == "key_resource" {
+                schema.key_type = row.try_get("type")?;
+                let definition: String = row.try_get("definition")?;
+                if definition.to_ascii_uppercase().contains("COLLATE") {
+                    schema.wrong = Some("its column key_resource has a COLLATE clause and may not compare byte by byte; use TEXT without one".into());
+                }
+            }
+            schema.columns.push(name);
+        }
+        Ok(schema)
+    }
+
+    async fn install(conn: &mut SqliteConnection) -> Reply<()> {
+        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+    }
+
+    async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32) -> Reply<()> {
+        let keys = json(keys.iter().map(|key| format!("\"{}\"", hex(key.as_str()))));
+        sqlx::query(CREATE).bind(keys).bind(minutes).execute(conn).await.map(drop)
+    }
+
+    async fn claim(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+        let mut answers = Vec::with_capacity(asks.len());
+        for ask in asks {
+            answers.push(claim_one(conn, ask, terms).await?);
+        }
+        Ok(answers)
+    }
+
+    async fn change(
+        conn: &mut SqliteConnection,
+        claims: &[Claim],
+        change: Change,
+        terms: &Terms,
+    ) -> Reply<Vec<Outcome>> {
+        let named = json(claims.iter().map(|claim| {
+            format!("[\"{}\",\"{}\",{}]", hex(claim.key.as_str()), claim.holder.as_uuid().simple(), claim.token)
+        }));
+        let query = match change {
+            Change::Renew(lease) => sqlx::query(RENEW).bind(named).bind(micros(lease)),
+            Change::Release(status) => {
+                sqlx::query(RELEASE).bind(named).bind(status.letter()).bind(micros(terms.offset()))
+            }
+            Change::Abandon => sqlx::query(ABANDON).bind(named),
+        };
+        let done = query.fetch_all(&mut *conn).await?;
+        let done =
+            done.iter().map(|row| row.try_get::<String, _>(0)).collect::<Reply<std::collections::HashSet<_>>>()?;
+        let mut outcomes = Vec::with_capacity(claims.len());
+        for claim in claims {
+            outcomes.push(if done.contains(claim.key.as_str()) {
+                Outcome::Done
+            } else {
+                unmatched(change, claim, look_at(conn, claim).await?)
+            });
+        }
+        Ok(outcomes)
+    }
+}
+
+async fn look(conn: &mut SqliteConnection, key: &Key) -> Reply<Option<SqliteRow>> {
+    sqlx::query(LOOK).bind(key.as_str()).fetch_optional(conn).await
+}
+
+async fn claim_one(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Reply<Answer> {
+    let Some(found) = look(conn, &ask.key).await? else {
+        return Ok(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH });
+    };
+    let row = read(&found, terms)?;
+    let now = time(&found, "now")?.unwrap_or_default();
+    let verdict = match judge(Some(&row), now, ask.holder, terms) {
+        Verdict::Acquire => "acquired",
+        Verdict::Same => "same",
+        Verdict::TakeOver => "taken over",
+        Verdict::Create | Verdict::Refuse(..) => return Ok(Answer::Seen { row: Some(row), now }),
+    };
+    // A try waits for another's write no longer than for a row on a server; the connection's own patience is put back.
+    let patience: i64 = sqlx::query("PRAGMA busy_timeout").fetch_one(&mut *conn).await?.try_get(0)?;
+    set_busy_timeout(conn, patience.min(TRY_MILLIS)).await?;
+    let taken = take(conn, ask, terms, &found, &row, verdict).await;
+    set_busy_timeout(conn, patience).await?;
+    let Some(taken) = taken? else { return Ok(Answer::Seen { row: Some(row), now }) };
+    let prior: Option<i64> = taken.try_get("prior_token")?;
+    let label: Option<String> = taken.try_get("prior_client_ip")?;
+    Ok(Answer::Granted {
+        token: Token::new(taken.try_get("token")?),
+        prior: prior.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() }),
+    })
+}
+
+/// A pragma takes no parameters; the number is one that SQLite gave, or ours.
+async fn set_busy_timeout(conn: &mut SqliteConnection, millis: i64) -> Reply<()> {
+    sqlx::raw_sql(AssertSqlSafe(format!("PRAGMA busy_timeout = {millis}"))).execute(conn).await.map(drop)
+}
+
+/// The compare-and-set: nothing, if the row is not as it was judged any more.
+async fn take(
+    conn: &mut SqliteConnection,
+    ask: &Ask,
+    terms: &Terms,
+    found: &SqliteRow,
+    row: &Row,
+    verdict: &str,
+) -> Reply<Option<SqliteRow>> {
+    sqlx::query(TAKE)
+        .bind(ask.key.as_str())
+        .bind(*ask.holder.as_uuid())
+        .bind(&terms.label)
+        .bind(micros(terms.lease))
+        .bind(micros(terms.offset()))
+        .bind(verdict)
+        .bind(row.token)
+        .bind(row.locked)
+        .bind(row.holder)
+        .bind(found.try_get::<Option<String>, _>("status")?)
+        .bind(found.try_get::<Option<i64>, _>("begin_time")?)
+        .bind(found.try_get::<Option<i64>, _>("claimed_at")?)
+        .bind(found.try_get::<Option<i64>, _>("expires_at")?)
+        .fetch_optional(conn)
+        .await
+}
+
+fn read(row: &SqliteRow, terms: &Terms) -> Reply<Row> {
+    let utc = |name| -> Reply<Option<DateTime<Utc>>> {
+        Ok(time(row, name)?.and_then(|time| time.checked_sub_signed(terms.offset())))
+    };
+    Ok(Row {
+        locked: row.try_get("locked")?,
+        status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
+        begin_time: utc("begin_time")?,
+        minutes: row.try_get("time")?,
+        client_ip: row.try_get::<Option<String>, _>("client_ip")?.unwrap_or_default(),
+        holder: row.try_get("holder")?,
+        token: row.try_get("token")?,
+        expires_at: time(row, "expires_at")?,
+        claimed_at: utc("claimed_at")?,
+    })
+}
+
+async fn look_at(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<Sighting>> {
+    let Some(row) = look(conn, &claim.key).await? else { return Ok(None) };
+    let locked: bool = row.try_get("locked")?;
+    let begin: Option<i64> = row.try_get("begin_time")?;
+    Ok(Some(Sighting {
+        holder: row.try_get::<Option<Uuid>, _>("holder")?,
+        token: row.try_get("token")?,
+        locked,
+        stands: locked && begin.is_some() && begin == row.try_get("claimed_at")?,
+        left: TimeDelta::microseconds(row.try_get("left_micros")?),
+    }))
+}
+
+fn time(row: &SqliteRow, name: &str) -> Reply<Option<DateTime<Utc>>> {
+    Ok(row.try_get::<Option<i64>, _>(name)?.and_then(DateTime::from_timestamp_micros))
+}
+
+fn micros(time: TimeDelta) -> i64 {
+    time.num_microseconds().unwrap_or(i64::MAX)
+}
+
+/// As a JSON array; keys and ids go in as hex, so that nothing in them needs escaping.
+fn json(items: impl Iterator<Item = String>) -> String {
+    format!("[{}]", items.collect::<Vec<_>>().join(","))
+}
+
+fn hex(text: &str) -> String {
+    text.bytes().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,284 @@
+//! A database of its own for each test, and plain SQL to look at it behind the lock's back.
+
+use std::{fmt::Debug, future::Future, time::Duration};
+
+use libtest_mimic::{Failed, Trial};
+use rowlock::{Attempt, Lease, LeaseLock};
+use sqlx::{AssertSqlSafe, Pool, pool::PoolOptions};
+
+/// A database that the contract is run on.
+#[derive(Clone, Copy, Debug)]
+pub struct Server {
+    pub name: &'static str,
+    /// The variable with its URL; SQLite needs none.
+    variable: Option<&'static str>,
+}
+
+impl Server {
+    pub fn all() -> [Self; 4] {
+        [
+            Self { name: "sqlite", variable: None },
+            Self { name: "postgres", variable: Some("POSTGRES_URL") },
+            Self { name: "mysql", variable: Some("MYSQL_URL") },
+            Self { name: "mariadb", variable: Some("MARIADB_URL") },
+        ]
+    }
+
+    fn url(&self) -> Option<String> {
+        self.variable.map_or(Some("sqlite:".into()), |name| std::env::var(name).ok().filter(|url| !url.is_empty()))
+    }
+}
+
+/// What a test needs of a database beside the lock.
+pub trait Bed: rowlock::Database + Sized {
+    /// The database's clock, so many milliseconds ago (or ahead, if negative), as it stands in begin_time.
+    fn ago(millis: i64) -> String;
+    fn uuid(hex: &str) -> String;
+    async fn create_database(server: &Server, url: &str) -> (String, Option<tempfile::TempDir>);
+    async fn drop_database(url: &str, database: &str);
+    async fn execute(pool: &Pool<Self>, sql: &str) -> Result<u64, sqlx::Error>;
+    fn execute_on(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
+    async fn number(pool: &Pool<Self>, sql: &str) -> Option<i64>;
+    async fn text(pool: &Pool<Self>, sql: &str) -> Option<String>;
+    /// How many statements the pool's only connection has sent so far, where the database counts them.
+    async fn statements(pool: &Pool<Self>) -> Option<i64>;
+    /// A transaction that sits on the row (on SQLite: on the database).
+    const LOCK_ROW: &'static str;
+    const BEGIN: &'static str = "BEGIN";
+    const IS_SQLITE: bool = false;
+    /// How many statements it takes to count statements, counted too.
+    const COUNTING: i64 = 0;
+}
+
+/// One test's database, with the table in it.
+pub struct Site<DB: Bed> {
+    pub server: Server,
+    pub pool: Pool<DB>,
+    pub url: String,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl<DB: Bed> Site<DB> {
+    pub fn lock(&self) -> LeaseLock<DB> {
+        LeaseLock::new(self.pool.clone())
+    }
+
+    pub fn lock_for(&self, lease: Duration) -> LeaseLock<DB> {
+        self.lock().lease(lease).unwrap()
+    }
+
+    /// A pool of its own on the same database.
+    pub async fn pool_of(&self, connections: u32) -> Pool<DB> {
+        pool(&self.url, connections).await
+    }
+
+    pub async fn execute(&self, sql: &str) -> u64 {
+        DB::execute(&self.pool, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    pub async fn number(&self, sql: &str) -> Option<i64> {
+        DB::number(&self.pool, sql).await
+    }
+
+    pub async fn text(&self, sql: &str) -> Option<String> {
+        DB::text(&self.pool, sql).await
+    }
+
+    /// One column of a key's row.
+    pub async fn column(&self, key: &str, column: &str) -> Option<String> {
+        self.text(&format!("SELECT {column} FROM t_resource_lock WHERE key_resource = '{key}'")).await
+    }
+
+    /// Sets columns of a key's row.
+    pub async fn set(&self, key: &str, set: &str) {
+        let rows = self.execute(&format!("UPDATE t_resource_lock SET {set} WHERE key_resource = '{key}'")).await;
+        assert_eq!(rows, 1, "{key} has one row");
+    }
+
+    /// As if another instance had taken the key over: a new holder, a higher token.
+    pub async fn take_from(&self, key: &str) {
+        let holder = DB::uuid("0123456789abcdef0123456789abcdef");
+        self.set(key, &format!("holder = {holder}, token = token + 1, client_ip = 'thief'")).await;
+    }
+}
+
+pub async fn pool<DB: Bed>(url: &str, connections: u32) -> Pool<DB> {
+    let options = PoolOptions::new().max_connections(connections).test_before_acquire(false);
+    options.connect(url).await.unwrap_or_else(|error| panic!("{url}: {error}"))
+}
+
+/// The lease, or the refusal as a panic.
+#[track_caller]
+pub fn acquired<DB: Bed, E: Debug>(attempt: Result<Attempt<DB>, E>) -> Lease<DB> {
+    match attempt {
+        Ok(Attempt::Acquired(lease)) => lease,
+        other => panic!("not acquired: {other:?}"),
+    }
+}
+
+#[track_caller]
+pub fn refused<DB: Bed, E: Debug>(attempt: Result<Attempt<DB>, E>) -> rowlock::Refusal {
+    match attempt {
+        Ok(Attempt::Refused(refusal)) => refusal,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// Waits for a condition, not for a time: panics if it does not come within 20 s.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let started = tokio::time::Instant::now();
+    while !holds().await {
+        assert!(started.elapsed() < Duration::from_secs(20), "{what}: not within 20 s");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// A test as a trial of the harness: on a database of its own, which goes away with it.
+pub fn trial<DB: Bed, F>(server: Server, module: &str, name: &str, test: fn(Site<DB>) -> F) -> Trial
+where
+    F: Future<Output = ()> + 'static,
+{
+    let url = server.url();
+    let ignored = url.is_none() || (name.starts_with("sqlx_cli") && std::env::var_os("SQLX_CLI").is_none());
+    let run = move || -> Result<(), Failed> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let url = url.ok_or("no URL")?;
+        runtime.block_on(async {
+            let (own, folder) = DB::create_database(&server, &url).await;
+            let pool = pool(&own, 10).await;
+            rowlock::migrate(&pool).await?;
+            let site = Site { server, pool: pool.clone(), url: own.clone(), _folder: folder };
+            test(site).await;
+            tokio::time::timeout(Duration::from_secs(5), pool.close()).await.ok();
+            DB::drop_database(&url, &own).await;
+            Ok(())
+        })
+    };
+    Trial::test(format!("{}::{module}::{name}", server.name), run).with_ignored_flag(ignored)
+}
+
+fn unique_name() -> String {
+    format!("rowlock_{}", uuid::Uuid::new_v4().simple())
+}
+
+/// The same URL with another database.
+fn with_database(url: &str, database: &str) -> String {
+    let (url, options) = url.split_once('?').map_or((url, None), |(url, options)| (url, Some(options)));
+    let (server, _) = url.rsplit_once('/').expect("a URL with a database");
+    options.map_or(format!("{server}/{database}"), |options| format!("{server}/{database}?{options}"))
+}
+
+fn database_of(url: &str) -> &str {
+    let url = url.split('?').next().unwrap_or(url);
+    url.rsplit('/').next().unwrap_or(url)
+}
+
+macro_rules! plain_sql {
+    () => {
+        async fn execute(pool: &Pool<Self>, sql: &str) -> Result<u64, sqlx::Error> {
+            Ok(sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(pool).await?.rows_affected())
+        }
+        async fn execute_on(conn: &mut Self::Connection, sql: &str) -> Result<u64, sqlx::Error> {
+            Ok(sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(conn).await?.rows_affected())
+        }
+        async fn number(pool: &Pool<Self>, sql: &str) -> Option<i64> {
+            sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
+                .fetch_one(pool)
+                .await
+                .unwrap_or_else(|error| panic!("{sql}: {error}"))
+        }
+        async fn text(pool: &Pool<Self>, sql: &str) -> Option<String> {
+            sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
+                .fetch_one(pool)
+                .await
+                .unwrap_or_else(|error| panic!("{sql}: {error}"))
+        }
+    };
+}
+
+#[cfg(feature = "sqlite")]
+impl Bed for sqlx::Sqlite {
+    plain_sql!();
+    const LOCK_ROW: &'static str = "UPDATE t_resource_lock SET status = status WHERE key_resource = 'k'";
+    const BEGIN: &'static str = "BEGIN IMMEDIATE";
+    const IS_SQLITE: bool = true;
+
+    fn ago(millis: i64) -> String {
+        format!("(CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000 - {millis} * 1000)")
+    }
+    fn uuid(hex: &str) -> String {
+        format!("x'{hex}'")
+    }
+    async fn create_database(_: &Server, _: &str) -> (String, Option<tempfile::TempDir>) {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}?mode=rwc", folder.path().join("locks.db").display());
+        let pool = pool::<Self>(&url, 1).await;
+        Self::execute(&pool, "PRAGMA journal_mode = WAL").await.unwrap();
+        (url, Some(folder))
+    }
+    async fn drop_database(_: &str, _: &str) {}
+    async fn statements(_: &Pool<Self>) -> Option<i64> {
+        None
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl Bed for sqlx::Postgres {
+    plain_sql!();
+    const LOCK_ROW: &'static str = "SELECT 1 FROM t_resource_lock WHERE key_resource = 'k' FOR UPDATE";
+
+    fn ago(millis: i64) -> String {
+        format!("(clock_timestamp() - interval '1 millisecond' * ({millis}))")
+    }
+    fn uuid(hex: &str) -> String {
+        format!("'{hex}'::uuid")
+    }
+    async fn create_database(_: &Server, url: &str) -> (String, Option<tempfile::TempDir>) {
+        let name = unique_name();
+        let pool = pool::<Self>(url, 1).await;
+        Self::execute(&pool, &format!("CREATE DATABASE {name}")).await.unwrap();
+        (with_database(url, &name), None)
+    }
+    async fn drop_database(url: &str, own: &str) {
+        let pool = pool::<Self>(url, 1).await;
+        Self::execute(&pool, &format!("DROP DATABASE {} WITH (FORCE)", database_of(own))).await.unwrap();
+    }
+    async fn statements(pool: &Pool<Self>) -> Option<i64> {
+        Self::execute(pool, "CREATE EXTENSION IF NOT EXISTS pg_stat_statements").await.unwrap();
+        Self::number(
+            pool,
+            "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
+             WHERE d.datname = current_database() AND query NOT LIKE '%pg_stat_statements%'",
+        )
+        .await
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl Bed for sqlx::MySql {
+    plain_sql!();
+    const COUNTING: i64 = 1;
+    const LOCK_ROW: &'static str = "SELECT 1 FROM t_resource_lock WHERE key_resource = 'k' FOR UPDATE";
+
+    fn ago(millis: i64) -> String {
+        format!("(UTC_TIMESTAMP(6) - INTERVAL {millis} * 1000 MICROSECOND)")
+    }
+    fn uuid(hex: &str) -> String {
+        format!("UNHEX('{hex}')")
+    }
+    async fn create_database(_: &Server, url: &str) -> (String, Option<tempfile::TempDir>) {
+        let name = unique_name();
+        let pool = pool::<Self>(url, 1).await;
+        Self::execute(&pool, &format!("CREATE DATABASE {name}")).await.unwrap();
+        (with_database(url, &name), None)
+    }
+    async fn drop_database(url: &str, own: &str) {
+        let pool = pool::<Self>(url, 1).await;
+        Self::execute(&pool, &format!("DROP DATABASE {}", database_of(own))).await.unwrap();
+    }
+    async fn statements(pool: &Pool<Self>) -> Option<i64> {
+        use sqlx::Row as _;
+        let row = sqlx::raw_sql("SHOW SESSION STATUS LIKE 'Questions'").fetch_one(pool).await.unwrap();
+        Some(row.get::<String, _>(1).parse().unwrap())
+    }
+}

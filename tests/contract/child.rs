@@ -1,0 +1,105 @@
+//! What the processes do that tests start: this program again, told by one variable.
+
+use std::{io::Write as _, path::PathBuf, process::Stdio, time::Duration};
+
+use rowlock::{Attempt, LeaseLock, Status};
+use tokio::{
+    process::{Child, Command},
+    time::sleep,
+};
+
+use crate::bed::{Bed, Site, pool};
+
+const JOB: &str = "ROWLOCK_TEST_JOB";
+
+pub fn was_asked_for() -> bool {
+    std::env::var_os(JOB).is_some()
+}
+
+/// Starts this program again, to do one job on the site's database.
+pub fn start<DB: Bed>(site: &Site<DB>, job: &str, key: &str, file: &std::path::Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .env(JOB, job)
+        .env("JOB_KEY", key)
+        .env("JOB_URL", &site.url)
+        .env("JOB_SERVER", site.server.name)
+        .env("JOB_FILE", file);
+    command.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
+}
+
+pub fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        match var("JOB_SERVER").as_str() {
+            #[cfg(feature = "sqlite")]
+            "sqlite" => work::<sqlx::Sqlite>().await,
+            #[cfg(feature = "postgres")]
+            "postgres" => work::<sqlx::Postgres>().await,
+            #[cfg(feature = "mysql")]
+            _ => work::<sqlx::MySql>().await,
+            #[cfg(not(feature = "mysql"))]
+            other => panic!("no server {other}"),
+        }
+    });
+}
+
+fn var(name: &str) -> String {
+    std::env::var(name).unwrap()
+}
+
+fn say(line: impl std::fmt::Display) {
+    let mut out = std::io::stdout();
+    writeln!(out, "{line}").and_then(|()| out.flush()).unwrap();
+}
+
+async fn work<DB: Bed>() {
+    let lock = LeaseLock::new(pool::<DB>(&var("JOB_URL"), 2).await);
+    let (key, file) = (var("JOB_KEY"), PathBuf::from(var("JOB_FILE")));
+    match var(JOB).as_str() {
+        "count" => count(&lock, &key, &file).await,
+        "create" => create(&lock, &key, &file).await,
+        "hold" => hold(lock, &key).await,
+        other => panic!("no job {other}"),
+    }
+}
+
+/// Adds one to a number in a file, ten times, with nothing but the lock to keep others out.
+async fn count<DB: Bed>(lock: &LeaseLock<DB>, key: &str, file: &std::path::Path) {
+    for _ in 0..10 {
+        let lease = loop {
+            match lock.try_acquire(key).await.unwrap() {
+                Attempt::Acquired(lease) => break lease,
+                Attempt::Refused(_) => sleep(Duration::from_millis(3)).await,
+            }
+        };
+        let number: u64 = std::fs::read_to_string(file).unwrap().parse().unwrap();
+        sleep(Duration::from_millis(2)).await;
+        std::fs::write(file, (number + 1).to_string()).unwrap();
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// Waits for the starting signal, a file, and tries a key that has no row yet.
+async fn create<DB: Bed>(lock: &LeaseLock<DB>, key: &str, start: &std::path::Path) {
+    say("ready");
+    while !start.exists() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    match lock.try_acquire(key).await.unwrap() {
+        Attempt::Acquired(lease) => {
+            say("acquired");
+            sleep(Duration::from_secs(3600)).await;
+            drop(lease);
+        }
+        Attempt::Refused(refusal) => say(refusal.reason),
+    }
+}
+
+/// Takes a key with a short lease and holds it until it is killed.
+async fn hold<DB: Bed>(lock: LeaseLock<DB>, key: &str) {
+    let lock = lock.lease(Duration::from_secs(1)).unwrap().label("victim").unwrap();
+    let lease = lock.try_acquire(key).await.unwrap().acquired().unwrap();
+    say(lease.token());
+    lease.lost().await;
+}

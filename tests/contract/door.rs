@@ -1,0 +1,180 @@
+//! Bad input, and databases that are not as they should be: a clear error, and nothing changed.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use rowlock::{Error, LeaseLock, Status};
+use sqlx::pool::PoolOptions;
+
+use crate::bed::{Bed, Site, acquired, pool, refused};
+
+pub async fn bad_keys_are_refused_before_anything_is_sent<DB: Bed>(site: Site<DB>) {
+    // A pool that leads nowhere shows that nothing is sent.
+    let nowhere = site.pool_of(1).await;
+    nowhere.close().await;
+    let lock = LeaseLock::new(nowhere);
+    for bad in ["", " k", "k ", "k\t", "\u{3000}k", "k\0", &"x".repeat(256), &"é".repeat(128)] {
+        let error = lock.try_acquire(bad).await.unwrap_err();
+        assert!(matches!(error, Error::InvalidKey { .. }), "{bad:?}: {error:?}");
+        assert!(!error.is_retryable());
+    }
+}
+
+pub async fn bad_settings_are_refused<DB: Bed>(site: Site<DB>) {
+    let bad = |setting: Result<LeaseLock<DB>, Error>, says: &str| {
+        let error = setting.unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    };
+    for lease in [Duration::ZERO, Duration::from_millis(99), Duration::from_secs(31 * 86400), Duration::MAX] {
+        bad(site.lock().lease(lease), "from 100 ms to 30 days");
+    }
+    for distance in [Duration::from_secs(86400 * 4000), Duration::MAX] {
+        bad(site.lock().once_per(distance), "at most ten years");
+    }
+    for limit in [Duration::ZERO, Duration::from_secs(3601), Duration::MAX] {
+        bad(site.lock().time_limit(limit), "from 1 ms to one hour");
+    }
+    bad(site.lock().label(&"x".repeat(46)), "45 characters");
+    bad(site.lock().label("a\nb"), "control characters");
+    acquired(site.lock().label(&"é".repeat(45)).unwrap().try_acquire("k").await);
+}
+
+pub async fn a_missing_table_says_what_to_run<DB: Bed>(site: Site<DB>) {
+    let warm = site.lock();
+    acquired(warm.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    site.execute("DROP TABLE t_resource_lock").await;
+    for lock in [warm, site.lock()] {
+        let error = lock.try_acquire("k").await.unwrap_err();
+        assert!(matches!(error, Error::TableMissing), "{error:?}");
+        assert!(error.to_string().contains("rowlock::migrate"), "{error}");
+    }
+}
+
+pub async fn a_missing_column_says_what_to_run<DB: Bed>(site: Site<DB>) {
+    site.execute("ALTER TABLE t_resource_lock DROP COLUMN claimed_at").await;
+    site.execute("ALTER TABLE t_resource_lock DROP COLUMN confirms").await;
+    let error = site.lock().try_acquire("k").await.unwrap_err();
+    assert!(error.to_string().contains("lacks claimed_at, confirms: call rowlock::migrate"), "{error}");
+}
+
+pub async fn an_inexact_key_column_is_refused<DB: Bed>(site: Site<DB>) {
+    match site.server.name {
+        "postgres" => {
+            site.execute("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+                .await;
+            site.execute("ALTER TABLE t_resource_lock ALTER COLUMN key_resource TYPE varchar(255) COLLATE loose").await;
+        }
+        "sqlite" => {
+            let columns = site.text("SELECT sql FROM sqlite_schema WHERE name = 't_resource_lock'").await.unwrap();
+            site.execute("DROP TABLE t_resource_lock").await;
+            site.execute(&columns.replacen(
+                "TEXT    NOT NULL PRIMARY KEY",
+                "TEXT COLLATE NOCASE NOT NULL PRIMARY KEY",
+                1,
+            ))
+            .await;
+        }
+        _ => {
+            site.execute("ALTER TABLE t_resource_lock MODIFY key_resource VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci NOT NULL").await;
+        }
+    }
+    let error = site.lock().try_acquire("k").await.unwrap_err();
+    assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("key_resource"), "{error:?}");
+    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
+}
+
+/// The article's own column is narrower than ours, and on MySQL has no room for characters of four bytes.
+pub async fn a_narrow_key_column_limits_the_key<DB: Bed>(site: Site<DB>) {
+    match site.server.name {
+        "sqlite" => return, // its columns have no width
+        "postgres" => site.execute("ALTER TABLE t_resource_lock ALTER COLUMN key_resource TYPE varchar(45)").await,
+        _ => site.execute("ALTER TABLE t_resource_lock MODIFY key_resource VARCHAR(45) CHARACTER SET utf8mb3 COLLATE utf8mb3_bin NOT NULL").await,
+    };
+    let lock = site.lock();
+    let error = lock.try_acquire(&"x".repeat(46)).await.unwrap_err();
+    assert!(matches!(error, Error::KeyTooLong { .. }) && error.to_string().contains("45"), "{error:?}");
+    if site.server.name != "postgres" {
+        assert!(matches!(lock.try_acquire("🔒").await, Err(Error::KeyTooLong { .. })));
+    }
+    for key in ["é".repeat(45), "K".into(), "k".into()] {
+        let lease = acquired(lock.try_acquire(&key).await);
+        assert_eq!(refused(lock.try_acquire(&key).await).by, refused(site.lock().try_acquire(&key).await).by);
+        lease.renew().await.unwrap();
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+}
+
+pub async fn a_read_only_database_is_an_error<DB: Bed>(site: Site<DB>) {
+    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    let read_only = match site.server.name {
+        "sqlite" => pool::<DB>(&site.url.replace("mode=rwc", "mode=ro"), 1).await,
+        _ => {
+            let statement = if site.server.name == "postgres" {
+                "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
+            } else {
+                "SET SESSION TRANSACTION READ ONLY"
+            };
+            let options = PoolOptions::<DB>::new().max_connections(1);
+            let options = options
+                .after_connect(move |conn, _| Box::pin(async move { DB::execute_on(conn, statement).await.map(drop) }));
+            options.connect(&site.url).await.unwrap()
+        }
+    };
+    let error = LeaseLock::new(read_only).try_acquire("k").await.unwrap_err();
+    assert!(matches!(error, Error::ReadOnly { .. }), "{error:?}");
+    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+}
+
+pub async fn an_unreachable_database_is_an_error_not_a_refusal<DB: Bed>(site: Site<DB>) {
+    let away = site.pool_of(1).await;
+    let lock = LeaseLock::new(away.clone());
+    let lease = acquired(lock.try_acquire("k").await);
+    away.close().await;
+    let error = lock.try_acquire("k").await.unwrap_err();
+    assert!(matches!(error, Error::Database { .. }), "{error:?}");
+    assert!(matches!(lease.renew().await, Err(Error::Database { .. })));
+    assert!(lease.is_held(), "a failed renewal is unknown, not lost");
+}
+
+pub async fn events_tell_the_story<DB: Bed>(site: Site<DB>) {
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let guard = tracing::subscriber::set_default(subscriber);
+    let lock = site.lock();
+    let lease = acquired(lock.try_acquire("k").await);
+    refused(lock.try_acquire("k").await);
+    lease.renew().await.unwrap();
+    let token = lease.token();
+    lease.release(Status::Succeeded).await.unwrap();
+    let lease = acquired(lock.try_acquire("k").await);
+    site.take_from("k").await;
+    assert!(lease.renew().await.is_err());
+    drop(guard);
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    for event in ["acquired", "refused", "renewed", "released", "lost"] {
+        let line = log.lines().find(|line| line.contains("rowlock") && line.contains(&format!(": {event}")));
+        let line = line.unwrap_or_else(|| panic!("no event {event:?} in:\n{log}"));
+        assert!(line.contains("key=k"), "{line}");
+        if event != "lost" && event != "refused" {
+            assert!(line.contains(&format!("token={token}")), "{line}");
+        }
+    }
+}

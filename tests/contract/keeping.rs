@@ -1,0 +1,268 @@
+//! Holding a key: renewal, loss, endings.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use rowlock::{Attempt, Error, LeaseLock, Reason, Rules, Run, Status};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::bed::{Bed, Site, acquired, eventually, refused};
+
+const SHORT: Duration = Duration::from_millis(600);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub async fn a_lease_is_renewed_in_the_background<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock_for(SHORT);
+    let lease = acquired(lock.try_acquire("k").await);
+    let started = Instant::now();
+    while started.elapsed() < 4 * SHORT {
+        assert!(lease.is_held());
+        assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
+        sleep(SHORT / 10).await;
+    }
+    lease.release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn a_lease_is_lost_when_somebody_takes_the_row<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock_for(SHORT);
+    let lease = acquired(lock.try_acquire("k").await);
+    let token = lease.cancellation_token();
+    site.take_from("k").await;
+    timeout(PATIENCE, lease.lost()).await.unwrap();
+    assert!(token.is_cancelled() && !lease.is_held() && lease.time_left().is_zero());
+    assert!(matches!(lease.renew().await, Err(Error::Lost { .. })));
+}
+
+/// The database is out of reach for the holder: it hears of its loss before anybody else can have the key.
+pub async fn loss_is_told_before_another_gets_in<DB: Bed>(site: Site<DB>) {
+    let own = site.pool_of(2).await;
+    let holder = LeaseLock::new(own.clone()).lease(SHORT).unwrap();
+    let lease = acquired(holder.try_acquire("k").await);
+    let lost = Arc::new(AtomicBool::new(false));
+    let watch = tokio::spawn({
+        let (token, lost) = (lease.cancellation_token(), lost.clone());
+        async move {
+            token.cancelled().await;
+            lost.store(true, Ordering::SeqCst);
+        }
+    });
+    own.close().await;
+    let other = site.lock();
+    let next = loop {
+        match other.try_acquire("k").await.unwrap() {
+            Attempt::Acquired(lease) => break lease,
+            Attempt::Refused(_) => sleep(Duration::from_millis(2)).await,
+        }
+    };
+    assert!(lost.load(Ordering::SeqCst), "another got in, and the holder had not been told");
+    assert!(next.token() > lease.token());
+    watch.await.unwrap();
+}
+
+pub async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock_for(3 * SHORT).time_limit(Duration::from_millis(300)).unwrap();
+    let lease = acquired(lock.try_acquire("k").await);
+    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let started = Instant::now();
+    let error = lease.renew().await.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
+    assert!(lease.is_held(), "the deadline stands");
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+    while started.elapsed() < 5 * SHORT {
+        assert!(lease.is_held(), "renewals go on");
+        sleep(SHORT / 10).await;
+    }
+    lease.renew().await.unwrap();
+}
+
+/// Another program takes the key and gives it back, knowing nothing of our columns: the claim is lost, not revived.
+pub async fn a_trampled_claim_is_lost<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    let lease = acquired(lock.try_acquire("k").await);
+    site.set("k", &format!("lock_flag = 1, status = 'P', begin_time = {}", DB::ago(-50))).await;
+    assert!(matches!(lease.renew().await, Err(Error::Lost { .. })));
+    let lease = acquired(lock.try_acquire("l").await);
+    site.set("l", "lock_flag = 0, status = 'S'").await;
+    assert!(matches!(lease.renew().await, Err(Error::Lost { .. })));
+    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::HeldByAnotherProgram);
+}
+
+pub async fn releasing_a_lost_lease_changes_nothing<DB: Bed>(site: Site<DB>) {
+    let lease = acquired(site.lock().try_acquire("k").await);
+    site.take_from("k").await;
+    let error = lease.release(Status::Failed).await.unwrap_err();
+    assert!(error.to_string().contains("\"k\" was lost"), "{error}");
+    assert_eq!(site.column("k", "status").await.as_deref(), Some("P"));
+    assert_eq!(site.column("k", "client_ip").await.as_deref(), Some("thief"));
+}
+
+pub async fn a_release_waits_for_a_transaction_at_the_row<DB: Bed>(site: Site<DB>) {
+    let lease = acquired(site.lock().try_acquire("k").await);
+    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let release = tokio::spawn(lease.release(Status::Failed));
+    sleep(Duration::from_millis(200)).await;
+    assert!(!release.is_finished());
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+    timeout(PATIENCE, release).await.unwrap().unwrap().unwrap();
+    assert_eq!(site.column("k", "status").await.as_deref(), Some("F"));
+}
+
+/// What a release finds when it was carried out before and only the reply was lost: a free row under its own token.
+pub async fn releasing_twice_over_a_lost_reply_is_done<DB: Bed>(site: Site<DB>) {
+    let lease = acquired(site.lock().try_acquire("k").await);
+    site.set("k", "lock_flag = 0, status = 'S', holder = NULL, claimed_at = NULL, expires_at = NULL").await;
+    lease.release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn dropping_a_lease_abandons_it<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    let token = acquired(lock.try_acquire("k").await).token();
+    timeout(PATIENCE, lock.shutdown()).await.unwrap();
+    let next = acquired(lock.try_acquire("k").await);
+    assert_eq!(next.taken_over_from().unwrap().token, token);
+    next.release(Status::Succeeded).await.unwrap();
+    timeout(PATIENCE, lock.shutdown()).await.unwrap();
+}
+
+pub async fn a_pool_of_one_is_enough<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(1).await;
+    let lock = LeaseLock::new(pool.clone()).lease(3 * SHORT).unwrap();
+    let (one, two) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
+    let started = Instant::now();
+    while started.elapsed() < 6 * SHORT {
+        // The application has the connection for a little less than a third of the lease, again and again.
+        let conn = pool.acquire().await.unwrap();
+        sleep(SHORT / 2).await;
+        drop(conn);
+        assert!(one.is_held() && two.is_held());
+    }
+    one.release(Status::Succeeded).await.unwrap();
+    two.release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn a_thousand_leases_are_renewed_in_few_statements<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(1).await;
+    // The lease is long enough for a slow machine to take a thousand keys; the renewals come by hand of the clock.
+    let lock = LeaseLock::new(site.pool.clone()).lease(Duration::from_secs(24)).unwrap().renewal_pool(pool.clone());
+    let mut leases = Vec::new();
+    for number in 0..1000 {
+        leases.push(acquired(lock.try_acquire(&format!("key {number}")).await));
+    }
+    let soonest = leases.iter().map(rowlock::Lease::time_left).min().unwrap();
+    let before = DB::statements(&pool).await;
+    eventually("all leases are renewed", || async { leases.iter().all(|lease| lease.time_left() > soonest) }).await;
+    if let (Some(before), Some(after)) = (before, DB::statements(&pool).await) {
+        assert!(after - before - DB::COUNTING <= 10, "{} statements for 1000 renewals", after - before);
+    }
+    assert!(pool.size() <= 1);
+    drop(leases);
+    timeout(PATIENCE, lock.shutdown()).await.unwrap();
+    assert_eq!(
+        site.number(&format!("SELECT COUNT(*) FROM t_resource_lock WHERE expires_at <= {}", DB::ago(0))).await,
+        Some(1000)
+    );
+}
+
+pub async fn a_renewal_pool_of_its_own_keeps_leases_while_the_main_pool_is_empty<DB: Bed>(site: Site<DB>) {
+    let main = site.pool_of(1).await;
+    let lock = LeaseLock::new(main.clone()).lease(SHORT).unwrap().renewal_pool(site.pool_of(1).await);
+    let lease = acquired(lock.try_acquire("k").await);
+    let only = main.acquire().await.unwrap();
+    sleep(3 * SHORT).await;
+    assert!(lease.is_held());
+    drop(only);
+}
+
+pub async fn run_releases_by_the_works_result<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    let ran = lock.run("k", async |lease| Ok::<_, String>(lease.token())).await.unwrap();
+    assert!(matches!(ran, Run::Ended { result: Ok(_), recorded: Ok(()) }), "{ran:?}");
+    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+    let ran = lock.run("k", async |_| Err::<(), _>("no luck")).await.unwrap();
+    assert!(matches!(ran, Run::Ended { result: Err("no luck"), recorded: Ok(()) }), "{ran:?}");
+    assert_eq!(site.column("k", "status").await.as_deref(), Some("F"));
+    let _held = acquired(lock.try_acquire("k").await);
+    let ran = lock.run("k", async |_| -> Result<(), ()> { panic!("refused work must not run") }).await.unwrap();
+    assert!(matches!(ran, Run::Refused(refusal) if refusal.reason == Reason::Held));
+}
+
+pub async fn run_cancels_the_work_when_the_lease_is_lost<DB: Bed>(site: Site<DB>) {
+    struct Stopped(Arc<AtomicBool>);
+    impl Drop for Stopped {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let stopped = Arc::new(AtomicBool::new(false));
+    let lock = site.lock_for(SHORT);
+    let work = async |_: &rowlock::Lease<DB>| -> Result<(), ()> {
+        let _stopped = Stopped(stopped.clone());
+        site.take_from("k").await;
+        std::future::pending().await
+    };
+    let ran = timeout(PATIENCE, lock.run("k", work)).await.unwrap().unwrap();
+    assert!(matches!(&ran, Run::Lost(claim) if claim.key.as_str() == "k"), "{ran:?}");
+    assert!(stopped.load(Ordering::SeqCst));
+    assert_eq!(site.column("k", "client_ip").await.as_deref(), Some("thief"));
+}
+
+/// What an application does: the whole run in a task of its own, cancelled by aborting it.
+pub async fn run_in_a_spawned_task<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    let started = Arc::new(tokio::sync::Notify::new());
+    let task = tokio::spawn({
+        let (lock, started) = (lock.clone(), started.clone());
+        async move {
+            let work = async |_: &rowlock::Lease<DB>| -> Result<(), ()> {
+                started.notify_one();
+                std::future::pending().await
+            };
+            lock.run("k", work).await
+        }
+    });
+    started.notified().await;
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    timeout(PATIENCE, lock.shutdown()).await.unwrap();
+    assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_some());
+}
+
+pub async fn a_panic_in_the_work_abandons_the_key<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    let task = tokio::spawn({
+        let lock = lock.clone();
+        async move {
+            let run = lock.run("k", async |_| -> Result<(), ()> { std::panic::resume_unwind(Box::new("broken work")) });
+            run.await
+        }
+    });
+    assert!(task.await.unwrap_err().is_panic());
+    timeout(PATIENCE, lock.shutdown()).await.unwrap();
+    assert_eq!(refused(site.lock().rules(Rules::Article).try_acquire("k").await).reason, Reason::TimedOutUnfinished);
+    assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_some());
+}
+
+/// The keeper's task lives on the runtime of the first lease. When that runtime ends, the others are told.
+pub async fn a_runtime_that_ends_tells_the_leases<DB: Bed>(site: Site<DB>) {
+    let url = site.url.clone();
+    let lease = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let lease = runtime
+            .block_on(async { acquired(LeaseLock::new(crate::bed::pool::<DB>(&url, 1).await).try_acquire("k").await) });
+        assert!(lease.is_held());
+        runtime.shutdown_timeout(Duration::from_secs(5));
+        lease
+    });
+    let lease = tokio::task::spawn_blocking(|| lease.join().unwrap()).await.unwrap();
+    timeout(PATIENCE, lease.lost()).await.unwrap();
+    drop(lease);
+}

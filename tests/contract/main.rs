@@ -1,0 +1,84 @@
+//! The contract: what every database must do, written once, run as `DATABASE::promise` for each.
+//!
+//! SQLite needs nothing. A server's tests run where its URL is set (`POSTGRES_URL`, `MYSQL_URL`, `MARIADB_URL`);
+//! elsewhere they show as ignored. `scripts/test` sets all three.
+
+mod acquire;
+mod bed;
+mod child;
+mod door;
+mod keeping;
+mod migrations;
+mod race;
+mod rules_table;
+mod trips;
+
+/// What `src/rules.rs` uses of its crate, so that the test can hold the servers against that very file.
+mod key {
+    pub use rowlock::{Holder, Key};
+}
+#[path = "../../src/rules.rs"]
+#[allow(dead_code, unused_imports)]
+mod rules;
+
+use libtest_mimic::{Arguments, Trial};
+
+use bed::{Bed, Server};
+
+fn main() {
+    if child::was_asked_for() {
+        return child::main();
+    }
+    let arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    for server in Server::all() {
+        match server.name {
+            #[cfg(feature = "sqlite")]
+            "sqlite" => contract::<sqlx::Sqlite>(server, &mut trials),
+            #[cfg(feature = "postgres")]
+            "postgres" => contract::<sqlx::Postgres>(server, &mut trials),
+            #[cfg(feature = "mysql")]
+            "mysql" | "mariadb" => contract::<sqlx::MySql>(server, &mut trials),
+            _ => {}
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
+    macro_rules! tests {
+        ($($module:ident: $($name:ident),+;)+) => {
+            $($(trials.push(bed::trial::<DB, _>(server, stringify!($module), stringify!($name), $module::$name));)+)+
+        };
+    }
+    tests! {
+        acquire:
+            a_free_key_is_acquired, a_held_key_is_refused_with_who_since_and_until, a_released_key_is_free_at_once,
+            tokens_grow_and_never_fall, a_window_refuses_until_it_is_over, a_failed_run_may_be_repeated_at_once_on_request,
+            an_expired_claim_is_taken_over_and_named, an_abandoned_claim_is_taken_over_at_once,
+            article_rules_leave_failures_and_crashes_to_an_operator, another_programs_lock_is_respected,
+            a_try_does_not_wait_for_a_locked_row, a_try_ends_at_its_time_limit_with_the_pool_empty,
+            a_try_ends_at_its_time_limit_behind_an_uncommitted_insert, keys_are_compared_byte_by_byte,
+            the_row_says_what_the_article_says, a_dropped_try_leaves_no_statement_on_a_pooled_connection;
+        keeping:
+            a_lease_is_renewed_in_the_background, a_lease_is_lost_when_somebody_takes_the_row, loss_is_told_before_another_gets_in,
+            a_renewal_that_finds_the_row_locked_is_unknown_not_lost, a_trampled_claim_is_lost, releasing_a_lost_lease_changes_nothing,
+            a_release_waits_for_a_transaction_at_the_row, releasing_twice_over_a_lost_reply_is_done,
+            dropping_a_lease_abandons_it, a_pool_of_one_is_enough, a_thousand_leases_are_renewed_in_few_statements,
+            a_renewal_pool_of_its_own_keeps_leases_while_the_main_pool_is_empty,
+            run_releases_by_the_works_result, run_cancels_the_work_when_the_lease_is_lost, run_in_a_spawned_task,
+            a_panic_in_the_work_abandons_the_key, a_runtime_that_ends_tells_the_leases;
+        door:
+            bad_keys_are_refused_before_anything_is_sent, bad_settings_are_refused, a_missing_table_says_what_to_run,
+            a_missing_column_says_what_to_run, an_inexact_key_column_is_refused, a_narrow_key_column_limits_the_key,
+            a_read_only_database_is_an_error, an_unreachable_database_is_an_error_not_a_refusal, events_tell_the_story;
+        migrations:
+            migrate_is_idempotent_and_leaves_the_applications_record_alone, sixteen_instances_migrate_at_once,
+            sqlx_cli_runs_our_folder_beside_the_applications, sqlx_cli_runs_our_files_in_the_applications_folder;
+        rules_table: every_cell_of_the_rules_table;
+        race:
+            a_counter_stays_exact_with_eight_processes_on_two_keys, sixteen_processes_create_the_same_key_once,
+            a_killed_process_is_replaced_within_its_lease;
+        trips: round_trips_are_as_stated;
+    }
+}

@@ -1,0 +1,123 @@
+//! The table gets there, whichever way an application brings it, and whichever ways it mixes.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Output,
+};
+
+use rowlock::Status;
+use tokio::process::Command;
+
+use crate::bed::{Bed, Site, acquired};
+
+pub async fn migrate_is_idempotent_and_leaves_the_applications_record_alone<DB: Bed>(site: Site<DB>) {
+    site.execute("CREATE TABLE _sqlx_migrations (version BIGINT PRIMARY KEY, description TEXT)").await;
+    site.execute("INSERT INTO _sqlx_migrations VALUES (1, 'the application''s own')").await;
+    acquired(site.lock().try_acquire("k").await).release(Status::Failed).await.unwrap();
+    for _ in 0..3 {
+        rowlock::migrate(&site.pool).await.unwrap();
+    }
+    site.execute("ALTER TABLE t_resource_lock DROP COLUMN confirms").await;
+    if !DB::IS_SQLITE {
+        rowlock::migrate(&site.pool).await.unwrap();
+        assert_eq!(site.number("SELECT confirms FROM t_resource_lock").await, Some(0), "what is missing is added");
+    }
+    assert_eq!(site.column("k", "status").await.as_deref(), Some("F"));
+    assert_eq!(site.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(1));
+}
+
+pub async fn sixteen_instances_migrate_at_once<DB: Bed>(site: Site<DB>) {
+    for _ in 0..3 {
+        site.execute("DROP TABLE t_resource_lock").await;
+        let mut instances = tokio::task::JoinSet::new();
+        for _ in 0..16 {
+            let pool = site.pool_of(1).await;
+            instances.spawn(async move { rowlock::migrate(&pool).await });
+        }
+        while let Some(done) = instances.join_next().await {
+            done.unwrap().unwrap();
+        }
+        acquired(site.lock().try_acquire("k").await);
+    }
+}
+
+/// Our folder as the source: recorded in a table of its own, so that the application's next run finds its record as it left it.
+pub async fn sqlx_cli_runs_our_folder_beside_the_applications<DB: Bed>(site: Site<DB>) {
+    site.execute("DROP TABLE t_resource_lock").await;
+    let app = application(1);
+    let ours = root().join("migrations").join(folder(&site));
+    ok(sqlx(&site, &app, &[]).await);
+    for _ in 0..2 {
+        ok(sqlx(&site, &ours, &["--config", root().join("sqlx.toml").to_str().unwrap()]).await);
+    }
+    works(&site).await;
+    add_application_migration(&app, 2);
+    ok(sqlx(&site, &app, &[]).await);
+    assert_eq!(site.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(2));
+    assert_eq!(site.number("SELECT COUNT(*) FROM _rowlock_migrations").await, Some(1));
+    // The other two ways on the same database do no harm.
+    copy(&ours, &app);
+    ok(sqlx(&site, &app, &[]).await);
+    rowlock::migrate(&site.pool).await.unwrap();
+    works(&site).await;
+}
+
+/// Our files copied into the application's folder: recorded with the application's own.
+pub async fn sqlx_cli_runs_our_files_in_the_applications_folder<DB: Bed>(site: Site<DB>) {
+    let app = application(1);
+    let ours = root().join("migrations").join(folder(&site));
+    // `rowlock::migrate` came first, with a row in the table; the files must leave it as it is.
+    acquired(site.lock().try_acquire("old").await).release(Status::Failed).await.unwrap();
+    copy(&ours, &app);
+    ok(sqlx(&site, &app, &[]).await);
+    add_application_migration(&app, 2);
+    ok(sqlx(&site, &app, &[]).await);
+    assert_eq!(site.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(3));
+    assert_eq!(site.column("old", "status").await.as_deref(), Some("F"));
+    ok(sqlx(&site, &ours, &["--config", root().join("sqlx.toml").to_str().unwrap()]).await);
+    works(&site).await;
+    add_application_migration(&app, 3);
+    ok(sqlx(&site, &app, &[]).await);
+}
+
+async fn works<DB: Bed>(site: &Site<DB>) {
+    rowlock::migrate(&site.pool).await.unwrap();
+    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn folder<DB: Bed>(site: &Site<DB>) -> &'static str {
+    if site.server.name == "mariadb" { "mysql" } else { site.server.name }
+}
+
+fn application(version: u32) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    add_application_migration(&folder, version);
+    folder
+}
+
+fn add_application_migration(folder: impl AsRef<Path>, version: u32) {
+    let file = folder.as_ref().join(format!("{version:04}_app.sql"));
+    std::fs::write(file, format!("CREATE TABLE app_{version} (id BIGINT PRIMARY KEY);")).unwrap();
+}
+
+fn copy(from: &Path, to: impl AsRef<Path>) {
+    for file in std::fs::read_dir(from).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), to.as_ref().join(file.file_name())).unwrap();
+    }
+}
+
+async fn sqlx<DB: Bed>(site: &Site<DB>, source: impl AsRef<Path>, more: &[&str]) -> Output {
+    let program = PathBuf::from(std::env::var_os("SQLX_CLI").unwrap());
+    let mut command = Command::new(program);
+    command.current_dir(std::env::temp_dir()).args(["migrate", "run", "--no-dotenv", "--database-url", &site.url]);
+    command.arg("--source").arg(source.as_ref()).args(more).output().await.unwrap()
+}
+
+fn ok(output: Output) {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

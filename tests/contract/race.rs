@@ -1,0 +1,80 @@
+//! Processes, not tasks.
+
+use std::time::Duration;
+
+use rowlock::{Attempt, Reason};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::Child,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    bed::{Bed, Site, refused},
+    child,
+};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub async fn a_counter_stays_exact_with_eight_processes_on_two_keys<DB: Bed>(site: Site<DB>) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut processes = Vec::new();
+    let files = ["one", "two"].map(|key| (key, folder.path().join(key)));
+    for (key, file) in &files {
+        std::fs::write(file, "0").unwrap();
+        processes.extend((0..4).map(|_| child::start(&site, "count", key, file)));
+    }
+    for mut process in processes {
+        assert!(timeout(PATIENCE, process.wait()).await.unwrap().unwrap().success());
+    }
+    for (_, file) in &files {
+        assert_eq!(std::fs::read_to_string(file).unwrap(), "40");
+    }
+}
+
+pub async fn sixteen_processes_create_the_same_key_once<DB: Bed>(site: Site<DB>) {
+    let folder = tempfile::tempdir().unwrap();
+    let signal = folder.path().join("start");
+    let mut processes: Vec<(Child, _)> = (0..16)
+        .map(|_| {
+            let mut process = child::start(&site, "create", "k", &signal);
+            let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+            (process, lines)
+        })
+        .collect();
+    for (_, lines) in &mut processes {
+        assert_eq!(timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().as_deref(), Some("ready"));
+    }
+    std::fs::write(&signal, "").unwrap();
+    let mut answers = Vec::new();
+    for (_, lines) in &mut processes {
+        answers.push(timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap());
+    }
+    answers.sort();
+    let winners = answers.iter().filter(|answer| *answer == "acquired").count();
+    assert_eq!(winners, 1, "{answers:?}");
+    assert!(answers.iter().all(|answer| ["acquired", "held", "busy"].contains(&answer.as_str())), "{answers:?}");
+    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(1));
+}
+
+pub async fn a_killed_process_is_replaced_within_its_lease<DB: Bed>(site: Site<DB>) {
+    let mut holder = child::start(&site, "hold", "k", std::path::Path::new(""));
+    let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+    let token: i64 = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap().parse().unwrap();
+    let lock = site.lock();
+    // It renews: three leases later it still holds.
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
+    holder.kill().await.unwrap();
+    let killed = Instant::now();
+    let next = loop {
+        match lock.try_acquire("k").await.unwrap() {
+            Attempt::Acquired(lease) => break lease,
+            Attempt::Refused(_) => sleep(Duration::from_millis(5)).await,
+        }
+    };
+    assert!(killed.elapsed() < Duration::from_secs(2), "the lease of 1 s and a second: {:?}", killed.elapsed());
+    let prior = next.taken_over_from().unwrap();
+    assert_eq!((prior.token.get(), prior.label.as_str()), (token, "victim"));
+    assert!(next.token() > prior.token);
+}

@@ -1,0 +1,169 @@
+//! Every cell of the rules table, on the server and in `rules.rs`.
+
+use std::time::Duration;
+
+use chrono::{FixedOffset, TimeDelta, Utc};
+use rowlock::{Attempt, LeaseLock, Rules};
+
+use crate::{
+    bed::{Bed, Site},
+    rules::{self, Row, Terms, Verdict, judge},
+};
+
+const HOLDER: &str = "00112233445566778899aabbccddeeff";
+const HOUR: i64 = 3_600_000;
+const RECENT: i64 = HOUR / 6;
+
+/// A row as a test writes it; times in milliseconds ago, in UTC.
+#[derive(Clone, Debug)]
+struct Cell {
+    name: String,
+    locked: bool,
+    status: &'static str,
+    begin: Option<i64>,
+    holder: bool,
+    claimed: Option<i64>,
+    expires: Option<i64>,
+}
+
+fn cells() -> Vec<Option<Cell>> {
+    let mut cells = vec![None];
+    let cell = Cell {
+        name: String::new(),
+        locked: false,
+        status: "P",
+        begin: None,
+        holder: false,
+        claimed: None,
+        expires: None,
+    };
+    let begins = [None, Some(RECENT), Some(3 * HOUR)];
+    for begin in begins {
+        for status in ["S", "F", "P", "X", ""] {
+            cells.push(Some(Cell { name: format!("free {status} {begin:?}"), status, begin, ..cell.clone() }));
+        }
+        for (holder, claimed) in [(false, None), (true, None), (true, Some(5 * HOUR)), (false, begin)] {
+            let name = format!("foreign {begin:?} {holder} {claimed:?}");
+            cells.push(Some(Cell { name, locked: true, begin, holder, claimed, expires: Some(1), ..cell.clone() }));
+        }
+    }
+    for begin in [RECENT, 3 * HOUR] {
+        for expires in [None, Some(HOUR), Some(-HOUR)] {
+            let name = format!("rowlock's {begin} {expires:?}");
+            cells.push(Some(Cell {
+                name,
+                locked: true,
+                begin: Some(begin),
+                holder: true,
+                claimed: Some(begin),
+                expires,
+                ..cell.clone()
+            }));
+        }
+    }
+    cells
+}
+
+/// The lock, and the same settings as `rules.rs` takes them.
+fn settings<DB: Bed>(site: &Site<DB>) -> Vec<(LeaseLock<DB>, Terms)> {
+    let mut all = Vec::new();
+    for rules in [Rules::Article, Rules::Recover] {
+        for once_per in [0, HOUR / 2] {
+            for retry_failed in [false, true] {
+                for offset in [None, Some(0), Some(8 * 3600), Some(-5 * 3600)] {
+                    let mut lock = site.lock().rules(rules).once_per(Duration::from_millis(once_per as u64)).unwrap();
+                    if retry_failed {
+                        lock = lock.retry_failed_at_once();
+                    }
+                    if let Some(seconds) = offset {
+                        lock = lock.article_clients(FixedOffset::east_opt(seconds).unwrap());
+                    }
+                    let terms = Terms {
+                        rules: if rules == Rules::Article { rules::Rules::Article } else { rules::Rules::Recover },
+                        once_per: TimeDelta::milliseconds(once_per),
+                        lease: TimeDelta::seconds(30),
+                        retry_failed,
+                        article_clients: offset.map(|seconds| TimeDelta::seconds(seconds.into())),
+                        label: String::new(),
+                    };
+                    all.push((lock, terms));
+                }
+            }
+        }
+    }
+    all
+}
+
+pub async fn every_cell_of_the_rules_table<DB: Bed>(site: Site<DB>) {
+    let settings = settings(&site);
+    let holder = acquired_holder(&site).await;
+    let mut seen = std::collections::BTreeMap::<String, usize>::new();
+    for cell in cells() {
+        for (number, (lock, terms)) in settings.iter().enumerate() {
+            let now = Utc::now();
+            let ago = |millis: Option<i64>| millis.map(|millis| now - TimeDelta::milliseconds(millis));
+            let row = cell.as_ref().map(|cell| Row {
+                locked: cell.locked,
+                status: cell.status.into(),
+                begin_time: ago(cell.begin),
+                minutes: Some(60),
+                client_ip: "other".into(),
+                holder: cell.holder.then(|| uuid::Uuid::parse_str(HOLDER).unwrap()),
+                token: 7,
+                expires_at: ago(cell.expires),
+                claimed_at: ago(cell.claimed),
+            });
+            let verdict = judge(row.as_ref(), now, holder, terms);
+            let key = format!("{number}");
+            site.execute(&format!("DELETE FROM t_resource_lock WHERE key_resource = '{key}'")).await;
+            if let Some(cell) = &cell {
+                write(&site, &key, cell, terms.offset()).await;
+            }
+            let attempt = lock.try_acquire(&key).await.unwrap();
+            let context = format!("{cell:?} under {terms:?}: rules.rs says {verdict:?}, the database {attempt:?}");
+            match (&verdict, &attempt) {
+                (Verdict::Create | Verdict::Acquire, Attempt::Acquired(lease)) => {
+                    assert!(lease.taken_over_from().is_none(), "{context}")
+                }
+                (Verdict::TakeOver, Attempt::Acquired(lease)) => {
+                    let prior = lease.taken_over_from().unwrap_or_else(|| panic!("{context}"));
+                    assert_eq!((prior.token.get(), prior.label.as_str()), (7, "other"), "{context}");
+                }
+                (Verdict::Refuse(reason, until), Attempt::Refused(refusal)) => {
+                    assert_eq!(format!("{reason:?}"), format!("{:?}", refusal.reason), "{context}");
+                    assert_eq!(until.is_some(), refusal.until.is_some(), "{context}");
+                    if let (Some(expected), Some(got)) = (until, refusal.until) {
+                        assert!((*expected - got).num_seconds().abs() < 120, "{context}");
+                    }
+                }
+                _ => panic!("{context}"),
+            }
+            let kind = format!("{verdict:?}").split(['(', ',']).take(2).collect::<Vec<_>>().join(" ");
+            *seen.entry(kind).or_default() += 1;
+        }
+    }
+    assert_eq!(seen.len(), 9, "every verdict and every reason that a row can give came up: {seen:?}");
+}
+
+/// A holder id that no row has: `rules.rs` and the database must both see a stranger.
+async fn acquired_holder<DB: Bed>(site: &Site<DB>) -> rowlock::Holder {
+    crate::bed::acquired(site.lock().try_acquire("elsewhere").await).claim().holder
+}
+
+async fn write<DB: Bed>(site: &Site<DB>, key: &str, cell: &Cell, offset: TimeDelta) {
+    let time = |millis: Option<i64>, ahead: TimeDelta| {
+        millis.map_or("NULL".into(), |millis| DB::ago(millis - ahead.num_milliseconds()))
+    };
+    let (begin, claimed) = (time(cell.begin, offset), time(cell.claimed, offset));
+    let expires = time(cell.expires, TimeDelta::zero());
+    let holder = if cell.holder { DB::uuid(HOLDER) } else { "NULL".into() };
+    site.execute(&format!(
+        "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, holder, token, expires_at)
+         VALUES ('{key}', '{}', {}, {begin}, 'other', {holder}, 7, {expires})",
+        cell.status,
+        i32::from(cell.locked)
+    ))
+    .await;
+    let same = cell.claimed.is_some() && cell.claimed == cell.begin;
+    site.set(key, &format!("claimed_at = {}", if same { "begin_time" } else { &claimed })).await;
+}
