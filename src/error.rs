@@ -21,7 +21,7 @@ pub enum Error {
     },
 
     /// The table's key column cannot hold this key; nothing was changed.
-    #[error("key {key:?} does not fit: the column t_resource_lock.key_resource is {column}")]
+    #[error("key {:?} does not fit: the column t_resource_lock.key_resource is {column}", key.as_str())]
     KeyTooLong {
         /// The key.
         key: Key,
@@ -89,7 +89,7 @@ pub enum Error {
 
     /// The claim is somebody else's by now, or nobody's: it was taken over after its lease ended,
     /// released by an operator, or trampled on by another program.
-    #[error("key {key:?} was lost: the claim with token {token} no longer holds it; do not act on it any more")]
+    #[error("key {:?} was lost: the claim with token {token} no longer holds it; do not act on it any more", key.as_str())]
     Lost {
         /// The key.
         key: Key,

@@ -162,6 +162,7 @@ impl<DB: Database> Keeper<DB> {
         let outcome = outcomes.first().copied().unwrap_or(Outcome::Lost);
         match outcome {
             Outcome::Done => {
+                tracing::trace!(key = %held.claim.key, token = %held.claim.token, "renewed");
                 held.hold_until(self.deadline(sent, self.lease));
                 if let Some(kept) = lock(&self.state).leases.get_mut(&held.claim.holder) {
                     kept.renew_at = sent + self.lease / 3;
@@ -200,13 +201,13 @@ impl<DB: Database> Keeper<DB> {
             if let Ok(runtime) = Handle::try_current() {
                 state.running = true;
                 state.wakes_at = Instant::now();
-                runtime.spawn(self.clone().keep());
+                // The guard goes in with the task, which may be dropped before it ever runs.
+                runtime.spawn(self.clone().keep(OnStop { keeper: self.clone(), armed: true }));
             }
         }
     }
 
-    async fn keep(self: Arc<Self>) {
-        let mut on_stop = OnStop { keeper: self.clone(), armed: true };
+    async fn keep(self: Arc<Self>, mut on_stop: OnStop<DB>) {
         let (mut renewal, mut ending): (Option<Task>, Option<Task>) = (None, None);
         while let Some(wakes_at) = self.next(&mut renewal, &mut ending) {
             tokio::select! {

@@ -58,7 +58,7 @@ impl Terms {
 
     /// The column `time` of a row that is created: `once_per` in minutes, at least the article's 60.
     pub fn minutes(&self) -> i32 {
-        let minutes = (self.once_per + TimeDelta::seconds(59)).num_minutes();
+        let minutes = (self.once_per + TimeDelta::microseconds(59_999_999)).num_minutes();
         i32::try_from(minutes).unwrap_or(i32::MAX).max(60)
     }
 }

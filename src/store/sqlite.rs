@@ -78,7 +78,7 @@ macro_rules! change {
             " FROM json_each(?1) AS j
             WHERE t.key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND t.holder = unhex(j.value ->> 1) AND t.token = j.value ->> 2
               AND t.lock_flag = 1 AND t.claimed_at = t.begin_time
-            RETURNING t.key_resource"
+            RETURNING key_resource"
         )
     };
 }

@@ -174,7 +174,7 @@ fn database_of(url: &str) -> &str {
 }
 
 macro_rules! plain_sql {
-    () => {
+    ($number:literal) => {
         async fn execute(pool: &Pool<Self>, sql: &str) -> Result<u64, sqlx::Error> {
             Ok(sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(pool).await?.rows_affected())
         }
@@ -182,7 +182,7 @@ macro_rules! plain_sql {
             Ok(sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(conn).await?.rows_affected())
         }
         async fn number(pool: &Pool<Self>, sql: &str) -> Option<i64> {
-            sqlx::query_scalar(AssertSqlSafe(sql.to_owned()))
+            sqlx::query_scalar(AssertSqlSafe(format!($number, sql)))
                 .fetch_one(pool)
                 .await
                 .unwrap_or_else(|error| panic!("{sql}: {error}"))
@@ -198,7 +198,7 @@ macro_rules! plain_sql {
 
 #[cfg(feature = "sqlite")]
 impl Bed for sqlx::Sqlite {
-    plain_sql!();
+    plain_sql!("{}");
     const LOCK_ROW: &'static str = "UPDATE t_resource_lock SET status = status WHERE key_resource = 'k'";
     const BEGIN: &'static str = "BEGIN IMMEDIATE";
     const IS_SQLITE: bool = true;
@@ -224,7 +224,7 @@ impl Bed for sqlx::Sqlite {
 
 #[cfg(feature = "postgres")]
 impl Bed for sqlx::Postgres {
-    plain_sql!();
+    plain_sql!("SELECT number::bigint FROM ({}) AS one (number)");
     const LOCK_ROW: &'static str = "SELECT 1 FROM t_resource_lock WHERE key_resource = 'k' FOR UPDATE";
 
     fn ago(millis: i64) -> String {
@@ -256,7 +256,7 @@ impl Bed for sqlx::Postgres {
 
 #[cfg(feature = "mysql")]
 impl Bed for sqlx::MySql {
-    plain_sql!();
+    plain_sql!("{}");
     const COUNTING: i64 = 1;
     const LOCK_ROW: &'static str = "SELECT 1 FROM t_resource_lock WHERE key_resource = 'k' FOR UPDATE";
 

@@ -119,5 +119,5 @@ async fn sqlx<DB: Bed>(site: &Site<DB>, source: impl AsRef<Path>, more: &[&str])
 }
 
 fn ok(output: Output) {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{output:?}");
 }

@@ -17,7 +17,6 @@ const RECENT: i64 = HOUR / 6;
 /// A row as a test writes it; times in milliseconds ago, in UTC.
 #[derive(Clone, Debug)]
 struct Cell {
-    name: String,
     locked: bool,
     status: &'static str,
     begin: Option<i64>,
@@ -28,30 +27,19 @@ struct Cell {
 
 fn cells() -> Vec<Option<Cell>> {
     let mut cells = vec![None];
-    let cell = Cell {
-        name: String::new(),
-        locked: false,
-        status: "P",
-        begin: None,
-        holder: false,
-        claimed: None,
-        expires: None,
-    };
+    let cell = Cell { locked: false, status: "P", begin: None, holder: false, claimed: None, expires: None };
     let begins = [None, Some(RECENT), Some(3 * HOUR)];
     for begin in begins {
         for status in ["S", "F", "P", "X", ""] {
-            cells.push(Some(Cell { name: format!("free {status} {begin:?}"), status, begin, ..cell.clone() }));
+            cells.push(Some(Cell { status, begin, ..cell.clone() }));
         }
         for (holder, claimed) in [(false, None), (true, None), (true, Some(5 * HOUR)), (false, begin)] {
-            let name = format!("foreign {begin:?} {holder} {claimed:?}");
-            cells.push(Some(Cell { name, locked: true, begin, holder, claimed, expires: Some(1), ..cell.clone() }));
+            cells.push(Some(Cell { locked: true, begin, holder, claimed, expires: Some(1), ..cell.clone() }));
         }
     }
     for begin in [RECENT, 3 * HOUR] {
         for expires in [None, Some(HOUR), Some(-HOUR)] {
-            let name = format!("rowlock's {begin} {expires:?}");
             cells.push(Some(Cell {
-                name,
                 locked: true,
                 begin: Some(begin),
                 holder: true,
