@@ -197,13 +197,15 @@ impl<DB: Database> Keeper<DB> {
 
     /// Starts the task, where there is a runtime and none runs yet.
     fn run(self: &Arc<Self>, state: &mut State) {
-        if !state.running && !(state.leases.is_empty() && state.endings.is_empty()) {
-            if let Ok(runtime) = Handle::try_current() {
-                state.running = true;
-                state.wakes_at = Instant::now();
-                // The guard goes in with the task, which may be dropped before it ever runs.
-                runtime.spawn(self.clone().keep(OnStop { keeper: self.clone(), armed: true }));
-            }
+        let idle = state.leases.is_empty() && state.endings.is_empty();
+        if state.running || idle {
+            return;
+        }
+        if let Ok(runtime) = Handle::try_current() {
+            state.running = true;
+            state.wakes_at = Instant::now();
+            // The guard goes in with the task, which may be dropped before it ever runs.
+            runtime.spawn(self.clone().keep(OnStop { keeper: self.clone(), armed: true }));
         }
     }
 

@@ -1,4 +1,6 @@
-#![doc = include_str!("../README.md")]
+// The README's example runs on SQLite.
+#![cfg_attr(feature = "sqlite", doc = include_str!("../README.md"))]
+#![cfg_attr(not(feature = "sqlite"), doc = "Locks in the SQL database an application already has; see the README.")]
 
 #[cfg(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")))]
 compile_error!("rowlock needs a database: enable one of the features `sqlite`, `postgres`, `mysql`");

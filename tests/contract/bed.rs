@@ -157,10 +157,12 @@ where
     Trial::test(format!("{}::{module}::{name}", server.name), run).with_ignored_flag(ignored)
 }
 
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 fn unique_name() -> String {
     format!("rowlock_{}", uuid::Uuid::new_v4().simple())
 }
 
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 /// The same URL with another database.
 fn with_database(url: &str, database: &str) -> String {
     let (url, options) = url.split_once('?').map_or((url, None), |(url, options)| (url, Some(options)));
@@ -168,6 +170,7 @@ fn with_database(url: &str, database: &str) -> String {
     options.map_or(format!("{server}/{database}"), |options| format!("{server}/{database}?{options}"))
 }
 
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 fn database_of(url: &str) -> &str {
     let url = url.split('?').next().unwrap_or(url);
     url.rsplit('/').next().unwrap_or(url)

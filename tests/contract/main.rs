@@ -3,6 +3,8 @@
 //! SQLite needs nothing. A server's tests run where its URL is set (`POSTGRES_URL`, `MYSQL_URL`, `MARIADB_URL`);
 //! elsewhere they show as ignored. `scripts/test` sets all three.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
+
 mod acquire;
 mod bed;
 mod child;
