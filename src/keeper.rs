@@ -68,7 +68,15 @@ struct Kept {
 /// A claim to abandon, tried until its lease is over.
 struct Ending {
     held: Arc<Held>,
-    outcome: oneshot::Sender<Outcome>,
+    outcome: Option<oneshot::Sender<Outcome>>,
+    pending: watch::Sender<usize>,
+}
+
+/// Settled, or dropped with the runtime: it is pending no more.
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.pending.send_modify(|count| *count -= 1);
+    }
 }
 
 struct State {
@@ -141,8 +149,8 @@ impl<DB: Database> Keeper<DB> {
         let (outcome, receiver) = oneshot::channel();
         let mut state = lock(&self.state);
         state.leases.remove(&held.claim.holder);
-        state.endings.push(Ending { held, outcome });
         self.pending.send_modify(|count| *count += 1);
+        state.endings.push(Ending { held, outcome: Some(outcome), pending: self.pending.clone() });
         self.run(&mut state);
         self.work.notify_one();
         receiver
@@ -308,7 +316,7 @@ impl<DB: Database> Keeper<DB> {
         }
         let mut outcomes = reply.unwrap_or_default().into_iter();
         let mut state = lock(&self.state);
-        for ending in batch {
+        for mut ending in batch {
             let outcome = outcomes.next().unwrap_or(Outcome::Skipped { left: TimeDelta::zero() });
             if matches!(outcome, Outcome::Skipped { .. }) && Instant::now() < ending.held.deadline() {
                 state.endings.push(ending);
@@ -318,8 +326,7 @@ impl<DB: Database> Keeper<DB> {
             let Claim { key, token, .. } = &ending.held.claim;
             tracing::info!(%key, %token, ?outcome, "abandoned");
             // Whoever dropped the lease does not listen.
-            let _ = ending.outcome.send(outcome);
-            self.pending.send_modify(|count| *count -= 1);
+            let _ = ending.outcome.take().map(|sender| sender.send(outcome));
         }
     }
 }

@@ -29,21 +29,26 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Dropped, it leaves the table as it was, or complete, or (MySQL, MariaDB) created but not complete; call it again.
 pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
     let limit = Instant::now() + LIMIT;
-    let mut refused = 0;
-    while !schema(pool, limit).await?.missing().is_empty() {
+    let mut tries = 0;
+    loop {
+        let missing = schema(pool, limit).await?.missing();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if tries == 10 {
+            return Err(Error::ColumnMissing { columns: missing.join(", ") });
+        }
         let mut conn = Borrowed::checkout(pool, limit).await.map_err(|failure| failed(failure, LIMIT))?;
         let reply = timeout_at(limit, DB::install(conn.get())).await;
-        if let Err(failure) = conn.settle(reply) {
+        tries += 1;
+        match conn.settle(reply) {
             // Instances that start together run into each other (a type exists already, a column, a busy file):
             // whoever fails looks again, and gives up only on an error that stays.
-            refused += 1;
-            if refused == 10 {
-                return Err(failed(failure, LIMIT));
-            }
-            sleep(Duration::from_millis(fastrand::u64(5..50) * refused)).await;
+            Err(failure) if tries == 10 => return Err(failed(failure, LIMIT)),
+            Err(_) => sleep(Duration::from_millis(fastrand::u64(5..50) * tries)).await,
+            Ok(()) => {}
         }
     }
-    Ok(())
 }
 
 async fn schema<DB: Database>(pool: &Pool<DB>, limit: Instant) -> Result<Schema, Error> {

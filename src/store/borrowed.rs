@@ -82,9 +82,11 @@ impl Failure {
                 Fault::MissingTable => Error::TableMissing,
                 Fault::MissingColumn => Error::ColumnMissing { columns: source.to_string() },
                 Fault::ReadOnly => Error::ReadOnly { source },
-                Fault::Outage => Error::Database { action, subject, outcome: Certainty::Unknown, source },
-                Fault::Contention | Fault::NoConnection | Fault::Other => {
-                    Error::Database { action, subject, outcome: before, source }
+                Fault::Contention | Fault::NoConnection | Fault::Other | Fault::Outage => {
+                    // The server's own error undid its statement; any other leaves open what the server did.
+                    let undone = fault != Fault::Outage && source.as_database_error().is_some();
+                    let outcome = if undone { before } else { Certainty::Unknown };
+                    Error::Database { action, subject, outcome, source }
                 }
             },
         }

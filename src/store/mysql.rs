@@ -232,7 +232,9 @@ async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms) -> Repl
     if granted && receipt & TOOK_OVER == 0 {
         return Ok(Answer::Granted { token, prior: None });
     }
-    let row = sqlx::query(LOOK).bind(key).fetch_optional(conn).await?;
+    let row = sqlx::query(LOOK).bind(key).fetch_optional(conn).await;
+    // Granted, and the look failed: reported as a lost reply, so that the same holder asks again.
+    let row = if granted { row.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))? } else { row? };
     if granted {
         let prior = row.map(|row| prior(&row, holder)).transpose()?.flatten();
         return Ok(Answer::Granted { token, prior });

@@ -86,7 +86,7 @@ const ROW: &str =
 
 const OURS: &str = "t.lock_flag = 1 AND t.holder = r.holder AND t.token = r.token AND t.claimed_at = t.begin_time";
 
-/// One statement for each kind of change; $5 is the other programs' offset.
+/// One statement for each kind of change.
 fn change_statement(set: &str) -> String {
     format!(
         "
@@ -106,17 +106,15 @@ ORDER BY r.place"
     )
 }
 
-static RENEW: LazyLock<String> =
-    LazyLock::new(|| change_statement("expires_at = clock_timestamp() + $4::interval + 0 * $5::interval"));
+static RENEW: LazyLock<String> = LazyLock::new(|| change_statement("expires_at = clock_timestamp() + $4::interval"));
 static RELEASE: LazyLock<String> = LazyLock::new(|| {
     change_statement(
         "lock_flag = 0, status = $4, end_time = clock_timestamp() + $5::interval, holder = NULL, expires_at = NULL,
         claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL",
     )
 });
-static ABANDON: LazyLock<String> = LazyLock::new(|| {
-    change_statement("expires_at = least(t.expires_at, clock_timestamp() + $4::interval + 0 * $5::interval)")
-});
+static ABANDON: LazyLock<String> =
+    LazyLock::new(|| change_statement("expires_at = least(t.expires_at, clock_timestamp())"));
 
 impl Store for Postgres {
     async fn schema(conn: &mut PgConnection) -> Reply<Schema> {
@@ -179,18 +177,18 @@ impl Store for Postgres {
         let keys: Vec<&str> = claims.iter().map(|claim| claim.key.as_str()).collect();
         let holders: Vec<Uuid> = claims.iter().map(|claim| *claim.holder.as_uuid()).collect();
         let tokens: Vec<i64> = claims.iter().map(|claim| claim.token.get()).collect();
-        let query = match change {
-            Change::Renew(_) => sqlx::query(RENEW.as_str()),
-            Change::Release(_) => sqlx::query(RELEASE.as_str()),
-            Change::Abandon => sqlx::query(ABANDON.as_str()),
+        let statement = match change {
+            Change::Renew(_) => RENEW.as_str(),
+            Change::Release(_) => RELEASE.as_str(),
+            Change::Abandon => ABANDON.as_str(),
         };
-        let query = query.bind(keys).bind(holders).bind(tokens);
+        let query = sqlx::query(statement).bind(keys).bind(holders).bind(tokens);
         let query = match change {
             Change::Renew(lease) => query.bind(lease),
-            Change::Release(status) => query.bind(status.letter()),
-            Change::Abandon => query.bind(TimeDelta::zero()),
+            Change::Release(status) => query.bind(status.letter()).bind(terms.offset()),
+            Change::Abandon => query,
         };
-        let rows = query.bind(terms.offset()).fetch_all(conn).await?;
+        let rows = query.fetch_all(conn).await?;
         rows.iter()
             .zip(claims)
             .map(|(row, claim)| {

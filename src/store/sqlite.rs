@@ -15,6 +15,17 @@ use crate::{
 
 const INSTALL: &str = include_str!("../../migrations/sqlite/20260101000000_rowlock.sql");
 
+/// The columns that a table of another program lacks: SQLite has no ADD COLUMN IF NOT EXISTS.
+const ADDED: [(&str, &str); 7] = [
+    ("holder", "holder BLOB"),
+    ("token", "token INTEGER NOT NULL DEFAULT 0"),
+    ("expires_at", "expires_at INTEGER"),
+    ("claimed_at", "claimed_at INTEGER"),
+    ("confirms", "confirms INTEGER NOT NULL DEFAULT 0"),
+    ("prior_token", "prior_token INTEGER"),
+    ("prior_client_ip", "prior_client_ip TEXT"),
+];
+
 const SCHEMA: &str = "
 SELECT c.name, c.type, (SELECT sql FROM sqlite_schema WHERE name = 't_resource_lock') AS definition
 FROM pragma_table_info('t_resource_lock') c";
@@ -114,7 +125,13 @@ impl Store for Sqlite {
     }
 
     async fn install(conn: &mut SqliteConnection) -> Reply<()> {
-        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+        sqlx::raw_sql(INSTALL).execute(&mut *conn).await?;
+        let schema = Self::schema(conn).await?;
+        for (_, definition) in ADDED.iter().filter(|(name, _)| schema.missing().contains(name)) {
+            let sql = format!("ALTER TABLE t_resource_lock ADD COLUMN {definition}");
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *conn).await?;
+        }
+        Ok(())
     }
 
     async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32) -> Reply<()> {

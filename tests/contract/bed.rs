@@ -45,7 +45,6 @@ pub trait Bed: rowlock::Database + Sized {
     /// A transaction that sits on the row (on SQLite: on the database).
     const LOCK_ROW: &'static str;
     const BEGIN: &'static str = "BEGIN";
-    const IS_SQLITE: bool = false;
     /// How many statements it takes to count statements, counted too.
     const COUNTING: i64 = 0;
 }
@@ -204,7 +203,6 @@ impl Bed for sqlx::Sqlite {
     plain_sql!("{}");
     const LOCK_ROW: &'static str = "UPDATE t_resource_lock SET status = status WHERE key_resource = 'k'";
     const BEGIN: &'static str = "BEGIN IMMEDIATE";
-    const IS_SQLITE: bool = true;
 
     fn ago(millis: i64) -> String {
         format!("(CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000 - {millis} * 1000)")

@@ -1,9 +1,6 @@
 //! Bad input, and databases that are not as they should be: a clear error, and nothing changed.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::time::Duration;
 
 use rowlock::{Error, LeaseLock, Status};
 use sqlx::pool::PoolOptions;
@@ -139,41 +136,20 @@ pub async fn an_unreachable_database_is_an_error_not_a_refusal<DB: Bed>(site: Si
 }
 
 pub async fn events_tell_the_story<DB: Bed>(site: Site<DB>) {
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-    impl std::io::Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::TRACE)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    let guard = tracing::subscriber::set_default(subscriber);
+    let key = format!("story of {}", site.server.name);
     let lock = site.lock();
-    let lease = acquired(lock.try_acquire("k").await);
-    refused(lock.try_acquire("k").await);
+    let lease = acquired(lock.try_acquire(&key).await);
+    refused(lock.try_acquire(&key).await);
     lease.renew().await.unwrap();
     let token = lease.token();
     lease.release(Status::Succeeded).await.unwrap();
-    let lease = acquired(lock.try_acquire("k").await);
-    site.take_from("k").await;
+    let lease = acquired(lock.try_acquire(&key).await);
+    site.take_from(&key).await;
     assert!(lease.renew().await.is_err());
-    drop(guard);
-    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    let log: String = log.lines().filter(|line| line.contains(" rowlock::")).map(|line| format!("{line}\n")).collect();
+    let events = crate::events::about(&key);
     for event in ["acquired", "refused", "renewed", "released", "lost"] {
-        let line = log.lines().find(|line| line.contains(&format!(": {event}")));
-        let line = line.unwrap_or_else(|| panic!("no event {event:?} in:\n{log}"));
-        assert!(line.contains("key=k"), "{line}");
+        let line = events.iter().find(|line| line.contains(&format!(": {event} ")));
+        let line = line.unwrap_or_else(|| panic!("no event {event:?} in {events:#?}"));
         if event != "lost" && event != "refused" {
             assert!(line.contains(&format!("token={token}")), "{line}");
         }

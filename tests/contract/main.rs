@@ -9,6 +9,7 @@ mod acquire;
 mod bed;
 mod child;
 mod door;
+mod events;
 mod keeping;
 mod migrations;
 mod race;
@@ -31,6 +32,7 @@ fn main() {
     if child::was_asked_for() {
         return child::main();
     }
+    events::keep();
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();
     for server in Server::all() {
