@@ -125,6 +125,12 @@ pub enum Action {
     Abandon,
     /// Creating or checking the table.
     Migrate,
+    /// Looking at rows.
+    Inspect,
+    /// Freeing a row whoever holds it.
+    ForceRelease,
+    /// Deleting old rows.
+    Forget,
 }
 
 impl std::fmt::Display for Action {
@@ -135,6 +141,9 @@ impl std::fmt::Display for Action {
             Self::Release => "releasing",
             Self::Abandon => "abandoning",
             Self::Migrate => "migrating",
+            Self::Inspect => "inspecting",
+            Self::ForceRelease => "releasing by force",
+            Self::Forget => "forgetting old rows of",
         })
     }
 }

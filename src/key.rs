@@ -62,6 +62,10 @@ impl Holder {
         Self(Uuid::new_v4())
     }
 
+    pub(crate) fn new(id: Uuid) -> Self {
+        Self(id)
+    }
+
     /// The UUID, as it stands in the column `holder`.
     pub fn as_uuid(&self) -> &Uuid {
         &self.0

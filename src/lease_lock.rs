@@ -108,6 +108,15 @@ impl<DB: Database> LeaseLock<DB> {
         Self::with(change(self.settings))
     }
 
+    pub(crate) fn settings(&self) -> &Settings<DB> {
+        &self.settings
+    }
+
+    /// The table's shape, looked at by the first call alone.
+    pub(crate) async fn table(&self, limit: Instant) -> Result<&Table, Error> {
+        self.table.get_or_try_init(|| Table::read(&self.settings.pool, limit)).await
+    }
+
     /// Asks for a key once, and never waits for another holder.
     ///
     /// One round trip where the row exists (see the README's table for the rest); the first call of a lock
@@ -124,7 +133,7 @@ impl<DB: Database> LeaseLock<DB> {
         let key = Key::new(key)?;
         Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let limit = Instant::now() + self.settings.time_limit;
-        self.table.get_or_try_init(|| Table::read(&self.settings.pool, limit)).await?.admits(&key)?;
+        self.table(limit).await?.admits(&key)?;
         let attempt = Try { lock: self, ask: Ask { key, holder: Holder::unique() }, limit, unanswered: false };
         let attempt = attempt.run().await?;
         match &attempt {

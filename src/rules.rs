@@ -20,9 +20,10 @@ pub enum Rules {
 }
 
 /// How work ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Status {
     /// Written as `S`.
+    #[default]
     Succeeded,
     /// Written as `F`.
     Failed,
@@ -166,6 +167,54 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
         Acquire
     } else {
         Refuse(WithinWindow, window_ends)
+    }
+}
+
+/// What a row is at one moment, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum State {
+    /// A claim holds it.
+    Held,
+    /// A claim holds it whose lease is over: its holder crashed, was stopped, or abandoned it.
+    Expired,
+    /// A program that does not know rowlock holds it.
+    HeldByAnotherProgram,
+    /// Free, but taken less than `once_per` ago.
+    WithinWindow,
+    /// Free, and its last run failed.
+    Failed,
+    /// Free.
+    Free,
+}
+
+impl std::fmt::Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Held => "held",
+            Self::Expired => "expired",
+            Self::HeldByAnotherProgram => "held by another program",
+            Self::WithinWindow => "within its window",
+            Self::Failed => "failed",
+            Self::Free => "free",
+        })
+    }
+}
+
+/// A row's state, and until when it lasts, where that is known.
+pub fn state(row: &Row, now: DateTime<Utc>, terms: &Terms) -> (State, Option<DateTime<Utc>>) {
+    if row.is_rowlocks() {
+        let expired = row.expires_at.is_some_and(|end| now >= end);
+        return (if expired { State::Expired } else { State::Held }, row.expires_at);
+    }
+    if row.locked {
+        return (State::HeldByAnotherProgram, None);
+    }
+    let window_ends = row.begin_time.map(|begin| later(begin, terms.once_per)).filter(|end| now < *end);
+    match window_ends {
+        _ if row.status == "F" => (State::Failed, window_ends),
+        Some(end) => (State::WithinWindow, Some(end)),
+        None => (State::Free, None),
     }
 }
 

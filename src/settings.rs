@@ -12,7 +12,7 @@ use crate::{
     store::Database,
 };
 
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(crate) struct Settings<DB: Database> {
     pub pool: Pool<DB>,
@@ -129,7 +129,7 @@ impl<DB: Database> LeaseLock<DB> {
 }
 
 /// Checks a duration and brings it to the databases' precision, the microsecond.
-fn within(
+pub(crate) fn within(
     setting: &'static str,
     value: Duration,
     least: Duration,

@@ -8,6 +8,7 @@ pub mod borrowed;
 pub mod fault;
 #[cfg(feature = "mysql")]
 mod mysql;
+pub mod operate;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
@@ -172,6 +173,6 @@ pub trait Store: sqlx::Database {
 }
 
 /// A database that rowlock works on: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or `sqlx::Sqlite`.
-pub trait Database: Store {}
+pub trait Database: operate::Operate {}
 
-impl<DB: Store> Database for DB {}
+impl<DB: operate::Operate> Database for DB {}

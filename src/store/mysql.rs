@@ -22,7 +22,7 @@ FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name =
 
 /// The clock for tokens: SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's start), and is
 /// brought from the session's time zone to UTC.
-const MICROS: &str =
+pub(super) const MICROS: &str =
     "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))";
 
 /// Set in the last insert id of a claim that took over: a look at the row then tells from whom.
@@ -59,11 +59,16 @@ WHERE j.verdict IS NOT NULL",
     )
 });
 
-const LOOK: &str = "
-SELECT CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, begin_time, CAST(time AS SIGNED) AS minutes,
-       CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, UTC_TIMESTAMP(6) AS now,
-       prior_token, CONVERT(prior_client_ip USING utf8mb4) AS prior_client_ip
-FROM t_resource_lock WHERE key_resource = ?";
+/// A row as `rules::Row` has it, and the time.
+pub(super) const ROW: &str = "
+CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, begin_time, CAST(time AS SIGNED) AS minutes,
+CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, UTC_TIMESTAMP(6) AS now";
+
+static LOOK: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "SELECT {ROW}, prior_token, CONVERT(prior_client_ip USING utf8mb4) AS prior_client_ip FROM t_resource_lock WHERE key_resource = ?"
+    )
+});
 
 /// Not INSERT IGNORE, which hides errors, and deadlocks.
 const CREATE: &str = "
@@ -232,14 +237,16 @@ async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms) -> Repl
     if granted && receipt & TOOK_OVER == 0 {
         return Ok(Answer::Granted { token, prior: None });
     }
-    let row = sqlx::query(LOOK).bind(key).fetch_optional(conn).await;
+    let row = sqlx::query(LOOK.as_str()).bind(key).fetch_optional(conn).await;
     // Granted, and the look failed: reported as a lost reply, so that the same holder asks again.
     let row = if granted { row.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))? } else { row? };
     if granted {
         let prior = row.map(|row| prior(&row, holder)).transpose()?.flatten();
         return Ok(Answer::Granted { token, prior });
     }
-    row.map_or(Ok(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH }), |row| seen(&row, terms))
+    let Some(row) = row else { return Ok(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH }) };
+    let (row, now) = read(&row, terms)?;
+    Ok(Answer::Seen { row: Some(row), now })
 }
 
 /// Whom the claim took over from, unless it is lost by now.
@@ -252,14 +259,15 @@ fn prior(row: &MySqlRow, holder: Uuid) -> Reply<Option<Prior>> {
     Ok(token.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() }))
 }
 
-fn seen(row: &MySqlRow, terms: &Terms) -> Reply<Answer> {
+/// Reads the columns of `ROW`.
+pub(super) fn read(row: &MySqlRow, terms: &Terms) -> Reply<(Row, DateTime<Utc>)> {
     let time = |name| -> Reply<Option<DateTime<Utc>>> {
         Ok(row.try_get::<Option<NaiveDateTime>, _>(name)?.map(|time| time.and_utc()))
     };
     let utc = |name| -> Reply<Option<DateTime<Utc>>> {
         Ok(time(name)?.and_then(|time| time.checked_sub_signed(terms.offset())))
     };
-    let row = Row {
+    let read = Row {
         locked: row.try_get::<i64, _>("locked")? == 1,
         status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
         begin_time: utc("begin_time")?,
@@ -270,7 +278,7 @@ fn seen(row: &MySqlRow, terms: &Terms) -> Reply<Answer> {
         expires_at: time("expires_at")?,
         claimed_at: utc("claimed_at")?,
     };
-    Ok(Answer::Seen { row: Some(row), now: time("now")?.unwrap_or_default() })
+    Ok((read, time("now")?.unwrap_or_default()))
 }
 
 /// Tells the claims that a change did not match from those that it did: it reports only how many there were.
@@ -302,6 +310,6 @@ async fn look_at(
     Ok(claims.iter().map(|claim| unmatched(change, claim, sightings.get(claim.key.as_str()).copied())).collect())
 }
 
-fn micros(time: TimeDelta) -> i64 {
+pub(super) fn micros(time: TimeDelta) -> i64 {
     time.num_microseconds().unwrap_or(i64::MAX)
 }

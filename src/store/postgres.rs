@@ -80,7 +80,7 @@ ORDER BY r.place"
 });
 
 /// A row as `rules::Row` has it.
-const ROW: &str =
+pub(super) const ROW: &str =
     "key_resource, lock_flag = 1 AS locked, status::text, begin_time::timestamptz, time::bigint AS minutes,
     client_ip::text, holder, token, expires_at, claimed_at::timestamptz";
 
@@ -211,11 +211,16 @@ fn answer(row: &PgRow, terms: &Terms) -> Reply<Answer> {
     if row.try_get::<Option<&str>, _>("key_resource")?.is_none() {
         return Ok(Answer::Seen { row: None, now: row.try_get("clock")? });
     }
+    Ok(Answer::Seen { row: Some(read(row, terms)?), now: row.try_get("now")? })
+}
+
+/// Reads the columns of `ROW`.
+pub(super) fn read(row: &PgRow, terms: &Terms) -> Reply<Row> {
     let utc = |name| -> Reply<Option<DateTime<Utc>>> {
         let time: Option<DateTime<Utc>> = row.try_get(name)?;
         Ok(time.and_then(|time| time.checked_sub_signed(terms.offset())))
     };
-    let seen = Row {
+    Ok(Row {
         locked: row.try_get::<Option<bool>, _>("locked")?.unwrap_or_default(),
         status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
         begin_time: utc("begin_time")?,
@@ -225,8 +230,7 @@ fn answer(row: &PgRow, terms: &Terms) -> Reply<Answer> {
         token: row.try_get("token")?,
         expires_at: row.try_get("expires_at")?,
         claimed_at: utc("claimed_at")?,
-    };
-    Ok(Answer::Seen { row: Some(seen), now: row.try_get("now")? })
+    })
 }
 
 fn sighting(row: &PgRow) -> Reply<Option<Sighting>> {

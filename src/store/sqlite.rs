@@ -39,6 +39,7 @@ macro_rules! now {
         "CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000"
     };
 }
+pub(super) use now;
 
 const CREATE: &str = "
 INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
@@ -240,7 +241,7 @@ async fn take(
         .await
 }
 
-fn read(row: &SqliteRow, terms: &Terms) -> Reply<Row> {
+pub(super) fn read(row: &SqliteRow, terms: &Terms) -> Reply<Row> {
     let utc = |name| -> Reply<Option<DateTime<Utc>>> {
         Ok(time(row, name)?.and_then(|time| time.checked_sub_signed(terms.offset())))
     };
@@ -270,11 +271,11 @@ async fn look_at(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<Sig
     }))
 }
 
-fn time(row: &SqliteRow, name: &str) -> Reply<Option<DateTime<Utc>>> {
+pub(super) fn time(row: &SqliteRow, name: &str) -> Reply<Option<DateTime<Utc>>> {
     Ok(row.try_get::<Option<i64>, _>(name)?.and_then(DateTime::from_timestamp_micros))
 }
 
-fn micros(time: TimeDelta) -> i64 {
+pub(super) fn micros(time: TimeDelta) -> i64 {
     time.num_microseconds().unwrap_or(i64::MAX)
 }
 

@@ -82,6 +82,25 @@ pub async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: Bed>(si
     lease.renew().await.unwrap();
 }
 
+/// The pool is empty for so long that a background renewal fails. The deadline stands, and the next one comes through.
+pub async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(1).await;
+    let lease = Duration::from_secs(4);
+    let lock = LeaseLock::new(pool.clone()).lease(lease).unwrap();
+    let lease_held = acquired(lock.try_acquire("k").await);
+    let started = Instant::now();
+    sleep(lease / 4).await;
+    let only = pool.acquire().await.unwrap();
+    // The first renewal is due at a third, and gives up at two thirds.
+    sleep(lease * 17 / 24 - started.elapsed().min(lease / 2)).await;
+    assert!(lease_held.is_held());
+    drop(only);
+    while started.elapsed() < lease + lease / 4 {
+        assert!(lease_held.is_held(), "{:?}", started.elapsed());
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// Another program takes the key and gives it back, knowing nothing of our columns: the claim is lost, not revived.
 pub async fn a_trampled_claim_is_lost<DB: Bed>(site: Site<DB>) {
     let lock = site.lock();

@@ -12,6 +12,7 @@ mod door;
 mod events;
 mod keeping;
 mod migrations;
+mod operating;
 mod race;
 mod rules_table;
 mod trips;
@@ -66,7 +67,7 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             the_row_says_what_the_article_says, a_dropped_try_leaves_no_statement_on_a_pooled_connection;
         keeping:
             a_lease_is_renewed_in_the_background, a_lease_is_lost_when_somebody_takes_the_row, loss_is_told_before_another_gets_in,
-            a_renewal_that_finds_the_row_locked_is_unknown_not_lost, a_trampled_claim_is_lost, releasing_a_lost_lease_changes_nothing,
+            a_renewal_that_finds_the_row_locked_is_unknown_not_lost, a_renewal_that_fails_is_unknown_and_tried_again, a_trampled_claim_is_lost, releasing_a_lost_lease_changes_nothing,
             a_release_waits_for_a_transaction_at_the_row, releasing_twice_over_a_lost_reply_is_done,
             dropping_a_lease_abandons_it, a_pool_of_one_is_enough, a_thousand_leases_are_renewed_in_few_statements,
             a_renewal_pool_of_its_own_keeps_leases_while_the_main_pool_is_empty,
@@ -83,6 +84,11 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
         race:
             a_counter_stays_exact_with_eight_processes_on_two_keys, sixteen_processes_create_the_same_key_once,
             a_killed_process_is_replaced_within_its_lease;
+        operating:
+            list_shows_each_state_in_the_order_of_keys, list_is_paged_and_filtered, inspect_looks_at_one_key,
+            a_forced_release_frees_the_key_and_the_old_holder_finds_out, a_forced_release_is_what_article_rules_wait_for,
+            a_forced_release_does_not_pass_a_transaction_at_the_row, forget_deletes_what_nobody_needs_and_nothing_else,
+            forget_goes_through_more_rows_than_a_page;
         trips: round_trips_are_as_stated;
     }
 }

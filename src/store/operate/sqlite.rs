@@ -1,0 +1,90 @@
+use chrono::TimeDelta;
+use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
+
+use super::{Forced, Forgotten, Listed, Operate, Page};
+use crate::{
+    key::{Key, Token},
+    rules::{Status, Terms},
+    store::{
+        Reply,
+        sqlite::{micros, now, read, time},
+    },
+};
+
+macro_rules! select {
+    ($rest:literal) => {
+        concat!(
+            "SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, begin_time, end_time, time, client_ip, holder, token, expires_at,
+                    claimed_at, ",
+            now!(),
+            " AS now FROM t_resource_lock ",
+            $rest
+        )
+    };
+}
+
+const LIST: &str = select!(
+    "WHERE key_resource > ?1 AND instr(key_resource, ?2) = 1 AND (lock_flag = 1 OR NOT ?3) ORDER BY key_resource LIMIT ?4"
+);
+
+const INSPECT: &str = select!("WHERE key_resource = ?1");
+
+const FORCE: &str = concat!(
+    "
+UPDATE t_resource_lock
+SET lock_flag = 0, status = ?2, end_time = ",
+    now!(),
+    " + ?3, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL,
+    token = max(token + 1, ",
+    now!(),
+    ")
+WHERE key_resource = ?1 RETURNING token"
+);
+
+/// ?1 older_than, ?2 once_per, ?3 the other programs' offset.
+const FORGET: &str = concat!(
+    "
+DELETE FROM t_resource_lock
+WHERE lock_flag = 0 AND status = 'S'
+  AND (begin_time IS NULL OR begin_time - ?3 < ",
+    now!(),
+    " - max(?1, ?2, time * 60000000))
+  AND (end_time IS NULL OR end_time - ?3 < ",
+    now!(),
+    " - ?1)"
+);
+
+impl Operate for Sqlite {
+    async fn list(conn: &mut SqliteConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
+        let query = sqlx::query(LIST).bind(&page.after).bind(&page.prefix);
+        let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
+        rows.iter().map(|row| listed(row, terms)).collect()
+    }
+
+    async fn inspect(conn: &mut SqliteConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
+        let row = sqlx::query(INSPECT).bind(key.as_str()).fetch_optional(conn).await?;
+        row.map(|row| listed(&row, terms)).transpose()
+    }
+
+    async fn force(conn: &mut SqliteConnection, key: &Key, status: Status, terms: &Terms) -> Reply<Forced> {
+        let query = sqlx::query(FORCE).bind(key.as_str()).bind(status.letter()).bind(micros(terms.offset()));
+        let Some(row) = query.fetch_optional(conn).await? else { return Ok(Forced::NoRow) };
+        Ok(Forced::Freed(Token::new(row.try_get("token")?)))
+    }
+
+    async fn forget(conn: &mut SqliteConnection, older_than: TimeDelta, _: &str, terms: &Terms) -> Reply<Forgotten> {
+        let query = sqlx::query(FORGET).bind(micros(older_than)).bind(micros(terms.once_per));
+        let reply = query.bind(micros(terms.offset())).execute(conn).await?;
+        Ok(Forgotten { rows: reply.rows_affected(), after: None })
+    }
+}
+
+fn listed(row: &SqliteRow, terms: &Terms) -> Reply<Listed> {
+    let end_time = time(row, "end_time")?;
+    Ok(Listed {
+        key: row.try_get("key_resource")?,
+        row: read(row, terms)?,
+        end_time: end_time.and_then(|time| time.checked_sub_signed(terms.offset())),
+        now: time(row, "now")?.unwrap_or_default(),
+    })
+}

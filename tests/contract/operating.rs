@@ -1,0 +1,153 @@
+//! What operators do, and what it does to the others.
+
+use std::time::Duration;
+
+use rowlock::{Error, Filter, Reason, Rules, State, Status};
+use tokio::time::timeout;
+
+use crate::bed::{Bed, Site, acquired, refused};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+pub async fn list_shows_each_state_in_the_order_of_keys<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock().label("me").unwrap();
+    let _held = acquired(lock.try_acquire("1 held").await);
+    let _expired = acquired(lock.try_acquire("2 expired").await);
+    site.set("2 expired", &format!("expires_at = {}", DB::ago(1000))).await;
+    let _foreign = acquired(lock.try_acquire("3 foreign").await);
+    site.set("3 foreign", "claimed_at = NULL").await;
+    for (key, status) in [("4 window", Status::Succeeded), ("5 failed", Status::Failed), ("6 free", Status::Succeeded)]
+    {
+        acquired(lock.try_acquire(key).await).release(status).await.unwrap();
+    }
+    for key in ["5 failed", "6 free"] {
+        site.set(key, &format!("begin_time = {}", DB::ago(2 * 3_600_000))).await;
+    }
+    let lock = site.lock().once_per(HOUR).unwrap();
+    let entries = lock.list(&Filter::default()).await.unwrap();
+    let seen: Vec<_> = entries.iter().map(|entry| (entry.key.as_str(), entry.state)).collect();
+    use State::*;
+    let expected = [
+        ("1 held", Held),
+        ("2 expired", Expired),
+        ("3 foreign", HeldByAnotherProgram),
+        ("4 window", WithinWindow),
+        ("5 failed", Failed),
+        ("6 free", Free),
+    ];
+    assert_eq!(seen, expected);
+    assert!(entries.iter().all(|entry| entry.by == "me" && entry.token.get() > 0 && entry.since.is_some()));
+    assert_eq!(entries[3].ended.unwrap().timestamp() / 600, entries[3].since.unwrap().timestamp() / 600);
+    assert!((entries[3].until.unwrap() - entries[3].since.unwrap()).num_seconds() == 3600);
+    assert!(entries[0].holder.is_some() && entries[5].holder.is_none() && entries[5].status == "S");
+}
+
+pub async fn list_is_paged_and_filtered<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    let mut leases = Vec::new();
+    for number in 0..25 {
+        leases.push(acquired(lock.try_acquire(&format!("job {number:02}")).await));
+    }
+    for lease in leases.drain(..20) {
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+    let _other = acquired(lock.try_acquire("other_%").await);
+    let (mut filter, mut keys) = (Filter::default().limit(10).prefix("job "), Vec::new());
+    loop {
+        let page = lock.list(&filter).await.unwrap();
+        assert!(page.len() <= 10);
+        let Some(last) = page.last() else { break };
+        filter = filter.after(&last.key);
+        keys.extend(page.into_iter().map(|entry| entry.key));
+    }
+    assert_eq!(keys, (0..25).map(|number| format!("job {number:02}")).collect::<Vec<_>>());
+    assert_eq!(lock.list(&Filter::default().held()).await.unwrap().len(), 6);
+    assert_eq!(lock.list(&Filter::default().prefix("other_%")).await.unwrap().len(), 1, "no wildcards");
+    assert_eq!(lock.list(&Filter::default().prefix("_").held()).await.unwrap().len(), 0);
+}
+
+pub async fn inspect_looks_at_one_key<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    assert_eq!(lock.inspect("k").await.unwrap(), None);
+    let lease = acquired(lock.try_acquire("k").await);
+    let entry = lock.inspect("k").await.unwrap().unwrap();
+    assert_eq!((entry.state, entry.token, entry.holder), (State::Held, lease.token(), Some(lease.claim().holder)));
+    assert!(matches!(lock.inspect("").await, Err(Error::InvalidKey { .. })));
+}
+
+pub async fn a_forced_release_frees_the_key_and_the_old_holder_finds_out<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock_for(Duration::from_millis(600));
+    let old = acquired(lock.try_acquire("k").await);
+    let token = lock.force_release("k", Status::default()).await.unwrap().unwrap();
+    assert!(token > old.token());
+    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+    timeout(Duration::from_secs(20), old.lost()).await.unwrap();
+    let next = acquired(lock.try_acquire("k").await);
+    assert!(next.token() > token && next.taken_over_from().is_none());
+    assert!(matches!(old.release(Status::Failed).await, Err(Error::Lost { .. })));
+    next.release(Status::Succeeded).await.unwrap();
+    assert_eq!(lock.force_release("nobody", Status::Failed).await.unwrap(), None);
+}
+
+pub async fn a_forced_release_is_what_article_rules_wait_for<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock().rules(Rules::Article);
+    acquired(lock.try_acquire("k").await).release(Status::Failed).await.unwrap();
+    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::LastRunFailed);
+    lock.force_release("k", Status::Succeeded).await.unwrap().unwrap();
+    let crashed = acquired(lock.try_acquire("k").await);
+    site.set("k", &format!("expires_at = {}", DB::ago(1))).await;
+    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::TimedOutUnfinished);
+    lock.force_release("k", Status::Failed).await.unwrap().unwrap();
+    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::LastRunFailed);
+    assert!(matches!(crashed.renew().await, Err(Error::Lost { .. })));
+}
+
+/// On servers a row in a transaction's hands is waited for up to the time limit, and never freed behind its back.
+pub async fn a_forced_release_does_not_pass_a_transaction_at_the_row<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock().time_limit(Duration::from_millis(300)).unwrap();
+    let lease = acquired(lock.try_acquire("k").await);
+    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let error = lock.force_release("k", Status::Succeeded).await.unwrap_err();
+    assert!(
+        matches!(error, Error::TimedOut { .. }) && error.to_string().contains("releasing by force \"k\""),
+        "{error}"
+    );
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+    drop(other);
+    lock.time_limit(Duration::from_secs(20)).unwrap().force_release("k", Status::Succeeded).await.unwrap().unwrap();
+    assert!(matches!(lease.renew().await, Err(Error::Lost { .. })));
+}
+
+pub async fn forget_deletes_what_nobody_needs_and_nothing_else<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    for key in ["old", "young", "window", "failed", "strange", "never begun"] {
+        acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+    }
+    let _held = acquired(lock.try_acquire("held").await);
+    let ago = |hours: i64| DB::ago(hours * 3_600_000);
+    for key in ["old", "failed", "strange", "held"] {
+        site.set(key, &format!("begin_time = {0}, end_time = {0}", ago(9))).await;
+    }
+    site.set("failed", "status = 'F'").await;
+    site.set("strange", "status = 'X'").await;
+    site.set("never begun", "begin_time = NULL, end_time = NULL").await;
+    site.set("window", &format!("begin_time = {0}, end_time = {0}, time = 600", ago(9))).await;
+    site.set("young", &format!("begin_time = {}, end_time = {}", ago(9), ago(1))).await;
+    let patient = site.lock().once_per(10 * HOUR).unwrap();
+    assert_eq!(patient.forget(2 * HOUR).await.unwrap(), 1, "once_per keeps all but the row that never began");
+    assert_eq!(lock.forget(2 * HOUR).await.unwrap(), 1);
+    let left = lock.list(&Filter::default()).await.unwrap();
+    let left: Vec<_> = left.iter().map(|entry| entry.key.as_str()).collect();
+    assert_eq!(left, ["failed", "held", "strange", "window", "young"]);
+    assert!(matches!(lock.forget(Duration::MAX).await, Err(Error::InvalidSetting { .. })));
+}
+
+pub async fn forget_goes_through_more_rows_than_a_page<DB: Bed>(site: Site<DB>) {
+    acquired(site.lock().try_acquire("kept").await).release(Status::Succeeded).await.unwrap();
+    let rows: Vec<String> = (0..1203).map(|number| format!("('gone {number:04}')")).collect();
+    site.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(","))).await;
+    assert_eq!(site.lock().forget(HOUR).await.unwrap(), 1203);
+    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(1));
+}
