@@ -12,7 +12,9 @@ use crate::{
 #[non_exhaustive]
 pub enum Error {
     /// The key was refused at the door; nothing was sent.
-    #[error("key {key:?} {wrong}: use 1 to 255 bytes of UTF-8, without NUL and without white space at an end")]
+    #[error(
+        "key {key:?} {wrong}: use 1 to 255 bytes of UTF-8, without NUL and without white space at the start or end"
+    )]
     InvalidKey {
         /// The text, or its first 80 characters.
         key: String,
@@ -27,6 +29,17 @@ pub enum Error {
         key: Key,
         /// The column's type.
         column: String,
+    },
+
+    /// The table's column for the label is too narrow; nothing was changed.
+    #[error(
+        "the label {label:?} does not fit: the column t_resource_lock.client_ip holds {chars} characters; set a shorter one with label()"
+    )]
+    LabelTooLong {
+        /// The label.
+        label: String,
+        /// What the column holds.
+        chars: usize,
     },
 
     /// A setting was refused at the door.
@@ -78,6 +91,21 @@ pub enum Error {
     #[error("{action} {subject}: no answer within {limit:?}; {outcome}")]
     TimedOut {
         /// What was being done.
+        action: Action,
+        /// To which key.
+        subject: String,
+        /// The time limit.
+        limit: Duration,
+        /// What is known of the outcome.
+        outcome: Certainty,
+    },
+
+    /// The pool gave no connection in time.
+    #[error(
+        "{action} {subject}: no connection from the pool within {limit:?}, because all are in use or the server is out of reach; {outcome}"
+    )]
+    NoConnection {
+        /// What was to be done.
         action: Action,
         /// To which key.
         subject: String,
@@ -171,7 +199,7 @@ impl Error {
     /// Whether the same call may succeed a little later, with nobody changing anything.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::TimedOut { .. } => true,
+            Self::TimedOut { .. } | Self::NoConnection { .. } => true,
             Self::Database { source, .. } => fault(source).is_transient(),
             _ => false,
         }

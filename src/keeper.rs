@@ -19,7 +19,7 @@ use sqlx::Pool;
 use tokio::{
     runtime::Handle,
     sync::{Notify, oneshot, watch},
-    time::{Instant, sleep_until, timeout_at},
+    time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -40,6 +40,8 @@ const BATCH: usize = 1000;
 pub(crate) struct Held {
     pub claim: Claim,
     pub lost: CancellationToken,
+    /// Cancelled when the lease is lost, and when it ends in any other way.
+    pub over: CancellationToken,
     deadline: Mutex<Instant>,
 }
 
@@ -121,15 +123,16 @@ impl<DB: Database> Keeper<DB> {
         let held = Arc::new(Held {
             claim,
             lost: CancellationToken::new(),
+            over: CancellationToken::new(),
             deadline: Mutex::new(self.deadline(sent, self.lease)),
         });
         let renew_at = sent + self.lease / 3;
         let mut state = lock(&self.state);
         state.leases.insert(holder, Kept { held: held.clone(), renew_at });
-        self.run(&mut state);
         if renew_at < state.wakes_at {
             self.work.notify_one();
         }
+        self.run(state);
         held
     }
 
@@ -151,16 +154,17 @@ impl<DB: Database> Keeper<DB> {
         state.leases.remove(&held.claim.holder);
         self.pending.send_modify(|count| *count += 1);
         state.endings.push(Ending { held, outcome: Some(outcome), pending: self.pending.clone() });
-        self.run(&mut state);
         self.work.notify_one();
+        self.run(state);
         receiver
     }
 
-    /// Waits until nothing is left to be abandoned.
+    /// Waits until nothing is left to be abandoned, or until it is over without that.
     pub async fn settled(self: &Arc<Self>) {
-        self.run(&mut lock(&self.state));
-        // The sender lives in `self`, so that waiting does not fail.
-        let _ = self.pending.subscribe().wait_for(|count| *count == 0).await;
+        self.run(lock(&self.state));
+        let mut pending = self.pending.subscribe();
+        // The sender lives in `self`, so that waiting does not fail; the time is up where nobody drives the task.
+        let _ = timeout(self.lease + self.attempt(), pending.wait_for(|count| *count == 0)).await;
     }
 
     /// Prolongs one claim now.
@@ -198,23 +202,34 @@ impl<DB: Database> Keeper<DB> {
         sent + left.saturating_sub(self.lease / 20)
     }
 
+    /// How long a whole lease counts on this side.
+    pub fn counted(&self) -> Duration {
+        self.lease - self.lease / 20
+    }
+
+    /// How long one statement may take.
+    fn attempt(&self) -> Duration {
+        (self.lease / 3).min(Duration::from_secs(10))
+    }
+
     /// How long to wait after a try that brought no answer.
     fn soon(&self) -> Duration {
-        self.lease.mul_f64(fastrand::f64() / 24.0 + 1.0 / 24.0)
+        (self.lease / 12).min(Duration::from_secs(1)).mul_f64(fastrand::f64() / 2.0 + 0.5)
     }
 
     /// Starts the task, where there is a runtime and none runs yet.
-    fn run(self: &Arc<Self>, state: &mut State) {
+    fn run(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         let idle = state.leases.is_empty() && state.endings.is_empty();
         if state.running || idle {
             return;
         }
-        if let Ok(runtime) = Handle::try_current() {
-            state.running = true;
-            state.wakes_at = Instant::now();
-            // The guard goes in with the task, which may be dropped before it ever runs.
-            runtime.spawn(self.clone().keep(OnStop { keeper: self.clone(), armed: true }));
-        }
+        let Ok(runtime) = Handle::try_current() else { return };
+        state.running = true;
+        state.wakes_at = Instant::now();
+        // A runtime that is shutting down drops the task within `spawn`, and its guard takes this lock.
+        drop(state);
+        // The guard goes in with the task, which may be dropped before it ever runs.
+        runtime.spawn(self.clone().keep(OnStop { keeper: self.clone(), armed: true }));
     }
 
     async fn keep(self: Arc<Self>, mut on_stop: OnStop<DB>) {
@@ -233,10 +248,12 @@ impl<DB: Database> Keeper<DB> {
     /// Tells losses, starts what is due, and says when to look again; `None` when there is nothing left to do.
     fn next(self: &Arc<Self>, renewal: &mut Option<Task>, ending: &mut Option<Task>) -> Option<Instant> {
         let now = Instant::now();
-        let mut state = lock(&self.state);
-        for (_, kept) in state.leases.extract_if(|_, kept| kept.held.deadline() <= now) {
+        let late: Vec<Kept> =
+            lock(&self.state).leases.extract_if(|_, kept| kept.held.deadline() <= now).map(|(_, kept)| kept).collect();
+        for kept in late {
             tell_lost(&kept.held, "no renewal came through before its lease ended");
         }
+        let mut state = lock(&self.state);
         if renewal.is_none() && state.leases.values().any(|kept| kept.renew_at <= now) {
             // Those that are due a little later travel along.
             let due = now + self.lease / 12;
@@ -270,7 +287,7 @@ impl<DB: Database> Keeper<DB> {
     async fn renew_batch(self: Arc<Self>, batch: Vec<Arc<Held>>) {
         let sent = Instant::now();
         let claims: Vec<Claim> = batch.iter().map(|held| held.claim.clone()).collect();
-        let reply = self.change(&claims, self.renewal(), sent + self.lease / 3).await;
+        let reply = self.change(&claims, self.renewal(), sent + self.attempt()).await;
         let soon = Instant::now() + self.soon();
         if let Err(failure) = &reply {
             tracing::warn!(
@@ -279,6 +296,7 @@ impl<DB: Database> Keeper<DB> {
                 "renewal brought no answer; the deadlines stand, trying again"
             );
         }
+        let mut lost = Vec::new();
         let mut state = lock(&self.state);
         for (place, held) in batch.iter().enumerate() {
             // Who let go of it meanwhile has ended it.
@@ -294,19 +312,22 @@ impl<DB: Database> Keeper<DB> {
                     held.hold_until(self.deadline(sent, left));
                     kept.renew_at = soon.max(sent + left.saturating_sub(self.lease * 2 / 3));
                 }
-                Some(Outcome::Lost) => {
-                    state.leases.remove(&held.claim.holder);
-                    tell_lost(held, "its row was seen without the claim");
-                }
+                Some(Outcome::Lost) => lost.extend(state.leases.remove(&held.claim.holder)),
                 None => kept.renew_at = soon,
             }
+        }
+        drop(state);
+        for kept in lost {
+            tell_lost(&kept.held, "its row was seen without the claim");
         }
     }
 
     async fn end_batch(self: Arc<Self>, batch: Vec<Ending>) {
         let claims: Vec<Claim> = batch.iter().map(|ending| ending.held.claim.clone()).collect();
         let now = Instant::now();
-        let reply = self.change(&claims, Change::Abandon, now + self.lease / 3).await;
+        let reply = self.change(&claims, Change::Abandon, now + self.attempt()).await;
+        // What no waiting mends (a closed pool, a table that is gone) is not tried again.
+        let hopeless = reply.as_ref().is_err_and(|failure| !failure.fault().is_transient());
         if let Err(failure) = &reply {
             tracing::warn!(
                 claims = batch.len(),
@@ -318,7 +339,7 @@ impl<DB: Database> Keeper<DB> {
         let mut state = lock(&self.state);
         for mut ending in batch {
             let outcome = outcomes.next().unwrap_or(Outcome::Skipped { left: TimeDelta::zero() });
-            if matches!(outcome, Outcome::Skipped { .. }) && Instant::now() < ending.held.deadline() {
+            if matches!(outcome, Outcome::Skipped { .. }) && !hopeless && Instant::now() < ending.held.deadline() {
                 state.endings.push(ending);
                 state.end_at = Instant::now() + self.soon();
                 continue;
@@ -332,6 +353,7 @@ impl<DB: Database> Keeper<DB> {
 }
 
 /// The runtime went away under the task: nobody renews any more, and whoever still holds a lease is told.
+/// What was to be abandoned ends with its lease.
 struct OnStop<DB: Database> {
     keeper: Arc<Keeper<DB>>,
     armed: bool,
@@ -339,12 +361,17 @@ struct OnStop<DB: Database> {
 
 impl<DB: Database> Drop for OnStop<DB> {
     fn drop(&mut self) {
-        if self.armed {
-            let mut state = lock(&self.keeper.state);
-            state.running = false;
-            for (_, kept) in state.leases.drain() {
-                tell_lost(&kept.held, "the runtime that renewed it was shut down");
-            }
+        if !self.armed {
+            return;
+        }
+        let mut state = lock(&self.keeper.state);
+        state.running = false;
+        let leases = std::mem::take(&mut state.leases);
+        let endings = std::mem::take(&mut state.endings);
+        drop(state);
+        drop(endings);
+        for kept in leases.into_values() {
+            tell_lost(&kept.held, "the runtime that renewed it was shut down");
         }
     }
 }
@@ -360,6 +387,7 @@ fn tell_lost(held: &Held, why: &str) {
     let Claim { key, token, .. } = &held.claim;
     tracing::warn!(%key, %token, why, "lost");
     held.lost.cancel();
+    held.over.cancel();
 }
 
 /// No code runs under these locks that could panic half-way; a poisoned one is as good as any.

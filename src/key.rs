@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::error::Error;
 
-/// The name of one resource: 1 to 255 bytes of UTF-8, no NUL, no white space at either end.
+/// The name of one resource: 1 to 255 bytes of UTF-8, no NUL, no white space at the start or end.
 ///
 /// Keys are compared byte by byte on every database.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,7 +28,7 @@ impl Key {
         } else if text.contains('\0') {
             "has a NUL character in it"
         } else if text.trim() != text {
-            "has white space at an end"
+            "has white space at the start or end"
         } else {
             return Ok(Self(text.into()));
         };

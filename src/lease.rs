@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -77,17 +77,24 @@ impl<DB: Database> Lease<DB> {
         self.held.deadline().saturating_duration_since(Instant::now())
     }
 
-    /// Waits until the lease is lost: before the server could let another in, if the process is not stopped.
+    /// Waits until the lease is lost: before the server could let another in, if neither the process nor its runtime is held up
+    /// for longer than a twentieth of the lease.
     ///
     /// # Cancel safety
     /// Nothing is lost by dropping it.
     pub async fn lost(&self) {
-        self.held.lost.cancelled().await;
+        // The keeper tells; the clock is watched here too, for when the runtime that drives the keeper stands still.
+        while !self.held.lost.is_cancelled() {
+            let deadline = self.held.deadline();
+            if timeout_at(deadline, self.held.lost.cancelled()).await.is_err() && !self.is_held() {
+                self.keeper.lose(&self.held, "no renewal came through before its lease ended");
+            }
+        }
     }
 
-    /// A token that is cancelled when the lease is lost, to hand to the work.
+    /// A token to hand to tasks of the work: cancelled when the lease is lost, and when it is released, abandoned or dropped.
     pub fn cancellation_token(&self) -> CancellationToken {
-        self.held.lost.child_token()
+        self.held.over.child_token()
     }
 
     /// Prolongs the lease now; in the background that happens at every third of it.
@@ -126,16 +133,17 @@ impl<DB: Database> Lease<DB> {
 
     /// Ends the lease: the work came to its end, well or badly.
     ///
-    /// Tried until it is settled or the lease is over.
+    /// Tried until it is settled or the lease is over. It counts while nobody has taken the row, even if the lease has run out.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the claim had been lost before, so that nothing was written. Any other error means that it is
+    /// [`Error::Lost`] if the row was seen without the claim, so that nothing was written. Any other error means that it is
     /// not known whether the ending was recorded.
     ///
     /// # Cancel safety
     /// Dropped, the key is released or abandoned.
     pub async fn release(mut self, status: Status) -> Result<(), Error> {
         self.keeper.let_go(&self.held);
+        self.held.over.cancel();
         let result = self.try_release(status).await;
         // What is not known to be ended is abandoned when `self` is dropped.
         self.ended = matches!(result, Ok(()) | Err(Error::Lost { .. }));
@@ -179,10 +187,12 @@ impl<DB: Database> Lease<DB> {
     /// Dropped, it goes on in the background.
     pub async fn abandon(mut self) -> Result<(), Error> {
         self.ended = true;
-        match self.keeper.abandon(self.held.clone()).await {
-            Ok(Outcome::Done) => Ok(()),
-            Ok(Outcome::Lost) => Err(self.error_lost()),
-            Ok(Outcome::Skipped { .. }) | Err(_) => Err(self.error_busy(Action::Abandon)),
+        self.held.over.cancel();
+        let limit = self.held.deadline().max(Instant::now() + self.time_limit);
+        match timeout_at(limit, self.keeper.abandon(self.held.clone())).await {
+            Ok(Ok(Outcome::Done)) => Ok(()),
+            Ok(Ok(Outcome::Lost)) => Err(self.error_lost()),
+            Ok(Ok(Outcome::Skipped { .. }) | Err(_)) | Err(_) => Err(self.error_busy(Action::Abandon)),
         }
     }
 
@@ -201,10 +211,11 @@ impl<DB: Database> Lease<DB> {
 
 impl<DB: Database> Drop for Lease<DB> {
     fn drop(&mut self) {
-        if !self.ended && self.is_held() {
-            drop(self.keeper.abandon(self.held.clone()));
-        } else {
+        self.held.over.cancel();
+        if self.ended || self.held.lost.is_cancelled() {
             self.keeper.let_go(&self.held);
+        } else {
+            drop(self.keeper.abandon(self.held.clone()));
         }
     }
 }

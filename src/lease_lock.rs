@@ -114,7 +114,8 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// The table's shape, looked at by the first call alone.
     pub(crate) async fn table(&self, limit: Instant) -> Result<&Table, Error> {
-        self.table.get_or_try_init(|| Table::read(&self.settings.pool, limit)).await
+        let Settings { pool, time_limit, .. } = &self.settings;
+        self.table.get_or_try_init(|| Table::read(pool, limit, *time_limit)).await
     }
 
     /// Asks for a key once, and never waits for another holder.
@@ -133,7 +134,7 @@ impl<DB: Database> LeaseLock<DB> {
         let key = Key::new(key)?;
         Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let limit = Instant::now() + self.settings.time_limit;
-        self.table(limit).await?.admits(&key)?;
+        self.table(limit).await?.admits(&key, &self.settings.terms.label)?;
         let attempt = Try { lock: self, ask: Ask { key, holder: Holder::unique() }, limit, unanswered: false };
         let attempt = attempt.run().await?;
         match &attempt {
@@ -149,8 +150,11 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Runs `work` under the key, if it can be had: releases it as succeeded or failed by the work's result.
     ///
-    /// The work is cancelled (its future is dropped) when the lease is lost. Work that blocks its thread cannot
-    /// be cancelled: it has to look at [`Lease::is_held`] itself. A panic abandons the key.
+    /// The work is cancelled (its future is dropped) when the lease is lost; hand [`Lease::cancellation_token`] to the tasks
+    /// that it spawns. Work that blocks its thread cannot be cancelled, and on a runtime of one thread it stops the renewals:
+    /// put it into `spawn_blocking`, and let it look at [`Lease::is_held`]. A panic abandons the key.
+    ///
+    /// In a task of its own: `tokio::spawn({ let lock = lock.clone(); async move { lock.run("key", async |lease| { ... }).await } })`.
     ///
     /// # Errors
     /// As [`try_acquire`](Self::try_acquire). What happens after the start is told by [`Run`].
@@ -203,20 +207,24 @@ impl<DB: Database> Try<'_, DB> {
         loop {
             let sent = Instant::now();
             let (row, now) = match self.claim().await {
+                // The answer came so late that its lease is over; asked again, it begins anew.
+                Ok(Answer::Granted { .. })
+                    if sent.elapsed() >= self.lock.keeper.counted() && Instant::now() < self.limit =>
+                {
+                    self.unanswered = true;
+                    continue;
+                }
                 Ok(Answer::Granted { token, prior }) => {
-                    let claim = Claim { key: self.ask.key, holder: self.ask.holder, token };
-                    return Ok(Attempt::Acquired(Lease::begin(
-                        &self.lock.keeper,
-                        claim,
-                        prior,
-                        sent,
-                        self.lock.settings.time_limit,
-                    )));
+                    let claim = Claim { key: self.ask.key.clone(), holder: self.ask.holder, token };
+                    let time_limit = self.lock.settings.time_limit;
+                    let lease = Lease::begin(&self.lock.keeper, claim, prior, sent, time_limit);
+                    // Dropped, it is abandoned.
+                    return if lease.is_held() { Ok(Attempt::Acquired(lease)) } else { Err(self.too_late()) };
                 }
                 Ok(Answer::Seen { row, now }) => (row, now),
                 Err(failure) => match failure.fault() {
                     Fault::Contention => {
-                        if let Some(refusal) = self.busy(&mut busy_since, None).await {
+                        if let Some(refusal) = self.busy(&mut busy_since, None).await? {
                             return Ok(Attempt::Refused(refusal));
                         }
                         continue;
@@ -237,7 +245,7 @@ impl<DB: Database> Try<'_, DB> {
                     return refusal.map(Attempt::Refused).ok_or(Error::TableMissing);
                 }
                 Verdict::Acquire | Verdict::Same | Verdict::TakeOver => {
-                    if let Some(refusal) = self.busy(&mut busy_since, row.as_ref()).await {
+                    if let Some(refusal) = self.busy(&mut busy_since, row.as_ref()).await? {
                         return Ok(Attempt::Refused(refusal));
                     }
                 }
@@ -257,10 +265,19 @@ impl<DB: Database> Try<'_, DB> {
     async fn create(&self) -> Result<(), Error> {
         let Settings { pool, terms, .. } = &self.lock.settings;
         let mut conn = Borrowed::checkout(pool, self.limit).await.map_err(|failure| self.error(failure))?;
-        let reply =
-            timeout_at(self.limit, DB::create(conn.get(), std::slice::from_ref(&self.ask.key), terms.minutes())).await;
+        // The server gives up a little earlier than this end, so that no backend goes on waiting there.
+        let patience = self.limit.saturating_duration_since(Instant::now()).mul_f64(0.9);
+        let reply = timeout_at(
+            self.limit,
+            DB::create(conn.get(), std::slice::from_ref(&self.ask.key), terms.minutes(), patience),
+        )
+        .await;
         match conn.settle(reply) {
-            Err(failure) if failure.fault() == Fault::Contention => pause(2..10).await,
+            Err(failure)
+                if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
+            {
+                pause(2..10).await;
+            }
             Err(failure) => return Err(self.error(failure)),
             Ok(()) => {}
         }
@@ -268,21 +285,30 @@ impl<DB: Database> Try<'_, DB> {
     }
 
     /// Waits a moment for whoever is at the row; after 100 ms of that, gives the refusal.
-    async fn busy(&self, since: &mut Option<Instant>, row: Option<&Row>) -> Option<Refusal> {
+    ///
+    /// Not while an earlier request of this try has no answer: the row may be its own.
+    async fn busy(&self, since: &mut Option<Instant>, row: Option<&Row>) -> Result<Option<Refusal>, Error> {
         let now = Instant::now();
         let since = *since.get_or_insert(now);
-        if now < since + PATIENCE && now < self.limit {
+        if now < self.limit && (self.unanswered || now < since + PATIENCE) {
             pause(2..10).await;
-            return None;
+            return Ok(None);
         }
-        Some(Refusal {
+        if self.unanswered {
+            return Err(self.too_late());
+        }
+        Ok(Some(Refusal {
             key: self.ask.key.clone(),
             reason: Reason::Busy,
             by: row.map(|row| row.client_ip.clone()).unwrap_or_default(),
             since: row.and_then(|row| row.begin_time),
             until: None,
             retry_after: Some(PATIENCE),
-        })
+        }))
+    }
+
+    fn too_late(&self) -> Error {
+        self.error(Failure::NoReply)
     }
 
     fn error(&self, failure: Failure) -> Error {

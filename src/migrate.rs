@@ -29,14 +29,16 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Dropped, it leaves the table as it was, or complete, or (MySQL, MariaDB) created but not complete; call it again.
 pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
     let limit = Instant::now() + LIMIT;
-    let mut tries = 0;
+    let (mut tries, mut installed) = (0, false);
     loop {
-        let missing = schema(pool, limit).await?.missing();
+        let missing = schema(pool, limit, LIMIT).await?.missing();
         if missing.is_empty() {
             return Ok(());
         }
-        if tries == 10 {
-            return Err(Error::ColumnMissing { columns: missing.join(", ") });
+        if installed {
+            let wrong =
+                format!("it lacks {}, which rowlock does not add to a table of another program", missing.join(", "));
+            return Err(Error::Unsuitable { wrong });
         }
         let mut conn = Borrowed::checkout(pool, limit).await.map_err(|failure| failed(failure, LIMIT))?;
         let reply = timeout_at(limit, DB::install(conn.get())).await;
@@ -46,20 +48,22 @@ pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
             // whoever fails looks again, and gives up only on an error that stays.
             Err(failure) if tries == 10 => return Err(failed(failure, LIMIT)),
             Err(_) => sleep(Duration::from_millis(fastrand::u64(5..50) * tries)).await,
-            Ok(()) => {}
+            Ok(()) => installed = true,
         }
     }
 }
 
-async fn schema<DB: Database>(pool: &Pool<DB>, limit: Instant) -> Result<Schema, Error> {
-    let limited = limit.saturating_duration_since(Instant::now());
-    let mut conn = Borrowed::checkout(pool, limit).await.map_err(|failure| failed(failure, limited))?;
+async fn schema<DB: Database>(pool: &Pool<DB>, limit: Instant, time_limit: Duration) -> Result<Schema, Error> {
+    let failed = |failure: Failure| {
+        failure.into_error(Action::Inspect, "the table t_resource_lock".into(), time_limit, Certainty::NothingChanged)
+    };
+    let mut conn = Borrowed::checkout(pool, limit).await.map_err(failed)?;
     let reply = timeout_at(limit, DB::schema(conn.get())).await;
-    conn.settle(reply).map_err(|failure| failed(failure, limited))
+    conn.settle(reply).map_err(failed)
 }
 
 fn failed(failure: Failure, limit: Duration) -> Error {
-    failure.into_error(Action::Migrate, "t_resource_lock".into(), limit, Certainty::NothingChanged)
+    failure.into_error(Action::Migrate, "the table t_resource_lock".into(), limit, Certainty::NothingChanged)
 }
 
 /// What a lock has to know of the table before it sends a claim.
@@ -67,12 +71,13 @@ fn failed(failure: Failure, limit: Duration) -> Error {
 pub(crate) struct Table {
     key_type: String,
     key_limit: KeyLimit,
+    label_chars: usize,
 }
 
 impl Table {
     /// Reads the table's shape, and refuses one that a lock cannot stand on.
-    pub async fn read<DB: Database>(pool: &Pool<DB>, limit: Instant) -> Result<Self, Error> {
-        let schema = schema(pool, limit).await?;
+    pub async fn read<DB: Database>(pool: &Pool<DB>, limit: Instant, time_limit: Duration) -> Result<Self, Error> {
+        let schema = schema(pool, limit, time_limit).await?;
         if schema.columns.is_empty() {
             return Err(Error::TableMissing);
         }
@@ -83,13 +88,17 @@ impl Table {
         if let Some(wrong) = schema.wrong {
             return Err(Error::Unsuitable { wrong });
         }
-        Ok(Self { key_type: schema.key_type, key_limit: schema.key_limit })
+        let Schema { key_type, key_limit, label_chars, .. } = schema;
+        Ok(Self { key_type, key_limit, label_chars })
     }
 
-    pub fn admits(&self, key: &Key) -> Result<(), Error> {
-        if self.key_limit.holds(key) {
-            return Ok(());
+    pub fn admits(&self, key: &Key, label: &str) -> Result<(), Error> {
+        if !self.key_limit.holds(key) {
+            return Err(Error::KeyTooLong { key: key.clone(), column: self.key_type.clone() });
         }
-        Err(Error::KeyTooLong { key: key.clone(), column: self.key_type.clone() })
+        if label.chars().count() > self.label_chars {
+            return Err(Error::LabelTooLong { label: label.to_owned(), chars: self.label_chars });
+        }
+        Ok(())
     }
 }

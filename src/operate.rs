@@ -22,6 +22,12 @@ use crate::{
     },
 };
 
+const TABLE: &str = "the table t_resource_lock";
+
+fn quoted(key: &Key) -> String {
+    format!("{:?}", key.as_str())
+}
+
 /// Which rows [`LeaseLock::list`] gives: all, a hundred at a time, unless narrowed.
 #[derive(Clone, Debug)]
 pub struct Filter(Page);
@@ -112,9 +118,9 @@ impl<DB: Database> LeaseLock<DB> {
     pub async fn list(&self, filter: &Filter) -> Result<Vec<Entry>, Error> {
         let limit = self.door().await?;
         let terms = &self.settings().terms;
-        let mut conn = self.checkout(limit, Action::Inspect, "t_resource_lock").await?;
+        let mut conn = self.checkout(limit, Action::Inspect, TABLE).await?;
         let reply = timeout_at(limit, DB::list(conn.get(), &filter.0, terms)).await;
-        let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, "t_resource_lock"))?;
+        let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, TABLE))?;
         Ok(listed.into_iter().map(|listed| Entry::new(listed, terms)).collect())
     }
 
@@ -129,9 +135,9 @@ impl<DB: Database> LeaseLock<DB> {
         let key = Key::new(key)?;
         let limit = self.door().await?;
         let terms = &self.settings().terms;
-        let mut conn = self.checkout(limit, Action::Inspect, key.as_str()).await?;
+        let mut conn = self.checkout(limit, Action::Inspect, &quoted(&key)).await?;
         let reply = timeout_at(limit, DB::inspect(conn.get(), &key, terms)).await;
-        let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, key.as_str()))?;
+        let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, &quoted(&key)))?;
         Ok(listed.map(|listed| Entry::new(listed, terms)))
     }
 
@@ -148,7 +154,7 @@ impl<DB: Database> LeaseLock<DB> {
         let key = Key::new(key)?;
         let limit = self.door().await?;
         loop {
-            let mut conn = self.checkout(limit, Action::ForceRelease, key.as_str()).await?;
+            let mut conn = self.checkout(limit, Action::ForceRelease, &quoted(&key)).await?;
             let reply = timeout_at(limit, DB::force(conn.get(), &key, status, &self.settings().terms)).await;
             match conn.settle(reply) {
                 Ok(Forced::Freed(token)) => {
@@ -159,13 +165,13 @@ impl<DB: Database> LeaseLock<DB> {
                 Ok(Forced::Skipped) if Instant::now() >= limit => {
                     return Err(Error::TimedOut {
                         action: Action::ForceRelease,
-                        subject: format!("{:?}", key.as_str()),
+                        subject: quoted(&key),
                         limit: self.settings().time_limit,
                         outcome: Certainty::NothingChanged,
                     });
                 }
                 Err(failure) if failure.fault() != Fault::Contention || Instant::now() >= limit => {
-                    return Err(self.failed(failure, Action::ForceRelease, key.as_str()));
+                    return Err(self.failed(failure, Action::ForceRelease, &quoted(&key)));
                 }
                 Ok(Forced::Skipped) | Err(_) => sleep(Duration::from_millis(fastrand::u64(10..40))).await,
             }
@@ -188,9 +194,9 @@ impl<DB: Database> LeaseLock<DB> {
         let (mut rows, mut after) = (0, String::new());
         loop {
             let limit = self.door().await?;
-            let mut conn = self.checkout(limit, Action::Forget, "t_resource_lock").await?;
+            let mut conn = self.checkout(limit, Action::Forget, TABLE).await?;
             let reply = timeout_at(limit, DB::forget(conn.get(), older_than, &after, terms)).await;
-            let step = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Forget, "t_resource_lock"))?;
+            let step = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Forget, TABLE))?;
             rows += step.rows;
             match step.after {
                 Some(last) => after = last,
@@ -213,6 +219,6 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     fn failed(&self, failure: Failure, action: Action, subject: &str) -> Error {
-        failure.into_error(action, format!("{subject:?}"), self.settings().time_limit, Certainty::NothingChanged)
+        failure.into_error(action, subject.to_owned(), self.settings().time_limit, Certainty::NothingChanged)
     }
 }

@@ -108,7 +108,8 @@ pub enum Reason {
     Held,
     /// A program that does not know rowlock holds it.
     HeldByAnotherProgram,
-    /// Its holder never ended it, and the lease is over; [`Rules::Article`] leaves that to an operator.
+    /// Its holder never ended it, and the lease is over; [`Rules::Article`] leaves that to an operator
+    /// ([`LeaseLock::force_release`](crate::LeaseLock::force_release)).
     TimedOutUnfinished,
     /// It was taken less than `once_per` ago.
     WithinWindow,
@@ -116,7 +117,7 @@ pub enum Reason {
     LastRunFailed,
     /// Its status is not `S`; [`Rules::Article`] leaves that to an operator.
     NotSucceeded,
-    /// Somebody else's transaction was at the row all the while.
+    /// Somebody else's transaction was at the row all the while (on SQLite: at the file).
     Busy,
 }
 
@@ -154,7 +155,9 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
     }
     if row.locked {
         let end = match (recover, terms.article_clients, row.begin_time, row.minutes) {
-            (true, Some(_), Some(begin), Some(minutes)) => Some(later(begin, TimeDelta::minutes(minutes))),
+            (true, Some(_), Some(begin), Some(minutes)) => {
+                Some(later(begin, TimeDelta::try_minutes(minutes).unwrap_or(TimeDelta::MAX)))
+            }
             _ => None,
         };
         return if end.is_some_and(|end| now >= end) { TakeOver } else { Refuse(HeldByAnotherProgram, end) };

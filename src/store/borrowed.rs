@@ -64,7 +64,9 @@ impl Failure {
     /// What the driver's error means, if there is one.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::NoConnection(_) => Fault::NoConnection,
+            // A closed pool or a wrong password does not mend itself.
+            Self::NoConnection(error) if fault(error).is_transient() => Fault::NoConnection,
+            Self::NoConnection(_) => Fault::Other,
             Self::NoReply => Fault::Outage,
             Self::Failed(error) => fault(error),
         }
@@ -75,7 +77,9 @@ impl Failure {
         let timed_out = |outcome| Error::TimedOut { action, subject: subject.clone(), limit, outcome };
         let fault = self.fault();
         match self {
-            Self::NoConnection(sqlx::Error::PoolTimedOut) => timed_out(before),
+            Self::NoConnection(sqlx::Error::PoolTimedOut) => {
+                Error::NoConnection { action, subject, limit, outcome: before }
+            }
             Self::NoConnection(source) => Error::Database { action, subject, outcome: before, source },
             Self::NoReply => timed_out(Certainty::Unknown),
             Self::Failed(source) => match fault {

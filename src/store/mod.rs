@@ -14,7 +14,7 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-use std::future::Future;
+use std::{future::Future, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
@@ -84,7 +84,8 @@ pub fn unmatched(change: Change, claim: &Claim, seen: Option<Sighting>) -> Outco
     let ours = seen.stands && seen.holder == Some(*claim.holder.as_uuid());
     match change {
         // A token is never given twice: the row was freed by an earlier request of ours whose reply was lost.
-        Change::Release(_) | Change::Abandon if !seen.locked => Outcome::Done,
+        // Another program that frees our claim knows nothing of the holder, and leaves it.
+        Change::Release(_) | Change::Abandon if !seen.locked && seen.holder.is_none() => Outcome::Done,
         Change::Abandon if ours && seen.left <= TimeDelta::zero() => Outcome::Done,
         _ if ours => Outcome::Skipped { left: seen.left },
         _ => Outcome::Lost,
@@ -99,6 +100,8 @@ pub struct Schema {
     /// The key column's type, in the database's words.
     pub key_type: String,
     pub key_limit: KeyLimit,
+    /// How many characters the column `client_ip` holds.
+    pub label_chars: usize,
     /// What makes the table or the connection unusable.
     pub wrong: Option<String>,
 }
@@ -140,12 +143,26 @@ pub const COLUMNS: [&str; 14] = [
 ];
 
 impl Schema {
+    pub fn empty() -> Self {
+        Self {
+            columns: Vec::new(),
+            key_type: String::new(),
+            key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
+            label_chars: usize::MAX,
+            wrong: None,
+        }
+    }
+
     pub fn missing(&self) -> Vec<&'static str> {
         COLUMNS.into_iter().filter(|wanted| !self.columns.iter().any(|has| has.eq_ignore_ascii_case(wanted))).collect()
     }
 }
 
 /// A database that rowlock works on.
+#[diagnostic::on_unimplemented(
+    message = "this build of rowlock does not work on `{Self}`",
+    note = "enable rowlock's feature for it: `sqlite` (the default), `postgres` or `mysql` (MariaDB too)"
+)]
 pub trait Store: sqlx::Database {
     /// Reads what the table is like.
     fn schema(conn: &mut Self::Connection) -> impl Future<Output = Reply<Schema>> + Send;
@@ -154,7 +171,13 @@ pub trait Store: sqlx::Database {
     fn install(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 
     /// Creates a row: free, `S`, begun at the epoch, so that every rule set may take it. An existing row is left as it is.
-    fn create(conn: &mut Self::Connection, keys: &[Key], minutes: i32) -> impl Future<Output = Reply<()>> + Send;
+    /// It may wait for another's uncommitted insert, for `patience` at most where the server can be told so.
+    fn create(
+        conn: &mut Self::Connection,
+        keys: &[Key],
+        minutes: i32,
+        patience: Duration,
+    ) -> impl Future<Output = Reply<()>> + Send;
 
     /// Takes the rows that the rules grant; one answer an ask, in order.
     fn claim(
@@ -170,6 +193,11 @@ pub trait Store: sqlx::Database {
         change: Change,
         terms: &Terms,
     ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send;
+}
+
+/// A time as it stands in the table, brought to UTC; beyond the calendar's ends it stays where it is.
+pub fn to_utc(time: DateTime<Utc>, ahead: TimeDelta) -> DateTime<Utc> {
+    time.checked_sub_signed(ahead).unwrap_or(time)
 }
 
 /// A database that rowlock works on: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or `sqlx::Sqlite`.

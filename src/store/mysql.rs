@@ -1,12 +1,12 @@
 //! MySQL 8.0 and MariaDB 10.6, and later. Times are UTC whatever the session's time zone is.
 
-use std::sync::LazyLock;
+use std::{sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
-use super::{Answer, Ask, Change, KeyLimit, Outcome, Reply, Schema, Sighting, Store, unmatched};
+use super::{Answer, Ask, Change, Outcome, Reply, Schema, Sighting, Store, to_utc, unmatched};
 use crate::{
     key::{Claim, Key, Prior, Token},
     rules::{Row, Rules, Terms},
@@ -17,13 +17,17 @@ const INSTALL: &str = include_str!("../../migrations/mysql/20260101000000_rowloc
 const SCHEMA: &str = "
 SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type USING utf8mb4) AS type,
        CONVERT(data_type USING utf8mb4) AS data_type, CONVERT(COALESCE(collation_name, 'binary') USING utf8mb4) AS collation,
-       CAST(COALESCE(character_maximum_length, 0) AS SIGNED) AS width, CAST(@@autocommit AS SIGNED) AS autocommit
+       CAST(COALESCE(character_maximum_length, 0) AS SIGNED) AS width, CAST(@@autocommit AS SIGNED) AS autocommit,
+       CAST(is_nullable = 'NO' OR extra LIKE '%on update%' AS SIGNED) AS unfit
 FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 't_resource_lock'";
 
 /// The clock for tokens: SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's start), and is
 /// brought from the session's time zone to UTC.
 pub(super) const MICROS: &str =
     "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))";
+
+/// More minutes than a calendar of four digits can go back from today: `time` is another program's.
+const AGES: u32 = 500_000_000;
 
 /// Set in the last insert id of a claim that took over: a look at the row then tells from whom.
 const TOOK_OVER: u64 = 1 << 63;
@@ -38,9 +42,9 @@ UPDATE (
         CASE WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time THEN
                  CASE WHEN c.holder = ? THEN 'same' WHEN ? AND UTC_TIMESTAMP(6) >= c.expires_at THEN 'taken over' END
              WHEN c.lock_flag = 1 THEN
-                 CASE WHEN ? AND UTC_TIMESTAMP(6) >= c.begin_time - INTERVAL ? MICROSECOND + INTERVAL c.time MINUTE THEN 'taken over' END
-             WHEN (? OR c.status = 'S') AND (c.begin_time IS NULL OR (c.status = 'F' AND ?)
-                 OR UTC_TIMESTAMP(6) >= c.begin_time - INTERVAL ? MICROSECOND + INTERVAL ? MICROSECOND) THEN 'acquired'
+                 CASE WHEN ? AND UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL LEAST(c.time, {AGES}) MINUTE >= c.begin_time THEN 'taken over' END
+             WHEN (? OR CAST(c.status AS BINARY) = 'S') AND (c.begin_time IS NULL OR (CAST(c.status AS BINARY) = 'F' AND ?)
+                 OR UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL ? MICROSECOND >= c.begin_time) THEN 'acquired'
         END AS verdict
     FROM t_resource_lock c WHERE c.key_resource = ? LIMIT 1 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
@@ -120,12 +124,7 @@ fn bind_keys<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
 impl Store for MySql {
     async fn schema(conn: &mut MySqlConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
-        let mut schema = Schema {
-            columns: Vec::with_capacity(rows.len()),
-            key_type: String::new(),
-            key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
-            wrong: None,
-        };
+        let mut schema = Schema::empty();
         for row in rows {
             if row.try_get::<i64, _>("autocommit")? == 0 {
                 schema.wrong = Some(
@@ -133,24 +132,36 @@ impl Store for MySql {
                 );
             }
             let name: String = row.try_get("name")?;
-            if name == "key_resource" {
-                let data_type: String = row.try_get("data_type")?;
-                let collation: String = row.try_get("collation")?;
-                let width = usize::try_from(row.try_get::<i64, _>("width")?).unwrap_or_default();
-                schema.key_type = format!("{} {collation}", row.try_get::<String, _>("type")?);
-                match data_type.as_str() {
-                    "varbinary" => schema.key_limit.bytes = width,
-                    "varchar" if collation.starts_with("utf8") && collation.ends_with("_bin") => {
-                        schema.key_limit.chars = width;
-                        schema.key_limit.three_byte_chars = !collation.starts_with("utf8mb4");
+            let data_type: String = row.try_get("data_type")?;
+            let collation: String = row.try_get("collation")?;
+            let width = usize::try_from(row.try_get::<i64, _>("width")?).unwrap_or_default();
+            let kind = format!("{} {collation}", row.try_get::<String, _>("type")?);
+            let wrong = match (name.as_str(), data_type.as_str()) {
+                ("key_resource", kind_of_text) => {
+                    schema.key_type.clone_from(&kind);
+                    let exact_text = collation.starts_with("utf8") && collation.ends_with("_bin");
+                    match kind_of_text {
+                        "varbinary" => schema.key_limit.bytes = width,
+                        _ => schema.key_limit.chars = width,
                     }
-                    _ => {
-                        schema.wrong = Some(format!(
-                            "its column key_resource ({}) does not compare byte by byte; use VARBINARY(255)",
-                            schema.key_type
-                        ));
-                    }
+                    schema.key_limit.three_byte_chars = exact_text && !collation.starts_with("utf8mb4");
+                    let exact = kind_of_text == "varbinary" || (kind_of_text == "varchar" && exact_text);
+                    (!exact).then_some("does not compare byte by byte; use VARBINARY(255)")
                 }
+                ("client_ip", _) => {
+                    schema.label_chars = width;
+                    None
+                }
+                ("begin_time" | "end_time", kind_of_time) => {
+                    let right = kind_of_time == "datetime" && row.try_get::<i64, _>("unfit")? == 0;
+                    (!right).then_some(
+                        "is not a DATETIME that may be NULL and that no update moves by itself; use DATETIME(6) NULL",
+                    )
+                }
+                _ => None,
+            };
+            if let Some(wrong) = wrong {
+                schema.wrong = Some(format!("its column {name} ({kind}) {wrong}"));
             }
             schema.columns.push(name);
         }
@@ -161,7 +172,8 @@ impl Store for MySql {
         sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
     }
 
-    async fn create(conn: &mut MySqlConnection, keys: &[Key], minutes: i32) -> Reply<()> {
+    /// The server ends a wait by itself, after `innodb_lock_wait_timeout`.
+    async fn create(conn: &mut MySqlConnection, keys: &[Key], minutes: i32, _: Duration) -> Reply<()> {
         for key in keys {
             sqlx::query(CREATE).bind(key.as_str()).bind(minutes).execute(&mut *conn).await?;
         }
@@ -264,9 +276,7 @@ pub(super) fn read(row: &MySqlRow, terms: &Terms) -> Reply<(Row, DateTime<Utc>)>
     let time = |name| -> Reply<Option<DateTime<Utc>>> {
         Ok(row.try_get::<Option<NaiveDateTime>, _>(name)?.map(|time| time.and_utc()))
     };
-    let utc = |name| -> Reply<Option<DateTime<Utc>>> {
-        Ok(time(name)?.and_then(|time| time.checked_sub_signed(terms.offset())))
-    };
+    let utc = |name| -> Reply<Option<DateTime<Utc>>> { Ok(time(name)?.map(|time| to_utc(time, terms.offset()))) };
     let read = Row {
         locked: row.try_get::<i64, _>("locked")? == 1,
         status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),

@@ -1,12 +1,12 @@
 //! PostgreSQL 13 and later. Each operation is one statement.
 
-use std::sync::LazyLock;
+use std::{sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Answer, Ask, Change, KeyLimit, Outcome, Reply, Schema, Sighting, Store, unmatched};
+use super::{Answer, Ask, Change, Outcome, Reply, Schema, Sighting, Store, to_utc, unmatched};
 use crate::{
     key::{Claim, Key, Prior, Token},
     rules::{Row, Rules, Terms},
@@ -16,13 +16,15 @@ const INSTALL: &str = include_str!("../../migrations/postgres/20260101000000_row
 
 const SCHEMA: &str = "
 SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type, a.atttypmod - 4 AS width,
-       coalesce(l.collisdeterministic, true) AS exact
+       coalesce(l.collisdeterministic, true) AS exact, a.attnotnull AS required
 FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
 WHERE a.attrelid = to_regclass('t_resource_lock') AND a.attnum > 0 AND NOT a.attisdropped";
 
+/// A backend that waits does not see its client go: `lock_timeout`, for this statement alone, ends its wait.
 const CREATE: &str = "
+WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', $3, true))
 INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
-SELECT key, 'S', 0, 'epoch', '', $2, 0, 0 FROM unnest($1::text[]) AS key ORDER BY key
+SELECT key, 'S', 0, 'epoch', '', $2, 0, 0 FROM patience, unnest($1::text[]) AS key ORDER BY key
 ON CONFLICT (key_resource) DO NOTHING";
 
 /// The granting half of the rules table (`rules.rs`), over a row `c` that is asked for by `c.asker` at `c.now`:
@@ -31,8 +33,8 @@ const GRANTS: &str = "
 CASE WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time THEN
          CASE WHEN c.holder = c.asker THEN 'same' WHEN $6 AND c.now >= c.expires_at THEN 'taken over' END
      WHEN c.lock_flag = 1 THEN
-         CASE WHEN $6 AND $8 AND c.now >= c.begin_time - $5::interval + make_interval(mins => c.time) THEN 'taken over' END
-     WHEN ($6 OR c.status = 'S') AND (c.begin_time IS NULL OR c.now >= c.begin_time - $5::interval + $3::interval
+         CASE WHEN $6 AND $8 AND c.now + $5::interval - make_interval(mins => c.time) >= c.begin_time THEN 'taken over' END
+     WHEN ($6 OR c.status = 'S') AND (c.begin_time IS NULL OR c.now + $5::interval - $3::interval >= c.begin_time
          OR (c.status = 'F' AND $7)) THEN 'acquired'
 END";
 
@@ -79,10 +81,33 @@ ORDER BY r.place"
     )
 });
 
+/// An infinite time, which another program may write, becomes a far one. (`least` alone would make a time of NULL.)
+macro_rules! finite {
+    ($column:literal) => {
+        concat!(
+            "CASE WHEN ",
+            $column,
+            " IS NOT NULL THEN greatest(least(",
+            $column,
+            "::timestamptz, '9999-12-31Z'), '0001-01-01Z') END"
+        )
+    };
+}
+
 /// A row as `rules::Row` has it.
-pub(super) const ROW: &str =
-    "key_resource, lock_flag = 1 AS locked, status::text, begin_time::timestamptz, time::bigint AS minutes,
-    client_ip::text, holder, token, expires_at, claimed_at::timestamptz";
+pub(super) const ROW: &str = concat!(
+    "key_resource, lock_flag = 1 AS locked, status::text, time::bigint AS minutes, client_ip::text, holder, token, ",
+    finite!("begin_time"),
+    " AS begin_time, ",
+    finite!("claimed_at"),
+    " AS claimed_at, ",
+    finite!("expires_at"),
+    " AS expires_at, ",
+    finite!("end_time"),
+    " AS end_time"
+);
+
+const EXPIRES_AT: &str = finite!("t.expires_at");
 
 const OURS: &str = "t.lock_flag = 1 AND t.holder = r.holder AND t.token = r.token AND t.claimed_at = t.begin_time";
 
@@ -100,7 +125,7 @@ WITH asked AS (
 )
 SELECT d.key_resource IS NOT NULL AS done, t.key_resource IS NOT NULL AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
        coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time, false) AS stands,
-       coalesce((extract(epoch FROM t.expires_at - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros
+       coalesce((extract(epoch FROM {EXPIRES_AT} - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros
 FROM asked r LEFT JOIN done d ON d.key_resource = r.key LEFT JOIN t_resource_lock t ON t.key_resource = r.key
 ORDER BY r.place"
     )
@@ -119,27 +144,31 @@ static ABANDON: LazyLock<String> =
 impl Store for Postgres {
     async fn schema(conn: &mut PgConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
-        let mut schema = Schema {
-            columns: Vec::with_capacity(rows.len()),
-            key_type: String::new(),
-            key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
-            wrong: None,
-        };
+        let mut schema = Schema::empty();
         for row in rows {
             let name: String = row.try_get("name")?;
-            if name == "key_resource" {
-                schema.key_type = row.try_get("type")?;
-                let width: i32 = row.try_get("width")?;
-                let text = schema.key_type.starts_with("character varying") || schema.key_type == "text";
-                if let Ok(chars @ 1..) = usize::try_from(width) {
-                    schema.key_limit.chars = chars;
+            let kind: String = row.try_get("type")?;
+            let width = usize::try_from(row.try_get::<i32, _>("width")?).ok().filter(|width| *width > 0);
+            let text = kind.starts_with("character varying") || kind == "text";
+            let wrong = match name.as_str() {
+                "key_resource" => {
+                    schema.key_limit.chars = width.unwrap_or(usize::MAX);
+                    schema.key_type.clone_from(&kind);
+                    let exact = text && row.try_get("exact")?;
+                    (!exact).then_some("does not compare byte by byte; use varchar(255) COLLATE \"C\"")
                 }
-                if !text || !row.try_get::<bool, _>("exact")? {
-                    schema.wrong = Some(format!(
-                        "its column key_resource ({}) does not compare byte by byte; use varchar(255) COLLATE \"C\"",
-                        schema.key_type
-                    ));
+                "client_ip" => {
+                    schema.label_chars = width.unwrap_or(usize::MAX);
+                    (!text).then_some("is not text; use varchar(45)")
                 }
+                "begin_time" | "end_time" => {
+                    let right = kind.starts_with("timestamp") && !row.try_get::<bool, _>("required")?;
+                    (!right).then_some("is not a timestamp that may be NULL; use timestamptz")
+                }
+                _ => None,
+            };
+            if let Some(wrong) = wrong {
+                schema.wrong = Some(format!("its column {name} ({kind}) {wrong}"));
             }
             schema.columns.push(name);
         }
@@ -150,9 +179,10 @@ impl Store for Postgres {
         sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
     }
 
-    async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32) -> Reply<()> {
+    async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, patience: Duration) -> Reply<()> {
         let keys: Vec<&str> = keys.iter().map(Key::as_str).collect();
-        sqlx::query(CREATE).bind(keys).bind(minutes).execute(conn).await.map(drop)
+        let patience = format!("{}ms", patience.as_millis().max(1));
+        sqlx::query(CREATE).bind(keys).bind(minutes).bind(patience).execute(conn).await.map(drop)
     }
 
     async fn claim(conn: &mut PgConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
@@ -218,7 +248,7 @@ fn answer(row: &PgRow, terms: &Terms) -> Reply<Answer> {
 pub(super) fn read(row: &PgRow, terms: &Terms) -> Reply<Row> {
     let utc = |name| -> Reply<Option<DateTime<Utc>>> {
         let time: Option<DateTime<Utc>> = row.try_get(name)?;
-        Ok(time.and_then(|time| time.checked_sub_signed(terms.offset())))
+        Ok(time.map(|time| to_utc(time, terms.offset())))
     };
     Ok(Row {
         locked: row.try_get::<Option<bool>, _>("locked")?.unwrap_or_default(),

@@ -3,11 +3,13 @@
 //! Nothing travels here, so the claim is a look, a judgement by `rules.rs`, and a compare-and-set of the
 //! row that was judged: a refusal takes no write lock, and the rules are not repeated in SQL.
 
+use std::time::Duration;
+
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use uuid::Uuid;
 
-use super::{Answer, Ask, Change, KeyLimit, Outcome, Reply, Schema, Sighting, Store, unmatched};
+use super::{Answer, Ask, Change, Outcome, Reply, Schema, Sighting, Store, to_utc, unmatched};
 use crate::{
     key::{Claim, Key, Prior, Token},
     rules::{Row, Terms, Verdict, judge},
@@ -27,7 +29,7 @@ const ADDED: [(&str, &str); 7] = [
 ];
 
 const SCHEMA: &str = "
-SELECT c.name, c.type, (SELECT sql FROM sqlite_schema WHERE name = 't_resource_lock') AS definition
+SELECT c.name, c.type, (SELECT sql FROM sqlite_schema WHERE lower(name) = 't_resource_lock') AS definition
 FROM pragma_table_info('t_resource_lock') c";
 
 /// How long a claim waits for another's write.
@@ -76,7 +78,7 @@ SET lock_flag = 1, status = 'P', client_ip = ?3, holder = ?2, end_time = NULL,
     expires_at = ",
     now!(),
     " + ?4
-WHERE key_resource = ?1 AND token = ?7 AND (lock_flag = 1) = ?8 AND holder IS ?9 AND status IS ?10
+WHERE key_resource = ?1 AND token = ?7 AND COALESCE(lock_flag = 1, 0) = ?8 AND holder IS ?9 AND status IS ?10
   AND begin_time IS ?11 AND claimed_at IS ?12 AND expires_at IS ?13
 RETURNING token, prior_token, prior_client_ip"
 );
@@ -105,17 +107,15 @@ const ABANDON: &str = change!(concat!("expires_at = min(expires_at, ", now!(), "
 
 impl Store for Sqlite {
     async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
-        let mut schema = Schema {
-            columns: Vec::new(),
-            key_type: String::new(),
-            key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
-            wrong: None,
-        };
+        let mut schema = Schema::empty();
         for row in sqlx::query(SCHEMA).fetch_all(conn).await? {
             let name: String = row.try_get("name")?;
             if name == "key_resource" {
                 schema.key_type = row.try_get("type")?;
                 let definition: String = row.try_get("definition")?;
+                if !["TEXT", "CHAR"].iter().any(|text| schema.key_type.to_ascii_uppercase().contains(text)) {
+                    schema.wrong = Some(format!("its column key_resource ({}) is not text; use TEXT", schema.key_type));
+                }
                 if definition.to_ascii_uppercase().contains("COLLATE") {
                     schema.wrong = Some("its column key_resource has a COLLATE clause and may not compare byte by byte; use TEXT without one".into());
                 }
@@ -135,17 +135,26 @@ impl Store for Sqlite {
         Ok(())
     }
 
-    async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32) -> Reply<()> {
+    /// The connection's own busy timeout ends a wait.
+    async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32, _: Duration) -> Reply<()> {
         let keys = json(keys.iter().map(|key| format!("\"{}\"", hex(key.as_str()))));
         sqlx::query(CREATE).bind(keys).bind(minutes).execute(conn).await.map(drop)
     }
 
+    /// A try waits for another's write no longer than for a row on a server; the connection's own patience is put back.
     async fn claim(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
-        let mut answers = Vec::with_capacity(asks.len());
+        let patience: i64 = sqlx::query("PRAGMA busy_timeout").fetch_one(&mut *conn).await?.try_get(0)?;
+        set_busy_timeout(conn, patience.min(TRY_MILLIS)).await?;
+        let mut answers = Ok(Vec::with_capacity(asks.len()));
         for ask in asks {
-            answers.push(claim_one(conn, ask, terms).await?);
+            let Ok(so_far) = &mut answers else { break };
+            match claim_one(conn, ask, terms).await {
+                Ok(answer) => so_far.push(answer),
+                Err(error) => answers = Err(error),
+            }
         }
-        Ok(answers)
+        set_busy_timeout(conn, patience).await?;
+        answers
     }
 
     async fn change(
@@ -195,12 +204,8 @@ async fn claim_one(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Rep
         Verdict::TakeOver => "taken over",
         Verdict::Create | Verdict::Refuse(..) => return Ok(Answer::Seen { row: Some(row), now }),
     };
-    // A try waits for another's write no longer than for a row on a server; the connection's own patience is put back.
-    let patience: i64 = sqlx::query("PRAGMA busy_timeout").fetch_one(&mut *conn).await?.try_get(0)?;
-    set_busy_timeout(conn, patience.min(TRY_MILLIS)).await?;
-    let taken = take(conn, ask, terms, &found, &row, verdict).await;
-    set_busy_timeout(conn, patience).await?;
-    let Some(taken) = taken? else { return Ok(Answer::Seen { row: Some(row), now }) };
+    let taken = take(conn, ask, terms, &found, &row, verdict).await?;
+    let Some(taken) = taken else { return Ok(Answer::Seen { row: Some(row), now }) };
     let prior: Option<i64> = taken.try_get("prior_token")?;
     let label: Option<String> = taken.try_get("prior_client_ip")?;
     Ok(Answer::Granted {
@@ -242,9 +247,7 @@ async fn take(
 }
 
 pub(super) fn read(row: &SqliteRow, terms: &Terms) -> Reply<Row> {
-    let utc = |name| -> Reply<Option<DateTime<Utc>>> {
-        Ok(time(row, name)?.and_then(|time| time.checked_sub_signed(terms.offset())))
-    };
+    let utc = |name| -> Reply<Option<DateTime<Utc>>> { Ok(time(row, name)?.map(|time| to_utc(time, terms.offset()))) };
     Ok(Row {
         locked: row.try_get("locked")?,
         status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
@@ -272,7 +275,9 @@ async fn look_at(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<Sig
 }
 
 pub(super) fn time(row: &SqliteRow, name: &str) -> Reply<Option<DateTime<Utc>>> {
-    Ok(row.try_get::<Option<i64>, _>(name)?.and_then(DateTime::from_timestamp_micros))
+    let beyond = |micros: i64| if micros > 0 { DateTime::<Utc>::MAX_UTC } else { DateTime::<Utc>::MIN_UTC };
+    let micros: Option<i64> = row.try_get(name)?;
+    Ok(micros.map(|micros| DateTime::from_timestamp_micros(micros).unwrap_or_else(|| beyond(micros))))
 }
 
 pub(super) fn micros(time: TimeDelta) -> i64 {

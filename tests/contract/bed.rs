@@ -138,22 +138,29 @@ where
     F: Future<Output = ()> + 'static,
 {
     let url = server.url();
+    let needs = server.variable.filter(|_| url.is_none()).map(|variable| format!("needs {variable}"));
     let ignored = url.is_none() || (name.starts_with("sqlx_cli") && std::env::var_os("SQLX_CLI").is_none());
     let run = move || -> Result<(), Failed> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let url = url.ok_or("no URL")?;
-        runtime.block_on(async {
-            let (own, folder) = DB::create_database(&server, &url).await;
-            let pool = pool(&own, 10).await;
-            rowlock::migrate(&pool).await?;
-            let site = Site { server, pool: pool.clone(), url: own.clone(), _folder: folder };
-            test(site).await;
-            tokio::time::timeout(Duration::from_secs(5), pool.close()).await.ok();
-            DB::drop_database(&url, &own).await;
-            Ok(())
+        let (own, folder) = runtime.block_on(DB::create_database(&server, &url));
+        // A test that fails leaves no database behind.
+        let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            runtime.block_on(async {
+                let pool = pool(&own, 10).await;
+                rowlock::migrate(&pool).await.unwrap();
+                test(Site { server, pool: pool.clone(), url: own.clone(), _folder: folder }).await;
+                tokio::time::timeout(Duration::from_secs(5), pool.close()).await.ok();
+            });
+        }));
+        runtime.block_on(DB::drop_database(&url, &own));
+        passed.map_err(|panic| {
+            let text = panic.downcast_ref::<String>().cloned();
+            text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default().into()
         })
     };
-    Trial::test(format!("{}::{module}::{name}", server.name), run).with_ignored_flag(ignored)
+    let trial = Trial::test(format!("{}::{module}::{name}", server.name), run).with_ignored_flag(ignored);
+    trial.with_kind(needs.unwrap_or_default())
 }
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -246,6 +253,11 @@ impl Bed for sqlx::Postgres {
     }
     async fn statements(pool: &Pool<Self>) -> Option<i64> {
         Self::execute(pool, "CREATE EXTENSION IF NOT EXISTS pg_stat_statements").await.unwrap();
+        let loaded = Self::text(pool, "SHOW shared_preload_libraries").await.unwrap_or_default();
+        assert!(
+            loaded.contains("pg_stat_statements"),
+            "the server needs shared_preload_libraries = pg_stat_statements to count"
+        );
         Self::number(
             pool,
             "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid

@@ -13,7 +13,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::bed::{Bed, Site, acquired, eventually, refused};
 
-const SHORT: Duration = Duration::from_millis(600);
+/// Long enough for a slow disk to write a renewal within a third of it.
+const SHORT: Duration = Duration::from_millis(1500);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub async fn a_lease_is_renewed_in_the_background<DB: Bed>(site: Site<DB>) {
@@ -41,7 +42,7 @@ pub async fn a_lease_is_lost_when_somebody_takes_the_row<DB: Bed>(site: Site<DB>
 /// The database is out of reach for the holder: it hears of its loss before anybody else can have the key.
 pub async fn loss_is_told_before_another_gets_in<DB: Bed>(site: Site<DB>) {
     let own = site.pool_of(2).await;
-    let holder = LeaseLock::new(own.clone()).lease(SHORT).unwrap();
+    let holder = LeaseLock::new(own.clone()).lease(2 * SHORT).unwrap();
     let lease = acquired(holder.try_acquire("k").await);
     let lost = Arc::new(AtomicBool::new(false));
     let watch = tokio::spawn({
@@ -59,6 +60,7 @@ pub async fn loss_is_told_before_another_gets_in<DB: Bed>(site: Site<DB>) {
             Attempt::Refused(_) => sleep(Duration::from_millis(2)).await,
         }
     };
+    assert!(!lease.is_held(), "another got in, and the holder would have gone on");
     assert!(lost.load(Ordering::SeqCst), "another got in, and the holder had not been told");
     assert!(next.token() > lease.token());
     watch.await.unwrap();
@@ -160,7 +162,7 @@ pub async fn a_pool_of_one_is_enough<DB: Bed>(site: Site<DB>) {
     while started.elapsed() < 6 * SHORT {
         // The application has the connection for a little less than a third of the lease, again and again.
         let conn = pool.acquire().await.unwrap();
-        sleep(SHORT / 2).await;
+        sleep(SHORT * 4 / 5).await;
         drop(conn);
         assert!(one.is_held() && two.is_held());
     }
@@ -176,9 +178,11 @@ pub async fn a_thousand_leases_are_renewed_in_few_statements<DB: Bed>(site: Site
     for number in 0..1000 {
         leases.push(acquired(lock.try_acquire(&format!("key {number}")).await));
     }
-    let soonest = leases.iter().map(rowlock::Lease::time_left).min().unwrap();
+    let began = Instant::now();
+    let ends: Vec<Instant> = leases.iter().map(|lease| began + lease.time_left()).collect();
     let before = DB::statements(&pool).await;
-    eventually("all leases are renewed", || async { leases.iter().all(|lease| lease.time_left() > soonest) }).await;
+    let moved = |(lease, end): (&rowlock::Lease<DB>, &Instant)| Instant::now() + lease.time_left() > *end + SHORT;
+    eventually("every lease is renewed", || async { leases.iter().zip(&ends).all(moved) }).await;
     if let (Some(before), Some(after)) = (before, DB::statements(&pool).await) {
         assert!(after - before - DB::COUNTING <= 10, "{} statements for 1000 renewals", after - before);
     }
@@ -282,6 +286,100 @@ pub async fn a_runtime_that_ends_tells_the_leases<DB: Bed>(site: Site<DB>) {
         lease
     });
     let lease = tokio::task::spawn_blocking(|| lease.join().unwrap()).await.unwrap();
+    assert!(lease.time_left().is_zero(), "told at once, not when the time is up");
     timeout(PATIENCE, lease.lost()).await.unwrap();
     drop(lease);
+}
+
+/// The runtime of the first lease stands still, and with it the keeper. Who waits for the loss on another one is told by the clock.
+pub async fn loss_is_told_while_the_keepers_runtime_stands_still<DB: Bed>(site: Site<DB>) {
+    let url = site.url.clone();
+    let still = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (lease, still) = std::thread::spawn(move || {
+        let lease = still.block_on(async {
+            let lock = LeaseLock::new(crate::bed::pool::<DB>(&url, 1).await).lease(SHORT).unwrap();
+            acquired(lock.try_acquire("k").await)
+        });
+        (lease, still)
+    })
+    .join()
+    .unwrap();
+    let token = lease.cancellation_token();
+    timeout(PATIENCE, lease.lost()).await.unwrap();
+    assert!(token.is_cancelled());
+    drop(lease);
+    still.shutdown_background();
+}
+
+/// Tasks that release are dropped by a runtime which no longer takes the keeper's task.
+pub async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: Bed>(site: Site<DB>) {
+    let url = site.url.clone();
+    let ended = std::thread::spawn(move || {
+        for round in 0..5 {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+            runtime.block_on(async {
+                let pool = crate::bed::pool::<DB>(&url, 2).await;
+                let lock = LeaseLock::new(pool.clone());
+                let lease = acquired(lock.try_acquire(&format!("round {round}")).await);
+                // Both connections are away, so that the release waits.
+                let away = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
+                tokio::spawn(async move { lease.release(Status::Succeeded).await });
+                tokio::task::yield_now().await;
+                sleep(Duration::from_millis(20)).await;
+                std::mem::forget(away);
+            });
+            runtime.shutdown_timeout(Duration::from_secs(5));
+        }
+    });
+    eventually("the runtimes have ended", || async { ended.is_finished() }).await;
+    ended.join().unwrap();
+}
+
+pub async fn tasks_of_the_work_are_told_however_the_lease_ends<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    let released = acquired(lock.try_acquire("k").await);
+    let token = released.cancellation_token();
+    released.release(Status::Succeeded).await.unwrap();
+    assert!(token.is_cancelled());
+    let abandoned = acquired(lock.try_acquire("k").await);
+    let token = abandoned.cancellation_token();
+    abandoned.abandon().await.unwrap();
+    assert!(token.is_cancelled());
+    let dropped = acquired(lock.try_acquire("k").await);
+    let token = dropped.cancellation_token();
+    assert!(!token.is_cancelled());
+    drop(dropped);
+    assert!(token.is_cancelled());
+}
+
+/// A lock with a long lease does not wait for long where one row cannot be had for a moment.
+pub async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock_for(Duration::from_secs(24 * 3600));
+    let (one, two) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
+    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    drop((one, two));
+    sleep(Duration::from_millis(200)).await;
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+    timeout(PATIENCE, lock.shutdown()).await.unwrap();
+    acquired(lock.try_acquire("k").await);
+    acquired(lock.try_acquire("l").await);
+}
+
+/// Another program frees our row: a release must not take that for its own.
+pub async fn a_release_after_another_program_freed_the_row_is_lost<DB: Bed>(site: Site<DB>) {
+    let lease = acquired(site.lock().try_acquire("k").await);
+    site.set("k", "lock_flag = 0, status = 'S'").await;
+    assert!(matches!(lease.release(Status::Failed).await, Err(Error::Lost { .. })));
+    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+}
+
+pub async fn a_release_on_a_closed_pool_fails_at_once<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(1).await;
+    let lease = acquired(LeaseLock::new(pool.clone()).try_acquire("k").await);
+    pool.close().await;
+    let started = Instant::now();
+    assert!(matches!(lease.release(Status::Succeeded).await, Err(Error::Database { .. })));
+    assert!(started.elapsed() < Duration::from_secs(5));
 }

@@ -63,7 +63,7 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             an_expired_claim_is_taken_over_and_named, an_abandoned_claim_is_taken_over_at_once,
             article_rules_leave_failures_and_crashes_to_an_operator, another_programs_lock_is_respected,
             a_try_does_not_wait_for_a_locked_row, a_try_ends_at_its_time_limit_with_the_pool_empty,
-            a_try_ends_at_its_time_limit_behind_an_uncommitted_insert, keys_are_compared_byte_by_byte,
+            a_try_ends_at_its_time_limit_behind_an_uncommitted_insert, a_lease_that_comes_too_late_is_not_given, keys_are_compared_byte_by_byte,
             the_row_says_what_the_article_says, a_dropped_try_leaves_no_statement_on_a_pooled_connection;
         keeping:
             a_lease_is_renewed_in_the_background, a_lease_is_lost_when_somebody_takes_the_row, loss_is_told_before_another_gets_in,
@@ -72,11 +72,14 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             dropping_a_lease_abandons_it, a_pool_of_one_is_enough, a_thousand_leases_are_renewed_in_few_statements,
             a_renewal_pool_of_its_own_keeps_leases_while_the_main_pool_is_empty,
             run_releases_by_the_works_result, run_cancels_the_work_when_the_lease_is_lost, run_in_a_spawned_task,
-            a_panic_in_the_work_abandons_the_key, a_runtime_that_ends_tells_the_leases;
+            a_panic_in_the_work_abandons_the_key, a_runtime_that_ends_tells_the_leases,
+            loss_is_told_while_the_keepers_runtime_stands_still, a_runtime_that_ends_during_a_release_does_not_hang,
+            tasks_of_the_work_are_told_however_the_lease_ends, an_abandonment_that_is_held_up_holds_up_no_other,
+            a_release_after_another_program_freed_the_row_is_lost, a_release_on_a_closed_pool_fails_at_once;
         door:
             bad_keys_are_refused_before_anything_is_sent, bad_settings_are_refused, a_missing_table_says_what_to_run,
             a_missing_column_says_what_to_run, an_inexact_key_column_is_refused, a_narrow_key_column_limits_the_key,
-            a_read_only_database_is_an_error, an_unreachable_database_is_an_error_not_a_refusal, events_tell_the_story;
+            a_read_only_database_is_an_error, unfit_columns_of_an_existing_table_are_refused, far_times_are_answered, an_unreachable_database_is_an_error_not_a_refusal, events_tell_the_story;
         migrations:
             migrate_is_idempotent_and_leaves_the_applications_record_alone, sixteen_instances_migrate_at_once,
             sqlx_cli_runs_our_folder_beside_the_applications, sqlx_cli_runs_our_files_in_the_applications_folder;

@@ -30,7 +30,7 @@ fn cells() -> Vec<Option<Cell>> {
     let cell = Cell { locked: false, status: "P", begin: None, holder: false, claimed: None, expires: None };
     let begins = [None, Some(RECENT), Some(3 * HOUR)];
     for begin in begins {
-        for status in ["S", "F", "P", "X", ""] {
+        for status in ["S", "F", "P", "X", "s", "f", ""] {
             cells.push(Some(Cell { status, begin, ..cell.clone() }));
         }
         for (holder, claimed) in [(false, None), (true, None), (true, Some(5 * HOUR)), (false, begin)] {
@@ -107,7 +107,13 @@ pub async fn every_cell_of_the_rules_table<DB: Bed>(site: Site<DB>) {
             if let Some(cell) = &cell {
                 write(&site, &key, cell, terms.offset()).await;
             }
-            let attempt = lock.try_acquire(&key).await.unwrap();
+            // On SQLite a lease of the cell before, being abandoned, may have the file for a moment.
+            let attempt = loop {
+                match lock.try_acquire(&key).await.unwrap() {
+                    Attempt::Refused(refusal) if refusal.reason == rowlock::Reason::Busy => {}
+                    attempt => break attempt,
+                }
+            };
             let context = format!("{cell:?} under {terms:?}: rules.rs says {verdict:?}, the database {attempt:?}");
             match (&verdict, &attempt) {
                 (Verdict::Create | Verdict::Acquire, Attempt::Acquired(lease)) => {

@@ -1,6 +1,6 @@
 use std::sync::LazyLock;
 
-use chrono::{DateTime, NaiveDateTime, TimeDelta};
+use chrono::{NaiveDateTime, TimeDelta};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
 use super::{Forced, Forgotten, Listed, Operate, Page};
@@ -10,6 +10,7 @@ use crate::{
     store::{
         Reply,
         mysql::{MICROS, ROW, micros, read},
+        to_utc,
     },
 };
 
@@ -42,10 +43,10 @@ SET t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MI
 });
 
 /// The other programs' offset, older_than, once_per; the offset, older_than.
-const FORGETTABLE: &str = "c.lock_flag = 0 AND c.status = 'S'
-      AND (c.begin_time IS NULL OR c.begin_time - INTERVAL ? MICROSECOND
-          < LEAST(UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND, UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND, UTC_TIMESTAMP(6) - INTERVAL c.time MINUTE))
-      AND (c.end_time IS NULL OR c.end_time - INTERVAL ? MICROSECOND < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND)";
+const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
+      AND (c.begin_time IS NULL OR c.begin_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
+          - INTERVAL GREATEST(?, ?, LEAST(c.time, 500000000) * 60000000) MICROSECOND)
+      AND (c.end_time IS NULL OR c.end_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL ? MICROSECOND)";
 
 /// How many rows one step of forgetting names.
 const STEP: usize = 500;
@@ -109,7 +110,7 @@ fn listed(row: &MySqlRow, terms: &Terms) -> Reply<Listed> {
     Ok(Listed {
         key: row.try_get("name")?,
         row: row_read,
-        end_time: end_time.and_then(|time| DateTime::checked_sub_signed(time.and_utc(), terms.offset())),
+        end_time: end_time.map(|time| to_utc(time.and_utc(), terms.offset())),
         now,
     })
 }

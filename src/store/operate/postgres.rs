@@ -10,23 +10,21 @@ use crate::{
     store::{
         Reply,
         postgres::{ROW, read},
+        to_utc,
     },
 };
 
 static LIST: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
-SELECT {ROW}, end_time::timestamptz, clock_timestamp() AS now FROM t_resource_lock
+SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock
 WHERE key_resource > $1 AND strpos(key_resource, $2) = 1 AND (lock_flag = 1 OR NOT $3)
 ORDER BY key_resource LIMIT $4"
     )
 });
 
-static INSPECT: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "SELECT {ROW}, end_time::timestamptz, clock_timestamp() AS now FROM t_resource_lock WHERE key_resource = $1"
-    )
-});
+static INSPECT: LazyLock<String> =
+    LazyLock::new(|| format!("SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock WHERE key_resource = $1"));
 
 const FORCE: &str = "
 WITH locked AS MATERIALIZED (
@@ -46,8 +44,8 @@ const FORGET: &str = "
 WITH locked AS MATERIALIZED (
     SELECT key_resource FROM t_resource_lock
     WHERE lock_flag = 0 AND status = 'S'
-      AND (begin_time IS NULL OR begin_time - $3::interval < clock_timestamp() - greatest($1::interval, $2::interval, make_interval(mins => time)))
-      AND (end_time IS NULL OR end_time - $3::interval < clock_timestamp() - $1::interval)
+      AND (begin_time IS NULL OR begin_time < clock_timestamp() + $3::interval - greatest($1::interval, $2::interval, make_interval(mins => time)))
+      AND (end_time IS NULL OR end_time < clock_timestamp() + $3::interval - $1::interval)
     FOR UPDATE SKIP LOCKED
 )
 DELETE FROM t_resource_lock t USING locked l WHERE t.key_resource = l.key_resource";
@@ -85,7 +83,7 @@ fn listed(row: &PgRow, terms: &Terms) -> Reply<Listed> {
     Ok(Listed {
         key: row.try_get("key_resource")?,
         row: read(row, terms)?,
-        end_time: end_time.and_then(|time| time.checked_sub_signed(terms.offset())),
+        end_time: end_time.map(|time| to_utc(time, terms.offset())),
         now: row.try_get("now")?,
     })
 }

@@ -8,6 +8,7 @@ use crate::{
     store::{
         Reply,
         sqlite::{micros, now, read, time},
+        to_utc,
     },
 };
 
@@ -84,7 +85,7 @@ fn listed(row: &SqliteRow, terms: &Terms) -> Reply<Listed> {
     Ok(Listed {
         key: row.try_get("key_resource")?,
         row: read(row, terms)?,
-        end_time: end_time.and_then(|time| time.checked_sub_signed(terms.offset())),
+        end_time: end_time.map(|time| to_utc(time, terms.offset())),
         now: time(row, "now")?.unwrap_or_default(),
     })
 }
