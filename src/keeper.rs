@@ -386,8 +386,8 @@ async fn finish(task: &mut Option<Task>) {
 fn tell_lost(held: &Held, why: &str) {
     let Claim { key, token, .. } = &held.claim;
     tracing::warn!(%key, %token, why, "lost");
-    held.lost.cancel();
     held.over.cancel();
+    held.lost.cancel();
 }
 
 /// No code runs under these locks that could panic half-way; a poisoned one is as good as any.

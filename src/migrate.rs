@@ -19,10 +19,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Creates the table `t_resource_lock` if it is not there, and adds the columns that it lacks.
 ///
+/// The columns and rows of a table that other programs use already stay as they are.
+///
 /// A complete table is only looked at: no lock, no right to change the schema is needed. It may be called at every start,
 /// by any number of instances at once, and beside `sqlx migrate run`. Nothing is recorded in `_sqlx_migrations` or anywhere.
 ///
 /// # Errors
+/// [`Error::Unsuitable`] if a table that lacks columns would be of no use with them, and nothing is changed;
 /// [`Error::Database`] if the database refuses; [`Error::TimedOut`] after a minute.
 ///
 /// # Cancel safety
@@ -31,9 +34,13 @@ pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
     let limit = Instant::now() + LIMIT;
     let (mut tries, mut installed) = (0, false);
     loop {
-        let missing = schema(pool, limit, LIMIT).await?.missing();
+        let schema = schema(pool, limit, LIMIT).await?;
+        let missing = schema.missing();
         if missing.is_empty() {
             return Ok(());
+        }
+        if let Some(wrong) = schema.wrong {
+            return Err(Error::Unsuitable { wrong });
         }
         if installed {
             let wrong =

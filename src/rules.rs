@@ -76,12 +76,16 @@ pub struct Row {
     pub token: i64,
     pub expires_at: Option<DateTime<Utc>>,
     pub claimed_at: Option<DateTime<Utc>>,
+    /// `end_time` is set: some program has ended what the row tells of.
+    pub ended: bool,
 }
 
 impl Row {
-    /// Locked by a claim of rowlock's that no other program has trampled on.
+    /// Locked by a claim of rowlock's that no other program has trampled on. One that unlocks the row and locks it
+    /// again leaves its `end_time` behind, also where whole seconds make its `begin_time` the same as ours.
     pub fn is_rowlocks(&self) -> bool {
-        self.locked && self.holder.is_some() && self.claimed_at.is_some() && self.claimed_at == self.begin_time
+        let untouched = self.claimed_at.is_some() && self.claimed_at == self.begin_time && !self.ended;
+        self.locked && self.holder.is_some() && untouched
     }
 }
 
@@ -165,7 +169,9 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
     if !recover && row.status != "S" {
         return Refuse(if row.status == "F" { LastRunFailed } else { NotSucceeded }, None);
     }
-    let window_ends = row.begin_time.map(|begin| later(begin, terms.once_per));
+    // Without a window, a begin_time that lies ahead (rounded up by its column, or of a clock that was stepped back) is none either.
+    let window = (!terms.once_per.is_zero()).then_some(terms.once_per);
+    let window_ends = row.begin_time.zip(window).map(|(begin, window)| later(begin, window));
     if window_ends.is_none_or(|end| now >= end) || (row.status == "F" && terms.retry_failed) {
         Acquire
     } else {

@@ -22,7 +22,7 @@ SET @rowlock_alter = (
             WHERE table_schema = DATABASE() AND table_name = 't_resource_lock' AND column_name = 'begin_time')
         UNION ALL SELECT 5, 'confirms', 'BIGINT NOT NULL DEFAULT 0'
         UNION ALL SELECT 6, 'prior_token', 'BIGINT NULL'
-        UNION ALL SELECT 7, 'prior_client_ip', 'VARCHAR(45) NULL'
+        UNION ALL SELECT 7, 'prior_client_ip', 'VARCHAR(45) CHARACTER SET utf8mb4 NULL' -- an existing table's default may hold less
     ) wanted
     WHERE wanted.name NOT IN (
         SELECT LOWER(column_name) FROM information_schema.columns

@@ -158,6 +158,11 @@ impl Schema {
     }
 }
 
+/// What is wrong with a column of a type that the statements do not work on.
+fn unfit(column: &str, column_type: &str, fit: &str) -> String {
+    format!("its column {column} ({column_type}) does not hold what rowlock writes there; use {fit}")
+}
+
 /// A database that rowlock works on.
 #[diagnostic::on_unimplemented(
     message = "this build of rowlock does not work on `{Self}`",

@@ -6,7 +6,7 @@ use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
-use super::{Answer, Ask, Change, Outcome, Reply, Schema, Sighting, Store, to_utc, unmatched};
+use super::{Answer, Ask, Change, Outcome, Reply, Schema, Sighting, Store, to_utc, unfit, unmatched};
 use crate::{
     key::{Claim, Key, Prior, Token},
     rules::{Row, Rules, Terms},
@@ -18,7 +18,8 @@ const SCHEMA: &str = "
 SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type USING utf8mb4) AS type,
        CONVERT(data_type USING utf8mb4) AS data_type, CONVERT(COALESCE(collation_name, 'binary') USING utf8mb4) AS collation,
        CAST(COALESCE(character_maximum_length, 0) AS SIGNED) AS width, CAST(@@autocommit AS SIGNED) AS autocommit,
-       CAST(is_nullable = 'NO' OR extra LIKE '%on update%' AS SIGNED) AS unfit
+       CONVERT(CONCAT(IF(is_nullable = 'NO' AND column_name = 'end_time', ' NOT NULL', ''), IF(extra LIKE '%on update%', ' ON UPDATE', ''))
+           USING utf8mb4) AS more
 FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 't_resource_lock'";
 
 /// The clock for tokens: SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's start), and is
@@ -26,33 +27,31 @@ FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name =
 pub(super) const MICROS: &str =
     "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))";
 
-/// More minutes than a calendar of four digits can go back from today: `time` is another program's.
-const AGES: u32 = 500_000_000;
-
 /// Set in the last insert id of a claim that took over: a look at the row then tells from whom.
 const TOOK_OVER: u64 = 1 << 63;
 
 /// The derived table locks and judges (the granting half of `rules.rs`), the update takes. Without LIMIT, MySQL would
-/// merge the two, lock first and wait. The token travels in the reply, as the last insert id.
+/// merge the two, lock first and wait. The token travels in the reply, as the last insert id. Distances are never added
+/// to the row's times, which may be any: an overflow would be an error here.
 static CLAIM: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
 UPDATE (
-    SELECT c.key_resource, c.token, c.begin_time, c.client_ip, c.prior_token, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros,
-        CASE WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time THEN
+    SELECT c.key_resource, c.token, c.client_ip, c.prior_token, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros,
+        CASE WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
                  CASE WHEN c.holder = ? THEN 'same' WHEN ? AND UTC_TIMESTAMP(6) >= c.expires_at THEN 'taken over' END
              WHEN c.lock_flag = 1 THEN
-                 CASE WHEN ? AND UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL LEAST(c.time, {AGES}) MINUTE >= c.begin_time THEN 'taken over' END
-             WHEN (? OR CAST(c.status AS BINARY) = 'S') AND (c.begin_time IS NULL OR (CAST(c.status AS BINARY) = 'F' AND ?)
+                 CASE WHEN ? AND TIMESTAMPDIFF(MICROSECOND, c.begin_time, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND) >= LEAST(c.time, 2147483647) * 60000000 THEN 'taken over' END
+             WHEN (? OR CAST(c.status AS BINARY) = 'S') AND (c.begin_time IS NULL OR ? OR (CAST(c.status AS BINARY) = 'F' AND ?)
                  OR UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL ? MICROSECOND >= c.begin_time) THEN 'acquired'
         END AS verdict
     FROM t_resource_lock c WHERE c.key_resource = ? LIMIT 1 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
 SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time = NULL,
-    t.begin_time = IF(j.verdict = 'same', j.begin_time, j.now + INTERVAL ? MICROSECOND),
-    t.claimed_at = IF(j.verdict = 'same', j.begin_time, j.now + INTERVAL ? MICROSECOND),
+    t.begin_time = IF(j.verdict = 'same', t.begin_time, j.now + INTERVAL ? MICROSECOND),
+    t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now + INTERVAL ? MICROSECOND),
     t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.token END,
-    t.prior_client_ip = CASE j.verdict WHEN 'same' THEN j.prior_client_ip WHEN 'taken over' THEN j.client_ip END,
+    t.prior_client_ip = CASE j.verdict WHEN 'same' THEN j.prior_client_ip WHEN 'taken over' THEN LEFT(j.client_ip, 45) END,
     t.expires_at = j.now + INTERVAL ? MICROSECOND,
     t.token = LAST_INSERT_ID(
         IF(j.verdict = 'same', j.token, GREATEST(j.token + 1, j.micros))
@@ -63,10 +62,11 @@ WHERE j.verdict IS NOT NULL",
     )
 });
 
-/// A row as `rules::Row` has it, and the time.
+/// A row as `rules::Row` has it, and the time. No zero dates, which the driver cannot read.
 pub(super) const ROW: &str = "
-CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, begin_time, CAST(time AS SIGNED) AS minutes,
-CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, UTC_TIMESTAMP(6) AS now";
+CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, CAST(time AS SIGNED) AS minutes,
+IF(begin_time >= '1000-01-01', begin_time, NULL) AS begin_time, IF(end_time >= '1000-01-01', end_time, NULL) AS end_time,
+CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, end_time IS NOT NULL AS ended, UTC_TIMESTAMP(6) AS now";
 
 static LOOK: LazyLock<String> = LazyLock::new(|| {
     format!(
@@ -110,7 +110,7 @@ fn change_statement(named: &Named<'_>, set: &str) -> String {
         "
 UPDATE (
     SELECT c.key_resource FROM t_resource_lock c FORCE INDEX (PRIMARY)
-    WHERE c.key_resource IN ({keys}) AND (c.holder, c.token) IN ({claims}) AND c.lock_flag = 1 AND c.claimed_at = c.begin_time
+    WHERE c.key_resource IN ({keys}) AND (c.holder, c.token) IN ({claims}) AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL
     LIMIT 1000000 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
 SET {set}"
@@ -132,36 +132,38 @@ impl Store for MySql {
                 );
             }
             let name: String = row.try_get("name")?;
+            let column_type: String = row.try_get("type")?;
             let data_type: String = row.try_get("data_type")?;
-            let collation: String = row.try_get("collation")?;
+            let more: String = row.try_get("more")?;
             let width = usize::try_from(row.try_get::<i64, _>("width")?).unwrap_or_default();
-            let kind = format!("{} {collation}", row.try_get::<String, _>("type")?);
-            let wrong = match (name.as_str(), data_type.as_str()) {
-                ("key_resource", kind_of_text) => {
-                    schema.key_type.clone_from(&kind);
-                    let exact_text = collation.starts_with("utf8") && collation.ends_with("_bin");
-                    match kind_of_text {
-                        "varbinary" => schema.key_limit.bytes = width,
-                        _ => schema.key_limit.chars = width,
-                    }
-                    schema.key_limit.three_byte_chars = exact_text && !collation.starts_with("utf8mb4");
-                    let exact = kind_of_text == "varbinary" || (kind_of_text == "varchar" && exact_text);
-                    (!exact).then_some("does not compare byte by byte; use VARBINARY(255)")
-                }
-                ("client_ip", _) => {
-                    schema.label_chars = width;
-                    None
-                }
-                ("begin_time" | "end_time", kind_of_time) => {
-                    let right = kind_of_time == "datetime" && row.try_get::<i64, _>("unfit")? == 0;
-                    (!right).then_some(
-                        "is not a DATETIME that may be NULL and that no update moves by itself; use DATETIME(6) NULL",
-                    )
-                }
+            // A TIMESTAMP holds no epoch, and a time that moves with each update would make every renewal a loss.
+            let fit = match name.as_str() {
+                "begin_time" | "end_time" if data_type != "datetime" || !more.is_empty() => Some("DATETIME(6) NULL"),
+                "lock_flag" | "time" if !data_type.ends_with("int") => Some("INT"),
                 _ => None,
             };
-            if let Some(wrong) = wrong {
-                schema.wrong = Some(format!("its column {name} ({kind}) {wrong}"));
+            if let Some(fit) = fit {
+                schema.wrong = Some(unfit(&name, &format!("{column_type}{more}"), fit));
+            }
+            if name == "client_ip" {
+                schema.label_chars = width;
+            }
+            if name == "key_resource" {
+                let collation: String = row.try_get("collation")?;
+                schema.key_type = format!("{column_type} {collation}");
+                match data_type.as_str() {
+                    "varbinary" => schema.key_limit.bytes = width,
+                    "varchar" if collation.starts_with("utf8") && collation.ends_with("_bin") => {
+                        schema.key_limit.chars = width;
+                        schema.key_limit.three_byte_chars = !collation.starts_with("utf8mb4");
+                    }
+                    _ => {
+                        schema.wrong = Some(format!(
+                            "its column key_resource ({}) does not compare byte by byte; use VARBINARY(255)",
+                            schema.key_type
+                        ));
+                    }
+                }
             }
             schema.columns.push(name);
         }
@@ -232,6 +234,7 @@ async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms) -> Repl
         .bind(recover && terms.article_clients.is_some())
         .bind(offset)
         .bind(recover)
+        .bind(terms.once_per.is_zero())
         .bind(terms.retry_failed)
         .bind(offset)
         .bind(micros(terms.once_per))
@@ -287,6 +290,7 @@ pub(super) fn read(row: &MySqlRow, terms: &Terms) -> Reply<(Row, DateTime<Utc>)>
         token: row.try_get("token")?,
         expires_at: time("expires_at")?,
         claimed_at: utc("claimed_at")?,
+        ended: row.try_get("ended")?,
     };
     Ok((read, time("now")?.unwrap_or_default()))
 }
@@ -300,7 +304,7 @@ async fn look_at(
 ) -> Reply<Vec<Outcome>> {
     let sql = format!(
         "SELECT CONVERT(key_resource USING utf8mb4) AS name, holder, token, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked,
-                CAST(COALESCE(lock_flag = 1 AND claimed_at = begin_time, 0) AS SIGNED) AS stands,
+                CAST(COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS SIGNED) AS stands,
                 COALESCE(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), 0) AS left_micros
          FROM t_resource_lock WHERE key_resource IN ({})",
         named.keys()

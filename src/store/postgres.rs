@@ -1,4 +1,4 @@
-//! PostgreSQL 13 and later. Each operation is one statement.
+//! PostgreSQL 13 and later. Each operation is one statement. `begin_time` and `end_time` may be timestamps with or without a zone.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -6,7 +6,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Answer, Ask, Change, Outcome, Reply, Schema, Sighting, Store, to_utc, unmatched};
+use super::{Answer, Ask, Change, Outcome, Reply, Schema, Sighting, Store, to_utc, unfit, unmatched};
 use crate::{
     key::{Claim, Key, Prior, Token},
     rules::{Row, Rules, Terms},
@@ -15,8 +15,9 @@ use crate::{
 const INSTALL: &str = include_str!("../../migrations/postgres/20260101000000_rowlock.sql");
 
 const SCHEMA: &str = "
-SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type, a.atttypmod - 4 AS width,
-       coalesce(l.collisdeterministic, true) AS exact, a.attnotnull AS required
+SELECT a.attname::text AS name, a.atttypmod - 4 AS width,
+       format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull AND a.attname = 'end_time' THEN ' NOT NULL' ELSE '' END AS type,
+       coalesce(l.collisdeterministic, true) AS exact, current_setting('TimeZone') AS zone
 FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
 WHERE a.attrelid = to_regclass('t_resource_lock') AND a.attnum > 0 AND NOT a.attisdropped";
 
@@ -30,11 +31,11 @@ ON CONFLICT (key_resource) DO NOTHING";
 /// The granting half of the rules table (`rules.rs`), over a row `c` that is asked for by `c.asker` at `c.now`:
 /// $3 once_per, $5 the other programs' offset, $6 Recover, $7 retry_failed, $8 article_clients.
 const GRANTS: &str = "
-CASE WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time THEN
+CASE WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
          CASE WHEN c.holder = c.asker THEN 'same' WHEN $6 AND c.now >= c.expires_at THEN 'taken over' END
      WHEN c.lock_flag = 1 THEN
-         CASE WHEN $6 AND $8 AND c.now + $5::interval - make_interval(mins => c.time) >= c.begin_time THEN 'taken over' END
-     WHEN ($6 OR c.status = 'S') AND (c.begin_time IS NULL OR c.now + $5::interval - $3::interval >= c.begin_time
+         CASE WHEN $6 AND $8 AND c.now + $5::interval - make_interval(mins => least(c.time, 2147483647)::int) >= c.begin_time THEN 'taken over' END
+     WHEN ($6 OR c.status = 'S') AND (c.begin_time IS NULL OR $3 = interval '0' OR c.now + $5::interval - $3::interval >= c.begin_time
          OR (c.status = 'F' AND $7)) THEN 'acquired'
 END";
 
@@ -66,7 +67,7 @@ WITH asked AS (
         token = CASE j.verdict WHEN 'same' THEN t.token
                 ELSE greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint) END,
         prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN t.token END,
-        prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip WHEN 'taken over' THEN t.client_ip END,
+        prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip WHEN 'taken over' THEN left(t.client_ip, 45) END,
         expires_at = j.now + $4::interval
     FROM judged j WHERE t.key_resource = j.key_resource AND j.verdict IS NOT NULL
     RETURNING t.key_resource, t.token, t.prior_token, t.prior_client_ip
@@ -94,9 +95,10 @@ macro_rules! finite {
     };
 }
 
-/// A row as `rules::Row` has it.
+/// A row as `rules::Row` has it, in types that are the same whatever the table's are.
 pub(super) const ROW: &str = concat!(
-    "key_resource, lock_flag = 1 AS locked, status::text, time::bigint AS minutes, client_ip::text, holder, token, ",
+    "key_resource::text COLLATE \"C\" AS key_resource, lock_flag = 1 AS locked, status::text, time::bigint AS minutes,
+    client_ip::text, holder, token, end_time IS NOT NULL AS ended, ",
     finite!("begin_time"),
     " AS begin_time, ",
     finite!("claimed_at"),
@@ -109,7 +111,7 @@ pub(super) const ROW: &str = concat!(
 
 const EXPIRES_AT: &str = finite!("t.expires_at");
 
-const OURS: &str = "t.lock_flag = 1 AND t.holder = r.holder AND t.token = r.token AND t.claimed_at = t.begin_time";
+const OURS: &str = "t.lock_flag = 1 AND t.holder = r.holder AND t.token = r.token AND t.claimed_at = t.begin_time AND t.end_time IS NULL";
 
 /// One statement for each kind of change.
 fn change_statement(set: &str) -> String {
@@ -124,7 +126,7 @@ WITH asked AS (
     UPDATE t_resource_lock t SET {set} FROM locked l WHERE t.key_resource = l.key_resource RETURNING t.key_resource
 )
 SELECT d.key_resource IS NOT NULL AS done, t.key_resource IS NOT NULL AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
-       coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time, false) AS stands,
+       coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL, false) AS stands,
        coalesce((extract(epoch FROM {EXPIRES_AT} - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros
 FROM asked r LEFT JOIN done d ON d.key_resource = r.key LEFT JOIN t_resource_lock t ON t.key_resource = r.key
 ORDER BY r.place"
@@ -147,28 +149,22 @@ impl Store for Postgres {
         let mut schema = Schema::empty();
         for row in rows {
             let name: String = row.try_get("name")?;
-            let kind: String = row.try_get("type")?;
+            let column_type: String = row.try_get("type")?;
             let width = usize::try_from(row.try_get::<i32, _>("width")?).ok().filter(|width| *width > 0);
-            let text = kind.starts_with("character varying") || kind == "text";
-            let wrong = match name.as_str() {
-                "key_resource" => {
-                    schema.key_limit.chars = width.unwrap_or(usize::MAX);
-                    schema.key_type.clone_from(&kind);
-                    let exact = text && row.try_get("exact")?;
-                    (!exact).then_some("does not compare byte by byte; use varchar(255) COLLATE \"C\"")
+            if name == "client_ip" {
+                schema.label_chars = width.unwrap_or(usize::MAX);
+            }
+            if name == "key_resource" {
+                let text = column_type.starts_with("character varying") || column_type == "text";
+                if !text || !row.try_get::<bool, _>("exact")? {
+                    schema.wrong = Some(format!(
+                        "its column key_resource ({column_type}) does not compare byte by byte; use varchar(255) COLLATE \"C\""
+                    ));
                 }
-                "client_ip" => {
-                    schema.label_chars = width.unwrap_or(usize::MAX);
-                    (!text).then_some("is not text; use varchar(45)")
-                }
-                "begin_time" | "end_time" => {
-                    let right = kind.starts_with("timestamp") && !row.try_get::<bool, _>("required")?;
-                    (!right).then_some("is not a timestamp that may be NULL; use timestamptz")
-                }
-                _ => None,
-            };
-            if let Some(wrong) = wrong {
-                schema.wrong = Some(format!("its column {name} ({kind}) {wrong}"));
+                schema.key_limit.chars = width.unwrap_or(usize::MAX);
+                schema.key_type = column_type;
+            } else if let Some(wrong) = misfit(&name, &column_type, row.try_get("zone")?) {
+                schema.wrong = Some(wrong);
             }
             schema.columns.push(name);
         }
@@ -231,6 +227,24 @@ impl Store for Postgres {
     }
 }
 
+/// What is wrong with one of the columns that other programs may have made.
+fn misfit(column: &str, column_type: &str, zone: &str) -> Option<String> {
+    let fits = match column {
+        "begin_time" | "end_time" => column_type.starts_with("timestamp") && column_type.ends_with("time zone"),
+        "lock_flag" | "time" => ["smallint", "integer", "bigint"].contains(&column_type),
+        _ => return None,
+    };
+    if !fits {
+        let fit = if column.ends_with("_time") { "timestamptz, NULL allowed" } else { "int" };
+        return Some(unfit(column, column_type, fit));
+    }
+    // The server fits a time into such a column by the session's zone; sqlx sets UTC unless told otherwise.
+    let utc = ["UTC", "Etc/UTC", "GMT", "Etc/GMT", "UCT", "Zulu"].contains(&zone);
+    (column_type.ends_with("without time zone") && !utc).then(|| {
+        format!("its column {column} has no time zone, and the connection's is {zone}; leave that at UTC, or use timestamptz")
+    })
+}
+
 fn answer(row: &PgRow, terms: &Terms) -> Reply<Answer> {
     if let Some(token) = row.try_get::<Option<i64>, _>("new_token")? {
         let prior: Option<i64> = row.try_get("prior_token")?;
@@ -260,6 +274,7 @@ pub(super) fn read(row: &PgRow, terms: &Terms) -> Reply<Row> {
         token: row.try_get("token")?,
         expires_at: row.try_get("expires_at")?,
         claimed_at: utc("claimed_at")?,
+        ended: row.try_get("ended")?,
     })
 }
 

@@ -1,5 +1,8 @@
 //! SQLite, embedded. Times are microseconds since 1970, UTC; its clock ticks in milliseconds.
 //!
+//! Other programs keep `begin_time` and `end_time` as text, `YYYY-MM-DD HH:MM:SS`. Each row is read as what it is; what
+//! is written is what the column's declared type calls for. `claimed_at` repeats `begin_time` as it stands there.
+//!
 //! Nothing travels here, so the claim is a look, a judgement by `rules.rs`, and a compare-and-set of the
 //! row that was judged: a refusal takes no write lock, and the rules are not repeated in SQL.
 
@@ -9,7 +12,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use uuid::Uuid;
 
-use super::{Answer, Ask, Change, Outcome, Reply, Schema, Sighting, Store, to_utc, unmatched};
+use super::{Answer, Ask, Change, Outcome, Reply, Schema, Sighting, Store, to_utc, unfit, unmatched};
 use crate::{
     key::{Claim, Key, Prior, Token},
     rules::{Row, Terms, Verdict, judge},
@@ -18,18 +21,20 @@ use crate::{
 const INSTALL: &str = include_str!("../../migrations/sqlite/20260101000000_rowlock.sql");
 
 /// The columns that a table of another program lacks: SQLite has no ADD COLUMN IF NOT EXISTS.
+/// `claimed_at` repeats `begin_time`, whichever type that has.
 const ADDED: [(&str, &str); 7] = [
     ("holder", "holder BLOB"),
     ("token", "token INTEGER NOT NULL DEFAULT 0"),
     ("expires_at", "expires_at INTEGER"),
-    ("claimed_at", "claimed_at INTEGER"),
+    ("claimed_at", "claimed_at ANY"),
     ("confirms", "confirms INTEGER NOT NULL DEFAULT 0"),
     ("prior_token", "prior_token INTEGER"),
     ("prior_client_ip", "prior_client_ip TEXT"),
 ];
 
 const SCHEMA: &str = "
-SELECT c.name, c.type, (SELECT sql FROM sqlite_schema WHERE lower(name) = 't_resource_lock') AS definition
+SELECT lower(c.name) AS name, upper(c.type) || CASE WHEN c.[notnull] AND c.name = 'end_time' COLLATE NOCASE THEN ' NOT NULL' ELSE '' END AS type,
+    (SELECT sql FROM sqlite_schema WHERE lower(name) = 't_resource_lock') AS definition
 FROM pragma_table_info('t_resource_lock') c";
 
 /// How long a claim waits for another's write.
@@ -41,17 +46,56 @@ macro_rules! now {
         "CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000"
     };
 }
-pub(super) use now;
 
-const CREATE: &str = "
+/// A time of the column in microseconds; a text that is none stays one, and is an error to whoever reads it.
+macro_rules! as_micros {
+    ($column:literal) => {
+        concat!(
+            "COALESCE(CAST(round(unixepoch(CASE typeof(",
+            $column,
+            ") WHEN 'text' THEN ",
+            $column,
+            " END, 'subsec') * 1000) AS INTEGER) * 1000, ",
+            $column,
+            ")"
+        )
+    };
+}
+
+/// A time in microseconds as the column keeps it; whole seconds are cut, so that no time lies ahead.
+macro_rules! kept {
+    ($column:literal, $($micros:expr),+) => {
+        concat!(
+            "(SELECT CASE WHEN type LIKE '%INT%' THEN ",
+            $($micros,)+
+            " ELSE strftime('%Y-%m-%d %H:%M:%S', (",
+            $($micros,)+
+            ") / 1000000, 'unixepoch') END FROM pragma_table_info('t_resource_lock') WHERE name = '",
+            $column,
+            "' COLLATE NOCASE)"
+        )
+    };
+}
+
+pub(super) use {as_micros, kept, now};
+
+const CREATE: &str = concat!(
+    "
 INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
-SELECT CAST(unhex(value) AS TEXT), 'S', 0, 0, '', ?2, 0, 0 FROM json_each(?1) WHERE true
-ON CONFLICT (key_resource) DO NOTHING";
+SELECT CAST(unhex(value) AS TEXT), 'S', 0, ",
+    kept!("begin_time", "0"),
+    ", '', ?2, 0, 0 FROM json_each(?1) WHERE true
+ON CONFLICT (key_resource) DO NOTHING"
+);
 
 const LOOK: &str = concat!(
     "
-SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, begin_time, time, client_ip, holder, token, expires_at, claimed_at,
-       prior_token, prior_client_ip, COALESCE(expires_at - ",
+SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at, prior_token, prior_client_ip,
+       end_time IS NOT NULL AS ended, COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS stands, ",
+    as_micros!("begin_time"),
+    " AS begin_time, ",
+    as_micros!("claimed_at"),
+    " AS claimed_at, COALESCE(expires_at - ",
     now!(),
     ", 0) AS left_micros, ",
     now!(),
@@ -65,11 +109,11 @@ const TAKE: &str = concat!(
 UPDATE t_resource_lock
 SET lock_flag = 1, status = 'P', client_ip = ?3, holder = ?2, end_time = NULL,
     begin_time = CASE WHEN ?6 = 'same' THEN begin_time ELSE ",
-    now!(),
-    " + ?5 END,
+    kept!("begin_time", now!(), " + ?5"),
+    " END,
     claimed_at = CASE WHEN ?6 = 'same' THEN begin_time ELSE ",
-    now!(),
-    " + ?5 END,
+    kept!("begin_time", now!(), " + ?5"),
+    " END,
     token = CASE WHEN ?6 = 'same' THEN token ELSE max(token + 1, ",
     now!(),
     ") END,
@@ -79,7 +123,11 @@ SET lock_flag = 1, status = 'P', client_ip = ?3, holder = ?2, end_time = NULL,
     now!(),
     " + ?4
 WHERE key_resource = ?1 AND token = ?7 AND COALESCE(lock_flag = 1, 0) = ?8 AND holder IS ?9 AND status IS ?10
-  AND begin_time IS ?11 AND claimed_at IS ?12 AND expires_at IS ?13
+  AND ",
+    as_micros!("begin_time"),
+    " IS ?11 AND ",
+    as_micros!("claimed_at"),
+    " IS ?12 AND expires_at IS ?13 AND (end_time IS NOT NULL) = ?14
 RETURNING token, prior_token, prior_client_ip"
 );
 
@@ -91,7 +139,7 @@ macro_rules! change {
             $set,
             " FROM json_each(?1) AS j
             WHERE t.key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND t.holder = unhex(j.value ->> 1) AND t.token = j.value ->> 2
-              AND t.lock_flag = 1 AND t.claimed_at = t.begin_time
+              AND t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL
             RETURNING key_resource"
         )
     };
@@ -100,8 +148,8 @@ macro_rules! change {
 const RENEW: &str = change!(concat!("expires_at = ", now!(), " + ?2"));
 const RELEASE: &str = change!(concat!(
     "lock_flag = 0, status = ?2, end_time = ",
-    now!(),
-    " + ?3, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL"
+    kept!("end_time", now!(), " + ?3"),
+    ", holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL"
 ));
 const ABANDON: &str = change!(concat!("expires_at = min(expires_at, ", now!(), ")"));
 
@@ -110,8 +158,12 @@ impl Store for Sqlite {
         let mut schema = Schema::empty();
         for row in sqlx::query(SCHEMA).fetch_all(conn).await? {
             let name: String = row.try_get("name")?;
+            let column_type: String = row.try_get("type")?;
+            if let Some(fit) = misfit(&name, &column_type) {
+                schema.wrong = Some(unfit(&name, &column_type, fit));
+            }
             if name == "key_resource" {
-                schema.key_type = row.try_get("type")?;
+                schema.key_type = column_type;
                 let definition: String = row.try_get("definition")?;
                 if !["TEXT", "CHAR"].iter().any(|text| schema.key_type.to_ascii_uppercase().contains(text)) {
                     schema.wrong = Some(format!("its column key_resource ({}) is not text; use TEXT", schema.key_type));
@@ -188,6 +240,22 @@ impl Store for Sqlite {
     }
 }
 
+/// What would fit better, if a column that other programs may have made is of a type that cannot be worked on.
+fn misfit(column: &str, column_type: &str) -> Option<&'static str> {
+    let is = |kind| column_type.contains(kind);
+    let text = (is("CHAR") || is("TEXT")) && !is("INT");
+    let (fits, fit) = match column {
+        "key_resource" => (text, "TEXT"),
+        "begin_time" | "end_time" => {
+            let time = text || is("INT") || column_type.starts_with("DATETIME") || column_type.starts_with("TIMESTAMP");
+            (time && !is("NOT NULL"), "INTEGER or DATETIME, NULL allowed")
+        }
+        "lock_flag" | "time" => (is("INT") || is("NUM") || is("BOOL"), "INTEGER"),
+        _ => (true, ""),
+    };
+    (!fits).then_some(fit)
+}
+
 async fn look(conn: &mut SqliteConnection, key: &Key) -> Reply<Option<SqliteRow>> {
     sqlx::query(LOOK).bind(key.as_str()).fetch_optional(conn).await
 }
@@ -242,6 +310,7 @@ async fn take(
         .bind(found.try_get::<Option<i64>, _>("begin_time")?)
         .bind(found.try_get::<Option<i64>, _>("claimed_at")?)
         .bind(found.try_get::<Option<i64>, _>("expires_at")?)
+        .bind(row.ended)
         .fetch_optional(conn)
         .await
 }
@@ -258,18 +327,17 @@ pub(super) fn read(row: &SqliteRow, terms: &Terms) -> Reply<Row> {
         token: row.try_get("token")?,
         expires_at: time(row, "expires_at")?,
         claimed_at: utc("claimed_at")?,
+        ended: row.try_get("ended")?,
     })
 }
 
 async fn look_at(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<Sighting>> {
     let Some(row) = look(conn, &claim.key).await? else { return Ok(None) };
-    let locked: bool = row.try_get("locked")?;
-    let begin: Option<i64> = row.try_get("begin_time")?;
     Ok(Some(Sighting {
         holder: row.try_get::<Option<Uuid>, _>("holder")?,
         token: row.try_get("token")?,
-        locked,
-        stands: locked && begin.is_some() && begin == row.try_get("claimed_at")?,
+        locked: row.try_get("locked")?,
+        stands: row.try_get("stands")?,
         left: TimeDelta::microseconds(row.try_get("left_micros")?),
     }))
 }

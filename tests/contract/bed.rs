@@ -6,6 +6,8 @@ use libtest_mimic::{Failed, Trial};
 use rowlock::{Attempt, Lease, LeaseLock};
 use sqlx::{AssertSqlSafe, Pool, pool::PoolOptions};
 
+use crate::article::Table;
+
 /// A database that the contract is run on.
 #[derive(Clone, Copy, Debug)]
 pub struct Server {
@@ -33,12 +35,17 @@ impl Server {
 pub trait Bed: rowlock::Database + Sized {
     /// The database's clock, so many milliseconds ago (or ahead, if negative), as it stands in begin_time.
     fn ago(millis: i64) -> String;
+    /// The same as it stands there in a table of this make.
+    fn begun(_: Table, millis: i64) -> String {
+        Self::ago(millis)
+    }
     fn uuid(hex: &str) -> String;
     async fn create_database(server: &Server, url: &str) -> (String, Option<tempfile::TempDir>);
     async fn drop_database(url: &str, database: &str);
     async fn execute(pool: &Pool<Self>, sql: &str) -> Result<u64, sqlx::Error>;
     fn execute_on(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
     async fn number(pool: &Pool<Self>, sql: &str) -> Option<i64>;
+    async fn text_on(conn: &mut Self::Connection, sql: &str) -> Result<Option<String>, sqlx::Error>;
     async fn text(pool: &Pool<Self>, sql: &str) -> Option<String>;
     /// How many statements the pool's only connection has sent so far, where the database counts them.
     async fn statements(pool: &Pool<Self>) -> Option<i64>;
@@ -190,6 +197,9 @@ macro_rules! plain_sql {
         async fn execute_on(conn: &mut Self::Connection, sql: &str) -> Result<u64, sqlx::Error> {
             Ok(sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(conn).await?.rows_affected())
         }
+        async fn text_on(conn: &mut Self::Connection, sql: &str) -> Result<Option<String>, sqlx::Error> {
+            sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_optional(conn).await
+        }
         async fn number(pool: &Pool<Self>, sql: &str) -> Option<i64> {
             sqlx::query_scalar(AssertSqlSafe(format!($number, sql)))
                 .fetch_one(pool)
@@ -213,6 +223,10 @@ impl Bed for sqlx::Sqlite {
 
     fn ago(millis: i64) -> String {
         format!("(CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000 - {millis} * 1000)")
+    }
+    fn begun(table: Table, millis: i64) -> String {
+        let micros = Self::ago(millis);
+        if table == Table::Ours { micros } else { format!("datetime({micros} / 1000000, 'unixepoch')") }
     }
     fn uuid(hex: &str) -> String {
         format!("x'{hex}'")

@@ -8,7 +8,10 @@ use tokio::{
     time::sleep,
 };
 
-use crate::bed::{Bed, Site, pool};
+use crate::{
+    article::{Answer, Program},
+    bed::{Bed, Site, pool},
+};
 
 const JOB: &str = "ROWLOCK_TEST_JOB";
 
@@ -54,10 +57,12 @@ fn say(line: impl std::fmt::Display) {
 }
 
 async fn work<DB: Bed>() {
-    let lock = LeaseLock::new(pool::<DB>(&var("JOB_URL"), 2).await);
+    let pool = pool::<DB>(&var("JOB_URL"), 2).await;
+    let lock = LeaseLock::new(pool.clone());
     let (key, file) = (var("JOB_KEY"), PathBuf::from(var("JOB_FILE")));
     match var(JOB).as_str() {
         "count" => count(&lock, &key, &file).await,
+        "count as the article" => count_as_the_article(pool, &key, &file).await,
         "create" => create(&lock, &key, &file).await,
         "hold" => hold(lock, &key).await,
         other => panic!("no job {other}"),
@@ -73,11 +78,27 @@ async fn count<DB: Bed>(lock: &LeaseLock<DB>, key: &str, file: &std::path::Path)
                 Attempt::Refused(_) => sleep(Duration::from_millis(3)).await,
             }
         };
-        let number: u64 = std::fs::read_to_string(file).unwrap().parse().unwrap();
-        sleep(Duration::from_millis(2)).await;
-        std::fs::write(file, (number + 1).to_string()).unwrap();
+        add_one(file).await;
         lease.release(Status::Succeeded).await.unwrap();
     }
+}
+
+/// The same, by the statements of a program that does not know us.
+async fn count_as_the_article<DB: Bed>(pool: sqlx::Pool<DB>, key: &str, file: &std::path::Path) {
+    let program = Program::new(pool, &var("JOB_SERVER"), chrono::TimeDelta::zero()).await;
+    for _ in 0..10 {
+        while program.take(key).await != Answer::Taken {
+            sleep(Duration::from_millis(3)).await;
+        }
+        add_one(file).await;
+        program.give(key, "S").await;
+    }
+}
+
+async fn add_one(file: &std::path::Path) {
+    let number: u64 = std::fs::read_to_string(file).unwrap().parse().unwrap();
+    sleep(Duration::from_millis(2)).await;
+    std::fs::write(file, (number + 1).to_string()).unwrap();
 }
 
 /// Waits for the starting signal, a file, and tries a key that has no row yet.

@@ -6,16 +6,19 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
 mod acquire;
+mod article;
 mod bed;
 mod child;
 mod door;
 mod events;
 mod keeping;
 mod migrations;
+mod neighbours;
 mod operating;
 mod race;
 mod rules_table;
 mod trips;
+mod upgrade;
 
 /// What `src/rules.rs` uses of its crate, so that the test can hold the servers against that very file.
 mod key {
@@ -83,7 +86,7 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
         migrations:
             migrate_is_idempotent_and_leaves_the_applications_record_alone, sixteen_instances_migrate_at_once,
             sqlx_cli_runs_our_folder_beside_the_applications, sqlx_cli_runs_our_files_in_the_applications_folder;
-        rules_table: every_cell_of_the_rules_table;
+        rules_table: every_cell_of_the_rules_table, every_cell_on_the_articles_own_table;
         race:
             a_counter_stays_exact_with_eight_processes_on_two_keys, sixteen_processes_create_the_same_key_once,
             a_killed_process_is_replaced_within_its_lease;
@@ -92,6 +95,14 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             a_forced_release_frees_the_key_and_the_old_holder_finds_out, a_forced_release_is_what_article_rules_wait_for,
             a_forced_release_does_not_pass_a_transaction_at_the_row, forget_deletes_what_nobody_needs_and_nothing_else,
             forget_goes_through_more_rows_than_a_page;
+        neighbours:
+            a_counter_stays_exact_with_four_of_theirs_and_four_of_ours, their_lock_is_refused_in_its_time_and_then_taken_over,
+            they_read_our_times_and_keep_our_window, their_late_unlock_is_found_out, their_late_unlock_and_relock_are_found_out,
+            a_background_renewal_finds_out_too;
+        upgrade:
+            the_articles_table_is_upgraded_in_place, a_lease_lives_on_the_articles_table, times_of_any_kind_stand_in_the_row,
+            a_column_that_does_not_fit_is_refused, a_session_in_another_time_zone_is_refused,
+            a_key_of_the_articles_table_is_found_by_its_index;
         trips: round_trips_are_as_stated;
     }
 }

@@ -6,6 +6,7 @@ use chrono::{FixedOffset, TimeDelta, Utc};
 use rowlock::{Attempt, LeaseLock, Rules};
 
 use crate::{
+    article::{self, Table},
     bed::{Bed, Site},
     rules::{self, Row, Terms, Verdict, judge},
 };
@@ -23,12 +24,15 @@ struct Cell {
     holder: bool,
     claimed: Option<i64>,
     expires: Option<i64>,
+    ended: bool,
 }
 
 fn cells() -> Vec<Option<Cell>> {
     let mut cells = vec![None];
-    let cell = Cell { locked: false, status: "P", begin: None, holder: false, claimed: None, expires: None };
-    let begins = [None, Some(RECENT), Some(3 * HOUR)];
+    let cell =
+        Cell { locked: false, status: "P", begin: None, holder: false, claimed: None, expires: None, ended: false };
+    // Ahead: rounded up by its column, or of a clock that was stepped back.
+    let begins = [None, Some(-HOUR), Some(RECENT), Some(3 * HOUR)];
     for begin in begins {
         for status in ["S", "F", "P", "X", "s", "f", ""] {
             cells.push(Some(Cell { status, begin, ..cell.clone() }));
@@ -47,6 +51,8 @@ fn cells() -> Vec<Option<Cell>> {
                 expires,
                 ..cell.clone()
             }));
+            // Unlocked and locked again by another program, within one second.
+            cells.push(Some(Cell { ended: true, ..cells.last().cloned().flatten().unwrap() }));
         }
     }
     cells
@@ -83,6 +89,15 @@ fn settings<DB: Bed>(site: &Site<DB>) -> Vec<(LeaseLock<DB>, Terms)> {
 }
 
 pub async fn every_cell_of_the_rules_table<DB: Bed>(site: Site<DB>) {
+    every_cell(site, Table::Ours).await;
+}
+
+pub async fn every_cell_on_the_articles_own_table<DB: Bed>(site: Site<DB>) {
+    article::put(&site, Table::Articles).await;
+    every_cell(site, Table::Articles).await;
+}
+
+async fn every_cell<DB: Bed>(site: Site<DB>, table: Table) {
     let settings = settings(&site);
     let holder = acquired_holder(&site).await;
     let mut seen = std::collections::BTreeMap::<String, usize>::new();
@@ -100,12 +115,13 @@ pub async fn every_cell_of_the_rules_table<DB: Bed>(site: Site<DB>) {
                 token: 7,
                 expires_at: ago(cell.expires),
                 claimed_at: ago(cell.claimed),
+                ended: cell.ended,
             });
             let verdict = judge(row.as_ref(), now, holder, terms);
             let key = format!("{number}");
             site.execute(&format!("DELETE FROM t_resource_lock WHERE key_resource = '{key}'")).await;
             if let Some(cell) = &cell {
-                write(&site, &key, cell, terms.offset()).await;
+                write(&site, &key, cell, terms.offset(), table).await;
             }
             // On SQLite a lease of the cell before, being abandoned, may have the file for a moment.
             let attempt = loop {
@@ -144,16 +160,16 @@ async fn acquired_holder<DB: Bed>(site: &Site<DB>) -> rowlock::Holder {
     crate::bed::acquired(site.lock().try_acquire("elsewhere").await).claim().holder
 }
 
-async fn write<DB: Bed>(site: &Site<DB>, key: &str, cell: &Cell, offset: TimeDelta) {
-    let time = |millis: Option<i64>, ahead: TimeDelta| {
-        millis.map_or("NULL".into(), |millis| DB::ago(millis - ahead.num_milliseconds()))
+async fn write<DB: Bed>(site: &Site<DB>, key: &str, cell: &Cell, offset: TimeDelta, table: Table) {
+    let local = |millis: Option<i64>| {
+        millis.map_or("NULL".into(), |millis| DB::begun(table, millis - offset.num_milliseconds()))
     };
-    let (begin, claimed) = (time(cell.begin, offset), time(cell.claimed, offset));
-    let expires = time(cell.expires, TimeDelta::zero());
+    let (begin, claimed, ended) = (local(cell.begin), local(cell.claimed), local(cell.ended.then_some(1)));
+    let expires = cell.expires.map_or("NULL".into(), DB::ago);
     let holder = if cell.holder { DB::uuid(HOLDER) } else { "NULL".into() };
     site.execute(&format!(
-        "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, holder, token, expires_at)
-         VALUES ('{key}', '{}', {}, {begin}, 'other', {holder}, 7, {expires})",
+        "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, end_time, client_ip, holder, token, expires_at)
+         VALUES ('{key}', '{}', {}, {begin}, {ended}, 'other', {holder}, 7, {expires})",
         cell.status,
         i32::from(cell.locked)
     ))

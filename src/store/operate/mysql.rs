@@ -17,16 +17,14 @@ use crate::{
 static LIST: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
-SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW}, end_time FROM t_resource_lock
+SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW} FROM t_resource_lock
 WHERE key_resource > ? AND LOCATE(?, key_resource) = 1 AND (lock_flag = 1 OR NOT ?)
 ORDER BY key_resource LIMIT ?"
     )
 });
 
 static INSPECT: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW}, end_time FROM t_resource_lock WHERE key_resource = ?"
-    )
+    format!("SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW} FROM t_resource_lock WHERE key_resource = ?")
 });
 
 static FORCE: LazyLock<String> = LazyLock::new(|| {

@@ -19,7 +19,7 @@ static LIST: LazyLock<String> = LazyLock::new(|| {
         "
 SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock
 WHERE key_resource > $1 AND strpos(key_resource, $2) = 1 AND (lock_flag = 1 OR NOT $3)
-ORDER BY key_resource LIMIT $4"
+ORDER BY t_resource_lock.key_resource LIMIT $4"
     )
 });
 

@@ -7,7 +7,7 @@ use crate::{
     rules::{Status, Terms},
     store::{
         Reply,
-        sqlite::{micros, now, read, time},
+        sqlite::{as_micros, kept, micros, now, read, time},
         to_utc,
     },
 };
@@ -15,8 +15,14 @@ use crate::{
 macro_rules! select {
     ($rest:literal) => {
         concat!(
-            "SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, begin_time, end_time, time, client_ip, holder, token, expires_at,
-                    claimed_at, ",
+            "SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at,
+                    end_time IS NOT NULL AS ended, ",
+            as_micros!("begin_time"),
+            " AS begin_time, ",
+            as_micros!("claimed_at"),
+            " AS claimed_at, ",
+            as_micros!("end_time"),
+            " AS end_time, ",
             now!(),
             " AS now FROM t_resource_lock ",
             $rest
@@ -34,8 +40,8 @@ const FORCE: &str = concat!(
     "
 UPDATE t_resource_lock
 SET lock_flag = 0, status = ?2, end_time = ",
-    now!(),
-    " + ?3, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL,
+    kept!("end_time", now!(), " + ?3"),
+    ", holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL,
     token = max(token + 1, ",
     now!(),
     ")
@@ -47,10 +53,14 @@ const FORGET: &str = concat!(
     "
 DELETE FROM t_resource_lock
 WHERE lock_flag = 0 AND status = 'S'
-  AND (begin_time IS NULL OR begin_time - ?3 < ",
+  AND (begin_time IS NULL OR ",
+    as_micros!("begin_time"),
+    " - ?3 < ",
     now!(),
     " - max(?1, ?2, time * 60000000))
-  AND (end_time IS NULL OR end_time - ?3 < ",
+  AND (end_time IS NULL OR ",
+    as_micros!("end_time"),
+    " - ?3 < ",
     now!(),
     " - ?1)"
 );

@@ -1,0 +1,213 @@
+//! Programs that run the article's own statements on the same table, written in plain SQL: we exclude them, they exclude us.
+
+use std::time::Duration;
+
+use chrono::{FixedOffset, TimeDelta};
+use rowlock::{Error, Lease, LeaseLock, Reason, Status};
+use tokio::time::timeout;
+
+use crate::{
+    article::{Answer, Program, Table, put},
+    bed::{Bed, Site, acquired, refused},
+    child,
+};
+
+const PATIENCE: Duration = Duration::from_secs(90);
+const MINUTE: Duration = Duration::from_secs(60);
+/// The offsets of two places, east and west of Greenwich.
+const PLACES: [i32; 2] = [8 * 3600, -5 * 3600];
+
+/// The program in a place, and our lock that knows of it.
+async fn neighbours<DB: Bed>(site: &Site<DB>, place: i32) -> (Program<DB>, LeaseLock<DB>) {
+    let program = Program::new(site.pool.clone(), site.server.name, TimeDelta::seconds(place.into())).await;
+    let ours = site.lock().label("ours").unwrap().article_clients(FixedOffset::east_opt(place).unwrap());
+    (program, ours)
+}
+
+/// A program that began so many minutes ago.
+fn long_ago<DB: Bed>(program: &Program<DB>, minutes: i64) -> Program<DB> {
+    program.at(program.ahead - TimeDelta::minutes(minutes))
+}
+
+/// A row of the program's: free, succeeded, never begun.
+async fn row<DB: Bed>(site: &Site<DB>, key: &str, minutes: u32) {
+    site.execute(&format!(
+        "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time) VALUES ('{key}', 'S', 0, NULL, '', {minutes})"
+    ))
+    .await;
+}
+
+#[track_caller]
+fn assert_lost(result: Result<(), Error>) {
+    assert!(matches!(result, Err(Error::Lost { .. })), "{result:?}");
+}
+
+pub async fn a_counter_stays_exact_with_four_of_theirs_and_four_of_ours<DB: Bed>(site: Site<DB>) {
+    for table in Table::BOTH {
+        put(&site, table).await;
+        row(&site, "k", 0).await;
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("number");
+        std::fs::write(&file, "0").unwrap();
+        let mut processes: Vec<_> = ["count", "count as the article"]
+            .repeat(4)
+            .iter()
+            .map(|job| child::start(&site, job, "k", &file))
+            .collect();
+        for process in &mut processes {
+            assert!(timeout(PATIENCE, process.wait()).await.unwrap().unwrap().success());
+        }
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "80", "on {table:?}");
+    }
+}
+
+pub async fn their_lock_is_refused_in_its_time_and_then_taken_over<DB: Bed>(site: Site<DB>) {
+    for (table, place) in Table::BOTH.into_iter().flat_map(|table| PLACES.map(|place| (table, place))) {
+        put(&site, table).await;
+        let (program, ours) = neighbours(&site, place).await;
+        row(&site, "k", 60).await;
+        assert_eq!(long_ago(&program, 50).take("k").await, Answer::Taken);
+        let refusal = refused(ours.try_acquire("k").await);
+        assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::HeldByAnotherProgram, "10.0.0.7"));
+        let left = refusal.retry_after.unwrap();
+        assert!(left > 9 * MINUTE && left < 11 * MINUTE, "ten minutes of its hour are left, at {place}: {left:?}");
+        let unaware = refused(site.lock().try_acquire("k").await);
+        assert_eq!((unaware.reason, unaware.until), (Reason::HeldByAnotherProgram, None));
+
+        row(&site, "l", 60).await;
+        assert_eq!(long_ago(&program, 61).take("l").await, Answer::Taken);
+        let lease = acquired(ours.try_acquire("l").await);
+        assert_eq!(lease.taken_over_from().unwrap().label, "10.0.0.7");
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+}
+
+pub async fn they_read_our_times_and_keep_our_window<DB: Bed>(site: Site<DB>) {
+    for (table, place) in Table::BOTH.into_iter().flat_map(|table| PLACES.map(|place| (table, place))) {
+        put(&site, table).await;
+        let (program, ours) = neighbours(&site, place).await;
+        let later = long_ago(&program, -61);
+        let near = |time: Option<chrono::NaiveDateTime>| (program.now() - time.unwrap()).num_seconds().abs() < 20;
+
+        let lease = acquired(ours.try_acquire("k").await);
+        assert!(near(program.time("k", "begin_time").await), "on {table:?} at {place}");
+        assert_eq!(program.take("k").await, Answer::Locked);
+        assert_eq!(later.take("k").await, Answer::TimedOut);
+        lease.release(Status::Failed).await.unwrap();
+        assert!(near(program.time("k", "end_time").await), "on {table:?} at {place}");
+        assert_eq!(later.take("k").await, Answer::NotSucceeded);
+
+        acquired(ours.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        assert_eq!(program.take("k").await, Answer::WithinWindow);
+        assert_eq!(later.take("k").await, Answer::Taken);
+        // And we keep its window, when it has ended.
+        program.give("k", "S").await;
+        site.set("k", &format!("begin_time = {}", DB::begun(table, 50 * 60_000 - i64::from(place) * 1000))).await;
+        let refusal = refused(ours.clone().once_per(60 * MINUTE).unwrap().try_acquire("k").await);
+        assert_eq!(refusal.reason, Reason::WithinWindow);
+        assert!(refusal.retry_after.unwrap() < 11 * MINUTE, "at {place}: {refusal}");
+        acquired(ours.once_per(40 * MINUTE).unwrap().try_acquire("k").await);
+    }
+}
+
+/// It comes back after its time, when we have the key: its unlock asks for no holder.
+pub async fn their_late_unlock_is_found_out<DB: Bed>(site: Site<DB>) {
+    for table in Table::BOTH {
+        put(&site, table).await;
+        let (program, ours) = neighbours(&site, PLACES[0]).await;
+        let ours = ours.once_per(30 * MINUTE).unwrap();
+        for key in ["renewed", "released", "abandoned", "dropped"] {
+            row(&site, key, 60).await;
+            assert_eq!(long_ago(&program, 61).take(key).await, Answer::Taken);
+            let lease = acquired(ours.try_acquire(key).await);
+            program.give(key, "S").await;
+            nothing_is_harmed(&site, &ours, lease).await;
+            // What it wrote counts: free, S, begun by us a moment ago.
+            assert_eq!(refused(ours.try_acquire(key).await).reason, Reason::WithinWindow);
+            assert_eq!(program.take(key).await, Answer::WithinWindow);
+        }
+        let again = acquired(site.lock().try_acquire("renewed").await);
+        again.renew().await.unwrap();
+        again.release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// Its late unlock lets the next of its kind in, while we work.
+pub async fn their_late_unlock_and_relock_are_found_out<DB: Bed>(site: Site<DB>) {
+    for table in Table::BOTH {
+        put(&site, table).await;
+        let (program, ours) = neighbours(&site, PLACES[1]).await;
+        let moved = format!("begin_time = {}", DB::begun(table, -5_000 - i64::from(PLACES[1]) * 1000));
+        // A moment after our own try; in the same second, where the column has whole ones; with the unlock's time wiped.
+        for relock in [moved.as_str(), "begin_time = claimed_at", &format!("{moved}, end_time = NULL")] {
+            for key in ["renewed", "released", "abandoned", "dropped"] {
+                site.execute(&format!("DELETE FROM t_resource_lock WHERE key_resource = '{key}'")).await;
+                row(&site, key, 60).await;
+                assert_eq!(long_ago(&program, 61).take(key).await, Answer::Taken);
+                let lease = acquired(ours.try_acquire(key).await);
+                let token = lease.token();
+                program.give(key, "S").await;
+                assert_eq!(long_ago(&program, -61).take(key).await, Answer::Taken);
+                site.set(key, relock).await;
+                nothing_is_harmed(&site, &ours, lease).await;
+                // It has the key now, by the rules: we are refused, until its time is over or it unlocks.
+                let refusal = refused(ours.try_acquire(key).await);
+                assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::HeldByAnotherProgram, "10.0.0.7"));
+                assert_eq!(program.take(key).await, Answer::Locked);
+                program.give(key, "S").await;
+                let next = acquired(ours.try_acquire(key).await);
+                assert!(next.token() > token && next.taken_over_from().is_none());
+                next.release(Status::Succeeded).await.unwrap();
+            }
+        }
+    }
+}
+
+/// Does what the key says with a lease that was trampled on: we find out, and leave the row as it is.
+async fn nothing_is_harmed<DB: Bed>(site: &Site<DB>, ours: &LeaseLock<DB>, lease: Lease<DB>) {
+    let key = lease.key().clone();
+    let before = whole(site, key.as_str()).await;
+    match key.as_str() {
+        "renewed" => {
+            assert_lost(lease.renew().await);
+            assert!(!lease.is_held());
+        }
+        "released" => assert_lost(lease.release(Status::Failed).await),
+        "abandoned" => assert_lost(lease.abandon().await),
+        _ => drop(lease),
+    }
+    ours.shutdown().await;
+    assert_eq!(whole(site, key.as_str()).await, before);
+}
+
+pub async fn a_background_renewal_finds_out_too<DB: Bed>(site: Site<DB>) {
+    for table in Table::BOTH {
+        put(&site, table).await;
+        let (program, ours) = neighbours(&site, PLACES[0]).await;
+        let ours = ours.lease(Duration::from_millis(900)).unwrap();
+        for relock in [false, true] {
+            let key = if relock { "relocked" } else { "unlocked" };
+            row(&site, key, 60).await;
+            assert_eq!(long_ago(&program, 61).take(key).await, Answer::Taken);
+            let lease = acquired(ours.try_acquire(key).await);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert!(lease.is_held(), "it is renewed");
+            program.give(key, "F").await;
+            if relock {
+                program.give(key, "S").await;
+                assert_eq!(long_ago(&program, -61).take(key).await, Answer::Taken);
+            }
+            let before = whole(&site, key).await;
+            timeout(PATIENCE, lease.lost()).await.unwrap();
+            drop(lease);
+            ours.shutdown().await;
+            assert_eq!(whole(&site, key).await, before, "nothing of the row changed, on {table:?}");
+        }
+    }
+}
+
+/// Every column of a row.
+async fn whole<DB: Bed>(site: &Site<DB>, key: &str) -> String {
+    let columns = crate::upgrade::all_columns(site.server.name);
+    site.text(&format!("SELECT {columns} FROM t_resource_lock WHERE key_resource = '{key}'")).await.unwrap()
+}
