@@ -29,6 +29,7 @@ use crate::{
     store::{
         Change, Database, Outcome,
         borrowed::{Borrowed, Failure},
+        fault::Fault,
     },
 };
 
@@ -71,6 +72,8 @@ struct Kept {
 struct Ending {
     held: Arc<Held>,
     outcome: Option<oneshot::Sender<Outcome>>,
+    /// A request was sent whose outcome is not known.
+    unanswered: bool,
     pending: watch::Sender<usize>,
 }
 
@@ -153,7 +156,7 @@ impl<DB: Database> Keeper<DB> {
         let mut state = lock(&self.state);
         state.leases.remove(&held.claim.holder);
         self.pending.send_modify(|count| *count += 1);
-        state.endings.push(Ending { held, outcome: Some(outcome), pending: self.pending.clone() });
+        state.endings.push(Ending { held, outcome: Some(outcome), unanswered: false, pending: self.pending.clone() });
         self.work.notify_one();
         self.run(state);
         receiver
@@ -335,14 +338,21 @@ impl<DB: Database> Keeper<DB> {
                 "abandoning brought no answer; trying again until the lease ends"
             );
         }
+        let unanswered = reply.as_ref().is_err_and(|failure| failure.fault() == Fault::Outage);
         let mut outcomes = reply.unwrap_or_default().into_iter();
+        let unknown = Outcome::Skipped { left: TimeDelta::zero() };
         let mut state = lock(&self.state);
         for mut ending in batch {
-            let outcome = outcomes.next().unwrap_or(Outcome::Skipped { left: TimeDelta::zero() });
+            ending.unanswered |= unanswered;
+            let mut outcome = outcomes.next().unwrap_or(unknown);
             if matches!(outcome, Outcome::Skipped { .. }) && !hopeless && Instant::now() < ending.held.deadline() {
                 state.endings.push(ending);
                 state.end_at = Instant::now() + self.soon();
                 continue;
+            }
+            // A request that went unanswered may have ended it before somebody else took the key.
+            if outcome == Outcome::Lost && ending.unanswered {
+                outcome = unknown;
             }
             let Claim { key, token, .. } = &ending.held.claim;
             tracing::info!(%key, %token, ?outcome, "abandoned");

@@ -10,7 +10,7 @@ use crate::{
     keeper::{Held, Keeper},
     key::{Claim, Key, Prior, Token},
     rules::Status,
-    store::{Change, Database, Outcome, fault::Fault},
+    store::{Change, Database, Outcome, borrowed::Failure, fault::Fault},
 };
 
 /// A key that is held, and renewed in the background until it is ended.
@@ -137,7 +137,8 @@ impl<DB: Database> Lease<DB> {
     ///
     /// # Errors
     /// [`Error::Lost`] if the row was seen without the claim, so that nothing was written. Any other error means that it is
-    /// not known whether the ending was recorded.
+    /// not known whether the ending was recorded: nothing came back before the lease was over, or somebody else had
+    /// taken the key by the time that something did.
     ///
     /// # Cancel safety
     /// Dropped, the key is released or abandoned.
@@ -153,6 +154,7 @@ impl<DB: Database> Lease<DB> {
 
     async fn try_release(&self, status: Status) -> Result<(), Error> {
         let last = self.held.deadline();
+        let mut unanswered = None;
         loop {
             let limit = Instant::now() + self.time_limit;
             let claims = std::slice::from_ref(&self.held.claim);
@@ -160,19 +162,21 @@ impl<DB: Database> Lease<DB> {
                 Ok(outcomes) => match outcomes.first() {
                     Some(Outcome::Done) => return Ok(()),
                     Some(Outcome::Skipped { .. }) => None,
-                    Some(Outcome::Lost) | None => return Err(self.error_lost()),
+                    Some(Outcome::Lost) | None => {
+                        // A request that went unanswered may have freed the row before somebody else took it.
+                        return Err(unanswered.map_or_else(|| self.error_lost(), |failure| self.error_release(failure)));
+                    }
                 },
                 Err(failure) => Some(failure),
             };
             let again = failure.as_ref().is_none_or(|failure| failure.fault().is_transient());
             if !again || Instant::now() >= last {
                 return Err(match failure {
-                    Some(failure) => {
-                        failure.into_error(Action::Release, self.subject(), self.time_limit, Certainty::Unknown)
-                    }
+                    Some(failure) => self.error_release(failure),
                     None => self.error_busy(Action::Release),
                 });
             }
+            unanswered = failure.filter(|failure| failure.fault() == Fault::Outage).or(unanswered);
             pause().await;
         }
     }
@@ -181,7 +185,7 @@ impl<DB: Database> Lease<DB> {
     /// at once, under [`Rules::Article`](crate::Rules::Article) the key waits for an operator, as after a crash.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the claim had been lost before; [`Error::TimedOut`] if nothing was settled before the lease was over.
+    /// [`Error::Lost`] if the claim had been lost before; [`Error::TimedOut`] if it is not known whether this ended it.
     ///
     /// # Cancel safety
     /// Dropped, it goes on in the background.
@@ -202,6 +206,10 @@ impl<DB: Database> Lease<DB> {
 
     fn error_lost(&self) -> Error {
         Error::Lost { key: self.key().clone(), token: self.token() }
+    }
+
+    fn error_release(&self, failure: Failure) -> Error {
+        failure.into_error(Action::Release, self.subject(), self.time_limit, Certainty::Unknown)
     }
 
     fn error_busy(&self, action: Action) -> Error {

@@ -7,6 +7,8 @@ use rowlock::{Attempt, Lease, LeaseLock};
 use sqlx::{AssertSqlSafe, Pool, pool::PoolOptions};
 
 use crate::article::Table;
+/// How long a test waits for what has to come.
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A database that the contract is run on.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +54,9 @@ pub trait Bed: rowlock::Database + Sized {
     /// A transaction that sits on the row (on SQLite: on the database).
     const LOCK_ROW: &'static str;
     const BEGIN: &'static str = "BEGIN";
+    /// Counts open transactions: PostgreSQL and MySQL tell any connection of those of the whole database that do nothing
+    /// at the moment, MariaDB tells a connection of its own.
+    fn open_transactions(server: &Server) -> &'static str;
     /// How many statements it takes to count statements, counted too.
     const COUNTING: i64 = 0;
 }
@@ -231,6 +236,9 @@ impl Bed for sqlx::Sqlite {
     fn uuid(hex: &str) -> String {
         format!("x'{hex}'")
     }
+    fn open_transactions(_: &Server) -> &'static str {
+        "SELECT 0" // a BEGIN fails on a connection that has one open
+    }
     async fn create_database(_: &Server, _: &str) -> (String, Option<tempfile::TempDir>) {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}?mode=rwc", folder.path().join("locks.db").display());
@@ -254,6 +262,9 @@ impl Bed for sqlx::Postgres {
     }
     fn uuid(hex: &str) -> String {
         format!("'{hex}'::uuid")
+    }
+    fn open_transactions(_: &Server) -> &'static str {
+        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
     }
     async fn create_database(_: &Server, url: &str) -> (String, Option<tempfile::TempDir>) {
         let name = unique_name();
@@ -292,6 +303,14 @@ impl Bed for sqlx::MySql {
     }
     fn uuid(hex: &str) -> String {
         format!("UNHEX('{hex}')")
+    }
+    fn open_transactions(server: &Server) -> &'static str {
+        if server.name == "mariadb" {
+            return "SELECT CAST(@@in_transaction AS SIGNED)"; // its innodb_trx is a copy, renewed when nobody looks
+        }
+        // Its innodb_trx is an error while any statement runs with bytes in it that are no text.
+        "SELECT COUNT(*) FROM performance_schema.events_transactions_current x JOIN performance_schema.threads p USING (thread_id)
+         WHERE x.state = 'ACTIVE' AND p.processlist_db = DATABASE() AND p.processlist_command = 'Sleep'"
     }
     async fn create_database(_: &Server, url: &str) -> (String, Option<tempfile::TempDir>) {
         let name = unique_name();

@@ -8,14 +8,18 @@
 mod acquire;
 mod article;
 mod bed;
+mod cancelled;
 mod child;
 mod door;
 mod events;
 mod keeping;
+mod line;
 mod migrations;
 mod neighbours;
 mod operating;
+mod proxy;
 mod race;
+mod replies;
 mod rules_table;
 mod trips;
 mod upgrade;
@@ -104,5 +108,28 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             a_column_that_does_not_fit_is_refused, a_session_in_another_time_zone_is_refused,
             a_key_of_the_articles_table_is_found_by_its_index;
         trips: round_trips_are_as_stated;
+        cancelled:
+            a_try_on_a_free_row, a_try_on_a_missing_row, a_takeover, a_refused_try, a_renewal, a_release, an_abandonment,
+            a_run, a_shutdown, a_migration;
+        replies: abandoning_a_lost_lease_changes_nothing, an_abandonment_waits_for_a_transaction_at_the_row;
+    }
+    if server.name == "sqlite" {
+        return; // it has no network on which anything could get lost
+    }
+    tests! {
+        cancelled: an_open_transaction_is_seen;
+        replies:
+            a_claim_whose_reply_is_lost_is_the_same_claim_again, a_takeover_whose_reply_is_lost_still_tells_from_whom,
+            a_claim_whose_request_is_lost_is_sent_again, a_claim_that_is_answered_too_late_is_unknown,
+            a_late_reply_holds_no_longer_than_a_quick_one, a_claim_that_arrives_too_late_is_unknown, a_refusal_whose_reply_is_lost_is_asked_for_again,
+            a_claim_whose_reply_is_lost_is_never_called_busy,
+            a_create_whose_reply_is_lost_leaves_a_free_row, a_create_whose_request_is_lost_leaves_nothing,
+            a_create_that_is_too_late_leaves_a_free_row, a_row_that_another_creates_first_is_claimed,
+            a_renewal_that_is_not_answered_is_unknown, a_renewal_in_the_background_that_is_lost_is_tried_again,
+            renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time,
+            a_release_that_is_not_answered_is_done_once, a_release_that_was_done_before_another_came_is_unknown,
+            a_release_that_is_never_answered_is_unknown, a_release_that_never_gets_at_the_row_is_unknown,
+            an_abandonment_that_is_not_answered_is_done, an_abandonment_that_was_done_before_another_came_is_unknown,
+            an_abandonment_that_is_never_answered_is_unknown;
     }
 }

@@ -1,0 +1,242 @@
+//! Any future may be dropped at any await: no claim outlives its lease, and the pool gets no connection back
+//! with a transaction open or a statement running.
+//!
+//! Each test drops its operation at one point after another, until it comes to its end undisturbed. On a server the points
+//! are those at which the first, second, ... request or reply is on its way, from the connection's first byte on: the proxy
+//! holds it there. SQLite has no network; there the future is dropped after its first, second, ... poll.
+
+use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
+
+use rowlock::{Attempt, LeaseLock, Status};
+use sqlx::Pool;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{
+    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    proxy::{Proxy, Way},
+};
+
+const LEASE: Duration = Duration::from_millis(500);
+
+/// Where the operation is dropped.
+#[derive(Clone, Copy, Debug)]
+enum Stop {
+    Poll(usize),
+    Held(Way, usize),
+}
+
+/// What one operation is tried on: a pool of one connection and a lock on it, both unused, and a key of its own.
+struct Stage<'a, DB: Bed> {
+    site: &'a Site<DB>,
+    proxy: Option<Proxy>,
+    pool: Pool<DB>,
+    lock: LeaseLock<DB>,
+    key: String,
+}
+
+impl<'a, DB: Bed> Stage<'a, DB> {
+    async fn new(site: &'a Site<DB>, stop: Stop) -> Self {
+        let (proxy, pool) = match stop {
+            Stop::Poll(_) => (None, site.pool_of(1).await),
+            Stop::Held(..) => {
+                let proxy = site.proxy().await;
+                let pool = proxy.pool(1);
+                (Some(proxy), pool)
+            }
+        };
+        let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap().label("dropped").unwrap();
+        Self { site, proxy, pool, lock, key: format!("{stop:?}") }
+    }
+
+    /// The pool's only connection answers at once, and is in no transaction.
+    async fn pool_is_clean(&self) {
+        let clean = async {
+            // One that is just ending may be seen; one that was left open stays.
+            while open_transactions(self.site, &self.pool).await > 0 {
+                sleep(LEASE / 50).await;
+            }
+            let mut conn = self.pool.acquire().await?;
+            DB::execute_on(&mut conn, DB::BEGIN).await?; // on SQLite an error if there is a transaction
+            DB::execute_on(&mut conn, "ROLLBACK").await
+        };
+        match timeout(PATIENCE / 4, clean).await {
+            Ok(Ok(_)) => {}
+            other => panic!("{}: the pool does not serve, or serves a transaction: {other:?}", self.key),
+        }
+    }
+
+    async fn key_can_be_had(&self) {
+        let since = Instant::now();
+        rowlock::migrate(&self.site.pool).await.unwrap();
+        let other = self.site.lock_for(60 * LEASE);
+        let lease = loop {
+            match other.try_acquire(&self.key).await.unwrap() {
+                Attempt::Acquired(lease) => break lease,
+                Attempt::Refused(refusal) => {
+                    let most = LEASE + Duration::from_secs(1);
+                    assert!(since.elapsed() < most, "not to be had within the lease and a second: {refusal}");
+                    sleep(LEASE / 50).await;
+                }
+            }
+        };
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// Drops `act` at every stop, each time on a stage of its own that `prepare` has set.
+async fn at_every_stop<DB: Bed, P>(
+    site: &Site<DB>,
+    prepare: impl AsyncFn(&Stage<'_, DB>) -> P,
+    act: impl AsyncFn(&Stage<'_, DB>, P),
+) {
+    let polls: fn(usize) -> Stop = |count| Stop::Poll(count + 1);
+    let requests: fn(usize) -> Stop = |count| Stop::Held(Way::Requests, count);
+    let replies: fn(usize) -> Stop = |count| Stop::Held(Way::Replies, count);
+    for stop in if site.server.name == "sqlite" { vec![polls] } else { vec![requests, replies] } {
+        let mut count = 0;
+        while is_dropped(site, stop(count), &prepare, &act).await {
+            count += 1;
+            assert!(count < 300, "it never ends");
+        }
+        assert!(count > 0, "it was never dropped");
+    }
+}
+
+/// Whether there was anything to drop: `false` when `act` came to its end before this stop.
+async fn is_dropped<DB: Bed, P>(
+    site: &Site<DB>,
+    stop: Stop,
+    prepare: &impl AsyncFn(&Stage<'_, DB>) -> P,
+    act: &impl AsyncFn(&Stage<'_, DB>, P),
+) -> bool {
+    let stage = Stage::new(site, stop).await;
+    let prepared = prepare(&stage).await;
+    let ended = match (stop, &stage.proxy) {
+        (Stop::Held(way, count), Some(proxy)) => {
+            proxy.hold_after(way, count);
+            tokio::select! {
+                biased;
+                () = act(&stage, prepared) => true,
+                () = proxy.held(way) => false,
+            }
+        }
+        (Stop::Poll(count) | Stop::Held(_, count), _) => polled(count, act(&stage, prepared)).await,
+    };
+    // What the dropped future had sent, or was to be told, is still on its way.
+    stage.proxy.iter().for_each(Proxy::let_others_pass);
+    stage.pool_is_clean().await;
+    // Now it arrives, late.
+    stage.proxy.iter().for_each(Proxy::open);
+    stage.key_can_be_had().await;
+    stage.pool_is_clean().await;
+    !ended
+}
+
+/// As the pool's only connection tells, and one beside it.
+async fn open_transactions<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>) -> i64 {
+    let sql = DB::open_transactions(&site.server);
+    site.number(sql).await.unwrap() + DB::number(pool, sql).await.unwrap()
+}
+
+/// Polls so many times, then drops; whether it came to its end.
+async fn polled(most: usize, future: impl Future<Output = ()>) -> bool {
+    let mut future = pin!(future);
+    let mut polls = 0;
+    poll_fn(|context| {
+        polls += 1;
+        match future.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(true),
+            Poll::Pending if polls >= most => Poll::Ready(false),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+pub async fn a_try_on_a_free_row<DB: Bed>(site: Site<DB>) {
+    let prepare = async |stage: &Stage<'_, DB>| {
+        acquired(site.lock().try_acquire(&stage.key).await).release(Status::Succeeded).await.unwrap();
+    };
+    at_every_stop(&site, prepare, async |stage, ()| drop(acquired(stage.lock.try_acquire(&stage.key).await))).await;
+}
+
+pub async fn a_try_on_a_missing_row<DB: Bed>(site: Site<DB>) {
+    let act = async |stage: &Stage<'_, DB>, ()| drop(acquired(stage.lock.try_acquire(&stage.key).await));
+    at_every_stop(&site, async |_| {}, act).await;
+}
+
+pub async fn a_takeover<DB: Bed>(site: Site<DB>) {
+    let prepare = async |stage: &Stage<'_, DB>| {
+        acquired(site.lock().try_acquire(&stage.key).await).abandon().await.unwrap();
+    };
+    let act = async |stage: &Stage<'_, DB>, ()| {
+        assert!(acquired(stage.lock.try_acquire(&stage.key).await).taken_over_from().is_some());
+    };
+    at_every_stop(&site, prepare, act).await;
+}
+
+pub async fn a_refused_try<DB: Bed>(site: Site<DB>) {
+    let prepare = async |stage: &Stage<'_, DB>| acquired(site.lock().try_acquire(&stage.key).await);
+    let act = async |stage: &Stage<'_, DB>, _holder| drop(refused(stage.lock.try_acquire(&stage.key).await));
+    at_every_stop(&site, prepare, act).await;
+}
+
+/// The lease goes with the future, so that an abandonment runs beside the renewal that was dropped.
+pub async fn a_renewal<DB: Bed>(site: Site<DB>) {
+    let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
+    at_every_stop(&site, prepare, async |_, lease| drop(lease.renew().await)).await;
+}
+
+pub async fn a_release<DB: Bed>(site: Site<DB>) {
+    let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
+    at_every_stop(&site, prepare, async |_, lease| drop(lease.release(Status::Succeeded).await)).await;
+}
+
+pub async fn an_abandonment<DB: Bed>(site: Site<DB>) {
+    let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
+    at_every_stop(&site, prepare, async |_, lease| drop(lease.abandon().await)).await;
+}
+
+/// The work never ends: the run is dropped on its way to it, or when it has begun.
+pub async fn a_run<DB: Bed>(site: Site<DB>) {
+    let act = async |stage: &Stage<'_, DB>, ()| {
+        let began = tokio::sync::Notify::new();
+        let work = async |_: &rowlock::Lease<DB>| -> Result<(), ()> {
+            began.notify_one();
+            std::future::pending().await
+        };
+        tokio::select! {
+            ran = stage.lock.run(&stage.key, work) => panic!("the work does not end: {ran:?}"),
+            () = began.notified() => {}
+        }
+    };
+    at_every_stop(&site, async |_| {}, act).await;
+}
+
+pub async fn a_shutdown<DB: Bed>(site: Site<DB>) {
+    let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
+    let act = async |stage: &Stage<'_, DB>, lease| {
+        drop(lease);
+        stage.lock.shutdown().await;
+    };
+    at_every_stop(&site, prepare, act).await;
+}
+
+pub async fn a_migration<DB: Bed>(site: Site<DB>) {
+    let prepare = async |_: &Stage<'_, DB>| {
+        site.execute("DROP TABLE t_resource_lock").await;
+    };
+    at_every_stop(&site, prepare, async |stage, ()| rowlock::migrate(&stage.pool).await.unwrap()).await;
+}
+
+/// What the tests above look for is there to be seen.
+pub async fn an_open_transaction_is_seen<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(1).await;
+    assert_eq!(open_transactions(&site, &pool).await, 0);
+    let mut conn = pool.acquire().await.unwrap();
+    DB::execute_on(&mut conn, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut conn, "INSERT INTO t_resource_lock (key_resource) VALUES ('k')").await.unwrap();
+    drop(conn);
+    eventually("the pool has it back", || async { pool.num_idle() == 1 }).await;
+    assert_eq!(open_transactions(&site, &pool).await, 1);
+}

@@ -1,0 +1,219 @@
+//! A proxy on loopback between a pool and its server, which holds or cuts what passes.
+//!
+//! It knows nothing of the protocols but one thing: the pool's own ping of a connection that is given back, which
+//! it neither holds nor counts. What is held is a chunk, that is, what one read gave: a client sends
+//! a request in one piece and waits for its reply. A chunk that is held and then let through arrives even
+//! when its sender has gone meanwhile, as on a slow network.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use sqlx::pool::PoolOptions;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{ReadHalf, WriteHalf},
+    },
+    sync::watch,
+    time::timeout,
+};
+
+use crate::bed::{Bed, PATIENCE, Site};
+
+/// Which way a chunk goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// To the server.
+    Requests,
+    /// To the client.
+    Replies,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// How many chunks may still pass each way before they are held; `None`: any number.
+    left: [Option<usize>; 2],
+    /// The only connections that are held, if not all.
+    only: Option<Vec<u64>>,
+    /// Connections below this number are cut.
+    cut_below: u64,
+    accepted: u64,
+    /// What is held at this moment.
+    held: Vec<(Way, u64)>,
+}
+
+impl State {
+    fn holds(&self, way: Way, number: u64) -> bool {
+        self.left[way as usize] == Some(0) && self.only.as_ref().is_none_or(|only| only.contains(&number))
+    }
+}
+
+#[derive(Clone)]
+struct Shared(Arc<watch::Sender<State>>);
+
+/// Dropped, it cuts all connections and takes no more.
+pub struct Proxy {
+    shared: Shared,
+    url: String,
+    accepting: tokio::task::AbortHandle,
+}
+
+impl Proxy {
+    /// Between whoever connects to its [`pool`](Self::pool) and the server of this URL.
+    pub async fn to(url: &str) -> Self {
+        let (scheme, rest) = url.split_once("://").expect("a URL");
+        let (authority, database) = rest.split_once('/').expect("a URL with a database");
+        let (user, host) = authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
+        assert!(!host.is_empty(), "{url} names a host: the proxy speaks TCP");
+        let port = if scheme.starts_with("postgres") { 5432 } else { 3306 };
+        let server = if host.contains(':') { host.to_owned() } else { format!("{host}:{port}") };
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let user = user.map(|user| format!("{user}@")).unwrap_or_default();
+        let shared = Shared(Arc::new(watch::Sender::new(State::default())));
+        let accepting = tokio::spawn(accept(listener, shared.clone(), server)).abort_handle();
+        Self { shared, url: format!("{scheme}://{user}{address}/{database}"), accepting }
+    }
+
+    /// A pool that reaches its database through this proxy. It connects when it is first used.
+    pub fn pool<DB: Bed>(&self, connections: u32) -> sqlx::Pool<DB> {
+        let options = PoolOptions::new().max_connections(connections).test_before_acquire(false);
+        options.connect_lazy(&self.url).unwrap()
+    }
+
+    /// Lets so many chunks pass, then holds all that follow, on every connection.
+    pub fn hold_after(&self, way: Way, chunks: usize) {
+        self.shared.0.send_modify(|state| {
+            state.left[way as usize] = Some(chunks);
+            state.only = None;
+        });
+    }
+
+    pub fn hold(&self, way: Way) {
+        self.hold_after(way, 0);
+    }
+
+    /// Waits until a chunk is being held. A reply that is held says that the server has done what it was asked for.
+    pub async fn held(&self, way: Way) {
+        let mut states = self.shared.0.subscribe();
+        let held = states.wait_for(|state| state.held.iter().any(|held| held.0 == way));
+        timeout(PATIENCE, held).await.unwrap_or_else(|_| panic!("no {way:?} came to be held")).unwrap();
+    }
+
+    /// Goes on holding the connections on which something is held; all others, and new ones, pass.
+    pub fn let_others_pass(&self) {
+        self.shared.0.send_modify(|state| state.only = Some(state.held.iter().map(|held| held.1).collect()));
+    }
+
+    /// Lets everything pass, what was held first.
+    pub fn open(&self) {
+        self.shared.0.send_modify(|state| state.left = [None; 2]);
+    }
+
+    /// Cuts all connections; what was held is lost. New ones pass.
+    pub fn cut(&self) {
+        self.shared.0.send_modify(|state| {
+            state.cut_below = state.accepted;
+            state.left = [None; 2];
+            state.held.clear();
+        });
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        self.cut();
+    }
+}
+
+impl Shared {
+    /// Waits while chunks of this connection are held.
+    async fn pass(&self, way: Way, number: u64) {
+        let mut held = false;
+        self.0.send_modify(|state| {
+            held = state.holds(way, number);
+            if held {
+                state.held.push((way, number));
+            } else if let Some(left) = state.left[way as usize].as_mut().filter(|left| **left > 0) {
+                *left -= 1;
+            }
+        });
+        if held {
+            let is_cut = |state: &State| number < state.cut_below;
+            let mut states = self.0.subscribe();
+            // The sender lives in `self`, so that waiting does not fail.
+            let state = states.wait_for(|state| is_cut(state) || !state.holds(way, number)).await;
+            if state.is_ok_and(|state| is_cut(&state)) {
+                std::future::pending::<()>().await;
+            }
+            self.0.send_modify(|state| state.held.retain(|held| *held != (way, number)));
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Shared, server: String) {
+    loop {
+        let (client, _) = listener.accept().await.unwrap();
+        let mut number = 0;
+        shared.0.send_modify(|state| {
+            number = state.accepted;
+            state.accepted += 1;
+        });
+        tokio::spawn(connection(shared.clone(), number, client, server.clone()));
+    }
+}
+
+async fn connection(shared: Shared, number: u64, mut client: TcpStream, server: String) {
+    let Ok(mut server) = TcpStream::connect(server).await else { return };
+    for stream in [&client, &server] {
+        stream.set_nodelay(true).unwrap();
+    }
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = server.split();
+    let pinged = AtomicBool::new(false);
+    let requests = pump(&shared, Way::Requests, number, from_client, to_server, &pinged);
+    let replies = pump(&shared, Way::Replies, number, from_server, to_client, &pinged);
+    let mut states = shared.0.subscribe();
+    tokio::select! {
+        _ = states.wait_for(|state| number < state.cut_below) => {}
+        ((), ()) = async { tokio::join!(requests, replies) } => {}
+    }
+}
+
+async fn pump(
+    shared: &Shared,
+    way: Way,
+    number: u64,
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    pinged: &AtomicBool,
+) {
+    let mut chunk = vec![0; 1 << 16];
+    while let Ok(length @ 1..) = from.read(&mut chunk).await {
+        let free = match way {
+            Way::Requests => is_ping(&chunk[..length]) && !pinged.swap(true, Ordering::SeqCst),
+            Way::Replies => pinged.swap(false, Ordering::SeqCst),
+        };
+        if !free {
+            shared.pass(way, number).await;
+        }
+        // Who does not listen any more does not stop who speaks.
+        let _ = to.write_all(&chunk[..length]).await;
+    }
+    let _ = to.shutdown().await;
+}
+
+/// What a pool sends when a connection is given back: PostgreSQL's Sync alone, MySQL's COM_PING.
+fn is_ping(chunk: &[u8]) -> bool {
+    matches!(chunk, [b'S', 0, 0, 0, 4] | [1, 0, 0, 0, 0x0e])
+}
+
+impl<DB: Bed> Site<DB> {
+    pub async fn proxy(&self) -> Proxy {
+        Proxy::to(&self.url).await
+    }
+}

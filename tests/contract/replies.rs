@@ -1,0 +1,370 @@
+//! What each statement can come back with: the outcome table of ARCHITECTURE.md, cell by cell.
+//!
+//! "No reply" comes in three kinds: the reply is lost after the server did it, the request is lost before it could, and
+//! either is so late that nobody waits any more. `a_late_reply_holds_no_longer…` is about one that comes in time. Tests with a `*` stand in other files.
+//!
+//! | | matched | no match, row seen | row skipped | no reply |
+//! |---|---|---|---|---|
+//! | claim | *`a_free_key_is_acquired`, *`an_expired_claim_is_taken_over_and_named` | *`every_cell_of_the_rules_table` | *`a_try_does_not_wait_for_a_locked_row`, `a_claim_whose_reply_is_lost_is_never_called_busy` | `a_claim_…`, `a_takeover_whose_reply_is_lost…`, `a_refusal_whose_reply_is_lost…` |
+//! | create | *`tokens_grow_and_never_fall` | `a_row_that_another_creates_first…`, *`sixteen_processes_create_the_same_key_once` | *`a_try_ends_at_its_time_limit_behind_an_uncommitted_insert` | `a_create_…` |
+//! | renew | *`a_lease_is_renewed_in_the_background` | *`a_lease_is_lost_when_somebody_takes_the_row`, *`a_trampled_claim_is_lost` | *`a_renewal_that_finds_the_row_locked_is_unknown_not_lost` | `a_renewal_…`, `renewals_that_are_never_answered…` |
+//! | release | *`a_released_key_is_free_at_once` | *`releasing_a_lost_lease_changes_nothing`, *`releasing_twice_over_a_lost_reply_is_done`, `a_release_that_was_done_before_another_came_is_unknown` | *`a_release_waits_for_a_transaction_at_the_row`, `a_release_that_never_gets_at_the_row_is_unknown` | `a_release_…` |
+//! | abandon | *`an_abandoned_claim_is_taken_over_at_once` | `abandoning_a_lost_lease_changes_nothing`, `an_abandonment_that_was_done_before_another_came_is_unknown` | `an_abandonment_waits_for_a_transaction_at_the_row` | `an_abandonment_…` |
+//!
+//! SQLite has no network: there only those tests run that need no proxy.
+
+use std::time::Duration;
+
+use rowlock::{Attempt, Error, Reason, Status};
+use tokio::{
+    join,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    line::{LIMIT, Line, SHORT, WAYS, had_within_the_lease, has_left, standing, timed_out, token, trips, unknown},
+    proxy::{Proxy, Way},
+};
+
+pub async fn a_claim_whose_reply_is_lost_is_the_same_claim_again<DB: Bed>(site: Site<DB>) {
+    let line = Line::with_free_row(&site, 30 * SHORT, PATIENCE).await;
+    let (mut granted, mut begin) = (0, None);
+    let attempt = line.held(Way::Replies, 0, line.lock.try_acquire("k"), async |proxy| {
+        granted = token(&site).await;
+        begin = site.text("SELECT CAST(begin_time AS CHAR(40)) FROM t_resource_lock WHERE key_resource = 'k'").await;
+        proxy.cut();
+    });
+    let lease = acquired(attempt.await);
+    assert_eq!((lease.token().get(), token(&site).await), (granted, granted));
+    let now = site.text("SELECT CAST(begin_time AS CHAR(40)) FROM t_resource_lock WHERE key_resource = 'k'").await;
+    assert_eq!(begin, now, "it began once");
+    assert!(lease.taken_over_from().is_none());
+    assert_eq!(standing(&site).await, 1);
+    lease.release(Status::Succeeded).await.unwrap();
+}
+
+/// At every reply that there is: MySQL tells in a second one whom it was taken from.
+pub async fn a_takeover_whose_reply_is_lost_still_tells_from_whom<DB: Bed>(site: Site<DB>) {
+    let line = Line::with_free_row(&site, 30 * SHORT, PATIENCE).await;
+    for trip in 0..trips(&site, 1, 2) {
+        let crashed = acquired(site.lock().label("crashed").unwrap().try_acquire("k").await);
+        site.set("k", &format!("expires_at = {}", DB::ago(1))).await;
+        let mut granted = 0;
+        let attempt = line.held(Way::Replies, trip, line.lock.try_acquire("k"), async |proxy| {
+            granted = token(&site).await;
+            proxy.cut();
+        });
+        let lease = acquired(attempt.await);
+        assert_eq!((lease.token().get(), token(&site).await), (granted, granted));
+        let prior = lease.taken_over_from().unwrap();
+        assert_eq!((prior.token, prior.label.as_str()), (crashed.token(), "crashed"));
+        assert_eq!(standing(&site).await, 1);
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+}
+
+pub async fn a_claim_whose_request_is_lost_is_sent_again<DB: Bed>(site: Site<DB>) {
+    let line = Line::with_free_row(&site, 30 * SHORT, PATIENCE).await;
+    let before = token(&site).await;
+    let lease = acquired(line.lost(Way::Requests, 0, line.lock.try_acquire("k")).await);
+    assert!(lease.token().get() > before && lease.taken_over_from().is_none());
+    assert_eq!((standing(&site).await, token(&site).await), (1, lease.token().get()));
+    lease.release(Status::Succeeded).await.unwrap();
+}
+
+/// The server did it, and says so too late: nobody listens to the late reply, and the claim ends with its lease.
+pub async fn a_claim_that_is_answered_too_late_is_unknown<DB: Bed>(site: Site<DB>) {
+    let line = Line::with_free_row(&site, SHORT, LIMIT).await;
+    let mut granted = Instant::now();
+    let attempt = line.held(Way::Replies, 0, line.lock.try_acquire("k"), async |_| granted = Instant::now());
+    timed_out(attempt.await);
+    assert_eq!(line.pool.size(), 0, "the connection is closed");
+    assert_eq!(site.column("k", "client_ip").await.as_deref(), Some("line"));
+    line.proxy.open();
+    had_within_the_lease(&site, granted).await;
+}
+
+/// In time, but late: the lease counts from before the request was sent, less a twentieth for the clocks.
+pub async fn a_late_reply_holds_no_longer_than_a_quick_one<DB: Bed>(site: Site<DB>) {
+    let line = Line::with_free_row(&site, 30 * SHORT, PATIENCE).await;
+    let most = 30 * SHORT * 19 / 20 - LIMIT;
+    let late = async |proxy: &Proxy| {
+        sleep(LIMIT).await;
+        proxy.open();
+    };
+    let lease = acquired(line.held(Way::Replies, 0, line.lock.try_acquire("k"), late).await);
+    assert!(lease.is_held() && lease.time_left() <= most, "{:?}", lease.time_left());
+    line.held(Way::Replies, 0, lease.renew(), late).await.unwrap();
+    assert!(lease.is_held() && lease.time_left() <= most, "{:?}", lease.time_left());
+    line.held(Way::Replies, 0, lease.release(Status::Succeeded), late).await.unwrap();
+}
+
+/// The request comes to the server when nobody waits for it any more.
+pub async fn a_claim_that_arrives_too_late_is_unknown<DB: Bed>(site: Site<DB>) {
+    let line = Line::with_free_row(&site, SHORT, LIMIT).await;
+    timed_out(line.held(Way::Requests, 0, line.lock.try_acquire("k"), async |_| {}).await);
+    assert_eq!(line.pool.size(), 0, "the connection is closed");
+    assert_eq!(standing(&site).await, 0);
+    line.proxy.open();
+    eventually("it arrives", || async { site.column("k", "client_ip").await.as_deref() == Some("line") }).await;
+    had_within_the_lease(&site, Instant::now()).await;
+}
+
+pub async fn a_refusal_whose_reply_is_lost_is_asked_for_again<DB: Bed>(site: Site<DB>) {
+    let line = Line::with_free_row(&site, 30 * SHORT, PATIENCE).await;
+    let holder = acquired(site.lock().try_acquire("k").await);
+    for way in WAYS {
+        for trip in 0..trips(&site, 1, 2) {
+            assert_eq!(refused(line.lost(way, trip, line.lock.try_acquire("k")).await).reason, Reason::Held);
+        }
+    }
+    holder.release(Status::Succeeded).await.unwrap();
+}
+
+/// Asked again, the row is in another's hands: the claim may stand, so that this is no refusal.
+pub async fn a_claim_whose_reply_is_lost_is_never_called_busy<DB: Bed>(site: Site<DB>) {
+    let line = Line::with_free_row(&site, SHORT, 2 * LIMIT).await;
+    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    let mut granted = Instant::now();
+    let attempt = line.held(Way::Replies, 0, line.lock.try_acquire("k"), async |proxy| {
+        granted = Instant::now();
+        DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+        DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+        proxy.cut();
+    });
+    timed_out(attempt.await);
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+    had_within_the_lease(&site, granted).await;
+}
+
+pub async fn a_create_whose_reply_is_lost_leaves_a_free_row<DB: Bed>(site: Site<DB>) {
+    let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
+    unknown(line.lost(Way::Replies, trips(&site, 1, 2), line.lock.try_acquire("k")).await);
+    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+    assert_eq!((token(&site).await, standing(&site).await), (0, 0));
+    acquired(line.lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn a_create_whose_request_is_lost_leaves_nothing<DB: Bed>(site: Site<DB>) {
+    let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
+    unknown(line.lost(Way::Requests, trips(&site, 1, 2), line.lock.try_acquire("k")).await);
+    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k'").await, Some(0));
+    acquired(line.lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn a_create_that_is_too_late_leaves_a_free_row<DB: Bed>(site: Site<DB>) {
+    let line = Line::new(&site, SHORT, LIMIT).await;
+    timed_out(line.held(Way::Requests, trips(&site, 1, 2), line.lock.try_acquire("k"), async |_| {}).await);
+    assert_eq!(line.pool.size(), 0, "the connection is closed");
+    line.proxy.open();
+    let count = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND lock_flag = 0";
+    eventually("it arrives", || async { site.number(count).await == Some(1) }).await;
+    let lease = acquired(site.lock().try_acquire("k").await);
+    assert!(lease.taken_over_from().is_none());
+}
+
+pub async fn a_row_that_another_creates_first_is_claimed<DB: Bed>(site: Site<DB>) {
+    let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
+    let mut before = 0;
+    let attempt = line.held(Way::Requests, trips(&site, 1, 2), line.lock.try_acquire("k"), async |proxy| {
+        let first = acquired(site.lock().try_acquire("k").await);
+        before = first.token().get();
+        first.release(Status::Succeeded).await.unwrap();
+        proxy.open();
+    });
+    let lease = acquired(attempt.await);
+    assert!(lease.token().get() > before);
+    assert_eq!((token(&site).await, standing(&site).await), (lease.token().get(), 1));
+    lease.release(Status::Succeeded).await.unwrap();
+}
+
+/// Renewed or not, the holder cannot know: its deadline stays where it was, and the next renewal moves it.
+pub async fn a_renewal_that_is_not_answered_is_unknown<DB: Bed>(site: Site<DB>) {
+    let line = Line::new(&site, 60 * SHORT, LIMIT).await;
+    let lease = acquired(line.lock.try_acquire("k").await);
+    for (way, late) in [(Way::Replies, false), (Way::Requests, false), (Way::Replies, true), (Way::Requests, true)] {
+        site.set("k", &format!("expires_at = {}", DB::ago(-5000))).await;
+        let deadline = || Instant::now() + lease.time_left();
+        let before = deadline();
+        if late {
+            timed_out(line.held(way, 0, lease.renew(), async |_| {}).await);
+            assert_eq!(line.pool.size(), 0, "the connection is closed");
+        } else {
+            unknown(line.lost(way, 0, lease.renew()).await);
+        }
+        assert!(lease.is_held() && deadline() < before + LIMIT / 10, "the deadline stands");
+        assert_eq!(has_left(&site, 20_000).await, way == Way::Replies, "{way:?} {late}");
+        line.proxy.open();
+        renewed(&lease).await;
+        eventually("the deadline has moved", || async {
+            renewed(&lease).await;
+            deadline() > before + LIMIT / 10
+        })
+        .await;
+        assert!(has_left(&site, 20_000).await);
+        // The statement is to be prepared on the connection there is now.
+        renewed(&lease).await;
+    }
+    lease.release(Status::Succeeded).await.unwrap();
+}
+
+/// The limit is short; a connection has to be made.
+async fn renewed<DB: Bed>(lease: &rowlock::Lease<DB>) {
+    eventually("it is renewed", || async { lease.renew().await.is_ok() }).await;
+}
+
+pub async fn a_renewal_in_the_background_that_is_lost_is_tried_again<DB: Bed>(site: Site<DB>) {
+    for way in WAYS {
+        let line = Line::new(&site, 2 * SHORT, PATIENCE).await;
+        let lease = acquired(line.lock.try_acquire("k").await);
+        line.lost(way, 0, async {}).await;
+        let deadline = Instant::now() + lease.time_left();
+        // Past the deadline that stood when the renewal was lost, without a gap.
+        while Instant::now() < deadline + SHORT {
+            assert!(lease.is_held(), "{way:?}");
+            sleep(SHORT / 50).await;
+        }
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// Whether the requests get lost or the replies: the holder is told before the server lets another in.
+pub async fn renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time<DB: Bed>(site: Site<DB>) {
+    for way in WAYS {
+        let line = Line::new(&site, SHORT, PATIENCE).await;
+        let lease = acquired(line.lock.try_acquire("k").await);
+        line.proxy.hold(way);
+        let told = async {
+            lease.lost().await;
+            Instant::now()
+        };
+        let taken = async {
+            loop {
+                match site.lock().try_acquire("k").await.unwrap() {
+                    Attempt::Acquired(other) => break (Instant::now(), other),
+                    Attempt::Refused(_) => sleep(Duration::from_millis(2)).await,
+                }
+            }
+        };
+        let (told, (taken, other)) = timeout(PATIENCE, async { join!(told, taken) }).await.unwrap();
+        assert!(told <= taken, "{way:?}: another got in, and the holder had not been told");
+        assert!(other.token() > lease.token());
+        line.proxy.open();
+        assert!(matches!(lease.renew().await, Err(Error::Lost { .. })), "a loss is final");
+        other.release(Status::Succeeded).await.unwrap();
+    }
+}
+
+pub async fn a_release_that_is_not_answered_is_done_once<DB: Bed>(site: Site<DB>) {
+    let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
+    for way in WAYS {
+        let end_time = || site.text("SELECT CAST(end_time AS CHAR(40)) FROM t_resource_lock WHERE key_resource = 'k'");
+        let lease = acquired(line.lock.try_acquire("k").await);
+        lease.renew().await.unwrap();
+        let mut ended = None;
+        let released = line.held(way, 0, lease.release(Status::Succeeded), async |proxy| {
+            ended = if way == Way::Replies { end_time().await } else { None };
+            proxy.cut();
+        });
+        released.await.unwrap();
+        assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+        assert_eq!(standing(&site).await, 0);
+        assert!(ended.is_none() || end_time().await == ended, "it was released once");
+        // Prepares the release on the connection there is now.
+        acquired(line.lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// Done, unheard, and the key taken by another since: what is left to see does not say whether it was recorded.
+pub async fn a_release_that_was_done_before_another_came_is_unknown<DB: Bed>(site: Site<DB>) {
+    let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
+    let lease = acquired(line.lock.try_acquire("k").await);
+    let mut next = None;
+    let released = line.held(Way::Replies, 0, lease.release(Status::Succeeded), async |proxy| {
+        next = Some(acquired(site.lock().try_acquire("k").await));
+        proxy.cut();
+    });
+    unknown(released.await);
+    let next = next.unwrap();
+    assert!(next.taken_over_from().is_none() && next.renew().await.is_ok());
+    next.release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn a_release_that_is_never_answered_is_unknown<DB: Bed>(site: Site<DB>) {
+    let line = Line::new(&site, SHORT, LIMIT).await;
+    let lease = acquired(line.lock.try_acquire("k").await);
+    let since = Instant::now();
+    timed_out(line.held(Way::Requests, 0, lease.release(Status::Succeeded), async |_| {}).await);
+    assert!(since.elapsed() >= SHORT / 2, "it is tried while the lease lasts");
+    had_within_the_lease(&site, since).await;
+}
+
+pub async fn a_release_that_never_gets_at_the_row_is_unknown<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock_for(SHORT).label("line").unwrap();
+    let lease = acquired(lock.try_acquire("k").await);
+    let since = Instant::now();
+    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    timed_out(lease.release(Status::Succeeded).await);
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+    had_within_the_lease(&site, since).await;
+}
+
+pub async fn an_abandonment_that_is_not_answered_is_done<DB: Bed>(site: Site<DB>) {
+    let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
+    for way in WAYS {
+        let lease = acquired(line.lock.try_acquire("k").await);
+        let token = lease.token();
+        line.lost(way, 0, lease.abandon()).await.unwrap();
+        let next = acquired(line.lock.try_acquire("k").await);
+        assert_eq!(next.taken_over_from().unwrap().token, token);
+        // Prepares the abandonment on the connection there is now.
+        next.abandon().await.unwrap();
+    }
+}
+
+pub async fn an_abandonment_that_was_done_before_another_came_is_unknown<DB: Bed>(site: Site<DB>) {
+    let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
+    let lease = acquired(line.lock.try_acquire("k").await);
+    let mut next = None;
+    let abandoned = line.held(Way::Replies, 0, lease.abandon(), async |proxy| {
+        next = Some(acquired(site.lock().try_acquire("k").await));
+        proxy.cut();
+    });
+    unknown(abandoned.await);
+    next.unwrap().release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn an_abandonment_that_is_never_answered_is_unknown<DB: Bed>(site: Site<DB>) {
+    let line = Line::new(&site, SHORT, LIMIT).await;
+    let lease = acquired(line.lock.try_acquire("k").await);
+    let since = Instant::now();
+    timed_out(line.held(Way::Requests, 0, lease.abandon(), async |_| {}).await);
+    had_within_the_lease(&site, since).await;
+    timeout(PATIENCE, line.lock.shutdown()).await.unwrap();
+}
+
+pub async fn abandoning_a_lost_lease_changes_nothing<DB: Bed>(site: Site<DB>) {
+    let lease = acquired(site.lock().try_acquire("k").await);
+    site.take_from("k").await;
+    let error = lease.abandon().await.unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    assert_eq!(site.column("k", "client_ip").await.as_deref(), Some("thief"));
+    assert_eq!(standing(&site).await, 1);
+}
+
+pub async fn an_abandonment_waits_for_a_transaction_at_the_row<DB: Bed>(site: Site<DB>) {
+    let lease = acquired(site.lock().try_acquire("k").await);
+    let token = lease.token();
+    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let abandon = tokio::spawn(lease.abandon());
+    sleep(Duration::from_millis(200)).await;
+    assert!(!abandon.is_finished());
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+    timeout(PATIENCE, abandon).await.unwrap().unwrap().unwrap();
+    assert_eq!(acquired(site.lock().try_acquire("k").await).taken_over_from().unwrap().token, token);
+}
