@@ -1,0 +1,208 @@
+//! The sizes that are checked, and the wrong designs that have to be caught.
+
+use std::time::Instant;
+
+use libtest_mimic::{Failed, Trial};
+use stateright::{Checker, Model};
+
+use crate::{design::*, protocol::*, rules::Rules, state::*};
+
+/// What is checked, the fewest states that it has to have, and what has to be met on the way.
+type Size = (fn() -> Design, usize, &'static [Event]);
+
+pub fn trials() -> Vec<Trial> {
+    let sizes = SIZES.iter().map(|&(design, floor, events)| {
+        Trial::test(format!("model::holds::{}", design().name), move || holds(design(), floor, events))
+    });
+    let mutants = MUTANTS.iter().map(|&(mutant, broken)| {
+        Trial::test(format!("model::caught::{mutant:?}"), move || {
+            broken.iter().try_for_each(|(design, property)| {
+                keeps(&design(), property)?;
+                breaks(&format!("{mutant:?}"), Design { mutant: Some(mutant), ..design() }, property)
+            })
+        })
+    });
+    let article = Trial::test("model::caught::RulesArticle", || {
+        keeps(&crashes(), REPLACED)?;
+        breaks("Rules::Article", crashes().rules(Rules::Article), REPLACED)
+    });
+    sizes.chain(mutants).chain([article]).chain(open()).collect()
+}
+
+/// What the design leaves open, each with what breaks there.
+fn open() -> Vec<Trial> {
+    vec![
+        // Deleted and created again in one tick of the clock (on SQLite a millisecond), a row gives the same token again.
+        Trial::test("model::open::token_of_a_deleted_row", || {
+            keeps(&operator(), TOKENS)?;
+            breaks("token_of_a_deleted_row", Design { hasty_deletion: true, ..operator() }, TOKENS)
+        }),
+        // `confirms` counts for the claim: of two transactions at a time under one claim it does not tell which.
+        Trial::test("model::open::confirms_of_a_shared_claim", || {
+            keeps(&lost_commits(), SAID)?;
+            breaks("confirms_of_a_shared_claim", Design { shared_claim: true, ..lost_commits() }, SAID)
+        }),
+    ]
+}
+
+fn silence() -> Design {
+    Design { ticks: 1, losses: 2, ..Design::new("silence") }
+}
+
+fn freed_by_another() -> Design {
+    Design { ticks: 3, foreign_tries: 1, losses: 1, ..Design::new("freed_by_another") }
+}
+
+fn claims() -> Design {
+    Design { losses: 2, ticks: 3, ..Design::new("claims") }
+}
+
+fn abandonments() -> Design {
+    Design { losses: 2, ticks: 2, abandons: true, releases: false, ..Design::new("abandonments") }
+}
+
+fn crashes() -> Design {
+    Design { ticks: 4, pauses: true, crashes: true, ..Design::new("crashes") }
+}
+
+/// Too short a lease to be renewed, and so quickly over.
+fn three_clients() -> Design {
+    Design { ticks: 2, clients: 3, ..Design::new("three_clients") }.lease(1)
+}
+
+fn commits() -> Design {
+    Design { ticks: 3, transactions: 1, pauses: true, crashes: true, releases: false, ..Design::new("commits") }
+}
+
+fn lost_commits() -> Design {
+    Design { ticks: 2, transactions: 1, losses: 2, releases: false, ..Design::new("lost_commits") }.lease(1)
+}
+
+fn window() -> Design {
+    Design { ticks: 4, tries: 2, failures: true, ..Design::new("window") }.once_per(3)
+}
+
+fn operator() -> Design {
+    Design { ticks: 3, force_releases: 1, deletions: 1, ..Design::new("operator") }
+}
+
+/// One client, overruled by an operator and by another program while it commits.
+fn overruled() -> Design {
+    Design {
+        clients: 1,
+        transactions: 1,
+        losses: 1,
+        force_releases: 1,
+        foreign_tries: 1,
+        ticks: 3,
+        ..Design::new("overruled")
+    }
+}
+
+fn foreign() -> Design {
+    Design { ticks: 4, foreign_tries: 2, ..Design::new("foreign") }
+}
+
+fn article_clients() -> Design {
+    Design { name: "article_clients", ..foreign() }.article_clients()
+}
+
+fn clock_stepped_back() -> Design {
+    Design { ticks: 2, tries: 2, step_back: 1, ..Design::new("clock_stepped_back") }
+}
+
+fn article_rules() -> Design {
+    Design { name: "article_rules", failures: true, ..crashes() }.rules(Rules::Article)
+}
+
+const SIZES: &[Size] = &[
+    (
+        claims,
+        200_000,
+        &[Event::Acquired, Event::TakenOver, Event::SameAgain, Event::LateClaimGranted, Event::DoneByReading],
+    ),
+    (abandonments, 80_000, &[Event::AbandonedTakenOver, Event::LateRenewalRevived]),
+    (crashes, 60_000, &[Event::TakenOver, Event::ToldLost, Event::RenewalLost]),
+    (three_clients, 20_000, &[Event::TakenOver]),
+    (commits, 60_000, &[Event::Committed, Event::CommittedExpired, Event::ConfirmLost, Event::RenewalSkipped]),
+    (lost_commits, 40_000, &[Event::SaidCommitted, Event::SaidNotCommitted, Event::SaidUnknown]),
+    (silence, 20_000, &[Event::DoneByReading]),
+    (freed_by_another, 150_000, &[Event::DoneByReading]),
+    (window, 40_000, &[Event::WithinWindow]),
+    (operator, 70_000, &[Event::ForceReleased, Event::RowDeleted, Event::RenewalLost]),
+    (
+        overruled,
+        60_000,
+        &[Event::Trampled, Event::ForceReleased, Event::ConfirmLost, Event::Committed, Event::SaidUnknown],
+    ),
+    (foreign, 80_000, &[Event::Trampled, Event::ForeignLockSeen]),
+    (article_clients, 100_000, &[Event::ForeignTakenOver]),
+    (clock_stepped_back, 40_000, &[Event::TakenOver]),
+    (article_rules, 50_000, &[Event::TimedOutUnfinished, Event::LastRunFailed]),
+];
+
+/// A mutant, and the promises that it breaks.
+type Caught = (Mutant, &'static [(fn() -> Design, &'static str)]);
+
+const MUTANTS: &[Caught] = &[
+    (Mutant::RenewByUpsert, &[(crashes, COEXIST), (crashes, SUPERSEDED)]),
+    (Mutant::ReleaseByDelete, &[(clock_stepped_back, TOKENS), (window, WINDOW)]),
+    (Mutant::ClockBeforeRowLock, &[(operator, TOKENS)]),
+    (Mutant::ConfirmWithoutRow, &[(commits, COMMIT)]),
+    (Mutant::CounterAsToken, &[(operator, TOKENS)]),
+    (Mutant::ClaimedAtIgnored, &[(foreign, SUPERSEDED), (foreign, FOREIGN), (overruled, COMMIT)]),
+    (Mutant::DeadlineFromReply, &[(crashes, STANDS)]),
+    (Mutant::ConfirmsReadWithoutWaiting, &[(lost_commits, SAID)]),
+    (Mutant::LostAfterSilence, &[(silence, LOST)]),
+    (Mutant::DoneByAnother, &[(freed_by_another, DONE)]),
+];
+
+fn holds(design: Design, floor: usize, events: &[Event]) -> Result<(), Failed> {
+    let begun = Instant::now();
+    let checker = design.checker().spawn_bfs().join();
+    let design = checker.model();
+    let states = checker.unique_state_count();
+    let met: Vec<String> = events.iter().map(|&event| format!("{event:?} {}", design.met(event))).collect();
+    println!("{}: {states} states, {:.1} s; {}", design.name, begun.elapsed().as_secs_f64(), met.join(", "));
+    if let Some((property, path)) = checker.discoveries().into_iter().next() {
+        return Err(format!("{property}: {}", tell(path.into_vec())).into());
+    }
+    if let Some(missed) = events.iter().find(|&&event| design.met(event) == 0) {
+        return Err(format!("{missed:?} was never met").into());
+    }
+    if states < floor { Err(format!("only {states} states").into()) } else { Ok(()) }
+}
+
+/// The design without the mutant is checked for the property among the sizes.
+fn keeps(design: &Design, property: &str) -> Result<(), Failed> {
+    let known = SIZES.iter().any(|(size, ..)| size().name == design.name);
+    let checked = design.properties().iter().any(|checked| checked.name == property);
+    if known && checked { Ok(()) } else { Err("nobody checks it without the mutant".into()) }
+}
+
+/// Shows the shortest way to break the property.
+fn breaks(what: &str, design: Design, property: &'static str) -> Result<(), Failed> {
+    let checker = Design { only: Some(property), ..design }.checker().spawn_bfs().join();
+    let path = checker.discovery(property).ok_or_else(|| format!("{what} keeps: {property}"))?;
+    println!("{what} breaks \"{property}\" after {} states: {}", checker.unique_state_count(), tell(path.into_vec()));
+    Ok(())
+}
+
+/// A path in short: its actions, with the statement that runs.
+fn tell(path: Vec<(State, Option<Action>)>) -> String {
+    let steps = path.into_iter().filter_map(|(state, action)| {
+        let (id, late) = match action? {
+            Action::Run(id) => (id, false),
+            Action::RunLate(id) => (id, true),
+            action => return Some(format!("{action:?}")),
+        };
+        let client = &state.clients[id];
+        let call = if late { client.late } else { client.call };
+        let statement = match call?.statement {
+            Statement::Change(_, change) => format!("{change:?}"),
+            statement => format!("{statement:?}").split([' ', '(']).next().unwrap_or_default().to_owned(),
+        };
+        Some(format!("{}({id}: {statement})", if late { "RunLate" } else { "Run" }))
+    });
+    steps.collect::<Vec<_>>().join(", ")
+}

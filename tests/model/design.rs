@@ -1,0 +1,173 @@
+//! What is checked: sizes, rules, and what is deliberately wrong.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use chrono::TimeDelta;
+
+use crate::{
+    rules::{Rules, Terms},
+    state::Tick,
+};
+
+/// A design that looks as good, and is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    RenewByUpsert,
+    ReleaseByDelete,
+    /// The claim's clock is read as the statement starts, before it waits for the row.
+    ClockBeforeRowLock,
+    /// Confirm looks at the row and does not keep it locked.
+    ConfirmWithoutRow,
+    /// `token + 1`, whatever the clock says.
+    CounterAsToken,
+    ClaimedAtIgnored,
+    /// The deadline is counted from when the reply came.
+    DeadlineFromReply,
+    /// `confirms` is read past an open transaction.
+    ConfirmsReadWithoutWaiting,
+    /// After a try without an answer, a row without the claim reads as lost, though it may be that try's own work.
+    LostAfterSilence,
+    /// A free row with our token reads as released by us, though another program may have freed it and left the holder.
+    DoneByAnother,
+}
+
+/// What is met on the way, counted over all transitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    Acquired,
+    TakenOver,
+    AbandonedTakenOver,
+    SameAgain,
+    LateClaimGranted,
+    LateRenewalRevived,
+    ForeignLockSeen,
+    ForeignTakenOver,
+    Trampled,
+    RenewalLost,
+    RenewalSkipped,
+    DoneByReading,
+    ToldLost,
+    ConfirmLost,
+    Committed,
+    CommittedExpired,
+    SaidCommitted,
+    SaidNotCommitted,
+    SaidUnknown,
+    ForceReleased,
+    RowDeleted,
+    WithinWindow,
+    TimedOutUnfinished,
+    LastRunFailed,
+}
+
+const EVENTS: usize = Event::LastRunFailed as usize + 1;
+
+#[derive(Debug)]
+pub struct Design {
+    pub name: &'static str,
+    pub terms: Terms,
+    /// In ticks, as in `terms`.
+    pub lease: Tick,
+    pub once_per: Tick,
+    /// The row's column `time`.
+    pub minutes: Tick,
+    pub clients: usize,
+    /// Claims that each client makes.
+    pub tries: u8,
+    /// How long the model runs.
+    pub ticks: Tick,
+    pub transactions: u8,
+    pub releases: bool,
+    pub failures: bool,
+    pub abandons: bool,
+    pub pauses: bool,
+    pub crashes: bool,
+    /// Statements and replies that are given up: delayed or lost.
+    pub losses: u8,
+    pub foreign_tries: u8,
+    pub force_releases: u8,
+    pub deletions: u8,
+    pub step_back: Tick,
+    pub mutant: Option<Mutant>,
+    /// A row may be deleted in the very tick of the clock that gave its last token.
+    pub hasty_deletion: bool,
+    /// Another task of the client commits under the same claim.
+    pub shared_claim: bool,
+    /// The one property to check, if not all.
+    pub only: Option<&'static str>,
+    pub met: [AtomicUsize; EVENTS],
+}
+
+impl Design {
+    /// Two clients, one claim each, on `Rules::Recover`.
+    pub fn new(name: &'static str) -> Self {
+        let terms = Terms {
+            rules: Rules::Recover,
+            once_per: TimeDelta::zero(),
+            lease: TimeDelta::minutes(2),
+            retry_failed: false,
+            article_clients: None,
+            label: String::new(),
+        };
+        Self {
+            name,
+            terms,
+            lease: 2,
+            once_per: 0,
+            minutes: 2,
+            clients: 2,
+            tries: 1,
+            ticks: 5,
+            transactions: 0,
+            releases: true,
+            failures: false,
+            abandons: false,
+            pauses: false,
+            crashes: false,
+            losses: 0,
+            foreign_tries: 0,
+            force_releases: 0,
+            deletions: 0,
+            step_back: 0,
+            mutant: None,
+            hasty_deletion: false,
+            shared_claim: false,
+            only: None,
+            met: Default::default(),
+        }
+    }
+
+    pub fn once_per(mut self, ticks: Tick) -> Self {
+        self.once_per = ticks;
+        self.terms.once_per = TimeDelta::minutes(ticks);
+        self
+    }
+
+    pub fn lease(mut self, ticks: Tick) -> Self {
+        self.lease = ticks;
+        self.terms.lease = TimeDelta::minutes(ticks);
+        self
+    }
+
+    pub fn rules(mut self, rules: Rules) -> Self {
+        self.terms.rules = rules;
+        self
+    }
+
+    pub fn article_clients(mut self) -> Self {
+        self.terms.article_clients = Some(TimeDelta::zero());
+        self
+    }
+
+    pub fn is(&self, mutant: Mutant) -> bool {
+        self.mutant == Some(mutant)
+    }
+
+    pub fn meet(&self, event: Event) {
+        self.met[event as usize].fetch_add(1, Relaxed);
+    }
+
+    pub fn met(&self, event: Event) -> usize {
+        self.met[event as usize].load(Relaxed)
+    }
+}

@@ -1,0 +1,40 @@
+//! A model of the protocol, checked exhaustively for small sizes: clients, the row, the database's clock, pauses, delayed and
+//! lost statements and replies, crashes, an operator, a program that knows only the article's columns.
+//!
+//! The decision is the code's own (`src/rules.rs`); the rest repeats the table in ARCHITECTURE.md. Each wrong design
+//! has to be caught by the property that it breaks.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
+
+mod checks;
+mod client;
+mod design;
+mod protocol;
+mod server;
+mod state;
+
+/// What `src/rules.rs` uses of its crate.
+mod key {
+    pub use rowlock::Key;
+
+    /// A holder of this model.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Holder(uuid::Uuid);
+
+    impl Holder {
+        pub fn of(number: u8) -> Self {
+            Self(uuid::Uuid::from_u128(number.into()))
+        }
+
+        pub fn as_uuid(&self) -> &uuid::Uuid {
+            &self.0
+        }
+    }
+}
+#[path = "../../src/rules.rs"]
+#[allow(dead_code, unused_imports)]
+mod rules;
+
+fn main() {
+    libtest_mimic::run(&libtest_mimic::Arguments::from_args(), checks::trials()).exit();
+}

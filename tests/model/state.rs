@@ -1,0 +1,274 @@
+//! What there is: the database, the clients, and what has been granted so far.
+
+use crate::rules::Status;
+
+/// A point in time: so many minutes since 1970.
+pub type Tick = i64;
+
+/// Index of a client.
+pub type Id = usize;
+
+/// What the token counts in one tick.
+pub const MICROS: i64 = 60_000_000;
+
+/// The right to the one key of this model; a holder's number is never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Claim {
+    pub holder: u8,
+    pub token: i64,
+}
+
+/// The row, as committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Row {
+    pub locked: bool,
+    pub status: &'static str,
+    pub begin_time: Tick,
+    pub holder: Option<u8>,
+    pub token: i64,
+    pub expires_at: Option<Tick>,
+    pub claimed_at: Option<Tick>,
+    pub confirms: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Database {
+    pub now: Tick,
+    pub row: Option<Row>,
+    /// The client whose open transaction keeps the row locked.
+    pub lock: Option<Id>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Change {
+    Renew,
+    Release(Ended),
+    Abandon,
+}
+
+/// `rules::Status`, with a hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Ended {
+    Succeeded,
+    Failed,
+}
+
+impl Ended {
+    pub fn letter(self) -> &'static str {
+        match self {
+            Self::Succeeded => Status::Succeeded.letter(),
+            Self::Failed => Status::Failed.letter(),
+        }
+    }
+}
+
+/// What a client sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Statement {
+    Create,
+    Claim { holder: u8 },
+    Change(Claim, Change),
+    Confirm(Claim),
+    Commit(Claim),
+    ReadConfirms(Claim),
+}
+
+/// What a claim came back with; `rules::judge` has read the row that was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Answer {
+    Granted { token: i64 },
+    NoRow,
+    Refused,
+    Skipped,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Outcome {
+    Done,
+    /// The row was seen without the claim.
+    Lost,
+    /// The claim stands, but somebody's transaction was at the row.
+    Skipped {
+        left: Tick,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reply {
+    Created,
+    Claim(Answer),
+    Change(Outcome),
+    /// The count that stands once the transaction commits; `None` where the row is not ours.
+    Confirm(Option<u8>),
+    Commit,
+    Confirms(Option<u8>),
+}
+
+/// A statement under way, and its reply once it has run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Call {
+    pub statement: Statement,
+    /// On the client's monotonic clock.
+    pub sent: Tick,
+    pub reply: Option<Reply>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Life {
+    Running,
+    /// It wakes to take a step now and then, and does not look at its clock before that.
+    Paused,
+    Crashed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Held {
+    pub claim: Claim,
+    pub deadline: Tick,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    Idle,
+    Trying {
+        holder: u8,
+        /// A claim of this try was sent and not answered.
+        unanswered: bool,
+    },
+    Held(Held),
+    Ending {
+        held: Held,
+        change: Change,
+        /// A try at it was not answered.
+        unanswered: bool,
+        /// The truth: the row tells of it.
+        done: bool,
+    },
+}
+
+/// A transaction that depends on a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Transaction {
+    pub claim: Claim,
+    pub step: Step,
+    /// The truth.
+    pub committed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Step {
+    Confirming,
+    Confirmed(u8),
+    Committing(u8),
+    /// COMMIT was not answered: `confirms` has to tell.
+    Unsure(u8),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Client {
+    pub life: Life,
+    pub stage: Stage,
+    pub call: Option<Call>,
+    /// Nobody waits for it any more, and still it may run.
+    pub late: Option<Call>,
+    pub transaction: Option<Transaction>,
+    pub tries: u8,
+    pub transactions: u8,
+}
+
+impl Client {
+    pub fn held(&self) -> Option<&Held> {
+        match &self.stage {
+            Stage::Held(held) | Stage::Ending { held, .. } => Some(held),
+            _ => None,
+        }
+    }
+
+    /// Whether work that looks at its lease goes on.
+    pub fn stands(&self, monotonic: Tick) -> bool {
+        matches!(self.stage, Stage::Held(held) if self.life != Life::Crashed && monotonic < held.deadline)
+    }
+
+    /// Whether its connection still belongs to its open transaction.
+    pub fn is_in_transaction(&self) -> bool {
+        let under_way = |statement| self.call.is_some_and(|call| call.statement == statement);
+        self.life != Life::Crashed
+            && self.transaction.is_some_and(|transaction| match transaction.step {
+                Step::Confirming => under_way(Statement::Confirm(transaction.claim)),
+                Step::Confirmed(_) => true,
+                Step::Committing(_) => under_way(Statement::Commit(transaction.claim)),
+                Step::Unsure(_) => false,
+            })
+    }
+}
+
+/// The program that knows only the article's columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Foreign {
+    pub working: bool,
+    /// The row is locked in its name.
+    pub has_row: bool,
+    pub tries: u8,
+}
+
+/// What has become true and must not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    TokenFell,
+    StaleCommit,
+    SupersededChange,
+    StartedWithinWindow,
+    ForeignLockTaken,
+    DoneSaidWrongly,
+    LostSaidWrongly,
+    CommitSaidWrongly,
+}
+
+/// What was granted, kept apart from the row, which mutants spoil.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Granted {
+    /// The token of the claim that may change the row: the last one granted, unless it was ended or overruled.
+    pub valid: Option<i64>,
+    /// Token and end of every claim whose lease is not over.
+    pub unexpired: Vec<(i64, Tick)>,
+    pub highest: i64,
+    pub last_start: Option<Tick>,
+    pub faults: Vec<Fault>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    pub db: Database,
+    /// How far the database's clock was stepped back: the other clocks were not.
+    pub stepped_back: Tick,
+    pub next_holder: u8,
+    pub clients: Vec<Client>,
+    pub foreign: Foreign,
+    /// How many replies may still fail to come.
+    pub losses: u8,
+    pub force_releases: u8,
+    pub deletions: u8,
+    pub granted: Granted,
+}
+
+impl State {
+    pub fn monotonic(&self) -> Tick {
+        self.db.now + self.stepped_back
+    }
+
+    /// Which client is which makes no difference: of states that differ in that alone, one is looked at.
+    pub fn forget_names(&mut self) {
+        if !self.clients.is_sorted() {
+            let mut named: Vec<(Client, Id)> = self.clients.drain(..).zip(0..).collect();
+            named.sort();
+            self.db.lock = self.db.lock.and_then(|owner| named.iter().position(|(_, id)| *id == owner));
+            self.clients = named.into_iter().map(|(client, _)| client).collect();
+        }
+    }
+
+    pub fn fault(&mut self, fault: Fault) {
+        if !self.granted.faults.contains(&fault) {
+            self.granted.faults.push(fault);
+        }
+    }
+}
