@@ -127,7 +127,7 @@ impl State {
             Outcome::Skipped { .. } => return,
             Outcome::Done if !done => self.fault(Fault::DoneSaidWrongly),
             // An earlier request may have ended it: unknown, not lost.
-            Outcome::Lost if unanswered && design.mutant != Some(Mutant::LostAfterSilence) => {}
+            Outcome::Lost if unanswered && !design.is(Mutant::LostAfterSilence) => {}
             Outcome::Lost if done => self.fault(Fault::LostSaidWrongly),
             _ => {}
         }

@@ -25,19 +25,20 @@ impl Row {
             token: 0,
             expires_at: None,
             claimed_at: None,
+            ended: false,
             confirms: 0,
         }
     }
 
     fn set_free(&mut self, status: &'static str) {
-        *self = Self { locked: false, status, holder: None, expires_at: None, claimed_at: None, ..*self };
+        *self = Self { locked: false, status, holder: None, expires_at: None, claimed_at: None, ended: true, ..*self };
     }
 
     /// Locked by rowlock, not trampled on.
     fn stands(&self, design: &Design) -> bool {
         self.locked
             && self.holder.is_some()
-            && (design.is(Mutant::ClaimedAtIgnored) || self.claimed_at == Some(self.begin_time))
+            && (design.is(Mutant::ClaimedAtIgnored) || (self.claimed_at == Some(self.begin_time) && !self.ended))
     }
 
     fn is_ours(&self, claim: Claim, design: &Design) -> bool {
@@ -61,6 +62,7 @@ pub fn judge(design: &Design, row: Option<&Row>, now: Tick, holder: u8) -> Verdi
         token: row.token,
         expires_at: row.expires_at.map(at),
         claimed_at: if row.stands(design) { Some(at(row.begin_time)) } else { row.claimed_at.map(at) },
+        ended: row.ended && !row.stands(design),
     });
     rules::judge(row.as_ref(), at(now), Holder::of(holder), &design.terms)
 }
@@ -124,6 +126,7 @@ impl State {
                 row.token = row.next_token(now, design);
                 row.begin_time = now;
                 row.claimed_at = Some(now);
+                row.ended = false;
                 self.check_grant(design, row.token, verdict == Verdict::Acquire);
             }
         }
@@ -181,7 +184,7 @@ impl State {
         match change {
             // Freed by an earlier request of ours whose reply was lost.
             Change::Release(_) | Change::Abandon
-                if !row.locked && (row.holder.is_none() || design.mutant == Some(Mutant::DoneByAnother)) =>
+                if !row.locked && (row.holder.is_none() || design.is(Mutant::DoneByAnother)) =>
             {
                 design.meet(Event::DoneByReading);
                 Outcome::Done
@@ -266,7 +269,7 @@ impl State {
     /// It frees the row, whoever has it by now.
     pub fn foreign_release(&mut self) {
         let Some(row) = &mut self.db.row else { return };
-        (row.locked, row.status) = (false, "S");
+        (row.locked, row.status, row.ended) = (false, "S", true);
         self.overrule();
         self.foreign = Foreign { working: false, has_row: false, ..self.foreign };
     }

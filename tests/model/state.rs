@@ -28,6 +28,8 @@ pub struct Row {
     pub token: i64,
     pub expires_at: Option<Tick>,
     pub claimed_at: Option<Tick>,
+    /// `end_time` is set.
+    pub ended: bool,
     pub confirms: u8,
 }
 
