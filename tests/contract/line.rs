@@ -93,7 +93,11 @@ pub fn unknown<T: std::fmt::Debug>(result: Result<T, Error>) {
 
 #[track_caller]
 pub fn timed_out<T: std::fmt::Debug>(result: Result<T, Error>) {
-    let unknown = matches!(&result, Err(Error::TimedOut { outcome: Certainty::Unknown, .. }));
+    let unknown = matches!(
+        &result,
+        Err(Error::TimedOut { outcome: Certainty::Unknown, .. }
+            | Error::NoConnection { outcome: Certainty::Unknown, .. })
+    );
     assert!(unknown, "not timed out with an unknown outcome: {result:?}");
 }
 

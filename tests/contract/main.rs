@@ -123,7 +123,7 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             a_claim_whose_request_is_lost_is_sent_again, a_claim_that_is_answered_too_late_is_unknown,
             a_late_reply_holds_no_longer_than_a_quick_one, a_claim_that_arrives_too_late_is_unknown, a_refusal_whose_reply_is_lost_is_asked_for_again,
             a_claim_whose_reply_is_lost_is_never_called_busy,
-            a_create_whose_reply_is_lost_leaves_a_free_row, a_create_whose_request_is_lost_leaves_nothing,
+            a_create_that_is_not_answered_is_claimed_anyway,
             a_create_that_is_too_late_leaves_a_free_row, a_row_that_another_creates_first_is_claimed,
             a_renewal_that_is_not_answered_is_unknown, a_renewal_in_the_background_that_is_lost_is_tried_again,
             renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time,
