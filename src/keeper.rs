@@ -24,12 +24,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    fault::Fault,
     key::{Claim, Holder},
     rules::Terms,
     store::{
         Change, Database, Outcome,
         borrowed::{Borrowed, Failure},
-        fault::Fault,
     },
 };
 

@@ -7,10 +7,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::{Action, Certainty, Error},
+    fault::Fault,
     keeper::{Held, Keeper},
     key::{Claim, Key, Prior, Token},
     rules::Status,
-    store::{Change, Database, Outcome, borrowed::Failure, fault::Fault},
+    store::{Change, Database, Outcome, borrowed::Failure},
 };
 
 /// A key that is held, and renewed in the background until it is ended.

@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     error::{Action, Certainty, Error},
+    fault::Fault,
     keeper::Keeper,
     key::{Claim, Holder, Key},
     lease::Lease,
@@ -13,7 +14,6 @@ use crate::{
     store::{
         Answer, Ask, Database,
         borrowed::{Borrowed, Failure},
-        fault::Fault,
     },
 };
 use sqlx::Pool;

@@ -6,6 +6,7 @@
 compile_error!("rowlock needs a database: enable one of the features `sqlite`, `postgres`, `mysql`");
 
 mod error;
+mod fault;
 mod keeper;
 mod key;
 mod lease;

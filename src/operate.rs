@@ -10,6 +10,7 @@ use tokio::{
 
 use crate::{
     error::{Action, Certainty, Error},
+    fault::Fault,
     key::{Holder, Key, Token},
     lease_lock::LeaseLock,
     rules::{State, Status, Terms, state},
@@ -17,7 +18,6 @@ use crate::{
     store::{
         Database,
         borrowed::{Borrowed, Failure},
-        fault::Fault,
         operate::{Forced, Listed, Page},
     },
 };

@@ -5,11 +5,11 @@ use std::time::Duration;
 use sqlx::{Database, Pool, pool::PoolConnection};
 use tokio::time::{Instant, error::Elapsed, timeout_at};
 
-use super::{
-    Reply,
+use super::Reply;
+use crate::{
+    error::{Action, Certainty, Error},
     fault::{Fault, fault},
 };
-use crate::error::{Action, Certainty, Error};
 
 /// Why there is no result.
 #[derive(Debug)]

@@ -5,7 +5,6 @@
 //! another transaction has locked.
 
 pub mod borrowed;
-pub mod fault;
 #[cfg(feature = "mysql")]
 mod mysql;
 pub mod operate;
