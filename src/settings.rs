@@ -121,7 +121,7 @@ impl<DB: Database> LeaseLock<DB> {
         self.rebuild(|settings| settings.with_terms(|terms| terms.article_clients = Some(ahead)))
     }
 
-    /// Renews leases and ends dropped ones on a pool of their own, for applications whose pool may be empty
+    /// Renews, releases and abandons leases on a pool of their own, for applications whose pool may be empty
     /// for longer than a third of the lease.
     pub fn renewal_pool(self, pool: Pool<DB>) -> Self {
         self.rebuild(|settings| Settings { renewals: pool, ..settings })
