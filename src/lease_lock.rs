@@ -96,16 +96,17 @@ pub enum Run<T, E> {
 impl<DB: Database> LeaseLock<DB> {
     /// A lock on the pool's database, with the default settings. Sends nothing yet.
     pub fn new(pool: Pool<DB>) -> Self {
-        Self::with(Settings::new(pool))
+        Self::with(Settings::new(pool), Arc::default())
     }
 
-    fn with(settings: Settings<DB>) -> Self {
+    fn with(settings: Settings<DB>, table: Arc<OnceCell<Table>>) -> Self {
         let keeper = Keeper::new(settings.renewals.clone(), settings.terms.clone());
-        Self { settings, keeper, table: Arc::default() }
+        Self { settings, keeper, table }
     }
 
     pub(crate) fn rebuild(self, change: impl FnOnce(Settings<DB>) -> Settings<DB>) -> Self {
-        Self::with(change(self.settings))
+        // The pool stays, and with it what is known of its table.
+        Self::with(change(self.settings), self.table)
     }
 
     pub(crate) fn settings(&self) -> &Settings<DB> {

@@ -81,6 +81,8 @@ impl Failure {
                 Error::NoConnection { action, subject, limit, outcome: before }
             }
             Self::NoConnection(source) => Error::Database { action, subject, outcome: before, source },
+            // A look changes nothing, answered or not.
+            Self::NoReply if action == Action::Inspect => timed_out(before),
             Self::NoReply => timed_out(Certainty::Unknown),
             Self::Failed(source) => match fault {
                 Fault::MissingTable => Error::TableMissing,

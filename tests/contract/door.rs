@@ -85,7 +85,6 @@ pub async fn an_inexact_key_column_is_refused<DB: Bed>(site: Site<DB>) {
 /// The article's own column is narrower than ours, and on MySQL has no room for characters of four bytes.
 pub async fn a_narrow_key_column_limits_the_key<DB: Bed>(site: Site<DB>) {
     match site.server.name {
-        "sqlite" => return, // its columns have no width
         "postgres" => site.execute("ALTER TABLE t_resource_lock ALTER COLUMN key_resource TYPE varchar(45)").await,
         _ => site.execute("ALTER TABLE t_resource_lock MODIFY key_resource VARCHAR(45) CHARACTER SET utf8mb3 COLLATE utf8mb3_bin NOT NULL").await,
     };
@@ -106,7 +105,6 @@ pub async fn a_narrow_key_column_limits_the_key<DB: Bed>(site: Site<DB>) {
 /// What other programs may have made of the columns that they share with us.
 pub async fn unfit_columns_of_an_existing_table_are_refused<DB: Bed>(site: Site<DB>) {
     let unfit: &[(&str, &str)] = match site.server.name {
-        "sqlite" => return, // its tables are checked as they are declared, in the migrations' tests
         "postgres" => &[
             ("ALTER TABLE t_resource_lock ALTER COLUMN client_ip TYPE varchar(3)", "client_ip holds 3 characters"),
             ("ALTER TABLE t_resource_lock ALTER COLUMN end_time SET NOT NULL", "end_time"),

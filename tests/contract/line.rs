@@ -38,8 +38,6 @@ impl<DB: Bed> Line<DB> {
         lease.abandon().await.unwrap();
         acquired(warm.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
         let lock = lock.time_limit(limit).unwrap();
-        // Its first call looks at the table.
-        acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
         // Whoever is still at the connection, be it to ping it, has gone.
         eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
         Self { proxy, pool, lock }
