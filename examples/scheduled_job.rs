@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rowlock::{Attempt, Lease, LeaseLock, Run, Status};
+use rowlock::{Attempt, Grant, LeaseLock, ResourceLockExt, Run, Status};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -50,7 +50,7 @@ async fn open(file: &Path) -> Result<SqlitePool> {
 /// What each instance does on a tick of its schedule.
 async fn instance(file: &Path, name: &str, work_millis: u64, tries: &str) -> Result<()> {
     let lock = LeaseLock::new(open(file).await?).label(name)?.lease(LEASE)?.once_per(ONCE_PER)?;
-    let work = async |lease: &Lease<Sqlite>| {
+    let work = async |lease: &Grant<Sqlite>| {
         let from =
             lease.taken_over_from().map(|prior| format!("taken over from {} (token {})", prior.label, prior.token));
         say("runs", lease.token(), from.as_deref().unwrap_or_default());

@@ -125,6 +125,96 @@ pub enum Error {
         token: Token,
     },
 
+    /// Somebody else committed first; nothing of this was committed.
+    #[error("key {:?}: others were always faster, in {attempts} of {attempts} attempts; nothing was changed, try again or allow more retries", key.as_str())]
+    Conflict {
+        /// The key.
+        key: Key,
+        /// How often it was attempted.
+        attempts: u32,
+    },
+
+    /// The table has no row of this key.
+    #[error("the table {table} has no row of key {:?}: create it first", key.as_str())]
+    NotFound {
+        /// The table, as it was named.
+        table: String,
+        /// The key.
+        key: Key,
+    },
+
+    /// The key is not of the column's type; nothing was sent.
+    #[error("key {:?} does not fit: the column {column} holds {holds}", key.as_str())]
+    KeyUnfit {
+        /// The key.
+        key: Key,
+        /// Table and column.
+        column: String,
+        /// What the column holds.
+        holds: &'static str,
+    },
+
+    /// A name of a table or column was refused at the door.
+    #[error("{name:?} is not taken as the name of a {what}: {rule}")]
+    InvalidName {
+        /// The name, or its first 80 characters.
+        name: String,
+        /// A table or a column.
+        what: &'static str,
+        /// What is possible.
+        rule: &'static str,
+    },
+
+    /// The application's table is not as it was said to be; nothing was changed.
+    #[error("the table {table} cannot be used: {wrong}")]
+    TableUnfit {
+        /// The table, as it was named.
+        table: String,
+        /// What is wrong with it.
+        wrong: String,
+    },
+
+    /// An amount was refused; nothing was changed.
+    #[error("an amount of {amount} is not possible for key {:?}: {rule}", key.as_str())]
+    InvalidAmount {
+        /// The key.
+        key: Key,
+        /// The amount.
+        amount: String,
+        /// What is possible.
+        rule: String,
+    },
+
+    /// A claim was to be confirmed outside a transaction, where its row would not stay locked.
+    #[error("key {:?} was not confirmed: the connection is not in a transaction; begin one with sqlx first", key.as_str())]
+    NotInTransaction {
+        /// The key.
+        key: Key,
+    },
+
+    /// The transaction was over before its commit: the work went on after an error of the database, ended the transaction
+    /// itself, or kept it. Nothing that it wrote before that was committed by rowlock.
+    #[error(
+        "the transaction under key {:?} was over before its commit: the work has to let every database error out, must not commit, roll back or keep the transaction, and run nothing that commits by itself; what it wrote after that may stand", key.as_str()
+    )]
+    TransactionOver {
+        /// The key.
+        key: Key,
+        /// What the server said.
+        #[source]
+        source: Option<sqlx::Error>,
+    },
+
+    /// COMMIT was sent, no answer came, and nobody can tell whether it was carried out.
+    #[error("the transaction under key {:?} may or may not have been committed: no answer came; look at what it writes before it is done again", key.as_str())]
+    CommitUnknown {
+        /// The key.
+        key: Key,
+        /// The driver's error; none if the time was up.
+        #[source]
+        source: Option<sqlx::Error>,
+    },
+
     /// The database failed.
     #[error("{action} {subject} failed: {source}; {outcome}")]
     Database {
@@ -159,6 +249,16 @@ pub enum Action {
     ForceRelease,
     /// Deleting old rows.
     Forget,
+    /// Beginning a transaction.
+    Begin,
+    /// Making a transaction depend on a claim.
+    Confirm,
+    /// Committing a transaction.
+    Commit,
+    /// Reading a value or a version.
+    Read,
+    /// Writing a value.
+    Update,
 }
 
 impl std::fmt::Display for Action {
@@ -172,6 +272,11 @@ impl std::fmt::Display for Action {
             Self::Inspect => "inspecting",
             Self::ForceRelease => "releasing by force",
             Self::Forget => "forgetting old rows of",
+            Self::Begin => "beginning a transaction under",
+            Self::Confirm => "confirming",
+            Self::Commit => "committing under",
+            Self::Read => "reading",
+            Self::Update => "updating",
         })
     }
 }
@@ -190,7 +295,7 @@ impl std::fmt::Display for Certainty {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::NothingChanged => "nothing was changed",
-            Self::Unknown => "it may have been carried out, and what it left behind ends with the lease",
+            Self::Unknown => "it may have been carried out (a claim that is left behind ends with its lease)",
         })
     }
 }
@@ -199,7 +304,7 @@ impl Error {
     /// Whether the same call may succeed a little later, with nobody changing anything.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::TimedOut { .. } | Self::NoConnection { .. } => true,
+            Self::TimedOut { .. } | Self::NoConnection { .. } | Self::Conflict { .. } => true,
             Self::Database { source, .. } => fault(source).is_transient(),
             _ => false,
         }

@@ -1,5 +1,11 @@
 //! What an error of a driver means: the one place that knows the servers' codes.
 
+use std::error::Error as StdError;
+
+use sqlx::error::DatabaseError;
+
+use crate::error::Error;
+
 /// The meaning of a driver's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -31,7 +37,32 @@ pub fn fault(error: &sqlx::Error) -> Fault {
     }
 }
 
-fn server_fault(error: &dyn sqlx::error::DatabaseError) -> Fault {
+/// Whether contention lies at the root of an error of the application's, however deep it is wrapped.
+pub fn contended(error: &(dyn StdError + 'static)) -> bool {
+    // What is wrapped without being shown (`transparent`, an `Arc`) shows only its own source, the server's error.
+    error.downcast_ref::<sqlx::Error>().is_some_and(|error| fault(error) == Fault::Contention)
+        || as_server_error(error).is_some_and(|error| server_fault(error) == Fault::Contention)
+        || matches!(error.downcast_ref(), Some(Error::Conflict { .. }))
+        || error.source().is_some_and(contended)
+}
+
+fn as_server_error<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e dyn DatabaseError> {
+    #[cfg(feature = "postgres")]
+    if let Some(error) = error.downcast_ref::<sqlx::postgres::PgDatabaseError>() {
+        return Some(error);
+    }
+    #[cfg(feature = "mysql")]
+    if let Some(error) = error.downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
+        return Some(error);
+    }
+    #[cfg(feature = "sqlite")]
+    if let Some(error) = error.downcast_ref::<sqlx::sqlite::SqliteError>() {
+        return Some(error);
+    }
+    None
+}
+
+fn server_fault(error: &dyn DatabaseError) -> Fault {
     #[cfg(feature = "postgres")]
     if let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
         return match error.code() {
@@ -39,7 +70,8 @@ fn server_fault(error: &dyn sqlx::error::DatabaseError) -> Fault {
             "42P01" => Fault::MissingTable,
             "42703" => Fault::MissingColumn,
             "25006" => Fault::ReadOnly,
-            code if code.starts_with("08") || code.starts_with("57P") || code == "53300" => Fault::Outage,
+            "40003" | "53300" => Fault::Outage,
+            code if code.starts_with("08") || code.starts_with("57P") => Fault::Outage,
             _ => Fault::Other,
         };
     }
@@ -50,13 +82,13 @@ fn server_fault(error: &dyn sqlx::error::DatabaseError) -> Fault {
             1146 => Fault::MissingTable,
             1054 => Fault::MissingColumn,
             1290 | 1792 | 1836 => Fault::ReadOnly,
-            1040 | 1047 | 1053 | 1927 => Fault::Outage, // 1047: a Galera node outside its cluster
+            // 1047: a Galera node outside its cluster; 1180, 1317: a COMMIT that was cut short
+            1040 | 1047 | 1053 | 1180 | 1317 | 1927 => Fault::Outage,
             _ => Fault::Other,
         };
     }
     #[cfg(feature = "sqlite")]
     if let Some(error) = error.try_downcast_ref::<sqlx::sqlite::SqliteError>() {
-        use sqlx::error::DatabaseError as _;
         const BUSY: i32 = 5;
         const LOCKED: i32 = 6;
         const READONLY: i32 = 8;

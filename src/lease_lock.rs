@@ -5,10 +5,13 @@ use std::{fmt, sync::Arc, time::Duration};
 use crate::{
     error::{Action, Certainty, Error},
     fault::Fault,
+    fence,
     keeper::Keeper,
     key::{Claim, Holder, Key},
     lease::Lease,
+    lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled},
     migrate::Table,
+    retry::Retry,
     rules::{Reason, Refusal, Row, Status, Verdict, judge},
     settings::Settings,
     store::{
@@ -46,51 +49,6 @@ impl<DB: Database> fmt::Debug for LeaseLock<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LeaseLock").field("database", &DB::NAME).field("terms", &self.settings.terms).finish()
     }
-}
-
-/// The answer to a try.
-#[derive(Debug)]
-#[must_use = "a lease that is dropped is abandoned"]
-pub enum Attempt<DB: Database> {
-    /// The key is this lease's.
-    Acquired(Lease<DB>),
-    /// Somebody or something stands in the way.
-    Refused(Refusal),
-}
-
-impl<DB: Database> Attempt<DB> {
-    /// The lease, if there is one.
-    pub fn acquired(self) -> Option<Lease<DB>> {
-        match self {
-            Self::Acquired(lease) => Some(lease),
-            Self::Refused(_) => None,
-        }
-    }
-
-    /// The refusal, if it is one.
-    pub fn refused(self) -> Option<Refusal> {
-        match self {
-            Self::Acquired(_) => None,
-            Self::Refused(refusal) => Some(refusal),
-        }
-    }
-}
-
-/// What became of [`LeaseLock::run`].
-#[derive(Debug)]
-#[must_use = "the work may have been refused, cancelled, or have failed"]
-pub enum Run<T, E> {
-    /// The work did not start.
-    Refused(Refusal),
-    /// The work came to its end.
-    Ended {
-        /// Its own result.
-        result: Result<T, E>,
-        /// Whether the row tells so: `S` or `F`. If not, the next one may not know that it ended.
-        recorded: Result<(), Error>,
-    },
-    /// The lease was lost and the work cancelled on the way.
-    Lost(Claim),
 }
 
 impl<DB: Database> LeaseLock<DB> {
@@ -131,7 +89,7 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// Dropped while a claim is under way, it may leave the key taken until the lease ends.
-    pub async fn try_acquire(&self, key: &str) -> Result<Attempt<DB>, Error> {
+    pub async fn try_acquire(&self, key: &str) -> Result<Attempt<Lease<DB>>, Error> {
         let key = Key::new(key)?;
         Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let limit = Instant::now() + self.settings.time_limit;
@@ -149,37 +107,6 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(attempt)
     }
 
-    /// Runs `work` under the key, if it can be had: releases it as succeeded or failed by the work's result.
-    ///
-    /// The work is cancelled (its future is dropped) when the lease is lost; hand [`Lease::cancellation_token`] to the tasks
-    /// that it spawns. Work that blocks its thread cannot be cancelled, and on a runtime of one thread it stops the renewals:
-    /// put it into `spawn_blocking`, and let it look at [`Lease::is_held`]. A panic abandons the key.
-    ///
-    /// In a task of its own: `tokio::spawn({ let lock = lock.clone(); async move { lock.run("key", async |lease| { ... }).await } })`.
-    ///
-    /// # Errors
-    /// As [`try_acquire`](Self::try_acquire). What happens after the start is told by [`Run`].
-    ///
-    /// # Cancel safety
-    /// Dropped, it drops the work and abandons the key in the background: the next one may take over at once.
-    pub async fn run<T, E, W>(&self, key: &str, work: W) -> Result<Run<T, E>, Error>
-    where
-        W: AsyncFnOnce(&Lease<DB>) -> Result<T, E>,
-    {
-        let lease = match self.try_acquire(key).await? {
-            Attempt::Acquired(lease) => lease,
-            Attempt::Refused(refusal) => return Ok(Run::Refused(refusal)),
-        };
-        let result = tokio::select! {
-            biased;
-            result = work(&lease) => result,
-            () = lease.lost() => return Ok(Run::Lost(lease.claim().clone())),
-        };
-        let status = if result.is_ok() { Status::Succeeded } else { Status::Failed };
-        let recorded = lease.release(status).await;
-        Ok(Run::Ended { result, recorded })
-    }
-
     /// Waits until all leases that were dropped have been abandoned, or have ended.
     ///
     /// Call it before the program ends, so that the next one need not wait for those leases to run out.
@@ -189,6 +116,47 @@ impl<DB: Database> LeaseLock<DB> {
     /// Dropped, it stops waiting; nothing else changes.
     pub async fn shutdown(&self) {
         self.keeper.settled().await;
+    }
+}
+
+impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
+    fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+        Box::pin(async move {
+            Ok(match LeaseLock::try_acquire(self, key).await? {
+                Attempt::Acquired(lease) => Attempt::Acquired(lease.into()),
+                Attempt::Refused(refusal) => Attempt::Refused(refusal),
+            })
+        })
+    }
+
+    fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
+        Box::pin(fence::confirm::<DB>(claim, tx, self.settings.time_limit))
+    }
+
+    fn release(&self, grant: Grant<DB>, status: Status) -> Answering<'_, Result<(), Error>> {
+        Box::pin(async move {
+            let Claim { key, token, .. } = grant.claim().clone();
+            match grant.into_lease() {
+                Some(lease) => lease.release(status).await,
+                None => Err(Error::Lost { key, token }),
+            }
+        })
+    }
+
+    fn settle<'a>(&'a self, claim: &'a Claim, receipt: Receipt) -> Answering<'a, Settled> {
+        Box::pin(fence::settle(&self.settings.pool, claim, receipt, self.settings.time_limit))
+    }
+
+    fn order(&self) -> Order {
+        Order::First
+    }
+
+    fn retry(&self) -> Retry {
+        self.settings.retry
+    }
+
+    fn pool(&self) -> &Pool<DB> {
+        &self.settings.pool
     }
 }
 
@@ -202,7 +170,7 @@ struct Try<'a, DB: Database> {
 }
 
 impl<DB: Database> Try<'_, DB> {
-    async fn run(mut self) -> Result<Attempt<DB>, Error> {
+    async fn run(mut self) -> Result<Attempt<Lease<DB>>, Error> {
         let terms = &self.lock.settings.terms;
         let mut busy_since = None;
         loop {

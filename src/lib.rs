@@ -5,23 +5,38 @@
 #[cfg(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")))]
 compile_error!("rowlock needs a database: enable one of the features `sqlite`, `postgres`, `mysql`");
 
+mod amount;
 mod error;
 mod fault;
+mod fence;
 mod keeper;
 mod key;
 mod lease;
 mod lease_lock;
+mod lock;
 mod migrate;
+mod names;
 mod operate;
+mod retry;
 mod rules;
 mod settings;
 mod store;
+mod transaction;
+mod version;
+mod versioned_table;
 
+pub use amount::{Amount, Insufficient};
 pub use error::{Action, Certainty, Error};
 pub use key::{Claim, Holder, Key, Prior, Token};
 pub use lease::Lease;
-pub use lease_lock::{Attempt, LeaseLock, Run};
+pub use lease_lock::LeaseLock;
+pub use lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, ResourceLockExt, Run, Settled};
 pub use migrate::migrate;
 pub use operate::{Entry, Filter};
+pub use retry::Retry;
 pub use rules::{Reason, Refusal, Rules, State, Status};
 pub use store::Database;
+pub use store::versions::Value;
+pub use transaction::{AnyError, TransactionError, Tx, WorkError};
+pub use version::VersionLock;
+pub use versioned_table::{Columns, UpdateError, Updated, Versioned, VersionedTable};

@@ -8,6 +8,7 @@ use sqlx::Pool;
 use crate::{
     error::Error,
     lease_lock::LeaseLock,
+    retry::Retry,
     rules::{Rules, Terms},
     store::Database,
 };
@@ -19,6 +20,7 @@ pub(crate) struct Settings<DB: Database> {
     pub renewals: Pool<DB>,
     pub terms: Arc<Terms>,
     pub time_limit: Duration,
+    pub retry: Retry,
 }
 
 impl<DB: Database> Clone for Settings<DB> {
@@ -28,6 +30,7 @@ impl<DB: Database> Clone for Settings<DB> {
             renewals: self.renewals.clone(),
             terms: self.terms.clone(),
             time_limit: self.time_limit,
+            retry: self.retry,
         }
     }
 }
@@ -42,7 +45,13 @@ impl<DB: Database> Settings<DB> {
             article_clients: None,
             label: default_label(),
         };
-        Self { renewals: pool.clone(), pool, terms: Arc::new(terms), time_limit: Duration::from_secs(5) }
+        Self {
+            renewals: pool.clone(),
+            pool,
+            terms: Arc::new(terms),
+            time_limit: Duration::from_secs(5),
+            retry: Retry::default(),
+        }
     }
 
     fn with_terms(mut self, change: impl FnOnce(&mut Terms)) -> Self {
@@ -85,6 +94,15 @@ impl<DB: Database> LeaseLock<DB> {
         let hour = Duration::from_secs(60 * 60);
         within("a time limit", limit, Duration::from_millis(1), hour, "it has to be from 1 ms to one hour")?;
         Ok(self.rebuild(|settings| Settings { time_limit: limit, ..settings }))
+    }
+
+    /// How long a [`transaction`](crate::ResourceLockExt::transaction) tries again: 100 attempts within 10 s unless set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for limits that are not possible.
+    pub fn retry(self, retry: Retry) -> Result<Self, Error> {
+        let retry = retry.checked()?;
+        Ok(self.rebuild(|settings| Settings { retry, ..settings }))
     }
 
     /// Who takes the keys, as others are told and as the column `client_ip` shows: at most 45 characters,

@@ -42,13 +42,38 @@ impl<DB: Database> Borrowed<DB> {
         self.0.as_deref_mut().expect("the loan has not ended")
     }
 
-    /// Ends the loan with what the statement came to: an answer, or an error of the server's, which
-    /// ended the statement, gives the connection back; after anything else its state is not known.
-    pub fn settle<T>(mut self, reply: Result<Reply<T>, Elapsed>) -> Result<T, Failure> {
-        if let Ok(Ok(_) | Err(sqlx::Error::Database(_))) = &reply {
-            drop(self.0.take());
+    /// The connection, to look at.
+    #[expect(clippy::expect_used, reason = "as for `get`")]
+    pub fn peek(&self) -> &DB::Connection {
+        self.0.as_deref().expect("the loan has not ended")
+    }
+
+    /// Goes on with the loan if the statement succeeded. Otherwise it ends: an error of the server's, which ended the
+    /// statement, gives the connection back; after anything else its state is not known.
+    pub fn proceed<T>(self, reply: Result<Reply<T>, Elapsed>) -> Result<(Self, T), Failure> {
+        match reply {
+            Ok(Ok(value)) => Ok((self, value)),
+            Ok(Err(error)) => {
+                let failure = Failure::Failed(error);
+                if !failure.is_in_doubt() {
+                    self.give_back();
+                }
+                Err(failure)
+            }
+            Err(_) => Err(Failure::NoReply),
         }
-        reply.map_err(|_| Failure::NoReply)?.map_err(Failure::Failed)
+    }
+
+    /// Ends the loan of a connection that is idle.
+    pub fn give_back(mut self) {
+        drop(self.0.take());
+    }
+
+    /// Ends the loan with what the statement came to; an answer gives the connection back too.
+    pub fn settle<T>(self, reply: Result<Reply<T>, Elapsed>) -> Result<T, Failure> {
+        let (loan, value) = self.proceed(reply)?;
+        loan.give_back();
+        Ok(value)
     }
 }
 
@@ -61,6 +86,11 @@ impl<DB: Database> Drop for Borrowed<DB> {
 }
 
 impl Failure {
+    /// Whether something may still be running on the connection: only a server's error says that its statement ended.
+    pub fn is_in_doubt(&self) -> bool {
+        !matches!(self, Self::Failed(sqlx::Error::Database(_)))
+    }
+
     /// What the driver's error means, if there is one.
     pub fn fault(&self) -> Fault {
         match self {

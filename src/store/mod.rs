@@ -12,6 +12,7 @@ pub mod operate;
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+pub mod versions;
 
 use std::{future::Future, time::Duration};
 
@@ -66,6 +67,19 @@ pub enum Outcome {
     },
 }
 
+/// What a confirmation came back with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Confirmed {
+    /// Counted: so many by now.
+    Done(i64),
+    /// The row was seen without the claim.
+    Lost,
+    /// The claim stands, but somebody's transaction was at the row.
+    Skipped,
+    /// The transaction sees the row as it was before the claim was granted.
+    TooOld,
+}
+
 /// What was seen of the row of a claim that a [`Change`] did not match.
 #[derive(Clone, Copy, Debug)]
 pub struct Sighting {
@@ -88,6 +102,19 @@ pub fn unmatched(change: Change, claim: &Claim, seen: Option<Sighting>) -> Outco
         Change::Abandon if ours && seen.left <= TimeDelta::zero() => Outcome::Done,
         _ if ours => Outcome::Skipped { left: seen.left },
         _ => Outcome::Lost,
+    }
+}
+
+/// Reads what a confirmation that matched nothing has seen. Tokens never fall: one below the claim's is of a time before it.
+pub fn unconfirmed(claim: &Claim, seen: Option<Sighting>) -> Confirmed {
+    match seen {
+        Some(seen) if seen.token < claim.token.get() => Confirmed::TooOld,
+        Some(seen)
+            if seen.token == claim.token.get() && seen.stands && seen.holder == Some(*claim.holder.as_uuid()) =>
+        {
+            Confirmed::Skipped
+        }
+        _ => Confirmed::Lost,
     }
 }
 
@@ -168,6 +195,9 @@ fn unfit(column: &str, column_type: &str, fit: &str) -> String {
     note = "enable rowlock's feature for it: `sqlite` (the default), `postgres` or `mysql` (MariaDB too)"
 )]
 pub trait Store: sqlx::Database {
+    /// Begins a transaction that writes, with a savepoint by which [`intact`](Self::intact) knows it again.
+    const OPEN: &'static str;
+
     /// Reads what the table is like.
     fn schema(conn: &mut Self::Connection) -> impl Future<Output = Reply<Schema>> + Send;
 
@@ -190,6 +220,15 @@ pub trait Store: sqlx::Database {
         terms: &Terms,
     ) -> impl Future<Output = Reply<Vec<Answer>>> + Send;
 
+    /// In the caller's transaction: counts a confirmation on the claim's row, which stays locked to the transaction's end.
+    fn confirm(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Confirmed>> + Send;
+
+    /// Fails unless the transaction that [`OPEN`](Self::OPEN) began is still open and sound.
+    fn intact(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+
+    /// How many transactions have confirmed the claim, once whoever is at its row has gone; `None` if the claim does not stand.
+    fn confirms(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Option<i64>>> + Send;
+
     /// Applies one change to all claims that stand; one outcome a claim, in order.
     fn change(
         conn: &mut Self::Connection,
@@ -199,12 +238,18 @@ pub trait Store: sqlx::Database {
     ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send;
 }
 
+/// What [`Store::intact`] sends, on every database.
+///
+/// Work that swallows an error can go on in a transaction that is over (MySQL, MariaDB: statements then commit one by one) or that the server
+/// will roll back on COMMIT without a word (PostgreSQL).
+pub const INTACT: &str = "RELEASE SAVEPOINT rowlock";
+
 /// A time as it stands in the table, brought to UTC; beyond the calendar's ends it stays where it is.
 pub fn to_utc(time: DateTime<Utc>, ahead: TimeDelta) -> DateTime<Utc> {
     time.checked_sub_signed(ahead).unwrap_or(time)
 }
 
 /// A database that rowlock works on: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or `sqlx::Sqlite`.
-pub trait Database: operate::Operate {}
+pub trait Database: operate::Operate + versions::Versions {}
 
-impl<DB: operate::Operate> Database for DB {}
+impl<DB: operate::Operate + versions::Versions> Database for DB {}

@@ -1,12 +1,15 @@
 //! MySQL 8.0 and MariaDB 10.6, and later. Times are UTC whatever the session's time zone is.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
-use super::{Answer, Ask, Change, Outcome, Reply, Schema, Sighting, Store, to_utc, unfit, unmatched};
+use super::{
+    Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Schema, Sighting, Store, to_utc, unconfirmed, unfit,
+    unmatched,
+};
 use crate::{
     key::{Claim, Key, Prior, Token},
     rules::{Row, Rules, Terms},
@@ -102,6 +105,11 @@ impl<'a> Named<'a> {
     }
 }
 
+/// The lock waits for a transaction whose COMMIT was not answered.
+const CONFIRMS: &str = "
+SELECT confirms FROM t_resource_lock
+WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL FOR UPDATE";
+
 type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
 
 fn change_statement(named: &Named<'_>, set: &str) -> String {
@@ -121,7 +129,14 @@ fn bind_keys<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
     named.0.iter().fold(query, |query, claim| query.bind(claim.key.as_str().to_owned()))
 }
 
+fn bind_claims<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
+    let query = bind_keys(query, named);
+    named.0.iter().fold(query, |query, claim| query.bind(*claim.holder.as_uuid()).bind(claim.token.get()))
+}
+
 impl Store for MySql {
+    const OPEN: &'static str = "BEGIN; SAVEPOINT rowlock";
+
     async fn schema(conn: &mut MySqlConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
         let mut schema = Schema::empty();
@@ -190,6 +205,28 @@ impl Store for MySql {
         Ok(answers)
     }
 
+    async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
+        let named = Named::new(std::slice::from_ref(claim));
+        // The count travels in the reply, as the last insert id.
+        let sql = change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)");
+        let query = bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);
+        let reply = query.execute(&mut *conn).await?;
+        if reply.rows_affected() > 0 {
+            return Ok(Confirmed::Done(i64::try_from(reply.last_insert_id()).unwrap_or_default()));
+        }
+        let seen = sightings(conn, &named).await?;
+        Ok(unconfirmed(claim, seen.get(claim.key.as_str()).copied()))
+    }
+
+    async fn intact(conn: &mut MySqlConnection) -> Reply<()> {
+        sqlx::raw_sql(INTACT).execute(conn).await.map(drop)
+    }
+
+    async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
+        let query = sqlx::query_scalar(CONFIRMS).bind(claim.key.as_str());
+        query.bind(claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
+    }
+
     async fn change(
         conn: &mut MySqlConnection,
         claims: &[Claim],
@@ -208,9 +245,7 @@ impl Store for MySql {
                 Change::Abandon => "t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6))",
             },
         );
-        let query = bind_keys(sqlx::query(AssertSqlSafe(sql)), &named);
-        let query =
-            named.0.iter().fold(query, |query, claim| query.bind(*claim.holder.as_uuid()).bind(claim.token.get()));
+        let query = bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);
         let query = match change {
             Change::Renew(lease) => query.bind(micros(lease)),
             Change::Release(status) => query.bind(status.letter()).bind(micros(terms.offset())),
@@ -220,7 +255,9 @@ impl Store for MySql {
         if usize::try_from(matched).is_ok_and(|matched| matched == claims.len()) {
             return Ok(vec![Outcome::Done; claims.len()]);
         }
-        look_at(conn, &named, claims, change).await
+        // It reports only how many there were: a look tells which.
+        let seen = sightings(conn, &named).await?;
+        Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
     }
 }
 
@@ -295,13 +332,7 @@ pub(super) fn read(row: &MySqlRow, terms: &Terms) -> Reply<(Row, DateTime<Utc>)>
     Ok((read, time("now")?.unwrap_or_default()))
 }
 
-/// Tells the claims that a change did not match from those that it did: it reports only how many there were.
-async fn look_at(
-    conn: &mut MySqlConnection,
-    named: &Named<'_>,
-    claims: &[Claim],
-    change: Change,
-) -> Reply<Vec<Outcome>> {
+async fn sightings(conn: &mut MySqlConnection, named: &Named<'_>) -> Reply<HashMap<String, Sighting>> {
     let sql = format!(
         "SELECT CONVERT(key_resource USING utf8mb4) AS name, holder, token, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked,
                 CAST(COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS SIGNED) AS stands,
@@ -310,7 +341,7 @@ async fn look_at(
         named.keys()
     );
     let rows = bind_keys(sqlx::query(AssertSqlSafe(sql)), named).fetch_all(conn).await?;
-    let mut sightings = std::collections::HashMap::with_capacity(rows.len());
+    let mut sightings = HashMap::with_capacity(rows.len());
     for row in &rows {
         let sighting = Sighting {
             holder: row.try_get("holder")?,
@@ -321,7 +352,7 @@ async fn look_at(
         };
         sightings.insert(row.try_get::<String, _>("name")?, sighting);
     }
-    Ok(claims.iter().map(|claim| unmatched(change, claim, sightings.get(claim.key.as_str()).copied())).collect())
+    Ok(sightings)
 }
 
 pub(super) fn micros(time: TimeDelta) -> i64 {

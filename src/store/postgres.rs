@@ -6,7 +6,10 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
-use super::{Answer, Ask, Change, Outcome, Reply, Schema, Sighting, Store, to_utc, unfit, unmatched};
+use super::{
+    Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Schema, Sighting, Store, to_utc, unconfirmed, unfit,
+    unmatched,
+};
 use crate::{
     key::{Claim, Key, Prior, Token},
     rules::{Row, Rules, Terms},
@@ -123,9 +126,9 @@ WITH asked AS (
     SELECT t.key_resource FROM asked r JOIN t_resource_lock t ON t.key_resource = r.key
     WHERE {OURS} FOR UPDATE OF t SKIP LOCKED
 ), done AS (
-    UPDATE t_resource_lock t SET {set} FROM locked l WHERE t.key_resource = l.key_resource RETURNING t.key_resource
+    UPDATE t_resource_lock t SET {set} FROM locked l WHERE t.key_resource = l.key_resource RETURNING t.key_resource, t.confirms
 )
-SELECT d.key_resource IS NOT NULL AS done, t.key_resource IS NOT NULL AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
+SELECT d.key_resource IS NOT NULL AS done, d.confirms, t.key_resource IS NOT NULL AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
        coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL, false) AS stands,
        coalesce((extract(epoch FROM {EXPIRES_AT} - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros
 FROM asked r LEFT JOIN done d ON d.key_resource = r.key LEFT JOIN t_resource_lock t ON t.key_resource = r.key
@@ -143,7 +146,20 @@ static RELEASE: LazyLock<String> = LazyLock::new(|| {
 static ABANDON: LazyLock<String> =
     LazyLock::new(|| change_statement("expires_at = least(t.expires_at, clock_timestamp())"));
 
+static CONFIRM: LazyLock<String> = LazyLock::new(|| change_statement("confirms = t.confirms + 1"));
+
+/// The lock waits for a transaction whose COMMIT was not answered; the condition is then judged anew.
+static CONFIRMS: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+SELECT t.confirms FROM t_resource_lock t, (SELECT $2::uuid AS holder, $3::bigint AS token) r
+WHERE t.key_resource = $1 AND {OURS} FOR UPDATE OF t"
+    )
+});
+
 impl Store for Postgres {
+    const OPEN: &'static str = "BEGIN; SAVEPOINT rowlock";
+
     async fn schema(conn: &mut PgConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
         let mut schema = Schema::empty();
@@ -197,6 +213,28 @@ impl Store for Postgres {
             .fetch_all(conn)
             .await?;
         rows.iter().map(|row| answer(row, terms)).collect()
+    }
+
+    async fn confirm(conn: &mut PgConnection, claim: &Claim) -> Reply<Confirmed> {
+        let row = sqlx::query(CONFIRM.as_str())
+            .bind([claim.key.as_str()])
+            .bind([*claim.holder.as_uuid()])
+            .bind([claim.token.get()])
+            .fetch_one(conn)
+            .await?;
+        Ok(match row.try_get("confirms")? {
+            Some(count) => Confirmed::Done(count),
+            None => unconfirmed(claim, sighting(&row)?),
+        })
+    }
+
+    async fn intact(conn: &mut PgConnection) -> Reply<()> {
+        sqlx::raw_sql(INTACT).execute(conn).await.map(drop)
+    }
+
+    async fn confirms(conn: &mut PgConnection, claim: &Claim) -> Reply<Option<i64>> {
+        let query = sqlx::query_scalar(CONFIRMS.as_str()).bind(claim.key.as_str());
+        query.bind(claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
     }
 
     async fn change(conn: &mut PgConnection, claims: &[Claim], change: Change, terms: &Terms) -> Reply<Vec<Outcome>> {

@@ -12,7 +12,10 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use uuid::Uuid;
 
-use super::{Answer, Ask, Change, Outcome, Reply, Schema, Sighting, Store, to_utc, unfit, unmatched};
+use super::{
+    Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Schema, Sighting, Store, to_utc, unconfirmed, unfit,
+    unmatched,
+};
 use crate::{
     key::{Claim, Key, Prior, Token},
     rules::{Row, Terms, Verdict, judge},
@@ -153,7 +156,21 @@ const RELEASE: &str = change!(concat!(
 ));
 const ABANDON: &str = change!(concat!("expires_at = min(expires_at, ", now!(), ")"));
 
+/// What is set decides whether it counts one more, or only waits until no other transaction writes.
+macro_rules! confirms {
+    ($set:literal) => {
+        concat!(
+            "UPDATE t_resource_lock SET confirms = ",
+            $set,
+            " WHERE key_resource = ?1 AND holder = ?2 AND token = ?3 AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL
+            RETURNING confirms"
+        )
+    };
+}
+
 impl Store for Sqlite {
+    const OPEN: &'static str = "BEGIN IMMEDIATE; SAVEPOINT rowlock";
+
     async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
         let mut schema = Schema::empty();
         for row in sqlx::query(SCHEMA).fetch_all(conn).await? {
@@ -207,6 +224,21 @@ impl Store for Sqlite {
         }
         set_busy_timeout(conn, patience).await?;
         answers
+    }
+
+    async fn confirm(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Confirmed> {
+        Ok(match confirms(conn, confirms!("confirms + 1"), claim).await? {
+            Some(count) => Confirmed::Done(count),
+            None => unconfirmed(claim, look_at(conn, claim).await?),
+        })
+    }
+
+    async fn intact(conn: &mut SqliteConnection) -> Reply<()> {
+        sqlx::raw_sql(INTACT).execute(conn).await.map(drop)
+    }
+
+    async fn confirms(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<i64>> {
+        confirms(conn, confirms!("confirms"), claim).await
     }
 
     async fn change(
@@ -313,6 +345,11 @@ async fn take(
         .bind(row.ended)
         .fetch_optional(conn)
         .await
+}
+
+async fn confirms(conn: &mut SqliteConnection, sql: &'static str, claim: &Claim) -> Reply<Option<i64>> {
+    let query = sqlx::query_scalar(sql).bind(claim.key.as_str());
+    query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
 }
 
 pub(super) fn read(row: &SqliteRow, terms: &Terms) -> Reply<Row> {

@@ -47,7 +47,10 @@ pub trait Bed: rowlock::Database + Sized {
     async fn execute(pool: &Pool<Self>, sql: &str) -> Result<u64, sqlx::Error>;
     fn execute_on(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
     async fn number(pool: &Pool<Self>, sql: &str) -> Option<i64>;
-    async fn text_on(conn: &mut Self::Connection, sql: &str) -> Result<Option<String>, sqlx::Error>;
+    fn text_on(
+        conn: &mut Self::Connection,
+        sql: &str,
+    ) -> impl Future<Output = Result<Option<String>, sqlx::Error>> + Send;
     async fn text(pool: &Pool<Self>, sql: &str) -> Option<String>;
     /// How many statements the pool's only connection has sent so far, where the database counts them.
     async fn statements(pool: &Pool<Self>) -> Option<i64>;
@@ -120,7 +123,7 @@ pub async fn pool<DB: Bed>(url: &str, connections: u32) -> Pool<DB> {
 
 /// The lease, or the refusal as a panic.
 #[track_caller]
-pub fn acquired<DB: Bed, E: Debug>(attempt: Result<Attempt<DB>, E>) -> Lease<DB> {
+pub fn acquired<DB: Bed, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> Lease<DB> {
     match attempt {
         Ok(Attempt::Acquired(lease)) => lease,
         other => panic!("not acquired: {other:?}"),
@@ -128,7 +131,7 @@ pub fn acquired<DB: Bed, E: Debug>(attempt: Result<Attempt<DB>, E>) -> Lease<DB>
 }
 
 #[track_caller]
-pub fn refused<DB: Bed, E: Debug>(attempt: Result<Attempt<DB>, E>) -> rowlock::Refusal {
+pub fn refused<DB: Bed, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> rowlock::Refusal {
     match attempt {
         Ok(Attempt::Refused(refusal)) => refusal,
         other => panic!("not refused: {other:?}"),

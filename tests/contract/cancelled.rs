@@ -7,7 +7,7 @@
 
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
-use rowlock::{Attempt, LeaseLock, Status};
+use rowlock::{Attempt, LeaseLock, ResourceLockExt, Status};
 use sqlx::Pool;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -201,7 +201,7 @@ pub async fn an_abandonment<DB: Bed>(site: Site<DB>) {
 pub async fn a_run<DB: Bed>(site: Site<DB>) {
     let act = async |stage: &Stage<'_, DB>, ()| {
         let began = tokio::sync::Notify::new();
-        let work = async |_: &rowlock::Lease<DB>| -> Result<(), ()> {
+        let work = async |_: &rowlock::Grant<DB>| -> Result<(), ()> {
             began.notify_one();
             std::future::pending().await
         };

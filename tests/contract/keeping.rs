@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Attempt, Error, LeaseLock, Reason, Rules, Run, Status};
+use rowlock::{Attempt, Error, LeaseLock, Reason, ResourceLockExt, Rules, Run, Status};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::bed::{Bed, Site, acquired, eventually, refused};
@@ -227,7 +227,7 @@ pub async fn run_cancels_the_work_when_the_lease_is_lost<DB: Bed>(site: Site<DB>
     }
     let stopped = Arc::new(AtomicBool::new(false));
     let lock = site.lock_for(SHORT);
-    let work = async |_: &rowlock::Lease<DB>| -> Result<(), ()> {
+    let work = async |_: &rowlock::Grant<DB>| -> Result<(), ()> {
         let _stopped = Stopped(stopped.clone());
         site.take_from("k").await;
         std::future::pending().await
@@ -245,7 +245,7 @@ pub async fn run_in_a_spawned_task<DB: Bed>(site: Site<DB>) {
     let task = tokio::spawn({
         let (lock, started) = (lock.clone(), started.clone());
         async move {
-            let work = async |_: &rowlock::Lease<DB>| -> Result<(), ()> {
+            let work = async |_: &rowlock::Grant<DB>| -> Result<(), ()> {
                 started.notify_one();
                 std::future::pending().await
             };

@@ -8,6 +8,7 @@
 mod acquire;
 mod article;
 mod bed;
+mod both;
 mod cancelled;
 mod child;
 mod door;
@@ -107,6 +108,7 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             the_articles_table_is_upgraded_in_place, a_lease_lives_on_the_articles_table, times_of_any_kind_stand_in_the_row,
             a_column_that_does_not_fit_is_refused,
             a_key_of_the_articles_table_is_found_by_its_index;
+        both: no_update_is_lost_with_32_workers;
         trips: round_trips_are_as_stated;
         cancelled:
             a_try_on_a_free_row, a_try_on_a_missing_row, a_takeover, a_refused_try, a_renewal, a_release, an_abandonment,

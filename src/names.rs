@@ -1,0 +1,88 @@
+//! Names of the application's table and columns, checked before they become part of a statement.
+
+use crate::error::Error;
+
+/// The longest name that every database takes whole (PostgreSQL cuts longer ones).
+const MOST_BYTES: usize = 63;
+
+/// One identifier: ASCII letters, digits and underscores, not beginning with a digit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name(String);
+
+impl Name {
+    pub fn column(text: &str) -> Result<Self, Error> {
+        Self::new(text).ok_or_else(|| invalid(text, "column", "use ASCII letters, digits and underscores, at most 63"))
+    }
+
+    fn new(text: &str) -> Option<Self> {
+        let begins = |c: char| c.is_ascii_alphabetic() || c == '_';
+        let fits = text.len() <= MOST_BYTES
+            && text.starts_with(begins)
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        fits.then(|| Self(text.to_owned()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Within the database's quotes; the text has none in it.
+    pub fn quoted(&self, quote: char) -> String {
+        format!("{quote}{}{quote}", self.0)
+    }
+}
+
+/// A table, with or without its schema.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableName {
+    pub schema: Option<Name>,
+    pub table: Name,
+}
+
+impl TableName {
+    pub fn new(text: &str) -> Result<Self, Error> {
+        let parts = match text.split_once('.') {
+            Some((schema, table)) => Name::new(schema).map(Some).zip(Name::new(table)),
+            None => Name::new(text).map(|table| (None, table)),
+        };
+        let rule = "use a name, or schema.name, of ASCII letters, digits and underscores, at most 63 each";
+        parts.map(|(schema, table)| Self { schema, table }).ok_or_else(|| invalid(text, "table", rule))
+    }
+
+    pub fn quoted(&self, quote: char) -> String {
+        let table = self.table.quoted(quote);
+        self.schema.as_ref().map_or_else(|| table.clone(), |schema| format!("{}.{table}", schema.quoted(quote)))
+    }
+}
+
+impl std::fmt::Display for TableName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(schema) = &self.schema {
+            write!(f, "{}.", schema.0)?;
+        }
+        f.write_str(&self.table.0)
+    }
+}
+
+fn invalid(text: &str, what: &'static str, rule: &'static str) -> Error {
+    Error::InvalidName { name: text.chars().take(80).collect(), what, rule }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_identifiers_become_part_of_a_statement() {
+        for good in ["account", "_a1", "bank.account", &"x".repeat(63)] {
+            assert_eq!(TableName::new(good).unwrap().to_string(), good);
+        }
+        assert_eq!(TableName::new("bank.account").unwrap().quoted('"'), r#""bank"."account""#);
+        let bad = ["", ".", "a.", ".a", "a.b.c", "1a", "a b", "a\"b", "a`b", "a'; --", "ä", "a\0", &"x".repeat(64)];
+        for bad in bad {
+            assert!(matches!(TableName::new(bad), Err(Error::InvalidName { .. })), "{bad}");
+            assert!(matches!(Name::column(bad), Err(Error::InvalidName { .. })), "{bad}");
+        }
+        assert!(Name::column("bank.account").is_err());
+    }
+}

@@ -1,0 +1,85 @@
+//! Trying again: how often, how long, and how far apart.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::{error::Error, settings};
+
+/// How long conflicts are tried again; whichever limit comes first ends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retry {
+    /// The most attempts: 1 to 1,000,000, 100 unless set.
+    pub attempts: u32,
+    /// The most time: 1 ms to one day, 10 s unless set. Waiting for the key and for a connection count.
+    pub within: Duration,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { attempts: 100, within: Duration::from_secs(10) }
+    }
+}
+
+impl Retry {
+    /// # Errors
+    /// [`Error::InvalidSetting`] for limits that are not possible.
+    pub(crate) fn checked(self) -> Result<Self, Error> {
+        let rule = "it has to be from 1 ms to one day";
+        settings::within("a time for retries", self.within, Duration::from_millis(1), settings::DAY, rule)?;
+        if !(1..=1_000_000).contains(&self.attempts) {
+            let value = self.attempts.to_string();
+            return Err(Error::InvalidSetting {
+                setting: "a number of attempts",
+                value,
+                rule: "it has to be from 1 to 1,000,000",
+            });
+        }
+        Ok(self)
+    }
+
+    pub(crate) fn begin(self) -> Tries {
+        Tries { retry: self, attempt: 1, until: Instant::now() + self.within, backoff: Backoff::default() }
+    }
+}
+
+/// Attempts at one thing.
+pub(crate) struct Tries {
+    retry: Retry,
+    /// The number of the attempt under way, from 1.
+    pub attempt: u32,
+    /// When all of it has to be over.
+    pub until: Instant,
+    backoff: Backoff,
+}
+
+impl Tries {
+    pub fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// Pauses and counts the next attempt; `false` when there is to be none.
+    pub async fn again(&mut self) -> bool {
+        if self.attempt >= self.retry.attempts || self.left().is_zero() {
+            return false;
+        }
+        self.backoff.pause(self.left()).await;
+        self.attempt += 1;
+        !self.left().is_zero()
+    }
+}
+
+/// Pauses that grow, each between half of its bound and the whole.
+#[derive(Default)]
+pub(crate) struct Backoff(u32);
+
+impl Backoff {
+    const FIRST: Duration = Duration::from_millis(2);
+    const LONGEST: Duration = Duration::from_millis(100);
+
+    pub async fn pause(&mut self, most: Duration) {
+        let bound = (Self::FIRST * 2_u32.pow(self.0.min(10))).min(Self::LONGEST);
+        self.0 += 1;
+        sleep(bound.mul_f64(0.5 + fastrand::f64() / 2.0).min(most)).await;
+    }
+}

@@ -1,0 +1,54 @@
+//! Compare-and-set on PostgreSQL.
+
+use sqlx::{PgConnection, Postgres, Row as _};
+
+use super::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations};
+use crate::{names::TableName, store::Reply};
+
+/// A domain counts as what it is made of. The scale of a numeric stands in the lowest eleven bits of its modifier, with a sign.
+const LOOK: &str = "
+SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type,
+       format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL) AS base,
+       CASE WHEN t.typname = 'numeric' AND a.atttypmod >= 4 THEN (((a.atttypmod - 4) & 2047) # 1024) - 1024 END AS scale,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
+               AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS single
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped";
+
+bind_key!(Postgres);
+
+impl Versions for Postgres {
+    const QUOTE: char = '"';
+    const EXACT_NAMES: bool = true;
+
+    fn mark(place: usize) -> String {
+        format!("${place}")
+    }
+
+    async fn look(conn: &mut PgConnection, table: &TableName) -> Reply<Seen> {
+        let rows = sqlx::query(LOOK).bind(table.quoted(Self::QUOTE)).fetch_all(conn).await?;
+        let mut seen = Seen::default();
+        for row in rows {
+            let base: String = row.try_get("base")?;
+            let holds = match base.as_str() {
+                "text" | "character varying" | "character" => Holds::Text,
+                "smallint" | "integer" | "bigint" => Holds::Integer,
+                "uuid" => Holds::Uuid,
+                _ => Holds::Other,
+            };
+            seen.columns.push(Column {
+                name: row.try_get("name")?,
+                column_type: row.try_get("type")?,
+                holds,
+                unique: row.try_get("single")?,
+                scale: row.try_get::<Option<i32>, _>("scale")?.map(|scale| u32::try_from(scale).unwrap_or_default()),
+                read: if holds == Holds::Integer { "{}::bigint" } else { "{}" },
+                // Compared as text, a padded column could not use its index.
+                parameter: if base == "character" { "{}::bpchar" } else { "{}" },
+            });
+        }
+        Ok(seen)
+    }
+
+    operations!(PgConnection);
+}

@@ -1,0 +1,241 @@
+//! The optimistic lock: a version that moves with every change of a row.
+
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use sqlx::{Connection as _, Pool};
+use tokio::time::{Instant, error::Elapsed, timeout_at};
+
+use crate::{
+    error::{Action, Certainty, Error},
+    fault::Fault,
+    key::{Claim, Holder, Key, Token},
+    lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled},
+    names::{Name, TableName},
+    retry::Retry,
+    rules::Status,
+    store::{
+        Database, Reply,
+        borrowed::{Borrowed, Failure},
+        versions::{Names, Seen, Statements},
+    },
+};
+
+/// A table of the application's whose rows have versions; what is known of it is looked up once.
+pub(crate) struct Rows<DB: Database> {
+    pub pool: Pool<DB>,
+    pub names: Arc<Names>,
+    pub retry: Retry,
+    statements: Arc<OnceLock<Statements>>,
+}
+
+impl<DB: Database> Clone for Rows<DB> {
+    fn clone(&self) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            names: self.names.clone(),
+            retry: self.retry,
+            statements: self.statements.clone(),
+        }
+    }
+}
+
+impl<DB: Database> Rows<DB> {
+    pub fn new(pool: Pool<DB>, table: &str, key: &str, version: &str, value: &str) -> Result<Self, Error> {
+        let names = Names {
+            table: TableName::new(table)?,
+            key: Name::column(key)?,
+            version: Name::column(version)?,
+            value: Name::column(value)?,
+        };
+        Ok(Self { pool, names: Arc::new(names), retry: Retry::default(), statements: Arc::default() })
+    }
+
+    /// The statements, after a look at the table the first time.
+    pub async fn prepared(&self, limit: Instant) -> Result<&Statements, Failed> {
+        if let Some(statements) = self.statements.get() {
+            return Ok(statements);
+        }
+        let mut conn = Borrowed::checkout(&self.pool, limit).await?;
+        let reply = timeout_at(limit, DB::look(conn.get(), &self.names.table)).await;
+        self.prepare(&conn.settle(reply)?)
+    }
+
+    /// The same over a transaction's connection: the pool may have no other to give.
+    pub async fn prepared_on(&self, tx: &mut DB::Connection, limit: Instant) -> Result<&Statements, Failed> {
+        if let Some(statements) = self.statements.get() {
+            return Ok(statements);
+        }
+        let reply = timeout_at(limit, DB::look(tx, &self.names.table)).await;
+        self.prepare(&answered(reply)?)
+    }
+
+    fn prepare(&self, seen: &Seen) -> Result<&Statements, Failed> {
+        let statements = Statements::new::<DB>(&self.names, seen)?;
+        Ok(self.statements.get_or_init(|| statements))
+    }
+
+    pub fn not_found(&self, key: &Key) -> Error {
+        Error::NotFound { table: self.names.table.to_string(), key: key.clone() }
+    }
+
+    pub fn error(&self, failed: Failed, action: Action, key: &Key) -> Error {
+        match failed {
+            Failed::Refused(error) => error,
+            Failed::Database(failure) => {
+                let subject = format!("{:?}", key.as_str());
+                failure.into_error(action, subject, self.retry.within, Certainty::NothingChanged)
+            }
+        }
+    }
+}
+
+/// Why there is no answer about a row.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    Refused(Error),
+    Database(Failure),
+}
+
+impl Failed {
+    pub fn is_contention(&self) -> bool {
+        matches!(self, Self::Database(failure) if failure.fault() == Fault::Contention)
+    }
+
+    /// Whether something may still be running on the connection.
+    pub fn is_in_doubt(&self) -> bool {
+        match self {
+            Self::Refused(_) => false,
+            Self::Database(failure) => failure.is_in_doubt(),
+        }
+    }
+}
+
+impl From<Failure> for Failed {
+    fn from(failure: Failure) -> Self {
+        Self::Database(failure)
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// The answer to a statement in somebody else's transaction, whose connection is theirs to close.
+pub(crate) fn answered<T>(reply: Result<Reply<T>, Elapsed>) -> Result<T, Failed> {
+    Ok(reply.map_err(|_| Failure::NoReply)?.map_err(Failure::Failed)?)
+}
+
+/// A lock on rows of the application's own table: nobody is kept out, and of those who began with the same version one commits.
+///
+/// The work that it guards reads and writes in the transaction of [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction), or in the caller's own, confirmed last.
+/// Every program that changes such a row has to raise its version.
+pub struct VersionLock<DB: Database> {
+    rows: Rows<DB>,
+}
+
+impl<DB: Database> Clone for VersionLock<DB> {
+    fn clone(&self) -> Self {
+        Self { rows: self.rows.clone() }
+    }
+}
+
+impl<DB: Database> fmt::Debug for VersionLock<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VersionLock").field("database", &DB::NAME).field("names", &self.rows.names).finish()
+    }
+}
+
+impl<DB: Database> VersionLock<DB> {
+    /// A lock on the rows of `table` (`name` or `schema.name`), by a unique column of texts, integers or UUIDs and an integer column for the
+    /// version. Names are taken as they are written: ASCII letters, digits and underscores. Sends nothing yet.
+    ///
+    /// # Errors
+    /// [`Error::InvalidName`] for any other name.
+    pub fn new(pool: Pool<DB>, table: &str, key: &str, version: &str) -> Result<Self, Error> {
+        Ok(Self { rows: Rows::new(pool, table, key, version, version)? })
+    }
+
+    /// How long a [`transaction`](crate::ResourceLockExt::transaction) tries again, and how long one statement may take: 100 attempts within 10 s unless set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for limits that are not possible.
+    pub fn retry(mut self, retry: Retry) -> Result<Self, Error> {
+        self.rows.retry = retry.checked()?;
+        Ok(self)
+    }
+
+    async fn read(&self, key: &Key) -> Result<Option<i64>, Failed> {
+        let limit = Instant::now() + self.rows.retry.within;
+        let statements = self.rows.prepared(limit).await?;
+        let value = statements.key(key)?;
+        let mut conn = Borrowed::checkout(&self.rows.pool, limit).await?;
+        let reply = timeout_at(limit, DB::version(conn.get(), &statements.version, &value)).await;
+        Ok(conn.settle(reply)?)
+    }
+
+    async fn raise(&self, claim: &Claim, tx: &mut DB::Connection) -> Result<u64, Failed> {
+        let limit = Instant::now() + self.rows.retry.within;
+        let statements = self.rows.prepared_on(tx, limit).await?;
+        let key = statements.key(&claim.key)?;
+        answered(timeout_at(limit, DB::raise(tx, &statements.raise, &key, claim.token.get())).await)
+    }
+}
+
+impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
+    /// Reads the version, which becomes the claim's token.
+    fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+        Box::pin(async move {
+            let key = Key::new(key)?;
+            match self.read(&key).await {
+                Ok(Some(version)) => {
+                    let claim = Claim { key, holder: Holder::unique(), token: Token::new(version) };
+                    Ok(Attempt::Acquired(claim.into()))
+                }
+                Ok(None) => Err(self.rows.not_found(&key)),
+                Err(failed) => Err(self.rows.error(failed, Action::Read, &key)),
+            }
+        })
+    }
+
+    /// Raises the version, if it is still the one that was read.
+    fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
+        Box::pin(async move {
+            let key = claim.key.clone();
+            if !tx.is_in_transaction() {
+                return Err(Error::NotInTransaction { key });
+            }
+            match self.raise(claim, tx).await {
+                Ok(0) => Err(Error::Conflict { key, attempts: 1 }),
+                Ok(_) => Ok(Receipt(claim.token.get() + 1)),
+                Err(failed) if failed.is_contention() => Err(Error::Conflict { key, attempts: 1 }),
+                Err(failed) => Err(self.rows.error(failed, Action::Confirm, &key)),
+            }
+        })
+    }
+
+    fn release(&self, _: Grant<DB>, _: Status) -> Answering<'_, Result<(), Error>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// A version bears no mark of who raised it.
+    fn settle<'a>(&'a self, _: &'a Claim, _: Receipt) -> Answering<'a, Settled> {
+        Box::pin(std::future::ready(Settled::Unknown))
+    }
+
+    fn order(&self) -> Order {
+        Order::Last
+    }
+
+    fn retry(&self) -> Retry {
+        self.rows.retry
+    }
+
+    fn pool(&self) -> &Pool<DB> {
+        &self.rows.pool
+    }
+}

@@ -1,0 +1,260 @@
+//! Values with versions: read, computed, compared and set.
+
+use std::{fmt, marker::PhantomData};
+
+use sqlx::{Connection as _, Pool};
+use tokio::time::{Instant, timeout_at};
+
+use crate::{
+    amount::decimals,
+    error::{Action, Error},
+    key::Key,
+    retry::Retry,
+    store::{
+        Database,
+        borrowed::Borrowed,
+        versions::{Statements, Value, Write},
+    },
+    version::{Failed, Rows, answered},
+};
+
+/// The names that a [`VersionedTable`] goes by: ASCII letters, digits and underscores, taken as they are written.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns<'a> {
+    /// The table: `name` or `schema.name`.
+    pub table: &'a str,
+    /// The column that tells rows apart: a text, an integer or a UUID, with a unique index of its own.
+    pub key: &'a str,
+    /// The column with the value.
+    pub value: &'a str,
+    /// The column with the version: an integer that every change of the row raises.
+    pub version: &'a str,
+}
+
+/// A table of the application's in which each row has a value and a version; made for balances, as `i64` or a decimal.
+///
+/// A change reads both, computes, and writes only if the version is still the one that was read; otherwise it begins anew. Every program
+/// that changes such a row has to raise its version.
+pub struct VersionedTable<DB: Database, V = i64> {
+    rows: Rows<DB>,
+    value: PhantomData<fn() -> V>,
+}
+
+impl<DB: Database, V> Clone for VersionedTable<DB, V> {
+    fn clone(&self) -> Self {
+        Self { rows: self.rows.clone(), value: PhantomData }
+    }
+}
+
+impl<DB: Database, V> fmt::Debug for VersionedTable<DB, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VersionedTable").field("database", &DB::NAME).field("names", &self.rows.names).finish()
+    }
+}
+
+/// A value and the version that it was read with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versioned<V> {
+    /// The value.
+    pub value: V,
+    /// The row's version.
+    pub version: i64,
+}
+
+/// A change that was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Updated<V> {
+    /// The value that was written.
+    pub value: V,
+    /// The version that the row has with it.
+    pub version: i64,
+    /// How many attempts it took.
+    pub attempts: u32,
+}
+
+/// Why a value was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum UpdateError<E> {
+    /// The computation's own error; nothing was written.
+    #[error("{0}")]
+    Computation(E),
+    /// Anything else: [`Error::NotFound`], [`Error::Conflict`] when the attempts are used up, an error of the database.
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+impl<DB: Database> VersionedTable<DB, i64> {
+    /// A table whose values are `i64`, in an integer column of any width. Sends nothing yet.
+    ///
+    /// # Errors
+    /// [`Error::InvalidName`] for names that are anything but plain.
+    pub fn new(pool: Pool<DB>, columns: Columns<'_>) -> Result<Self, Error> {
+        let Columns { table, key, value, version } = columns;
+        Ok(Self { rows: Rows::new(pool, table, key, version, value)?, value: PhantomData })
+    }
+}
+
+impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
+    /// The same table with values of another type, such as `rust_decimal::Decimal`: any that sqlx reads from and writes to the column.
+    pub fn of<U: Value<DB>>(self) -> VersionedTable<DB, U> {
+        VersionedTable { rows: self.rows, value: PhantomData }
+    }
+
+    /// How long an update tries again: 100 attempts within 10 s unless set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for limits that are not possible.
+    pub fn retry(mut self, retry: Retry) -> Result<Self, Error> {
+        self.rows.retry = retry.checked()?;
+        Ok(self)
+    }
+
+    /// Reads a value; `None` if there is no such row. One round trip.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] and [`Error::KeyUnfit`] before anything is sent, [`Error::TableUnfit`], and errors of the database.
+    ///
+    /// # Cancel safety
+    /// It only reads.
+    pub async fn read(&self, key: &str) -> Result<Option<Versioned<V>>, Error> {
+        let key = Key::new(key)?;
+        let limit = Instant::now() + self.rows.retry.within;
+        let read = async {
+            let statements = self.rows.prepared(limit).await?;
+            let value = statements.key(&key)?;
+            let mut conn = Borrowed::checkout(&self.rows.pool, limit).await?;
+            let reply = timeout_at(limit, DB::read(conn.get(), &statements.read, &value)).await;
+            Ok(conn.settle(reply)?.map(|(value, version)| Versioned { value, version }))
+        };
+        read.await.map_err(|failed| self.rows.error(failed, Action::Read, &key))
+    }
+
+    /// Changes a value to what `compute` makes of it, and its version with it; tried again when somebody else was faster.
+    ///
+    /// Two round trips an attempt. `compute` may run several times.
+    ///
+    /// # Errors
+    /// [`UpdateError::Computation`] at once, with nothing written; [`Error::NotFound`], [`Error::Conflict`] when the attempts or the time are used up; after
+    /// [`Error::TimedOut`] and [`Error::Database`] it says whether something may have been written. That is never tried again.
+    ///
+    /// # Cancel safety
+    /// Dropped, the change may have been made; value and version go together.
+    pub async fn update<E>(
+        &self,
+        key: &str,
+        mut compute: impl FnMut(&V) -> Result<V, E>,
+    ) -> Result<Updated<V>, UpdateError<E>> {
+        self.change(&Key::new(key)?, plain(&mut compute)).await
+    }
+
+    /// One attempt of [`update`](Self::update) in the caller's transaction, which is neither committed nor rolled back.
+    ///
+    /// # Errors
+    /// As there; after [`Error::Conflict`], which stands for every kind of contention, roll back and begin the whole transaction anew.
+    /// [`Error::NotInTransaction`] outside of one.
+    ///
+    /// # Cancel safety
+    /// Dropped, the caller rolls back.
+    pub async fn update_in<E>(
+        &self,
+        tx: &mut DB::Connection,
+        key: &str,
+        mut compute: impl FnMut(&V) -> Result<V, E>,
+    ) -> Result<Updated<V>, UpdateError<E>> {
+        let key = Key::new(key)?;
+        if !tx.is_in_transaction() {
+            return Err(Error::NotInTransaction { key }.into());
+        }
+        let limit = Instant::now() + self.rows.retry.within;
+        let attempt = async {
+            let statements = self.rows.prepared_on(tx, limit).await?;
+            let mut compute = plain(&mut compute);
+            self.attempt(tx, statements, &key, limit, &mut compute).await
+        };
+        let conflict = || Error::Conflict { key: key.clone(), attempts: 1 }.into();
+        match attempt.await {
+            Ok(Some((value, version))) => Ok(Updated { value, version, attempts: 1 }),
+            Ok(None) => Err(conflict()),
+            Err(Stop::Failed(failed)) if failed.is_contention() => Err(conflict()),
+            Err(stop) => Err(self.stopped(stop, &key)),
+        }
+    }
+
+    /// Attempts over connections of the pool, until one goes through.
+    pub(crate) async fn change<E>(
+        &self,
+        key: &Key,
+        mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
+    ) -> Result<Updated<V>, UpdateError<E>> {
+        let mut tries = self.rows.retry.begin();
+        loop {
+            let limit = tries.until;
+            let attempt = async {
+                let statements = self.rows.prepared(limit).await?;
+                let mut conn = Borrowed::checkout(&self.rows.pool, limit).await.map_err(Failed::from)?;
+                let result = self.attempt(conn.get(), statements, key, limit, &mut compute).await;
+                if !matches!(&result, Err(Stop::Failed(failed)) if failed.is_in_doubt()) {
+                    conn.give_back();
+                }
+                result
+            };
+            match attempt.await {
+                Ok(Some((value, version))) => return Ok(Updated { value, version, attempts: tries.attempt }),
+                Ok(None) => {}
+                Err(Stop::Failed(failed)) if failed.is_contention() => {}
+                Err(stop) => return Err(self.stopped(stop, key)),
+            }
+            tracing::debug!(%key, attempt = tries.attempt, "conflict");
+            if !tries.again().await {
+                return Err(Error::Conflict { key: key.clone(), attempts: tries.attempt }.into());
+            }
+        }
+    }
+
+    /// Reads, computes, compares and sets; `None` if somebody else was faster.
+    async fn attempt<E>(
+        &self,
+        conn: &mut DB::Connection,
+        statements: &Statements,
+        key: &Key,
+        limit: Instant,
+        compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
+    ) -> Result<Option<(V, i64)>, Stop<E>> {
+        let row = statements.key(key)?;
+        let found = answered(timeout_at(limit, DB::read::<V>(conn, &statements.read, &row)).await)?;
+        let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
+        let write = compute(&value).map_err(Stop::Told)?;
+        if let Some(most) = statements.scale.filter(|most| decimals(&write.value) > *most) {
+            let rule = format!("the column {} keeps {most} decimals", self.rows.names.value.as_str());
+            return Err(Error::InvalidAmount { key: key.clone(), amount: "more decimals".into(), rule }.into());
+        }
+        let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
+        let rows = answered(timeout_at(limit, DB::write(conn, sql, &write, &row, version)).await)?;
+        Ok((rows > 0).then_some((write.value, version + 1)))
+    }
+
+    fn stopped<E>(&self, stop: Stop<E>, key: &Key) -> UpdateError<E> {
+        match stop {
+            Stop::Told(error) => error,
+            Stop::Failed(failed) => self.rows.error(failed, Action::Update, key).into(),
+        }
+    }
+}
+
+/// How an attempt ended without a change.
+enum Stop<E> {
+    /// By the computation.
+    Told(UpdateError<E>),
+    Failed(Failed),
+}
+
+impl<E, F: Into<Failed>> From<F> for Stop<E> {
+    fn from(failed: F) -> Self {
+        Self::Failed(failed.into())
+    }
+}
+
+/// A computation of the application's: nothing but the version stands guard.
+fn plain<V, E>(compute: &mut impl FnMut(&V) -> Result<V, E>) -> impl FnMut(&V) -> Result<Write<V>, UpdateError<E>> {
+    |value| compute(value).map(|value| Write { value, guard: None }).map_err(UpdateError::Computation)
+}
