@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     fault::fault,
-    key::{Key, Token},
+    key::{Holder, Key, Token},
 };
 
 /// Everything that is not an answer. A refusal is an answer; a database that failed is never one.
@@ -29,6 +29,22 @@ pub enum Error {
         key: Key,
         /// The column's type.
         column: String,
+    },
+
+    /// A text is not the id of a holder; nothing was sent.
+    #[error("{text:?} is not the id of a holder: use the UUID that was given with the claim")]
+    InvalidHolder {
+        /// The text, or its first 80 characters.
+        text: String,
+    },
+
+    /// The key is not held under this id: its claim was ended, taken over, or never made. Nothing was changed.
+    #[error("key {:?} is not held by {holder}: that claim was ended or taken over, or never made", key.as_str())]
+    NotHeld {
+        /// The key.
+        key: Key,
+        /// The holder that was asked for.
+        holder: Holder,
     },
 
     /// The table's column for the label is too narrow; nothing was changed.

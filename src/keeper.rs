@@ -31,6 +31,7 @@ use crate::{
         Change, Database, Outcome,
         borrowed::{Borrowed, Failure},
     },
+    telemetry,
 };
 
 /// The most claims one statement names.
@@ -40,6 +41,7 @@ const BATCH: usize = 1000;
 #[derive(Debug)]
 pub(crate) struct Held {
     pub claim: Claim,
+    pub since: Instant,
     pub lost: CancellationToken,
     /// Cancelled when the lease is lost, and when it ends in any other way.
     pub over: CancellationToken,
@@ -125,6 +127,7 @@ impl<DB: Database> Keeper<DB> {
         let holder = claim.holder;
         let held = Arc::new(Held {
             claim,
+            since: Instant::now(),
             lost: CancellationToken::new(),
             over: CancellationToken::new(),
             deadline: Mutex::new(self.deadline(sent, self.lease)),
@@ -293,6 +296,7 @@ impl<DB: Database> Keeper<DB> {
         let reply = self.change(&claims, self.renewal(), sent + self.attempt()).await;
         let soon = Instant::now() + self.soon();
         if let Err(failure) = &reply {
+            telemetry::renewals_failed(batch.len());
             tracing::warn!(
                 leases = batch.len(),
                 ?failure,
@@ -394,6 +398,10 @@ async fn finish(task: &mut Option<Task>) {
 }
 
 fn tell_lost(held: &Held, why: &str) {
+    if held.lost.is_cancelled() {
+        return;
+    }
+    telemetry::lost();
     let Claim { key, token, .. } = &held.claim;
     tracing::warn!(%key, %token, why, "lost");
     held.over.cancel();

@@ -66,6 +66,15 @@ impl Holder {
         Self(id)
     }
 
+    /// Reads the id that another process was given with its claim.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHolder`] if the text is not a UUID.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let invalid = || Error::InvalidHolder { text: text.chars().take(80).collect() };
+        Uuid::parse_str(text).map(Self).map_err(|_| invalid())
+    }
+
     /// The UUID, as it stands in the column `holder`.
     pub fn as_uuid(&self) -> &Uuid {
         &self.0

@@ -12,6 +12,7 @@ use crate::{
     key::{Claim, Key, Prior, Token},
     rules::Status,
     store::{Change, Database, Outcome, borrowed::Failure},
+    telemetry,
 };
 
 /// A key that is held, and renewed in the background until it is ended.
@@ -43,6 +44,23 @@ impl<DB: Database> Lease<DB> {
         time_limit: Duration,
     ) -> Self {
         Self { held: keeper.hold(claim, sent), keeper: keeper.clone(), prior, time_limit, ended: false }
+    }
+
+    /// Takes up a claim that stands in the table: renewed once, then kept like any other.
+    pub(crate) async fn resume(keeper: &Arc<Keeper<DB>>, claim: Claim, time_limit: Duration) -> Result<Self, Error> {
+        let mut lease = Self::begin(keeper, claim, None, Instant::now(), time_limit);
+        // Until the renewal is answered it is not this lease's to abandon.
+        lease.ended = true;
+        lease.renew().await?;
+        lease.ended = false;
+        Ok(lease)
+    }
+
+    /// Leaves the claim standing, renewed no more: it ends with its lease, unless
+    /// [`LeaseLock::resume`](crate::LeaseLock::resume) takes it up, in this process or another.
+    pub fn detach(mut self) -> Claim {
+        self.ended = true;
+        self.claim().clone()
     }
 
     /// The key.
@@ -220,6 +238,7 @@ impl<DB: Database> Lease<DB> {
 
 impl<DB: Database> Drop for Lease<DB> {
     fn drop(&mut self) {
+        telemetry::held(self.held.since.elapsed());
         self.held.over.cancel();
         if self.ended || self.held.lost.is_cancelled() {
             self.keeper.let_go(&self.held);

@@ -18,6 +18,7 @@ use crate::{
         Answer, Ask, Database,
         borrowed::{Borrowed, Failure},
     },
+    telemetry,
 };
 use sqlx::Pool;
 use tokio::{
@@ -98,13 +99,36 @@ impl<DB: Database> LeaseLock<DB> {
         let attempt = attempt.run().await?;
         match &attempt {
             Attempt::Acquired(lease) => {
+                telemetry::acquired();
                 tracing::info!(key = %lease.key(), token = %lease.token(), taken_over_from = ?lease.taken_over_from(), "acquired");
             }
             Attempt::Refused(refusal) => {
+                telemetry::refused(refusal.reason);
                 tracing::debug!(key = %refusal.key, reason = %refusal.reason, %refusal, "refused")
             }
         }
         Ok(attempt)
+    }
+
+    /// Takes up a claim again by the id of its holder: one that another process was granted, and [detached](Lease::detach).
+    ///
+    /// It is renewed, if it stands, even expired; nothing is acquired anew. Two round trips.
+    ///
+    /// # Errors
+    /// [`Error::NotHeld`] or [`Error::Lost`] if the claim does not stand; otherwise as [`inspect`](Self::inspect) and [`Lease::renew`].
+    ///
+    /// # Cancel safety
+    /// Dropped, the claim may have been prolonged; it is not abandoned.
+    pub async fn resume(&self, key: &str, holder: Holder) -> Result<Lease<DB>, Error> {
+        let entry = self.inspect(key).await?.filter(|entry| entry.holder == Some(holder));
+        let key = Key::new(key)?;
+        match entry {
+            Some(entry) => {
+                let claim = Claim { key, holder, token: entry.token };
+                Lease::resume(&self.keeper, claim, self.settings.time_limit).await
+            }
+            None => Err(Error::NotHeld { key, holder }),
+        }
     }
 
     /// Waits until all leases that were dropped have been abandoned, or have ended.

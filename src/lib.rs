@@ -21,6 +21,7 @@ mod retry;
 mod rules;
 mod settings;
 mod store;
+mod telemetry;
 mod transaction;
 mod version;
 mod versioned_table;

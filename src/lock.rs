@@ -13,6 +13,7 @@ use crate::{
     retry::{Backoff, Retry},
     rules::{Reason, Refusal, Status},
     store::Database,
+    telemetry,
     transaction::{self, TransactionError, Tx, WorkError},
 };
 
@@ -281,7 +282,10 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
         loop {
             let refusal = match self.try_acquire(key).await? {
                 Attempt::Refused(refusal) => refusal,
-                granted @ Attempt::Acquired(_) => return Ok(granted),
+                granted @ Attempt::Acquired(_) => {
+                    telemetry::waited(now.elapsed());
+                    return Ok(granted);
+                }
             };
             let left = until.saturating_duration_since(Instant::now());
             let only_time_helps = refusal.reason == Reason::WithinWindow;
@@ -300,13 +304,23 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
     {
         let grant = match self.try_acquire(key).await? {
             Attempt::Acquired(grant) => grant,
-            Attempt::Refused(refusal) => return Ok(Run::Refused(refusal)),
+            Attempt::Refused(refusal) => {
+                tracing::info!(key, outcome = "refused", reason = %refusal.reason, "run");
+                return Ok(Run::Refused(refusal));
+            }
         };
+        let started = Instant::now();
+        let (key, token) = (grant.key().clone(), grant.token());
+        let ended = |outcome| tracing::info!(%key, %token, outcome, wall = ?started.elapsed(), "run");
         let result = tokio::select! {
             biased;
             result = work(&grant) => result,
-            () = grant.lost() => return Ok(Run::Lost(grant.claim().clone())),
+            () = grant.lost() => {
+                ended("lost");
+                return Ok(Run::Lost(grant.claim().clone()));
+            }
         };
+        ended(if result.is_ok() { "succeeded" } else { "failed" });
         let status = if result.is_ok() { Status::Succeeded } else { Status::Failed };
         let recorded = self.release(grant, status).await;
         Ok(Run::Ended { result, recorded })

@@ -125,6 +125,21 @@ pub enum Reason {
     Busy,
 }
 
+impl Reason {
+    /// A short name for programs: it never changes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::HeldByAnotherProgram => "held_by_another_program",
+            Self::TimedOutUnfinished => "timed_out_unfinished",
+            Self::WithinWindow => "within_window",
+            Self::LastRunFailed => "last_run_failed",
+            Self::NotSucceeded => "not_succeeded",
+            Self::Busy => "busy",
+        }
+    }
+}
+
 impl std::fmt::Display for Reason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
@@ -195,6 +210,20 @@ pub enum State {
     Failed,
     /// Free.
     Free,
+}
+
+impl State {
+    /// A short name for programs: it never changes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Expired => "expired",
+            Self::HeldByAnotherProgram => "held_by_another_program",
+            Self::WithinWindow => "within_window",
+            Self::Failed => "failed",
+            Self::Free => "free",
+        }
+    }
 }
 
 impl std::fmt::Display for State {

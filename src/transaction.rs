@@ -22,6 +22,7 @@ use crate::{
         Database,
         borrowed::{Borrowed, Failure},
     },
+    telemetry,
 };
 
 /// How long a rollback may take before the connection is closed instead.
@@ -167,6 +168,7 @@ where
                 return Ok(value);
             }
             Err(Stop::Again { claim_stands }) => {
+                telemetry::conflict();
                 tracing::debug!(key, attempt = tries.attempt, "conflict");
                 if !tries.again().await {
                     let Claim { key, .. } = grant.claim().clone();

@@ -15,6 +15,7 @@ use crate::{
         borrowed::Borrowed,
         versions::{Statements, Value, Write},
     },
+    telemetry,
     version::{Failed, Rows, answered},
 };
 
@@ -204,6 +205,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
                 Err(Stop::Failed(failed)) if failed.is_contention() => {}
                 Err(stop) => return Err(self.stopped(stop, key)),
             }
+            telemetry::conflict();
             tracing::debug!(%key, attempt = tries.attempt, "conflict");
             if !tries.again().await {
                 return Err(Error::Conflict { key: key.clone(), attempts: tries.attempt }.into());
