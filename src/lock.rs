@@ -199,7 +199,8 @@ impl<DB: Database> Grant<DB> {
         self.lease().map(Lease::cancellation_token).unwrap_or_default()
     }
 
-    pub(crate) fn into_lease(self) -> Option<Lease<DB>> {
+    /// The lease, to renew, detach or end it by hand; a version has none.
+    pub fn into_lease(self) -> Option<Lease<DB>> {
         self.lease
     }
 }

@@ -1,0 +1,60 @@
+//! `acquire`, `renew` and `release`: claims that outlive the program, for scripts and other languages.
+
+use rowlock::{Attempt, Claim, Database, LeaseLock, Prior, ResourceLockExt as _};
+use serde_json::{Value, json};
+use sqlx::Pool;
+
+use crate::{
+    args::{Acquire, Release, Renew},
+    exit::{self, Failure},
+    show,
+};
+
+pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Result<u8, Failure> {
+    match lock.acquire(acquire.key.as_str(), acquire.terms.wait).await? {
+        Attempt::Acquired(grant) => {
+            let prior = grant.taken_over_from().cloned();
+            let claim = grant.claim().clone();
+            if let Some(lease) = grant.into_lease() {
+                lease.detach();
+            }
+            print(&lock, &claim, prior).await
+        }
+        Attempt::Refused(refusal) => {
+            anstream::eprintln!("rowlock: refused: {refusal}");
+            Ok(exit::REFUSED)
+        }
+    }
+}
+
+pub async fn renew<DB: Database>(pool: Pool<DB>, renew: Renew) -> Result<u8, Failure> {
+    let lock = LeaseLock::new(pool).lease(renew.lease)?;
+    let claim = lock.resume(renew.key.as_str(), renew.holder).await?.detach();
+    print(&lock, &claim, None).await
+}
+
+pub async fn release<DB: Database>(lock: LeaseLock<DB>, release: Release) -> Result<u8, Failure> {
+    let key = release.key.as_str();
+    match release.holder {
+        Some(holder) => lock.resume(key, holder).await?.release(release.status.into()).await?,
+        None => match lock.force_release(key, release.status.into()).await? {
+            Some(token) => anstream::println!("{key} is free; its token is {token}"),
+            None => return Err(Failure::new(exit::REFUSED, format_args!("{key:?} has no row"))),
+        },
+    }
+    Ok(exit::OK)
+}
+
+/// One JSON object on one line; when the claim ends is the row's to say.
+async fn print<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, prior: Option<Prior>) -> Result<u8, Failure> {
+    let entry = lock.inspect(claim.key.as_str()).await?.filter(|entry| entry.holder == Some(claim.holder));
+    let claim: Value = json!({
+        "key": claim.key.as_str(),
+        "token": claim.token.get(),
+        "holder": claim.holder.to_string(),
+        "expires_at": entry.and_then(|entry| entry.until).map(show::precise),
+        "taken_over_from": prior.map(|prior| json!({ "token": prior.token.get(), "by": prior.label })),
+    });
+    anstream::println!("{claim}");
+    Ok(exit::OK)
+}

@@ -1,0 +1,105 @@
+//! Which database, and a way to it.
+
+use std::{path::PathBuf, str::FromStr as _, time::Duration};
+
+use sqlx::{
+    ConnectOptions, Connection, Pool, SqlitePool,
+    pool::PoolOptions,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode},
+};
+
+use crate::{
+    args::SourceArguments,
+    exit::{Failure, IO, UNAVAILABLE, USAGE},
+};
+
+pub enum Kind {
+    Sqlite,
+    Postgres,
+    MySql,
+}
+
+/// The database that was named.
+pub struct Source {
+    pub kind: Kind,
+    pub url: String,
+    /// The program's own file, created and migrated as needed.
+    pub own_file: bool,
+    pub timeout: Duration,
+}
+
+impl Source {
+    pub fn choose(arguments: &SourceArguments) -> Result<Self, Failure> {
+        let timeout = arguments.connect_timeout;
+        if arguments.local {
+            return Ok(Self { kind: Kind::Sqlite, url: local_file()?, own_file: true, timeout });
+        }
+        let Some(url) = arguments.database_url.clone().filter(|url| !url.is_empty()) else {
+            let text = "no database: give --database-url URL, set DATABASE_URL, or use --local for a lock on this machine only";
+            return Err(Failure::new(USAGE, text));
+        };
+        let scheme = url.split(':').next().unwrap_or_default();
+        let kind = match scheme {
+            "sqlite" => Kind::Sqlite,
+            "postgres" | "postgresql" => Kind::Postgres,
+            "mysql" | "mariadb" => Kind::MySql,
+            // What stands before the colon may be anything, a password too.
+            _ => {
+                let text = "the database URL has to begin with postgres:, mysql:, mariadb: or sqlite:";
+                return Err(Failure::new(USAGE, text));
+            }
+        };
+        Ok(Self { kind, url, own_file: false, timeout })
+    }
+}
+
+/// `$XDG_STATE_HOME/rowlock/locks.db`, or the same below `~/.local/state`.
+fn local_file() -> Result<String, Failure> {
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = state.or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
+    let folder =
+        state.ok_or_else(|| Failure::new(IO, "--local: neither XDG_STATE_HOME nor HOME is set"))?.join("rowlock");
+    std::fs::create_dir_all(&folder).map_err(|error| Failure::io(&folder, &error))?;
+    Ok(folder.join("locks.db").display().to_string())
+}
+
+pub async fn open_sqlite(url: &str, create: bool, timeout: Duration) -> Result<SqlitePool, Failure> {
+    // A path is taken as it is; only a URL has characters that mean something.
+    let options = match url.starts_with("sqlite:") {
+        true => SqliteConnectOptions::from_str(url).map_err(unreadable)?,
+        false => SqliteConnectOptions::new().filename(url),
+    };
+    let options = if create { options.create_if_missing(true) } else { options };
+    connect(options.journal_mode(SqliteJournalMode::Wal), timeout).await
+}
+
+pub async fn open<DB: sqlx::Database>(url: &str, timeout: Duration) -> Result<Pool<DB>, Failure> {
+    let options = <DB::Connection as Connection>::Options::from_str(url).map_err(unreadable)?;
+    connect(options, timeout).await
+}
+
+/// One connection first, by itself: its error says what is wrong, where a pool's says only that the time is up.
+async fn connect<DB, O>(options: O, timeout: Duration) -> Result<Pool<DB>, Failure>
+where
+    DB: sqlx::Database<Connection: Connection<Options = O>>,
+    O: ConnectOptions<Connection = DB::Connection> + Clone,
+{
+    let failed =
+        |why: &dyn std::fmt::Display| Failure::new(UNAVAILABLE, format_args!("no connection to {}: {why}", DB::NAME));
+    match tokio::time::timeout(timeout, options.connect()).await {
+        Ok(Ok(conn)) => drop(conn),
+        Ok(Err(error)) => return Err(failed(&error)),
+        Err(_) => return Err(failed(&format_args!("no answer within {timeout:?}"))),
+    }
+    // One for the claim, one for its renewal.
+    let pool = PoolOptions::<DB>::new().max_connections(2).test_before_acquire(false).acquire_timeout(timeout);
+    Ok(pool.connect_lazy_with(options))
+}
+
+fn unreadable(_: sqlx::Error) -> Failure {
+    // The parser's error may quote from the URL.
+    Failure::new(
+        USAGE,
+        "the database URL cannot be read: write it like postgres://user:password@host:5432/database, with special characters percent-encoded",
+    )
+}

@@ -1,0 +1,74 @@
+//! How the program ends: its exit codes, which never change, and the one line that says why.
+
+use std::{fmt, path::Path};
+
+use rowlock::Error;
+
+pub const OK: u8 = 0;
+/// What was asked for is not possible as it was asked.
+pub const USAGE: u8 = 2;
+/// The database is out of reach, or failed.
+pub const UNAVAILABLE: u8 = 69;
+/// A file could not be written.
+pub const IO: u8 = 73;
+/// The claim was lost.
+pub const LOST: u8 = 74;
+/// Refused: somebody or something stands in the way; another time.
+pub const REFUSED: u8 = 75;
+/// The table is missing, or cannot be used.
+pub const UNFIT: u8 = 78;
+/// The command was found and cannot be run.
+pub const NOT_EXECUTABLE: u8 = 126;
+/// The command was not found.
+pub const NOT_FOUND: u8 = 127;
+/// A command that a signal ended gives this and the signal's number.
+pub const SIGNAL: u8 = 128;
+
+/// Why the program ends without having done what it was asked for.
+#[derive(Debug)]
+pub struct Failure {
+    pub code: u8,
+    text: String,
+}
+
+impl Failure {
+    pub fn new(code: u8, text: impl fmt::Display) -> Self {
+        // One line, whatever a server has to say.
+        Self { code, text: text.to_string().split_whitespace().collect::<Vec<_>>().join(" ") }
+    }
+
+    pub fn io(path: &Path, error: &std::io::Error) -> Self {
+        Self::new(IO, format_args!("{}: {error}", path.display()))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let code = match &error {
+            Error::Lost { .. } | Error::NotHeld { .. } => LOST,
+            Error::TableMissing => {
+                return Self::new(UNFIT, "the table t_resource_lock does not exist here: run `rowlock migrate` once");
+            }
+            Error::ColumnMissing { columns } => {
+                return Self::new(
+                    UNFIT,
+                    format_args!("the table t_resource_lock lacks {columns}: run `rowlock migrate` once"),
+                );
+            }
+            Error::Unsuitable { .. } | Error::ReadOnly { .. } => UNFIT,
+            Error::InvalidKey { .. }
+            | Error::KeyTooLong { .. }
+            | Error::LabelTooLong { .. }
+            | Error::InvalidSetting { .. }
+            | Error::InvalidHolder { .. } => USAGE,
+            _ => UNAVAILABLE,
+        };
+        Self::new(code, error)
+    }
+}

@@ -1,0 +1,94 @@
+//! `rowlock`, the program: the same locks for shells, crontabs and any language.
+
+mod args;
+mod claims;
+mod command;
+mod database;
+mod exit;
+mod show;
+mod stub;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser as _};
+use rowlock::{Database, LeaseLock};
+
+use args::{Action, Arguments};
+use database::{Kind, Source};
+use exit::Failure;
+
+/// One thread: the command's death signal hangs on the thread that started it, which must live as long as the program.
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    tell(arguments.verbose);
+    let code = match act(arguments).await {
+        Ok(code) => code,
+        Err(failure) => {
+            anstream::eprintln!("rowlock: {failure}");
+            failure.code
+        }
+    };
+    ExitCode::from(code)
+}
+
+/// Events go to stderr: warnings, with `-v` what is done, with `-vv` everything.
+fn tell(verbose: u8) {
+    let level = match verbose {
+        0 => tracing::Level::WARN,
+        1 => tracing::Level::INFO,
+        _ => tracing::Level::DEBUG,
+    };
+    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).init();
+}
+
+async fn act(arguments: Arguments) -> Result<u8, Failure> {
+    let Arguments { source, action, .. } = arguments;
+    match action {
+        Action::Exec(stub) => return Err(stub::become_command(stub)),
+        Action::Completions { shell } => {
+            let mut program = Arguments::command();
+            clap_complete::generate(shell, &mut program, "rowlock", &mut std::io::stdout());
+            return Ok(exit::OK);
+        }
+        Action::Man { folder } => {
+            clap_mangen::generate_to(Arguments::command(), &folder).map_err(|error| Failure::io(&folder, &error))?;
+            return Ok(exit::OK);
+        }
+        _ => {}
+    }
+    let Source { kind, url, own_file, timeout } = Source::choose(&source)?;
+    match kind {
+        Kind::Sqlite => {
+            let pool = database::open_sqlite(&url, own_file || matches!(action, Action::Migrate), timeout).await?;
+            if own_file {
+                rowlock::migrate(&pool).await?;
+            }
+            on(pool, action).await
+        }
+        Kind::Postgres => on(database::open::<sqlx::Postgres>(&url, timeout).await?, action).await,
+        Kind::MySql => on(database::open::<sqlx::MySql>(&url, timeout).await?, action).await,
+    }
+}
+
+async fn on<DB: Database>(pool: sqlx::Pool<DB>, action: Action) -> Result<u8, Failure> {
+    match action {
+        Action::Migrate => {
+            rowlock::migrate(&pool).await?;
+            Ok(exit::OK)
+        }
+        Action::Run(run) => command::run(run.terms.lock(pool)?, run).await,
+        Action::Acquire(acquire) => claims::acquire(acquire.terms.lock(pool)?, acquire).await,
+        Action::Renew(renew) => claims::renew(pool, renew).await,
+        Action::Release(release) => claims::release(LeaseLock::new(pool), release).await,
+        Action::List(list) => show::list(&list.window.lock(pool)?, &list).await,
+        Action::Show(one) => show::one(&one.window.lock(pool)?, &one).await,
+        Action::Watch(watch) => show::watch(&watch.window.lock(pool)?, &watch).await,
+        Action::Forget { older_than } => {
+            let rows = LeaseLock::new(pool).forget(older_than).await?;
+            anstream::println!("{rows} forgotten");
+            Ok(exit::OK)
+        }
+        Action::Exec(_) | Action::Completions { .. } | Action::Man { .. } => Ok(exit::OK),
+    }
+}
