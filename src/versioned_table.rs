@@ -175,7 +175,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         match attempt.await {
             Ok(Some((value, version))) => Ok(Updated { value, version, attempts: 1 }),
             Ok(None) => Err(conflict()),
-            Err(Stop::Failed(failed)) if failed.is_contention() => Err(conflict()),
+            Err(stop) if stop.is_contention() => Err(conflict()),
             Err(stop) => Err(self.stopped(stop, &key)),
         }
     }
@@ -193,7 +193,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
                 let statements = self.rows.prepared(limit).await?;
                 let mut conn = Borrowed::checkout(&self.rows.pool, limit).await.map_err(Failed::from)?;
                 let result = self.attempt(conn.get(), statements, key, limit, &mut compute).await;
-                if !matches!(&result, Err(Stop::Failed(failed)) if failed.is_in_doubt()) {
+                if !result.as_ref().is_err_and(Stop::is_in_doubt) {
                     conn.give_back();
                 }
                 result
@@ -201,7 +201,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             match attempt.await {
                 Ok(Some((value, version))) => return Ok(Updated { value, version, attempts: tries.attempt }),
                 Ok(None) => {}
-                Err(Stop::Failed(failed)) if failed.is_contention() => {}
+                Err(stop) if stop.is_contention() => {}
                 Err(stop) => return Err(self.stopped(stop, key)),
             }
             tracing::debug!(%key, attempt = tries.attempt, "conflict");
@@ -229,14 +229,16 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             return Err(Error::InvalidAmount { key: key.clone(), amount: "more decimals".into(), rule }.into());
         }
         let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
-        let rows = answered(timeout_at(limit, DB::write(conn, sql, &write, &row, version)).await)?;
+        let reply = timeout_at(limit, DB::write(conn, sql, &write, &row, version)).await;
+        let rows = answered(reply).map_err(Stop::Unwritten)?;
         Ok((rows > 0).then_some((write.value, version + 1)))
     }
 
     fn stopped<E>(&self, stop: Stop<E>, key: &Key) -> UpdateError<E> {
         match stop {
             Stop::Told(error) => error,
-            Stop::Failed(failed) => self.rows.error(failed, Action::Update, key).into(),
+            Stop::Unread(failed) => self.rows.error(failed, Action::Read, key).into(),
+            Stop::Unwritten(failed) => self.rows.error(failed, Action::Update, key).into(),
         }
     }
 }
@@ -245,12 +247,31 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
 enum Stop<E> {
     /// By the computation.
     Told(UpdateError<E>),
-    Failed(Failed),
+    /// Before anything was sent that changes anything.
+    Unread(Failed),
+    Unwritten(Failed),
+}
+
+impl<E> Stop<E> {
+    fn failed(&self) -> Option<&Failed> {
+        match self {
+            Self::Told(_) => None,
+            Self::Unread(failed) | Self::Unwritten(failed) => Some(failed),
+        }
+    }
+
+    fn is_contention(&self) -> bool {
+        self.failed().is_some_and(Failed::is_contention)
+    }
+
+    fn is_in_doubt(&self) -> bool {
+        self.failed().is_some_and(Failed::is_in_doubt)
+    }
 }
 
 impl<E, F: Into<Failed>> From<F> for Stop<E> {
     fn from(failed: F) -> Self {
-        Self::Failed(failed.into())
+        Self::Unread(failed.into())
     }
 }
 
