@@ -10,7 +10,7 @@ use tokio::time::{Instant, error::Elapsed, timeout_at};
 
 use crate::{
     error::{Action, Certainty, Error},
-    fault::Fault,
+    fault::{Fault, fault},
     key::{Claim, Holder, Key, Token},
     lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled},
     names::{Name, TableName},
@@ -50,6 +50,9 @@ impl<DB: Database> Rows<DB> {
             version: Name::column(version)?,
             value: Name::column(value)?,
         };
+        if same::<DB>(&names.key, &names.version) || same::<DB>(&names.key, &names.value) {
+            return Err(taken(key));
+        }
         Ok(Self { pool, names: Arc::new(names), retry: Retry::default(), statements: Arc::default() })
     }
 
@@ -84,12 +87,28 @@ impl<DB: Database> Rows<DB> {
     pub fn error(&self, failed: Failed, action: Action, key: &Key) -> Error {
         match failed {
             Failed::Refused(error) => error,
+            // What was there when the table was looked at.
+            Failed::Database(Failure::Failed(error))
+                if matches!(fault(&error), Fault::MissingTable | Fault::MissingColumn) =>
+            {
+                Error::TableUnfit { table: self.names.table.to_string(), wrong: error.to_string() }
+            }
             Failed::Database(failure) => {
                 let subject = format!("{:?}", key.as_str());
                 failure.into_error(action, subject, self.retry.within, Certainty::NothingChanged)
             }
         }
     }
+}
+
+/// Whether two names are one column's.
+pub(crate) fn same<DB: Database>(one: &Name, other: &Name) -> bool {
+    if DB::EXACT_NAMES { one == other } else { one.as_str().eq_ignore_ascii_case(other.as_str()) }
+}
+
+pub(crate) fn taken(name: &str) -> Error {
+    let rule = "key, value and version are columns of their own";
+    Error::InvalidName { name: name.into(), what: "column", rule }
 }
 
 /// Why there is no answer about a row.

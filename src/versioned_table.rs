@@ -15,7 +15,7 @@ use crate::{
         borrowed::Borrowed,
         versions::{Statements, Value, Write},
     },
-    version::{Failed, Rows, answered},
+    version::{Failed, Rows, answered, same, taken},
 };
 
 /// The names that a [`VersionedTable`] goes by: ASCII letters, digits and underscores, taken as they are written.
@@ -87,10 +87,14 @@ impl<DB: Database> VersionedTable<DB, i64> {
     /// A table whose values are `i64`, in an integer column of any width. Sends nothing yet.
     ///
     /// # Errors
-    /// [`Error::InvalidName`] for names that are anything but plain.
+    /// [`Error::InvalidName`] for names that are anything but plain, or one name for two columns.
     pub fn new(pool: Pool<DB>, columns: Columns<'_>) -> Result<Self, Error> {
         let Columns { table, key, value, version } = columns;
-        Ok(Self { rows: Rows::new(pool, table, key, version, value)?, value: PhantomData })
+        let rows = Rows::new(pool, table, key, version, value)?;
+        if same::<DB>(&rows.names.value, &rows.names.version) {
+            return Err(taken(value));
+        }
+        Ok(Self { rows, value: PhantomData })
     }
 }
 
