@@ -13,7 +13,7 @@ use crate::{
     store::{
         Database,
         borrowed::Borrowed,
-        versions::{Statements, Value, Write},
+        versions::{KeyValue, Statements, Value, Write},
     },
     version::{Failed, Rows, answered, same, taken},
 };
@@ -172,8 +172,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let limit = Instant::now() + self.rows.retry.within;
         let attempt = async {
             let statements = self.rows.prepared_on(tx, limit).await?;
-            let mut compute = plain(&mut compute);
-            self.attempt(tx, statements, &key, limit, &mut compute).await
+            let row = (&key, &statements.key(&key)?);
+            self.attempt(tx, statements, row, limit, &mut plain(&mut compute)).await
         };
         let conflict = || Error::Conflict { key: key.clone(), attempts: 1 }.into();
         match attempt.await {
@@ -195,8 +195,9 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             let limit = tries.until;
             let attempt = async {
                 let statements = self.rows.prepared(limit).await?;
+                let row = (key, &statements.key(key)?);
                 let mut conn = Borrowed::checkout(&self.rows.pool, limit).await.map_err(Failed::from)?;
-                let result = self.attempt(conn.get(), statements, key, limit, &mut compute).await;
+                let result = self.attempt(conn.get(), statements, row, limit, &mut compute).await;
                 if !result.as_ref().is_err_and(Stop::is_in_doubt) {
                     conn.give_back();
                 }
@@ -220,12 +221,11 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         &self,
         conn: &mut DB::Connection,
         statements: &Statements,
-        key: &Key,
+        (key, row): (&Key, &KeyValue),
         limit: Instant,
         compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Option<(V, i64)>, Stop<E>> {
-        let row = statements.key(key)?;
-        let found = answered(timeout_at(limit, DB::read::<V>(conn, &statements.read, &row)).await)?;
+        let found = answered(timeout_at(limit, DB::read::<V>(conn, &statements.read, row)).await)?;
         let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
         let write = compute(&value).map_err(Stop::Told)?;
         if let Some(most) = statements.scale.filter(|most| decimals(&write.value) > *most) {
@@ -233,7 +233,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             return Err(Error::InvalidAmount { key: key.clone(), amount: "more decimals".into(), rule }.into());
         }
         let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
-        let reply = timeout_at(limit, DB::write(conn, sql, &write, &row, version)).await;
+        let reply = timeout_at(limit, DB::write(conn, sql, &write, row, version)).await;
         let rows = answered(reply).map_err(Stop::Unwritten)?;
         Ok((rows > 0).then_some((write.value, version + 1)))
     }
