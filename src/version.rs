@@ -84,6 +84,12 @@ impl<DB: Database> Rows<DB> {
         Error::NotFound { table: self.names.table.to_string(), key: key.clone() }
     }
 
+    /// The version after this one. Beyond 64 bits SQLite would go on with a rounded number.
+    pub fn next(&self, key: &Key, version: i64) -> Result<i64, Error> {
+        let wrong = || format!("the version of key {:?} is {version}, and cannot grow", key.as_str());
+        version.checked_add(1).ok_or_else(|| Error::TableUnfit { table: self.names.table.to_string(), wrong: wrong() })
+    }
+
     pub fn error(&self, failed: Failed, action: Action, key: &Key) -> Error {
         match failed {
             Failed::Refused(error) => error,
@@ -197,11 +203,14 @@ impl<DB: Database> VersionLock<DB> {
         Ok(conn.settle(reply)?)
     }
 
-    async fn raise(&self, claim: &Claim, tx: &mut DB::Connection) -> Result<u64, Failed> {
+    /// The version that was written; `None` if it was not the claim's any more.
+    async fn raise(&self, claim: &Claim, tx: &mut DB::Connection) -> Result<Option<i64>, Failed> {
         let limit = Instant::now() + self.rows.retry.within;
+        let next = self.rows.next(&claim.key, claim.token.get())?;
         let statements = self.rows.prepared_on(tx, limit).await?;
         let key = statements.key(&claim.key)?;
-        answered(timeout_at(limit, DB::raise(tx, &statements.raise, &key, claim.token.get())).await)
+        let rows = answered(timeout_at(limit, DB::raise(tx, &statements.raise, &key, claim.token.get())).await)?;
+        Ok((rows > 0).then_some(next))
     }
 }
 
@@ -229,8 +238,8 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
                 return Err(Error::NotInTransaction { key });
             }
             match self.raise(claim, tx).await {
-                Ok(0) => Err(Error::Conflict { key, attempts: 1 }),
-                Ok(_) => Ok(Receipt(claim.token.get() + 1)),
+                Ok(None) => Err(Error::Conflict { key, attempts: 1 }),
+                Ok(Some(version)) => Ok(Receipt(version)),
                 Err(failed) if failed.is_contention() => Err(Error::Conflict { key, attempts: 1 }),
                 Err(failed) => Err(self.rows.error(failed, Action::Confirm, &key)),
             }

@@ -227,6 +227,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ) -> Result<Option<(V, i64)>, Stop<E>> {
         let found = answered(timeout_at(limit, DB::read::<V>(conn, &statements.read, row)).await)?;
         let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
+        let next = self.rows.next(key, version)?;
         let write = compute(&value).map_err(Stop::Told)?;
         if let Some(most) = statements.scale.filter(|most| decimals(&write.value) > *most) {
             let rule = format!("the column {} keeps {most} decimals", self.rows.names.value.as_str());
@@ -235,7 +236,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
         let reply = timeout_at(limit, DB::write(conn, sql, &write, row, version)).await;
         let rows = answered(reply).map_err(Stop::Unwritten)?;
-        Ok((rows > 0).then_some((write.value, version + 1)))
+        Ok((rows > 0).then_some((write.value, next)))
     }
 
     fn stopped<E>(&self, stop: Stop<E>, key: &Key) -> UpdateError<E> {
