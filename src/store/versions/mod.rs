@@ -9,6 +9,7 @@ mod sqlite;
 
 use std::future::Future;
 
+use sqlx::{Row as _, ValueRef as _};
 use uuid::Uuid;
 
 use super::{Reply, Store};
@@ -229,18 +230,36 @@ impl Statements {
     }
 }
 
+/// A column, where NULL is an error unless the type has it too: SQLite's driver reads it as 0, or as an empty text.
+fn whole<DB, V>(row: &DB::Row, place: usize) -> Reply<V>
+where
+    DB: sqlx::Database<ArgumentBuffer: Default>,
+    V: Value<DB>,
+    usize: sqlx::ColumnIndex<DB::Row>,
+{
+    let value: V = row.try_get(place)?;
+    let undecoded = |source| sqlx::Error::ColumnDecode { index: place.to_string(), source };
+    if row.try_get_raw(place)?.is_null() {
+        let again = value.encode_by_ref(&mut Default::default()).map_err(undecoded)?;
+        if !again.is_null() {
+            return Err(undecoded(Box::new(sqlx::error::UnexpectedNullError)));
+        }
+    }
+    Ok(value)
+}
+
 /// The operations are the same on every database, but for the types of its driver.
 macro_rules! operations {
     ($connection:ty) => {
         async fn version(conn: &mut $connection, sql: &str, key: &KeyValue) -> Reply<Option<i64>> {
             let query = bind_key(sqlx::query(sqlx::AssertSqlSafe(sql)), key);
-            query.fetch_optional(conn).await?.map(|row| row.try_get(0)).transpose()
+            query.fetch_optional(conn).await?.map(|row| whole::<Self, _>(&row, 0)).transpose()
         }
 
         async fn read<V: Value<Self>>(conn: &mut $connection, sql: &str, key: &KeyValue) -> Reply<Option<(V, i64)>> {
             let query = bind_key(sqlx::query(sqlx::AssertSqlSafe(sql)), key);
             let Some(row) = query.fetch_optional(conn).await? else { return Ok(None) };
-            Ok(Some((row.try_get(0)?, row.try_get(1)?)))
+            Ok(Some((whole::<Self, _>(&row, 0)?, whole::<Self, _>(&row, 1)?)))
         }
 
         async fn write<V: Value<Self>>(

@@ -2,7 +2,7 @@
 
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use super::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations};
+use super::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations, whole};
 use crate::{names::TableName, store::Reply};
 
 /// A domain counts as what it is made of. The scale of a numeric stands in the lowest eleven bits of its modifier, with a sign.

@@ -2,7 +2,7 @@
 
 use sqlx::{Row as _, Sqlite, SqliteConnection};
 
-use super::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations};
+use super::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations, whole};
 use crate::{names::TableName, store::Reply};
 
 const LOOK: &str = "
