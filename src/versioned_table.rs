@@ -13,7 +13,7 @@ use crate::{
     store::{
         Database,
         borrowed::Borrowed,
-        versions::{KeyValue, Statements, Value, Write},
+        versions::{Guard, KeyValue, Statements, Value, Write},
     },
     version::{Failed, Rows, answered, same, taken},
 };
@@ -229,7 +229,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
         let next = self.rows.next(key, version)?;
         let write = compute(&value).map_err(Stop::Told)?;
-        if let Some(most) = statements.scale.filter(|most| decimals(&write.value) > *most) {
+        if let Some(most) = statements.scale.filter(|most| decimals(&write.value) > Some(*most)) {
             let rule = format!("the column {} keeps {most} decimals", self.rows.names.value.as_str());
             return Err(Error::InvalidAmount { key: key.clone(), amount: "more decimals".into(), rule }.into());
         }
@@ -280,7 +280,15 @@ impl<E, F: Into<Failed>> From<F> for Stop<E> {
     }
 }
 
-/// A computation of the application's: nothing but the version stands guard.
-fn plain<V, E>(compute: &mut impl FnMut(&V) -> Result<V, E>) -> impl FnMut(&V) -> Result<Write<V>, UpdateError<E>> {
-    |value| compute(value).map(|value| Write { value, guard: None }).map_err(UpdateError::Computation)
+/// A computation of the application's: the version stands guard. Of a decimal with more digits than its type has the driver gives
+/// some only, without a word; that is not what stands there.
+fn plain<V, E>(compute: &mut impl FnMut(&V) -> Result<V, E>) -> impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>
+where
+    V: Clone + 'static,
+{
+    |was| {
+        let value = compute(was).map_err(UpdateError::Computation)?;
+        let guard = decimals(was).map(|_| Guard { was: was.clone(), least: was.clone() });
+        Ok(Write { value, guard })
+    }
 }

@@ -50,7 +50,7 @@ pub struct Column {
     /// No two rows have the same.
     pub unique: bool,
     /// How many decimals a decimal number keeps.
-    pub scale: Option<u32>,
+    pub scale: Option<i32>,
     /// How it is read, with `{}` for its name: integers of any width as 64 bits.
     pub read: &'static str,
     /// How a key is compared with it, with `{}` for the parameter.
@@ -157,7 +157,7 @@ pub struct Statements {
     key: Holds,
     key_name: String,
     /// How many decimals the value keeps, if they are limited.
-    pub scale: Option<u32>,
+    pub scale: Option<i32>,
     pub read: String,
     pub version: String,
     pub write: String,
