@@ -301,3 +301,27 @@ macro_rules! bind_key {
 }
 
 use {bind_key, operations};
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use super::*;
+
+    fn column(name: &str, holds: Holds) -> Column {
+        let (name, column_type) = (name.to_owned(), String::new());
+        Column { name, column_type, holds, unique: true, scale: None, read: "{}", parameter: "{}" }
+    }
+
+    /// The last guard repeats in SQL what was decided in Rust, so that no run can show that it is there.
+    #[test]
+    fn a_guarded_write_compares_the_version_the_value_and_the_least_value() {
+        let name = |text| Name::column(text).unwrap();
+        let table = TableName::new("account").unwrap();
+        let names = Names { table, key: name("id"), version: name("version"), value: name("balance") };
+        let columns =
+            vec![column("id", Holds::Text), column("balance", Holds::Integer), column("version", Holds::Integer)];
+        let statements = Statements::new::<sqlx::Sqlite>(&names, &Seen { columns, wrong: None }).unwrap();
+        let write = "UPDATE `account` SET `balance` = ?1, `version` = `version` + 1 WHERE `id` = ?2 AND `version` = ?3";
+        assert_eq!(statements.write, write);
+        assert_eq!(statements.write_guarded, format!("{write} AND `balance` = ?4 AND `balance` >= ?5"));
+    }
+}
