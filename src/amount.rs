@@ -66,14 +66,19 @@ mod decimal {
     }
 }
 
-/// How many decimals a value needs, if it is a decimal number.
+/// How many decimals a value needs, if it is a decimal number; fewer than none, if it ends in zeros before the point.
 #[cfg_attr(not(feature = "rust_decimal"), expect(unused_variables))]
-pub(crate) fn decimals(value: &dyn Any) -> u32 {
+pub(crate) fn decimals(value: &dyn Any) -> Option<i32> {
     #[cfg(feature = "rust_decimal")]
     if let Some(value) = value.downcast_ref::<rust_decimal::Decimal>() {
-        return value.normalize().scale();
+        let value = value.normalize();
+        let (mut digits, mut decimals) = (value.mantissa(), value.scale().cast_signed());
+        while decimals <= 0 && digits != 0 && digits % 10 == 0 {
+            (digits, decimals) = (digits / 10, decimals - 1);
+        }
+        return Some(if digits == 0 { i32::MIN } else { decimals });
     }
-    0
+    None
 }
 
 /// The balance does not cover the amount; nothing was changed.

@@ -64,8 +64,9 @@ impl Tries {
             return false;
         }
         self.backoff.pause(self.left()).await;
-        self.attempt += 1;
-        !self.left().is_zero()
+        let goes_on = !self.left().is_zero();
+        self.attempt += u32::from(goes_on);
+        goes_on
     }
 }
 

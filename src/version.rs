@@ -10,7 +10,7 @@ use tokio::time::{Instant, error::Elapsed, timeout_at};
 
 use crate::{
     error::{Action, Certainty, Error},
-    fault::Fault,
+    fault::{Fault, fault},
     key::{Claim, Holder, Key, Token},
     lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled},
     names::{Name, TableName},
@@ -50,6 +50,9 @@ impl<DB: Database> Rows<DB> {
             version: Name::column(version)?,
             value: Name::column(value)?,
         };
+        if same::<DB>(&names.key, &names.version) || same::<DB>(&names.key, &names.value) {
+            return Err(taken(key));
+        }
         Ok(Self { pool, names: Arc::new(names), retry: Retry::default(), statements: Arc::default() })
     }
 
@@ -81,15 +84,37 @@ impl<DB: Database> Rows<DB> {
         Error::NotFound { table: self.names.table.to_string(), key: key.clone() }
     }
 
+    /// The version after this one. Beyond 64 bits SQLite would go on with a rounded number.
+    pub fn next(&self, key: &Key, version: i64) -> Result<i64, Error> {
+        let wrong = || format!("the version of key {:?} is {version}, and cannot grow", key.as_str());
+        version.checked_add(1).ok_or_else(|| Error::TableUnfit { table: self.names.table.to_string(), wrong: wrong() })
+    }
+
     pub fn error(&self, failed: Failed, action: Action, key: &Key) -> Error {
         match failed {
             Failed::Refused(error) => error,
+            // What was there when the table was looked at.
+            Failed::Database(Failure::Failed(error))
+                if matches!(fault(&error), Fault::MissingTable | Fault::MissingColumn) =>
+            {
+                Error::TableUnfit { table: self.names.table.to_string(), wrong: error.to_string() }
+            }
             Failed::Database(failure) => {
                 let subject = format!("{:?}", key.as_str());
                 failure.into_error(action, subject, self.retry.within, Certainty::NothingChanged)
             }
         }
     }
+}
+
+/// Whether two names are one column's.
+pub(crate) fn same<DB: Database>(one: &Name, other: &Name) -> bool {
+    if DB::EXACT_NAMES { one == other } else { one.as_str().eq_ignore_ascii_case(other.as_str()) }
+}
+
+pub(crate) fn taken(name: &str) -> Error {
+    let rule = "key, value and version are columns of their own";
+    Error::InvalidName { name: name.into(), what: "column", rule }
 }
 
 /// Why there is no answer about a row.
@@ -178,11 +203,14 @@ impl<DB: Database> VersionLock<DB> {
         Ok(conn.settle(reply)?)
     }
 
-    async fn raise(&self, claim: &Claim, tx: &mut DB::Connection) -> Result<u64, Failed> {
+    /// The version that was written; `None` if it was not the claim's any more.
+    async fn raise(&self, claim: &Claim, tx: &mut DB::Connection) -> Result<Option<i64>, Failed> {
         let limit = Instant::now() + self.rows.retry.within;
+        let next = self.rows.next(&claim.key, claim.token.get())?;
         let statements = self.rows.prepared_on(tx, limit).await?;
         let key = statements.key(&claim.key)?;
-        answered(timeout_at(limit, DB::raise(tx, &statements.raise, &key, claim.token.get())).await)
+        let rows = answered(timeout_at(limit, DB::raise(tx, &statements.raise, &key, claim.token.get())).await)?;
+        Ok((rows > 0).then_some(next))
     }
 }
 
@@ -210,8 +238,8 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
                 return Err(Error::NotInTransaction { key });
             }
             match self.raise(claim, tx).await {
-                Ok(0) => Err(Error::Conflict { key, attempts: 1 }),
-                Ok(_) => Ok(Receipt(claim.token.get() + 1)),
+                Ok(None) => Err(Error::Conflict { key, attempts: 1 }),
+                Ok(Some(version)) => Ok(Receipt(version)),
                 Err(failed) if failed.is_contention() => Err(Error::Conflict { key, attempts: 1 }),
                 Err(failed) => Err(self.rows.error(failed, Action::Confirm, &key)),
             }

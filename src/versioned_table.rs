@@ -13,10 +13,10 @@ use crate::{
     store::{
         Database,
         borrowed::Borrowed,
-        versions::{Statements, Value, Write},
+        versions::{Guard, KeyValue, Statements, Value, Write},
     },
     telemetry,
-    version::{Failed, Rows, answered},
+    version::{Failed, Rows, answered, same, taken},
 };
 
 /// The names that a [`VersionedTable`] goes by: ASCII letters, digits and underscores, taken as they are written.
@@ -88,10 +88,14 @@ impl<DB: Database> VersionedTable<DB, i64> {
     /// A table whose values are `i64`, in an integer column of any width. Sends nothing yet.
     ///
     /// # Errors
-    /// [`Error::InvalidName`] for names that are anything but plain.
+    /// [`Error::InvalidName`] for names that are anything but plain, or one name for two columns.
     pub fn new(pool: Pool<DB>, columns: Columns<'_>) -> Result<Self, Error> {
         let Columns { table, key, value, version } = columns;
-        Ok(Self { rows: Rows::new(pool, table, key, version, value)?, value: PhantomData })
+        let rows = Rows::new(pool, table, key, version, value)?;
+        if same::<DB>(&rows.names.value, &rows.names.version) {
+            return Err(taken(value));
+        }
+        Ok(Self { rows, value: PhantomData })
     }
 }
 
@@ -169,14 +173,14 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let limit = Instant::now() + self.rows.retry.within;
         let attempt = async {
             let statements = self.rows.prepared_on(tx, limit).await?;
-            let mut compute = plain(&mut compute);
-            self.attempt(tx, statements, &key, limit, &mut compute).await
+            let row = (&key, &statements.key(&key)?);
+            self.attempt(tx, statements, row, limit, &mut plain(&mut compute)).await
         };
         let conflict = || Error::Conflict { key: key.clone(), attempts: 1 }.into();
         match attempt.await {
             Ok(Some((value, version))) => Ok(Updated { value, version, attempts: 1 }),
             Ok(None) => Err(conflict()),
-            Err(Stop::Failed(failed)) if failed.is_contention() => Err(conflict()),
+            Err(stop) if stop.is_contention() => Err(conflict()),
             Err(stop) => Err(self.stopped(stop, &key)),
         }
     }
@@ -192,9 +196,10 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             let limit = tries.until;
             let attempt = async {
                 let statements = self.rows.prepared(limit).await?;
+                let row = (key, &statements.key(key)?);
                 let mut conn = Borrowed::checkout(&self.rows.pool, limit).await.map_err(Failed::from)?;
-                let result = self.attempt(conn.get(), statements, key, limit, &mut compute).await;
-                if !matches!(&result, Err(Stop::Failed(failed)) if failed.is_in_doubt()) {
+                let result = self.attempt(conn.get(), statements, row, limit, &mut compute).await;
+                if !result.as_ref().is_err_and(Stop::is_in_doubt) {
                     conn.give_back();
                 }
                 result
@@ -202,7 +207,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             match attempt.await {
                 Ok(Some((value, version))) => return Ok(Updated { value, version, attempts: tries.attempt }),
                 Ok(None) => {}
-                Err(Stop::Failed(failed)) if failed.is_contention() => {}
+                Err(stop) if stop.is_contention() => {}
                 Err(stop) => return Err(self.stopped(stop, key)),
             }
             telemetry::conflict();
@@ -218,27 +223,29 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         &self,
         conn: &mut DB::Connection,
         statements: &Statements,
-        key: &Key,
+        (key, row): (&Key, &KeyValue),
         limit: Instant,
         compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Option<(V, i64)>, Stop<E>> {
-        let row = statements.key(key)?;
-        let found = answered(timeout_at(limit, DB::read::<V>(conn, &statements.read, &row)).await)?;
+        let found = answered(timeout_at(limit, DB::read::<V>(conn, &statements.read, row)).await)?;
         let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
+        let next = self.rows.next(key, version)?;
         let write = compute(&value).map_err(Stop::Told)?;
-        if let Some(most) = statements.scale.filter(|most| decimals(&write.value) > *most) {
+        if let Some(most) = statements.scale.filter(|most| decimals(&write.value) > Some(*most)) {
             let rule = format!("the column {} keeps {most} decimals", self.rows.names.value.as_str());
             return Err(Error::InvalidAmount { key: key.clone(), amount: "more decimals".into(), rule }.into());
         }
         let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
-        let rows = answered(timeout_at(limit, DB::write(conn, sql, &write, &row, version)).await)?;
-        Ok((rows > 0).then_some((write.value, version + 1)))
+        let reply = timeout_at(limit, DB::write(conn, sql, &write, row, version)).await;
+        let rows = answered(reply).map_err(Stop::Unwritten)?;
+        Ok((rows > 0).then_some((write.value, next)))
     }
 
     fn stopped<E>(&self, stop: Stop<E>, key: &Key) -> UpdateError<E> {
         match stop {
             Stop::Told(error) => error,
-            Stop::Failed(failed) => self.rows.error(failed, Action::Update, key).into(),
+            Stop::Unread(failed) => self.rows.error(failed, Action::Read, key).into(),
+            Stop::Unwritten(failed) => self.rows.error(failed, Action::Update, key).into(),
         }
     }
 }
@@ -247,16 +254,43 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
 enum Stop<E> {
     /// By the computation.
     Told(UpdateError<E>),
-    Failed(Failed),
+    /// Before anything was sent that changes anything.
+    Unread(Failed),
+    Unwritten(Failed),
+}
+
+impl<E> Stop<E> {
+    fn failed(&self) -> Option<&Failed> {
+        match self {
+            Self::Told(_) => None,
+            Self::Unread(failed) | Self::Unwritten(failed) => Some(failed),
+        }
+    }
+
+    fn is_contention(&self) -> bool {
+        self.failed().is_some_and(Failed::is_contention)
+    }
+
+    fn is_in_doubt(&self) -> bool {
+        self.failed().is_some_and(Failed::is_in_doubt)
+    }
 }
 
 impl<E, F: Into<Failed>> From<F> for Stop<E> {
     fn from(failed: F) -> Self {
-        Self::Failed(failed.into())
+        Self::Unread(failed.into())
     }
 }
 
-/// A computation of the application's: nothing but the version stands guard.
-fn plain<V, E>(compute: &mut impl FnMut(&V) -> Result<V, E>) -> impl FnMut(&V) -> Result<Write<V>, UpdateError<E>> {
-    |value| compute(value).map(|value| Write { value, guard: None }).map_err(UpdateError::Computation)
+/// A computation of the application's: the version stands guard. Of a decimal with more digits than its type has the driver gives
+/// some only, without a word; that is not what stands there.
+fn plain<V, E>(compute: &mut impl FnMut(&V) -> Result<V, E>) -> impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>
+where
+    V: Clone + 'static,
+{
+    |was| {
+        let value = compute(was).map_err(UpdateError::Computation)?;
+        let guard = decimals(was).map(|_| Guard { was: was.clone(), least: was.clone() });
+        Ok(Write { value, guard })
+    }
 }

@@ -3,7 +3,7 @@
 use std::{fmt::Debug, future::Future, time::Duration};
 
 use libtest_mimic::{Failed, Trial};
-use rowlock::{Attempt, Lease, LeaseLock};
+use rowlock::{Attempt, Lease, LeaseLock, Value};
 use sqlx::{AssertSqlSafe, Pool, pool::PoolOptions};
 
 use crate::article::Table;
@@ -33,8 +33,20 @@ impl Server {
     }
 }
 
+/// `DB: Holds<T, Is: Value<DB>>` as a bound of [`Bed`] holds wherever that does; `where T: Value<DB>` would have to be said in every test.
+pub trait Holds<T>: Named<T, Is = T> {}
+pub trait Named<T> {
+    type Is;
+}
+impl<DB, T> Named<T> for DB {
+    type Is = T;
+}
+impl<DB, T> Holds<T> for DB {}
+
 /// What a test needs of a database beside the lock.
-pub trait Bed: rowlock::Database + Sized {
+pub trait Bed:
+    rowlock::Database + Sized + Holds<i64, Is: Value<Self>> + Holds<bool, Is: Value<Self>> + Holds<String, Is: Value<Self>>
+{
     /// The database's clock, so many milliseconds ago (or ahead, if negative), as it stands in begin_time.
     fn ago(millis: i64) -> String;
     /// The same as it stands there in a table of this make.
@@ -42,6 +54,10 @@ pub trait Bed: rowlock::Database + Sized {
         Self::ago(millis)
     }
     fn uuid(hex: &str) -> String;
+    /// The same database, over a connection whose own schema is another; SQLite has no such thing.
+    fn from_elsewhere(url: &str) -> String {
+        url.to_owned()
+    }
     async fn create_database(server: &Server, url: &str) -> (String, Option<tempfile::TempDir>);
     async fn drop_database(url: &str, database: &str);
     async fn execute(pool: &Pool<Self>, sql: &str) -> Result<u64, sqlx::Error>;
@@ -98,6 +114,12 @@ impl<DB: Bed> Site<DB> {
         DB::text(&self.pool, sql).await
     }
 
+    /// Whatever an expression comes to in a table's rows, as text.
+    pub async fn cell(&self, expression: &str, rest: &str) -> Option<String> {
+        let text = self.text(&format!("SELECT CAST({expression} AS char(80)) FROM {rest}")).await;
+        text.map(|text| text.trim().to_owned())
+    }
+
     /// One column of a key's row.
     pub async fn column(&self, key: &str, column: &str) -> Option<String> {
         self.text(&format!("SELECT {column} FROM t_resource_lock WHERE key_resource = '{key}'")).await
@@ -145,6 +167,11 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl Fn
         assert!(started.elapsed() < Duration::from_secs(20), "{what}: not within 20 s");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// Waits for something from within a call that cannot be awaited.
+pub fn meanwhile<T>(work: impl Future<Output = T>) -> T {
+    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(work))
 }
 
 /// A test as a trial of the harness: on a database of its own, which goes away with it.
@@ -324,6 +351,9 @@ impl Bed for sqlx::MySql {
     async fn drop_database(url: &str, own: &str) {
         let pool = pool::<Self>(url, 1).await;
         Self::execute(&pool, &format!("DROP DATABASE {}", database_of(own))).await.unwrap();
+    }
+    fn from_elsewhere(url: &str) -> String {
+        with_database(url, "information_schema")
     }
     async fn statements(pool: &Pool<Self>) -> Option<i64> {
         use sqlx::Row as _;

@@ -26,12 +26,12 @@ enum Stop {
 }
 
 /// What one operation is tried on: a pool of one connection and a lock on it, both unused, and a key of its own.
-struct Stage<'a, DB: Bed> {
+pub struct Stage<'a, DB: Bed> {
     site: &'a Site<DB>,
     proxy: Option<Proxy>,
-    pool: Pool<DB>,
+    pub pool: Pool<DB>,
     lock: LeaseLock<DB>,
-    key: String,
+    pub key: String,
 }
 
 impl<'a, DB: Bed> Stage<'a, DB> {
@@ -84,7 +84,7 @@ impl<'a, DB: Bed> Stage<'a, DB> {
 }
 
 /// Drops `act` at every stop, each time on a stage of its own that `prepare` has set.
-async fn at_every_stop<DB: Bed, P>(
+pub async fn at_every_stop<DB: Bed, P>(
     site: &Site<DB>,
     prepare: impl AsyncFn(&Stage<'_, DB>) -> P,
     act: impl AsyncFn(&Stage<'_, DB>, P),

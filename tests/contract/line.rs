@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use rowlock::{Attempt, Certainty, Error, LeaseLock, Status};
 use sqlx::Pool;
-use tokio::{
-    join,
-    time::{Instant, sleep, timeout},
-};
+use tokio::time::{Instant, sleep};
 
 use crate::{
     bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
@@ -49,7 +46,7 @@ impl<DB: Bed> Line<DB> {
         Self::new(site, lease, limit).await
     }
 
-    /// Does `work`, and `meanwhile` from when a chunk is held this way, after so many have passed.
+    /// As [`Proxy::during`].
     pub async fn held<T>(
         &self,
         way: Way,
@@ -57,13 +54,7 @@ impl<DB: Bed> Line<DB> {
         work: impl Future<Output = T>,
         meanwhile: impl AsyncFnOnce(&Proxy),
     ) -> T {
-        self.proxy.hold_after(way, after);
-        let meanwhile = async {
-            self.proxy.held(way).await;
-            meanwhile(&self.proxy).await;
-        };
-        let both = async { join!(work, meanwhile).0 };
-        timeout(PATIENCE, both).await.expect("it ends")
+        self.proxy.during(way, after, work, meanwhile).await
     }
 
     /// Does `work` with one chunk lost this way, and the connection with it.

@@ -11,9 +11,12 @@ mod bed;
 mod both;
 mod cancelled;
 mod child;
+#[cfg(all(feature = "rust_decimal", any(feature = "postgres", feature = "mysql")))]
+mod decimals;
 mod door;
 mod events;
 mod keeping;
+mod ledger;
 mod line;
 mod migrations;
 mod neighbours;
@@ -22,8 +25,14 @@ mod proxy;
 mod race;
 mod replies;
 mod rules_table;
+mod sequences;
 mod trips;
 mod upgrade;
+mod versioned;
+mod versioned_door;
+mod versioned_in;
+mod versioned_lost;
+mod versioned_types;
 
 /// What `src/rules.rs` uses of its crate, so that the test can hold the servers against that very file.
 mod key {
@@ -49,22 +58,32 @@ fn main() {
             #[cfg(feature = "sqlite")]
             "sqlite" => contract::<sqlx::Sqlite>(server, &mut trials),
             #[cfg(feature = "postgres")]
-            "postgres" => contract::<sqlx::Postgres>(server, &mut trials),
+            "postgres" => {
+                contract::<sqlx::Postgres>(server, &mut trials);
+                #[cfg(feature = "rust_decimal")]
+                decimals::<sqlx::Postgres>(server, &mut trials);
+            }
             #[cfg(feature = "mysql")]
-            "mysql" | "mariadb" => contract::<sqlx::MySql>(server, &mut trials),
+            "mysql" | "mariadb" => {
+                contract::<sqlx::MySql>(server, &mut trials);
+                #[cfg(feature = "rust_decimal")]
+                decimals::<sqlx::MySql>(server, &mut trials);
+            }
             _ => {}
         }
     }
     libtest_mimic::run(&arguments, trials).exit();
 }
 
+/// Adds tests to the trials, as `module: name, ...;`.
+macro_rules! tests {
+    ($server:ident, $trials:ident; $($module:ident: $($name:ident),+;)+) => {
+        $($($trials.push(bed::trial::<DB, _>($server, stringify!($module), stringify!($name), $module::$name));)+)+
+    };
+}
+
 fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
-    macro_rules! tests {
-        ($($module:ident: $($name:ident),+;)+) => {
-            $($(trials.push(bed::trial::<DB, _>(server, stringify!($module), stringify!($name), $module::$name));)+)+
-        };
-    }
-    tests! {
+    tests! { server, trials;
         acquire:
             a_free_key_is_acquired, a_held_key_is_refused_with_who_since_and_until, a_released_key_is_free_at_once,
             tokens_grow_and_never_fall, a_window_refuses_until_it_is_over, a_failed_run_may_be_repeated_at_once_on_request,
@@ -109,19 +128,20 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             a_column_that_does_not_fit_is_refused,
             a_key_of_the_articles_table_is_found_by_its_index;
         both: no_update_is_lost_with_32_workers;
-        trips: round_trips_are_as_stated;
+        trips: round_trips_are_as_stated, round_trips_of_versions_are_as_stated;
         cancelled:
             a_try_on_a_free_row, a_try_on_a_missing_row, a_takeover, a_refused_try, a_renewal, a_release, an_abandonment,
             a_run, a_shutdown, a_migration;
         replies: abandoning_a_lost_lease_changes_nothing, an_abandonment_waits_for_a_transaction_at_the_row;
     }
+    versions::<DB>(server, trials);
     if server.name == "sqlite" {
         return; // it has no network on which anything could get lost, and its columns have no width
     }
     if server.name == "postgres" {
-        tests! { upgrade: a_session_in_another_time_zone_is_refused; }
+        tests! { server, trials; upgrade: a_session_in_another_time_zone_is_refused; }
     }
-    tests! {
+    tests! { server, trials;
         door: a_narrow_key_column_limits_the_key, unfit_columns_of_an_existing_table_are_refused;
         cancelled: an_open_transaction_is_seen;
         replies:
@@ -137,5 +157,69 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             a_release_that_is_never_answered_is_unknown, a_release_that_never_gets_at_the_row_is_unknown,
             an_abandonment_that_is_not_answered_is_done, an_abandonment_that_was_done_before_another_came_is_unknown,
             an_abandonment_that_is_never_answered_is_unknown;
+    }
+}
+
+/// What is promised of versions in the application's own table.
+fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
+    tests! { server, trials;
+        versioned_door:
+            only_plain_names_become_part_of_a_statement, one_column_is_not_taken_for_two, reserved_words_are_names_as_well,
+            a_table_in_a_named_schema_is_found, the_case_of_names_matters_where_the_database_says_so, a_misspelt_column_is_named,
+            a_column_or_table_that_goes_away_is_named, a_missing_table_says_so,
+            a_key_column_without_a_unique_index_of_its_own_is_refused, columns_of_another_type_are_refused_with_their_type,
+            a_value_of_another_type_is_an_error_that_changes_nothing;
+        versioned_types:
+            a_key_may_be_a_text_an_integer_or_a_uuid, a_uuid_is_the_same_in_capitals_and_without_hyphens,
+            a_key_that_its_column_cannot_hold_is_refused_unseen, a_value_and_a_version_may_be_integers_of_any_width,
+            a_value_may_be_of_any_type_that_the_driver_knows;
+        versioned:
+            a_row_that_is_not_there_is_none_and_is_not_made, an_update_writes_value_and_version_and_says_so,
+            an_error_of_the_computation_comes_back_as_it_is_at_once_with_nothing_written,
+            an_update_computes_anew_when_somebody_else_was_faster, attempts_that_are_used_up_are_a_conflict_that_counts_them,
+            a_balance_that_does_not_cover_the_amount_says_both, amounts_that_are_not_positive_or_do_not_fit_are_refused,
+            a_program_that_forgets_the_version_is_not_overwritten, a_program_that_forgets_the_version_leaves_no_balance_below_zero, a_balance_that_came_back_is_another_one,
+            a_version_or_value_of_null_is_an_error_that_changes_nothing, a_version_that_cannot_grow_is_an_error_that_changes_nothing,
+            no_deduction_is_lost_with_32_workers, a_balance_never_falls_below_zero_with_32_workers;
+        versioned_in:
+            what_the_caller_commits_or_rolls_back_goes_with_the_rest, what_is_dropped_is_not_there,
+            a_faster_one_is_a_conflict_after_one_attempt, a_snapshot_that_is_too_old_is_a_conflict,
+            a_row_in_another_transactions_hands_is_a_conflict, an_error_leaves_the_transaction_to_the_caller,
+            outside_a_transaction_nothing_is_changed, a_pool_of_one_is_enough_from_the_first_use_on;
+        versioned_lost:
+            an_update_that_is_dropped_was_made_wholly_or_not_at_all, a_deduction_that_is_dropped_was_made_wholly_or_not_at_all;
+        sequences: random_sequences_end_as_their_model_does;
+    }
+    if server.name == "sqlite" {
+        return; // no network, no width, no row locks
+    }
+    if server.name != "postgres" {
+        tests! { server, trials;
+            versioned_door: a_table_of_another_engine_is_refused, a_session_that_is_not_strict_is_refused, a_table_is_not_taken_for_its_namesake;
+            versioned_types: what_64_bits_with_a_sign_do_not_hold_is_an_error;
+        }
+    }
+    tests! { server, trials;
+        versioned: a_sum_that_the_column_cannot_hold_is_an_error_that_changes_nothing;
+        versioned_in: a_deadlock_is_a_conflict_for_one_of_the_two;
+        versioned_lost:
+            a_write_that_is_not_answered_is_unknown_and_not_tried_again, a_write_that_is_answered_too_late_is_unknown_and_not_tried_again,
+            a_read_that_is_not_answered_has_changed_nothing;
+    }
+}
+
+/// Decimals are not for SQLite, which has none.
+#[cfg(all(feature = "rust_decimal", any(feature = "postgres", feature = "mysql")))]
+fn decimals<DB: Bed>(server: Server, trials: &mut Vec<Trial>)
+where
+    rust_decimal::Decimal: rowlock::Value<DB>,
+{
+    tests! { server, trials;
+        decimals:
+            a_balance_of_cents_is_exact, more_decimals_than_the_column_keeps_are_refused,
+            a_sum_beyond_the_columns_digits_changes_nothing, a_balance_of_more_digits_than_the_type_has_is_not_written_over;
+    }
+    if server.name == "postgres" {
+        tests! { server, trials; decimals: a_column_without_a_limit_keeps_every_decimal; }
     }
 }

@@ -13,6 +13,7 @@ use std::sync::{
 use sqlx::pool::PoolOptions;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
+    join,
     net::{
         TcpListener, TcpStream,
         tcp::{ReadHalf, WriteHalf},
@@ -101,6 +102,23 @@ impl Proxy {
         let mut states = self.shared.0.subscribe();
         let held = states.wait_for(|state| state.held.iter().any(|held| held.0 == way));
         timeout(PATIENCE, held).await.unwrap_or_else(|_| panic!("no {way:?} came to be held")).unwrap();
+    }
+
+    /// Does `work`, and `meanwhile` from when a chunk is held this way, after so many have passed.
+    pub async fn during<T>(
+        &self,
+        way: Way,
+        after: usize,
+        work: impl Future<Output = T>,
+        meanwhile: impl AsyncFnOnce(&Self),
+    ) -> T {
+        self.hold_after(way, after);
+        let meanwhile = async {
+            self.held(way).await;
+            meanwhile(self).await;
+        };
+        let both = async { join!(work, meanwhile).0 };
+        timeout(PATIENCE, both).await.expect("it ends")
     }
 
     /// Goes on holding the connections on which something is held; all others, and new ones, pass.

@@ -1,8 +1,26 @@
 //! Round trips, counted by the server: everything that a connection sends, a BEGIN or COMMIT included.
 
-use rowlock::{LeaseLock, Status};
+use std::convert::Infallible;
 
-use crate::bed::{Bed, Site, acquired, refused};
+use rowlock::{LeaseLock, Status, VersionedTable};
+
+use crate::{
+    bed::{Bed, Site, acquired, meanwhile, refused},
+    ledger::{COLUMNS, ledger, outside},
+};
+
+/// Does the work, and adds to the list how many statements it took.
+macro_rules! count {
+    ($counted:ident, $pool:expr, $what:literal, $most:expr, $work:expr) => {{
+        let before = DB::statements(&$pool).await;
+        let result = $work;
+        let after = DB::statements(&$pool).await;
+        if let (Some(before), Some(after)) = (before, after) {
+            $counted.push(($what, after - before - DB::COUNTING, $most));
+        }
+        result
+    }};
+}
 
 /// SQLite sends nothing anywhere and counts nothing: there the test is about the answers alone.
 pub async fn round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
@@ -13,28 +31,56 @@ pub async fn round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
     acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
 
     let mut counted = Vec::new();
-    macro_rules! count {
-        ($what:literal, $most:expr, $work:expr) => {{
-            let before = DB::statements(&pool).await;
-            let result = $work;
-            let after = DB::statements(&pool).await;
-            if let (Some(before), Some(after)) = (before, after) {
-                counted.push(($what, after - before - DB::COUNTING, $most));
-            }
-            result
-        }};
-    }
-    let lease = count!("acquire", 1, acquired(lock.try_acquire("warm").await));
-    count!("renew", 1, lease.renew().await.unwrap());
+    let lease = count!(counted, pool, "acquire", 1, acquired(lock.try_acquire("warm").await));
+    count!(counted, pool, "renew", 1, lease.renew().await.unwrap());
     let refusal = if is_postgres { 1 } else { 2 };
-    count!("refusal", refusal, refused(lock.try_acquire("warm").await));
-    count!("release", 1, lease.release(Status::Succeeded).await.unwrap());
-    let lease = count!("new row", if is_postgres { 3 } else { 4 }, acquired(lock.try_acquire("new").await));
-    count!("abandon", 1, lease.abandon().await.unwrap());
+    count!(counted, pool, "refusal", refusal, refused(lock.try_acquire("warm").await));
+    count!(counted, pool, "release", 1, lease.release(Status::Succeeded).await.unwrap());
+    let lease =
+        count!(counted, pool, "new row", if is_postgres { 3 } else { 4 }, acquired(lock.try_acquire("new").await));
+    count!(counted, pool, "abandon", 1, lease.abandon().await.unwrap());
     let takeover = if is_postgres { 1 } else { 2 };
-    count!("takeover", takeover, acquired(lock.try_acquire("new").await).release(Status::Succeeded).await.unwrap());
+    count!(
+        counted,
+        pool,
+        "takeover",
+        takeover,
+        acquired(lock.try_acquire("new").await).release(Status::Succeeded).await.unwrap()
+    );
     for (what, count, most) in counted {
         let most = if what == "takeover" { most + 1 } else { most };
         assert_eq!(count, most, "{what}");
+    }
+}
+
+/// What a change of a versioned value costs: the look at its table once, then two an attempt.
+pub async fn round_trips_of_versions_are_as_stated<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    // PostgreSQL counts whatever its database is asked, MySQL what its connection is.
+    let others = if site.server.name == "postgres" { 1 } else { 0 };
+    let pool = site.pool_of(1).await;
+    let table = || VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    DB::statements(&pool).await;
+    let mut counted = Vec::new();
+    let first = table();
+    count!(counted, pool, "first use", 2, first.read("a").await.unwrap());
+    count!(counted, pool, "read", 1, first.read("a").await.unwrap());
+    count!(counted, pool, "update", 2, first.update("a", |balance| Ok::<_, Infallible>(balance + 1)).await.unwrap());
+    count!(counted, pool, "deduct", 2, first.deduct("a", 1).await.unwrap());
+    count!(counted, pool, "deposit", 2, first.deposit("a", 1).await.unwrap());
+    count!(counted, pool, "an insufficient balance", 1, first.deduct("a", 1000).await.unwrap_err());
+    let mut calls = 0;
+    let conflict = first.update("a", |balance| {
+        calls += 1;
+        if calls == 1 {
+            meanwhile(outside(&site, "version = version + 1"));
+        }
+        Ok::<_, Infallible>(balance + 1)
+    });
+    count!(counted, pool, "a conflict", 4 + others, assert_eq!(conflict.await.unwrap().attempts, 2));
+    count!(counted, pool, "first use of a clone", 1, first.clone().read("a").await.unwrap());
+    count!(counted, pool, "first use of another", 3, table().deduct("a", 1).await.unwrap());
+    for (what, count, stated) in counted {
+        assert_eq!(count, stated, "{what}");
     }
 }

@@ -9,6 +9,7 @@ mod sqlite;
 
 use std::future::Future;
 
+use sqlx::{Row as _, ValueRef as _};
 use uuid::Uuid;
 
 use super::{Reply, Store};
@@ -49,7 +50,7 @@ pub struct Column {
     /// No two rows have the same.
     pub unique: bool,
     /// How many decimals a decimal number keeps.
-    pub scale: Option<u32>,
+    pub scale: Option<i32>,
     /// How it is read, with `{}` for its name: integers of any width as 64 bits.
     pub read: &'static str,
     /// How a key is compared with it, with `{}` for the parameter.
@@ -156,7 +157,7 @@ pub struct Statements {
     key: Holds,
     key_name: String,
     /// How many decimals the value keeps, if they are limited.
-    pub scale: Option<u32>,
+    pub scale: Option<i32>,
     pub read: String,
     pub version: String,
     pub write: String,
@@ -229,18 +230,36 @@ impl Statements {
     }
 }
 
+/// A column, where NULL is an error unless the type has it too: SQLite's driver reads it as 0, or as an empty text.
+fn whole<DB, V>(row: &DB::Row, place: usize) -> Reply<V>
+where
+    DB: sqlx::Database<ArgumentBuffer: Default>,
+    V: Value<DB>,
+    usize: sqlx::ColumnIndex<DB::Row>,
+{
+    let value: V = row.try_get(place)?;
+    let undecoded = |source| sqlx::Error::ColumnDecode { index: place.to_string(), source };
+    if row.try_get_raw(place)?.is_null() {
+        let again = value.encode_by_ref(&mut Default::default()).map_err(undecoded)?;
+        if !again.is_null() {
+            return Err(undecoded(Box::new(sqlx::error::UnexpectedNullError)));
+        }
+    }
+    Ok(value)
+}
+
 /// The operations are the same on every database, but for the types of its driver.
 macro_rules! operations {
     ($connection:ty) => {
         async fn version(conn: &mut $connection, sql: &str, key: &KeyValue) -> Reply<Option<i64>> {
             let query = bind_key(sqlx::query(sqlx::AssertSqlSafe(sql)), key);
-            query.fetch_optional(conn).await?.map(|row| row.try_get(0)).transpose()
+            query.fetch_optional(conn).await?.map(|row| whole::<Self, _>(&row, 0)).transpose()
         }
 
         async fn read<V: Value<Self>>(conn: &mut $connection, sql: &str, key: &KeyValue) -> Reply<Option<(V, i64)>> {
             let query = bind_key(sqlx::query(sqlx::AssertSqlSafe(sql)), key);
             let Some(row) = query.fetch_optional(conn).await? else { return Ok(None) };
-            Ok(Some((row.try_get(0)?, row.try_get(1)?)))
+            Ok(Some((whole::<Self, _>(&row, 0)?, whole::<Self, _>(&row, 1)?)))
         }
 
         async fn write<V: Value<Self>>(
@@ -282,3 +301,27 @@ macro_rules! bind_key {
 }
 
 use {bind_key, operations};
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use super::*;
+
+    fn column(name: &str, holds: Holds) -> Column {
+        let (name, column_type) = (name.to_owned(), String::new());
+        Column { name, column_type, holds, unique: true, scale: None, read: "{}", parameter: "{}" }
+    }
+
+    /// The last guard repeats in SQL what was decided in Rust, so that no run can show that it is there.
+    #[test]
+    fn a_guarded_write_compares_the_version_the_value_and_the_least_value() {
+        let name = |text| Name::column(text).unwrap();
+        let table = TableName::new("account").unwrap();
+        let names = Names { table, key: name("id"), version: name("version"), value: name("balance") };
+        let columns =
+            vec![column("id", Holds::Text), column("balance", Holds::Integer), column("version", Holds::Integer)];
+        let statements = Statements::new::<sqlx::Sqlite>(&names, &Seen { columns, wrong: None }).unwrap();
+        let write = "UPDATE `account` SET `balance` = ?1, `version` = `version` + 1 WHERE `id` = ?2 AND `version` = ?3";
+        assert_eq!(statements.write, write);
+        assert_eq!(statements.write_guarded, format!("{write} AND `balance` = ?4 AND `balance` >= ?5"));
+    }
+}

@@ -2,7 +2,7 @@
 
 use sqlx::{MySql, MySqlConnection, Row as _};
 
-use super::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations};
+use super::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations, whole};
 use crate::{names::TableName, store::Reply};
 
 const LOOK: &str = "
@@ -56,7 +56,7 @@ impl Versions for MySql {
                 column_type,
                 holds,
                 unique: row.try_get::<i64, _>("single")? == 1,
-                scale: row.try_get::<Option<i64>, _>("scale")?.map(|scale| u32::try_from(scale).unwrap_or_default()),
+                scale: row.try_get::<Option<i64>, _>("scale")?.and_then(|scale| scale.try_into().ok()),
                 read: if unsigned { "IF({} <= 9223372036854775807, CAST({} AS SIGNED), NULL)" } else { "{}" },
                 parameter: "{}",
             });

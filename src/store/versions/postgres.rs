@@ -2,18 +2,24 @@
 
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use super::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations};
+use super::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations, whole};
 use crate::{names::TableName, store::Reply};
 
-/// A domain counts as what it is made of. The scale of a numeric stands in the lowest eleven bits of its modifier, with a sign.
+/// A domain counts as what it is made of, down to the type that is none. The scale of a numeric stands in the lowest eleven bits
+/// of its modifier, with a sign.
 const LOOK: &str = "
-SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type,
-       format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL) AS base,
-       CASE WHEN t.typname = 'numeric' AND a.atttypmod >= 4 THEN (((a.atttypmod - 4) & 2047) # 1024) - 1024 END AS scale,
+WITH RECURSIVE made_of AS (
+    SELECT a.attnum, a.atttypid AS type, a.atttypmod AS modifier FROM pg_attribute a
+    WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL
+    SELECT m.attnum, t.typbasetype, t.typtypmod FROM made_of m JOIN pg_type t ON t.oid = m.type WHERE t.typtype = 'd'
+)
+SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type, format_type(m.type, NULL) AS base,
+       CASE WHEN t.typname = 'numeric' AND m.modifier >= 4 THEN (((m.modifier - 4) & 2047) # 1024) - 1024 END AS scale,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
                AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS single
-FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped";
+FROM pg_attribute a JOIN made_of m ON m.attnum = a.attnum JOIN pg_type t ON t.oid = m.type AND t.typtype <> 'd'
+WHERE a.attrelid = to_regclass($1)";
 
 bind_key!(Postgres);
 
@@ -41,7 +47,7 @@ impl Versions for Postgres {
                 column_type: row.try_get("type")?,
                 holds,
                 unique: row.try_get("single")?,
-                scale: row.try_get::<Option<i32>, _>("scale")?.map(|scale| u32::try_from(scale).unwrap_or_default()),
+                scale: row.try_get("scale")?,
                 read: if holds == Holds::Integer { "{}::bigint" } else { "{}" },
                 // Compared as text, a padded column could not use its index.
                 parameter: if base == "character" { "{}::bpchar" } else { "{}" },

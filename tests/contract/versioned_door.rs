@@ -1,0 +1,296 @@
+//! Names, tables and columns that versions cannot be kept in: a clear error, and nothing changed.
+
+use rowlock::{Columns, Error, ResourceLock, VersionLock, VersionedTable};
+use sqlx::pool::PoolOptions;
+
+use crate::{
+    bed::{Bed, Site, pool},
+    ledger::{COLUMNS, changed_nothing, create, insert, ledger, outside, row, updated},
+};
+
+/// What the table and the lock say at their first use, which has to be the same.
+async fn refused<DB: Bed>(site: &Site<DB>, columns: Columns<'_>) -> String {
+    let table = VersionedTable::new(site.pool.clone(), columns).unwrap();
+    let error = changed_nothing(table.read("a").await);
+    assert!(matches!(error, Error::TableUnfit { .. }), "{error:?}");
+    let update = table.update("a", |balance| Ok::<_, Error>(balance + 1)).await;
+    assert_eq!(update.unwrap_err().to_string(), error.to_string());
+    if columns.value == COLUMNS.value {
+        let Columns { table, key, version, .. } = columns;
+        let lock = VersionLock::new(site.pool.clone(), table, key, version).unwrap();
+        assert_eq!(lock.try_acquire("a").await.unwrap_err().to_string(), error.to_string());
+    }
+    error.to_string()
+}
+
+fn quoted<DB: Bed>(site: &Site<DB>, name: &str) -> String {
+    let quote = if site.server.name == "postgres" { '"' } else { '`' };
+    format!("{quote}{name}{quote}")
+}
+
+pub async fn only_plain_names_become_part_of_a_statement<DB: Bed>(site: Site<DB>) {
+    let long = "x".repeat(64);
+    let bad = [
+        "", " ", "a b", "a\"b", "a`b", "a'b", "[a]", "a;b", "a--", "a/*", "a\\", "a\0", "a\n", "1a", "ä", "ａ", "a(b)",
+        "$1", "?", "*", &long,
+    ];
+    let refused = |result: Result<(), Error>, bad: &str| {
+        assert!(matches!(result, Err(Error::InvalidName { .. })), "{bad:?}: {result:?}");
+    };
+    let table = |columns: Columns<'_>| VersionedTable::new(site.pool.clone(), columns).map(drop);
+    let lock =
+        |table: &str, key: &str, version: &str| VersionLock::new(site.pool.clone(), table, key, version).map(drop);
+    for bad in bad {
+        let tables = [bad.to_owned(), format!("s.{bad}"), format!("{bad}.t"), format!("s.t.{bad}")];
+        for name in tables.iter().map(String::as_str) {
+            refused(table(Columns { table: name, ..COLUMNS }), name);
+            refused(lock(name, "id", "version"), name);
+        }
+        let columns = [bad.to_owned(), format!("t.{bad}"), "t.a".into()];
+        for name in columns.iter().map(String::as_str) {
+            refused(table(Columns { key: name, ..COLUMNS }), name);
+            refused(table(Columns { value: name, ..COLUMNS }), name);
+            refused(table(Columns { version: name, ..COLUMNS }), name);
+            refused(lock("account", name, "version"), name);
+            refused(lock("account", "id", name), name);
+        }
+    }
+}
+
+/// One column cannot be two of the three: a change would write over its own version, or its key.
+pub async fn one_column_is_not_taken_for_two<DB: Bed>(site: Site<DB>) {
+    let exact = site.server.name == "postgres";
+    let table = |columns: Columns<'_>| VersionedTable::new(site.pool.clone(), columns).map(drop);
+    let id = if exact { "id" } else { "Id" };
+    let doubled = [
+        Columns { value: id, ..COLUMNS },
+        Columns { version: id, ..COLUMNS },
+        Columns { value: COLUMNS.version, ..COLUMNS },
+    ];
+    for columns in doubled {
+        assert!(matches!(table(columns), Err(Error::InvalidName { .. })), "{columns:?}");
+    }
+    let lock = VersionLock::new(site.pool.clone(), "account", "id", id).map(drop);
+    assert!(matches!(lock, Err(Error::InvalidName { .. })), "{lock:?}");
+    if exact {
+        table(Columns { value: "ID", ..COLUMNS }).unwrap();
+    }
+}
+
+pub async fn reserved_words_are_names_as_well<DB: Bed>(site: Site<DB>) {
+    let name = |name| quoted(&site, name);
+    let columns = [name("key"), name("select"), name("where")];
+    let [key, value, version] = &columns;
+    let table = name("order");
+    site.execute(&format!("CREATE TABLE {table} ({key} varchar(9) PRIMARY KEY, {value} int, {version} int)")).await;
+    site.execute(&format!("INSERT INTO {table} VALUES ('a', 100, 0)")).await;
+    let columns = Columns { table: "order", key: "key", value: "select", version: "where" };
+    let orders = VersionedTable::new(site.pool.clone(), columns).unwrap();
+    assert_eq!(orders.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
+    assert_eq!(orders.read("a").await.unwrap().unwrap().value, 99);
+    let lock = VersionLock::new(site.pool.clone(), "order", "key", "where").unwrap();
+    assert_eq!(lock.try_acquire("a").await.unwrap().acquired().unwrap().token().get(), 1);
+}
+
+/// A table of the same name where the connection would look otherwise is left alone.
+pub async fn a_table_in_a_named_schema_is_found<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    let schema = match site.server.name {
+        "sqlite" => "main".to_owned(),
+        "postgres" => {
+            site.execute("CREATE SCHEMA bank").await;
+            create(&site, "bank.account", "varchar(40)", "bigint", "bigint").await;
+            insert(&site, "bank.account", "'a'", 500).await;
+            "bank".into()
+        }
+        _ => site.text("SELECT CONVERT(DATABASE() USING utf8mb4)").await.unwrap(),
+    };
+    let elsewhere = pool::<DB>(&DB::from_elsewhere(&site.url), 1).await;
+    let name = format!("{schema}.account");
+    let table = VersionedTable::new(elsewhere.clone(), Columns { table: &name, ..COLUMNS }).unwrap();
+    let before = table.read("a").await.unwrap().unwrap().value;
+    assert_eq!(table.deduct("a", 30).await.unwrap(), updated(before - 30, 1, 1));
+    assert_eq!(site.cell("balance", &format!("{name} WHERE id = 'a'")).await, Some((before - 30).to_string()));
+    if site.server.name == "postgres" {
+        assert_eq!((before, row(&site).await), (500, (100, 0)));
+    }
+    let lock = VersionLock::new(elsewhere, &name, "id", "version").unwrap();
+    assert_eq!(lock.try_acquire("a").await.unwrap().acquired().unwrap().token().get(), 1);
+    let nowhere = refused(&site, Columns { table: "nowhere.account", ..COLUMNS }).await;
+    assert!(nowhere.contains("table nowhere.account") && nowhere.contains("does not exist"), "{nowhere}");
+}
+
+/// As the database itself tells names apart.
+pub async fn the_case_of_names_matters_where_the_database_says_so<DB: Bed>(site: Site<DB>) {
+    if site.server.name == "postgres" {
+        site.execute(r#"CREATE TABLE "Account" ("Id" text PRIMARY KEY, "Balance" int, "Version" int)"#).await;
+        site.execute(r#"INSERT INTO "Account" VALUES ('a', 100, 0)"#).await;
+        let columns = Columns { table: "Account", key: "Id", value: "Balance", version: "Version" };
+        let table = VersionedTable::new(site.pool.clone(), columns).unwrap();
+        assert_eq!(table.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
+        assert!(refused(&site, COLUMNS).await.contains("does not exist"));
+        assert!(refused(&site, Columns { version: "version", ..columns }).await.contains("no column version"));
+    } else {
+        ledger(&site).await;
+        let columns = Columns { key: "ID", value: "Balance", version: "VERSION", ..COLUMNS };
+        let table = VersionedTable::new(site.pool.clone(), columns).unwrap();
+        assert_eq!(table.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
+    }
+}
+
+pub async fn a_misspelt_column_is_named<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    for columns in [
+        Columns { key: "misspelt", ..COLUMNS },
+        Columns { value: "misspelt", ..COLUMNS },
+        Columns { version: "misspelt", ..COLUMNS },
+    ] {
+        let says = refused(&site, columns).await;
+        assert!(says.contains("table account") && says.contains("no column misspelt"), "{says}");
+    }
+    assert_eq!(row(&site).await, (100, 0));
+}
+
+/// It was there when the table was looked at. (Within double quotes SQLite would read its name as a text.)
+pub async fn a_column_or_table_that_goes_away_is_named<DB: Bed>(site: Site<DB>) {
+    let table = ledger(&site).await;
+    let lock = VersionLock::new(site.pool.clone(), "account", "id", "version").unwrap();
+    table.deposit("a", 1).await.unwrap();
+    let grant = lock.try_acquire("a").await.unwrap();
+    for (statement, gone) in [
+        ("ALTER TABLE account RENAME COLUMN version TO moved", "version"),
+        ("ALTER TABLE account RENAME COLUMN moved TO version", ""),
+        ("ALTER TABLE account RENAME COLUMN balance TO moved", "balance"),
+        ("ALTER TABLE account RENAME COLUMN moved TO balance", ""),
+        ("ALTER TABLE account RENAME TO moved", "account"),
+    ] {
+        site.execute(statement).await;
+        if gone.is_empty() {
+            continue;
+        }
+        let mut errors = vec![changed_nothing(table.read("a").await), changed_nothing(table.deposit("a", 1).await)];
+        if gone != "balance" {
+            errors.push(changed_nothing(lock.try_acquire("a").await));
+        }
+        for error in errors {
+            let says = error.to_string();
+            assert!(says.contains(gone) && !says.contains("t_resource_lock"), "{statement}: {says}");
+        }
+    }
+    drop(grant);
+    site.execute("ALTER TABLE moved RENAME TO account").await;
+    assert_eq!(row(&site).await, (101, 1));
+}
+
+pub async fn a_missing_table_says_so<DB: Bed>(site: Site<DB>) {
+    let says = refused(&site, COLUMNS).await;
+    assert!(says.contains("table account") && says.contains("does not exist"), "{says}");
+    // It is looked for again.
+    assert_eq!(ledger(&site).await.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
+}
+
+/// It would mean several rows, or might one day.
+pub async fn a_key_column_without_a_unique_index_of_its_own_is_refused<DB: Bed>(site: Site<DB>) {
+    let mut indexes =
+        vec!["CREATE INDEX plain ON account (id)", "CREATE UNIQUE INDEX both_of_them ON account (id, balance)"];
+    if ["sqlite", "postgres"].contains(&site.server.name) {
+        indexes.push("CREATE UNIQUE INDEX partial ON account (id) WHERE balance > 0");
+        indexes.push("CREATE UNIQUE INDEX computed ON account (lower(id))");
+    }
+    site.execute(
+        "CREATE TABLE account (id varchar(40) NOT NULL, balance bigint, version int, PRIMARY KEY (version, id))",
+    )
+    .await;
+    insert(&site, "account", "'a'", 100).await;
+    let is_refused = async |site| {
+        let says = refused(site, COLUMNS).await;
+        assert!(says.contains("column id (") && says.contains("unique index"), "{says}");
+    };
+    is_refused(&site).await;
+    for index in indexes {
+        site.execute(index).await;
+        is_refused(&site).await;
+    }
+    site.execute("CREATE UNIQUE INDEX single ON account (id)").await;
+    let table = VersionedTable::new(site.pool.clone(), COLUMNS).unwrap();
+    assert_eq!(table.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
+}
+
+pub async fn columns_of_another_type_are_refused_with_their_type<DB: Bed>(site: Site<DB>) {
+    let (keys, versions): (&[&str], &[&str]) = match site.server.name {
+        "sqlite" => (&["REAL", "NUMERIC", ""], &["TEXT", "REAL", "NUMERIC", "BLOB"]),
+        "postgres" => (
+            &["numeric(12,2)", "boolean", "timestamp with time zone", "bytea", "double precision"],
+            &["text", "numeric(12,0)", "double precision", "boolean"],
+        ),
+        _ => (
+            &["decimal(12,2)", "double", "datetime", "binary(15)", "enum('a')"],
+            &["varchar(9)", "decimal(12,0)", "double", "datetime"],
+        ),
+    };
+    let create = async |number: usize, key: &str, version: &str| {
+        let table = format!("account_{number}");
+        create(&site, &table, key, "bigint", version).await;
+        table
+    };
+    let is_refused = async |table: &str, column: &str, column_type: &str| {
+        let says = refused(&site, Columns { table, ..COLUMNS }).await;
+        assert!(says.contains(&format!("column {column} ({column_type})")), "{says}");
+    };
+    for (number, key) in keys.iter().enumerate() {
+        is_refused(&create(number, key, "bigint").await, "id", key).await;
+    }
+    for (number, version) in versions.iter().enumerate() {
+        is_refused(&create(100 + number, "varchar(9)", version).await, "version", version).await;
+    }
+}
+
+/// Its columns are as they should be; what is in it is not what is asked for.
+pub async fn a_value_of_another_type_is_an_error_that_changes_nothing<DB: Bed>(site: Site<DB>) {
+    create(&site, "account", "varchar(40)", "varchar(40)", "bigint").await;
+    insert(&site, "account", "'a'", "'much'").await;
+    let table = VersionedTable::new(site.pool.clone(), COLUMNS).unwrap();
+    for _ in 0..3 {
+        changed_nothing(table.read("a").await);
+        changed_nothing(table.deposit("a", 1).await);
+        let update = table.update("a", |balance| Ok::<_, Error>(balance + 1)).await;
+        changed_nothing(update);
+    }
+    assert_eq!(site.cell("balance", "account").await.as_deref(), Some("much"));
+    assert_eq!(site.cell("version", "account").await.as_deref(), Some("0"));
+}
+
+/// Without transactions there is nothing to roll back.
+pub async fn a_table_of_another_engine_is_refused<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    site.execute("ALTER TABLE account ENGINE = MyISAM").await;
+    let says = refused(&site, COLUMNS).await;
+    assert!(says.contains("MyISAM") && says.contains("InnoDB"), "{says}");
+    assert_eq!(row(&site).await, (100, 0));
+}
+
+/// Such a session cuts numbers that are too large, in silence.
+pub async fn a_session_that_is_not_strict_is_refused<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    let options = PoolOptions::<DB>::new().max_connections(1).after_connect(|conn, _| {
+        Box::pin(async { DB::execute_on(conn, "SET sql_mode = 'NO_ENGINE_SUBSTITUTION'").await.map(drop) })
+    });
+    let lax = options.connect(&site.url).await.unwrap();
+    let table = VersionedTable::new(lax.clone(), COLUMNS).unwrap();
+    let error = changed_nothing(table.deposit("a", 1).await);
+    assert!(matches!(error, Error::TableUnfit { .. }) && error.to_string().contains("STRICT_TRANS_TABLES"), "{error}");
+    let lock = VersionLock::new(lax, "account", "id", "version").unwrap();
+    assert!(matches!(lock.try_acquire("a").await, Err(Error::TableUnfit { .. })));
+    assert_eq!(row(&site).await, (100, 0));
+}
+
+/// Two tables whose names differ by the case of their letters are not mixed up.
+pub async fn a_table_is_not_taken_for_its_namesake<DB: Bed>(site: Site<DB>) {
+    let Ok(_) = DB::execute(&site.pool, "CREATE TABLE ACCOUNT (id datetime, balance int, version double)").await else {
+        return;
+    };
+    let table = ledger(&site).await;
+    assert_eq!(table.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
+    outside(&site, "version = 7").await;
+    assert_eq!(row(&site).await, (99, 7));
+}

@@ -1,0 +1,130 @@
+//! Changes that are dropped, cut off, or answered too late.
+
+use std::{convert::Infallible, time::Duration};
+
+use rowlock::{Certainty, Error, Retry, UpdateError, VersionedTable};
+
+use crate::{
+    bed::{Bed, Site, eventually},
+    cancelled::{Stage, at_every_stop},
+    ledger::{COLUMNS, ledger, row, updated},
+    line::{LIMIT, WAYS},
+    proxy::{Proxy, Way},
+};
+
+/// Every account that a dropped change was about has it wholly or not at all.
+async fn whole_or_not_at_all<DB: Bed>(site: &Site<DB>, act: impl AsyncFn(VersionedTable<DB>, &str)) {
+    ledger(site).await;
+    let prepare = async |stage: &Stage<'_, DB>| {
+        site.execute(&format!("INSERT INTO account VALUES ('{}', 100, 0)", stage.key)).await;
+    };
+    let act = async |stage: &Stage<'_, DB>, ()| {
+        act(VersionedTable::new(stage.pool.clone(), COLUMNS).unwrap(), &stage.key).await;
+    };
+    at_every_stop(site, prepare, act).await;
+    let count =
+        async |which| site.number(&format!("SELECT COUNT(*) FROM account WHERE id <> 'other' AND {which}")).await;
+    let (all, not_at_all) = (count("1 = 1").await.unwrap(), count("balance = 100 AND version = 0").await.unwrap());
+    let wholly = count("balance = 90 AND version = 1").await.unwrap();
+    assert_eq!(not_at_all + wholly, all);
+    assert!(not_at_all > 1 && wholly > 0, "{wholly} of {all}");
+}
+
+pub async fn an_update_that_is_dropped_was_made_wholly_or_not_at_all<DB: Bed>(site: Site<DB>) {
+    whole_or_not_at_all(&site, async |table, key| {
+        table.update(key, |balance| Ok::<_, Infallible>(balance - 10)).await.unwrap();
+    })
+    .await;
+}
+
+pub async fn a_deduction_that_is_dropped_was_made_wholly_or_not_at_all<DB: Bed>(site: Site<DB>) {
+    whole_or_not_at_all(&site, async |table, key| assert!(table.deduct(key, 10).await.is_ok())).await;
+}
+
+/// A table behind a proxy, on a pool of one connection, on which its statements have been prepared.
+async fn distant<DB: Bed>(site: &Site<DB>) -> (Proxy, VersionedTable<DB>) {
+    let proxy = site.proxy().await;
+    let pool = proxy.pool(1);
+    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    table.update("a", |balance| Ok::<_, Infallible>(*balance)).await.unwrap();
+    table.deposit("a", 1).await.unwrap();
+    table.deduct("a", 1).await.unwrap();
+    eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
+    (proxy, table)
+}
+
+const READING: usize = 0;
+const WRITING: usize = 1;
+
+pub async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    for way in WAYS {
+        let (proxy, table) = distant(&site).await;
+        let (balance, version) = row(&site).await;
+        let mut calls = 0;
+        let update = table.update("a", |balance| {
+            calls += 1;
+            Ok::<_, Infallible>(balance - 1)
+        });
+        let error = proxy.during(way, WRITING, update, async |proxy| proxy.cut()).await.unwrap_err();
+        let unknown = matches!(error, UpdateError::Failed(Error::Database { outcome: Certainty::Unknown, .. }));
+        assert!(unknown && error.to_string().contains("may have been"), "{way:?}: {error:?}");
+        let made = i64::from(way == Way::Replies);
+        assert_eq!((calls, row(&site).await), (1, (balance - made, version + made)), "{way:?}");
+        // The table is as good as before.
+        assert_eq!(table.deduct("a", 1).await.unwrap(), updated(balance - made - 1, version + made + 1, 1));
+    }
+}
+
+/// Its reply comes when nobody waits for it any more, or its request does.
+pub async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    for way in WAYS {
+        let (proxy, table) = distant(&site).await;
+        let (balance, version) = row(&site).await;
+        let hasty = table.clone().retry(Retry { within: LIMIT, ..Retry::default() }).unwrap();
+        let error = proxy.during(way, WRITING, hasty.deduct("a", 1), async |_| {}).await.unwrap_err();
+        let unknown = matches!(error, UpdateError::Failed(Error::TimedOut { outcome: Certainty::Unknown, .. }));
+        assert!(unknown, "{way:?}: {error:?}");
+        assert_eq!(row(&site).await.1, version + i64::from(way == Way::Replies), "{way:?}");
+        proxy.open();
+        eventually("it arrives", || async { row(&site).await == (balance - 1, version + 1) }).await;
+        assert_eq!(table.deduct("a", 1).await.unwrap(), updated(balance - 2, version + 2, 1));
+    }
+}
+
+/// Nothing was sent by then that changes anything.
+pub async fn a_read_that_is_not_answered_has_changed_nothing<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    let nothing = |error: Error, late: bool| {
+        let nothing = match &error {
+            Error::Database { outcome, .. } => !late && *outcome == Certainty::NothingChanged,
+            Error::TimedOut { outcome, .. } => late && *outcome == Certainty::NothingChanged,
+            _ => false,
+        };
+        assert!(nothing && error.is_retryable() && error.to_string().contains("nothing was changed"), "{error:?}");
+    };
+    for way in WAYS {
+        for late in [false, true] {
+            let end = async |proxy: &Proxy| {
+                if !late {
+                    proxy.cut()
+                }
+            };
+            let within = if late { LIMIT } else { Duration::from_secs(60) };
+            let retry = Retry { within, ..Retry::default() };
+            let (proxy, table) = distant(&site).await;
+            let read = table.retry(retry).unwrap();
+            nothing(proxy.during(way, READING, read.read("a"), end).await.unwrap_err(), late);
+
+            let (proxy, table) = distant(&site).await;
+            let before = row(&site).await;
+            let table = table.retry(retry).unwrap();
+            match proxy.during(way, READING, table.deduct("a", 1), end).await {
+                Err(UpdateError::Failed(error)) => nothing(error, late),
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(row(&site).await, before);
+        }
+    }
+}
