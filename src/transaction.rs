@@ -318,11 +318,15 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     }
 }
 
-/// Gives the connection back if the rollback is answered, and closes it otherwise.
+/// Gives the connection back if our transaction is over for sure, and closes it otherwise: the rollback has no answer, or the work
+/// left a transaction of its own within ours, or had ended ours itself, so that the driver has lost count.
 async fn roll_back<DB: Database>(mut conn: Borrowed<DB>) {
+    if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 {
+        return;
+    }
     let limit = Instant::now() + ROLLBACK;
-    let reply = timeout_at(limit, DB::TransactionManager::rollback(conn.get())).await;
-    if let Err(failure) = conn.settle(reply) {
-        tracing::debug!(?failure, "no answer to a rollback; closing the connection rolls back");
+    match timeout_at(limit, DB::TransactionManager::rollback(conn.get())).await {
+        Ok(Ok(())) => conn.give_back(),
+        reply => tracing::debug!(?reply, "not rolled back; closing the connection does it"),
     }
 }
