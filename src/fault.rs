@@ -47,6 +47,10 @@ pub fn contended(error: &(dyn StdError + 'static)) -> bool {
 }
 
 fn as_server_error<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e dyn DatabaseError> {
+    // As it stands in sqlx's own error.
+    if let Some(error) = error.downcast_ref::<Box<dyn DatabaseError>>() {
+        return Some(error.as_ref());
+    }
     #[cfg(feature = "postgres")]
     if let Some(error) = error.downcast_ref::<sqlx::postgres::PgDatabaseError>() {
         return Some(error);
