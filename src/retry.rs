@@ -64,8 +64,11 @@ impl Tries {
             return false;
         }
         self.backoff.pause(self.left()).await;
+        if self.left().is_zero() {
+            return false;
+        }
         self.attempt += 1;
-        !self.left().is_zero()
+        true
     }
 }
 
