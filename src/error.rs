@@ -261,6 +261,13 @@ pub enum Action {
     Update,
 }
 
+impl Action {
+    /// Whether it changes nothing, answered or not: a look, or a part of a transaction whose commit was not sent.
+    pub(crate) fn leaves_nothing(self) -> bool {
+        matches!(self, Self::Inspect | Self::Read | Self::Begin | Self::Confirm | Self::Commit)
+    }
+}
+
 impl std::fmt::Display for Action {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

@@ -111,8 +111,7 @@ impl Failure {
                 Error::NoConnection { action, subject, limit, outcome: before }
             }
             Self::NoConnection(source) => Error::Database { action, subject, outcome: before, source },
-            // A look changes nothing, answered or not.
-            Self::NoReply if action == Action::Inspect => timed_out(before),
+            Self::NoReply if action.leaves_nothing() => timed_out(before),
             Self::NoReply => timed_out(Certainty::Unknown),
             Self::Failed(source) => match fault {
                 Fault::MissingTable => Error::TableMissing,
@@ -121,7 +120,7 @@ impl Failure {
                 Fault::Contention | Fault::NoConnection | Fault::Other | Fault::Outage => {
                     // The server's own error undid its statement; any other leaves open what the server did.
                     let undone = fault != Fault::Outage && source.as_database_error().is_some();
-                    let outcome = if undone { before } else { Certainty::Unknown };
+                    let outcome = if undone || action.leaves_nothing() { before } else { Certainty::Unknown };
                     Error::Database { action, subject, outcome, source }
                 }
             },
