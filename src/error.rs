@@ -132,6 +132,8 @@ pub enum Error {
         key: Key,
         /// How often it was attempted.
         attempts: u32,
+        /// By which the conflict is known, however it is wrapped.
+        source: Contention,
     },
 
     /// The table has no row of this key.
@@ -229,6 +231,12 @@ pub enum Error {
     },
 }
 
+/// What lies at the root of a conflict.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("somebody else was at the same row")]
+#[non_exhaustive]
+pub struct Contention;
+
 /// What was being done when an error came up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -308,6 +316,10 @@ impl std::fmt::Display for Certainty {
 }
 
 impl Error {
+    pub(crate) fn conflict(key: Key, attempts: u32) -> Self {
+        Self::Conflict { key, attempts, source: Contention }
+    }
+
     /// Whether the same call may succeed a little later, with nobody changing anything.
     pub fn is_retryable(&self) -> bool {
         match self {

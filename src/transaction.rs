@@ -170,7 +170,7 @@ where
                 tracing::debug!(key, attempt = tries.attempt, "conflict");
                 if !tries.again().await {
                     let Claim { key, .. } = grant.claim().clone();
-                    return Err(Error::Conflict { key, attempts: tries.attempt }.into());
+                    return Err(Error::conflict(key, tries.attempt).into());
                 }
                 // A lease that stands is kept: released, it might be refused within its window.
                 kept = claim_stands.then_some(grant);

@@ -210,9 +210,9 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
                 return Err(Error::NotInTransaction { key });
             }
             match self.raise(claim, tx).await {
-                Ok(0) => Err(Error::Conflict { key, attempts: 1 }),
+                Ok(0) => Err(Error::conflict(key, 1)),
                 Ok(_) => Ok(Receipt(claim.token.get() + 1)),
-                Err(failed) if failed.is_contention() => Err(Error::Conflict { key, attempts: 1 }),
+                Err(failed) if failed.is_contention() => Err(Error::conflict(key, 1)),
                 Err(failed) => Err(self.rows.error(failed, Action::Confirm, &key)),
             }
         })
