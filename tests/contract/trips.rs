@@ -1,8 +1,13 @@
 //! Round trips, counted by the server: everything that a connection sends, a BEGIN or COMMIT included.
 
-use rowlock::{LeaseLock, Status};
+use std::convert::Infallible;
 
-use crate::bed::{Bed, Site, acquired, refused};
+use rowlock::{LeaseLock, ResourceLockExt, Status};
+
+use crate::{
+    bank::{LEASE, accounts, locks},
+    bed::{Bed, Site, acquired, refused},
+};
 
 /// SQLite sends nothing anywhere and counts nothing: there the test is about the answers alone.
 pub async fn round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
@@ -36,5 +41,23 @@ pub async fn round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
     for (what, count, most) in counted {
         let most = if what == "takeover" { most + 1 } else { most };
         assert_eq!(count, most, "{what}");
+    }
+}
+
+/// What a transaction adds to the work's own statements. BEGIN and SAVEPOINT travel together, and count as two.
+pub async fn a_transactions_round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let pool = site.pool_of(1).await;
+    for (name, lock) in locks(&pool) {
+        let transaction = || lock.transaction(name, async |_, _| Ok::<_, Infallible>(()));
+        transaction().await.unwrap();
+        let before = DB::statements(&pool).await;
+        transaction().await.unwrap();
+        let after = DB::statements(&pool).await;
+        // Acquire, or read the version; BEGIN, SAVEPOINT; confirm; check; COMMIT; and a lease is released.
+        let stated = if name == LEASE { 7 } else { 6 };
+        if let (Some(before), Some(after)) = (before, after) {
+            assert_eq!(after - before - DB::COUNTING, stated, "{name}");
+        }
     }
 }
