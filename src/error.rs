@@ -148,6 +148,8 @@ pub enum Error {
         key: Key,
         /// How often it was attempted.
         attempts: u32,
+        /// By which the conflict is known, however it is wrapped.
+        source: Contention,
     },
 
     /// The table has no row of this key.
@@ -245,6 +247,12 @@ pub enum Error {
     },
 }
 
+/// What lies at the root of a conflict.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("somebody else was at the same row")]
+#[non_exhaustive]
+pub struct Contention;
+
 /// What was being done when an error came up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -275,6 +283,13 @@ pub enum Action {
     Read,
     /// Writing a value.
     Update,
+}
+
+impl Action {
+    /// Whether it changes nothing, answered or not: a look, or a part of a transaction whose commit was not sent.
+    pub(crate) fn leaves_nothing(self) -> bool {
+        matches!(self, Self::Inspect | Self::Read | Self::Begin | Self::Confirm | Self::Commit)
+    }
 }
 
 impl std::fmt::Display for Action {
@@ -317,6 +332,10 @@ impl std::fmt::Display for Certainty {
 }
 
 impl Error {
+    pub(crate) fn conflict(key: Key, attempts: u32) -> Self {
+        Self::Conflict { key, attempts, source: Contention }
+    }
+
     /// Whether the same call may succeed a little later, with nobody changing anything.
     pub fn is_retryable(&self) -> bool {
         match self {

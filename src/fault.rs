@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 
 use sqlx::error::DatabaseError;
 
-use crate::error::Error;
+use crate::error::Contention;
 
 /// The meaning of a driver's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,14 +39,18 @@ pub fn fault(error: &sqlx::Error) -> Fault {
 
 /// Whether contention lies at the root of an error of the application's, however deep it is wrapped.
 pub fn contended(error: &(dyn StdError + 'static)) -> bool {
-    // What is wrapped without being shown (`transparent`, an `Arc`) shows only its own source, the server's error.
+    // What is wrapped without being shown (`transparent`, an `Arc`) shows only its own source: the server's error, or `Contention`.
     error.downcast_ref::<sqlx::Error>().is_some_and(|error| fault(error) == Fault::Contention)
         || as_server_error(error).is_some_and(|error| server_fault(error) == Fault::Contention)
-        || matches!(error.downcast_ref(), Some(Error::Conflict { .. }))
+        || error.is::<Contention>()
         || error.source().is_some_and(contended)
 }
 
 fn as_server_error<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e dyn DatabaseError> {
+    // As it stands in sqlx's own error.
+    if let Some(error) = error.downcast_ref::<Box<dyn DatabaseError>>() {
+        return Some(error.as_ref());
+    }
     #[cfg(feature = "postgres")]
     if let Some(error) = error.downcast_ref::<sqlx::postgres::PgDatabaseError>() {
         return Some(error);

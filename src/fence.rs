@@ -31,7 +31,7 @@ pub(crate) async fn confirm<DB: Database>(
         let failure = match timeout_at(limit, DB::confirm(tx, claim)).await {
             Ok(Ok(Confirmed::Done(count))) => return Ok(Receipt(count)),
             Ok(Ok(Confirmed::Lost)) => return Err(Error::Lost { key, token: claim.token }),
-            Ok(Ok(Confirmed::TooOld)) => return Err(Error::Conflict { key, attempts: 1 }),
+            Ok(Ok(Confirmed::TooOld)) => return Err(Error::conflict(key, 1)),
             Ok(Ok(Confirmed::Skipped)) if Instant::now() < limit => {
                 pause().await;
                 continue;
@@ -40,7 +40,7 @@ pub(crate) async fn confirm<DB: Database>(
             Ok(Err(error)) => Failure::Failed(error),
         };
         if failure.fault() == Fault::Contention {
-            return Err(Error::Conflict { key, attempts: 1 });
+            return Err(Error::conflict(key, 1));
         }
         let subject = format!("{:?}", key.as_str());
         return Err(failure.into_error(Action::Confirm, subject, time_limit, Certainty::NothingChanged));

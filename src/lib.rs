@@ -27,7 +27,7 @@ mod version;
 mod versioned_table;
 
 pub use amount::{Amount, Insufficient};
-pub use error::{Action, Certainty, Error};
+pub use error::{Action, Certainty, Contention, Error};
 pub use key::{Claim, Holder, Key, Prior, Token};
 pub use lease::Lease;
 pub use lease_lock::LeaseLock;

@@ -64,9 +64,11 @@ impl Tries {
             return false;
         }
         self.backoff.pause(self.left()).await;
-        let goes_on = !self.left().is_zero();
-        self.attempt += u32::from(goes_on);
-        goes_on
+        if self.left().is_zero() {
+            return false;
+        }
+        self.attempt += 1;
+        true
     }
 }
 

@@ -172,7 +172,7 @@ where
                 tracing::debug!(key, attempt = tries.attempt, "conflict");
                 if !tries.again().await {
                     let Claim { key, .. } = grant.claim().clone();
-                    return Err(Error::Conflict { key, attempts: tries.attempt }.into());
+                    return Err(Error::conflict(key, tries.attempt).into());
                 }
                 // A lease that stands is kept: released, it might be refused within its window.
                 kept = claim_stands.then_some(grant);
@@ -320,11 +320,15 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     }
 }
 
-/// Gives the connection back if the rollback is answered, and closes it otherwise.
+/// Gives the connection back if our transaction is over for sure, and closes it otherwise: the rollback has no answer, or the work
+/// left a transaction of its own within ours, or had ended ours itself, so that the driver has lost count.
 async fn roll_back<DB: Database>(mut conn: Borrowed<DB>) {
+    if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 {
+        return;
+    }
     let limit = Instant::now() + ROLLBACK;
-    let reply = timeout_at(limit, DB::TransactionManager::rollback(conn.get())).await;
-    if let Err(failure) = conn.settle(reply) {
-        tracing::debug!(?failure, "no answer to a rollback; closing the connection rolls back");
+    match timeout_at(limit, DB::TransactionManager::rollback(conn.get())).await {
+        Ok(Ok(())) => conn.give_back(),
+        reply => tracing::debug!(?reply, "not rolled back; closing the connection does it"),
     }
 }

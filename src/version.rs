@@ -238,9 +238,9 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
                 return Err(Error::NotInTransaction { key });
             }
             match self.raise(claim, tx).await {
-                Ok(None) => Err(Error::Conflict { key, attempts: 1 }),
+                Ok(None) => Err(Error::conflict(key, 1)),
                 Ok(Some(version)) => Ok(Receipt(version)),
-                Err(failed) if failed.is_contention() => Err(Error::Conflict { key, attempts: 1 }),
+                Err(failed) if failed.is_contention() => Err(Error::conflict(key, 1)),
                 Err(failed) => Err(self.rows.error(failed, Action::Confirm, &key)),
             }
         })

@@ -176,7 +176,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             let row = (&key, &statements.key(&key)?);
             self.attempt(tx, statements, row, limit, &mut plain(&mut compute)).await
         };
-        let conflict = || Error::Conflict { key: key.clone(), attempts: 1 }.into();
+        let conflict = || Error::conflict(key.clone(), 1).into();
         match attempt.await {
             Ok(Some((value, version))) => Ok(Updated { value, version, attempts: 1 }),
             Ok(None) => Err(conflict()),
@@ -213,7 +213,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             telemetry::conflict();
             tracing::debug!(%key, attempt = tries.attempt, "conflict");
             if !tries.again().await {
-                return Err(Error::Conflict { key: key.clone(), attempts: tries.attempt }.into());
+                return Err(Error::conflict(key.clone(), tries.attempt).into());
             }
         }
     }

@@ -106,14 +106,12 @@ impl Failure {
     pub fn into_error(self, action: Action, subject: String, limit: Duration, before: Certainty) -> Error {
         let timed_out = |outcome| Error::TimedOut { action, subject: subject.clone(), limit, outcome };
         let fault = self.fault();
-        // A look changes nothing, answered or not.
-        let looks = matches!(action, Action::Inspect | Action::Read);
         match self {
             Self::NoConnection(sqlx::Error::PoolTimedOut) => {
                 Error::NoConnection { action, subject, limit, outcome: before }
             }
             Self::NoConnection(source) => Error::Database { action, subject, outcome: before, source },
-            Self::NoReply if looks => timed_out(before),
+            Self::NoReply if action.leaves_nothing() => timed_out(before),
             Self::NoReply => timed_out(Certainty::Unknown),
             Self::Failed(source) => match fault {
                 Fault::MissingTable => Error::TableMissing,
@@ -122,7 +120,7 @@ impl Failure {
                 Fault::Contention | Fault::NoConnection | Fault::Other | Fault::Outage => {
                     // The server's own error undid its statement; any other leaves open what the server did.
                     let undone = fault != Fault::Outage && source.as_database_error().is_some();
-                    let outcome = if undone || looks { before } else { Certainty::Unknown };
+                    let outcome = if undone || action.leaves_nothing() { before } else { Certainty::Unknown };
                     Error::Database { action, subject, outcome, source }
                 }
             },

@@ -97,6 +97,11 @@ impl<DB: Bed> Site<DB> {
         self.lock().lease(lease).unwrap()
     }
 
+    /// The same database, looked at through another pool.
+    pub fn over(&self, pool: Pool<DB>) -> Self {
+        Self { server: self.server, pool, url: self.url.clone(), _folder: None }
+    }
+
     /// A pool of its own on the same database.
     pub async fn pool_of(&self, connections: u32) -> Pool<DB> {
         pool(&self.url, connections).await

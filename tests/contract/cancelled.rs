@@ -7,11 +7,12 @@
 
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
-use rowlock::{Attempt, LeaseLock, ResourceLockExt, Status};
+use rowlock::{Attempt, LeaseLock, ResourceLock, ResourceLockExt, Status};
 use sqlx::Pool;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
+    bank::{OPENING, accounts, balance, balance_in, version, version_lock, write_in},
     bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
     proxy::{Proxy, Way},
 };
@@ -89,12 +90,23 @@ pub async fn at_every_stop<DB: Bed, P>(
     prepare: impl AsyncFn(&Stage<'_, DB>) -> P,
     act: impl AsyncFn(&Stage<'_, DB>, P),
 ) {
+    at_every_stop_between(site, prepare, act, async |stage| stage.pool_is_clean().await, async |_| {}).await;
+}
+
+/// The same, with looks at what is left: while the last chunk is still on its way, and when it has arrived.
+async fn at_every_stop_between<DB: Bed, P>(
+    site: &Site<DB>,
+    prepare: impl AsyncFn(&Stage<'_, DB>) -> P,
+    act: impl AsyncFn(&Stage<'_, DB>, P),
+    before: impl AsyncFn(&Stage<'_, DB>),
+    after: impl AsyncFn(&Stage<'_, DB>),
+) {
     let polls: fn(usize) -> Stop = |count| Stop::Poll(count + 1);
     let requests: fn(usize) -> Stop = |count| Stop::Held(Way::Requests, count);
     let replies: fn(usize) -> Stop = |count| Stop::Held(Way::Replies, count);
     for stop in if site.server.name == "sqlite" { vec![polls] } else { vec![requests, replies] } {
         let mut count = 0;
-        while is_dropped(site, stop(count), &prepare, &act).await {
+        while is_dropped(site, stop(count), &prepare, &act, &before, &after).await {
             count += 1;
             assert!(count < 300, "it never ends");
         }
@@ -108,6 +120,8 @@ async fn is_dropped<DB: Bed, P>(
     stop: Stop,
     prepare: &impl AsyncFn(&Stage<'_, DB>) -> P,
     act: &impl AsyncFn(&Stage<'_, DB>, P),
+    before: &impl AsyncFn(&Stage<'_, DB>),
+    after: &impl AsyncFn(&Stage<'_, DB>),
 ) -> bool {
     let stage = Stage::new(site, stop).await;
     let prepared = prepare(&stage).await;
@@ -124,11 +138,12 @@ async fn is_dropped<DB: Bed, P>(
     };
     // What the dropped future had sent, or was to be told, is still on its way.
     stage.proxy.iter().for_each(Proxy::let_others_pass);
-    stage.pool_is_clean().await;
+    before(&stage).await;
     // Now it arrives, late.
     stage.proxy.iter().for_each(Proxy::open);
     stage.key_can_be_had().await;
     stage.pool_is_clean().await;
+    after(&stage).await;
     !ended
 }
 
@@ -227,6 +242,49 @@ pub async fn a_migration<DB: Bed>(site: Site<DB>) {
         site.execute("DROP TABLE t_resource_lock").await;
     };
     at_every_stop(&site, prepare, async |stage, ()| rowlock::migrate(&stage.pool).await.unwrap()).await;
+}
+
+pub async fn a_transaction_under_a_lease<DB: Bed>(site: Site<DB>) {
+    a_transaction(&site, |stage| Box::new(stage.lock.clone())).await;
+}
+
+pub async fn a_transaction_under_a_version<DB: Bed>(site: Site<DB>) {
+    a_transaction(&site, |stage| Box::new(version_lock(&stage.pool))).await;
+}
+
+/// It takes from one account what it adds to another: both or neither, and the mark of a confirmation with them.
+async fn a_transaction<DB: Bed>(site: &Site<DB>, lock: impl Fn(&Stage<'_, DB>) -> Box<dyn ResourceLock<DB>>) {
+    accounts(site).await;
+    let prepare = async |stage: &Stage<'_, DB>| {
+        // What the one before came to, a late commit included, is known when its key can be had.
+        site.execute("DELETE FROM account WHERE id <> 'other'").await;
+        site.execute("UPDATE account SET balance = 1000 WHERE id = 'other'").await;
+        site.execute(&format!("INSERT INTO account VALUES ('{}', 1000, 0)", stage.key)).await;
+        acquired(site.lock().try_acquire(&stage.key).await).release(Status::Succeeded).await.unwrap();
+    };
+    let act = async |stage: &Stage<'_, DB>, ()| {
+        let (lock, key) = (lock(stage), stage.key.as_str());
+        let moved = lock.transaction(key, |mut tx, _| async move {
+            let left = balance_in::<DB>(&mut tx, key).await? - 1;
+            write_in::<DB>(&mut tx, key, left).await?;
+            let more = balance_in::<DB>(&mut tx, "other").await? + 1;
+            write_in::<DB>(&mut tx, "other", more).await
+        });
+        moved.await.unwrap();
+    };
+    // The server has its end of the transaction open until it hears that the other is closed; the pool serves meanwhile.
+    let before = async |stage: &Stage<'_, DB>| {
+        timeout(PATIENCE, DB::number(&stage.pool, "SELECT COUNT(*) FROM account")).await.unwrap();
+    };
+    let after = async |stage: &Stage<'_, DB>| {
+        let moved = OPENING - balance(site, &stage.key).await;
+        assert!([0, 1].contains(&moved), "{}: {moved}", stage.key);
+        assert_eq!(balance(site, "other").await, OPENING + moved, "{}: both or neither", stage.key);
+        let confirms = format!("SELECT confirms FROM t_resource_lock WHERE key_resource = '{}'", stage.key);
+        let marks = site.number(&confirms).await.unwrap() + version(site, &stage.key).await;
+        assert_eq!(marks, moved, "{}: the confirmation goes with it", stage.key);
+    };
+    at_every_stop_between(site, prepare, act, before, after).await;
 }
 
 /// What the tests above look for is there to be seen.

@@ -10,6 +10,7 @@ use tokio::{
 
 use crate::{
     article::{Answer, Program},
+    bank,
     bed::{Bed, Site, pool},
 };
 
@@ -64,6 +65,7 @@ async fn work<DB: Bed>() {
         "count" => count(&lock, &key, &file).await,
         "count as the article" => count_as_the_article(pool, &key, &file).await,
         "create" => create(&lock, &key, &file).await,
+        "deduct" => take_ten(&pool, &key).await,
         "hold" => hold(lock, &key).await,
         other => panic!("no job {other}"),
     }
@@ -83,7 +85,15 @@ async fn count<DB: Bed>(lock: &LeaseLock<DB>, key: &str, file: &std::path::Path)
     }
 }
 
-/// The same, by the statements of a program that does not know us.
+/// Takes one from an account, ten times, under the strategy of that name.
+async fn take_ten<DB: Bed>(pool: &sqlx::Pool<DB>, account: &str) {
+    let (_, lock) = bank::locks(pool).into_iter().find(|(name, _)| *name == account).unwrap();
+    for _ in 0..10 {
+        bank::deduct(&*lock, account, 1).await.unwrap();
+    }
+}
+
+/// What `count` does, by the statements of a program that does not know us.
 async fn count_as_the_article<DB: Bed>(pool: sqlx::Pool<DB>, key: &str, file: &std::path::Path) {
     let program = Program::new(pool, &var("JOB_SERVER"), chrono::TimeDelta::zero()).await;
     for _ in 0..10 {

@@ -6,15 +6,21 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
 mod acquire;
+mod acquiring;
 mod article;
+mod bank;
 mod bed;
 mod both;
 mod cancelled;
 mod child;
+mod commits;
+mod contention;
 #[cfg(all(feature = "rust_decimal", any(feature = "postgres", feature = "mysql")))]
 mod decimals;
 mod door;
 mod events;
+mod fenced;
+mod isolation;
 mod keeping;
 mod ledger;
 mod line;
@@ -33,6 +39,7 @@ mod versioned_door;
 mod versioned_in;
 mod versioned_lost;
 mod versioned_types;
+mod work;
 
 /// What `src/rules.rs` uses of its crate, so that the test can hold the servers against that very file.
 mod key {
@@ -82,7 +89,10 @@ macro_rules! tests {
     };
 }
 
-fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
+fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>)
+where
+    i64: rowlock::Value<DB>,
+{
     tests! { server, trials;
         acquire:
             a_free_key_is_acquired, a_held_key_is_refused_with_who_since_and_until, a_released_key_is_free_at_once,
@@ -127,16 +137,43 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             the_articles_table_is_upgraded_in_place, a_lease_lives_on_the_articles_table, times_of_any_kind_stand_in_the_row,
             a_column_that_does_not_fit_is_refused,
             a_key_of_the_articles_table_is_found_by_its_index;
-        both: no_update_is_lost_with_32_workers;
-        trips: round_trips_are_as_stated, round_trips_of_versions_are_as_stated;
+        both:
+            no_update_is_lost_with_32_workers, no_update_is_lost_with_four_pools, no_update_is_lost_with_four_processes,
+            a_stale_claim_cannot_commit, a_lock_that_confirms_nothing_is_caught;
+        fenced:
+            a_claim_that_was_taken_over_or_passed_is_told_so, a_confirmed_claim_keeps_others_out_until_the_commit,
+            an_expired_claim_that_nobody_took_may_commit, a_forced_release_does_not_pass_a_confirmed_transaction,
+            a_renewal_does_not_trip_over_the_transactions_own_row, a_confirmation_needs_a_transaction,
+            a_claim_that_is_younger_than_the_snapshot_is_a_conflict, a_second_transaction_under_a_claim_waits_for_the_first,
+            a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands;
+        contention: contention_is_known_however_it_is_wrapped, a_conflict_of_an_update_in_the_work_is_known;
+        work:
+            the_works_own_error_comes_back_and_rolls_back, work_that_swallows_an_error_is_found_out, work_that_rolls_back_is_found_out,
+            work_that_commits_is_found_out, work_that_commits_and_begins_anew_is_found_out,
+            work_that_rolls_back_and_fails_leaves_the_pool_clean, work_that_forgets_an_inner_transaction_is_found_out,
+            work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_clean, inner_transactions_are_the_works_own,
+            work_that_keeps_the_transaction_is_found_out, retries_that_are_used_up_are_a_conflict,
+            a_key_that_is_not_to_be_had_is_refused_after_the_time, a_lease_with_a_window_is_kept_for_the_next_attempt,
+            a_panic_in_the_work_rolls_back_and_abandons_the_key;
+        acquiring:
+            it_waits_until_the_holder_releases, it_waits_until_the_lease_of_a_crashed_holder_ends, it_gives_up_at_its_limit,
+            it_refuses_at_once_where_only_a_window_helps_and_ends_later, it_waits_for_a_window_that_ends_in_time,
+            a_version_is_granted_to_everybody, work_runs_under_both, work_is_cancelled_where_the_lock_can_tell;
+        trips: round_trips_are_as_stated, round_trips_of_versions_are_as_stated, a_transactions_round_trips_are_as_stated;
         cancelled:
             a_try_on_a_free_row, a_try_on_a_missing_row, a_takeover, a_refused_try, a_renewal, a_release, an_abandonment,
-            a_run, a_shutdown, a_migration;
+            a_run, a_shutdown, a_migration, a_transaction_under_a_lease, a_transaction_under_a_version;
         replies: abandoning_a_lost_lease_changes_nothing, an_abandonment_waits_for_a_transaction_at_the_row;
     }
     versions::<DB>(server, trials);
     if server.name == "sqlite" {
         return; // it has no network on which anything could get lost, and its columns have no width
+    }
+    if server.name != "postgres" {
+        tests! { server, trials; work: work_that_commits_without_a_word_is_found_out; }
+    }
+    if server.name == "mariadb" {
+        tests! { server, trials; isolation: snapshot_isolation; }
     }
     if server.name == "postgres" {
         tests! { server, trials; upgrade: a_session_in_another_time_zone_is_refused; }
@@ -144,6 +181,12 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
     tests! { server, trials;
         door: a_narrow_key_column_limits_the_key, unfit_columns_of_an_existing_table_are_refused;
         cancelled: an_open_transaction_is_seen;
+        commits:
+            a_lease_finds_out_that_its_commit_was_done, a_lease_finds_out_that_its_commit_was_not_done,
+            a_lease_finds_out_about_a_commit_that_is_answered_too_late, a_commit_that_may_still_arrive_is_unknown,
+            a_commit_before_a_takeover_is_unknown, a_commit_under_a_version_that_is_not_answered_is_unknown,
+            a_begin_that_is_not_answered_changes_nothing, a_confirmation_or_check_that_is_not_answered_changes_nothing;
+        isolation: read_committed, repeatable_read, serializable;
         replies:
             a_claim_whose_reply_is_lost_is_the_same_claim_again, a_takeover_whose_reply_is_lost_still_tells_from_whom,
             a_claim_whose_request_is_lost_is_sent_again, a_claim_that_is_answered_too_late_is_unknown,

@@ -2,9 +2,10 @@
 
 use std::convert::Infallible;
 
-use rowlock::{LeaseLock, Status, VersionedTable};
+use rowlock::{LeaseLock, ResourceLockExt, Status, VersionedTable};
 
 use crate::{
+    bank::{LEASE, accounts, locks},
     bed::{Bed, Site, acquired, meanwhile, refused},
     ledger::{COLUMNS, ledger, outside},
 };
@@ -50,6 +51,24 @@ pub async fn round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
     for (what, count, most) in counted {
         let most = if what == "takeover" { most + 1 } else { most };
         assert_eq!(count, most, "{what}");
+    }
+}
+
+/// What a transaction adds to the work's own statements. BEGIN and SAVEPOINT travel together, and count as two.
+pub async fn a_transactions_round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let pool = site.pool_of(1).await;
+    for (name, lock) in locks(&pool) {
+        let transaction = || lock.transaction(name, async |_, _| Ok::<_, Infallible>(()));
+        transaction().await.unwrap();
+        let before = DB::statements(&pool).await;
+        transaction().await.unwrap();
+        let after = DB::statements(&pool).await;
+        // Acquire, or read the version; BEGIN, SAVEPOINT; confirm; check; COMMIT; and a lease is released.
+        let stated = if name == LEASE { 7 } else { 6 };
+        if let (Some(before), Some(after)) = (before, after) {
+            assert_eq!(after - before - DB::COUNTING, stated, "{name}");
+        }
     }
 }
 

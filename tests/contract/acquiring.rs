@@ -1,0 +1,130 @@
+//! Waiting for a key, and running work under it, by code that does not know the strategy.
+
+use std::time::Duration;
+
+use rowlock::{Error, Grant, Reason, ResourceLock, ResourceLockExt, Run, Status};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{
+    bank::{LEASE, Lock, VERSION, accounts, granted, locks},
+    bed::{Bed, PATIENCE, Site, acquired},
+};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn waiting<DB: Bed>(lock: Lock<DB>, key: &'static str) -> tokio::task::JoinHandle<Grant<DB>> {
+    tokio::spawn(async move { granted(lock.acquire(key, MINUTE).await) })
+}
+
+pub async fn it_waits_until_the_holder_releases<DB: Bed>(site: Site<DB>) {
+    let holder = acquired(site.lock().try_acquire("k").await);
+    let [(_, lock), _] = locks(&site.pool);
+    let waiting = waiting(lock, "k");
+    sleep(Duration::from_millis(300)).await;
+    assert!(!waiting.is_finished());
+    let token = holder.token();
+    holder.release(Status::Succeeded).await.unwrap();
+    let grant = timeout(PATIENCE, waiting).await.unwrap().unwrap();
+    assert!(grant.token() > token && grant.taken_over_from().is_none() && grant.is_held());
+}
+
+/// Its lease is far from being renewed when it ends.
+pub async fn it_waits_until_the_lease_of_a_crashed_holder_ends<DB: Bed>(site: Site<DB>) {
+    let crashed = acquired(site.lock().try_acquire("k").await);
+    let since = Instant::now();
+    site.set("k", &format!("expires_at = {}", DB::ago(-800))).await;
+    let [(_, lock), _] = locks(&site.pool);
+    let grant = timeout(PATIENCE, waiting(lock, "k")).await.unwrap().unwrap();
+    assert!(
+        since.elapsed() >= Duration::from_millis(790),
+        "SQLite's clock ticks in milliseconds: {:?}",
+        since.elapsed()
+    );
+    assert_eq!(grant.taken_over_from().unwrap().token, crashed.token());
+}
+
+pub async fn it_gives_up_at_its_limit<DB: Bed>(site: Site<DB>) {
+    let _holder = acquired(site.lock().try_acquire("k").await);
+    let [(_, lock), _] = locks(&site.pool);
+    for wait in [Duration::ZERO, Duration::from_millis(400)] {
+        let since = Instant::now();
+        let refusal = lock.acquire("k", wait).await.unwrap().refused().unwrap();
+        assert_eq!(refusal.reason, Reason::Held);
+        assert!(since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 4, "{:?}", since.elapsed());
+    }
+}
+
+pub async fn it_refuses_at_once_where_only_a_window_helps_and_ends_later<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock().once_per(60 * MINUTE).unwrap();
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    let refusal = timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap().unwrap().refused().unwrap();
+    assert_eq!(refusal.reason, Reason::WithinWindow);
+}
+
+pub async fn it_waits_for_a_window_that_ends_in_time<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock().once_per(Duration::from_secs(1)).unwrap();
+    let since = Instant::now();
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    drop(granted(timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap()));
+    assert!(
+        since.elapsed() >= Duration::from_millis(990),
+        "SQLite's clock ticks in milliseconds: {:?}",
+        since.elapsed()
+    );
+    lock.shutdown().await;
+}
+
+/// Nobody is kept out by a version; a row that is not there has none.
+pub async fn a_version_is_granted_to_everybody<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let [_, (name, lock)] = locks(&site.pool);
+    let grants = [granted(lock.try_acquire(name).await), granted(lock.acquire(name, MINUTE).await)];
+    assert!(grants.iter().all(|grant| grant.token().get() == 0 && grant.is_held() && grant.lease().is_none()));
+    assert_ne!(grants[0].claim().holder, grants[1].claim().holder);
+    let error = lock.acquire("nobody's", MINUTE).await.unwrap_err();
+    assert!(matches!(&error, Error::NotFound { table, .. } if table == "account"), "{error:?}");
+}
+
+pub async fn work_runs_under_both<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    for (name, lock) in locks(&site.pool) {
+        for (result, status) in [(Ok("done"), "S"), (Err("failed"), "F")] {
+            let ran = lock.run(name, async |grant| {
+                assert_eq!((grant.key().as_str(), grant.is_held()), (name, true));
+                let second = lock.try_acquire(name).await.unwrap();
+                assert_eq!(second.acquired().is_some(), name == VERSION, "a lease keeps others out");
+                result
+            });
+            match ran.await.unwrap() {
+                Run::Ended { result: ended, recorded: Ok(()) } => assert_eq!(ended, result),
+                other => panic!("{name}: {other:?}"),
+            }
+            if name == LEASE {
+                assert_eq!(site.column(name, "status").await.as_deref(), Some(status));
+            }
+        }
+    }
+}
+
+/// A lease is lost, and the work cancelled; a version is found out to be lost by its confirmation alone.
+pub async fn work_is_cancelled_where_the_lock_can_tell<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let lease = site.lock_for(Duration::from_millis(600));
+    let [_, (_, version)] = locks(&site.pool);
+    let locks: [(_, &dyn ResourceLock<DB>); 2] = [(LEASE, &lease), (VERSION, &*version)];
+    for (name, lock) in locks {
+        let ran = lock.run(name, async |grant| {
+            if name == LEASE {
+                site.take_from(name).await;
+                return std::future::pending().await;
+            }
+            site.execute("UPDATE account SET version = version + 1").await;
+            timeout(Duration::from_millis(200), grant.lost()).await.map_err(drop)
+        });
+        match (name, timeout(2 * PATIENCE, ran).await.unwrap().unwrap()) {
+            (LEASE, Run::Lost(claim)) => assert_eq!(claim.key.as_str(), name),
+            (VERSION, Run::Ended { result: Err(()), .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}

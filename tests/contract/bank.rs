@@ -1,0 +1,81 @@
+//! The application's side: a table of accounts, and both strategies on it.
+
+use std::{sync::Arc, time::Duration};
+
+use rowlock::{Attempt, Error, Grant, LeaseLock, ResourceLock, ResourceLockExt, Retry, TransactionError, VersionLock};
+use sqlx::Pool;
+use tokio::time::sleep;
+
+use crate::bed::{Bed, PATIENCE, Site};
+
+pub type Lock<DB> = Arc<dyn ResourceLock<DB>>;
+
+/// The strategies by their names, which are their accounts' too.
+pub const LEASE: &str = "lease";
+pub const VERSION: &str = "version";
+
+/// What stands in an account at first.
+pub const OPENING: i64 = 1000;
+
+/// The application's table, with one account for each strategy, and one that belongs to nobody.
+pub async fn accounts<DB: Bed>(site: &Site<DB>) {
+    let table = "CREATE TABLE account (id varchar(40) PRIMARY KEY, balance bigint NOT NULL, version int NOT NULL)";
+    site.execute(table).await;
+    for account in [LEASE, VERSION, "other"] {
+        site.execute(&format!("INSERT INTO account VALUES ('{account}', {OPENING}, 0)")).await;
+    }
+}
+
+/// Both strategies, as configuration would choose one. They try as long as a test waits.
+pub fn locks<DB: Bed>(pool: &Pool<DB>) -> [(&'static str, Lock<DB>); 2] {
+    locks_with(pool, Retry { attempts: 10_000, within: PATIENCE })
+}
+
+pub fn locks_with<DB: Bed>(pool: &Pool<DB>, retry: Retry) -> [(&'static str, Lock<DB>); 2] {
+    let lease = LeaseLock::new(pool.clone()).retry(retry).unwrap();
+    [(LEASE, Arc::new(lease)), (VERSION, Arc::new(version_lock(pool).retry(retry).unwrap()))]
+}
+
+pub fn version_lock<DB: Bed>(pool: &Pool<DB>) -> VersionLock<DB> {
+    VersionLock::new(pool.clone(), "account", "id", "version").unwrap()
+}
+
+#[track_caller]
+pub fn granted<DB: Bed>(attempt: Result<Attempt<Grant<DB>>, Error>) -> Grant<DB> {
+    match attempt {
+        Ok(Attempt::Acquired(grant)) => grant,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+pub async fn balance<DB: Bed>(site: &Site<DB>, account: &str) -> i64 {
+    site.number(&format!("SELECT balance FROM account WHERE id = '{account}'")).await.unwrap()
+}
+
+pub async fn version<DB: Bed>(site: &Site<DB>, account: &str) -> i64 {
+    site.number(&format!("SELECT version FROM account WHERE id = '{account}'")).await.unwrap()
+}
+
+pub async fn balance_in<DB: Bed>(tx: &mut DB::Connection, account: &str) -> Result<i64, sqlx::Error> {
+    let sql = format!("SELECT CAST(balance AS char(20)) FROM account WHERE id = '{account}'");
+    Ok(DB::text_on(tx, &sql).await?.unwrap().trim().parse().unwrap())
+}
+
+pub async fn write_in<DB: Bed>(tx: &mut DB::Connection, account: &str, balance: i64) -> Result<u64, sqlx::Error> {
+    DB::execute_on(tx, &format!("UPDATE account SET balance = {balance} WHERE id = '{account}'")).await
+}
+
+/// Reads, sleeps, and writes what it made of what it read.
+pub async fn deduct<DB: Bed, L: ResourceLock<DB> + ?Sized>(
+    lock: &L,
+    account: &str,
+    amount: i64,
+) -> Result<i64, TransactionError<sqlx::Error>> {
+    let deducted = lock.transaction(account, |mut tx, _| async move {
+        let left = balance_in::<DB>(&mut tx, account).await? - amount;
+        sleep(Duration::from_millis(2)).await;
+        write_in::<DB>(&mut tx, account, left).await?;
+        Ok(left)
+    });
+    deducted.await
+}

@@ -1,0 +1,219 @@
+//! A transaction whose requests or replies get lost: it happened once, or not at all, or nobody can tell and it is said so.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering::SeqCst},
+    time::Duration,
+};
+
+use rowlock::{Certainty, Error, LeaseLock, ResourceLock, ResourceLockExt, Retry, TransactionError, VersionLock};
+use tokio::time::timeout;
+
+use crate::{
+    bank::{LEASE, OPENING, VERSION, accounts, balance, balance_in, deduct, version, version_lock, write_in},
+    bed::{Bed, PATIENCE, Site, acquired, eventually},
+    line::{LIMIT, Line, WAYS},
+    proxy::{Proxy, Way},
+};
+
+/// What travels between the work's last statement and the COMMIT: the check, and under a version the confirmation.
+fn before_commit(account: &str) -> usize {
+    if account == LEASE { 1 } else { 2 }
+}
+
+/// What travels before the BEGIN, and before the confirmation that follows it under a lease.
+const BEFORE_BEGIN: usize = 1;
+const BEFORE_CONFIRMATION: usize = 2;
+
+/// Both strategies behind a proxy, with the statements of a transaction prepared on the only connection.
+async fn line<DB: Bed>(site: &Site<DB>, within: Duration) -> (Line<DB>, LeaseLock<DB>, VersionLock<DB>) {
+    let line = Line::new(site, PATIENCE, PATIENCE).await;
+    let (lease, version) = (line.lock.clone(), version_lock(&line.pool));
+    for lock in [&lease as &dyn ResourceLock<DB>, &version] {
+        deduct(lock, if lock.order() == version.order() { VERSION } else { LEASE }, 0).await.unwrap();
+    }
+    eventually("the connection is idle", || async { line.pool.num_idle() == 1 }).await;
+    let retry = Retry { attempts: 100, within };
+    (line, lease.retry(retry).unwrap(), version.retry(retry).unwrap())
+}
+
+/// What came of a transaction, and how often its work was run.
+type Done = (Result<(), TransactionError<sqlx::Error>>, u32);
+
+/// Takes one from an account, with a chunk held this way, so many after the work's last statement in its first run; meanwhile
+/// something happens.
+async fn deduct_held<DB: Bed, L: ResourceLock<DB>>(
+    line: &Line<DB>,
+    lock: &L,
+    account: &'static str,
+    (way, after): (Way, usize),
+    meanwhile: impl AsyncFnOnce(&Proxy),
+) -> Done {
+    let runs = AtomicU32::new(0);
+    let done = lock.transaction(account, |mut tx, _| {
+        let first = runs.fetch_add(1, SeqCst) == 0;
+        async move {
+            let left = balance_in::<DB>(&mut tx, account).await? - 1;
+            write_in::<DB>(&mut tx, account, left).await?;
+            if first {
+                line.proxy.hold_after(way, after);
+            }
+            Ok(())
+        }
+    });
+    let meanwhile = async {
+        line.proxy.held(way).await;
+        meanwhile(&line.proxy).await;
+    };
+    let both = async { tokio::join!(done, meanwhile).0 };
+    let done = timeout(3 * PATIENCE, both).await.expect("it ends");
+    (done, runs.into_inner())
+}
+
+#[track_caller]
+fn is_unknown<T: std::fmt::Debug>(done: &Result<T, TransactionError<sqlx::Error>>) {
+    assert!(matches!(done, Err(TransactionError::Failed(Error::CommitUnknown { .. }))), "{done:?}");
+}
+
+async fn has<DB: Bed>(site: &Site<DB>, account: &str, taken: i64) {
+    assert_eq!(balance(site, account).await, OPENING - taken, "{account}");
+}
+
+pub async fn a_lease_finds_out_that_its_commit_was_done<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let (line, lock, _) = line(&site, PATIENCE).await;
+    let place = (Way::Replies, before_commit(LEASE));
+    let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| {
+        has(&site, LEASE, 1).await; // it is done, and nobody has been told
+        proxy.cut();
+    })
+    .await;
+    assert!(done.is_ok() && runs == 1, "{runs}: {done:?}");
+    has(&site, LEASE, 1).await;
+    assert_eq!(site.column(LEASE, "status").await.as_deref(), Some("S"));
+}
+
+pub async fn a_lease_finds_out_that_its_commit_was_not_done<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let (line, lock, _) = line(&site, PATIENCE).await;
+    let place = (Way::Requests, before_commit(LEASE));
+    let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| {
+        has(&site, LEASE, 0).await;
+        proxy.cut();
+    })
+    .await;
+    assert!(done.is_ok() && runs == 2, "{runs}: {done:?}");
+    has(&site, LEASE, 1).await;
+    assert_eq!(site.column(LEASE, "status").await.as_deref(), Some("S"));
+}
+
+/// The reply is on its way for longer than anybody waits.
+pub async fn a_lease_finds_out_about_a_commit_that_is_answered_too_late<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let (line, lock, _) = line(&site, 5 * LIMIT).await;
+    let place = (Way::Replies, before_commit(LEASE));
+    let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| proxy.let_others_pass()).await;
+    assert!(done.is_ok() && runs == 1, "{runs}: {done:?}");
+    line.proxy.open();
+    has(&site, LEASE, 1).await;
+}
+
+/// While the request is on its way, the transaction is open: nobody can say what becomes of it.
+pub async fn a_commit_that_may_still_arrive_is_unknown<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let (line, lock, _) = line(&site, 5 * LIMIT).await;
+    let lock = lock.time_limit(2 * LIMIT).unwrap();
+    let place = (Way::Requests, before_commit(LEASE));
+    let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| proxy.let_others_pass()).await;
+    is_unknown(&done);
+    assert_eq!(runs, 1);
+    has(&site, LEASE, 0).await;
+    line.proxy.open();
+    eventually("it arrives", || async { balance(&site, LEASE).await == OPENING - 1 }).await;
+}
+
+/// The row that would tell is another's by now.
+pub async fn a_commit_before_a_takeover_is_unknown<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let (line, lock, _) = line(&site, PATIENCE).await;
+    let place = (Way::Replies, before_commit(LEASE));
+    let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| {
+        site.set(LEASE, &format!("expires_at = {}", DB::ago(1))).await;
+        assert!(acquired(site.lock().try_acquire(LEASE).await).taken_over_from().is_some());
+        proxy.cut();
+    })
+    .await;
+    is_unknown(&done);
+    assert_eq!(runs, 1);
+    has(&site, LEASE, 1).await;
+}
+
+/// A version bears no mark of who raised it.
+pub async fn a_commit_under_a_version_that_is_not_answered_is_unknown<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let mut taken = 0;
+    for way in WAYS {
+        let (line, _, lock) = line(&site, PATIENCE).await;
+        let raised = version(&site, VERSION).await;
+        let place = (way, before_commit(VERSION));
+        let (done, runs) = deduct_held(&line, &lock, VERSION, place, async |proxy| proxy.cut()).await;
+        is_unknown(&done);
+        assert_eq!(runs, 1, "{way:?}");
+        let this = i64::from(way == Way::Replies);
+        taken += this;
+        has(&site, VERSION, taken).await;
+        assert_eq!(version(&site, VERSION).await, raised + this, "{way:?}");
+    }
+}
+
+/// Before the commit was sent, nothing can have happened, and the error says so.
+fn changed_nothing<T: std::fmt::Debug>(done: &Result<T, TransactionError<sqlx::Error>>) {
+    let nothing =
+        matches!(done, Err(TransactionError::Failed(Error::Database { outcome: Certainty::NothingChanged, .. })));
+    assert!(nothing, "{done:?}");
+}
+
+pub async fn a_begin_that_is_not_answered_changes_nothing<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    for way in WAYS {
+        for account in [LEASE, VERSION] {
+            let (line, lease, version) = line(&site, PATIENCE).await;
+            let lock: &dyn ResourceLock<DB> = if account == LEASE { &lease } else { &version };
+            let done = line.lost(way, BEFORE_BEGIN, deduct(lock, account, 1)).await;
+            changed_nothing(&done.map(drop));
+            is_had_again(&site, &line, lock, account).await;
+        }
+    }
+}
+
+pub async fn a_confirmation_or_check_that_is_not_answered_changes_nothing<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    for way in WAYS {
+        let (line, lock, _) = line(&site, PATIENCE).await;
+        let done = line.lost(way, BEFORE_CONFIRMATION, deduct(&lock, LEASE, 1)).await;
+        changed_nothing(&done.map(drop));
+        is_had_again(&site, &line, &lock, LEASE).await;
+        for account in [LEASE, VERSION] {
+            for after in 0..before_commit(account) {
+                let (line, lease, version) = self::line(&site, PATIENCE).await;
+                let place = (way, after);
+                let (done, runs) = match account {
+                    LEASE => deduct_held(&line, &lease, LEASE, place, async |proxy| proxy.cut()).await,
+                    _ => deduct_held(&line, &version, VERSION, place, async |proxy| proxy.cut()).await,
+                };
+                changed_nothing(&done);
+                assert_eq!(runs, 1);
+                let lock: &dyn ResourceLock<DB> = if account == LEASE { &lease } else { &version };
+                is_had_again(&site, &line, lock, account).await;
+            }
+        }
+    }
+}
+
+/// Nothing was taken, the key was abandoned, and the next transaction goes through.
+async fn is_had_again<DB: Bed>(site: &Site<DB>, line: &Line<DB>, lock: &dyn ResourceLock<DB>, account: &str) {
+    has(site, account, 0).await;
+    timeout(PATIENCE, deduct(lock, account, 1)).await.unwrap().unwrap();
+    has(site, account, 1).await;
+    site.execute(&format!("UPDATE account SET balance = {OPENING} WHERE id = '{account}'")).await;
+    line.lock.shutdown().await;
+}

@@ -1,0 +1,148 @@
+//! Real contention, met by the work in a transaction, and wrapped as applications wrap their errors.
+
+use std::{
+    convert::Infallible,
+    error::Error as StdError,
+    fmt::Debug,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+};
+
+use rowlock::{AnyError, Columns, Error, ResourceLockExt, UpdateError, Value, VersionedTable, WorkError};
+use tokio::{runtime::Handle, task::block_in_place, time::timeout};
+
+use crate::{
+    bank::{OPENING, accounts, balance, locks, write_in},
+    bed::{Bed, PATIENCE, Site},
+};
+
+/// The server's own error for a row that somebody else has locked. On SQLite that somebody is the transaction, which writes.
+pub async fn contention<DB: Bed>(site: &Site<DB>, tx: &mut DB::Connection) -> sqlx::Error {
+    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    if site.server.name == "sqlite" {
+        DB::execute_on(&mut other, "PRAGMA busy_timeout = 0").await.unwrap();
+        return DB::execute_on(&mut other, DB::BEGIN).await.unwrap_err();
+    }
+    let lock = "SELECT balance FROM account WHERE id = 'other' FOR UPDATE";
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, lock).await.unwrap();
+    let error = DB::execute_on(tx, &format!("{lock} NOWAIT")).await.unwrap_err();
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+    error
+}
+
+#[derive(Debug, thiserror::Error)]
+enum App {
+    #[error("converted")]
+    Converted(#[from] sqlx::Error),
+    #[error(transparent)]
+    Transparent(sqlx::Error),
+    #[error("boxed")]
+    Boxed(#[source] Box<dyn StdError + Send + Sync>),
+    #[error("shared")]
+    Shared(#[source] Arc<sqlx::Error>),
+    #[error("nested")]
+    Nested(#[source] Box<App>),
+    #[error(transparent)]
+    Update(#[from] UpdateError<Infallible>),
+    #[error(transparent)]
+    Rowlock(#[from] Error),
+}
+
+/// Work that meets contention at first runs once more and is done.
+async fn is_tried_again<DB: Bed, E: WorkError + Debug>(
+    site: &Site<DB>,
+    what: &str,
+    meet: impl AsyncFn(&mut DB::Connection) -> E,
+) {
+    for (name, lock) in locks(&site.pool) {
+        let runs = AtomicU32::new(0);
+        let done = lock.transaction(name, |mut tx, _| {
+            let first = runs.fetch_add(1, SeqCst) == 0;
+            let meet = &meet;
+            async move {
+                write_in::<DB>(&mut tx, name, OPENING - 1).await.unwrap();
+                if first { Err(meet(&mut tx).await) } else { Ok(()) }
+            }
+        });
+        let done = timeout(PATIENCE, done).await.unwrap();
+        assert!(done.is_ok() && runs.load(SeqCst) == 2, "{name}, {what}: {done:?}");
+        assert_eq!(balance(site, name).await, OPENING - 1);
+    }
+}
+
+pub async fn contention_is_known_however_it_is_wrapped<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let site = &site;
+    macro_rules! wrapped {
+        ($($what:literal: $wrap:expr),+ $(,)?) => {
+            $(is_tried_again(site, $what, async |tx| $wrap(contention(site, tx).await)).await;)+
+        };
+    }
+    wrapped! {
+        "as it is": (|error| error),
+        "converted": App::from,
+        "transparent": App::Transparent,
+        "boxed": (|error: sqlx::Error| App::Boxed(error.into())),
+        "boxed twice": (|error| App::Boxed(App::Transparent(error).into())),
+        "shared": (|error| App::Shared(Arc::new(error))),
+        "shared as it is": Arc::new,
+        "nested": (|error| App::Nested(Box::new(App::from(error)))),
+        "any": AnyError::from,
+        "any, of the application's": (|error| AnyError::from(App::Transparent(error))),
+    }
+}
+
+pub async fn a_conflict_of_an_update_in_the_work_is_known<DB: Bed>(site: Site<DB>)
+where
+    i64: Value<DB>,
+{
+    accounts(&site).await;
+    let site = &site;
+    macro_rules! wrapped {
+        ($($what:literal: $wrap:expr),+ $(,)?) => {
+            $(is_tried_again(site, $what, async |tx| $wrap(overtaken(site, tx).await)).await;)+
+        };
+    }
+    wrapped! {
+        "as it is": (|error| error),
+        "converted": App::from,
+        "any": AnyError::from,
+        "its cause": cause,
+        "its cause, converted": (|error| App::from(cause(error))),
+    }
+}
+
+fn cause(error: UpdateError<Infallible>) -> Error {
+    match error {
+        UpdateError::Computation(never) => match never {},
+        UpdateError::Failed(error) => error,
+    }
+}
+
+/// An update in the transaction, between whose read and write another changes the row. On SQLite only one transaction
+/// writes at a time: there it is an update beside it.
+async fn overtaken<DB: Bed>(site: &Site<DB>, tx: &mut DB::Connection) -> UpdateError<Infallible>
+where
+    i64: Value<DB>,
+{
+    let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
+    let table = VersionedTable::<DB>::new(site.pool.clone(), columns).unwrap();
+    let pool = site.pool_of(1).await;
+    let updated = if site.server.name == "sqlite" {
+        DB::execute(&pool, "PRAGMA busy_timeout = 0").await.unwrap();
+        let mut beside = pool.begin().await.unwrap();
+        table.update_in(&mut beside, "other", |balance| Ok(balance + 1)).await
+    } else {
+        let overtake = || DB::execute(&pool, "UPDATE account SET version = version + 1 WHERE id = 'other'");
+        let wait = || Handle::current().block_on(overtake()).unwrap();
+        let compute = |balance: &i64| {
+            assert_eq!(block_in_place(wait), 1);
+            Ok(balance + 1)
+        };
+        table.update_in(tx, "other", compute).await
+    };
+    updated.unwrap_err()
+}

@@ -1,0 +1,54 @@
+//! Both strategies under each isolation level that an application may have set for its sessions.
+
+use sqlx::{Pool, pool::PoolOptions};
+
+use crate::{
+    bank::{accounts, locks},
+    bed::{Bed, Site},
+    both::{commits_no_stale_claim, loses_no_update},
+};
+
+/// A pool whose sessions have been told so; the servers' words differ.
+pub async fn pool_at<DB: Bed>(site: &Site<DB>, level: &str) -> Pool<DB> {
+    let sql: &'static str = match (site.server.name, level) {
+        ("postgres", "read committed") => "SET default_transaction_isolation = 'read committed'",
+        ("postgres", "repeatable read") => "SET default_transaction_isolation = 'repeatable read'",
+        ("postgres", "serializable") => "SET default_transaction_isolation = 'serializable'",
+        (_, "read committed") => "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        (_, "repeatable read") => "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
+        (_, "serializable") => "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+        ("mariadb", "snapshot isolation") => "SET SESSION innodb_snapshot_isolation = ON",
+        other => panic!("{other:?}"),
+    };
+    let options = PoolOptions::new().max_connections(10).test_before_acquire(false);
+    let options =
+        options.after_connect(move |conn, _| Box::pin(async move { DB::execute_on(conn, sql).await.map(drop) }));
+    options.connect(&site.url).await.unwrap()
+}
+
+/// No update is lost, no stale claim commits, and no contention comes up as an error of the database.
+async fn holds_at<DB: Bed>(site: Site<DB>, level: &str) {
+    accounts(&site).await;
+    let site = site.over(pool_at(&site, level).await);
+    for (name, lock) in locks(&site.pool) {
+        loses_no_update(&site, name, std::slice::from_ref(&lock)).await.unwrap();
+        commits_no_stale_claim(&site, name, &*lock).await.unwrap();
+    }
+}
+
+pub async fn read_committed<DB: Bed>(site: Site<DB>) {
+    holds_at(site, "read committed").await;
+}
+
+pub async fn repeatable_read<DB: Bed>(site: Site<DB>) {
+    holds_at(site, "repeatable read").await;
+}
+
+pub async fn serializable<DB: Bed>(site: Site<DB>) {
+    holds_at(site, "serializable").await;
+}
+
+/// MariaDB then has an error of its own for a row that somebody else changed.
+pub async fn snapshot_isolation<DB: Bed>(site: Site<DB>) {
+    holds_at(site, "snapshot isolation").await;
+}

@@ -1,0 +1,327 @@
+//! What becomes of work in a transaction: its errors, its misbehaviour, its retries.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use rowlock::{Certainty, Error, Reason, ResourceLock, ResourceLockExt, Retry, Token, TransactionError, Tx};
+use sqlx::{Connection as _, Pool};
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    bank::{LEASE, Lock, OPENING, accounts, balance, balance_in, deduct, locks, locks_with, version, write_in},
+    bed::{Bed, PATIENCE, Site, acquired, eventually},
+    contention::contention,
+};
+
+#[derive(Debug, PartialEq, thiserror::Error)]
+enum Reply {
+    #[error("code {0}")]
+    Code(u8),
+}
+
+/// Runs `work` under both strategies, each on a pool of one connection, and with it whatever the transaction did to the pool.
+async fn on_both<DB: Bed>(site: &Site<DB>, check: impl AsyncFn(&'static str, Lock<DB>)) {
+    accounts(site).await;
+    for strategy in 0..2 {
+        let pool = site.pool_of(1).await;
+        let (name, lock) = locks(&pool)[strategy].clone();
+        check(name, lock.clone()).await;
+        is_clean(&pool, lock.as_ref(), name).await;
+    }
+}
+
+/// The pool's only connection serves, in no transaction, and the next transaction goes through.
+async fn is_clean<DB: Bed>(pool: &Pool<DB>, lock: &dyn ResourceLock<DB>, account: &str) {
+    let mut conn = timeout(PATIENCE, pool.acquire()).await.unwrap().unwrap();
+    assert!(!conn.is_in_transaction(), "{account}: the connection counts a transaction that is over");
+    DB::execute_on(&mut conn, DB::BEGIN).await.unwrap(); // on SQLite an error if there is a transaction
+    DB::execute_on(&mut conn, "ROLLBACK").await.unwrap();
+    drop(conn);
+    timeout(PATIENCE, deduct(lock, account, 1)).await.unwrap().unwrap();
+}
+
+/// Nothing of the transaction is there.
+async fn nothing_happened<DB: Bed>(site: &Site<DB>, account: &str) {
+    assert_eq!((balance(site, account).await, version(site, account).await), (OPENING, 0), "{account}");
+}
+
+pub async fn the_works_own_error_comes_back_and_rolls_back<DB: Bed>(site: Site<DB>) {
+    on_both(&site, async |name, lock| {
+        let runs = AtomicU32::new(0);
+        let failed = lock.transaction(name, |mut tx, _| {
+            runs.fetch_add(1, SeqCst);
+            async move {
+                write_in::<DB>(&mut tx, name, 1).await.unwrap();
+                Err::<(), _>(Reply::Code(7))
+            }
+        });
+        let error = failed.await.unwrap_err();
+        assert!(matches!(error, TransactionError::Work(Reply::Code(7))), "{error:?}");
+        assert_eq!(runs.load(SeqCst), 1);
+        nothing_happened(&site, name).await;
+        if name == LEASE {
+            assert_eq!(site.column(name, "status").await.as_deref(), Some("F"));
+            assert_eq!(acquired(site.lock().try_acquire(name).await).taken_over_from(), None);
+        }
+    })
+    .await;
+}
+
+/// Misbehaves once in a transaction that has written; it has to be found out.
+async fn is_found_out<DB: Bed, W, F>(lock: &Lock<DB>, name: &'static str, misbehave: W)
+where
+    W: Fn(Tx<DB>) -> F,
+    F: Future<Output = ()>,
+{
+    let done = lock.transaction(name, |mut tx, _| {
+        let misbehave = &misbehave;
+        async move {
+            write_in::<DB>(&mut tx, name, 1).await?;
+            misbehave(tx).await;
+            Ok::<_, sqlx::Error>(())
+        }
+    });
+    let error = timeout(PATIENCE, done).await.unwrap().unwrap_err();
+    assert!(matches!(error, TransactionError::Failed(Error::TransactionOver { .. })), "{name}: {error:?}");
+}
+
+/// An error after which the transaction is over, whatever the work makes of it.
+pub async fn work_that_swallows_an_error_is_found_out<DB: Bed>(site: Site<DB>) {
+    on_both(&site, async |name, lock| {
+        is_found_out(&lock, name, |tx| end_by_an_error(&site, tx)).await;
+        nothing_happened(&site, name).await;
+    })
+    .await;
+}
+
+async fn end_by_an_error<DB: Bed>(site: &Site<DB>, mut tx: Tx<DB>) {
+    match site.server.name {
+        "postgres" => drop(DB::execute_on(&mut tx, "SELECT 1/0").await.unwrap_err()),
+        "sqlite" => {
+            let sql = "INSERT OR ROLLBACK INTO account VALUES ('other', 0, 0)";
+            DB::execute_on(&mut tx, sql).await.unwrap_err();
+        }
+        _ => deadlock(site, tx).await,
+    }
+}
+
+/// A deadlock in which the transaction is the victim, as it has written less than the other.
+async fn deadlock<DB: Bed>(site: &Site<DB>, mut tx: Tx<DB>) {
+    let mut other = site.pool.begin_with(DB::BEGIN).await.unwrap();
+    for row in 0..20 {
+        DB::execute_on(&mut other, &format!("INSERT INTO account VALUES ('row {row}', 0, 0)")).await.unwrap();
+    }
+    write_in::<DB>(&mut other, "other", 1).await.unwrap();
+    let account = DB::text_on(&mut tx, "SELECT id FROM account WHERE balance = 1").await.unwrap().unwrap();
+    let theirs = write_in::<DB>(&mut other, &account, 2);
+    let ours = write_in::<DB>(&mut tx, "other", 2);
+    let (theirs, ours) = tokio::join!(theirs, ours);
+    assert!(theirs.is_ok() && ours.is_err(), "{theirs:?} {ours:?}");
+    other.rollback().await.unwrap();
+}
+
+pub async fn work_that_rolls_back_is_found_out<DB: Bed>(site: Site<DB>) {
+    on_both(&site, async |name, lock| {
+        is_found_out(&lock, name, async |mut tx| assert!(DB::execute_on(&mut tx, "ROLLBACK").await.is_ok())).await;
+        nothing_happened(&site, name).await;
+    })
+    .await;
+}
+
+/// What it committed itself stands; the version, which is confirmed last, does not move.
+pub async fn work_that_commits_is_found_out<DB: Bed>(site: Site<DB>) {
+    on_both(&site, async |name, lock| {
+        is_found_out(&lock, name, async |mut tx| assert!(DB::execute_on(&mut tx, "COMMIT").await.is_ok())).await;
+        assert_eq!((balance(&site, name).await, version(&site, name).await), (1, 0));
+    })
+    .await;
+}
+
+pub async fn work_that_commits_and_begins_anew_is_found_out<DB: Bed>(site: Site<DB>) {
+    on_both(&site, async |name, lock| {
+        let anew = async |mut tx: Tx<DB>| {
+            DB::execute_on(&mut tx, "COMMIT").await.unwrap();
+            DB::execute_on(&mut tx, DB::BEGIN).await.unwrap();
+            write_in::<DB>(&mut tx, name, 2).await.unwrap();
+        };
+        is_found_out(&lock, name, anew).await;
+        assert_eq!((balance(&site, name).await, version(&site, name).await), (1, 0));
+    })
+    .await;
+}
+
+/// The work ends the transaction and fails as well: its error comes back, and the pool is none the worse.
+pub async fn work_that_rolls_back_and_fails_leaves_the_pool_clean<DB: Bed>(site: Site<DB>) {
+    on_both(&site, async |name, lock| {
+        let failed = lock.transaction(name, |mut tx, _| async move {
+            write_in::<DB>(&mut tx, name, 1).await.unwrap();
+            DB::execute_on(&mut tx, "ROLLBACK").await.unwrap();
+            Err::<(), _>(Reply::Code(8))
+        });
+        let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
+        assert!(matches!(error, TransactionError::Work(Reply::Code(8))), "{error:?}");
+        nothing_happened(&site, name).await;
+    })
+    .await;
+}
+
+pub async fn work_that_forgets_an_inner_transaction_is_found_out<DB: Bed>(site: Site<DB>) {
+    on_both(&site, async |name, lock| {
+        is_found_out(&lock, name, async |mut tx| std::mem::forget(tx.begin().await.unwrap())).await;
+        nothing_happened(&site, name).await;
+    })
+    .await;
+}
+
+pub async fn work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_clean<DB: Bed>(site: Site<DB>) {
+    on_both(&site, async |name, lock| {
+        let failed = lock.transaction(name, |mut tx, _| async move {
+            write_in::<DB>(&mut tx, name, 1).await.unwrap();
+            std::mem::forget(tx.begin().await.unwrap());
+            Err::<(), _>(Reply::Code(9))
+        });
+        let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
+        assert!(matches!(error, TransactionError::Work(Reply::Code(9))), "{error:?}");
+        nothing_happened(&site, name).await;
+    })
+    .await;
+}
+
+/// An inner transaction that is dropped is rolled back, and one that is committed is part of the whole.
+pub async fn inner_transactions_are_the_works_own<DB: Bed>(site: Site<DB>) {
+    on_both(&site, async |name, lock| {
+        let done = lock.transaction(name, |mut tx, _| async move {
+            write_in::<DB>(&mut tx, name, 900).await?;
+            write_in::<DB>(&mut *tx.begin().await?, name, 1).await?;
+            let mut inner = tx.begin().await?;
+            let left = balance_in::<DB>(&mut inner, name).await? - 50;
+            write_in::<DB>(&mut inner, name, left).await?;
+            inner.commit().await
+        });
+        timeout(PATIENCE, done).await.unwrap().unwrap();
+        assert_eq!(balance(&site, name).await, 850);
+    })
+    .await;
+}
+
+/// Its connection is closed when the work lets go of it at last, and so is what was open on it.
+pub async fn work_that_keeps_the_transaction_is_found_out<DB: Bed>(site: Site<DB>) {
+    on_both(&site, async |name, lock| {
+        let kept = Mutex::new(None);
+        is_found_out(&lock, name, async |tx| drop(kept.lock().unwrap().replace(tx))).await;
+        assert!(kept.lock().unwrap().take().is_some());
+        nothing_happened(&site, name).await;
+    })
+    .await;
+}
+
+/// MySQL and MariaDB commit before and after a statement that changes a table's shape.
+pub async fn work_that_commits_without_a_word_is_found_out<DB: Bed>(site: Site<DB>) {
+    on_both(&site, async |name, lock| {
+        let shape = format!("CREATE TABLE by_{name} (id int)");
+        is_found_out(&lock, name, async |mut tx| assert!(DB::execute_on(&mut tx, &shape).await.is_ok())).await;
+        assert_eq!(version(&site, name).await, 0);
+    })
+    .await;
+}
+
+pub async fn retries_that_are_used_up_are_a_conflict<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let few = Retry { attempts: 3, within: PATIENCE };
+    let short = Retry { attempts: 1_000_000, within: Duration::from_millis(500) };
+    for retry in [few, short] {
+        for (name, lock) in locks_with(&site.pool, retry) {
+            let (since, runs) = (Instant::now(), AtomicU32::new(0));
+            let done = lock.transaction(name, |mut tx, _| {
+                runs.fetch_add(1, SeqCst);
+                let site = &site;
+                async move {
+                    write_in::<DB>(&mut tx, name, 1).await?;
+                    Err::<(), _>(contention(site, &mut tx).await)
+                }
+            });
+            let (done, runs) = (timeout(PATIENCE, done).await.unwrap(), runs.load(SeqCst));
+            match done {
+                Err(TransactionError::Failed(Error::Conflict { attempts, key, .. })) => {
+                    assert_eq!((attempts, key.as_str()), (runs, name));
+                }
+                // The time was up in the middle of an attempt.
+                Err(TransactionError::Failed(Error::TimedOut { outcome: Certainty::NothingChanged, .. }))
+                    if retry == short => {}
+                Err(TransactionError::Failed(Error::NoConnection { .. })) if retry == short => {}
+                other => panic!("{name}: {other:?}"),
+            }
+            assert!(if retry == few { runs == 3 } else { runs > 1 && since.elapsed() >= short.within });
+            nothing_happened(&site, name).await;
+        }
+    }
+}
+
+pub async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: Bed>(site: Site<DB>) {
+    let _held = acquired(site.lock().try_acquire("k").await);
+    let within = Duration::from_millis(600);
+    let lock = site.lock().retry(Retry { attempts: 5, within }).unwrap();
+    let since = Instant::now();
+    let done = lock.transaction("k", async |_, _| -> Result<(), Infallible> { panic!("it does not begin") });
+    match timeout(PATIENCE, done).await.unwrap() {
+        Err(TransactionError::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Held),
+        other => panic!("{other:?}"),
+    }
+    assert!(since.elapsed() >= within);
+}
+
+/// Released for the second attempt, it would be refused within its window.
+pub async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let lock = site.lock().once_per(Duration::from_secs(3600)).unwrap();
+    let tokens = Mutex::new(Vec::<Token>::new());
+    let done = lock.transaction(LEASE, |mut tx, claim| {
+        tokens.lock().unwrap().push(claim.token);
+        let (site, first) = (&site, tokens.lock().unwrap().len() == 1);
+        async move {
+            write_in::<DB>(&mut tx, LEASE, 999).await?;
+            if first { Err(contention(site, &mut tx).await) } else { Ok(()) }
+        }
+    });
+    timeout(PATIENCE, done).await.unwrap().unwrap();
+    let tokens = tokens.into_inner().unwrap();
+    assert!(tokens.len() == 2 && tokens[0] == tokens[1], "{tokens:?}");
+    assert_eq!((balance(&site, LEASE).await, site.column(LEASE, "status").await.as_deref()), (999, Some("S")));
+    let since = Instant::now();
+    let again = lock.transaction(LEASE, async |_, _| -> Result<(), Infallible> { panic!("it does not begin") });
+    match again.await {
+        Err(TransactionError::Refused(refusal)) => assert_eq!(refusal.reason, Reason::WithinWindow),
+        other => panic!("{other:?}"),
+    }
+    assert!(since.elapsed() < PATIENCE / 4, "refused at once");
+}
+
+pub async fn a_panic_in_the_work_rolls_back_and_abandons_the_key<DB: Bed>(site: Site<DB>) {
+    on_both(&site, async |name, lock| {
+        let panicking = tokio::spawn(async move {
+            let work = async |mut tx: Tx<DB>, _| -> Result<(), sqlx::Error> {
+                write_in::<DB>(&mut tx, name, 1).await?;
+                panic!("in the work")
+            };
+            lock.transaction(name, work).await
+        });
+        assert!(timeout(PATIENCE, panicking).await.unwrap().unwrap_err().is_panic());
+        if name == LEASE {
+            let other = site.lock();
+            let taken_over = || async {
+                let lease = other.try_acquire(name).await.unwrap().acquired();
+                lease.is_some_and(|lease| lease.taken_over_from().is_some())
+            };
+            eventually("the key is abandoned", taken_over).await;
+            other.shutdown().await;
+        }
+        nothing_happened(&site, name).await;
+    })
+    .await;
+}
