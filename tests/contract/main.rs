@@ -13,6 +13,7 @@ mod cancelled;
 mod child;
 mod door;
 mod events;
+mod examples;
 mod keeping;
 mod line;
 mod migrations;
@@ -110,12 +111,18 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             a_key_of_the_articles_table_is_found_by_its_index;
         both: no_update_is_lost_with_32_workers;
         trips: round_trips_are_as_stated;
+        examples: deduct_shows_exact_balances_each_way, deduct_tells_a_wrong_balance;
         cancelled:
             a_try_on_a_free_row, a_try_on_a_missing_row, a_takeover, a_refused_try, a_renewal, a_release, an_abandonment,
             a_run, a_shutdown, a_migration;
         replies: abandoning_a_lost_lease_changes_nothing, an_abandonment_waits_for_a_transaction_at_the_row;
     }
     if server.name == "sqlite" {
+        tests! {
+            examples:
+                deduct_refuses_what_it_does_not_know, fencing_refuses_the_late_write_that_nothing_else_stops,
+                scheduled_job_hands_over;
+        }
         return; // it has no network on which anything could get lost, and its columns have no width
     }
     if server.name == "postgres" {
