@@ -99,12 +99,7 @@ impl<DB: Database> VersionedTable<DB, i64> {
     }
 }
 
-impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
-    /// The same table with values of another type, such as `rust_decimal::Decimal`: any that sqlx reads from and writes to the column.
-    pub fn of<U: Value<DB>>(self) -> VersionedTable<DB, U> {
-        VersionedTable { rows: self.rows, value: PhantomData }
-    }
-
+impl<DB: Database, V> VersionedTable<DB, V> {
     /// How long an update tries again: 100 attempts within 10 s unless set.
     ///
     /// # Errors
@@ -112,6 +107,13 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     pub fn retry(mut self, retry: Retry) -> Result<Self, Error> {
         self.rows.retry = retry.checked()?;
         Ok(self)
+    }
+}
+
+impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
+    /// The same table with values of another type, such as `rust_decimal::Decimal`: any that sqlx reads from and writes to the column.
+    pub fn of<U: Value<DB>>(self) -> VersionedTable<DB, U> {
+        VersionedTable { rows: self.rows, value: PhantomData }
     }
 
     /// Reads a value; `None` if there is no such row. One round trip.

@@ -185,8 +185,12 @@ where
     F: Future<Output = ()> + 'static,
 {
     let url = server.url();
-    let needs = server.variable.filter(|_| url.is_none()).map(|variable| format!("needs {variable}"));
-    let ignored = url.is_none() || (name.starts_with("sqlx_cli") && std::env::var_os("SQLX_CLI").is_none());
+    let needs = match server.variable {
+        Some(variable) if url.is_none() => Some(variable),
+        _ if name.starts_with("sqlx_cli") && std::env::var_os("SQLX_CLI").is_none() => Some("SQLX_CLI"),
+        _ if module == "examples" && !crate::examples::are_built() => Some("cargo build --examples"),
+        _ => None,
+    };
     let run = move || -> Result<(), Failed> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let url = url.ok_or("no URL")?;
@@ -206,8 +210,8 @@ where
             text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default().into()
         })
     };
-    let trial = Trial::test(format!("{}::{module}::{name}", server.name), run).with_ignored_flag(ignored);
-    trial.with_kind(needs.unwrap_or_default())
+    let trial = Trial::test(format!("{}::{module}::{name}", server.name), run).with_ignored_flag(needs.is_some());
+    trial.with_kind(needs.map(|what| format!("needs {what}")).unwrap_or_default())
 }
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]

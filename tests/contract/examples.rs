@@ -1,0 +1,117 @@
+//! The examples as a user runs them: they check themselves, and what they say is looked at here.
+
+use std::{
+    fs,
+    io::Result,
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use rowlock::Status;
+use tokio::{process::Command, time::timeout};
+
+use crate::bed::{Bed, Site, acquired, eventually};
+
+const NAMES: [&str; 3] = ["deduct", "fencing", "scheduled_job"];
+/// A story may take its time on a slow machine.
+const STORY: Duration = Duration::from_secs(300);
+
+/// Whether every example stands beside this program, newer than what it is made from. `cargo test` sees to that, `cargo test --test contract` does not.
+pub fn are_built() -> bool {
+    NAMES.iter().all(|name| is_fresh(&program(name)).unwrap_or(false))
+}
+
+/// By cargo's own list of the files that it was made from.
+fn is_fresh(program: &Path) -> Result<bool> {
+    let built = fs::metadata(program)?.modified()?;
+    let list = fs::read_to_string(program.with_extension("d"))?.replace("\\ ", "\0");
+    for source in list.split_whitespace().skip(1) {
+        if fs::metadata(source.replace('\0', " "))?.modified()? > built {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn program(name: &str) -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    tests.parent().and_then(Path::parent).unwrap().join("examples").join(name)
+}
+
+fn example(name: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program(name));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command
+}
+
+async fn ended(mut example: Command) -> (Option<i32>, String) {
+    let Output { status, stdout, stderr } = timeout(STORY, example.output()).await.expect("it ends").unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap())
+}
+
+pub async fn deduct_shows_exact_balances_each_way<DB: Bed>(site: Site<DB>) {
+    let mut arguments = vec!["--accounts", "1", "--deductions", "5"];
+    // There it needs nothing.
+    if site.server.name != "sqlite" {
+        arguments.extend(["--database-url", &site.url]);
+    }
+    let (status, said) = ended(example("deduct", &arguments)).await;
+    assert_eq!(status, Some(0), "{said}");
+    for way in ["lease", "version", "VersionedTable::deduct"] {
+        let line = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let line = line.filter(|fields| fields.len() == 7).find(|fields| fields[0] == way).expect(&said);
+        let number = |field: usize| line[field].parse::<u32>().expect(&said);
+        let (committed, ran, in_vain) = (number(1), number(2), number(3));
+        assert_eq!((committed, in_vain, line[6]), (32 * 5, ran - committed, "exact"), "{said}");
+        assert!(way == "lease" || in_vain > 0, "32 workers on one account get in each other's way: {said}");
+    }
+    assert!(DB::execute(&site.pool, "SELECT 1 FROM rowlock_example").await.is_err(), "its table is gone");
+}
+
+/// Somebody changes a balance while the only worker waits for the key.
+pub async fn deduct_tells_a_wrong_balance<DB: Bed>(site: Site<DB>) {
+    let lease = acquired(site.lock().try_acquire("example-account-0").await);
+    let few = ["--workers", "1", "--accounts", "1", "--deductions", "1"];
+    let deducting =
+        example("deduct", &[&few, ["--strategy", "lease", "--database-url", &site.url].as_slice()].concat());
+    let deducting = tokio::spawn(ended(deducting));
+    let change = "UPDATE rowlock_example SET balance = balance + 7";
+    eventually("there is an account", async || DB::execute(&site.pool, change).await.is_ok_and(|rows| rows == 1)).await;
+    lease.release(Status::Succeeded).await.unwrap();
+    let (status, said) = deducting.await.unwrap();
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("WRONG") && said.contains("a balance is wrong"), "{said}");
+    assert!(DB::execute(&site.pool, change).await.is_err(), "its table is gone");
+}
+
+pub async fn deduct_refuses_what_it_does_not_know<DB: Bed>(_: Site<DB>) {
+    for wrong in [&["--account", "1"] as &[_], &["--strategy", "hope"], &["--workers"], &["--workers", "many"], &["1"]]
+    {
+        let (status, said) = ended(example("deduct", wrong)).await;
+        assert_eq!(status, Some(2), "{wrong:?}: {said}");
+        assert!(said.contains("Usage: deduct"), "{wrong:?}: {said}");
+    }
+    let (status, said) = ended(example("deduct", &["--help"])).await;
+    assert!(status == Some(0) && said.starts_with("Usage: deduct"), "{said}");
+}
+
+pub async fn fencing_refuses_the_late_write_that_nothing_else_stops<DB: Bed>(_: Site<DB>) {
+    let (status, said) = ended(example("fencing", &[])).await;
+    assert_eq!(status, Some(0), "{said}");
+    let (checked, unchecked) = said.split_once("does not look at tokens").expect(&said);
+    for (story, answer, left) in [(checked, "refused", "second"), (unchecked, "stored", "first")] {
+        let late =
+            ["-- first is woken up --", "first", "wrote:", answer, "looked again: held = false", "could not release"];
+        let mut rest = story;
+        for part in late.into_iter().chain(["storage", &format!("written by {left}")]) {
+            rest = rest.split_once(part).unwrap_or_else(|| panic!("no {part:?} in time: {said}")).1;
+        }
+    }
+}
+
+pub async fn scheduled_job_hands_over<DB: Bed>(_: Site<DB>) {
+    let (status, said) = ended(example("scheduled_job", &[])).await;
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("taken over from node-1"), "{said}");
+}
