@@ -213,7 +213,7 @@ pub enum Error {
     /// The transaction was over before its commit: the work went on after an error of the database, ended the transaction
     /// itself, or kept it. Nothing that it wrote before that was committed by rowlock.
     #[error(
-        "the transaction under key {:?} was over before its commit: the work has to let every database error out, must not commit, roll back or keep the transaction, and run nothing that commits by itself; what it wrote after that may stand", key.as_str()
+        "the transaction under key {:?} was over before its commit: the work has to let every database error out, must not commit, roll back or keep the transaction, and run nothing that commits by itself; what it wrote after that may stand{}", key.as_str(), told(source)
     )]
     TransactionOver {
         /// The key.
@@ -245,6 +245,10 @@ pub enum Error {
         /// The driver's error.
         source: sqlx::Error,
     },
+}
+
+fn told(source: &Option<sqlx::Error>) -> String {
+    source.as_ref().map(|source| format!(" ({source})")).unwrap_or_default()
 }
 
 /// What lies at the root of a conflict.
@@ -339,6 +343,9 @@ impl Error {
     /// Whether the same call may succeed a little later, with nobody changing anything.
     pub fn is_retryable(&self) -> bool {
         match self {
+            // What may have been written is not to be written again.
+            Self::TimedOut { action: Action::Update | Action::Commit, outcome: Certainty::Unknown, .. }
+            | Self::Database { action: Action::Update | Action::Commit, outcome: Certainty::Unknown, .. } => false,
             Self::TimedOut { .. } | Self::NoConnection { .. } | Self::Conflict { .. } => true,
             Self::Database { source, .. } => fault(source).is_transient(),
             _ => false,

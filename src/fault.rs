@@ -37,6 +37,17 @@ pub fn fault(error: &sqlx::Error) -> Fault {
     }
 }
 
+/// Whether a server's error says for sure that a COMMIT was not carried out.
+pub fn refuses_commit(error: &sqlx::Error) -> bool {
+    let Some(server) = error.as_database_error() else { return false };
+    // Other errors are rare there, and some come after the engine has committed.
+    #[cfg(feature = "mysql")]
+    if server.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().is_some() {
+        return server_fault(server) == Fault::Contention;
+    }
+    server_fault(server) != Fault::Outage
+}
+
 /// Whether contention lies at the root of an error of the application's, however deep it is wrapped.
 pub fn contended(error: &(dyn StdError + 'static)) -> bool {
     // What is wrapped without being shown (`transparent`, an `Arc`) shows only its own source: the server's error, or `Contention`.
@@ -74,7 +85,8 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
             "42P01" => Fault::MissingTable,
             "42703" => Fault::MissingColumn,
             "25006" => Fault::ReadOnly,
-            "40003" | "53300" => Fault::Outage,
+            // 25P03, 25P04: the session was ended for sitting idle in a transaction, or for its length
+            "25P03" | "25P04" | "40003" | "53300" => Fault::Outage,
             code if code.starts_with("08") || code.starts_with("57P") => Fault::Outage,
             _ => Fault::Other,
         };
@@ -82,12 +94,12 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
     #[cfg(feature = "mysql")]
     if let Some(error) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
         return match error.number() {
-            1213 | 1205 | 1020 | 3572 => Fault::Contention,
+            1213 | 1205 | 1020 | 3101 | 3572 => Fault::Contention,
             1146 => Fault::MissingTable,
             1054 => Fault::MissingColumn,
             1290 | 1792 | 1836 => Fault::ReadOnly,
-            // 1047: a Galera node outside its cluster; 1180, 1317: a COMMIT that was cut short
-            1040 | 1047 | 1053 | 1180 | 1317 | 1927 => Fault::Outage,
+            // 1047: a Galera node outside its cluster; 1180, 1317, 1969: a COMMIT that was cut short; 3169, 4031: the session was ended
+            1040 | 1047 | 1053 | 1180 | 1203 | 1226 | 1317 | 1927 | 1969 | 3169 | 4031 => Fault::Outage,
             _ => Fault::Other,
         };
     }

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     fault::Fault,
-    key::{Claim, Holder},
+    key::Claim,
     rules::Terms,
     store::{
         Change, Database, Outcome,
@@ -49,6 +49,11 @@ pub(crate) struct Held {
 }
 
 impl Held {
+    /// What tells this lease from all others of the process, for as long as it lives.
+    fn id(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     pub fn deadline(&self) -> Instant {
         *lock(&self.deadline)
     }
@@ -90,7 +95,8 @@ struct State {
     running: bool,
     /// When the task looks next, of its own accord.
     wakes_at: Instant,
-    leases: HashMap<Holder, Kept>,
+    /// By [`Held::id`]: a claim that is resumed is kept once more.
+    leases: HashMap<usize, Kept>,
     endings: Vec<Ending>,
     end_at: Instant,
 }
@@ -124,7 +130,6 @@ impl<DB: Database> Keeper<DB> {
 
     /// Begins to renew a claim that was granted to a request sent at `sent`.
     pub fn hold(self: &Arc<Self>, claim: Claim, sent: Instant) -> Arc<Held> {
-        let holder = claim.holder;
         let held = Arc::new(Held {
             claim,
             since: Instant::now(),
@@ -134,7 +139,7 @@ impl<DB: Database> Keeper<DB> {
         });
         let renew_at = sent + self.lease / 3;
         let mut state = lock(&self.state);
-        state.leases.insert(holder, Kept { held: held.clone(), renew_at });
+        state.leases.insert(held.id(), Kept { held: held.clone(), renew_at });
         if renew_at < state.wakes_at {
             self.work.notify_one();
         }
@@ -144,7 +149,7 @@ impl<DB: Database> Keeper<DB> {
 
     /// Renews a claim no more.
     pub fn let_go(&self, held: &Held) {
-        lock(&self.state).leases.remove(&held.claim.holder);
+        lock(&self.state).leases.remove(&held.id());
     }
 
     /// Tells the work that the claim is lost.
@@ -157,7 +162,7 @@ impl<DB: Database> Keeper<DB> {
     pub fn abandon(self: &Arc<Self>, held: Arc<Held>) -> oneshot::Receiver<Outcome> {
         let (outcome, receiver) = oneshot::channel();
         let mut state = lock(&self.state);
-        state.leases.remove(&held.claim.holder);
+        state.leases.remove(&held.id());
         self.pending.send_modify(|count| *count += 1);
         state.endings.push(Ending { held, outcome: Some(outcome), unanswered: false, pending: self.pending.clone() });
         self.work.notify_one();
@@ -182,7 +187,7 @@ impl<DB: Database> Keeper<DB> {
             Outcome::Done => {
                 tracing::trace!(key = %held.claim.key, token = %held.claim.token, "renewed");
                 held.hold_until(self.deadline(sent, self.lease));
-                if let Some(kept) = lock(&self.state).leases.get_mut(&held.claim.holder) {
+                if let Some(kept) = lock(&self.state).leases.get_mut(&held.id()) {
                     kept.renew_at = sent + self.lease / 3;
                 }
             }
@@ -307,7 +312,7 @@ impl<DB: Database> Keeper<DB> {
         let mut state = lock(&self.state);
         for (place, held) in batch.iter().enumerate() {
             // Who let go of it meanwhile has ended it.
-            let Some(kept) = state.leases.get_mut(&held.claim.holder) else { continue };
+            let Some(kept) = state.leases.get_mut(&held.id()) else { continue };
             match reply.as_ref().ok().and_then(|outcomes| outcomes.get(place)) {
                 Some(Outcome::Done) => {
                     tracing::trace!(key = %held.claim.key, token = %held.claim.token, "renewed");
@@ -319,7 +324,7 @@ impl<DB: Database> Keeper<DB> {
                     held.hold_until(self.deadline(sent, left));
                     kept.renew_at = soon.max(sent + left.saturating_sub(self.lease * 2 / 3));
                 }
-                Some(Outcome::Lost) => lost.extend(state.leases.remove(&held.claim.holder)),
+                Some(Outcome::Lost) => lost.extend(state.leases.remove(&held.id())),
                 None => kept.renew_at = soon,
             }
         }

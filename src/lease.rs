@@ -167,7 +167,11 @@ impl<DB: Database> Lease<DB> {
         let result = self.try_release(status).await;
         // What is not known to be ended is abandoned when `self` is dropped.
         self.ended = matches!(result, Ok(()) | Err(Error::Lost { .. }));
-        tracing::info!(key = %self.key(), token = %self.token(), status = status.letter(), error = ?result.as_ref().err(), "released");
+        let (key, token, status) = (self.key(), self.token(), status.letter());
+        match &result {
+            Ok(()) => tracing::info!(%key, %token, status, "released"),
+            Err(error) => tracing::warn!(%key, %token, status, %error, "not released"),
+        }
         result
     }
 

@@ -179,6 +179,10 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
         self.settings.retry
     }
 
+    fn time_limit(&self) -> Duration {
+        self.settings.time_limit
+    }
+
     fn pool(&self) -> &Pool<DB> {
         &self.settings.pool
     }

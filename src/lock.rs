@@ -3,7 +3,7 @@
 use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use sqlx::Pool;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -70,6 +70,9 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
 
     /// How long conflicts are tried again.
     fn retry(&self) -> Retry;
+
+    /// How long one statement may take, COMMIT too.
+    fn time_limit(&self) -> Duration;
 
     /// Where transactions are begun.
     fn pool(&self) -> &Pool<DB>;
@@ -256,7 +259,7 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// Runs `work` in a transaction that commits only if the claim on `key` stands to its end: acquire, begin, work, confirm, commit, release.
     ///
     /// Conflicts, losses before the commit, and errors that mean contention, also those that the work itself met, are rolled back and tried again:
-    /// the work may run several times, and keeps to the transaction. It lets every database error out, neither commits nor rolls back, and gives
+    /// the work may run several times, and keeps to the transaction. The isolation level is the connection's: a statement that sets it comes too late. It lets every database error out, neither commits nor rolls back, and gives
     /// the transaction back by dropping it. A work that ran into contention is known by its error's chain of sources ([`WorkError`]).
     ///
     /// A failure to release after the commit is no failure of the transaction: it goes into the log, and the lease ends by itself.
@@ -279,7 +282,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
     async fn acquire(&self, key: &str, wait: Duration) -> Result<Attempt<Grant<DB>>, Error> {
         let now = Instant::now();
         let until = now.checked_add(wait).unwrap_or(now + crate::settings::DAY * 3653);
-        let mut backoff = Backoff::default();
+        let mut backoff = Backoff::up_to(Duration::from_secs(1));
         loop {
             let refusal = match self.try_acquire(key).await? {
                 Attempt::Refused(refusal) => refusal,
@@ -289,13 +292,15 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
                 }
             };
             let left = until.saturating_duration_since(Instant::now());
-            let only_time_helps = refusal.reason == Reason::WithinWindow;
-            let in_vain = only_time_helps && refusal.retry_after.is_some_and(|after| after > left);
-            if left.is_zero() || in_vain {
+            let window = refusal.retry_after.filter(|_| refusal.reason == Reason::WithinWindow);
+            if left.is_zero() || window.is_some_and(|window| window > left) {
                 return Ok(Attempt::Refused(refusal));
             }
-            // A holder may end early; its lease's end is not slept through.
-            backoff.pause(refusal.retry_after.unwrap_or(left).min(left)).await;
+            match window {
+                Some(window) => sleep(window).await,
+                // A holder may end early; its lease's end is not slept through.
+                None => backoff.pause(refusal.retry_after.unwrap_or(left).min(left)).await,
+            }
         }
     }
 
@@ -361,6 +366,10 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLock<DB> for Arc<L> {
 
     fn retry(&self) -> Retry {
         (**self).retry()
+    }
+
+    fn time_limit(&self) -> Duration {
+        (**self).time_limit()
     }
 
     fn pool(&self) -> &Pool<DB> {

@@ -39,7 +39,12 @@ impl Retry {
     }
 
     pub(crate) fn begin(self) -> Tries {
-        Tries { retry: self, attempt: 1, until: Instant::now() + self.within, backoff: Backoff::default() }
+        Tries {
+            retry: self,
+            attempt: 1,
+            until: Instant::now() + self.within,
+            backoff: Backoff::up_to(Duration::from_millis(100)),
+        }
     }
 }
 
@@ -73,16 +78,26 @@ impl Tries {
 }
 
 /// Pauses that grow, each between half of its bound and the whole.
-#[derive(Default)]
-pub(crate) struct Backoff(u32);
+pub(crate) struct Backoff {
+    pauses: u32,
+    longest: Duration,
+}
 
 impl Backoff {
     const FIRST: Duration = Duration::from_millis(2);
-    const LONGEST: Duration = Duration::from_millis(100);
+
+    pub fn up_to(longest: Duration) -> Self {
+        Self { pauses: 0, longest }
+    }
 
     pub async fn pause(&mut self, most: Duration) {
-        let bound = (Self::FIRST * 2_u32.pow(self.0.min(10))).min(Self::LONGEST);
-        self.0 += 1;
+        let bound = (Self::FIRST * 2_u32.pow(self.pauses.min(10))).min(self.longest);
+        self.pauses += 1;
         sleep(bound.mul_f64(0.5 + fastrand::f64() / 2.0).min(most)).await;
     }
+}
+
+/// A moment before a fresh connection is tried, where the one at hand had gone away.
+pub(crate) async fn outage_pause() {
+    sleep(Duration::from_millis(fastrand::u64(5..30))).await;
 }

@@ -91,9 +91,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Errors
     /// [`Error::InvalidSetting`] for anything shorter or longer.
     pub fn time_limit(self, limit: Duration) -> Result<Self, Error> {
-        let hour = Duration::from_secs(60 * 60);
-        within("a time limit", limit, Duration::from_millis(1), hour, "it has to be from 1 ms to one hour")?;
-        Ok(self.rebuild(|settings| Settings { time_limit: limit, ..settings }))
+        let time_limit = time_limit(limit)?;
+        Ok(self.rebuild(|settings| Settings { time_limit, ..settings }))
     }
 
     /// How long a [`transaction`](crate::ResourceLockExt::transaction) tries again: 100 attempts within 10 s unless set.
@@ -144,6 +143,13 @@ impl<DB: Database> LeaseLock<DB> {
     pub fn renewal_pool(self, pool: Pool<DB>) -> Self {
         self.rebuild(|settings| Settings { renewals: pool, ..settings })
     }
+}
+
+/// Checks how long a statement may take.
+pub(crate) fn time_limit(limit: Duration) -> Result<Duration, Error> {
+    let hour = Duration::from_secs(60 * 60);
+    within("a time limit", limit, Duration::from_millis(1), hour, "it has to be from 1 ms to one hour")?;
+    Ok(limit)
 }
 
 /// Checks a duration and brings it to the databases' precision, the microsecond.

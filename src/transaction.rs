@@ -17,6 +17,7 @@ use crate::{
     fault::{self, Fault, fault},
     key::{Claim, Key},
     lock::{Attempt, Order, Receipt, ResourceLock, ResourceLockExt as _, Settled},
+    retry::outage_pause,
     rules::{Refusal, Status},
     store::{
         Database,
@@ -210,11 +211,13 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         }
         let (tx, lent) = Tx::lend(conn);
         let result = work(tx, self.claim.clone()).await;
-        let conn = lent.returned().ok_or_else(|| self.over(None))?;
-        let value = match result {
-            Ok(value) => value,
-            Err(error) => {
-                roll_back(conn).await;
+        let (value, conn) = match (result, lent.returned()) {
+            (Ok(value), Some(conn)) => (value, conn),
+            (Ok(_), None) => return Err(self.over(None)),
+            (Err(error), conn) => {
+                if let Some(conn) = conn {
+                    roll_back(conn).await;
+                }
                 return Err(if fault::contended(error.cause()) { self.again() } else { Stop::Work(error) });
             }
         };
@@ -233,9 +236,13 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             let reply = timeout_at(self.until, DB::TransactionManager::begin(conn.get(), Some(statement))).await;
             conn.proceed(reply)
         };
-        match begin().await {
-            Ok((conn, ())) => Ok(conn),
-            Err(failure) => Err(self.failed(Action::Begin, failure)),
+        loop {
+            match begin().await {
+                Ok((conn, ())) => return Ok(conn),
+                // The pool may hold connections that went away.
+                Err(failure) if failure.is_outage() && Instant::now() < self.until => outage_pause().await,
+                Err(failure) => return Err(self.failed(Action::Begin, failure)),
+            }
         }
     }
 
@@ -257,10 +264,9 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
 
     /// The work may have swallowed an error that ended the transaction, or have ended it itself.
     async fn check<E>(&self, mut conn: Borrowed<DB>) -> Result<Borrowed<DB>, Stop<E>> {
-        if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 {
-            return Err(self.over(None));
-        }
-        match timeout_at(self.until, DB::intact(conn.get())).await {
+        match timeout_at(self.limit(), DB::intact(conn.get())).await {
+            // Counted now that a savepoint which the work dropped has been rolled back: SQLite's driver does that by and by.
+            Ok(Ok(())) if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 => Err(self.over(None)),
             Ok(Ok(())) => Ok(conn),
             Ok(Err(error)) if error.as_database_error().is_some() && !fault(&error).is_transient() => {
                 roll_back(conn).await;
@@ -272,12 +278,11 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     }
 
     async fn commit<E>(&self, mut conn: Borrowed<DB>, receipt: Option<Receipt>) -> Result<(), Stop<E>> {
-        let limit = Instant::now() + self.lock.retry().within;
-        let reply = timeout_at(limit, DB::TransactionManager::commit(conn.get())).await;
+        let reply = timeout_at(self.limit(), DB::TransactionManager::commit(conn.get())).await;
         let source = match reply {
             Ok(Ok(())) => return conn.settle(reply).map_err(|failure| self.failed(Action::Commit, failure)),
             // The server says that it did not commit.
-            Ok(Err(error)) if error.as_database_error().is_some() && fault(&error) != Fault::Outage => {
+            Ok(Err(error)) if fault::refuses_commit(&error) => {
                 roll_back(conn).await;
                 return Err(self.failed(Action::Commit, Failure::Failed(error)));
             }
@@ -297,6 +302,10 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         }
     }
 
+    fn limit(&self) -> Instant {
+        Instant::now() + self.lock.time_limit()
+    }
+
     fn again<E>(&self) -> Stop<E> {
         Stop::Again { claim_stands: self.lock.order() == Order::First }
     }
@@ -311,7 +320,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             return self.again();
         }
         let subject = format!("{:?}", self.claim.key.as_str());
-        let error = failure.into_error(action, subject, self.lock.retry().within, Certainty::NothingChanged);
+        let error = failure.into_error(action, subject, self.lock.time_limit(), Certainty::NothingChanged);
         Stop::Failed(error)
     }
 

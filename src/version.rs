@@ -3,6 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use sqlx::{Connection as _, Pool};
@@ -14,8 +15,9 @@ use crate::{
     key::{Claim, Holder, Key, Token},
     lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled},
     names::{Name, TableName},
-    retry::Retry,
+    retry::{Retry, outage_pause},
     rules::Status,
+    settings,
     store::{
         Database, Reply,
         borrowed::{Borrowed, Failure},
@@ -28,6 +30,7 @@ pub(crate) struct Rows<DB: Database> {
     pub pool: Pool<DB>,
     pub names: Arc<Names>,
     pub retry: Retry,
+    pub time_limit: Duration,
     statements: Arc<OnceLock<Statements>>,
 }
 
@@ -37,6 +40,7 @@ impl<DB: Database> Clone for Rows<DB> {
             pool: self.pool.clone(),
             names: self.names.clone(),
             retry: self.retry,
+            time_limit: self.time_limit,
             statements: self.statements.clone(),
         }
     }
@@ -53,7 +57,12 @@ impl<DB: Database> Rows<DB> {
         if same::<DB>(&names.key, &names.version) || same::<DB>(&names.key, &names.value) {
             return Err(taken(key));
         }
-        Ok(Self { pool, names: Arc::new(names), retry: Retry::default(), statements: Arc::default() })
+        let time_limit = Duration::from_secs(5);
+        Ok(Self { pool, names: Arc::new(names), retry: Retry::default(), time_limit, statements: Arc::default() })
+    }
+
+    pub fn limit(&self) -> Instant {
+        Instant::now() + self.time_limit
     }
 
     /// The statements, after a look at the table the first time.
@@ -101,7 +110,7 @@ impl<DB: Database> Rows<DB> {
             }
             Failed::Database(failure) => {
                 let subject = format!("{:?}", key.as_str());
-                failure.into_error(action, subject, self.retry.within, Certainty::NothingChanged)
+                failure.into_error(action, subject, self.time_limit, Certainty::NothingChanged)
             }
         }
     }
@@ -125,6 +134,10 @@ pub(crate) enum Failed {
 }
 
 impl Failed {
+    pub fn is_outage(&self) -> bool {
+        matches!(self, Self::Database(failure) if failure.is_outage())
+    }
+
     pub fn is_contention(&self) -> bool {
         matches!(self, Self::Database(failure) if failure.fault() == Fault::Contention)
     }
@@ -185,7 +198,7 @@ impl<DB: Database> VersionLock<DB> {
         Ok(Self { rows: Rows::new(pool, table, key, version, version)? })
     }
 
-    /// How long a [`transaction`](crate::ResourceLockExt::transaction) tries again, and how long one statement may take: 100 attempts within 10 s unless set.
+    /// How long a [`transaction`](crate::ResourceLockExt::transaction) tries again: 100 attempts within 10 s unless set.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for limits that are not possible.
@@ -194,8 +207,16 @@ impl<DB: Database> VersionLock<DB> {
         Ok(self)
     }
 
-    async fn read(&self, key: &Key) -> Result<Option<i64>, Failed> {
-        let limit = Instant::now() + self.rows.retry.within;
+    /// How long one statement may take, waiting for a connection included: 1 ms to one hour, 5 s unless set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for anything shorter or longer.
+    pub fn time_limit(mut self, limit: Duration) -> Result<Self, Error> {
+        self.rows.time_limit = settings::time_limit(limit)?;
+        Ok(self)
+    }
+
+    async fn read(&self, key: &Key, limit: Instant) -> Result<Option<i64>, Failed> {
         let statements = self.rows.prepared(limit).await?;
         let value = statements.key(key)?;
         let mut conn = Borrowed::checkout(&self.rows.pool, limit).await?;
@@ -205,7 +226,7 @@ impl<DB: Database> VersionLock<DB> {
 
     /// The version that was written; `None` if it was not the claim's any more.
     async fn raise(&self, claim: &Claim, tx: &mut DB::Connection) -> Result<Option<i64>, Failed> {
-        let limit = Instant::now() + self.rows.retry.within;
+        let limit = self.rows.limit();
         let next = self.rows.next(&claim.key, claim.token.get())?;
         let statements = self.rows.prepared_on(tx, limit).await?;
         let key = statements.key(&claim.key)?;
@@ -219,7 +240,14 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
     fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
         Box::pin(async move {
             let key = Key::new(key)?;
-            match self.read(&key).await {
+            let limit = self.rows.limit();
+            let read = loop {
+                match self.read(&key, limit).await {
+                    Err(failed) if failed.is_outage() && Instant::now() < limit => outage_pause().await,
+                    read => break read,
+                }
+            };
+            match read {
                 Ok(Some(version)) => {
                     let claim = Claim { key, holder: Holder::unique(), token: Token::new(version) };
                     Ok(Attempt::Acquired(claim.into()))
@@ -261,6 +289,10 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
 
     fn retry(&self) -> Retry {
         self.rows.retry
+    }
+
+    fn time_limit(&self) -> Duration {
+        self.rows.time_limit
     }
 
     fn pool(&self) -> &Pool<DB> {

@@ -1,6 +1,6 @@
 //! Values with versions: read, computed, compared and set.
 
-use std::{fmt, marker::PhantomData};
+use std::{fmt, marker::PhantomData, time::Duration};
 
 use sqlx::{Connection as _, Pool};
 use tokio::time::{Instant, timeout_at};
@@ -9,7 +9,8 @@ use crate::{
     amount::decimals,
     error::{Action, Error},
     key::Key,
-    retry::Retry,
+    retry::{Retry, outage_pause},
+    settings,
     store::{
         Database,
         borrowed::Borrowed,
@@ -108,6 +109,15 @@ impl<DB: Database, V> VersionedTable<DB, V> {
         self.rows.retry = retry.checked()?;
         Ok(self)
     }
+
+    /// How long one statement may take, waiting for a connection included: 1 ms to one hour, 5 s unless set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for anything shorter or longer.
+    pub fn time_limit(mut self, limit: Duration) -> Result<Self, Error> {
+        self.rows.time_limit = settings::time_limit(limit)?;
+        Ok(self)
+    }
 }
 
 impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
@@ -125,15 +135,21 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// It only reads.
     pub async fn read(&self, key: &str) -> Result<Option<Versioned<V>>, Error> {
         let key = Key::new(key)?;
-        let limit = Instant::now() + self.rows.retry.within;
-        let read = async {
-            let statements = self.rows.prepared(limit).await?;
-            let value = statements.key(&key)?;
-            let mut conn = Borrowed::checkout(&self.rows.pool, limit).await?;
-            let reply = timeout_at(limit, DB::read(conn.get(), &statements.read, &value)).await;
-            Ok(conn.settle(reply)?.map(|(value, version)| Versioned { value, version }))
-        };
-        read.await.map_err(|failed| self.rows.error(failed, Action::Read, &key))
+        let limit = self.rows.limit();
+        loop {
+            let read = async {
+                let statements = self.rows.prepared(limit).await?;
+                let value = statements.key(&key)?;
+                let mut conn = Borrowed::checkout(&self.rows.pool, limit).await?;
+                let reply = timeout_at(limit, DB::read(conn.get(), &statements.read, &value)).await;
+                Ok(conn.settle(reply)?.map(|(value, version)| Versioned { value, version }))
+            };
+            match read.await {
+                Ok(found) => return Ok(found),
+                Err(Failed::Database(failure)) if failure.is_outage() && Instant::now() < limit => outage_pause().await,
+                Err(failed) => return Err(self.rows.error(failed, Action::Read, &key)),
+            }
+        }
     }
 
     /// Changes a value to what `compute` makes of it, and its version with it; tried again when somebody else was faster.
@@ -172,7 +188,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         if !tx.is_in_transaction() {
             return Err(Error::NotInTransaction { key }.into());
         }
-        let limit = Instant::now() + self.rows.retry.within;
+        let limit = self.rows.limit();
         let attempt = async {
             let statements = self.rows.prepared_on(tx, limit).await?;
             let row = (&key, &statements.key(&key)?);
@@ -195,7 +211,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ) -> Result<Updated<V>, UpdateError<E>> {
         let mut tries = self.rows.retry.begin();
         loop {
-            let limit = tries.until;
+            let limit = tries.until.min(self.rows.limit());
             let attempt = async {
                 let statements = self.rows.prepared(limit).await?;
                 let row = (key, &statements.key(key)?);
@@ -210,6 +226,11 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
                 Ok(Some((value, version))) => return Ok(Updated { value, version, attempts: tries.attempt }),
                 Ok(None) => {}
                 Err(stop) if stop.is_contention() => {}
+                // The pool may have held connections that went away; nothing was changed over this one.
+                Err(Stop::Unread(failed)) if failed.is_outage() && !tries.left().is_zero() => {
+                    outage_pause().await;
+                    continue;
+                }
                 Err(stop) => return Err(self.stopped(stop, key)),
             }
             telemetry::conflict();

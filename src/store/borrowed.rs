@@ -86,9 +86,15 @@ impl<DB: Database> Drop for Borrowed<DB> {
 }
 
 impl Failure {
-    /// Whether something may still be running on the connection: only a server's error says that its statement ended.
+    /// Whether something may still be running on the connection: a server's error says that its statement ended, and
+    /// what could not be decoded had been read to its end.
     pub fn is_in_doubt(&self) -> bool {
-        !matches!(self, Self::Failed(sqlx::Error::Database(_)))
+        !matches!(self, Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. }))
+    }
+
+    /// Whether the connection had gone away, or went away on the way.
+    pub fn is_outage(&self) -> bool {
+        self.fault() == Fault::Outage
     }
 
     /// What the driver's error means, if there is one.

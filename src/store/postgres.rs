@@ -130,7 +130,8 @@ WITH asked AS (
 )
 SELECT d.key_resource IS NOT NULL AS done, d.confirms, t.key_resource IS NOT NULL AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
        coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL, false) AS stands,
-       coalesce((extract(epoch FROM {EXPIRES_AT} - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros
+       coalesce((extract(epoch FROM {EXPIRES_AT} - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros,
+       current_setting('transaction_isolation') <> 'read committed' AS snapshot
 FROM asked r LEFT JOIN done d ON d.key_resource = r.key LEFT JOIN t_resource_lock t ON t.key_resource = r.key
 ORDER BY r.place"
     )
@@ -224,7 +225,11 @@ impl Store for Postgres {
             .await?;
         Ok(match row.try_get("confirms")? {
             Some(count) => Confirmed::Done(count),
-            None => unconfirmed(claim, sighting(&row)?),
+            None => match sighting(&row)? {
+                // A snapshot of its own may be older than the row.
+                None if row.try_get("snapshot")? => Confirmed::TooOld,
+                seen => unconfirmed(claim, seen),
+            },
         })
     }
 

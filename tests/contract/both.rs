@@ -146,6 +146,10 @@ impl<DB: Bed> ResourceLock<DB> for Unconfirmed<DB> {
         self.0.order()
     }
 
+    fn time_limit(&self) -> std::time::Duration {
+        self.0.time_limit()
+    }
+
     fn retry(&self) -> Retry {
         self.0.retry()
     }

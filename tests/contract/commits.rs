@@ -172,15 +172,17 @@ fn changed_nothing<T: std::fmt::Debug>(done: &Result<T, TransactionError<sqlx::E
     assert!(nothing, "{done:?}");
 }
 
-pub async fn a_begin_that_is_not_answered_changes_nothing<DB: Bed>(site: Site<DB>) {
+/// It changed nothing, so that it is sent again, over another connection.
+pub async fn a_begin_that_is_not_answered_is_sent_again<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
     for way in WAYS {
         for account in [LEASE, VERSION] {
             let (line, lease, version) = line(&site, PATIENCE).await;
             let lock: &dyn ResourceLock<DB> = if account == LEASE { &lease } else { &version };
-            let done = line.lost(way, BEFORE_BEGIN, deduct(lock, account, 1)).await;
-            changed_nothing(&done.map(drop));
-            is_had_again(&site, &line, lock, account).await;
+            line.lost(way, BEFORE_BEGIN, deduct(lock, account, 1)).await.unwrap();
+            has(&site, account, 1).await;
+            site.execute(&format!("UPDATE account SET balance = {OPENING} WHERE id = '{account}'")).await;
+            line.lock.shutdown().await;
         }
     }
 }

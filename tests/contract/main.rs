@@ -192,7 +192,7 @@ where
             a_lease_finds_out_that_its_commit_was_done, a_lease_finds_out_that_its_commit_was_not_done,
             a_lease_finds_out_about_a_commit_that_is_answered_too_late, a_commit_that_may_still_arrive_is_unknown,
             a_commit_before_a_takeover_is_unknown, a_commit_under_a_version_that_is_not_answered_is_unknown,
-            a_begin_that_is_not_answered_changes_nothing, a_confirmation_or_check_that_is_not_answered_changes_nothing;
+            a_begin_that_is_not_answered_is_sent_again, a_confirmation_or_check_that_is_not_answered_changes_nothing;
         isolation: read_committed, repeatable_read, serializable;
         replies:
             a_claim_whose_reply_is_lost_is_the_same_claim_again, a_takeover_whose_reply_is_lost_still_tells_from_whom,
@@ -254,7 +254,7 @@ fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
         versioned_in: a_deadlock_is_a_conflict_for_one_of_the_two;
         versioned_lost:
             a_write_that_is_not_answered_is_unknown_and_not_tried_again, a_write_that_is_answered_too_late_is_unknown_and_not_tried_again,
-            a_read_that_is_not_answered_has_changed_nothing;
+            a_read_that_is_not_answered_is_sent_again, a_read_that_is_never_answered_has_changed_nothing;
     }
 }
 

@@ -69,14 +69,17 @@ impl Proxy {
         let (authority, database) = rest.split_once('/').expect("a URL with a database");
         let (user, host) = authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
         assert!(!host.is_empty(), "{url} names a host: the proxy speaks TCP");
-        let port = if scheme.starts_with("postgres") { 5432 } else { 3306 };
+        // In plain: what is encrypted has other chunks than the protocol.
+        let (port, plain) =
+            if scheme.starts_with("postgres") { (5432, "sslmode=disable") } else { (3306, "ssl-mode=DISABLED") };
+        let plain = format!("{}{plain}", if database.contains('?') { '&' } else { '?' });
         let server = if host.contains(':') { host.to_owned() } else { format!("{host}:{port}") };
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let user = user.map(|user| format!("{user}@")).unwrap_or_default();
         let shared = Shared(Arc::new(watch::Sender::new(State::default())));
         let accepting = tokio::spawn(accept(listener, shared.clone(), server)).abort_handle();
-        Self { shared, url: format!("{scheme}://{user}{address}/{database}"), accepting }
+        Self { shared, url: format!("{scheme}://{user}{address}/{database}{plain}"), accepting }
     }
 
     /// A pool that reaches its database through this proxy. It connects when it is first used.
