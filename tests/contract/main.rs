@@ -111,7 +111,9 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             a_key_of_the_articles_table_is_found_by_its_index;
         both: no_update_is_lost_with_32_workers;
         trips: round_trips_are_as_stated;
-        examples: deduct_shows_exact_balances_each_way, deduct_tells_a_wrong_balance;
+        examples:
+            deduct_shows_exact_balances_each_way, deduct_tells_a_wrong_balance,
+            deduct_leaves_no_table_behind_when_its_output_is_closed;
         cancelled:
             a_try_on_a_free_row, a_try_on_a_missing_row, a_takeover, a_refused_try, a_renewal, a_release, an_abandonment,
             a_run, a_shutdown, a_migration;
