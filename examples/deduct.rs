@@ -71,28 +71,29 @@ async fn show<DB: Bank>(url: &str, options: &Options) -> Result<()> {
     let columns = "id varchar(40) PRIMARY KEY, balance bigint NOT NULL, version bigint NOT NULL";
     let hint = |error| format!("{error} (if an earlier run was killed, drop its table rowlock_example)");
     DB::execute(&pool, format!("CREATE TABLE rowlock_example ({columns})")).await.map_err(hint)?;
+    // In a task of its own, so that not even a panic (an output that is closed) leaves the table behind.
     let shown = tokio::select! {
-        shown = compare(&pool, options) => shown,
+        shown = tokio::spawn(compare(pool.clone(), options.clone())) => shown.unwrap_or_else(|panic| Err(panic.into())),
         _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
     };
     let dropped = DB::execute(&pool, "DROP TABLE rowlock_example".into()).await;
     shown.and(dropped.map_err(Into::into))
 }
 
-async fn compare<DB: Bank>(pool: &Pool<DB>, options: &Options) -> Result<()> {
+async fn compare<DB: Bank>(pool: Pool<DB>, options: Options) -> Result<()> {
     let Options { workers, accounts, deductions, work, .. } = options;
     let database = if DB::NAME == "MySQL" { "MySQL or MariaDB" } else { DB::NAME };
     println!("{database}: {workers} workers, accounts: {accounts}, deductions by each worker: {deductions},");
-    println!("{work:?} of work in each transaction, between reading the balance and writing it.\n");
+    println!("{} ms of work in each transaction, between reading and writing.\n", work.as_millis());
     println!("{:<22}  committed  work ran  in vain  seconds  commits/s  balances", "");
-    let rows: Vec<_> = (0..*accounts).map(|account| format!("('{}', {START}, 0)", id(account))).collect();
+    let rows: Vec<_> = (0..accounts).map(|account| format!("('{}', {START}, 0)", id(account))).collect();
     let mut exact = true;
-    let mut ways = Vec::from(ways(pool, *work)?);
+    let mut ways = Vec::from(ways(&pool, work)?);
     ways.retain(|(name, _)| options.strategy.as_ref().is_none_or(|only| only == name));
     for (name, way) in ways {
         let insert = format!("INSERT INTO rowlock_example VALUES {}", rows.join(", "));
-        DB::execute(pool, format!("DELETE FROM rowlock_example; {insert}")).await?;
-        exact &= measure(name, way, pool, options).await?;
+        DB::execute(&pool, format!("DELETE FROM rowlock_example; {insert}")).await?;
+        exact &= measure(name, way, &pool, &options).await?;
     }
     println!("\nlease: waits for its turn before it works, so that no work is done twice.");
     println!("version: all work at once, the first one commits, and the others work again.");
@@ -122,12 +123,10 @@ async fn measure<DB: Bank>(name: &str, way: Way<DB>, pool: &Pool<DB>, options: &
             expected[account as usize] -= 1;
         }
     }
-    let seconds = started.elapsed().as_secs_f64();
-    let mut verdict = "exact";
+    let (seconds, mut verdict) = (started.elapsed().as_secs_f64(), "exact");
     for (account, expected) in (0..).zip(expected) {
-        if DB::balance(&mut *pool.acquire().await?, &id(account)).await? != expected {
-            verdict = "WRONG";
-        }
+        let balance = DB::balance(&mut *pool.acquire().await?, &id(account)).await?;
+        verdict = if balance == expected { verdict } else { "WRONG" };
     }
     let (in_vain, rate) = (ran - committed, f64::from(committed) / seconds);
     println!("{name:<22}  {committed:>9}  {ran:>8}  {in_vain:>7}  {seconds:>7.2}  {rate:>9.0}  {verdict}");
@@ -187,6 +186,7 @@ Usage: deduct [OPTION]...
   -h, --help                this text
 ";
 
+#[derive(Clone)]
 struct Options {
     strategy: Option<String>,
     database_url: Option<String>,

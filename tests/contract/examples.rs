@@ -9,7 +9,10 @@ use std::{
 };
 
 use rowlock::Status;
-use tokio::{process::Command, time::timeout};
+use tokio::{
+    process::{Child, Command},
+    time::timeout,
+};
 
 use crate::bed::{Bed, Site, acquired, eventually};
 
@@ -46,7 +49,11 @@ fn example(name: &str, arguments: &[&str]) -> Command {
 }
 
 async fn ended(mut example: Command) -> (Option<i32>, String) {
-    let Output { status, stdout, stderr } = timeout(STORY, example.output()).await.expect("it ends").unwrap();
+    output(example.spawn().unwrap()).await
+}
+
+async fn output(example: Child) -> (Option<i32>, String) {
+    let Output { status, stdout, stderr } = timeout(STORY, example.wait_with_output()).await.expect("it ends").unwrap();
     (status.code(), String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap())
 }
 
@@ -83,6 +90,14 @@ pub async fn deduct_tells_a_wrong_balance<DB: Bed>(site: Site<DB>) {
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("WRONG") && said.contains("a balance is wrong"), "{said}");
     assert!(DB::execute(&site.pool, change).await.is_err(), "its table is gone");
+}
+
+pub async fn deduct_leaves_no_table_behind_when_its_output_is_closed<DB: Bed>(site: Site<DB>) {
+    let mut deducting = example("deduct", &["--database-url", &site.url]).spawn().unwrap();
+    drop(deducting.stdout.take());
+    let (status, said) = output(deducting).await;
+    assert_eq!(status, Some(1), "{said}");
+    assert!(DB::execute(&site.pool, "SELECT 1 FROM rowlock_example").await.is_err(), "its table is gone");
 }
 
 pub async fn deduct_refuses_what_it_does_not_know<DB: Bed>(_: Site<DB>) {

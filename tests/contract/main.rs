@@ -161,7 +161,8 @@ where
             it_refuses_at_once_where_only_a_window_helps_and_ends_later, it_waits_for_a_window_that_ends_in_time,
             a_version_is_granted_to_everybody, work_runs_under_both, work_is_cancelled_where_the_lock_can_tell;
         trips: round_trips_are_as_stated, round_trips_of_versions_are_as_stated, a_transactions_round_trips_are_as_stated;
-        examples: deduct_shows_exact_balances_each_way, deduct_tells_a_wrong_balance;
+        examples: deduct_shows_exact_balances_each_way, deduct_tells_a_wrong_balance,
+            deduct_leaves_no_table_behind_when_its_output_is_closed;
         cancelled:
             a_try_on_a_free_row, a_try_on_a_missing_row, a_takeover, a_refused_try, a_renewal, a_release, an_abandonment,
             a_run, a_shutdown, a_migration, a_transaction_under_a_lease, a_transaction_under_a_version;
