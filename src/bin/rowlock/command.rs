@@ -20,6 +20,7 @@ use tokio::{
 use crate::{
     args::Run,
     exit::{self, Failure},
+    out,
 };
 
 pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run) -> Result<u8, Failure> {
@@ -36,7 +37,7 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run) -> Result<u8, Fail
     let grant = match attempt {
         Attempt::Acquired(grant) => grant,
         Attempt::Refused(refusal) => {
-            anstream::eprintln!("rowlock: refused: {refusal}");
+            out::complain(format_args!("refused: {refusal}"));
             return Ok(if run.skip_ok { exit::OK } else { exit::REFUSED });
         }
     };
@@ -65,7 +66,7 @@ async fn supervise<DB: Database>(
                 Ok(()) => {}
                 Err(error @ Error::Lost { .. }) => return Err(error.into()),
                 // The command has ended, and how is its to say; the next one waits for the lease's end at most.
-                Err(error) => anstream::eprintln!("rowlock: {key}: its end was not recorded: {error}"),
+                Err(error) => out::complain(format_args!("{key}: its end was not recorded: {error}")),
             }
             Ok((code, outcome))
         }
@@ -77,7 +78,7 @@ async fn supervise<DB: Database>(
             Ok((code(status), "stopped"))
         }
         () = grant.lost() => {
-            anstream::eprintln!("rowlock: {key}: lost; stopping the command");
+            out::complain(format_args!("{key}: lost; stopping the command"));
             work.stop(Signal::TERM, asked, grace).await?;
             Ok((exit::LOST, "lost"))
         }

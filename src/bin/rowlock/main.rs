@@ -5,6 +5,7 @@ mod claims;
 mod command;
 mod database;
 mod exit;
+mod out;
 mod show;
 mod stub;
 
@@ -25,7 +26,9 @@ async fn main() -> ExitCode {
     let code = match act(arguments).await {
         Ok(code) => code,
         Err(failure) => {
-            anstream::eprintln!("rowlock: {failure}");
+            if !failure.is_silent() {
+                out::complain(&failure);
+            }
             failure.code
         }
     };
@@ -48,7 +51,9 @@ async fn act(arguments: Arguments) -> Result<u8, Failure> {
         Action::Exec(stub) => return Err(stub::become_command(stub)),
         Action::Completions { shell } => {
             let mut program = Arguments::command();
-            clap_complete::generate(shell, &mut program, "rowlock", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut program, "rowlock", &mut script);
+            out::say(String::from_utf8_lossy(&script).trim_end())?;
             return Ok(exit::OK);
         }
         Action::Man { folder } => {
@@ -86,7 +91,7 @@ async fn on<DB: Database>(pool: sqlx::Pool<DB>, action: Action) -> Result<u8, Fa
         Action::Watch(watch) => show::watch(&watch.window.lock(pool)?, &watch).await,
         Action::Forget { older_than } => {
             let rows = LeaseLock::new(pool).forget(older_than).await?;
-            anstream::println!("{rows} forgotten");
+            out::say(format_args!("{rows} forgotten"))?;
             Ok(exit::OK)
         }
         Action::Exec(_) | Action::Completions { .. } | Action::Man { .. } => Ok(exit::OK),
