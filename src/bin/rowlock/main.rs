@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 use rowlock::{Database, LeaseLock};
+use tracing_subscriber::{filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use args::{Action, Arguments};
 use database::{Kind, Source};
@@ -35,14 +36,17 @@ async fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Events go to stderr: warnings, with `-v` what is done, with `-vv` everything.
+/// Events go to stderr: warnings, with `-v` what is done, with `-vv` everything. Ours alone: the driver's repeat from the URL.
 fn tell(verbose: u8) {
     let level = match verbose {
         0 => tracing::Level::WARN,
         1 => tracing::Level::INFO,
         _ => tracing::Level::DEBUG,
     };
-    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).init();
+    let to_stderr = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false);
+    // A stderr that takes nothing is no reason to panic.
+    let to_stderr = to_stderr.log_internal_errors(false).finish();
+    to_stderr.with(Targets::new().with_target("rowlock", level)).init();
 }
 
 async fn act(arguments: Arguments) -> Result<u8, Failure> {
