@@ -46,7 +46,10 @@ fn tell(verbose: u8) {
     let to_stderr = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false);
     // A stderr that takes nothing is no reason to panic.
     let to_stderr = to_stderr.log_internal_errors(false).finish();
-    to_stderr.with(Targets::new().with_target("rowlock", level)).init();
+    let ours = Targets::new().with_target("rowlock", level);
+    // Freeing a key by force is news to an application, not to whoever has just asked for it.
+    let ours = if verbose == 0 { ours.with_target("rowlock::operate", tracing::Level::ERROR) } else { ours };
+    to_stderr.with(ours).init();
 }
 
 async fn act(arguments: Arguments) -> Result<u8, Failure> {
