@@ -94,6 +94,15 @@ pub async fn a_file_that_is_missing_is_not_made<DB: Bed>(_: Site<DB>) {
     assert!(!stage.file("locks.db").exists());
 }
 
+pub async fn a_look_leaves_the_file_as_it_is<DB: Bed>(_: Site<DB>) {
+    let stage = Stage::new();
+    let url = format!("sqlite:{}", stage.file("app.db").display());
+    let pool = crate::bed::pool::<sqlx::Sqlite>(&format!("{url}?mode=rwc"), 1).await;
+    sqlx::Sqlite::execute(&pool, "CREATE TABLE app (id int)").await.unwrap();
+    list(&url).await.with(78);
+    assert_eq!(sqlx::Sqlite::text(&pool, "PRAGMA journal_mode").await.as_deref(), Some("delete"));
+}
+
 pub async fn bad_arguments_are_refused_and_say_why<DB: Bed>(site: Site<DB>) {
     for (words, more, says) in [
         ("run k --once-per", &["soon", "--", "true"][..], "write it like 30s, 5m or 1h"),

@@ -84,6 +84,12 @@ async fn act(arguments: Arguments) -> Result<u8, Failure> {
 }
 
 async fn on<DB: Database>(pool: sqlx::Pool<DB>, action: Action) -> Result<u8, Failure> {
+    let done = act_on(pool.clone(), action).await;
+    database::soon(pool.close()).await;
+    done
+}
+
+async fn act_on<DB: Database>(pool: sqlx::Pool<DB>, action: Action) -> Result<u8, Failure> {
     match action {
         Action::Migrate => {
             rowlock::migrate(&pool).await?;
