@@ -146,7 +146,7 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             a_command_that_obeys_is_waited_for_and_the_next_may_run_at_once,
             a_command_that_does_not_listen_is_killed_after_the_grace, a_command_keeps_its_key_through_its_grace,
             a_paused_holder_finds_out_and_stops_its_command, a_paused_holders_late_end_changes_nothing,
-            a_forced_release_stops_the_command, asked_to_stop_while_it_waits_it_stops,
+            a_forced_release_stops_the_command, a_holder_that_cannot_renew_stops_its_command, asked_to_stop_while_it_waits_it_stops,
             asked_again_it_does_not_wait_for_the_database;
         program_claims:
             a_claim_is_taken_renewed_and_released, list_and_show_tell_every_field, forget_deletes_old_rows,
@@ -164,10 +164,13 @@ fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             program_stop: the_commands_descendants_are_stopped_too, a_signal_that_was_ignored_stays_ignored;
             program_claims: a_reader_that_has_enough_is_no_failure, a_log_that_cannot_be_written_stops_nothing;
             program_input:
-                a_file_that_is_missing_is_not_made, no_database_names_all_three_ways, each_commands_help_has_an_example,
+                a_file_that_is_missing_is_not_made, a_look_leaves_the_file_as_it_is, no_database_names_all_three_ways, each_commands_help_has_an_example,
                 completions_and_man_pages_are_written;
         }
     } else {
+        if server.name != "postgres" {
+            tests! { program_run: it_takes_leave_of_the_server; }
+        }
         tests! { program_input: a_server_out_of_reach_is_no_refusal, a_password_is_not_repeated; }
     }
     if server.name == "sqlite" {

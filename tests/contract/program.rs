@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
     process::{Child, ChildStderr, ChildStdout, Command},
+    signal::unix::{SignalKind, signal},
     time::timeout,
 };
 
@@ -63,7 +64,20 @@ pub struct Started {
     heard: Ended,
 }
 
+/// A suite that `nohup` or a shell's `&` started ignores signals, and would hand that on. What has a handler is not handed on.
+fn hear_all_signals() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0");
+    let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+    for kind in [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::terminate()] {
+        if ignored >> (kind.as_raw_value() - 1) & 1 == 1 {
+            drop(signal(kind).unwrap());
+        }
+    }
+}
+
 pub fn start(mut command: Command) -> Started {
+    hear_all_signals();
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn().unwrap();
     let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());

@@ -143,6 +143,20 @@ pub async fn a_killed_holder_is_replaced_within_its_lease_and_its_command_dies<D
     assert!(prior["by"] == "victim" && prior["token"].as_i64() < claim["token"].as_i64(), "{claim}");
 }
 
+/// MySQL and MariaDB count, and note in their logs, connections that end without a word. The counter is the whole server's:
+/// other tests cut theirs meanwhile, so that one quiet run is proof, and no other is disproof.
+pub async fn it_takes_leave_of_the_server<DB: Bed>(site: Site<DB>) {
+    let aborted = "SELECT CAST(variable_value AS SIGNED) FROM TABLE_OF_STATUS WHERE variable_name = 'Aborted_clients'";
+    let schema = if site.server.name == "mariadb" { "information_schema" } else { "performance_schema" };
+    let aborted = aborted.replace("TABLE_OF_STATUS", &format!("{schema}.global_status"));
+    eventually("a run that aborts nothing", async || {
+        let before = site.number(&aborted).await;
+        site.rowlock("run k -- true", &[]).await.with(0);
+        site.number(&aborted).await == before
+    })
+    .await;
+}
+
 /// As by an upgrade in the meantime.
 pub async fn a_program_that_is_replaced_while_it_waits_runs_its_command<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();

@@ -107,6 +107,19 @@ pub async fn a_forced_release_stops_the_command<DB: Bed>(site: Site<DB>) {
     assert_eq!((&row["status"], &row["state"]), (&"F".into(), &"failed".into()));
 }
 
+/// A transaction sits on the row, so that no renewal comes through.
+pub async fn a_holder_that_cannot_renew_stops_its_command<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let job = site.start("run k --lease 1s --grace 1h -- sh -c", &[OBEYS, stage.path()]);
+    stage.up().await;
+    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let ended = job.ended().await.with(74);
+    assert!(ended.out == "bye\n" && ended.err.contains("lost; stopping the command"), "{ended:?}");
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+}
+
 pub async fn asked_to_stop_while_it_waits_it_stops<DB: Bed>(site: Site<DB>) {
     site.rowlock("acquire k --lease 1h", &[]).await.with(0);
     let row = site.show("k").await;
