@@ -28,10 +28,22 @@ mod line;
 mod migrations;
 mod neighbours;
 mod operating;
+#[cfg(feature = "cli")]
+mod program;
+#[cfg(feature = "cli")]
+mod program_claims;
+#[cfg(feature = "cli")]
+mod program_input;
+#[cfg(feature = "cli")]
+mod program_run;
+#[cfg(feature = "cli")]
+mod program_stop;
 mod proxy;
 mod race;
 mod replies;
 mod rules_table;
+#[cfg(feature = "sqlite")]
+mod schedules;
 mod sequences;
 mod trips;
 mod upgrade;
@@ -169,6 +181,52 @@ where
         replies: abandoning_a_lost_lease_changes_nothing, an_abandonment_waits_for_a_transaction_at_the_row;
     }
     versions::<DB>(server, trials);
+    #[cfg(feature = "sqlite")]
+    if server.name == "sqlite" {
+        tests! { server, trials;
+            schedules:
+                an_interval_runs_the_job_on_each_tick, instances_with_an_interval_run_the_job_once_a_tick,
+                a_cron_schedule_runs_the_job_on_each_tick, asked_to_stop_it_gives_the_key_back_at_once;
+        }
+    }
+    #[cfg(feature = "cli")]
+    tests! { server, trials;
+        program_run:
+            the_exit_code_is_the_commands_and_the_row_tells_how_it_ended, the_command_sees_its_claim_and_what_comes_in,
+            a_refusal_is_one_line_and_an_exit_code, one_of_many_runs_within_a_window, article_rules_wait_for_an_operator,
+            a_failed_run_is_repeated_within_its_window_on_request, waiting_ends_with_the_key_or_with_the_time,
+            a_command_may_outlast_its_lease, a_killed_holder_is_replaced_within_its_lease_and_its_command_dies;
+        program_stop:
+            a_command_that_obeys_is_waited_for_and_the_next_may_run_at_once,
+            a_command_that_does_not_listen_is_killed_after_the_grace, a_command_keeps_its_key_through_its_grace,
+            a_paused_holder_finds_out_and_stops_its_command, a_paused_holders_late_end_changes_nothing,
+            a_forced_release_stops_the_command, a_holder_that_cannot_renew_stops_its_command, asked_to_stop_while_it_waits_it_stops,
+            asked_again_it_does_not_wait_for_the_database;
+        program_claims:
+            a_claim_is_taken_renewed_and_released, list_and_show_tell_every_field, forget_deletes_old_rows,
+            watch_prints_the_list_until_it_is_interrupted, what_others_wrote_moves_no_cursor;
+        program_input:
+            a_table_that_is_missing_says_what_to_run, a_command_that_cannot_be_run_takes_no_key,
+            bad_arguments_are_refused_and_say_why;
+    }
+    #[cfg(feature = "cli")]
+    if server.name == "sqlite" {
+        // The same whatever the database.
+        tests! { server, trials;
+            program_run: the_command_begins_with_the_signals_of_a_fresh_process, a_local_lock_needs_nothing,
+                a_program_that_is_replaced_while_it_waits_runs_its_command, a_command_that_does_not_start_leaves_the_key_free;
+            program_stop: the_commands_descendants_are_stopped_too, a_signal_that_was_ignored_stays_ignored;
+            program_claims: a_reader_that_has_enough_is_no_failure, a_log_that_cannot_be_written_stops_nothing;
+            program_input:
+                a_file_that_is_missing_is_not_made, a_look_leaves_the_file_as_it_is, no_database_names_all_three_ways, each_commands_help_has_an_example,
+                completions_and_man_pages_are_written;
+        }
+    } else {
+        if server.name != "postgres" {
+            tests! { server, trials; program_run: it_takes_leave_of_the_server; }
+        }
+        tests! { server, trials; program_input: a_server_out_of_reach_is_no_refusal, a_password_is_not_repeated; }
+    }
     if server.name == "sqlite" {
         tests! { server, trials;
             examples:

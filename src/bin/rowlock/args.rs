@@ -256,7 +256,7 @@ pub struct Watch {
     #[arg(long)]
     pub held: bool,
     /// How often to look
-    #[arg(long, value_name = "D", default_value = "1s", value_parser = duration)]
+    #[arg(long, value_name = "D", default_value = "1s", value_parser = pause)]
     pub every: Duration,
     #[command(flatten)]
     pub window: Window,
@@ -264,6 +264,12 @@ pub struct Watch {
 
 fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 30s, 5m or 1h"))
+}
+
+/// Without one, `watch` would keep the database busy.
+fn pause(text: &str) -> Result<Duration, String> {
+    let least = Duration::from_millis(10);
+    duration(text).and_then(|pause| if pause < least { Err("it has to be at least 10ms".into()) } else { Ok(pause) })
 }
 
 fn key(text: &str) -> Result<Key, String> {

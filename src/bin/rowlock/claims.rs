@@ -7,7 +7,7 @@ use sqlx::Pool;
 use crate::{
     args::{Acquire, Release, Renew},
     exit::{self, Failure},
-    show,
+    out, show,
 };
 
 pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Result<u8, Failure> {
@@ -21,7 +21,7 @@ pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Res
             print(&lock, &claim, prior).await
         }
         Attempt::Refused(refusal) => {
-            anstream::eprintln!("rowlock: refused: {refusal}");
+            out::complain(format_args!("refused: {refusal}"));
             Ok(exit::REFUSED)
         }
     }
@@ -38,7 +38,7 @@ pub async fn release<DB: Database>(lock: LeaseLock<DB>, release: Release) -> Res
     match release.holder {
         Some(holder) => lock.resume(key, holder).await?.release(release.status.into()).await?,
         None => match lock.force_release(key, release.status.into()).await? {
-            Some(token) => anstream::println!("{key} is free; its token is {token}"),
+            Some(token) => out::say(format_args!("{} is free; its token is {token}", out::printable(key)))?,
             None => return Err(Failure::new(exit::REFUSED, format_args!("{key:?} has no row"))),
         },
     }
@@ -55,6 +55,6 @@ async fn print<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, prior: Option<
         "expires_at": entry.and_then(|entry| entry.until).map(show::precise),
         "taken_over_from": prior.map(|prior| json!({ "token": prior.token.get(), "by": prior.label })),
     });
-    anstream::println!("{claim}");
+    out::say_json(&claim)?;
     Ok(exit::OK)
 }

@@ -5,22 +5,29 @@ use std::{
     io::IsTerminal as _,
     os::unix::process::ExitStatusExt as _,
     path::PathBuf,
+    pin::pin,
     process::ExitStatus,
     time::{Duration, Instant},
 };
 
 use rowlock::{Attempt, Claim, Database, Error, Grant, LeaseLock, ResourceLock as _, ResourceLockExt as _, Status};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 use tokio::{
     process::{Child, Command},
     signal::unix::{Signal as Signals, SignalKind, signal},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use crate::{
     args::Run,
     exit::{self, Failure},
+    out,
 };
+
+/// How long a signal leaves to the last word to the database.
+const SOON: Duration = Duration::from_secs(1);
+/// How often is looked whether the command's descendants are gone.
+const LOOK: Duration = Duration::from_millis(20);
 
 pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run) -> Result<u8, Failure> {
     // Looked for first: a key that is taken for nothing would close its window.
@@ -36,12 +43,19 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run) -> Result<u8, Fail
     let grant = match attempt {
         Attempt::Acquired(grant) => grant,
         Attempt::Refused(refusal) => {
-            anstream::eprintln!("rowlock: refused: {refusal}");
+            out::complain(format_args!("refused: {refusal}"));
             return Ok(if run.skip_ok { exit::OK } else { exit::REFUSED });
         }
     };
     let started = Instant::now();
-    let work = Work::start(program, &run, grant.claim())?;
+    let work = match Work::start(program, &run, grant.claim()) {
+        Ok(work) => work,
+        Err(failure) => {
+            drop(grant);
+            asked.or_soon(lock.shutdown()).await;
+            return Err(failure);
+        }
+    };
     let (code, outcome) = supervise(&lock, grant, work, &mut asked, run.grace).await?;
     tracing::info!(key = %run.key, outcome, code, wall = ?started.elapsed(), "command");
     Ok(code)
@@ -61,11 +75,12 @@ async fn supervise<DB: Database>(
         status = work.child.wait() => {
             let code = code(status.map_err(lost_sight)?);
             let (status, outcome) = if code == exit::OK { (Status::Succeeded, "succeeded") } else { (Status::Failed, "failed") };
-            match lock.release(grant, status).await {
-                Ok(()) => {}
-                Err(error @ Error::Lost { .. }) => return Err(error.into()),
+            match asked.or_soon(lock.release(grant, status)).await {
+                Some(Ok(())) => {}
+                Some(Err(error @ Error::Lost { .. })) => return Err(error.into()),
                 // The command has ended, and how is its to say; the next one waits for the lease's end at most.
-                Err(error) => anstream::eprintln!("rowlock: {key}: its end was not recorded: {error}"),
+                None => out::complain(format_args!("{key}: its end was not recorded: asked to stop before it was")),
+                Some(Err(error)) => out::complain(format_args!("{key}: its end was not recorded: {error}")),
             }
             Ok((code, outcome))
         }
@@ -73,11 +88,11 @@ async fn supervise<DB: Database>(
             // The lease is still renewed while the command takes its leave.
             let status = work.stop(signal, asked, grace).await?;
             drop(grant);
-            lock.shutdown().await;
+            asked.or_soon(lock.shutdown()).await;
             Ok((code(status), "stopped"))
         }
         () = grant.lost() => {
-            anstream::eprintln!("rowlock: {key}: lost; stopping the command");
+            out::complain(format_args!("{key}: lost; stopping the command"));
             work.stop(Signal::TERM, asked, grace).await?;
             Ok((exit::LOST, "lost"))
         }
@@ -104,10 +119,16 @@ struct Work {
 
 impl Work {
     fn start(program: PathBuf, run: &Run, claim: &Claim) -> Result<Self, Failure> {
-        let own = std::env::current_exe().map_err(|error| Failure::new(exit::NOT_EXECUTABLE, error))?;
         let on_terminal = std::io::stdin().is_terminal();
-        let mut command = Command::new(own);
-        command.arg("exec").arg(std::process::id().to_string()).arg(program).arg("--").args(&run.command);
+        let mut command = Command::new(this_program()?);
+        command
+            .arg0("rowlock")
+            .kill_on_drop(true)
+            .arg("exec")
+            .arg(std::process::id().to_string())
+            .arg(program)
+            .arg("--")
+            .args(&run.command);
         command
             .env("ROWLOCK_KEY", claim.key.as_str())
             .env("ROWLOCK_TOKEN", claim.token.to_string())
@@ -120,27 +141,26 @@ impl Work {
         Ok(Self { child, pid, on_terminal })
     }
 
-    /// Passes a signal on, and kills what is still there after the grace.
+    /// Passes a signal on, and kills what is still there after the grace, descendants too.
     async fn stop(&mut self, signal: Signal, asked: &mut Asked, grace: Duration) -> Result<ExitStatus, Failure> {
         if !(self.on_terminal && signal == Signal::INT) {
             self.send(signal);
         }
         let ended = async {
-            loop {
+            let mut status = None;
+            while status.is_none() || is_left(self.pid, self.on_terminal) {
                 tokio::select! {
-                    status = self.child.wait() => return status,
+                    ended = self.child.wait(), if status.is_none() => status = Some(ended),
+                    () = sleep(LOOK), if status.is_some() => {}
                     // Asked again: passed on again.
                     signal = asked.next() => send(self.pid, self.on_terminal, signal),
                 }
             }
         };
-        match timeout(grace, ended).await {
-            Ok(status) => status.map_err(lost_sight),
-            Err(_) => {
-                self.send(Signal::KILL);
-                self.child.wait().await.map_err(lost_sight)
-            }
+        if timeout(grace, ended).await.is_err() {
+            self.send(Signal::KILL);
         }
+        self.child.wait().await.map_err(lost_sight)
     }
 
     fn send(&self, signal: Signal) {
@@ -154,16 +174,34 @@ fn send(pid: Option<Pid>, on_terminal: bool, signal: Signal) {
     let _ = if on_terminal { kill_process(pid, signal) } else { kill_process_group(pid, signal) };
 }
 
-/// The signals by which the program is asked to stop.
+/// Whether anything that the command has started is still in its process group.
+fn is_left(pid: Option<Pid>, on_terminal: bool) -> bool {
+    !on_terminal && pid.is_some_and(|pid| test_kill_process_group(pid).is_ok())
+}
+
+/// This very program, also if its file was replaced while it waited for the key.
+fn this_program() -> Result<PathBuf, Failure> {
+    if cfg!(target_os = "linux") {
+        return Ok("/proc/self/exe".into());
+    }
+    std::env::current_exe().map_err(|error| Failure::new(exit::NOT_EXECUTABLE, error))
+}
+
+/// The signals by which the program is asked to stop. One that was ignored when it began, as by `nohup`,
+/// stays ignored, by the command too.
 struct Asked {
-    terminate: Signals,
-    interrupt: Signals,
-    hang_up: Signals,
+    terminate: Option<Signals>,
+    interrupt: Option<Signals>,
+    hang_up: Option<Signals>,
 }
 
 impl Asked {
     fn listen() -> Result<Self, Failure> {
-        let listen = |kind| signal(kind).map_err(|error| Failure::new(exit::NOT_EXECUTABLE, error));
+        let ignored = ignored_signals();
+        let listen = |kind: SignalKind| match ignored >> (kind.as_raw_value() - 1) & 1 {
+            0 => signal(kind).map(Some).map_err(|error| Failure::new(exit::NOT_EXECUTABLE, error)),
+            _ => Ok(None),
+        };
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
@@ -173,11 +211,36 @@ impl Asked {
 
     async fn next(&mut self) -> Signal {
         tokio::select! {
-            _ = self.terminate.recv() => Signal::TERM,
-            _ = self.interrupt.recv() => Signal::INT,
-            _ = self.hang_up.recv() => Signal::HUP,
+            () = came(&mut self.terminate) => Signal::TERM,
+            () = came(&mut self.interrupt) => Signal::INT,
+            () = came(&mut self.hang_up) => Signal::HUP,
         }
     }
+
+    /// Waits for what is to be told to the database; not for long when asked to stop meanwhile, as that may be out of reach.
+    async fn or_soon<T>(&mut self, told: impl Future<Output = T>) -> Option<T> {
+        let mut told = pin!(told);
+        tokio::select! {
+            biased;
+            told = &mut told => return Some(told),
+            _ = self.next() => {}
+        }
+        timeout(SOON, told).await.ok()
+    }
+}
+
+async fn came(signals: &mut Option<Signals>) {
+    match signals {
+        Some(signals) => drop(signals.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// A bit for each, where the system tells.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default()
 }
 
 fn number(signal: Signal) -> u8 {

@@ -69,8 +69,9 @@ pub async fn open_sqlite(url: &str, create: bool, timeout: Duration) -> Result<S
         true => SqliteConnectOptions::from_str(url).map_err(unreadable)?,
         false => SqliteConnectOptions::new().filename(url),
     };
-    let options = if create { options.create_if_missing(true) } else { options };
-    connect(options.journal_mode(SqliteJournalMode::Wal), timeout).await
+    // The journal mode stays in the file: whoever only looks at it leaves it as it is.
+    let options = if create { options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal) } else { options };
+    connect(options, timeout).await
 }
 
 pub async fn open<DB: sqlx::Database>(url: &str, timeout: Duration) -> Result<Pool<DB>, Failure> {
@@ -87,13 +88,18 @@ where
     let failed =
         |why: &dyn std::fmt::Display| Failure::new(UNAVAILABLE, format_args!("no connection to {}: {why}", DB::NAME));
     match tokio::time::timeout(timeout, options.connect()).await {
-        Ok(Ok(conn)) => drop(conn),
+        Ok(Ok(conn)) => soon(conn.close()).await,
         Ok(Err(error)) => return Err(failed(&error)),
         Err(_) => return Err(failed(&format_args!("no answer within {timeout:?}"))),
     }
     // One for the claim, one for its renewal.
     let pool = PoolOptions::<DB>::new().max_connections(2).test_before_acquire(false).acquire_timeout(timeout);
     Ok(pool.connect_lazy_with(options))
+}
+
+/// Says good-bye to the server, which otherwise notes an aborted connection; not for long.
+pub async fn soon(closing: impl Future) {
+    let _ = tokio::time::timeout(Duration::from_secs(1), closing).await;
 }
 
 fn unreadable(_: sqlx::Error) -> Failure {

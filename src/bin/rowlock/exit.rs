@@ -37,6 +37,11 @@ impl Failure {
         Self { code, text: text.to_string().split_whitespace().collect::<Vec<_>>().join(" ") }
     }
 
+    /// There is nobody to tell.
+    pub fn is_silent(&self) -> bool {
+        self.text.is_empty()
+    }
+
     pub fn io(path: &Path, error: &std::io::Error) -> Self {
         Self::new(IO, format_args!("{}: {error}", path.display()))
     }

@@ -5,6 +5,7 @@ mod claims;
 mod command;
 mod database;
 mod exit;
+mod out;
 mod show;
 mod stub;
 
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 use rowlock::{Database, LeaseLock};
+use tracing_subscriber::{filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use args::{Action, Arguments};
 use database::{Kind, Source};
@@ -25,21 +27,29 @@ async fn main() -> ExitCode {
     let code = match act(arguments).await {
         Ok(code) => code,
         Err(failure) => {
-            anstream::eprintln!("rowlock: {failure}");
+            if !failure.is_silent() {
+                out::complain(&failure);
+            }
             failure.code
         }
     };
     ExitCode::from(code)
 }
 
-/// Events go to stderr: warnings, with `-v` what is done, with `-vv` everything.
+/// Events go to stderr: warnings, with `-v` what is done, with `-vv` everything. Ours alone: the driver's repeat from the URL.
 fn tell(verbose: u8) {
     let level = match verbose {
         0 => tracing::Level::WARN,
         1 => tracing::Level::INFO,
         _ => tracing::Level::DEBUG,
     };
-    tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false).init();
+    let to_stderr = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false);
+    // A stderr that takes nothing is no reason to panic.
+    let to_stderr = to_stderr.log_internal_errors(false).finish();
+    let ours = Targets::new().with_target("rowlock", level);
+    // Freeing a key by force is news to an application, not to whoever has just asked for it.
+    let ours = if verbose == 0 { ours.with_target("rowlock::operate", tracing::Level::ERROR) } else { ours };
+    to_stderr.with(ours).init();
 }
 
 async fn act(arguments: Arguments) -> Result<u8, Failure> {
@@ -48,7 +58,9 @@ async fn act(arguments: Arguments) -> Result<u8, Failure> {
         Action::Exec(stub) => return Err(stub::become_command(stub)),
         Action::Completions { shell } => {
             let mut program = Arguments::command();
-            clap_complete::generate(shell, &mut program, "rowlock", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut program, "rowlock", &mut script);
+            out::say(String::from_utf8_lossy(&script).trim_end())?;
             return Ok(exit::OK);
         }
         Action::Man { folder } => {
@@ -72,6 +84,12 @@ async fn act(arguments: Arguments) -> Result<u8, Failure> {
 }
 
 async fn on<DB: Database>(pool: sqlx::Pool<DB>, action: Action) -> Result<u8, Failure> {
+    let done = act_on(pool.clone(), action).await;
+    database::soon(pool.close()).await;
+    done
+}
+
+async fn act_on<DB: Database>(pool: sqlx::Pool<DB>, action: Action) -> Result<u8, Failure> {
     match action {
         Action::Migrate => {
             rowlock::migrate(&pool).await?;
@@ -86,7 +104,7 @@ async fn on<DB: Database>(pool: sqlx::Pool<DB>, action: Action) -> Result<u8, Fa
         Action::Watch(watch) => show::watch(&watch.window.lock(pool)?, &watch).await,
         Action::Forget { older_than } => {
             let rows = LeaseLock::new(pool).forget(older_than).await?;
-            anstream::println!("{rows} forgotten");
+            out::say(format_args!("{rows} forgotten"))?;
             Ok(exit::OK)
         }
         Action::Exec(_) | Action::Completions { .. } | Action::Man { .. } => Ok(exit::OK),

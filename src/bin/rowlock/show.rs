@@ -11,14 +11,15 @@ use unicode_width::UnicodeWidthStr as _;
 use crate::{
     args::{List, Show, Watch},
     exit::{self, Failure},
+    out::{self, printable},
 };
 
 pub async fn list<DB: Database>(lock: &LeaseLock<DB>, list: &List) -> Result<u8, Failure> {
     let entries = all(lock, list.held).await?;
     if list.json {
-        anstream::println!("{}", Value::Array(entries.iter().map(object).collect()));
+        out::say_json(&Value::Array(entries.iter().map(object).collect()))?;
     } else {
-        anstream::println!("{}", table(&entries));
+        out::say(table(&entries))?;
     }
     Ok(exit::OK)
 }
@@ -31,8 +32,8 @@ pub async fn one<DB: Database>(lock: &LeaseLock<DB>, show: &Show) -> Result<u8, 
         ));
     };
     match show.json {
-        true => anstream::println!("{}", object(&entry)),
-        false => anstream::println!("{}", table(&[entry])),
+        true => out::say_json(&object(&entry))?,
+        false => out::say(table(&[entry]))?,
     }
     Ok(exit::OK)
 }
@@ -42,7 +43,7 @@ pub async fn watch<DB: Database>(lock: &LeaseLock<DB>, watch: &Watch) -> Result<
     let (top, rest) = if std::io::stdout().is_terminal() { ("\x1b[H\x1b[2J", "") } else { ("", "\n") };
     loop {
         let entries = all(lock, watch.held).await?;
-        anstream::println!("{top}{}  {} keys\n{}{rest}", clock(Utc::now()), entries.len(), table(&entries));
+        out::say(format_args!("{top}{}  {} keys\n{}{rest}", clock(Utc::now()), entries.len(), table(&entries)))?;
         tokio::time::sleep(watch.every).await;
     }
 }
@@ -92,11 +93,6 @@ fn style(state: State) -> Style {
         _ => return Style::new(),
     };
     Style::new().fg_color(Some(colour.into()))
-}
-
-/// What others wrote into the table moves no cursor here.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 fn object(entry: &Entry) -> Value {

@@ -1,0 +1,67 @@
+//! A service that is asked to stop (SIGTERM) in the middle of its job: short work ends, long work is abandoned.
+//!
+//!     cargo run --example graceful_shutdown -- locks.db &    # stop it: kill -TERM %1
+//!     cargo run --example graceful_shutdown -- locks.db 1    # ends after one tick
+
+#![allow(clippy::print_stdout)]
+
+use std::{error::Error, time::Duration};
+
+use rowlock::{LeaseLock, ResourceLockExt as _, Run};
+use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{interval, sleep, timeout},
+};
+
+const PERIOD: Duration = Duration::from_secs(2);
+/// What the job may still take when it is asked to stop. Kubernetes gives 30 s in all, systemd 90 s.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// The program.
+#[tokio::main]
+pub async fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let file = arguments.next().unwrap_or_else(|| "locks.db".into());
+    let ticks = arguments.next().map_or(Ok(u32::MAX), |ticks| ticks.parse())?;
+    let work = arguments.next().map_or(Ok(1000), |millis| millis.parse())?;
+    let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(file).create_if_missing(true)).await?;
+    rowlock::migrate(&pool).await?;
+    // Half of the period, not all of it: two ticks in a row may start a little less than a period apart, and are both to run.
+    let lock = LeaseLock::new(pool).once_per(PERIOD / 2)?;
+
+    let mut stop = signal(SignalKind::terminate())?;
+    let mut timer = interval(PERIOD);
+    for _ in 0..ticks {
+        tokio::select! {
+            _ = stop.recv() => break,
+            _ = timer.tick() => {}
+        }
+        let mut tick = std::pin::pin!(on_tick(&lock, Duration::from_millis(work)));
+        tokio::select! {
+            () = &mut tick => continue,
+            _ = stop.recv() => {}
+        }
+        println!("asked to stop");
+        // In time, it is released; dropped with this block, it is abandoned, and another instance takes over at once.
+        if timeout(GRACE, tick).await.is_err() {
+            println!("stopped half-way");
+        }
+        break;
+    }
+    // Abandoning goes on in the background: without this the process would end first, and others wait for the lease's end.
+    lock.shutdown().await;
+    Ok(())
+}
+
+async fn on_tick(lock: &LeaseLock<Sqlite>, work: Duration) {
+    let ran = lock.run("report", async |_| {
+        println!("begun");
+        sleep(work).await;
+        Ok::<_, std::io::Error>(())
+    });
+    match ran.await {
+        Ok(Run::Ended { recorded: Ok(()), .. }) => println!("done"),
+        other => println!("{other:?}"),
+    }
+}

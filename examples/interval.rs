@@ -1,0 +1,53 @@
+//! A job on every instance's own timer, run by one of them each time.
+//!
+//!     cargo run --example interval -- locks.db      # start it several times
+//!     cargo run --example interval -- locks.db 3    # ends after three ticks
+
+#![allow(clippy::print_stdout)]
+
+use std::{error::Error, time::Duration};
+
+use rowlock::{Grant, LeaseLock, ResourceLockExt as _, Run};
+use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
+use tokio::time::MissedTickBehavior;
+
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// The program.
+#[tokio::main]
+pub async fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let file = arguments.next().unwrap_or_else(|| "locks.db".into());
+    let ticks = arguments.next().map_or(Ok(u32::MAX), |ticks| ticks.parse())?;
+    let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(file).create_if_missing(true)).await?;
+    rowlock::migrate(&pool).await?;
+    // Half of the period, not all of it: this tick may come a little sooner after the last start than a period, and is
+    // to run; another instance's tick comes a moment after it, and is not.
+    let lock = LeaseLock::new(pool).once_per(PERIOD / 2)?;
+
+    let mut timer = tokio::time::interval(PERIOD);
+    // A tick that was missed while the job ran long is not made up for.
+    timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for _ in 0..ticks {
+        timer.tick().await;
+        on_tick(&lock).await;
+    }
+    Ok(())
+}
+
+/// What goes wrong in one tick is told, and does not keep the next one from coming.
+async fn on_tick(lock: &LeaseLock<Sqlite>) {
+    match lock.run("report", report).await {
+        Ok(Run::Ended { result: Ok(()), recorded: Ok(()) }) => {}
+        Ok(Run::Ended { result: Err(error), .. }) => println!("failed: {error}"),
+        Ok(Run::Ended { recorded: Err(error), .. }) => println!("done, but the row does not tell: {error}"),
+        Ok(Run::Refused(refusal)) => println!("not now: {refusal}"),
+        Ok(Run::Lost(claim)) => println!("lost {}, and cancelled the work", claim.key),
+        Err(error) => println!("the database: {error}"),
+    }
+}
+
+async fn report(grant: &Grant<Sqlite>) -> Result<(), std::io::Error> {
+    println!("ran {} under token {}", grant.key(), grant.token());
+    Ok(())
+}

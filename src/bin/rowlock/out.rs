@@ -1,0 +1,43 @@
+//! What the program says: on one line where it is one thing, and never with a panic, whoever has stopped reading.
+
+use std::{
+    fmt::Display,
+    io::{ErrorKind, Write as _},
+};
+
+use serde_json::Value;
+
+use crate::exit::{Failure, IO, SIGNAL};
+
+const SIGPIPE: u8 = 13;
+
+/// What was asked for, on stdout.
+pub fn say(text: impl Display) -> Result<(), Failure> {
+    let mut out = anstream::stdout().lock();
+    let said = writeln!(out, "{text}").and_then(|()| out.flush());
+    said.map_err(|error| match error.kind() {
+        // It has read enough: `rowlock list | head -1`. The shell is told as by any other program.
+        ErrorKind::BrokenPipe => Failure::new(SIGNAL + SIGPIPE, ""),
+        _ => Failure::new(IO, format_args!("stdout: {error}")),
+    })
+}
+
+/// For programs. Control characters that JSON would let stand are escaped, so that a terminal may show it.
+pub fn say_json(value: &Value) -> Result<(), Failure> {
+    let escape = |c: char| if c.is_control() { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
+    say(value.to_string().chars().map(escape).collect::<String>())
+}
+
+/// What went wrong, on stderr. Where nobody can be told, the work goes on.
+pub fn complain(text: impl Display) {
+    let _ = writeln!(anstream::stderr(), "rowlock: {}", printable(&text.to_string()));
+}
+
+/// What others wrote into the table moves no cursor here, and turns no text around.
+pub fn printable(text: &str) -> String {
+    let moves = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars().map(|c| if moves(c) { '?' } else { c }).collect()
+}

@@ -1,0 +1,191 @@
+//! The built program, run as users run it.
+
+use std::{
+    os::unix::process::ExitStatusExt as _,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
+    process::{Child, ChildStderr, ChildStdout, Command},
+    signal::unix::{SignalKind, signal},
+    time::timeout,
+};
+
+use crate::bed::{Bed, PATIENCE, Site, eventually};
+
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_rowlock");
+
+/// A command that writes its holder's id into `up`, and stays until it finds `go`; its folder is its name.
+pub const STAYS: &str =
+    r#"echo "$ROWLOCK_HOLDER" > "$0/new"; mv "$0/new" "$0/up"; while [ ! -e "$0/go" ]; do sleep 0.05; done"#;
+
+/// A command that does not know any database; `words` are split, `more` are taken as they are.
+pub fn rowlock(words: &str, more: &[&str]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.args(words.split_whitespace()).args(more).stdin(Stdio::null());
+    for variable in ["DATABASE_URL", "XDG_STATE_HOME"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// How the program ended, and what it and its command said: their pipes are closed, nobody is left who could speak.
+#[derive(Debug)]
+pub struct Ended {
+    /// Negative if a signal ended it.
+    pub code: i32,
+    pub out: String,
+    pub err: String,
+}
+
+impl Ended {
+    #[track_caller]
+    pub fn with(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{self:?}");
+        self
+    }
+
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// A program that runs. Dropped, it is killed, and its command with it.
+pub struct Started {
+    child: Child,
+    out: BufReader<ChildStdout>,
+    err: BufReader<ChildStderr>,
+    heard: Ended,
+}
+
+/// A suite that `nohup` or a shell's `&` started ignores signals, and would hand that on. What has a handler is not handed on.
+fn hear_all_signals() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0");
+    let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
+    for kind in [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::terminate()] {
+        if ignored >> (kind.as_raw_value() - 1) & 1 == 1 {
+            drop(signal(kind).unwrap());
+        }
+    }
+}
+
+pub fn start(mut command: Command) -> Started {
+    hear_all_signals();
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().unwrap();
+    let (out, err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let heard = Ended { code: 0, out: String::new(), err: String::new() };
+    Started { child, out: BufReader::new(out), err: BufReader::new(err), heard }
+}
+
+impl Started {
+    pub fn signal(&self, signal: Signal) {
+        let id = self.child.id().expect("it has not been waited for");
+        kill_process(Pid::from_raw(i32::try_from(id).unwrap()).unwrap(), signal).unwrap();
+    }
+
+    /// Waits for a line with this text on stderr.
+    pub async fn complains(&mut self, text: &str) {
+        let lines = async {
+            while !self.heard.err.contains(text) {
+                assert!(self.err.read_line(&mut self.heard.err).await.unwrap() > 0, "{:?}", self.heard);
+            }
+        };
+        timeout(PATIENCE, lines).await.unwrap_or_else(|_| panic!("no {text:?} on stderr"));
+    }
+
+    /// Waits for this text to come so many times on stdout.
+    pub async fn says(&mut self, text: &str, times: usize) {
+        let lines = async {
+            while self.heard.out.matches(text).count() < times {
+                assert!(self.out.read_line(&mut self.heard.out).await.unwrap() > 0, "{:?}", self.heard);
+            }
+        };
+        timeout(PATIENCE, lines).await.unwrap_or_else(|_| panic!("no {text:?} on stdout"));
+    }
+
+    pub fn is_over(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    pub async fn ended(mut self) -> Ended {
+        let end = async {
+            let pipes = (self.out.read_to_string(&mut self.heard.out), self.err.read_to_string(&mut self.heard.err));
+            let (out, err, status) = tokio::join!(pipes.0, pipes.1, self.child.wait());
+            let status = (out.unwrap(), err.unwrap(), status.unwrap()).2;
+            self.heard.code = status.code().unwrap_or_else(|| -status.signal().unwrap());
+        };
+        let ended = timeout(PATIENCE, end).await;
+        assert!(ended.is_ok(), "it, or one of its descendants, lives on: {:?}", self.heard);
+        self.heard
+    }
+}
+
+pub async fn ended(command: Command) -> Ended {
+    start(command).ended().await
+}
+
+impl<DB: Bed> Site<DB> {
+    pub fn command(&self, words: &str, more: &[&str]) -> Command {
+        let mut command = rowlock(words, more);
+        command.env("DATABASE_URL", &self.url);
+        command
+    }
+
+    pub fn start(&self, words: &str, more: &[&str]) -> Started {
+        start(self.command(words, more))
+    }
+
+    /// Runs the program to its end.
+    pub async fn rowlock(&self, words: &str, more: &[&str]) -> Ended {
+        self.start(words, more).ended().await
+    }
+
+    pub async fn show(&self, key: &str) -> Value {
+        self.rowlock("show --json", &[key]).await.with(0).json()
+    }
+}
+
+/// Where a command tells that it is up, and is told to go.
+pub struct Stage(tempfile::TempDir);
+
+impl Stage {
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub fn path(&self) -> &str {
+        self.0.path().to_str().unwrap()
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Waits for the command; what it wrote.
+    pub async fn up(&self) -> String {
+        let file = self.file("up");
+        eventually("the command is up", async || file.exists()).await;
+        read(&file)
+    }
+
+    pub fn go(&self) {
+        std::fs::write(self.file("go"), "").unwrap();
+    }
+}
+
+pub fn read(file: &Path) -> String {
+    std::fs::read_to_string(file).unwrap().trim_end().to_owned()
+}
+
+/// A second more than that is too late.
+pub fn within(elapsed: Duration, limit: Duration) {
+    assert!(elapsed < limit + Duration::from_secs(1), "{elapsed:?}, not {limit:?} and a second");
+}

@@ -1,0 +1,199 @@
+//! What the program says of arguments and databases that are no good.
+
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    time::{Duration, Instant},
+};
+
+use tokio::{net::TcpListener, process::Command};
+
+use crate::{
+    bed::{Bed, Site},
+    program::{Ended, Stage, ended, rowlock},
+};
+
+/// The site's URL with another address and password.
+fn url<DB: Bed>(site: &Site<DB>, authority: &str) -> String {
+    let (scheme, rest) = site.url.split_once("://").unwrap();
+    format!("{scheme}://{authority}/{}", rest.split_once('/').unwrap().1)
+}
+
+fn address<DB: Bed>(site: &Site<DB>) -> String {
+    let rest = site.url.split_once("://").unwrap().1;
+    let authority = rest.split_once('/').unwrap().0;
+    authority.rsplit_once('@').map_or(authority, |(_, address)| address).to_owned()
+}
+
+async fn list(url: &str) -> Ended {
+    let mut command = rowlock("list --connect-timeout 500ms", &[]);
+    command.env("DATABASE_URL", url);
+    let ended = ended(command).await;
+    assert!(ended.out.is_empty() && ended.err.lines().count() == 1, "{ended:?}");
+    ended
+}
+
+pub async fn a_table_that_is_missing_says_what_to_run<DB: Bed>(site: Site<DB>) {
+    site.execute("DROP TABLE t_resource_lock").await;
+    for words in
+        ["run k -- true", "acquire k", "list", "show k", "forget --older-than 1h", "watch", "release k --force"]
+    {
+        let missing = site.rowlock(words, &[]).await.with(78);
+        assert!(missing.err.lines().count() == 1 && missing.err.contains("run `rowlock migrate`"), "{missing:?}");
+    }
+    for _ in 0..2 {
+        site.rowlock("migrate", &[]).await.with(0);
+    }
+    site.rowlock("run k -- true", &[]).await.with(0);
+}
+
+pub async fn a_server_out_of_reach_is_no_refusal<DB: Bed>(site: Site<DB>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let started = Instant::now();
+    let silent = list(&url(&site, &format!("somebody:hunter2@{address}"))).await.with(69);
+    assert!(silent.err.contains("no answer within 500ms") && started.elapsed() < Duration::from_secs(5), "{silent:?}");
+    drop(listener);
+    let closed = list(&url(&site, &format!("somebody:hunter2@{address}"))).await.with(69);
+    assert!(closed.err.contains("refused") && closed.err.contains("no connection to"), "{closed:?}");
+    assert!(!silent.err.contains("hunter2") && !closed.err.contains("hunter2"));
+}
+
+/// PostgreSQL that trusts everybody still does not know everybody.
+pub async fn a_password_is_not_repeated<DB: Bed>(site: Site<DB>) {
+    let address = address(&site);
+    let wrong = list(&url(&site, &format!("stranger:hunter2@{address}"))).await.with(69);
+    assert!(wrong.err.contains("stranger") && !wrong.err.contains("hunter2"), "{wrong:?}");
+    let scheme = site.url.split_once("://").unwrap().0;
+    for unreadable in [
+        format!("{scheme}://me:hunter2/@{address}/x"),
+        format!("{scheme}://me:hunter2@{address}:port/x"),
+        format!("{scheme}://me:hunter2@[/x"),
+        format!("{scheme}:hunter2"),
+        "hunter2".to_owned(),
+        "hunter2://me:secret@host/x".to_owned(),
+    ] {
+        let ended = list(&unreadable).await;
+        assert!([2, 69].contains(&ended.code) && !ended.err.contains("hunter2"), "{unreadable}: {ended:?}");
+    }
+    // What is misspelt may be a secret all the same.
+    let more = format!("{}{}pasword=hunter2&colour=hunter2", site.url, if site.url.contains('?') { '&' } else { '?' });
+    let ended = ended({
+        let mut command = rowlock("list", &[]);
+        command.env("DATABASE_URL", &more);
+        command
+    })
+    .await;
+    assert!(!ended.err.contains("hunter2"), "{ended:?}");
+}
+
+pub async fn a_file_that_is_missing_is_not_made<DB: Bed>(_: Site<DB>) {
+    let stage = Stage::new();
+    let missing = format!("sqlite:{}", stage.file("locks.db").display());
+    let ended = list(&missing).await.with(69);
+    assert!(ended.err.contains("unable to open"), "{ended:?}");
+    assert!(!stage.file("locks.db").exists());
+}
+
+pub async fn a_look_leaves_the_file_as_it_is<DB: Bed>(_: Site<DB>) {
+    let stage = Stage::new();
+    let url = format!("sqlite:{}", stage.file("app.db").display());
+    let pool = crate::bed::pool::<sqlx::Sqlite>(&format!("{url}?mode=rwc"), 1).await;
+    sqlx::Sqlite::execute(&pool, "CREATE TABLE app (id int)").await.unwrap();
+    list(&url).await.with(78);
+    assert_eq!(sqlx::Sqlite::text(&pool, "PRAGMA journal_mode").await.as_deref(), Some("delete"));
+}
+
+pub async fn bad_arguments_are_refused_and_say_why<DB: Bed>(site: Site<DB>) {
+    for (words, more, says) in [
+        ("run k --once-per", &["soon", "--", "true"][..], "write it like 30s, 5m or 1h"),
+        ("run k --lease 5 -- true", &[], "write it like 30s, 5m or 1h"),
+        ("run k --lease 1ms -- true", &[], "lease"),
+        ("run", &["", "--", "true"], "is empty"),
+        ("run", &[" k", "--", "true"], "white space"),
+        ("run k", &[], "<COMMAND>"),
+        ("run k --", &[], "<COMMAND>"),
+        ("run -- true", &[], "<KEY>"),
+        ("run k true", &[], "unexpected argument 'true'"),
+        ("run k --rules none -- true", &[], "recover, article"),
+        ("run k --label", &["a\nb", "--", "true"], "label"),
+        ("acquire", &[""], "is empty"),
+        ("renew k", &[], "--holder"),
+        ("renew k --holder me", &[], "is not the id of a holder"),
+        ("release k", &[], "--holder <UUID>|--force"),
+        ("release k --force --holder 0b9f6a52-3a4e-4c58-9d3c-2f1f6f0f7c11", &[], "cannot be used with"),
+        ("release k --force --status X", &[], "[possible values: S, F]"),
+        ("forget", &[], "--older-than"),
+        ("forget --older-than 99y", &[], "at most ten years"),
+        ("watch --every 0s", &[], "at least"),
+        ("", &[], "Usage"),
+        ("fly", &[], "unrecognized subcommand"),
+    ] {
+        let bad = site.rowlock(words, more).await;
+        assert!(bad.code == 2 && bad.err.contains(says) && bad.out.is_empty(), "{words}: {bad:?}");
+    }
+    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
+}
+
+pub async fn no_database_names_all_three_ways<DB: Bed>(_: Site<DB>) {
+    for empty in [false, true] {
+        let mut command: Command = rowlock("run k -- true", &[]);
+        if empty {
+            command.env("DATABASE_URL", "");
+        }
+        let none = ended(command).await.with(2);
+        assert!(["--database-url", "DATABASE_URL", "--local"].iter().all(|way| none.err.contains(way)), "{none:?}");
+    }
+}
+
+pub async fn a_command_that_cannot_be_run_takes_no_key<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let file = stage.file("script");
+    std::fs::write(&file, "#!/bin/sh\n").unwrap();
+    let there = file.to_str().unwrap();
+    for (command, code, says) in [
+        ("no-such-program", 127, "no-such-program: command not found"),
+        ("/no/such/program", 127, "command not found"),
+        ("", 127, "command not found"),
+        (there, 126, "cannot be run"),
+        (stage.path(), 126, "cannot be run"),
+    ] {
+        let ended = site.rowlock("run k --once-per 1h --", &[command]).await.with(code);
+        assert!(ended.err.lines().count() == 1 && ended.err.contains(says), "{ended:?}");
+    }
+    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    site.rowlock("run k --once-per 1h --", &[there]).await.with(0);
+}
+
+pub async fn each_commands_help_has_an_example<DB: Bed>(_: Site<DB>) {
+    let help = ended(rowlock("--help", &[])).await.with(0).out;
+    let commands: Vec<&str> = help
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .filter(|line| !line.starts_with("   "))
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert_eq!(commands.len(), 11, "{commands:?}");
+    for command in commands {
+        let help = ended(rowlock(command, &["--help"])).await.with(0).out;
+        assert!(help.contains(&format!("rowlock {command}")) && help.contains("Example"), "{help}");
+    }
+}
+
+pub async fn completions_and_man_pages_are_written<DB: Bed>(_: Site<DB>) {
+    let stage = Stage::new();
+    let file = stage.file("rowlock.bash");
+    let completions = ended(rowlock("completions bash", &[])).await.with(0).out;
+    std::fs::write(&file, &completions).unwrap();
+    assert!(Command::new("bash").arg("-n").arg(&file).status().await.unwrap().success());
+    for shell in ["zsh", "fish"] {
+        assert!(ended(rowlock("completions", &[shell])).await.with(0).out.contains("once-per"), "{shell}");
+    }
+    ended(rowlock("man", &[stage.path()])).await.with(0);
+    let page = std::fs::read_to_string(stage.file("rowlock-run.1")).unwrap();
+    assert!(page.contains(".TH rowlock-run 1") && page.contains("retry\\-failed"), "{page}");
+    assert!(!stage.file("rowlock-exec.1").exists());
+    ended(rowlock("man /no/such/folder", &[])).await.with(73);
+}

@@ -1,0 +1,183 @@
+//! What becomes of the command, and of the key, when the program is asked to stop, is paused, or loses its claim.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tokio::time::sleep;
+
+use crate::{
+    bed::{Bed, PATIENCE, Site, eventually},
+    program::{PROGRAM, STAYS, Stage, start, within},
+};
+
+/// A command that ends with 7 when it is asked to, by whichever signal.
+const OBEYS: &str =
+    r#"trap 'echo bye; exit 7' TERM INT HUP; touch "$0/up"; while [ ! -e "$0/go" ]; do sleep 0.05; done"#;
+/// One that does not listen.
+const IGNORES: &str =
+    r#"trap '' TERM INT HUP; echo "$ROWLOCK_HOLDER" > "$0/new"; mv "$0/new" "$0/up"; while :; do sleep 0.05; done"#;
+
+pub async fn a_command_that_obeys_is_waited_for_and_the_next_may_run_at_once<DB: Bed>(site: Site<DB>) {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let stage = Stage::new();
+        let job = site.start("run k --once-per 1h --lease 1h --grace 1h -- sh -c", &[OBEYS, stage.path()]);
+        stage.up().await;
+        job.signal(signal);
+        let ended = job.ended().await.with(7);
+        assert!(ended.out == "bye\n" && !ended.err.contains("rowlock"), "{signal:?}: {ended:?}");
+        let row = site.show("k").await;
+        assert_eq!((&row["state"], &row["ended"]), (&"expired".into(), &serde_json::Value::Null), "abandoned: {row}");
+    }
+    site.rowlock("run k --once-per 1h -- true", &[]).await.with(0);
+}
+
+pub async fn a_command_that_does_not_listen_is_killed_after_the_grace<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let job = site.start("run k --once-per 1h --lease 1h --grace 700ms -- sh -c", &[IGNORES, stage.path()]);
+    stage.up().await;
+    let asked = Instant::now();
+    job.signal(Signal::TERM);
+    job.ended().await.with(137);
+    assert!(asked.elapsed() >= Duration::from_millis(700), "{:?}", asked.elapsed());
+    site.rowlock("run k --once-per 1h -- true", &[]).await.with(0);
+}
+
+/// The lease goes on being renewed while the command takes its leave.
+pub async fn a_command_keeps_its_key_through_its_grace<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let job = site.start("run k --lease 1s --grace 1h -- sh -c", &[IGNORES, stage.path()]);
+    let holder = stage.up().await;
+    job.signal(Signal::TERM);
+    let (asked, first) = (Instant::now(), site.show("k").await);
+    eventually("it is renewed", async || {
+        asked.elapsed() > Duration::from_millis(1500) && site.show("k").await["until"] != first["until"]
+    })
+    .await;
+    let row = site.show("k").await;
+    assert_eq!((&row["holder"], &row["state"]), (&holder.into(), &"held".into()));
+    drop(job);
+}
+
+pub async fn a_paused_holder_finds_out_and_stops_its_command<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let paused = site.start("run k --lease 1s --grace 500ms -- sh -c", &[IGNORES, stage.path()]);
+    let holder = stage.up().await;
+    paused.signal(Signal::STOP);
+    let stopped = Instant::now();
+    let claim = site.rowlock("acquire k --wait 1h --lease 1h", &[]).await.with(0).json();
+    within(stopped.elapsed(), Duration::from_secs(1));
+    let row = site.show("k").await;
+    for status in ["S", "F"] {
+        let late = site.rowlock("release k --holder", &[&holder, "--status", status]).await.with(74);
+        assert!(late.out.is_empty() && late.err.lines().count() == 1, "{late:?}");
+    }
+    site.rowlock("renew k --holder", &[&holder]).await.with(74);
+    paused.signal(Signal::CONT);
+    let ended = paused.ended().await.with(74);
+    assert!(ended.err.contains("lost"), "{ended:?}");
+    assert_eq!((&site.show("k").await, &row["holder"]), (&row, &claim["holder"]), "nothing was changed");
+}
+
+/// The command ends well while the program that would have told so is paused.
+pub async fn a_paused_holders_late_end_changes_nothing<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let script = format!(r#"{STAYS}; touch "$0/gone""#);
+    let paused = site.start("run k --lease 1s -- sh -c", &[&script, stage.path()]);
+    stage.up().await;
+    paused.signal(Signal::STOP);
+    site.rowlock("acquire k --wait 1h --lease 1h", &[]).await.with(0);
+    let row = site.show("k").await;
+    stage.go();
+    let gone = stage.file("gone");
+    eventually("the command is done", async || gone.exists()).await;
+    paused.signal(Signal::CONT);
+    let ended = paused.ended().await.with(74);
+    assert!(ended.err.contains("lost"), "{ended:?}");
+    assert_eq!(site.show("k").await, row);
+}
+
+pub async fn a_forced_release_stops_the_command<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let job = site.start("run k --lease 1s --grace 1h -- sh -c", &[OBEYS, stage.path()]);
+    stage.up().await;
+    site.rowlock("release k --force --status F", &[]).await.with(0);
+    let ended = job.ended().await.with(74);
+    assert!(ended.out == "bye\n" && ended.err.contains("rowlock: k: lost; stopping the command"), "{ended:?}");
+    let row = site.show("k").await;
+    assert_eq!((&row["status"], &row["state"]), (&"F".into(), &"failed".into()));
+}
+
+/// A transaction sits on the row, so that no renewal comes through.
+pub async fn a_holder_that_cannot_renew_stops_its_command<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let job = site.start("run k --lease 1s --grace 1h -- sh -c", &[OBEYS, stage.path()]);
+    stage.up().await;
+    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let ended = job.ended().await.with(74);
+    assert!(ended.out == "bye\n" && ended.err.contains("lost; stopping the command"), "{ended:?}");
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+}
+
+pub async fn asked_to_stop_while_it_waits_it_stops<DB: Bed>(site: Site<DB>) {
+    site.rowlock("acquire k --lease 1h", &[]).await.with(0);
+    let row = site.show("k").await;
+    let mut waiting = site.start("run k --wait 1h -vv -- echo", &["it runs"]);
+    waiting.complains("refused").await;
+    waiting.signal(Signal::TERM);
+    assert_eq!(waiting.ended().await.with(143).out, "");
+    assert_eq!(site.show("k").await, row);
+}
+
+/// What the command has started goes the way of the command, also what outlives it.
+pub async fn the_commands_descendants_are_stopped_too<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let child = r#"trap '' TERM; touch "$0/up"; while :; do sleep 0.05; done"#;
+    let script = format!("sh -c '{}' \"$0\" & wait", child.replace('\'', r"'\''"));
+    let job = site.start("run k --lease 1h --grace 300ms -- sh -c", &[&script, stage.path()]);
+    stage.up().await;
+    job.signal(Signal::TERM);
+    job.ended().await.with(143);
+}
+
+/// A transaction sits on the row, so that the end cannot be written; whoever asks is not kept until the lease ends.
+pub async fn asked_again_it_does_not_wait_for_the_database<DB: Bed>(site: Site<DB>) {
+    let ends = format!(r#"{STAYS}; trap '' TERM; touch "$0/gone""#);
+    for (script, code) in [(ends.as_str(), 0), (OBEYS, 7)] {
+        let stage = Stage::new();
+        let mut job = site.start("run k --lease 1h -- sh -c", &[script, stage.path()]);
+        stage.up().await;
+        let mut other = site.pool_of(1).await.acquire().await.unwrap();
+        DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+        DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+        if code == 0 {
+            stage.go();
+            eventually("the command is done", async || stage.file("gone").exists()).await;
+        }
+        let asked = Instant::now();
+        while !job.is_over() {
+            assert!(asked.elapsed() < PATIENCE, "it does not stop");
+            job.signal(Signal::TERM);
+            sleep(Duration::from_millis(20)).await;
+        }
+        job.ended().await.with(code);
+        DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+        site.rowlock("release k --force", &[]).await.with(0);
+    }
+}
+
+/// `nohup`, and a shell's background jobs: what is ignored at the start stays ignored, by the command too.
+pub async fn a_signal_that_was_ignored_stays_ignored<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let mut shell = tokio::process::Command::new("sh");
+    let script = r#"trap '' HUP INT; exec "$0" run k --grace 1h -- sh -c "$1" "$2""#;
+    shell.args(["-c", script, PROGRAM, STAYS, stage.path()]).env("DATABASE_URL", &site.url);
+    let job = start(shell);
+    stage.up().await;
+    job.signal(Signal::HUP);
+    job.signal(Signal::INT);
+    stage.go();
+    job.ended().await.with(0);
+    assert_eq!(site.show("k").await["status"], "S");
+}
