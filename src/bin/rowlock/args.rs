@@ -46,7 +46,7 @@ pub enum Action {
     /// Take a key, print the claim as JSON, and leave it to run out or to be renewed
     #[command(after_help = "Example: rowlock acquire deploy --lease 10m | jq -r .holder")]
     Acquire(Acquire),
-    /// Prolong a claim, and print it as JSON
+    /// Say anew how long a claim holds, and print it as JSON
     #[command(after_help = "Example: rowlock renew deploy --holder 0b9f6a52-3a4e-4c58-9d3c-2f1f6f0f7c11 --lease 10m")]
     Renew(Renew),
     /// End a claim: with its holder's id, or by force
@@ -69,6 +69,8 @@ pub enum Action {
         /// How long ago they were released at least
         #[arg(long, value_name = "D", value_parser = duration)]
         older_than: Duration,
+        #[command(flatten)]
+        window: Window,
     },
     /// Print completions for a shell
     #[command(after_help = "Example: rowlock completions bash > /etc/bash_completion.d/rowlock")]
@@ -143,7 +145,7 @@ pub struct Run {
     pub key: Key,
     #[command(flatten)]
     pub terms: Terms,
-    /// How long a command that is to stop may take before it is killed
+    /// How long a command that is to stop may take before it is killed; after a loss, another holder may be at work meanwhile
     #[arg(long, value_name = "D", default_value = "10s", value_parser = duration)]
     pub grace: Duration,
     /// Exit with 0 when refused
@@ -171,8 +173,8 @@ pub struct Renew {
     /// The holder's id, as `acquire` printed it
     #[arg(long, value_name = "UUID", value_parser = Holder::parse)]
     pub holder: Holder,
-    /// How long the claim holds from now
-    #[arg(long, value_name = "D", default_value = "30s", value_parser = duration)]
+    /// How long the claim holds from now: longer or shorter than it did
+    #[arg(long, value_name = "D", value_parser = duration)]
     pub lease: Duration,
 }
 

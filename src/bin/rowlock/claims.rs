@@ -14,11 +14,17 @@ pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Res
     match lock.acquire(acquire.key.as_str(), acquire.terms.wait).await? {
         Attempt::Acquired(grant) => {
             let prior = grant.taken_over_from().cloned();
-            let claim = grant.claim().clone();
-            if let Some(lease) = grant.into_lease() {
-                lease.detach();
+            let told = print(&lock, grant.claim(), prior).await;
+            match (&told, grant.into_lease()) {
+                (Ok(_), Some(lease)) => drop(lease.detach()),
+                // Nobody knows the holder's id: nobody could release it.
+                (Err(_), lease) => {
+                    drop(lease);
+                    lock.shutdown().await;
+                }
+                (Ok(_), None) => {}
             }
-            print(&lock, &claim, prior).await
+            told
         }
         Attempt::Refused(refusal) => {
             out::complain(format_args!("refused: {refusal}"));
@@ -45,9 +51,10 @@ pub async fn release<DB: Database>(lock: LeaseLock<DB>, release: Release) -> Res
     Ok(exit::OK)
 }
 
-/// One JSON object on one line; when the claim ends is the row's to say.
+/// One JSON object on one line; when the claim ends is the row's to say, if it can be asked.
 async fn print<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, prior: Option<Prior>) -> Result<u8, Failure> {
-    let entry = lock.inspect(claim.key.as_str()).await?.filter(|entry| entry.holder == Some(claim.holder));
+    let entry =
+        lock.inspect(claim.key.as_str()).await.ok().flatten().filter(|entry| entry.holder == Some(claim.holder));
     let claim: Value = json!({
         "key": claim.key.as_str(),
         "token": claim.token.get(),

@@ -1,6 +1,6 @@
 //! Which database, and a way to it.
 
-use std::{path::PathBuf, str::FromStr as _, time::Duration};
+use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, str::FromStr as _, time::Duration};
 
 use sqlx::{
     ConnectOptions, Connection, Pool, SqlitePool,
@@ -59,7 +59,9 @@ fn local_file() -> Result<String, Failure> {
     let state = state.or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
     let folder =
         state.ok_or_else(|| Failure::new(IO, "--local: neither XDG_STATE_HOME nor HOME is set"))?.join("rowlock");
-    std::fs::create_dir_all(&folder).map_err(|error| Failure::io(&folder, &error))?;
+    // For this user alone: whoever knows a holder's id may end its claim.
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.map_err(|error| Failure::io(&folder, &error))?;
     Ok(folder.join("locks.db").display().to_string())
 }
 

@@ -102,8 +102,8 @@ async fn act_on<DB: Database>(pool: sqlx::Pool<DB>, action: Action) -> Result<u8
         Action::List(list) => show::list(&list.window.lock(pool)?, &list).await,
         Action::Show(one) => show::one(&one.window.lock(pool)?, &one).await,
         Action::Watch(watch) => show::watch(&watch.window.lock(pool)?, &watch).await,
-        Action::Forget { older_than } => {
-            let rows = LeaseLock::new(pool).forget(older_than).await?;
+        Action::Forget { older_than, window } => {
+            let rows = window.lock(pool)?.forget(older_than).await?;
             out::say(format_args!("{rows} forgotten"))?;
             Ok(exit::OK)
         }
