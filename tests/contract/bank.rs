@@ -26,9 +26,9 @@ pub async fn accounts<DB: Bed>(site: &Site<DB>) {
     }
 }
 
-/// Both strategies, as configuration would choose one. They try as long as a test waits.
+/// Both strategies, as configuration would choose one. They try for longer than 32 workers take on a busy machine.
 pub fn locks<DB: Bed>(pool: &Pool<DB>) -> [(&'static str, Lock<DB>); 2] {
-    locks_with(pool, Retry { attempts: 10_000, within: PATIENCE })
+    locks_with(pool, Retry { attempts: 100_000, within: 6 * PATIENCE })
 }
 
 pub fn locks_with<DB: Bed>(pool: &Pool<DB>, retry: Retry) -> [(&'static str, Lock<DB>); 2] {
