@@ -200,7 +200,7 @@ where
             a_command_that_obeys_is_waited_for_and_the_next_may_run_at_once,
             a_command_that_does_not_listen_is_killed_after_the_grace, a_command_keeps_its_key_through_its_grace,
             a_paused_holder_finds_out_and_stops_its_command, a_paused_holders_late_end_changes_nothing,
-            a_forced_release_stops_the_command, a_holder_that_cannot_renew_stops_its_command, asked_to_stop_while_it_waits_it_stops,
+            a_forced_release_stops_the_command, an_end_after_a_forced_release_is_a_loss, a_holder_that_cannot_renew_stops_its_command, asked_to_stop_while_it_waits_it_stops,
             asked_again_it_does_not_wait_for_the_database;
         program_claims:
             a_claim_is_taken_renewed_and_released, list_and_show_tell_every_field, forget_deletes_old_rows,

@@ -108,12 +108,12 @@ pub async fn waiting_ends_with_the_key_or_with_the_time<DB: Bed>(site: Site<DB>)
 
 pub async fn a_command_may_outlast_its_lease<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
-    let job = site.start("run k --lease 1s -- sh -c", &[STAYS, stage.path()]);
+    let job = site.start("run k --lease 3s -- sh -c", &[STAYS, stage.path()]);
     let holder = stage.up().await;
     let first = site.show("k").await;
     let begun = Instant::now();
     eventually("it is renewed", async || {
-        begun.elapsed() > Duration::from_millis(2500) && site.show("k").await["until"] != first["until"]
+        begun.elapsed() > Duration::from_millis(3500) && site.show("k").await["until"] != first["until"]
     })
     .await;
     let refused = site.rowlock("run k -- true", &[]).await.with(75);
@@ -127,14 +127,14 @@ pub async fn a_command_may_outlast_its_lease<DB: Bed>(site: Site<DB>) {
 pub async fn a_killed_holder_is_replaced_within_its_lease_and_its_command_dies<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let words = ["sh", "-c", STAYS, stage.path()];
-    let holder = site.start("run k --lease 1s --label victim --once-per 1h --", &words);
+    let holder = site.start("run k --lease 3s --label victim --once-per 1h --", &words);
     stage.up().await;
     let mut next = site.start("acquire k --wait 1h --once-per 1h --label heir -vv", &[]);
     next.complains("refused").await;
     holder.signal(Signal::KILL);
     let killed = Instant::now();
     let claim = next.ended().await.with(0).json();
-    within(killed.elapsed(), Duration::from_secs(1));
+    within(killed.elapsed(), Duration::from_secs(3));
     // Its output ends with its command: nobody ever told that to go.
     assert_eq!(holder.ended().await.code, -9);
     let row = site.show("k").await;

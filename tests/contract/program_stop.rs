@@ -7,7 +7,7 @@ use tokio::time::sleep;
 
 use crate::{
     bed::{Bed, PATIENCE, Site, eventually},
-    program::{PROGRAM, STAYS, Stage, start, within},
+    program::{PROGRAM, STAYS, Stage, Started, start},
 };
 
 /// A command that ends with 7 when it is asked to, by whichever signal.
@@ -45,12 +45,12 @@ pub async fn a_command_that_does_not_listen_is_killed_after_the_grace<DB: Bed>(s
 /// The lease goes on being renewed while the command takes its leave.
 pub async fn a_command_keeps_its_key_through_its_grace<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
-    let job = site.start("run k --lease 1s --grace 1h -- sh -c", &[IGNORES, stage.path()]);
+    let job = site.start("run k --lease 3s --grace 1h -- sh -c", &[IGNORES, stage.path()]);
     let holder = stage.up().await;
     job.signal(Signal::TERM);
     let (asked, first) = (Instant::now(), site.show("k").await);
     eventually("it is renewed", async || {
-        asked.elapsed() > Duration::from_millis(1500) && site.show("k").await["until"] != first["until"]
+        asked.elapsed() > Duration::from_millis(3500) && site.show("k").await["until"] != first["until"]
     })
     .await;
     let row = site.show("k").await;
@@ -58,14 +58,21 @@ pub async fn a_command_keeps_its_key_through_its_grace<DB: Bed>(site: Site<DB>) 
     drop(job);
 }
 
+/// Pauses the holder between two renewals: on SQLite, one that is paused in the middle of writing keeps everybody out.
+async fn pause<DB: Bed>(site: &Site<DB>, holder: &Started) {
+    let lock = site.lock();
+    let until = async || lock.inspect("k").await.unwrap().unwrap().until;
+    let first = until().await;
+    eventually("it is renewed", async || until().await != first).await;
+    holder.signal(Signal::STOP);
+}
+
 pub async fn a_paused_holder_finds_out_and_stops_its_command<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
-    let paused = site.start("run k --lease 1s --grace 500ms -- sh -c", &[IGNORES, stage.path()]);
+    let paused = site.start("run k --lease 2s --grace 500ms -- sh -c", &[IGNORES, stage.path()]);
     let holder = stage.up().await;
-    paused.signal(Signal::STOP);
-    let stopped = Instant::now();
+    pause(&site, &paused).await;
     let claim = site.rowlock("acquire k --wait 1h --lease 1h", &[]).await.with(0).json();
-    within(stopped.elapsed(), Duration::from_secs(1));
     let row = site.show("k").await;
     for status in ["S", "F"] {
         let late = site.rowlock("release k --holder", &[&holder, "--status", status]).await.with(74);
@@ -82,9 +89,9 @@ pub async fn a_paused_holder_finds_out_and_stops_its_command<DB: Bed>(site: Site
 pub async fn a_paused_holders_late_end_changes_nothing<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let script = format!(r#"{STAYS}; touch "$0/gone""#);
-    let paused = site.start("run k --lease 1s -- sh -c", &[&script, stage.path()]);
+    let paused = site.start("run k --lease 2s -- sh -c", &[&script, stage.path()]);
     stage.up().await;
-    paused.signal(Signal::STOP);
+    pause(&site, &paused).await;
     site.rowlock("acquire k --wait 1h --lease 1h", &[]).await.with(0);
     let row = site.show("k").await;
     stage.go();
@@ -105,6 +112,19 @@ pub async fn a_forced_release_stops_the_command<DB: Bed>(site: Site<DB>) {
     assert!(ended.out == "bye\n" && ended.err.contains("rowlock: k: lost; stopping the command"), "{ended:?}");
     let row = site.show("k").await;
     assert_eq!((&row["status"], &row["state"]), (&"F".into(), &"failed".into()));
+}
+
+/// It was freed so lately that no renewal has found out.
+pub async fn an_end_after_a_forced_release_is_a_loss<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let job = site.start("run k --lease 1h -- sh -c", &[STAYS, stage.path()]);
+    stage.up().await;
+    site.rowlock("release k --force --status F", &[]).await.with(0);
+    let row = site.show("k").await;
+    stage.go();
+    let ended = job.ended().await.with(74);
+    assert!(ended.err.contains("was lost") && ended.err.lines().count() == 1, "{ended:?}");
+    assert_eq!(site.show("k").await, row);
 }
 
 /// A transaction sits on the row, so that no renewal comes through.
