@@ -99,7 +99,10 @@ pub async fn a_look_leaves_the_file_as_it_is<DB: Bed>(_: Site<DB>) {
     let url = format!("sqlite:{}", stage.file("app.db").display());
     let pool = crate::bed::pool::<sqlx::Sqlite>(&format!("{url}?mode=rwc"), 1).await;
     sqlx::Sqlite::execute(&pool, "CREATE TABLE app (id int)").await.unwrap();
+    pool.close().await;
     list(&url).await.with(78);
+    // A connection that was open before would not have noticed.
+    let pool = crate::bed::pool::<sqlx::Sqlite>(&url, 1).await;
     assert_eq!(sqlx::Sqlite::text(&pool, "PRAGMA journal_mode").await.as_deref(), Some("delete"));
 }
 
