@@ -5,11 +5,14 @@
 
 #![allow(clippy::print_stdout)]
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    time::{Duration, SystemTime},
+};
 
 use rowlock::{Grant, LeaseLock, ResourceLockExt as _, Run};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 const PERIOD: Duration = Duration::from_millis(500);
 
@@ -25,7 +28,11 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     // to run; another instance's tick comes a moment after it, and is not.
     let lock = LeaseLock::new(pool).once_per(PERIOD / 2)?;
 
-    let mut timer = tokio::time::interval(PERIOD);
+    // Every instance ticks at the same moments of the clock: timers that begin when their process does lie anywhere in the
+    // period, and half of it would not keep them apart.
+    let past = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis() % PERIOD.as_millis();
+    let first = Instant::now() + PERIOD - Duration::from_millis(past as u64);
+    let mut timer = interval_at(first, PERIOD);
     // A tick that was missed while the job ran long is not made up for.
     timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for _ in 0..ticks {

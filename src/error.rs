@@ -340,6 +340,19 @@ impl Error {
         Self::Conflict { key, attempts, source: Contention }
     }
 
+    /// Whether nothing was sent, or only what changes nothing, and a little later it may be answered.
+    pub(crate) fn is_harmless(&self) -> bool {
+        match self {
+            Self::TimedOut { outcome, .. } | Self::NoConnection { outcome, .. } => {
+                *outcome == Certainty::NothingChanged
+            }
+            Self::Database { outcome, source, .. } => {
+                *outcome == Certainty::NothingChanged && fault(source).is_transient()
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the same call may succeed a little later, with nobody changing anything.
     pub fn is_retryable(&self) -> bool {
         match self {

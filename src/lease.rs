@@ -170,7 +170,7 @@ impl<DB: Database> Lease<DB> {
         let (key, token, status) = (self.key(), self.token(), status.letter());
         match &result {
             Ok(()) => tracing::info!(%key, %token, status, "released"),
-            Err(error) => tracing::warn!(%key, %token, status, %error, "not released"),
+            Err(error) => tracing::info!(%key, %token, status, %error, "not released"),
         }
         result
     }

@@ -40,7 +40,7 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
 
     /// May I commit? Makes the commit of the caller's transaction depend on the claim; call it where [`order`](Self::order) says.
     ///
-    /// It neither commits nor rolls back. One transaction at a time under one claim: [`settle`](Self::settle) could not tell two apart.
+    /// It neither commits nor rolls back. A lease that is granted after the transaction has read anything does not vouch for what was read. One transaction at a time under one claim: [`settle`](Self::settle) could not tell two apart.
     ///
     /// # Errors
     /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand, [`Error::NotInTransaction`], and errors of the database: after any of them
@@ -259,7 +259,7 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// Runs `work` in a transaction that commits only if the claim on `key` stands to its end: acquire, begin, work, confirm, commit, release.
     ///
     /// Conflicts, losses before the commit, and errors that mean contention, also those that the work itself met, are rolled back and tried again:
-    /// the work may run several times, and keeps to the transaction. The isolation level is the connection's: a statement that sets it comes too late. It lets every database error out, neither commits nor rolls back, and gives
+    /// the work may run several times, and keeps to the transaction. The isolation level is the connection's: a statement that sets it comes too late. The work lets every database error out, neither commits nor rolls back, and gives
     /// the transaction back by dropping it. A work that ran into contention is known by its error's chain of sources ([`WorkError`]).
     ///
     /// A failure to release after the commit is no failure of the transaction: it goes into the log, and the lease ends by itself.

@@ -154,9 +154,15 @@ where
     loop {
         let grant = match kept.take() {
             Some(grant) => grant,
-            None => match lock.acquire(key, tries.left()).await? {
-                Attempt::Acquired(grant) => grant,
-                Attempt::Refused(refusal) => return Err(TransactionError::Refused(refusal)),
+            None => match lock.acquire(key, tries.left()).await {
+                Ok(Attempt::Acquired(grant)) => grant,
+                Ok(Attempt::Refused(refusal)) => return Err(TransactionError::Refused(refusal)),
+                // All connections are in use, or the server is on its way back: there is time left to wait for that.
+                Err(error) if error.is_harmless() && !tries.left().is_zero() => {
+                    outage_pause().await;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
             },
         };
         let fenced = Fenced { lock, pool: lock.pool(), claim: grant.claim(), until: tries.until };

@@ -211,7 +211,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ) -> Result<Updated<V>, UpdateError<E>> {
         let mut tries = self.rows.retry.begin();
         loop {
-            let limit = tries.until.min(self.rows.limit());
+            let limit = tries.until;
             let attempt = async {
                 let statements = self.rows.prepared(limit).await?;
                 let row = (key, &statements.key(key)?);

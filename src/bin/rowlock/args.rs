@@ -27,7 +27,7 @@ pub struct SourceArguments {
     /// The database: postgres://, mysql:// (MariaDB too), or sqlite:FILE
     #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true, global = true)]
     pub database_url: Option<String>,
-    /// Use a file in your state folder: locks for this machine and user only
+    /// Use a file of your own, ~/.local/state/rowlock/locks.db: locks for this machine and user only
     #[arg(long, global = true)]
     pub local: bool,
     /// How long to wait for a connection
@@ -63,7 +63,7 @@ pub enum Action {
     /// The list, live
     #[command(after_help = "Example: rowlock watch --held")]
     Watch(Watch),
-    /// Delete rows that nobody has touched for so long: never one that is held, failed, or within its window
+    /// Delete rows that nobody has touched for so long: never one that is held, failed, or within its window (the column `time`, an hour at least, and --once-per)
     #[command(after_help = "Example: rowlock forget --older-than 30d")]
     Forget {
         /// How long ago they were released at least
@@ -174,7 +174,7 @@ pub struct Renew {
     #[arg(long, value_name = "UUID", value_parser = Holder::parse)]
     pub holder: Holder,
     /// How long the claim holds from now: longer or shorter than it did
-    #[arg(long, value_name = "D", value_parser = duration)]
+    #[arg(long, value_name = "D", default_value = "30s", value_parser = duration)]
     pub lease: Duration,
 }
 
@@ -217,7 +217,7 @@ impl From<Ending> for Status {
 /// What decides whether a free key is within its window.
 #[derive(Debug, Args)]
 pub struct Window {
-    /// The window that the keys are judged by
+    /// The window that the keys are judged by; it does not stand in the table, so say the one that `run` is given
     #[arg(long, value_name = "D", default_value = "0s", value_parser = duration)]
     pub once_per: Duration,
 }
