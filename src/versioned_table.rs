@@ -122,6 +122,7 @@ impl<DB: Database, V> VersionedTable<DB, V> {
 
 impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// The same table with values of another type, such as `rust_decimal::Decimal`: any that sqlx reads from and writes to the column.
+    /// Integers are read as `i64`, whatever their column's width or sign.
     pub fn of<U: Value<DB>>(self) -> VersionedTable<DB, U> {
         VersionedTable { rows: self.rows, value: PhantomData }
     }

@@ -97,7 +97,7 @@ where
     stands(&site, "account", &left.to_string(), 1).await;
 }
 
-pub async fn a_sum_beyond_the_columns_digits_changes_nothing<DB: Bed>(site: Site<DB>)
+pub async fn a_sum_of_too_many_digits_changes_nothing<DB: Bed>(site: Site<DB>)
 where
     Decimal: Value<DB>,
 {
@@ -108,6 +108,12 @@ where
     let error = changed_nothing(table.deposit("a", d("1")).await);
     assert!(matches!(error, Error::InvalidAmount { .. }), "{error:?}");
     stands(&site, "wide", &Decimal::MAX.to_string(), 0).await;
+    // The column has room for the sum; the type has not, and would round it.
+    let balance = "1234567890123456789.0123456789";
+    let table = account(&site, "fine", "decimal(40,10)", balance).await;
+    let error = changed_nothing(table.deposit("a", d("10000000000000000000")).await);
+    assert!(matches!(error, Error::InvalidAmount { .. }), "{error:?}");
+    stands(&site, "fine", balance, 0).await;
 }
 
 /// The driver cuts such a number when it reads it: what is computed from that is not written back.

@@ -326,7 +326,7 @@ where
     tests! { server, trials;
         decimals:
             a_balance_of_cents_is_exact, more_decimals_than_the_column_keeps_are_refused,
-            a_sum_beyond_the_columns_digits_changes_nothing, a_balance_of_more_digits_than_the_type_has_is_not_written_over;
+            a_sum_of_too_many_digits_changes_nothing, a_balance_of_more_digits_than_the_type_has_is_not_written_over;
     }
     if server.name == "postgres" {
         tests! { server, trials; decimals: a_column_without_a_limit_keeps_every_decimal; }

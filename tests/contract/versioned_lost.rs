@@ -4,6 +4,8 @@ use std::convert::Infallible;
 
 use rowlock::{Certainty, Error, Retry, UpdateError, VersionedTable};
 
+use sqlx::Pool;
+
 use crate::{
     bed::{Bed, Site, eventually},
     cancelled::{Stage, at_every_stop},
@@ -42,7 +44,7 @@ pub async fn a_deduction_that_is_dropped_was_made_wholly_or_not_at_all<DB: Bed>(
 }
 
 /// A table behind a proxy, on a pool of one connection, on which its statements have been prepared.
-async fn distant<DB: Bed>(site: &Site<DB>) -> (Proxy, VersionedTable<DB>) {
+async fn distant<DB: Bed>(site: &Site<DB>) -> (Proxy, Pool<DB>, VersionedTable<DB>) {
     let proxy = site.proxy().await;
     let pool = proxy.pool(1);
     let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
@@ -50,7 +52,7 @@ async fn distant<DB: Bed>(site: &Site<DB>) -> (Proxy, VersionedTable<DB>) {
     table.deposit("a", 1).await.unwrap();
     table.deduct("a", 1).await.unwrap();
     eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
-    (proxy, table)
+    (proxy, pool, table)
 }
 
 const READING: usize = 0;
@@ -59,7 +61,7 @@ const WRITING: usize = 1;
 pub async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     for way in WAYS {
-        let (proxy, table) = distant(&site).await;
+        let (proxy, pool, table) = distant(&site).await;
         let (balance, version) = row(&site).await;
         let mut calls = 0;
         let update = table.update("a", |balance| {
@@ -69,6 +71,7 @@ pub async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: Bed
         let error = proxy.during(way, WRITING, update, async |proxy| proxy.cut()).await.unwrap_err();
         let unknown = matches!(error, UpdateError::Failed(Error::Database { outcome: Certainty::Unknown, .. }));
         assert!(unknown && error.to_string().contains("may have been"), "{way:?}: {error:?}");
+        assert_eq!(pool.size(), 0, "the connection is closed");
         let made = i64::from(way == Way::Replies);
         assert_eq!((calls, row(&site).await), (1, (balance - made, version + made)), "{way:?}");
         // The table is as good as before.
@@ -80,12 +83,13 @@ pub async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: Bed
 pub async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     for way in WAYS {
-        let (proxy, table) = distant(&site).await;
+        let (proxy, pool, table) = distant(&site).await;
         let (balance, version) = row(&site).await;
         let hasty = table.clone().retry(Retry { within: LIMIT, ..Retry::default() }).unwrap();
         let error = proxy.during(way, WRITING, hasty.deduct("a", 1), async |_| {}).await.unwrap_err();
         let unknown = matches!(error, UpdateError::Failed(Error::TimedOut { outcome: Certainty::Unknown, .. }));
         assert!(unknown, "{way:?}: {error:?}");
+        assert_eq!(pool.size(), 0, "the connection is closed");
         assert_eq!(row(&site).await.1, version + i64::from(way == Way::Replies), "{way:?}");
         proxy.open();
         eventually("it arrives", || async { row(&site).await == (balance - 1, version + 1) }).await;
@@ -97,12 +101,12 @@ pub async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB
 pub async fn a_read_that_is_not_answered_is_sent_again<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     for way in WAYS {
-        let (proxy, table) = distant(&site).await;
+        let (proxy, _, table) = distant(&site).await;
         let (balance, version) = row(&site).await;
         let read = proxy.during(way, READING, table.read("a"), async |proxy| proxy.cut()).await.unwrap().unwrap();
         assert_eq!((read.value, read.version), (balance, version));
 
-        let (proxy, table) = distant(&site).await;
+        let (proxy, _, table) = distant(&site).await;
         let version = row(&site).await.1;
         let deducted = proxy.during(way, READING, table.deduct("a", 1), async |proxy| proxy.cut()).await.unwrap();
         assert_eq!(deducted, updated(balance - 1, version + 1, 1));
@@ -118,17 +122,18 @@ pub async fn a_read_that_is_never_answered_has_changed_nothing<DB: Bed>(site: Si
         assert!(nothing && error.is_retryable() && error.to_string().contains("nothing was changed"), "{error:?}");
     };
     for way in WAYS {
-        let (proxy, table) = distant(&site).await;
+        let (proxy, pool, table) = distant(&site).await;
         let read = table.time_limit(LIMIT).unwrap();
         nothing(proxy.during(way, READING, read.read("a"), async |_| {}).await.unwrap_err());
+        assert_eq!(pool.size(), 0, "the connection is closed");
 
-        let (proxy, table) = distant(&site).await;
+        let (proxy, pool, table) = distant(&site).await;
         let before = row(&site).await;
         let table = table.retry(Retry { within: LIMIT, ..Retry::default() }).unwrap();
         match proxy.during(way, READING, table.deduct("a", 1), async |_| {}).await {
             Err(UpdateError::Failed(error)) => nothing(error),
             other => panic!("{other:?}"),
         }
-        assert_eq!(row(&site).await, before);
+        assert_eq!((pool.size(), row(&site).await), (0, before));
     }
 }
