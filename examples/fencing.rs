@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Attempt, LeaseLock, ResourceLock, ResourceLockExt, Status};
+use rowlock::{Attempt, LeaseLock, Status};
 use sqlx::{SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, Lines},
@@ -97,21 +97,21 @@ async fn open(file: &Path) -> Result<SqlitePool> {
 /// What both workers do. Between its look and its write, each waits for a line: that is where the first one is stopped.
 async fn worker(file: &Path, storage: SocketAddr, name: &str) -> Result<()> {
     let lock = LeaseLock::new(open(file).await?).label(name)?.lease(LEASE)?;
-    let Attempt::Acquired(grant) = lock.acquire(KEY, PATIENCE).await? else {
+    let Attempt::Acquired(lease) = lock.acquire(KEY, PATIENCE).await? else {
         return Err("the key was not free".into());
     };
-    let token = grant.token().get();
-    let from = grant.taken_over_from().map(|prior| format!(", taken over from {}", prior.label));
+    let token = lease.token().get();
+    let from = lease.taken_over_from().map(|prior| format!(", taken over from {}", prior.label));
     println!("acquired the key under token {token}{}", from.unwrap_or_default());
     // Nothing can cancel this: it does not wait for the runtime, which goes on renewing the lease.
     tokio::task::block_in_place(|| {
-        println!("looked: held = {}", grant.is_held());
+        println!("looked: held = {}", lease.is_held());
         BufReader::new(std::io::stdin()).read_line(&mut String::new())?;
         println!("wrote: {}", put(storage, KEY, &format!("written by {name}"), token)?);
-        println!("looked again: held = {}", grant.is_held());
+        println!("looked again: held = {}", lease.is_held());
         Result::Ok(())
     })?;
-    match lock.release(grant, Status::Succeeded).await {
+    match lease.release(Status::Succeeded).await {
         Ok(()) => println!("released the key"),
         Err(error) => println!("could not release: {error}"),
     }

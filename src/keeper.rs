@@ -10,7 +10,7 @@
 use std::{
     collections::HashMap,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -21,10 +21,10 @@ use tokio::{
     sync::{Notify, oneshot, watch},
     time::{Instant, sleep_until, timeout, timeout_at},
 };
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     fault::Fault,
+    held::{Held, lock},
     key::Claim,
     rules::Terms,
     store::{
@@ -32,50 +32,20 @@ use crate::{
         borrowed::{Borrowed, Failure},
     },
     telemetry,
+    turns::Bells,
 };
 
-/// The most claims one statement names.
-const BATCH: usize = 1000;
+/// The most claims one statement names, and one lease has.
+pub(crate) const BATCH: usize = 1000;
 
-/// What a lease and its keeper share.
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub claim: Claim,
-    pub since: Instant,
-    pub lost: CancellationToken,
-    /// Cancelled when the lease is lost, and when it ends in any other way.
-    pub over: CancellationToken,
-    deadline: Mutex<Instant>,
-}
-
-impl Held {
-    /// What tells this lease from all others of the process, for as long as it lives.
-    fn id(&self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
-    pub fn deadline(&self) -> Instant {
-        *lock(&self.deadline)
-    }
-
-    /// Whether the claim is known to stand at this moment. A loss that was told is final.
-    pub fn stands(&self) -> bool {
-        !self.lost.is_cancelled() && Instant::now() < self.deadline()
-    }
-
-    /// Moves the deadline on; an answer that comes late never moves it back.
-    fn hold_until(&self, deadline: Instant) {
-        let mut current = lock(&self.deadline);
-        *current = deadline.max(*current);
-    }
-}
+const SEEN_WITHOUT: &str = "its row was seen without the claim";
 
 struct Kept {
     held: Arc<Held>,
     renew_at: Instant,
 }
 
-/// A claim to abandon, tried until its lease is over.
+/// Claims to abandon, tried until their lease is over.
 struct Ending {
     held: Arc<Held>,
     outcome: Option<oneshot::Sender<Outcome>>,
@@ -106,6 +76,7 @@ pub(crate) struct Keeper<DB: Database> {
     pool: Pool<DB>,
     terms: Arc<Terms>,
     lease: Duration,
+    bells: Arc<Bells>,
     state: Mutex<State>,
     work: Notify,
     /// How many endings are not settled yet.
@@ -115,28 +86,23 @@ pub(crate) struct Keeper<DB: Database> {
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl<DB: Database> Keeper<DB> {
-    pub fn new(pool: Pool<DB>, terms: Arc<Terms>) -> Arc<Self> {
+    pub fn new(pool: Pool<DB>, terms: Arc<Terms>, bells: Arc<Bells>) -> Arc<Self> {
         let now = Instant::now();
         let state = State { running: false, wakes_at: now, leases: HashMap::new(), endings: Vec::new(), end_at: now };
         Arc::new(Self {
             pool,
             lease: terms.lease.to_std().unwrap_or_default(),
             terms,
+            bells,
             state: Mutex::new(state),
             work: Notify::new(),
             pending: watch::Sender::new(0),
         })
     }
 
-    /// Begins to renew a claim that was granted to a request sent at `sent`.
-    pub fn hold(self: &Arc<Self>, claim: Claim, sent: Instant) -> Arc<Held> {
-        let held = Arc::new(Held {
-            claim,
-            since: Instant::now(),
-            lost: CancellationToken::new(),
-            over: CancellationToken::new(),
-            deadline: Mutex::new(self.deadline(sent, self.lease)),
-        });
+    /// Begins to renew claims that were granted to a request sent at `sent`.
+    pub fn hold(self: &Arc<Self>, claims: Vec<Claim>, sent: Instant) -> Arc<Held> {
+        let held = Arc::new(Held::new(claims, self.deadline(sent, self.lease), self.bells.clone()));
         let renew_at = sent + self.lease / 3;
         let mut state = lock(&self.state);
         state.leases.insert(held.id(), Kept { held: held.clone(), renew_at });
@@ -147,18 +113,20 @@ impl<DB: Database> Keeper<DB> {
         held
     }
 
-    /// Renews a claim no more.
+    /// Renews a lease no more.
     pub fn let_go(&self, held: &Held) {
         lock(&self.state).leases.remove(&held.id());
     }
 
-    /// Tells the work that the claim is lost.
-    pub fn lose(&self, held: &Held, why: &str) {
+    /// Tells the work that the claim at this place is lost; what else the lease has goes with it.
+    pub fn lose(self: &Arc<Self>, held: &Arc<Held>, place: usize, why: &str) {
         self.let_go(held);
-        tell_lost(held, why);
+        if held.tell_lost(place, why) && held.claims.len() > 1 {
+            drop(self.abandon(held.clone()));
+        }
     }
 
-    /// Ends a claim that was stopped, in the background; the receiver hears how that went.
+    /// Ends claims that were stopped, in the background; the receiver hears how that went.
     pub fn abandon(self: &Arc<Self>, held: Arc<Held>) -> oneshot::Receiver<Outcome> {
         let (outcome, receiver) = oneshot::channel();
         let mut state = lock(&self.state);
@@ -178,23 +146,23 @@ impl<DB: Database> Keeper<DB> {
         let _ = timeout(self.lease + self.attempt(), pending.wait_for(|count| *count == 0)).await;
     }
 
-    /// Prolongs one claim now.
-    pub async fn renew(&self, held: &Held, limit: Instant) -> Result<Outcome, Failure> {
+    /// Prolongs one lease now.
+    pub async fn renew(self: &Arc<Self>, held: &Arc<Held>, limit: Instant) -> Result<Outcome, Failure> {
         let sent = Instant::now();
-        let outcomes = self.change(std::slice::from_ref(&held.claim), self.renewal(), limit).await?;
-        let outcome = outcomes.first().copied().unwrap_or(Outcome::Lost);
-        match outcome {
-            Outcome::Done => {
-                tracing::trace!(key = %held.claim.key, token = %held.claim.token, "renewed");
-                held.hold_until(self.deadline(sent, self.lease));
-                if let Some(kept) = lock(&self.state).leases.get_mut(&held.id()) {
-                    kept.renew_at = sent + self.lease / 3;
-                }
-            }
-            Outcome::Lost => self.lose(held, "its row was seen without the claim"),
-            Outcome::Skipped { .. } => {}
+        let outcomes = self.change(&held.claims, self.renewal(), limit).await?;
+        if let Some(place) = lost_among(&outcomes) {
+            self.lose(held, place, SEEN_WITHOUT);
+            return Ok(Outcome::Lost);
         }
-        Ok(outcome)
+        if let Some(left) = skipped_among(&outcomes) {
+            return Ok(Outcome::Skipped { left });
+        }
+        held.renewed();
+        held.hold_until(self.deadline(sent, self.lease));
+        if let Some(kept) = lock(&self.state).leases.get_mut(&held.id()) {
+            kept.renew_at = sent + self.lease / 3;
+        }
+        Ok(Outcome::Done)
     }
 
     /// Sends one change for all of these claims.
@@ -262,24 +230,19 @@ impl<DB: Database> Keeper<DB> {
         let late: Vec<Kept> =
             lock(&self.state).leases.extract_if(|_, kept| kept.held.deadline() <= now).map(|(_, kept)| kept).collect();
         for kept in late {
-            tell_lost(&kept.held, "no renewal came through before its lease ended");
+            self.lose(&kept.held, 0, "no renewal came through before its lease ended");
         }
         let mut state = lock(&self.state);
         if renewal.is_none() && state.leases.values().any(|kept| kept.renew_at <= now) {
             // Those that are due a little later travel along.
             let due = now + self.lease / 12;
-            let batch: Vec<_> = state
-                .leases
-                .values()
-                .filter(|kept| kept.renew_at <= due)
-                .take(BATCH)
-                .map(|kept| kept.held.clone())
-                .collect();
+            let due = state.leases.values().filter(|kept| kept.renew_at <= due).map(|kept| &kept.held);
+            let batch = due.scan(0, within_batch).cloned().collect();
             *renewal = Some(Box::pin(self.clone().renew_batch(batch)));
         }
         // An abandonment waits for the renewal under way, which might revive what it ended.
         if renewal.is_none() && ending.is_none() && !state.endings.is_empty() && state.end_at <= now {
-            let count = state.endings.len().min(BATCH);
+            let count = state.endings.iter().map(|ending| &ending.held).scan(0, within_batch).count();
             let batch = state.endings.drain(..count).collect();
             *ending = Some(Box::pin(self.clone().end_batch(batch)));
         }
@@ -297,7 +260,7 @@ impl<DB: Database> Keeper<DB> {
 
     async fn renew_batch(self: Arc<Self>, batch: Vec<Arc<Held>>) {
         let sent = Instant::now();
-        let claims: Vec<Claim> = batch.iter().map(|held| held.claim.clone()).collect();
+        let claims: Vec<Claim> = batch.iter().flat_map(|held| held.claims.clone()).collect();
         let reply = self.change(&claims, self.renewal(), sent + self.attempt()).await;
         let soon = Instant::now() + self.soon();
         if let Err(failure) = &reply {
@@ -309,33 +272,35 @@ impl<DB: Database> Keeper<DB> {
             );
         }
         let mut lost = Vec::new();
+        let mut rest = reply.as_deref().unwrap_or_default();
         let mut state = lock(&self.state);
-        for (place, held) in batch.iter().enumerate() {
+        for held in &batch {
+            let (outcomes, others) = rest.split_at(held.claims.len().min(rest.len()));
+            rest = others;
             // Who let go of it meanwhile has ended it.
             let Some(kept) = state.leases.get_mut(&held.id()) else { continue };
-            match reply.as_ref().ok().and_then(|outcomes| outcomes.get(place)) {
-                Some(Outcome::Done) => {
-                    tracing::trace!(key = %held.claim.key, token = %held.claim.token, "renewed");
-                    held.hold_until(self.deadline(sent, self.lease));
-                    kept.renew_at = sent + self.lease / 3;
-                }
-                Some(Outcome::Skipped { left }) => {
-                    let left = left.to_std().unwrap_or_default();
-                    held.hold_until(self.deadline(sent, left));
-                    kept.renew_at = soon.max(sent + left.saturating_sub(self.lease * 2 / 3));
-                }
-                Some(Outcome::Lost) => lost.extend(state.leases.remove(&held.id())),
-                None => kept.renew_at = soon,
+            if outcomes.is_empty() {
+                kept.renew_at = soon;
+            } else if let Some(place) = lost_among(outcomes) {
+                lost.push((held, place));
+            } else if let Some(left) = skipped_among(outcomes) {
+                let left = left.to_std().unwrap_or_default();
+                held.hold_until(self.deadline(sent, left));
+                kept.renew_at = soon.max(sent + left.saturating_sub(self.lease * 2 / 3));
+            } else {
+                held.renewed();
+                held.hold_until(self.deadline(sent, self.lease));
+                kept.renew_at = sent + self.lease / 3;
             }
         }
         drop(state);
-        for kept in lost {
-            tell_lost(&kept.held, "its row was seen without the claim");
+        for (held, place) in lost {
+            self.lose(held, place, SEEN_WITHOUT);
         }
     }
 
     async fn end_batch(self: Arc<Self>, batch: Vec<Ending>) {
-        let claims: Vec<Claim> = batch.iter().map(|ending| ending.held.claim.clone()).collect();
+        let claims: Vec<Claim> = batch.iter().flat_map(|ending| ending.held.claims.clone()).collect();
         let now = Instant::now();
         let reply = self.change(&claims, Change::Abandon, now + self.attempt()).await;
         // What no waiting mends (a closed pool, a table that is gone) is not tried again.
@@ -348,12 +313,19 @@ impl<DB: Database> Keeper<DB> {
             );
         }
         let unanswered = reply.as_ref().is_err_and(|failure| failure.fault() == Fault::Outage);
-        let mut outcomes = reply.unwrap_or_default().into_iter();
+        let reply = reply.unwrap_or_default();
+        let mut rest = reply.as_slice();
         let unknown = Outcome::Skipped { left: TimeDelta::zero() };
         let mut state = lock(&self.state);
         for mut ending in batch {
             ending.unanswered |= unanswered;
-            let mut outcome = outcomes.next().unwrap_or(unknown);
+            let (outcomes, others) = rest.split_at(ending.held.claims.len().min(rest.len()));
+            rest = others;
+            let mut outcome = if outcomes.is_empty() || skipped_among(outcomes).is_some() {
+                unknown
+            } else {
+                lost_among(outcomes).map_or(Outcome::Done, |_| Outcome::Lost)
+            };
             if matches!(outcome, Outcome::Skipped { .. }) && !hopeless && Instant::now() < ending.held.deadline() {
                 state.endings.push(ending);
                 state.end_at = Instant::now() + self.soon();
@@ -363,8 +335,9 @@ impl<DB: Database> Keeper<DB> {
             if outcome == Outcome::Lost && ending.unanswered {
                 outcome = unknown;
             }
-            let Claim { key, token, .. } = &ending.held.claim;
-            tracing::info!(%key, %token, ?outcome, "abandoned");
+            for Claim { key, token, .. } in &ending.held.claims {
+                tracing::info!(%key, %token, ?outcome, "abandoned");
+            }
             // Whoever dropped the lease does not listen.
             let _ = ending.outcome.take().map(|sender| sender.send(outcome));
         }
@@ -390,7 +363,7 @@ impl<DB: Database> Drop for OnStop<DB> {
         drop(state);
         drop(endings);
         for kept in leases.into_values() {
-            tell_lost(&kept.held, "the runtime that renewed it was shut down");
+            kept.held.tell_lost(0, "the runtime that renewed it was shut down");
         }
     }
 }
@@ -402,18 +375,18 @@ async fn finish(task: &mut Option<Task>) {
     }
 }
 
-fn tell_lost(held: &Held, why: &str) {
-    if held.lost.is_cancelled() {
-        return;
-    }
-    telemetry::lost();
-    let Claim { key, token, .. } = &held.claim;
-    tracing::warn!(%key, %token, why, "lost");
-    held.over.cancel();
-    held.lost.cancel();
+/// Goes on while a statement has room for what each of these leases holds.
+fn within_batch<'a>(claims: &mut usize, held: &'a Arc<Held>) -> Option<&'a Arc<Held>> {
+    *claims += held.claims.len();
+    (*claims <= BATCH).then_some(held)
 }
 
-/// No code runs under these locks that could panic half-way; a poisoned one is as good as any.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+fn lost_among(outcomes: &[Outcome]) -> Option<usize> {
+    outcomes.iter().position(|outcome| *outcome == Outcome::Lost)
+}
+
+/// How long the first of them still holds that somebody was at, if there is one.
+fn skipped_among(outcomes: &[Outcome]) -> Option<TimeDelta> {
+    let left = |outcome: &Outcome| if let Outcome::Skipped { left } = outcome { Some(*left) } else { None };
+    outcomes.iter().filter_map(left).min()
 }

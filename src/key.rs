@@ -47,6 +47,12 @@ impl fmt::Display for Key {
     }
 }
 
+impl std::borrow::Borrow<str> for Key {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
 impl AsRef<str> for Key {
     fn as_ref(&self) -> &str {
         &self.0

@@ -2,33 +2,25 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use sqlx::Pool;
+use tokio::{runtime::Handle, sync::OnceCell, time::Instant};
+
 use crate::{
-    error::{Action, Certainty, Error},
-    fault::Fault,
+    claiming::Granted,
+    error::Error,
     fence,
-    keeper::Keeper,
+    keeper::{BATCH, Keeper},
     key::{Claim, Holder, Key},
     lease::Lease,
+    lease_set::LeaseSet,
     lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled},
     migrate::Table,
     retry::Retry,
-    rules::{Reason, Refusal, Row, Status, Verdict, judge},
+    rules::Status,
     settings::Settings,
-    store::{
-        Answer, Ask, Database,
-        borrowed::{Borrowed, Failure},
-    },
-    telemetry,
+    store::Database,
+    wait::{Waiting, wait_for},
 };
-use sqlx::Pool;
-use tokio::{
-    runtime::Handle,
-    sync::OnceCell,
-    time::{Instant, sleep, timeout_at},
-};
-
-/// How long a try goes on while somebody else's transaction is at the row.
-const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A lock on named resources, kept in the table `t_resource_lock`.
 ///
@@ -38,11 +30,17 @@ pub struct LeaseLock<DB: Database> {
     settings: Settings<DB>,
     keeper: Arc<Keeper<DB>>,
     table: Arc<OnceCell<Table>>,
+    waiting: Arc<Waiting<DB>>,
 }
 
 impl<DB: Database> Clone for LeaseLock<DB> {
     fn clone(&self) -> Self {
-        Self { settings: self.settings.clone(), keeper: self.keeper.clone(), table: self.table.clone() }
+        Self {
+            settings: self.settings.clone(),
+            keeper: self.keeper.clone(),
+            table: self.table.clone(),
+            waiting: self.waiting.clone(),
+        }
     }
 }
 
@@ -59,8 +57,9 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     fn with(settings: Settings<DB>, table: Arc<OnceCell<Table>>) -> Self {
-        let keeper = Keeper::new(settings.renewals.clone(), settings.terms.clone());
-        Self { settings, keeper, table }
+        let waiting = Waiting::new(&settings);
+        let keeper = Keeper::new(settings.renewals.clone(), settings.terms.clone(), waiting.bells.clone());
+        Self { settings, keeper, table, waiting: Arc::new(waiting) }
     }
 
     pub(crate) fn rebuild(self, change: impl FnOnce(Settings<DB>) -> Settings<DB>) -> Self {
@@ -70,6 +69,14 @@ impl<DB: Database> LeaseLock<DB> {
 
     pub(crate) fn settings(&self) -> &Settings<DB> {
         &self.settings
+    }
+
+    pub(crate) fn keeper(&self) -> &Arc<Keeper<DB>> {
+        &self.keeper
+    }
+
+    pub(crate) fn waiting(&self) -> &Waiting<DB> {
+        &self.waiting
     }
 
     /// The table's shape, looked at by the first call alone.
@@ -91,23 +98,76 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Cancel safety
     /// Dropped while a claim is under way, it may leave the key taken until the lease ends.
     pub async fn try_acquire(&self, key: &str) -> Result<Attempt<Lease<DB>>, Error> {
-        let key = Key::new(key)?;
-        Handle::try_current().map_err(|_| Error::NoRuntime)?;
-        let limit = Instant::now() + self.settings.time_limit;
-        self.table(limit).await?.admits(&key, &self.settings.terms.label)?;
-        let attempt = Try { lock: self, ask: Ask { key, holder: Holder::unique() }, limit, unanswered: false };
-        let attempt = attempt.run().await?;
-        match &attempt {
-            Attempt::Acquired(lease) => {
-                telemetry::acquired();
-                tracing::info!(key = %lease.key(), token = %lease.token(), taken_over_from = ?lease.taken_over_from(), "acquired");
-            }
-            Attempt::Refused(refusal) => {
-                telemetry::refused(refusal.reason);
-                tracing::debug!(key = %refusal.key, reason = %refusal.reason, %refusal, "refused")
-            }
+        self.acquire(key, Duration::ZERO).await
+    }
+
+    /// Asks for a key until it is granted, or for `wait` at most: zero asks once, [`Duration::MAX`] waits for ever. The last refusal tells why not.
+    ///
+    /// Where nothing but time can help (a window) and that ends too late, it refuses at once. Tasks that wait for the same key on the same lock object
+    /// (or a clone) take turns in the order of their coming: one of them asks, and none while one of them holds the key.
+    ///
+    /// # Errors
+    /// As [`try_acquire`](Self::try_acquire). [`Error::TimedOut`] if the time was over before anything came back.
+    ///
+    /// # Cancel safety
+    /// Dropped, it stops waiting; a claim that was under way is brought to its end in the background, and abandoned.
+    pub async fn acquire(&self, key: &str, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
+        let lease = |Granted { tenure, mut priors }| Lease::new(tenure, priors.pop().flatten());
+        Ok(self.granted([Key::new(key)?].into(), wait).await?.map(lease))
+    }
+
+    /// Asks for several keys once, and gets all of them or none; as [`acquire_all`](Self::acquire_all).
+    ///
+    /// # Errors
+    /// As [`acquire_all`](Self::acquire_all).
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire_all(
+        &self,
+        keys: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Attempt<LeaseSet<DB>>, Error> {
+        self.acquire_all(keys, Duration::ZERO).await
+    }
+
+    /// Asks for several keys until all of them are granted, or for `wait` at most; none is held while another is waited for, so nobody deadlocks.
+    ///
+    /// One to a thousand keys; one that is named twice counts once. The refusal names the first, in the order of keys, that could not be had.
+    /// One round trip on PostgreSQL; a transaction with a statement or two for each key elsewhere.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire). [`Error::InvalidSetting`] for no keys, or too many.
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    pub async fn acquire_all(
+        &self,
+        keys: impl IntoIterator<Item = impl AsRef<str>>,
+        wait: Duration,
+    ) -> Result<Attempt<LeaseSet<DB>>, Error> {
+        let mut keys = keys.into_iter().map(|key| Key::new(key.as_ref())).collect::<Result<Vec<_>, _>>()?;
+        keys.sort_unstable();
+        keys.dedup();
+        if keys.is_empty() || keys.len() > BATCH {
+            let (setting, value) = ("a set", format!("{} keys", keys.len()));
+            return Err(Error::InvalidSetting { setting, value, rule: "it has to have 1 to 1000 keys" });
         }
-        Ok(attempt)
+        let set = |Granted { tenure, priors }| LeaseSet::new(tenure, priors);
+        Ok(self.granted(keys.into(), wait).await?.map(set))
+    }
+
+    async fn granted(&self, keys: Arc<[Key]>, wait: Duration) -> Result<Attempt<Granted<DB>>, Error> {
+        Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let now = Instant::now();
+        let mut limit = now + self.settings.time_limit;
+        if !wait.is_zero() {
+            limit = limit.min(now + wait.min(self.settings.time_limit));
+        }
+        let table = self.table(limit).await?;
+        for key in &*keys {
+            table.admits(key, &self.settings.terms.label)?;
+        }
+        wait_for(self, keys, now, wait).await
     }
 
     /// Takes up a claim again by the id of its holder: one that another process was granted, and [detached](Lease::detach).
@@ -145,12 +205,11 @@ impl<DB: Database> LeaseLock<DB> {
 
 impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
-        Box::pin(async move {
-            Ok(match LeaseLock::try_acquire(self, key).await? {
-                Attempt::Acquired(lease) => Attempt::Acquired(lease.into()),
-                Attempt::Refused(refusal) => Attempt::Refused(refusal),
-            })
-        })
+        Box::pin(async move { Ok(LeaseLock::try_acquire(self, key).await?.map(Grant::from)) })
+    }
+
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+        Box::pin(async move { Ok(LeaseLock::acquire(self, key, wait).await?.map(Grant::from)) })
     }
 
     fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
@@ -186,139 +245,4 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     fn pool(&self) -> &Pool<DB> {
         &self.settings.pool
     }
-}
-
-/// One try: the same holder asks until there is an answer.
-struct Try<'a, DB: Database> {
-    lock: &'a LeaseLock<DB>,
-    ask: Ask,
-    limit: Instant,
-    /// A claim was sent whose outcome is not known.
-    unanswered: bool,
-}
-
-impl<DB: Database> Try<'_, DB> {
-    async fn run(mut self) -> Result<Attempt<Lease<DB>>, Error> {
-        let terms = &self.lock.settings.terms;
-        let mut busy_since = None;
-        loop {
-            let sent = Instant::now();
-            let (row, now) = match self.claim().await {
-                // The answer came so late that its lease is over; asked again, it begins anew.
-                Ok(Answer::Granted { .. })
-                    if sent.elapsed() >= self.lock.keeper.counted() && Instant::now() < self.limit =>
-                {
-                    self.unanswered = true;
-                    continue;
-                }
-                Ok(Answer::Granted { token, prior }) => {
-                    let claim = Claim { key: self.ask.key.clone(), holder: self.ask.holder, token };
-                    let time_limit = self.lock.settings.time_limit;
-                    let lease = Lease::begin(&self.lock.keeper, claim, prior, sent, time_limit);
-                    // Dropped, it is abandoned.
-                    return if lease.is_held() { Ok(Attempt::Acquired(lease)) } else { Err(self.too_late()) };
-                }
-                Ok(Answer::Seen { row, now }) => (row, now),
-                Err(failure) => match failure.fault() {
-                    Fault::Contention => {
-                        if let Some(refusal) = self.busy(&mut busy_since, None).await? {
-                            return Ok(Attempt::Refused(refusal));
-                        }
-                        continue;
-                    }
-                    // Sent, and no answer: the same holder asks again, and gets the same claim if it was granted.
-                    Fault::Outage if Instant::now() < self.limit => {
-                        self.unanswered = true;
-                        pause(20..60).await;
-                        continue;
-                    }
-                    _ => return Err(self.error(failure)),
-                },
-            };
-            match judge(row.as_ref(), now, self.ask.holder, terms) {
-                Verdict::Create => self.create().await?,
-                Verdict::Refuse(reason, until) => {
-                    let refusal = row.map(|row| Refusal::new(self.ask.key, reason, until, &row, now));
-                    return refusal.map(Attempt::Refused).ok_or(Error::TableMissing);
-                }
-                Verdict::Acquire | Verdict::Same | Verdict::TakeOver => {
-                    if let Some(refusal) = self.busy(&mut busy_since, row.as_ref()).await? {
-                        return Ok(Attempt::Refused(refusal));
-                    }
-                }
-            }
-        }
-    }
-
-    async fn claim(&self) -> Result<Answer, Failure> {
-        let Settings { pool, terms, .. } = &self.lock.settings;
-        let mut conn = Borrowed::checkout(pool, self.limit).await?;
-        let reply = timeout_at(self.limit, DB::claim(conn.get(), std::slice::from_ref(&self.ask), terms)).await;
-        let mut answers = conn.settle(reply)?;
-        answers.pop().ok_or(Failure::NoReply)
-    }
-
-    /// Somebody else's create wins just as well; contention is met by asking again.
-    async fn create(&self) -> Result<(), Error> {
-        let Settings { pool, terms, .. } = &self.lock.settings;
-        let mut conn = Borrowed::checkout(pool, self.limit).await.map_err(|failure| self.error(failure))?;
-        // The server gives up a little earlier than this end, so that no backend goes on waiting there.
-        let patience = self.limit.saturating_duration_since(Instant::now()).mul_f64(0.9);
-        let reply = timeout_at(
-            self.limit,
-            DB::create(conn.get(), std::slice::from_ref(&self.ask.key), terms.minutes(), patience),
-        )
-        .await;
-        match conn.settle(reply) {
-            Err(failure)
-                if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
-            {
-                pause(2..10).await;
-            }
-            Err(failure) => return Err(self.error(failure)),
-            Ok(()) => {}
-        }
-        Ok(())
-    }
-
-    /// Waits a moment for whoever is at the row; after 100 ms of that, gives the refusal.
-    ///
-    /// Not while an earlier request of this try has no answer: the row may be its own.
-    async fn busy(&self, since: &mut Option<Instant>, row: Option<&Row>) -> Result<Option<Refusal>, Error> {
-        let now = Instant::now();
-        let since = *since.get_or_insert(now);
-        if now < self.limit && (self.unanswered || now < since + PATIENCE) {
-            pause(2..10).await;
-            return Ok(None);
-        }
-        if self.unanswered {
-            return Err(self.too_late());
-        }
-        Ok(Some(Refusal {
-            key: self.ask.key.clone(),
-            reason: Reason::Busy,
-            by: row.map(|row| row.client_ip.clone()).unwrap_or_default(),
-            since: row.and_then(|row| row.begin_time),
-            until: None,
-            retry_after: Some(PATIENCE),
-        }))
-    }
-
-    fn too_late(&self) -> Error {
-        self.error(Failure::NoReply)
-    }
-
-    fn error(&self, failure: Failure) -> Error {
-        let before = if self.unanswered { Certainty::Unknown } else { Certainty::NothingChanged };
-        failure.into_error(
-            Action::Acquire,
-            format!("{:?}", self.ask.key.as_str()),
-            self.lock.settings.time_limit,
-            before,
-        )
-    }
-}
-
-async fn pause(millis: std::ops::Range<u64>) {
-    sleep(Duration::from_millis(fastrand::u64(millis))).await;
 }

@@ -3,17 +3,16 @@
 use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use sqlx::Pool;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Error,
     key::{Claim, Key, Prior, Token},
     lease::Lease,
-    retry::{Backoff, Retry},
-    rules::{Reason, Refusal, Status},
+    retry::Retry,
+    rules::{Refusal, Status},
     store::Database,
-    telemetry,
     transaction::{self, TransactionError, Tx, WorkError},
 };
 
@@ -37,6 +36,15 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     /// # Cancel safety
     /// Dropped, a claim that was under way ends by itself, with its lease.
     fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>>;
+
+    /// May I start? Asks until it is granted, or for `wait` at most; the last refusal tells why not.
+    ///
+    /// # Errors
+    /// As [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Cancel safety
+    /// Dropped, it stops waiting; a claim that was under way ends by itself.
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>>;
 
     /// May I commit? Makes the commit of the caller's transaction depend on the claim; call it where [`order`](Self::order) says.
     ///
@@ -113,6 +121,14 @@ pub enum Attempt<G> {
 }
 
 impl<G> Attempt<G> {
+    /// What was granted, made into something else.
+    pub(crate) fn map<H>(self, make: impl FnOnce(G) -> H) -> Attempt<H> {
+        match self {
+            Self::Acquired(granted) => Attempt::Acquired(make(granted)),
+            Self::Refused(refusal) => Attempt::Refused(refusal),
+        }
+    }
+
     /// What was granted, if it was.
     pub fn acquired(self) -> Option<G> {
         match self {
@@ -202,6 +218,14 @@ impl<DB: Database> Grant<DB> {
         self.lease().map(Lease::cancellation_token).unwrap_or_default()
     }
 
+    /// As [`Lease::reenter`]; of a version, the same claim again.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if a lease is lost.
+    pub fn reenter(&self) -> Result<Self, Error> {
+        Ok(Self { claim: self.claim.clone(), lease: self.lease().map(Lease::reenter).transpose()? })
+    }
+
     /// The lease, to renew, detach or end it by hand; a version has none.
     pub fn into_lease(self) -> Option<Lease<DB>> {
         self.lease
@@ -227,17 +251,6 @@ pub enum Run<T, E> {
 
 /// What every [`ResourceLock`] can do.
 pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
-    /// Asks for a key until it is granted, or for `wait` at most; the last refusal tells why not.
-    ///
-    /// Where nothing but time can help (a window) and that ends too late, it refuses at once.
-    ///
-    /// # Errors
-    /// As [`ResourceLock::try_acquire`].
-    ///
-    /// # Cancel safety
-    /// As [`ResourceLock::try_acquire`].
-    fn acquire(&self, key: &str, wait: Duration) -> impl Future<Output = Result<Attempt<Grant<DB>>, Error>> + Send;
-
     /// Runs `work` under the key, if it can be had now: releases it as succeeded or failed by the work's result.
     ///
     /// The work is cancelled (its future is dropped) when a lease is lost; hand [`Grant::cancellation_token`] to the tasks
@@ -279,31 +292,6 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
 }
 
 impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
-    async fn acquire(&self, key: &str, wait: Duration) -> Result<Attempt<Grant<DB>>, Error> {
-        let now = Instant::now();
-        let until = now.checked_add(wait).unwrap_or(now + crate::settings::DAY * 3653);
-        let mut backoff = Backoff::up_to(Duration::from_secs(1));
-        loop {
-            let refusal = match self.try_acquire(key).await? {
-                Attempt::Refused(refusal) => refusal,
-                granted @ Attempt::Acquired(_) => {
-                    telemetry::waited(now.elapsed());
-                    return Ok(granted);
-                }
-            };
-            let left = until.saturating_duration_since(Instant::now());
-            let window = refusal.retry_after.filter(|_| refusal.reason == Reason::WithinWindow);
-            if left.is_zero() || window.is_some_and(|window| window > left) {
-                return Ok(Attempt::Refused(refusal));
-            }
-            match window {
-                Some(window) => sleep(window).await,
-                // A holder may end early; its lease's end is not slept through.
-                None => backoff.pause(refusal.retry_after.unwrap_or(left).min(left)).await,
-            }
-        }
-    }
-
     async fn run<T, E, W>(&self, key: &str, work: W) -> Result<Run<T, E>, Error>
     where
         W: AsyncFnOnce(&Grant<DB>) -> Result<T, E>,
@@ -346,6 +334,10 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
 impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLock<DB> for Arc<L> {
     fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
         (**self).try_acquire(key)
+    }
+
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+        (**self).acquire(key, wait)
     }
 
     fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {

@@ -77,23 +77,30 @@ impl Tries {
     }
 }
 
-/// Pauses that grow, each between half of its bound and the whole.
+/// Pauses that double, each between half of its bound and the whole.
 pub(crate) struct Backoff {
-    pauses: u32,
+    bound: Duration,
     longest: Duration,
 }
 
 impl Backoff {
-    const FIRST: Duration = Duration::from_millis(2);
-
     pub fn up_to(longest: Duration) -> Self {
-        Self { pauses: 0, longest }
+        Self::between(Duration::from_millis(2), longest)
+    }
+
+    pub fn between(first: Duration, longest: Duration) -> Self {
+        Self { bound: first.min(longest), longest }
+    }
+
+    /// How long the next pause is.
+    pub fn next(&mut self) -> Duration {
+        let bound = self.bound;
+        self.bound = (bound * 2).min(self.longest);
+        bound.mul_f64(0.5 + fastrand::f64() / 2.0)
     }
 
     pub async fn pause(&mut self, most: Duration) {
-        let bound = (Self::FIRST * 2_u32.pow(self.pauses.min(10))).min(self.longest);
-        self.pauses += 1;
-        sleep(bound.mul_f64(0.5 + fastrand::f64() / 2.0).min(most)).await;
+        sleep(self.next().min(most)).await;
     }
 }
 

@@ -78,6 +78,10 @@ pub struct Row {
     pub claimed_at: Option<DateTime<Utc>>,
     /// `end_time` is set: some program has ended what the row tells of.
     pub ended: bool,
+    /// Others may be waiting in order until then: whoever comes without a turn looks at the queue first.
+    pub queued_until: Option<DateTime<Utc>>,
+    /// Somebody is told when the row is freed (PostgreSQL).
+    pub awaited: bool,
 }
 
 impl Row {
@@ -100,6 +104,8 @@ pub enum Verdict {
     Same,
     /// Expired, or another program's time is over.
     TakeOver,
+    /// It could be had, but others may be waiting in order: look at the queue.
+    Queue,
     /// Not now; with the time from which on asking makes sense, where there is one.
     Refuse(Reason, Option<DateTime<Utc>>),
 }
@@ -121,6 +127,8 @@ pub enum Reason {
     LastRunFailed,
     /// Its status is not `S`; [`Rules::Article`] leaves that to an operator.
     NotSucceeded,
+    /// Others wait for it in order ([`LeaseLock::fair`](crate::LeaseLock::fair)), and were there before.
+    Queued,
     /// Somebody else's transaction was at the row all the while (on SQLite: at the file).
     Busy,
 }
@@ -135,6 +143,7 @@ impl Reason {
             Self::WithinWindow => "within_window",
             Self::LastRunFailed => "last_run_failed",
             Self::NotSucceeded => "not_succeeded",
+            Self::Queued => "queued",
             Self::Busy => "busy",
         }
     }
@@ -149,13 +158,22 @@ impl std::fmt::Display for Reason {
             Self::WithinWindow => "within its window",
             Self::LastRunFailed => "the last run failed",
             Self::NotSucceeded => "the last run did not succeed",
+            Self::Queued => "others wait in order",
             Self::Busy => "busy",
         })
     }
 }
 
-/// The rules table: may `holder` have the key of this row now, on these terms?
-pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Terms) -> Verdict {
+/// The rules table: may `holder` have the key of this row now, on these terms? `in_turn` says that nobody in the queue is before it.
+pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, in_turn: bool, terms: &Terms) -> Verdict {
+    let queued = !in_turn && row.and_then(|row| row.queued_until).is_some_and(|until| now < until);
+    match by_the_table(row, now, holder, terms) {
+        Verdict::Acquire | Verdict::TakeOver if queued => Verdict::Queue,
+        verdict => verdict,
+    }
+}
+
+fn by_the_table(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Terms) -> Verdict {
     use Reason::*;
     use Verdict::*;
     let recover = terms.rules == Rules::Recover;
@@ -277,13 +295,16 @@ pub struct Refusal {
     pub until: Option<DateTime<Utc>>,
     /// How long from now until asking again makes sense; a holder may end sooner, or renew.
     pub retry_after: Option<std::time::Duration>,
+    /// Whoever frees the row will tell.
+    pub(crate) awaited: bool,
 }
 
 impl Refusal {
     /// The refusal that a row gives cause to.
     pub(crate) fn new(key: Key, reason: Reason, until: Option<DateTime<Utc>>, row: &Row, now: DateTime<Utc>) -> Self {
         let retry_after = until.map(|until| (until - now).to_std().unwrap_or_default());
-        Self { key, reason, by: row.client_ip.clone(), since: row.begin_time, until, retry_after }
+        let (by, since, awaited) = (row.client_ip.clone(), row.begin_time, row.awaited);
+        Self { key, reason, by, since, until, retry_after, awaited }
     }
 }
 

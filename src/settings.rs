@@ -21,6 +21,7 @@ pub(crate) struct Settings<DB: Database> {
     pub terms: Arc<Terms>,
     pub time_limit: Duration,
     pub retry: Retry,
+    pub fair: bool,
 }
 
 impl<DB: Database> Clone for Settings<DB> {
@@ -31,6 +32,7 @@ impl<DB: Database> Clone for Settings<DB> {
             terms: self.terms.clone(),
             time_limit: self.time_limit,
             retry: self.retry,
+            fair: self.fair,
         }
     }
 }
@@ -51,6 +53,7 @@ impl<DB: Database> Settings<DB> {
             terms: Arc::new(terms),
             time_limit: Duration::from_secs(5),
             retry: Retry::default(),
+            fair: false,
         }
     }
 
@@ -118,6 +121,14 @@ impl<DB: Database> LeaseLock<DB> {
             });
         }
         Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.label = label.to_owned())))
+    }
+
+    /// First come, first served, also among processes: whoever has to wait takes a place in the table `t_resource_lock_queue`, and
+    /// no try gets in before, of whichever lock object. Off unless set; without it, those who wait in one process take turns, and processes race.
+    ///
+    /// A waiter whose process died is passed over after 12 s. See the README for what it costs.
+    pub fn fair(self, fair: bool) -> Self {
+        self.rebuild(|settings| Settings { fair, ..settings })
     }
 
     /// What to do after a failure or a crash; [`Rules::Recover`] unless set.

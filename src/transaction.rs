@@ -16,7 +16,7 @@ use crate::{
     error::{Action, Certainty, Error},
     fault::{self, Fault, fault},
     key::{Claim, Key},
-    lock::{Attempt, Order, Receipt, ResourceLock, ResourceLockExt as _, Settled},
+    lock::{Attempt, Order, Receipt, ResourceLock, Settled},
     retry::outage_pause,
     rules::{Refusal, Status},
     store::{

@@ -259,6 +259,11 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
     }
 
     /// Raises the version, if it is still the one that was read.
+    /// Nobody is kept out, so nobody waits.
+    fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+        self.try_acquire(key)
+    }
+
     fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
         Box::pin(async move {
             let key = claim.key.clone();

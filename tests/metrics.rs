@@ -5,7 +5,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use rowlock::{Attempt, Columns, LeaseLock, ResourceLockExt, Status, VersionedTable};
+use rowlock::{Attempt, Columns, LeaseLock, Status, VersionedTable};
 use sqlx::{SqlitePool, sqlite::SqlitePoolOptions};
 
 /// One test, for the recorder is the process's.

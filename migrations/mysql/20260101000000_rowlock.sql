@@ -1,4 +1,4 @@
--- rowlock: the table of its locks, on MySQL and MariaDB. Every statement here may run again on a database that has it already.
+-- rowlock: the table of its locks, and of those who wait in order, on MySQL and MariaDB. Every statement here may run again on a database that has it already.
 CREATE TABLE IF NOT EXISTS t_resource_lock (
     key_resource VARBINARY(255) NOT NULL PRIMARY KEY,                             -- compared byte by byte
     status       CHAR(1)        NOT NULL DEFAULT 'S',                             -- 'S' success, 'F' failure, 'P' in progress
@@ -23,6 +23,7 @@ SET @rowlock_alter = (
         UNION ALL SELECT 5, 'confirms', 'BIGINT NOT NULL DEFAULT 0'
         UNION ALL SELECT 6, 'prior_token', 'BIGINT NULL'
         UNION ALL SELECT 7, 'prior_client_ip', 'VARCHAR(45) CHARACTER SET utf8mb4 NULL' -- an existing table's default may hold less
+        UNION ALL SELECT 8, 'queued_until', 'DATETIME(6) NULL'
     ) wanted
     WHERE wanted.name NOT IN (
         SELECT LOWER(column_name) FROM information_schema.columns
@@ -31,3 +32,11 @@ SET @rowlock_alter = (
 PREPARE rowlock_alter FROM @rowlock_alter;
 EXECUTE rowlock_alter;
 DEALLOCATE PREPARE rowlock_alter;
+
+CREATE TABLE IF NOT EXISTS t_resource_lock_queue (
+    key_resource VARBINARY(255) NOT NULL,
+    ticket       BIGINT         NOT NULL AUTO_INCREMENT,
+    alive_until  DATETIME(6)    NOT NULL,                                         -- whoever does not move this on has gone
+    PRIMARY KEY (key_resource, ticket),
+    KEY (ticket)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4;

@@ -1,4 +1,4 @@
--- rowlock: the table of its locks. May run again on a database that has it already. Times are microseconds since 1970, UTC.
+-- rowlock: the table of its locks, and of those who wait in order. May run again on a database that has it already. Times are microseconds since 1970, UTC.
 CREATE TABLE IF NOT EXISTS t_resource_lock (
     key_resource    TEXT    NOT NULL PRIMARY KEY,       -- compared byte by byte
     status          TEXT    NOT NULL DEFAULT 'S',       -- 'S' success, 'F' failure, 'P' in progress
@@ -13,5 +13,14 @@ CREATE TABLE IF NOT EXISTS t_resource_lock (
     claimed_at      INTEGER,                            -- repeats our claim's begin_time
     confirms        INTEGER NOT NULL DEFAULT 0,         -- confirmed transactions
     prior_token     INTEGER,                            -- the claim that this one took over from
-    prior_client_ip TEXT
+    prior_client_ip TEXT,
+    queued_until    INTEGER                             -- others may be waiting in order until then
 ) STRICT;
+
+CREATE TABLE IF NOT EXISTS t_resource_lock_queue (
+    key_resource TEXT    NOT NULL,
+    ticket       INTEGER NOT NULL,
+    alive_until  INTEGER NOT NULL,                      -- whoever does not move this on has gone
+    PRIMARY KEY (key_resource, ticket)
+) STRICT;
+CREATE INDEX IF NOT EXISTS t_resource_lock_queue_ticket ON t_resource_lock_queue (ticket);

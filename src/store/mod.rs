@@ -13,6 +13,7 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 pub mod versions;
+pub mod wait;
 
 use std::{future::Future, time::Duration};
 
@@ -27,11 +28,15 @@ use crate::{
 /// One statement's worth of result, or the driver's error.
 pub type Reply<T> = Result<T, sqlx::Error>;
 
-/// A request for one key.
+/// A request for one key. What one holder asks for is granted together or not at all.
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub key: Key,
     pub holder: Holder,
+    /// Nobody in the key's queue is before it.
+    pub in_turn: bool,
+    /// It has waited, and so may others: the row goes on saying so.
+    pub waited: bool,
 }
 
 /// What a claim statement came back with, for one [`Ask`].
@@ -40,8 +45,29 @@ pub enum Answer {
     /// The row is the asker's, under this token.
     Granted { token: Token, prior: Option<Prior> },
     /// It is not. The rules tell why from the row that was seen; where they would grant it,
-    /// somebody's transaction was at the row.
+    /// somebody's transaction was at the row, or its holder asked for more than could be had.
     Seen { row: Option<Row>, now: DateTime<Utc> },
+    /// Taken and put back: another key of its holder's could not be had.
+    Withheld,
+}
+
+/// Whether the last of these claims was refused: of a holder that gets all or nothing, none is asked for after it.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+fn is_refused(answers: &[Answer]) -> bool {
+    matches!(answers.last(), Some(Answer::Seen { .. }))
+}
+
+/// The answers to `count` claims that were rolled back.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+fn put_back(answers: Vec<Answer>, count: usize) -> Vec<Answer> {
+    let seen = |answer| if matches!(answer, Answer::Granted { .. }) { Answer::Withheld } else { answer };
+    answers.into_iter().map(seen).chain(std::iter::repeat(Answer::Withheld)).take(count).collect()
+}
+
+/// As if the reply had been lost: the connection is closed, and what was sent is asked for again.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+fn unanswered(error: sqlx::Error) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other(error))
 }
 
 /// A change to a claim that stands.
@@ -123,6 +149,10 @@ pub fn unconfirmed(claim: &Claim, seen: Option<Sighting>) -> Confirmed {
 pub struct Schema {
     /// Empty if there is no table.
     pub columns: Vec<String>,
+    /// A column that only some databases need.
+    pub own_column: Option<&'static str>,
+    /// Whether the table of those who wait is there.
+    pub queue: bool,
     /// The key column's type, in the database's words.
     pub key_type: String,
     pub key_limit: KeyLimit,
@@ -150,8 +180,8 @@ impl KeyLimit {
     }
 }
 
-/// The columns that a complete table has.
-pub const COLUMNS: [&str; 14] = [
+/// The columns that a complete table has on every database.
+const COLUMNS: [&str; 15] = [
     "key_resource",
     "status",
     "lock_flag",
@@ -166,12 +196,15 @@ pub const COLUMNS: [&str; 14] = [
     "confirms",
     "prior_token",
     "prior_client_ip",
+    "queued_until",
 ];
 
 impl Schema {
     pub fn empty() -> Self {
         Self {
             columns: Vec::new(),
+            own_column: None,
+            queue: false,
             key_type: String::new(),
             key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
             label_chars: usize::MAX,
@@ -180,7 +213,9 @@ impl Schema {
     }
 
     pub fn missing(&self) -> Vec<&'static str> {
-        COLUMNS.into_iter().filter(|wanted| !self.columns.iter().any(|has| has.eq_ignore_ascii_case(wanted))).collect()
+        let there = |wanted: &&str| self.columns.iter().any(|has| has.eq_ignore_ascii_case(wanted));
+        let columns = COLUMNS.into_iter().chain(self.own_column).filter(|wanted| !there(wanted));
+        columns.chain((!self.queue).then_some("the table t_resource_lock_queue")).collect()
     }
 }
 
@@ -213,7 +248,7 @@ pub trait Store: sqlx::Database {
         patience: Duration,
     ) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Takes the rows that the rules grant; one answer an ask, in order.
+    /// Takes the rows that the rules grant, all those of a holder or none; one answer an ask, in order.
     fn claim(
         conn: &mut Self::Connection,
         asks: &[Ask],
@@ -250,6 +285,6 @@ pub fn to_utc(time: DateTime<Utc>, ahead: TimeDelta) -> DateTime<Utc> {
 }
 
 /// A database that rowlock works on: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or `sqlx::Sqlite`.
-pub trait Database: operate::Operate + versions::Versions {}
+pub trait Database: operate::Operate + versions::Versions + wait::Wait {}
 
-impl<DB: operate::Operate + versions::Versions> Database for DB {}
+impl<DB: operate::Operate + versions::Versions + wait::Wait> Database for DB {}

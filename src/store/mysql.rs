@@ -7,10 +7,11 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
 use super::{
-    Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Schema, Sighting, Store, to_utc, unconfirmed, unfit,
-    unmatched,
+    Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Schema, Sighting, Store, is_refused, put_back, to_utc,
+    unanswered, unconfirmed, unfit, unmatched,
 };
 use crate::{
+    fault::refuses_commit,
     key::{Claim, Key, Prior, Token},
     rules::{Row, Rules, Terms},
 };
@@ -21,6 +22,7 @@ const SCHEMA: &str = "
 SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type USING utf8mb4) AS type,
        CONVERT(data_type USING utf8mb4) AS data_type, CONVERT(COALESCE(collation_name, 'binary') USING utf8mb4) AS collation,
        CAST(COALESCE(character_maximum_length, 0) AS SIGNED) AS width, CAST(@@autocommit AS SIGNED) AS autocommit,
+       (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 't_resource_lock_queue') AS queue,
        CONVERT(CONCAT(IF(is_nullable = 'NO' AND column_name = 'end_time', ' NOT NULL', ''), IF(extra LIKE '%on update%', ' ON UPDATE', ''))
            USING utf8mb4) AS more
 FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 't_resource_lock'";
@@ -41,8 +43,10 @@ static CLAIM: LazyLock<String> = LazyLock::new(|| {
         "
 UPDATE (
     SELECT c.key_resource, c.token, c.client_ip, c.prior_token, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros,
-        CASE WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
-                 CASE WHEN c.holder = ? THEN 'same' WHEN ? AND UTC_TIMESTAMP(6) >= c.expires_at THEN 'taken over' END
+        CASE WHEN c.lock_flag = 1 AND c.holder = ? AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
+             WHEN NOT ? AND UTC_TIMESTAMP(6) < c.queued_until THEN NULL
+             WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
+                 CASE WHEN ? AND UTC_TIMESTAMP(6) >= c.expires_at THEN 'taken over' END
              WHEN c.lock_flag = 1 THEN
                  CASE WHEN ? AND TIMESTAMPDIFF(MICROSECOND, c.begin_time, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND) >= LEAST(c.time, 2147483647) * 60000000 THEN 'taken over' END
              WHEN (? OR CAST(c.status AS BINARY) = 'S') AND (c.begin_time IS NULL OR ? OR (CAST(c.status AS BINARY) = 'F' AND ?)
@@ -69,7 +73,7 @@ WHERE j.verdict IS NOT NULL",
 pub(super) const ROW: &str = "
 CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, CAST(time AS SIGNED) AS minutes,
 IF(begin_time >= '1000-01-01', begin_time, NULL) AS begin_time, IF(end_time >= '1000-01-01', end_time, NULL) AS end_time,
-CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, end_time IS NOT NULL AS ended, UTC_TIMESTAMP(6) AS now";
+CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, queued_until, end_time IS NOT NULL AS ended, UTC_TIMESTAMP(6) AS now";
 
 static LOOK: LazyLock<String> = LazyLock::new(|| {
     format!(
@@ -146,6 +150,7 @@ impl Store for MySql {
                     "the connection's autocommit is off, so that a claim would not be committed; switch it on".into(),
                 );
             }
+            schema.queue = row.try_get::<i64, _>("queue")? > 0;
             let name: String = row.try_get("name")?;
             let column_type: String = row.try_get("type")?;
             let data_type: String = row.try_get("data_type")?;
@@ -198,11 +203,10 @@ impl Store for MySql {
     }
 
     async fn claim(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
-        let mut answers = Vec::with_capacity(asks.len());
-        for ask in asks {
-            answers.push(claim_one(conn, ask, terms).await?);
+        match asks {
+            [ask] => Ok(vec![claim_one(conn, ask, terms).await?]),
+            _ => claim_together(conn, asks, terms).await,
         }
-        Ok(answers)
     }
 
     async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
@@ -267,6 +271,7 @@ async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms) -> Repl
     let offset = micros(terms.offset());
     let reply = sqlx::query(CLAIM.as_str())
         .bind(holder)
+        .bind(ask.in_turn)
         .bind(recover)
         .bind(recover && terms.article_clients.is_some())
         .bind(offset)
@@ -291,7 +296,7 @@ async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms) -> Repl
     }
     let row = sqlx::query(LOOK.as_str()).bind(key).fetch_optional(conn).await;
     // Granted, and the look failed: reported as a lost reply, so that the same holder asks again.
-    let row = if granted { row.map_err(|error| sqlx::Error::Io(std::io::Error::other(error)))? } else { row? };
+    let row = if granted { row.map_err(unanswered)? } else { row? };
     if granted {
         let prior = row.map(|row| prior(&row, holder)).transpose()?.flatten();
         return Ok(Answer::Granted { token, prior });
@@ -299,6 +304,32 @@ async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms) -> Repl
     let Some(row) = row else { return Ok(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH }) };
     let (row, now) = read(&row, terms)?;
     Ok(Answer::Seen { row: Some(row), now })
+}
+
+/// All in one transaction, which is rolled back at the first that cannot be had. No claim waits for a row, so none deadlocks.
+async fn claim_together(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+    let claimed = claim_each(conn, asks, terms).await;
+    if claimed.as_ref().is_ok_and(|answers| !is_refused(answers)) {
+        let committed = sqlx::raw_sql("COMMIT").execute(conn).await;
+        // After other errors it may be there: the same holder asks again.
+        committed.map_err(|error| if refuses_commit(&error) { error } else { unanswered(error) })?;
+        return claimed;
+    }
+    sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
+    claimed.map(|answers| put_back(answers, asks.len()))
+}
+
+/// Up to the first that is refused.
+async fn claim_each(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    let mut answers = Vec::with_capacity(asks.len());
+    for ask in asks {
+        answers.push(claim_one(conn, ask, terms).await?);
+        if is_refused(&answers) {
+            break;
+        }
+    }
+    Ok(answers)
 }
 
 /// Whom the claim took over from, unless it is lost by now.
@@ -328,6 +359,8 @@ pub(super) fn read(row: &MySqlRow, terms: &Terms) -> Reply<(Row, DateTime<Utc>)>
         expires_at: time("expires_at")?,
         claimed_at: utc("claimed_at")?,
         ended: row.try_get("ended")?,
+        queued_until: time("queued_until")?,
+        awaited: false,
     };
     Ok((read, time("now")?.unwrap_or_default()))
 }

@@ -20,7 +20,8 @@ const INSTALL: &str = include_str!("../../migrations/postgres/20260101000000_row
 const SCHEMA: &str = "
 SELECT a.attname::text AS name, a.atttypmod - 4 AS width,
        format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull AND a.attname = 'end_time' THEN ' NOT NULL' ELSE '' END AS type,
-       coalesce(l.collisdeterministic, true) AS exact, current_setting('TimeZone') AS zone
+       coalesce(l.collisdeterministic, true) AS exact, current_setting('TimeZone') AS zone,
+       to_regclass('t_resource_lock_queue') IS NOT NULL AS queue
 FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
 WHERE a.attrelid = to_regclass('t_resource_lock') AND a.attnum > 0 AND NOT a.attisdropped";
 
@@ -31,37 +32,46 @@ INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client
 SELECT key, 'S', 0, 'epoch', '', $2, 0, 0 FROM patience, unnest($1::text[]) AS key ORDER BY key
 ON CONFLICT (key_resource) DO NOTHING";
 
-/// The granting half of the rules table (`rules.rs`), over a row `c` that is asked for by `c.asker` at `c.now`:
+/// The granting half of the rules table (`rules.rs`), over a row `c` that is asked for by `c.asker`, `c.in_turn` or not, at `c.now`:
 /// $3 once_per, $5 the other programs' offset, $6 Recover, $7 retry_failed, $8 article_clients.
 const GRANTS: &str = "
-CASE WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
-         CASE WHEN c.holder = c.asker THEN 'same' WHEN $6 AND c.now >= c.expires_at THEN 'taken over' END
+CASE WHEN c.lock_flag = 1 AND c.holder = c.asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
+     WHEN NOT c.in_turn AND c.now < c.queued_until THEN NULL
+     WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
+         CASE WHEN $6 AND c.now >= c.expires_at THEN 'taken over' END
      WHEN c.lock_flag = 1 THEN
          CASE WHEN $6 AND $8 AND c.now + $5::interval - make_interval(mins => least(c.time, 2147483647)::int) >= c.begin_time THEN 'taken over' END
      WHEN ($6 OR c.status = 'S') AND (c.begin_time IS NULL OR $3 = interval '0' OR c.now + $5::interval - $3::interval >= c.begin_time
          OR (c.status = 'F' AND $7)) THEN 'acquired'
 END";
 
-/// Looks, locks, judges again, takes. The look costs a refusal no lock and no WAL. A clock is read after
-/// its row is locked, hence `LATERAL` with a reference to that row: beside the locking SELECT it would be stale.
+/// Looks, locks, judges again, takes what each holder can have all of. The look costs a refusal no lock and no WAL. A clock
+/// is read after its row is locked, hence `LATERAL` with a reference to that row: beside the locking SELECT it would be stale.
 static CLAIM: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
 WITH asked AS (
-    SELECT * FROM unnest($1::text[], $2::uuid[]) WITH ORDINALITY AS r (key, asker, place)
+    SELECT * FROM unnest($1::text[], $2::uuid[], $10::bool[], $11::bool[]) WITH ORDINALITY AS r (key, asker, in_turn, waited, place)
 ), seen AS MATERIALIZED (
-    SELECT t.*, r.asker, n.now
+    SELECT t.*, r.asker, r.in_turn, n.now
     FROM asked r JOIN t_resource_lock t ON t.key_resource = r.key
     CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, t.token) n
 ), locked AS MATERIALIZED (
     SELECT * FROM t_resource_lock
-    WHERE key_resource = ANY (ARRAY(SELECT c.key_resource FROM seen c WHERE {GRANTS} IS NOT NULL))
+    WHERE key_resource = ANY (ARRAY(
+        SELECT key_resource FROM (
+            SELECT c.key_resource, bool_and({GRANTS} IS NOT NULL) OVER (PARTITION BY r.asker) AS all_of_it
+            FROM asked r LEFT JOIN seen c ON c.key_resource = r.key) w
+        WHERE all_of_it))
     FOR UPDATE SKIP LOCKED
 ), judged AS MATERIALIZED (
     SELECT c.*, {GRANTS} AS verdict
-    FROM (SELECT t.*, r.asker, n.now
+    FROM (SELECT t.*, r.asker, r.in_turn, r.waited, n.now
           FROM asked r JOIN locked t ON t.key_resource = r.key
           CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, t.token) n) c
+), ready AS MATERIALIZED (
+    SELECT r.asker FROM asked r LEFT JOIN judged j ON j.key_resource = r.key
+    GROUP BY r.asker HAVING bool_and(j.verdict IS NOT NULL)
 ), taken AS (
     UPDATE t_resource_lock t
     SET lock_flag = 1, status = 'P', client_ip = $9, holder = j.asker, end_time = NULL,
@@ -71,8 +81,8 @@ WITH asked AS (
                 ELSE greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint) END,
         prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN t.token END,
         prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip WHEN 'taken over' THEN left(t.client_ip, 45) END,
-        expires_at = j.now + $4::interval
-    FROM judged j WHERE t.key_resource = j.key_resource AND j.verdict IS NOT NULL
+        expires_at = j.now + $4::interval, awaited = t.awaited AND (j.verdict = 'same' OR j.waited)
+    FROM judged j JOIN ready y ON y.asker = j.asker WHERE t.key_resource = j.key_resource
     RETURNING t.key_resource, t.token, t.prior_token, t.prior_client_ip
 ), met AS (
     SELECT {ROW}, now FROM judged
@@ -101,7 +111,7 @@ macro_rules! finite {
 /// A row as `rules::Row` has it, in types that are the same whatever the table's are.
 pub(super) const ROW: &str = concat!(
     "key_resource::text COLLATE \"C\" AS key_resource, lock_flag = 1 AS locked, status::text, time::bigint AS minutes,
-    client_ip::text, holder, token, end_time IS NOT NULL AS ended, ",
+    client_ip::text, holder, token, end_time IS NOT NULL AS ended, queued_until, awaited, ",
     finite!("begin_time"),
     " AS begin_time, ",
     finite!("claimed_at"),
@@ -116,8 +126,11 @@ const EXPIRES_AT: &str = finite!("t.expires_at");
 
 const OURS: &str = "t.lock_flag = 1 AND t.holder = r.holder AND t.token = r.token AND t.claimed_at = t.begin_time AND t.end_time IS NULL";
 
+/// Tells those who wait that the row is free: NOTIFY takes a lock on the whole server when it commits, so nobody is told where nobody waits.
+const TOLD: &str = ", CASE WHEN d.awaited THEN pg_notify('rowlock', d.key_resource) END IS NULL AS told";
+
 /// One statement for each kind of change.
-fn change_statement(set: &str) -> String {
+fn change_statement(set: &str, told: &str) -> String {
     format!(
         "
 WITH asked AS (
@@ -126,28 +139,30 @@ WITH asked AS (
     SELECT t.key_resource FROM asked r JOIN t_resource_lock t ON t.key_resource = r.key
     WHERE {OURS} FOR UPDATE OF t SKIP LOCKED
 ), done AS (
-    UPDATE t_resource_lock t SET {set} FROM locked l WHERE t.key_resource = l.key_resource RETURNING t.key_resource, t.confirms
+    UPDATE t_resource_lock t SET {set} FROM locked l WHERE t.key_resource = l.key_resource RETURNING t.key_resource, t.confirms, t.awaited
 )
 SELECT d.key_resource IS NOT NULL AS done, d.confirms, t.key_resource IS NOT NULL AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
        coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL, false) AS stands,
        coalesce((extract(epoch FROM {EXPIRES_AT} - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros,
-       current_setting('transaction_isolation') <> 'read committed' AS snapshot
+       current_setting('transaction_isolation') <> 'read committed' AS snapshot{told}
 FROM asked r LEFT JOIN done d ON d.key_resource = r.key LEFT JOIN t_resource_lock t ON t.key_resource = r.key
 ORDER BY r.place"
     )
 }
 
-static RENEW: LazyLock<String> = LazyLock::new(|| change_statement("expires_at = clock_timestamp() + $4::interval"));
+static RENEW: LazyLock<String> =
+    LazyLock::new(|| change_statement("expires_at = clock_timestamp() + $4::interval", ""));
 static RELEASE: LazyLock<String> = LazyLock::new(|| {
     change_statement(
         "lock_flag = 0, status = $4, end_time = clock_timestamp() + $5::interval, holder = NULL, expires_at = NULL,
         claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL",
+        TOLD,
     )
 });
 static ABANDON: LazyLock<String> =
-    LazyLock::new(|| change_statement("expires_at = least(t.expires_at, clock_timestamp())"));
+    LazyLock::new(|| change_statement("expires_at = least(t.expires_at, clock_timestamp())", TOLD));
 
-static CONFIRM: LazyLock<String> = LazyLock::new(|| change_statement("confirms = t.confirms + 1"));
+static CONFIRM: LazyLock<String> = LazyLock::new(|| change_statement("confirms = t.confirms + 1", ""));
 
 /// The lock waits for a transaction whose COMMIT was not answered; the condition is then judged anew.
 static CONFIRMS: LazyLock<String> = LazyLock::new(|| {
@@ -165,6 +180,8 @@ impl Store for Postgres {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
         let mut schema = Schema::empty();
         for row in rows {
+            schema.own_column = Some("awaited");
+            schema.queue = row.try_get("queue")?;
             let name: String = row.try_get("name")?;
             let column_type: String = row.try_get("type")?;
             let width = usize::try_from(row.try_get::<i32, _>("width")?).ok().filter(|width| *width > 0);
@@ -201,6 +218,8 @@ impl Store for Postgres {
     async fn claim(conn: &mut PgConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
         let keys: Vec<&str> = asks.iter().map(|ask| ask.key.as_str()).collect();
         let holders: Vec<Uuid> = asks.iter().map(|ask| *ask.holder.as_uuid()).collect();
+        let in_turn: Vec<bool> = asks.iter().map(|ask| ask.in_turn).collect();
+        let waited: Vec<bool> = asks.iter().map(|ask| ask.waited).collect();
         let rows = sqlx::query(CLAIM.as_str())
             .bind(keys)
             .bind(holders)
@@ -211,6 +230,8 @@ impl Store for Postgres {
             .bind(terms.retry_failed)
             .bind(terms.article_clients.is_some())
             .bind(&terms.label)
+            .bind(in_turn)
+            .bind(waited)
             .fetch_all(conn)
             .await?;
         rows.iter().map(|row| answer(row, terms)).collect()
@@ -318,6 +339,8 @@ pub(super) fn read(row: &PgRow, terms: &Terms) -> Reply<Row> {
         expires_at: row.try_get("expires_at")?,
         claimed_at: utc("claimed_at")?,
         ended: row.try_get("ended")?,
+        queued_until: row.try_get("queued_until")?,
+        awaited: row.try_get("awaited")?,
     })
 }
 

@@ -13,8 +13,8 @@ use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow}
 use uuid::Uuid;
 
 use super::{
-    Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Schema, Sighting, Store, to_utc, unconfirmed, unfit,
-    unmatched,
+    Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Schema, Sighting, Store, is_refused, put_back, to_utc,
+    unanswered, unconfirmed, unfit, unmatched,
 };
 use crate::{
     key::{Claim, Key, Prior, Token},
@@ -25,7 +25,7 @@ const INSTALL: &str = include_str!("../../migrations/sqlite/20260101000000_rowlo
 
 /// The columns that a table of another program lacks: SQLite has no ADD COLUMN IF NOT EXISTS.
 /// `claimed_at` repeats `begin_time`, whichever type that has.
-const ADDED: [(&str, &str); 7] = [
+const ADDED: [(&str, &str); 8] = [
     ("holder", "holder BLOB"),
     ("token", "token INTEGER NOT NULL DEFAULT 0"),
     ("expires_at", "expires_at INTEGER"),
@@ -33,11 +33,13 @@ const ADDED: [(&str, &str); 7] = [
     ("confirms", "confirms INTEGER NOT NULL DEFAULT 0"),
     ("prior_token", "prior_token INTEGER"),
     ("prior_client_ip", "prior_client_ip TEXT"),
+    ("queued_until", "queued_until INTEGER"),
 ];
 
 const SCHEMA: &str = "
 SELECT lower(c.name) AS name, upper(c.type) || CASE WHEN c.[notnull] AND c.name = 'end_time' COLLATE NOCASE THEN ' NOT NULL' ELSE '' END AS type,
-    (SELECT sql FROM sqlite_schema WHERE lower(name) = 't_resource_lock') AS definition
+    (SELECT sql FROM sqlite_schema WHERE lower(name) = 't_resource_lock') AS definition,
+    EXISTS (SELECT 1 FROM sqlite_schema WHERE lower(name) = 't_resource_lock_queue') AS queue
 FROM pragma_table_info('t_resource_lock') c";
 
 /// How long a claim waits for another's write.
@@ -93,7 +95,7 @@ ON CONFLICT (key_resource) DO NOTHING"
 
 const LOOK: &str = concat!(
     "
-SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at, prior_token, prior_client_ip,
+SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at, queued_until, prior_token, prior_client_ip,
        end_time IS NOT NULL AS ended, COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS stands, ",
     as_micros!("begin_time"),
     " AS begin_time, ",
@@ -174,6 +176,7 @@ impl Store for Sqlite {
     async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
         let mut schema = Schema::empty();
         for row in sqlx::query(SCHEMA).fetch_all(conn).await? {
+            schema.queue = row.try_get("queue")?;
             let name: String = row.try_get("name")?;
             let column_type: String = row.try_get("type")?;
             if let Some(fit) = misfit(&name, &column_type) {
@@ -214,14 +217,10 @@ impl Store for Sqlite {
     async fn claim(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
         let patience: i64 = sqlx::query("PRAGMA busy_timeout").fetch_one(&mut *conn).await?.try_get(0)?;
         set_busy_timeout(conn, patience.min(TRY_MILLIS)).await?;
-        let mut answers = Ok(Vec::with_capacity(asks.len()));
-        for ask in asks {
-            let Ok(so_far) = &mut answers else { break };
-            match claim_one(conn, ask, terms).await {
-                Ok(answer) => so_far.push(answer),
-                Err(error) => answers = Err(error),
-            }
-        }
+        let answers = match asks {
+            [ask] => claim_one(conn, ask, terms).await.map(|answer| vec![answer]),
+            _ => claim_together(conn, asks, terms).await,
+        };
         set_busy_timeout(conn, patience).await?;
         answers
     }
@@ -298,11 +297,11 @@ async fn claim_one(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Rep
     };
     let row = read(&found, terms)?;
     let now = time(&found, "now")?.unwrap_or_default();
-    let verdict = match judge(Some(&row), now, ask.holder, terms) {
+    let verdict = match judge(Some(&row), now, ask.holder, ask.in_turn, terms) {
         Verdict::Acquire => "acquired",
         Verdict::Same => "same",
         Verdict::TakeOver => "taken over",
-        Verdict::Create | Verdict::Refuse(..) => return Ok(Answer::Seen { row: Some(row), now }),
+        Verdict::Create | Verdict::Queue | Verdict::Refuse(..) => return Ok(Answer::Seen { row: Some(row), now }),
     };
     let taken = take(conn, ask, terms, &found, &row, verdict).await?;
     let Some(taken) = taken else { return Ok(Answer::Seen { row: Some(row), now }) };
@@ -312,6 +311,33 @@ async fn claim_one(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Rep
         token: Token::new(taken.try_get("token")?),
         prior: prior.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() }),
     })
+}
+
+/// All in one transaction, which is rolled back at the first that cannot be had.
+async fn claim_together(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *conn).await?;
+    let mut claimed = claim_each(conn, asks, terms).await;
+    if claimed.as_ref().is_ok_and(|answers| !is_refused(answers)) {
+        match sqlx::raw_sql("COMMIT").execute(&mut *conn).await {
+            Ok(_) => return claimed,
+            // It leaves the transaction open.
+            Err(error) => claimed = Err(error),
+        }
+    }
+    sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
+    claimed.map(|answers| put_back(answers, asks.len()))
+}
+
+/// Up to the first that is refused.
+async fn claim_each(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    let mut answers = Vec::with_capacity(asks.len());
+    for ask in asks {
+        answers.push(claim_one(conn, ask, terms).await?);
+        if is_refused(&answers) {
+            break;
+        }
+    }
+    Ok(answers)
 }
 
 /// A pragma takes no parameters; the number is one that SQLite gave, or ours.
@@ -365,6 +391,8 @@ pub(super) fn read(row: &SqliteRow, terms: &Terms) -> Reply<Row> {
         expires_at: time(row, "expires_at")?,
         claimed_at: utc("claimed_at")?,
         ended: row.try_get("ended")?,
+        queued_until: time(row, "queued_until")?,
+        awaited: false,
     })
 }
 
@@ -390,10 +418,10 @@ pub(super) fn micros(time: TimeDelta) -> i64 {
 }
 
 /// As a JSON array; keys and ids go in as hex, so that nothing in them needs escaping.
-fn json(items: impl Iterator<Item = String>) -> String {
+pub(super) fn json(items: impl Iterator<Item = String>) -> String {
     format!("[{}]", items.collect::<Vec<_>>().join(","))
 }
 
-fn hex(text: &str) -> String {
+pub(super) fn hex(text: &str) -> String {
     text.bytes().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -130,6 +130,14 @@ impl<DB: Bed> ResourceLock<DB> for Unconfirmed<DB> {
         self.0.try_acquire(key)
     }
 
+    fn acquire<'a>(
+        &'a self,
+        key: &'a str,
+        wait: std::time::Duration,
+    ) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+        self.0.acquire(key, wait)
+    }
+
     fn confirm<'a>(&'a self, _: &'a Claim, _: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
         Box::pin(ready(Ok(Receipt(0))))
     }

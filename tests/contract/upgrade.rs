@@ -13,7 +13,8 @@ use crate::{
 
 const MINUTE: Duration = Duration::from_secs(60);
 const THEIRS: [&str; 7] = ["key_resource", "status", "lock_flag", "begin_time", "end_time", "client_ip", "time"];
-const OURS: [&str; 7] = ["holder", "token", "expires_at", "claimed_at", "confirms", "prior_token", "prior_client_ip"];
+const OURS: [&str; 8] =
+    ["holder", "token", "expires_at", "claimed_at", "confirms", "prior_token", "prior_client_ip", "queued_until"];
 
 /// These columns of a row as one text, NULLs included.
 fn columns(server: &str, columns: &[&str]) -> String {
@@ -26,7 +27,7 @@ fn columns(server: &str, columns: &[&str]) -> String {
 }
 
 pub fn all_columns(server: &str) -> String {
-    columns(server, &[THEIRS, OURS].concat())
+    columns(server, &[&THEIRS[..], &OURS[..]].concat())
 }
 
 async fn rows<DB: Bed>(site: &Site<DB>) -> String {

@@ -1,6 +1,6 @@
 //! `acquire`, `renew` and `release`: claims that outlive the program, for scripts and other languages.
 
-use rowlock::{Attempt, Claim, Database, LeaseLock, Prior, ResourceLockExt as _};
+use rowlock::{Attempt, Claim, Database, LeaseLock, Prior};
 use serde_json::{Value, json};
 use sqlx::Pool;
 
@@ -12,17 +12,15 @@ use crate::{
 
 pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Result<u8, Failure> {
     match lock.acquire(acquire.key.as_str(), acquire.terms.wait).await? {
-        Attempt::Acquired(grant) => {
-            let prior = grant.taken_over_from().cloned();
-            let told = print(&lock, grant.claim(), prior).await;
-            match (&told, grant.into_lease()) {
-                (Ok(_), Some(lease)) => drop(lease.detach()),
+        Attempt::Acquired(lease) => {
+            let prior = lease.taken_over_from().cloned();
+            let told = print(&lock, lease.claim(), prior).await;
+            if told.is_ok() {
+                lease.detach();
+            } else {
                 // Nobody knows the holder's id: nobody could release it.
-                (Err(_), lease) => {
-                    drop(lease);
-                    lock.shutdown().await;
-                }
-                (Ok(_), None) => {}
+                drop(lease);
+                lock.shutdown().await;
             }
             told
         }

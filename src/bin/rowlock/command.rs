@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rowlock::{Attempt, Claim, Database, Error, Grant, LeaseLock, ResourceLock as _, ResourceLockExt as _, Status};
+use rowlock::{Attempt, Claim, Database, Error, Lease, LeaseLock, Status};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 use tokio::{
     process::{Child, Command},
@@ -40,23 +40,23 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run) -> Result<u8, Fail
             return Ok(exit::SIGNAL + number(signal));
         }
     };
-    let grant = match attempt {
-        Attempt::Acquired(grant) => grant,
+    let lease = match attempt {
+        Attempt::Acquired(lease) => lease,
         Attempt::Refused(refusal) => {
             out::complain(format_args!("refused: {refusal}"));
             return Ok(if run.skip_ok { exit::OK } else { exit::REFUSED });
         }
     };
     let started = Instant::now();
-    let work = match Work::start(program, &run, grant.claim()) {
+    let work = match Work::start(program, &run, lease.claim()) {
         Ok(work) => work,
         Err(failure) => {
-            drop(grant);
+            drop(lease);
             asked.or_soon(lock.shutdown()).await;
             return Err(failure);
         }
     };
-    let (code, outcome) = supervise(&lock, grant, work, &mut asked, run.grace).await?;
+    let (code, outcome) = supervise(&lock, lease, work, &mut asked, run.grace).await?;
     tracing::info!(key = %run.key, outcome, code, wall = ?started.elapsed(), "command");
     Ok(code)
 }
@@ -64,18 +64,18 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run) -> Result<u8, Fail
 /// Waits for the command's end, a signal, or the loss of the lease; the exit code, and what it came to.
 async fn supervise<DB: Database>(
     lock: &LeaseLock<DB>,
-    grant: Grant<DB>,
+    lease: Lease<DB>,
     mut work: Work,
     asked: &mut Asked,
     grace: Duration,
 ) -> Result<(u8, &'static str), Failure> {
-    let key = grant.key().clone();
+    let key = lease.key().clone();
     tokio::select! {
         biased;
         status = work.child.wait() => {
             let code = code(status.map_err(lost_sight)?);
             let (status, outcome) = if code == exit::OK { (Status::Succeeded, "succeeded") } else { (Status::Failed, "failed") };
-            match asked.or_soon(lock.release(grant, status)).await {
+            match asked.or_soon(lease.release(status)).await {
                 Some(Ok(())) => {}
                 Some(Err(error @ Error::Lost { .. })) => return Err(error.into()),
                 // The command has ended, and how is its to say; the next one waits for the lease's end at most.
@@ -87,11 +87,11 @@ async fn supervise<DB: Database>(
         signal = asked.next() => {
             // The lease is still renewed while the command takes its leave.
             let status = work.stop(signal, asked, grace).await?;
-            drop(grant);
+            drop(lease);
             asked.or_soon(lock.shutdown()).await;
             Ok((code(status), "stopped"))
         }
-        () = grant.lost() => {
+        () = lease.lost() => {
             out::complain(format_args!("{key}: lost; stopping the command"));
             work.stop(Signal::TERM, asked, grace).await?;
             Ok((exit::LOST, "lost"))

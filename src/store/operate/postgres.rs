@@ -35,7 +35,7 @@ WITH locked AS MATERIALIZED (
         claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL,
         token = greatest(t.token + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
     FROM locked l WHERE t.key_resource = l.key_resource
-    RETURNING t.token
+    RETURNING t.token, CASE WHEN t.awaited THEN pg_notify('rowlock', t.key_resource) END IS NULL AS told
 )
 SELECT (SELECT token FROM freed) AS token, EXISTS (SELECT FROM t_resource_lock WHERE key_resource = $1) AS seen";
 

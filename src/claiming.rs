@@ -1,0 +1,300 @@
+//! One try: the same holder asks for its keys until there is an answer.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout_at},
+};
+
+use crate::{
+    error::{Action, Certainty, Error},
+    fault::Fault,
+    finish::Finish,
+    key::{Claim, Holder, Key, Prior},
+    lease_lock::LeaseLock,
+    line::{At, standing},
+    lock::Attempt,
+    rules::{Reason, Refusal, Row, Verdict, judge},
+    settings::Settings,
+    store::{
+        Answer, Ask, Database, Reply,
+        borrowed::{Borrowed, Failure},
+    },
+    telemetry,
+    tenure::{Tenure, subject},
+};
+
+/// How long a try goes on while somebody else's transaction is at a row.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// What was granted: all that was asked for.
+pub(crate) struct Granted<DB: Database> {
+    pub tenure: Tenure<DB>,
+    pub priors: Vec<Option<Prior>>,
+}
+
+pub(crate) struct Try<'a, DB: Database> {
+    lock: &'a LeaseLock<DB>,
+    runtime: Handle,
+    asks: Vec<Ask>,
+    /// When the caller stops waiting.
+    limit: Instant,
+    /// When a statement is given up.
+    last: Instant,
+    /// A claim was sent whose outcome is not known.
+    unanswered: bool,
+}
+
+/// What a claim came back with.
+enum Claimed<DB: Database> {
+    Granted(Granted<DB>),
+    /// The answer came so late that its lease is over; asked again, it begins anew.
+    Late,
+    Not(Vec<Answer>),
+}
+
+/// What the answers to a claim call for.
+enum Next {
+    Refuse(Refusal),
+    Create(Vec<Key>),
+    LookAtQueue,
+    /// Somebody is at a row, which was seen like this.
+    Busy(Option<Row>),
+}
+
+impl<'a, DB: Database> Try<'a, DB> {
+    /// By a new holder, who waits for no connection beyond `until`.
+    pub fn new(lock: &'a LeaseLock<DB>, keys: &[Key], until: Option<Instant>) -> Result<Self, Error> {
+        let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let last = Instant::now() + lock.settings().time_limit;
+        let holder = Holder::unique();
+        let asks = keys.iter().map(|key| Ask { key: key.clone(), holder, in_turn: false, waited: false }).collect();
+        Ok(Self { lock, runtime, asks, limit: until.map_or(last, |until| until.min(last)), last, unanswered: false })
+    }
+
+    /// Comes after waiting, and perhaps first in the queue.
+    pub fn after_waiting(mut self, in_turn: bool) -> Self {
+        for ask in &mut self.asks {
+            (ask.in_turn, ask.waited) = (in_turn, true);
+        }
+        self
+    }
+
+    pub async fn run(mut self) -> Result<Attempt<Granted<DB>>, Error> {
+        let attempt = self.ask().await?;
+        match &attempt {
+            Attempt::Acquired(granted) => {
+                telemetry::acquired();
+                for (Claim { key, token, .. }, prior) in granted.tenure.claims().iter().zip(&granted.priors) {
+                    tracing::info!(%key, %token, taken_over_from = ?prior, "acquired");
+                }
+            }
+            Attempt::Refused(refusal) => {
+                telemetry::refused(refusal.reason);
+                tracing::debug!(key = %refusal.key, reason = %refusal.reason, %refusal, "refused");
+            }
+        }
+        Ok(attempt)
+    }
+
+    async fn ask(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
+        let mut busy_since = None;
+        loop {
+            let answers = match self.claim().await {
+                // Dropped, it is abandoned.
+                Ok(Claimed::Granted(granted)) if !granted.tenure.is_held() => return Err(self.too_late()),
+                Ok(Claimed::Granted(granted)) => return Ok(Attempt::Acquired(granted)),
+                Ok(Claimed::Late) if Instant::now() < self.limit => {
+                    self.unanswered = true;
+                    continue;
+                }
+                Ok(Claimed::Late) => return Err(self.error(Failure::NoReply)),
+                Ok(Claimed::Not(answers)) => answers,
+                Err(failure) => match failure.fault() {
+                    Fault::Contention => {
+                        if let Some(refusal) = self.busy(&mut busy_since, None).await? {
+                            return Ok(Attempt::Refused(refusal));
+                        }
+                        continue;
+                    }
+                    // Sent, and no answer: the same holder asks again, and gets the same claim if it was granted.
+                    Fault::Outage if Instant::now() < self.limit => {
+                        self.unanswered = true;
+                        pause(20..60).await;
+                        continue;
+                    }
+                    _ => return Err(self.error(failure)),
+                },
+            };
+            match self.next(answers) {
+                Next::Refuse(refusal) => return Ok(Attempt::Refused(refusal)),
+                Next::Create(keys) => self.create(&keys).await?,
+                Next::LookAtQueue => {
+                    if let Some(refusal) = self.look_at_queue().await? {
+                        return Ok(Attempt::Refused(refusal));
+                    }
+                }
+                Next::Busy(row) => {
+                    if let Some(refusal) = self.busy(&mut busy_since, row.as_ref()).await? {
+                        return Ok(Attempt::Refused(refusal));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The first refusal decides; what is created, nobody may want to claim yet.
+    fn next(&self, answers: Vec<Answer>) -> Next {
+        let terms = &self.lock.settings().terms;
+        let (mut create, mut queued, mut busy) = (Vec::new(), false, None);
+        for (ask, answer) in self.asks.iter().zip(answers) {
+            let Answer::Seen { row, now } = answer else { continue };
+            match (judge(row.as_ref(), now, ask.holder, ask.in_turn, terms), row) {
+                (Verdict::Refuse(reason, until), Some(row)) => {
+                    return Next::Refuse(Refusal::new(ask.key.clone(), reason, until, &row, now));
+                }
+                (Verdict::Create, _) => create.push(ask.key.clone()),
+                (Verdict::Queue, _) => queued = true,
+                (_, row) => busy = row,
+            }
+        }
+        match create.is_empty() {
+            false => Next::Create(create),
+            true if queued => Next::LookAtQueue,
+            true => Next::Busy(busy),
+        }
+    }
+
+    async fn claim(&self) -> Result<Claimed<DB>, Failure> {
+        let sent = Instant::now();
+        let conn = Borrowed::checkout(&self.lock.settings().pool, self.limit).await?;
+        let exchange = exchange(conn, self.lock.clone(), self.asks.clone(), sent, self.last);
+        let answered = timeout_at(self.limit, Finish::new(self.runtime.clone(), exchange)).await;
+        answered.unwrap_or(Err(Failure::NoReply))
+    }
+
+    /// Somebody else's create wins just as well; contention is met by asking again.
+    async fn create(&self, keys: &[Key]) -> Result<(), Error> {
+        let terms = &self.lock.settings().terms;
+        // The server gives up a little earlier than this end, so that no backend goes on waiting there.
+        let patience = self.limit.saturating_duration_since(Instant::now()).mul_f64(0.9);
+        let create = async |conn: &mut DB::Connection| DB::create(conn, keys, terms.minutes(), patience).await;
+        match self.send(create).await {
+            Err(failure)
+                if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
+            {
+                pause(2..10).await;
+                Ok(())
+            }
+            other => other.map_err(|failure| self.error(failure)),
+        }
+    }
+
+    /// Nobody in it, and the keys may be claimed; otherwise the refusal.
+    async fn look_at_queue(&mut self) -> Result<Option<Refusal>, Error> {
+        let keys: Arc<[Key]> = self.asks.iter().map(|ask| ask.key.clone()).collect();
+        let look = async |conn: &mut DB::Connection| DB::front(conn, &keys, i64::MAX).await;
+        let front = match self.send(look).await {
+            Err(failure)
+                if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
+            {
+                pause(2..10).await;
+                return Ok(None);
+            }
+            other => other.map_err(|failure| self.error(failure))?,
+        };
+        if let At::Behind { key, left, .. } = standing(&keys, i64::MAX, &front).at {
+            return Ok(Some(queued(key, left)));
+        }
+        for ask in &mut self.asks {
+            ask.in_turn = true;
+        }
+        Ok(None)
+    }
+
+    async fn send<T>(&self, statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>) -> Result<T, Failure> {
+        let mut conn = Borrowed::checkout(&self.lock.settings().pool, self.limit).await?;
+        let reply = timeout_at(self.limit, statement(conn.get())).await;
+        conn.settle(reply)
+    }
+
+    /// Waits a moment for whoever is at the row; after 100 ms of that, gives the refusal.
+    ///
+    /// Not while an earlier request of this try has no answer: the row may be its own.
+    async fn busy(&self, since: &mut Option<Instant>, row: Option<&Row>) -> Result<Option<Refusal>, Error> {
+        let now = Instant::now();
+        let since = *since.get_or_insert(now);
+        if now < self.limit && (self.unanswered || now < since + PATIENCE) {
+            pause(2..10).await;
+            return Ok(None);
+        }
+        if self.unanswered {
+            return Err(self.too_late());
+        }
+        Ok(Some(Refusal {
+            key: self.asks[0].key.clone(),
+            reason: Reason::Busy,
+            by: row.map(|row| row.client_ip.clone()).unwrap_or_default(),
+            since: row.and_then(|row| row.begin_time),
+            until: None,
+            retry_after: Some(PATIENCE),
+            awaited: false,
+        }))
+    }
+
+    fn too_late(&self) -> Error {
+        self.error(Failure::NoReply)
+    }
+
+    fn error(&self, failure: Failure) -> Error {
+        let before = if self.unanswered { Certainty::Unknown } else { Certainty::NothingChanged };
+        let keys = subject(self.asks.iter().map(|ask| ask.key.as_str()));
+        failure.into_error(Action::Acquire, keys, self.lock.settings().time_limit, before)
+    }
+}
+
+/// Sends one claim; what it is granted is held from here on, and abandoned if nobody waits for it any more.
+async fn exchange<DB: Database>(
+    mut conn: Borrowed<DB>,
+    lock: LeaseLock<DB>,
+    asks: Vec<Ask>,
+    sent: Instant,
+    last: Instant,
+) -> Result<Claimed<DB>, Failure> {
+    let Settings { terms, time_limit, .. } = lock.settings();
+    let reply = timeout_at(last, DB::claim(conn.get(), &asks, terms)).await;
+    let answers = conn.settle(reply)?;
+    let (mut claims, mut priors) = (Vec::with_capacity(asks.len()), Vec::with_capacity(asks.len()));
+    for (ask, answer) in asks.iter().zip(&answers) {
+        if let Answer::Granted { token, prior } = answer {
+            claims.push(Claim { key: ask.key.clone(), holder: ask.holder, token: *token });
+            priors.push(prior.clone());
+        }
+    }
+    if claims.len() < asks.len() {
+        return Ok(Claimed::Not(answers));
+    }
+    if sent.elapsed() >= lock.keeper().counted() {
+        return Ok(Claimed::Late);
+    }
+    let tenure = Tenure::begin(lock.keeper(), claims, sent, *time_limit);
+    Ok(Claimed::Granted(Granted { tenure, priors }))
+}
+
+/// Others are before whoever asks.
+pub(crate) fn queued(key: Key, left: Duration) -> Refusal {
+    Refusal {
+        key,
+        reason: Reason::Queued,
+        by: String::new(),
+        since: None,
+        until: None,
+        retry_after: Some(left),
+        awaited: true,
+    }
+}
+
+async fn pause(millis: std::ops::Range<u64>) {
+    sleep(Duration::from_millis(fastrand::u64(millis))).await;
+}

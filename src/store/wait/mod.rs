@@ -1,0 +1,75 @@
+//! What waiting asks of a database: who comes next, and word of a release where there is such a thing.
+
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+use std::future::Future;
+
+use sqlx::Pool;
+
+use super::{Reply, Store};
+use crate::key::Key;
+
+/// How long a place in a queue is kept for somebody who gives no sign of life, in seconds.
+pub const ALIVE_SECONDS: u64 = 12;
+/// How long a row says that there may be a queue: a sign of life that was skipped does not end it.
+const QUEUED_SECONDS: u64 = 2 * ALIVE_SECONDS;
+/// How much of a queue is looked at: the front of it decides.
+pub const FRONT: u64 = 16;
+
+/// A place in a queue, as it was seen. A number that stands in several queues is of one who wants all of their keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub key: String,
+    pub number: i64,
+    /// How long it is kept; nothing, if whoever had it has gone.
+    pub left_micros: i64,
+}
+
+/// What became of saying on the rows that somebody waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marked {
+    /// Every row says so now.
+    pub all: bool,
+    /// One of them is free: whoever frees it has not told.
+    pub free: bool,
+}
+
+/// The waiters' side of a [`Store`]. None of it waits for a row that another transaction has locked.
+pub trait Wait: Store {
+    /// Whether the database passes word of releases on.
+    const TELLS: bool;
+    /// A connection on which it does.
+    type Ears: Send;
+
+    /// Opens it, outside the pool.
+    fn listen(pool: &Pool<Self>) -> impl Future<Output = Reply<Self::Ears>> + Send;
+
+    /// The next key that was freed, or `None` when some may have gone unheard.
+    fn hear(ears: &mut Self::Ears) -> impl Future<Output = Reply<Option<String>>> + Send;
+
+    /// Closes it.
+    fn stop_listening(ears: Self::Ears) -> impl Future<Output = ()> + Send;
+
+    /// Says on the rows of these keys that a release is to be told, and if `queued`, that others wait in order.
+    fn announce(conn: &mut Self::Connection, keys: &[Key], queued: bool) -> impl Future<Output = Reply<Marked>> + Send;
+
+    /// Takes a place at the end of the queues of these keys, under one number, which is higher than any before.
+    fn join(conn: &mut Self::Connection, keys: &[Key]) -> impl Future<Output = Reply<i64>> + Send;
+
+    /// The front of each key's queue up to this number, in order.
+    fn front(conn: &mut Self::Connection, keys: &[Key], number: i64) -> impl Future<Output = Reply<Vec<Place>>> + Send;
+
+    /// A sign of life for whoever has these numbers.
+    fn stay(conn: &mut Self::Connection, numbers: &[i64]) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Gives the places under these numbers up.
+    fn leave(conn: &mut Self::Connection, numbers: &[i64]) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Deletes places that were given up without a word more than an hour ago.
+    fn sweep(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+}

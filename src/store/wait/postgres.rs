@@ -1,0 +1,121 @@
+use std::sync::LazyLock;
+
+use sqlx::{
+    PgConnection, Pool, Postgres, Row as _,
+    pool::PoolOptions,
+    postgres::{PgListener, PgRow},
+};
+
+use super::{ALIVE_SECONDS, FRONT, Marked, Place, QUEUED_SECONDS, Wait};
+use crate::{key::Key, store::Reply};
+
+/// What the releases call (`store/postgres.rs`); the payload is the key.
+const CHANNEL: &str = "rowlock";
+
+/// It is a hint that may get lost, so its commit does not wait for the disk: the row is in nobody's way for long.
+static MARK: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)
+), locked AS MATERIALIZED (
+    SELECT t.key_resource, t.lock_flag, t.awaited AND (NOT $2 OR t.queued_until > clock_timestamp() + interval '{ALIVE_SECONDS} s') AS fresh
+    FROM quick, t_resource_lock t WHERE t.key_resource = ANY ($1::text[]) FOR UPDATE OF t SKIP LOCKED
+), marked AS (
+    UPDATE t_resource_lock t
+    SET awaited = true, queued_until = CASE WHEN $2 THEN clock_timestamp() + interval '{QUEUED_SECONDS} s' ELSE t.queued_until END
+    FROM locked l WHERE t.key_resource = l.key_resource AND l.fresh IS NOT TRUE
+)
+SELECT count(l.key_resource) = count(t.key_resource) AS all_of_them, coalesce(bool_or(l.lock_flag IS DISTINCT FROM 1), false) AS free
+FROM t_resource_lock t LEFT JOIN locked l ON l.key_resource = t.key_resource
+WHERE t.key_resource = ANY ($1::text[])"
+    )
+});
+
+static JOIN: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+WITH one AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('t_resource_lock_queue', 'ticket')) AS ticket)
+INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until)
+SELECT key, one.ticket, clock_timestamp() + interval '{ALIVE_SECONDS} s' FROM one, unnest($1::text[]) AS key
+RETURNING ticket"
+    )
+});
+
+static FRONT_OF_QUEUE: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+SELECT f.* FROM unnest($1::text[]) AS key CROSS JOIN LATERAL (
+    SELECT q.key_resource::text, q.ticket, (extract(epoch FROM q.alive_until - clock_timestamp()) * 1000000)::bigint AS left_micros
+    FROM t_resource_lock_queue q WHERE q.key_resource = key AND q.ticket <= $2 ORDER BY q.ticket LIMIT {FRONT}) f
+ORDER BY f.key_resource COLLATE \"C\", f.ticket"
+    )
+});
+
+static STAY: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+UPDATE t_resource_lock_queue SET alive_until = clock_timestamp() + interval '{ALIVE_SECONDS} s'
+WHERE ticket = ANY ($1::bigint[])"
+    )
+});
+
+const LEAVE: &str = "DELETE FROM t_resource_lock_queue WHERE ticket = ANY ($1::bigint[])";
+
+const SWEEP: &str = "DELETE FROM t_resource_lock_queue WHERE alive_until < clock_timestamp() - interval '1 hour'";
+
+impl Wait for Postgres {
+    const TELLS: bool = true;
+    type Ears = (PgListener, Pool<Postgres>);
+
+    /// A pool of its own for one connection: the application's may have none to spare.
+    async fn listen(pool: &Pool<Self>) -> Reply<Self::Ears> {
+        let options = PoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
+        let own = options.test_before_acquire(false).connect_lazy_with((*pool.connect_options()).clone());
+        let mut listener = PgListener::connect_with(&own).await?;
+        listener.eager_reconnect(false);
+        listener.listen(CHANNEL).await?;
+        Ok((listener, own))
+    }
+
+    async fn hear((listener, _): &mut Self::Ears) -> Reply<Option<String>> {
+        Ok(listener.try_recv().await?.map(|told| told.payload().to_owned()))
+    }
+
+    async fn stop_listening((listener, own): Self::Ears) {
+        drop(listener);
+        own.close().await;
+    }
+
+    async fn announce(conn: &mut PgConnection, keys: &[Key], queued: bool) -> Reply<Marked> {
+        let row = sqlx::query(MARK.as_str()).bind(names(keys)).bind(queued).fetch_one(conn).await?;
+        Ok(Marked { all: row.try_get("all_of_them")?, free: row.try_get("free")? })
+    }
+
+    async fn join(conn: &mut PgConnection, keys: &[Key]) -> Reply<i64> {
+        sqlx::query(JOIN.as_str()).bind(names(keys)).fetch_one(conn).await?.try_get(0)
+    }
+
+    async fn front(conn: &mut PgConnection, keys: &[Key], number: i64) -> Reply<Vec<Place>> {
+        let rows = sqlx::query(FRONT_OF_QUEUE.as_str()).bind(names(keys)).bind(number).fetch_all(conn).await?;
+        let place = |row: &PgRow| -> Reply<Place> {
+            Ok(Place { key: row.try_get(0)?, number: row.try_get(1)?, left_micros: row.try_get(2)? })
+        };
+        rows.iter().map(place).collect()
+    }
+
+    async fn stay(conn: &mut PgConnection, numbers: &[i64]) -> Reply<()> {
+        sqlx::query(STAY.as_str()).bind(numbers).execute(conn).await.map(drop)
+    }
+
+    async fn leave(conn: &mut PgConnection, numbers: &[i64]) -> Reply<()> {
+        sqlx::query(LEAVE).bind(numbers).execute(conn).await.map(drop)
+    }
+
+    async fn sweep(conn: &mut PgConnection) -> Reply<()> {
+        sqlx::query(SWEEP).execute(conn).await.map(drop)
+    }
+}
+
+fn names(keys: &[Key]) -> Vec<&str> {
+    keys.iter().map(Key::as_str).collect()
+}

@@ -1,0 +1,198 @@
+//! Waiting within one process: whose turn it is to ask, and word that asking makes sense.
+//!
+//! Of all the tasks that want the same keys one asks the database, and the others wait for its turn. Whoever is granted
+//! the keys keeps the turn until the lease is over, so that nobody asks in vain while this process holds them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, Weak},
+};
+
+use tokio::sync::{Notify, oneshot};
+
+use crate::{held::lock, key::Key, rules::Refusal};
+
+/// The queues of one lock object, by what is wanted.
+#[derive(Default)]
+pub(crate) struct Turns(Mutex<HashMap<Arc<[Key]>, Weak<Queue>>>);
+
+impl Turns {
+    /// The queue of those who want all of these keys.
+    pub fn queue(self: &Arc<Self>, keys: &Arc<[Key]>) -> Arc<Queue> {
+        let mut queues = lock(&self.0);
+        if let Some(queue) = queues.get(keys).and_then(Weak::upgrade) {
+            return queue;
+        }
+        let queue = Arc::new(Queue {
+            keys: keys.clone(),
+            turns: self.clone(),
+            state: Mutex::default(),
+            entry: tokio::sync::Mutex::default(),
+        });
+        queues.insert(keys.clone(), Arc::downgrade(&queue));
+        queue
+    }
+}
+
+/// Those of this process who want the same keys.
+pub(crate) struct Queue {
+    keys: Arc<[Key]>,
+    turns: Arc<Turns>,
+    state: Mutex<State>,
+    /// Held while a place in the database's queue is drawn, so that the order here is the order there.
+    pub entry: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    taken: bool,
+    last_number: i64,
+    waiting: BTreeMap<i64, oneshot::Sender<Turn>>,
+    refusal: Option<Refusal>,
+}
+
+impl Queue {
+    /// The turn, if it is free and nobody waits.
+    pub fn try_take(self: &Arc<Self>) -> Option<Turn> {
+        let mut state = lock(&self.state);
+        if state.taken {
+            return None;
+        }
+        state.taken = true;
+        Some(Turn(Some(self.clone())))
+    }
+
+    /// A place in the queue, by this number or else behind all the others.
+    pub fn enter(self: &Arc<Self>, number: Option<i64>) -> Entry {
+        let (sender, turn) = oneshot::channel();
+        let mut state = lock(&self.state);
+        let number = number.unwrap_or(state.last_number + 1);
+        state.last_number = number;
+        state.waiting.insert(number, sender);
+        let was_free = !std::mem::replace(&mut state.taken, true);
+        drop(state);
+        drop(was_free.then(|| Turn(Some(self.clone()))));
+        Entry { queue: self.clone(), number, turn }
+    }
+
+    /// What the one who asked was told last, for those who did not get to ask.
+    pub fn refusal(&self) -> Option<Refusal> {
+        lock(&self.state).refusal.clone()
+    }
+
+    pub fn note(&self, refusal: Refusal) {
+        lock(&self.state).refusal = Some(refusal);
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let mut queues = lock(&self.turns.0);
+        // A new one may stand in its place by now.
+        if queues.get(&self.keys).is_some_and(|queue| queue.strong_count() == 0) {
+            queues.remove(&self.keys);
+        }
+    }
+}
+
+/// A place in a queue; dropped, it is given up.
+pub(crate) struct Entry {
+    queue: Arc<Queue>,
+    number: i64,
+    turn: oneshot::Receiver<Turn>,
+}
+
+impl Entry {
+    pub async fn turn(mut self) -> Turn {
+        // The sender is dropped by this very entry alone.
+        match (&mut self.turn).await {
+            Ok(turn) => turn,
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        lock(&self.queue.state).waiting.remove(&self.number);
+    }
+}
+
+/// The right to ask for the queue's keys; dropped, it goes to the next who still waits.
+pub(crate) struct Turn(Option<Arc<Queue>>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut turn = self.0.take();
+        while let Some(queue) = turn {
+            let mut state = lock(&queue.state);
+            // What the last one was told is not known to be so any more.
+            state.refusal = None;
+            let Some((_, next)) = state.waiting.pop_first() else {
+                state.taken = false;
+                return;
+            };
+            drop(state);
+            // Whoever has just gone gives it back.
+            turn = next.send(Turn(Some(queue))).err().and_then(|mut unsent| unsent.0.take());
+        }
+    }
+}
+
+/// Those who wait for a word about a key, in this process.
+#[derive(Default)]
+pub(crate) struct Bells(Mutex<HashMap<Key, Vec<Arc<Notify>>>>);
+
+impl Bells {
+    /// Hears of all of these keys until it is dropped.
+    pub fn listen(self: &Arc<Self>, keys: &Arc<[Key]>) -> Ear {
+        let heard = Arc::new(Notify::new());
+        let mut bells = lock(&self.0);
+        for key in keys.iter() {
+            bells.entry(key.clone()).or_default().push(heard.clone());
+        }
+        Ear { keys: keys.clone(), bells: self.clone(), heard }
+    }
+
+    /// The key may be free.
+    pub fn ring(&self, key: &str) {
+        for heard in lock(&self.0).get(key).into_iter().flatten() {
+            heard.notify_one();
+        }
+    }
+
+    /// Any key may be free.
+    pub fn ring_all(&self) {
+        for heard in lock(&self.0).values().flatten() {
+            heard.notify_one();
+        }
+    }
+}
+
+/// Hears when one of its keys may be free.
+pub(crate) struct Ear {
+    keys: Arc<[Key]>,
+    bells: Arc<Bells>,
+    heard: Arc<Notify>,
+}
+
+impl Ear {
+    /// Waits for the next word; one that came before is not lost.
+    pub async fn heard(&self) {
+        self.heard.notified().await;
+    }
+}
+
+impl Drop for Ear {
+    fn drop(&mut self) {
+        let mut bells = lock(&self.bells.0);
+        for key in self.keys.iter() {
+            if let Some(heard) = bells.get_mut(key) {
+                heard.retain(|heard| !Arc::ptr_eq(heard, &self.heard));
+                if heard.is_empty() {
+                    bells.remove(key);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Waiting for keys: in turn within this process, in order across processes where that is asked for, never past the limit.
+//!
+//! One task of all that want the same asks the database, at a pace that slows down, and sooner where there is word: of a
+//! release in this process, of a release elsewhere (PostgreSQL), of the end of a lease or window as the refusal told it.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout_at},
+};
+
+use crate::{
+    claiming::{Granted, Try, queued},
+    error::{Action, Certainty, Error},
+    held::lock,
+    key::Key,
+    lease_lock::LeaseLock,
+    line::{At, Line, Standing, Ticket, standing},
+    listen::Listener,
+    lock::Attempt,
+    retry::Backoff,
+    rules::{Reason, Refusal},
+    settings::{DAY, Settings},
+    store::{
+        Database,
+        borrowed::{Borrowed, Failure},
+    },
+    telemetry,
+    tenure::subject,
+    turns::{Bells, Queue, Turn, Turns},
+};
+
+/// Between two questions, at first and in the end.
+const PACE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// How long it may take to ask for word of a release.
+const HINT: Duration = Duration::from_secs(1);
+
+/// What the waiting tasks of one lock object share.
+pub(crate) struct Waiting<DB: Database> {
+    turns: Arc<Turns>,
+    pub bells: Arc<Bells>,
+    line: Arc<Line<DB>>,
+    listener: Arc<Listener<DB>>,
+}
+
+impl<DB: Database> Waiting<DB> {
+    pub fn new(settings: &Settings<DB>) -> Self {
+        let bells = Arc::<Bells>::default();
+        let listener = Listener::new(settings.pool.clone(), bells.clone());
+        Self { turns: Arc::default(), line: Line::new(settings.pool.clone()), listener, bells }
+    }
+}
+
+/// Waits for all of these keys, sorted, for so long at most; no time at all is one try.
+pub(crate) async fn wait_for<DB: Database>(
+    asker: &LeaseLock<DB>,
+    keys: Arc<[Key]>,
+    since: Instant,
+    wait: Duration,
+) -> Result<Attempt<Granted<DB>>, Error> {
+    if wait.is_zero() {
+        return Try::new(asker, &keys, None)?.run().await;
+    }
+    let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+    let until = since + wait.min(3653 * DAY);
+    let queue = asker.waiting().turns.queue(&keys);
+    let wanted =
+        Wanted { lock: asker, runtime, keys, until, queue, asking: AtomicBool::new(false), told: Mutex::default() };
+    let attempt = match timeout_at(until, wanted.granted_or_refused()).await {
+        Ok(Err(error)) if Instant::now() >= until => wanted.refused_last().ok_or(error)?,
+        Ok(attempt) => attempt?,
+        Err(_) => wanted.refused_last().ok_or_else(|| wanted.out_of_time(wait))?,
+    };
+    if matches!(attempt, Attempt::Acquired(_)) {
+        telemetry::waited(since.elapsed());
+    }
+    Ok(attempt)
+}
+
+/// One task's wish.
+struct Wanted<'a, DB: Database> {
+    lock: &'a LeaseLock<DB>,
+    runtime: Handle,
+    keys: Arc<[Key]>,
+    until: Instant,
+    queue: Arc<Queue>,
+    /// It had the turn, and may have been granted something that it did not hear of.
+    asking: AtomicBool,
+    /// What it was told last itself.
+    told: Mutex<Option<Refusal>>,
+}
+
+/// Where it stands in the queues of the database.
+struct Spot<DB: Database> {
+    ticket: Option<Ticket<DB>>,
+    /// Nobody is before it, and nobody gets there any more.
+    first: bool,
+    lapsed: Vec<i64>,
+}
+
+/// What became of a question, and what shows whether things have moved since the last.
+enum Asked<DB: Database> {
+    Granted(Granted<DB>),
+    Refused(Refusal, i64),
+    /// The place in the queue is gone.
+    Displaced,
+}
+
+/// How asking by turns ended.
+enum Ended<DB: Database> {
+    With(Attempt<Granted<DB>>),
+    /// A place in the queue is needed.
+    WithoutPlace,
+}
+
+impl<DB: Database> Wanted<'_, DB> {
+    async fn granted_or_refused(&self) -> Result<Attempt<Granted<DB>>, Error> {
+        let fair = self.lock.settings().fair;
+        let mut turn = self.queue.try_take();
+        let mut ticket = None;
+        loop {
+            let turn = match turn.take() {
+                Some(turn) => turn,
+                None if !fair => self.queue.enter(None).turn().await,
+                None => {
+                    // Drawn one by one, so that the order within the process is the order of the numbers.
+                    let drawing = self.queue.entry.lock().await;
+                    let drawn = self.draw().await?;
+                    let entry = self.queue.enter(Some(drawn.number));
+                    drop(drawing);
+                    ticket = Some(drawn);
+                    entry.turn().await
+                }
+            };
+            match self.ask_in_turn(turn, ticket.take()).await? {
+                Ended::With(attempt) => return Ok(attempt),
+                Ended::WithoutPlace => {}
+            }
+        }
+    }
+
+    /// Asks until it is granted, or nothing but time can help and there is not enough of it.
+    async fn ask_in_turn(&self, turn: Turn, ticket: Option<Ticket<DB>>) -> Result<Ended<DB>, Error> {
+        let waiting = self.lock.waiting();
+        // Before the first question, so that no word after it is missed.
+        let ear = waiting.bells.listen(&self.keys);
+        let listening = waiting.listener.attend(&self.runtime);
+        let mut spot = Spot { ticket, first: false, lapsed: Vec::new() };
+        self.asking.store(true, Ordering::Relaxed);
+        let (mut pace, mut sign, mut waited) = (Backoff::between(PACE.0, PACE.1), None, false);
+        loop {
+            let (refusal, seen) = match self.ask(&mut spot, waited).await? {
+                Asked::Granted(granted) => {
+                    self.queue.note(self.held_here(&granted));
+                    granted.tenure.keep(turn);
+                    if let Some(ticket) = spot.ticket {
+                        waiting.line.leave(&ticket, spot.lapsed, Instant::now() + HINT).await;
+                    }
+                    return Ok(Ended::With(Attempt::Acquired(granted)));
+                }
+                Asked::Refused(refusal, seen) => (refusal, seen),
+                Asked::Displaced => return Ok(Ended::WithoutPlace),
+            };
+            self.queue.note(refusal.clone());
+            *lock(&self.told) = Some(refusal.clone());
+            let left = self.until.saturating_duration_since(Instant::now());
+            let window = refusal.retry_after.filter(|_| refusal.reason == Reason::WithinWindow);
+            if window.is_some_and(|window| window > left) {
+                return Ok(Ended::With(Attempt::Refused(refusal)));
+            }
+            if self.lock.settings().fair && spot.ticket.is_none() {
+                return Ok(Ended::WithoutPlace);
+            }
+            if sign.replace(seen).is_some_and(|before| before != seen) {
+                pace = Backoff::between(PACE.0, PACE.1);
+            }
+            waited = true;
+            if !refusal.awaited && listening.hears() && self.ask_for_word().await {
+                continue;
+            }
+            // A holder may end early; the end of its lease is not slept through.
+            let pause = window.unwrap_or_else(|| pace.next().min(refusal.retry_after.unwrap_or(left)));
+            tokio::select! {
+                () = ear.heard() => {}
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    async fn ask(&self, spot: &mut Spot<DB>, waited: bool) -> Result<Asked<DB>, Error> {
+        if let Some(ticket) = spot.ticket.as_ref().filter(|_| !spot.first) {
+            let standing = self.look(ticket.number).await?;
+            spot.lapsed = standing.lapsed;
+            match standing.at {
+                At::First => spot.first = true,
+                At::Behind { key, number, left } => return Ok(Asked::Refused(queued(key, left), number)),
+                At::Gone => return Ok(Asked::Displaced),
+            }
+        }
+        let mut attempt = Try::new(self.lock, &self.keys, Some(self.until))?;
+        if waited || spot.ticket.is_some() {
+            attempt = attempt.after_waiting(spot.ticket.is_some());
+        }
+        Ok(match attempt.run().await? {
+            Attempt::Acquired(granted) => Asked::Granted(granted),
+            Attempt::Refused(refusal) => {
+                let since = refusal.since.map_or(0, |since| since.timestamp_micros());
+                Asked::Refused(refusal, since)
+            }
+        })
+    }
+    /// Draws a place in the queues of the database.
+    async fn draw(&self) -> Result<Ticket<DB>, Error> {
+        let line = &self.lock.waiting().line;
+        line.join(&self.runtime, &self.keys, self.limit()).await.map_err(|failure| self.error(failure))
+    }
+
+    async fn look(&self, number: i64) -> Result<Standing, Error> {
+        let limit = self.limit();
+        let mut pauses = Backoff::up_to(PACE.0);
+        loop {
+            let look = async {
+                let mut conn = Borrowed::checkout(&self.lock.settings().pool, limit).await?;
+                let reply = timeout_at(limit, DB::front(conn.get(), &self.keys, number)).await;
+                conn.settle(reply)
+            };
+            match look.await {
+                Ok(front) => return Ok(standing(&self.keys, number, &front)),
+                Err(failure) if failure.fault().is_transient() && Instant::now() < limit => {
+                    pauses.pause(PACE.0).await;
+                }
+                Err(failure) => return Err(self.error(failure)),
+            }
+        }
+    }
+
+    /// Has the holder tell of its release; whether the key is free already.
+    async fn ask_for_word(&self) -> bool {
+        let limit = self.until.min(Instant::now() + HINT);
+        let Ok(mut conn) = Borrowed::checkout(&self.lock.settings().pool, limit).await else { return false };
+        let reply = timeout_at(limit, DB::announce(conn.get(), &self.keys, false)).await;
+        conn.settle(reply).is_ok_and(|marked| marked.free)
+    }
+
+    /// When one statement is given up.
+    fn limit(&self) -> Instant {
+        self.until.min(Instant::now() + self.lock.settings().time_limit)
+    }
+
+    /// What those are told who wait for this process's own lease.
+    fn held_here(&self, granted: &Granted<DB>) -> Refusal {
+        Refusal {
+            key: self.keys[0].clone(),
+            reason: Reason::Held,
+            by: self.lock.settings().terms.label.clone(),
+            since: None,
+            until: None,
+            retry_after: Some(granted.tenure.time_left()),
+            awaited: true,
+        }
+    }
+
+    fn refused_last(&self) -> Option<Attempt<Granted<DB>>> {
+        let told = lock(&self.told).take();
+        self.queue.refusal().or(told).map(Attempt::Refused)
+    }
+
+    fn out_of_time(&self, limit: Duration) -> Error {
+        let asking = self.asking.load(Ordering::Relaxed);
+        let outcome = if asking { Certainty::Unknown } else { Certainty::NothingChanged };
+        Error::TimedOut { action: Action::Acquire, subject: self.subject(), limit, outcome }
+    }
+
+    fn error(&self, failure: Failure) -> Error {
+        let limit = self.lock.settings().time_limit;
+        failure.into_error(Action::Acquire, self.subject(), limit, Certainty::NothingChanged)
+    }
+
+    fn subject(&self) -> String {
+        subject(self.keys.iter().map(Key::as_str))
+    }
+}
