@@ -1,6 +1,6 @@
 //! One try: the same holder asks for its keys until there is an answer.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tokio::{
     runtime::Handle,
@@ -13,12 +13,12 @@ use crate::{
     finish::Finish,
     key::{Claim, Holder, Key, Prior},
     lease_lock::LeaseLock,
-    line::{At, standing},
+    line::At,
     lock::Attempt,
     rules::{Reason, Refusal, Row, Verdict, judge},
     settings::Settings,
     store::{
-        Answer, Ask, Database, Reply,
+        Answer, Ask, Database,
         borrowed::{Borrowed, Failure},
     },
     telemetry,
@@ -179,8 +179,10 @@ impl<'a, DB: Database> Try<'a, DB> {
         let terms = &self.lock.settings().terms;
         // The server gives up a little earlier than this end, so that no backend goes on waiting there.
         let patience = self.limit.saturating_duration_since(Instant::now()).mul_f64(0.9);
-        let create = async |conn: &mut DB::Connection| DB::create(conn, keys, terms.minutes(), patience).await;
-        match self.send(create).await {
+        let conn = Borrowed::checkout(&self.lock.settings().pool, self.limit).await;
+        let mut conn = conn.map_err(|failure| self.error(failure))?;
+        let reply = timeout_at(self.limit, DB::create(conn.get(), keys, terms.minutes(), patience)).await;
+        match conn.settle(reply) {
             Err(failure)
                 if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
             {
@@ -193,30 +195,15 @@ impl<'a, DB: Database> Try<'a, DB> {
 
     /// Nobody in it, and the keys may be claimed; otherwise the refusal.
     async fn look_at_queue(&mut self) -> Result<Option<Refusal>, Error> {
-        let keys: Arc<[Key]> = self.asks.iter().map(|ask| ask.key.clone()).collect();
-        let look = async |conn: &mut DB::Connection| DB::front(conn, &keys, i64::MAX).await;
-        let front = match self.send(look).await {
-            Err(failure)
-                if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
-            {
-                pause(2..10).await;
-                return Ok(None);
-            }
-            other => other.map_err(|failure| self.error(failure))?,
-        };
-        if let At::Behind { key, left, .. } = standing(&keys, i64::MAX, &front).at {
+        let keys: Vec<Key> = self.asks.iter().map(|ask| ask.key.clone()).collect();
+        let standing = self.lock.waiting().line.stand(&keys, i64::MAX, self.limit).await;
+        if let At::Behind { key, left, .. } = standing.map_err(|failure| self.error(failure))?.at {
             return Ok(Some(queued(key, left)));
         }
         for ask in &mut self.asks {
             ask.in_turn = true;
         }
         Ok(None)
-    }
-
-    async fn send<T>(&self, statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>) -> Result<T, Failure> {
-        let mut conn = Borrowed::checkout(&self.lock.settings().pool, self.limit).await?;
-        let reply = timeout_at(self.limit, statement(conn.get())).await;
-        conn.settle(reply)
     }
 
     /// Waits a moment for whoever is at the row; after 100 ms of that, gives the refusal.

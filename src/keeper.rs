@@ -35,7 +35,7 @@ use crate::{
     turns::Bells,
 };
 
-/// The most claims one statement names, and one lease has.
+/// The most claims one statement names.
 pub(crate) const BATCH: usize = 1000;
 
 const SEEN_WITHOUT: &str = "its row was seen without the claim";
@@ -48,6 +48,9 @@ struct Kept {
 /// Claims to abandon, tried until their lease is over.
 struct Ending {
     held: Arc<Held>,
+    /// What is not settled yet.
+    left: Vec<Claim>,
+    lost: bool,
     outcome: Option<oneshot::Sender<Outcome>>,
     /// A request was sent whose outcome is not known.
     unanswered: bool,
@@ -132,7 +135,8 @@ impl<DB: Database> Keeper<DB> {
         let mut state = lock(&self.state);
         state.leases.remove(&held.id());
         self.pending.send_modify(|count| *count += 1);
-        state.endings.push(Ending { held, outcome: Some(outcome), unanswered: false, pending: self.pending.clone() });
+        let (left, pending) = (held.claims.clone(), self.pending.clone());
+        state.endings.push(Ending { held, left, lost: false, outcome: Some(outcome), unanswered: false, pending });
         self.work.notify_one();
         self.run(state);
         receiver
@@ -300,7 +304,7 @@ impl<DB: Database> Keeper<DB> {
     }
 
     async fn end_batch(self: Arc<Self>, batch: Vec<Ending>) {
-        let claims: Vec<Claim> = batch.iter().flat_map(|ending| ending.held.claims.clone()).collect();
+        let claims: Vec<Claim> = batch.iter().flat_map(|ending| ending.left.clone()).collect();
         let now = Instant::now();
         let reply = self.change(&claims, Change::Abandon, now + self.attempt()).await;
         // What no waiting mends (a closed pool, a table that is gone) is not tried again.
@@ -319,12 +323,16 @@ impl<DB: Database> Keeper<DB> {
         let mut state = lock(&self.state);
         for mut ending in batch {
             ending.unanswered |= unanswered;
-            let (outcomes, others) = rest.split_at(ending.held.claims.len().min(rest.len()));
+            let (outcomes, others) = rest.split_at(ending.left.len().min(rest.len()));
             rest = others;
-            let mut outcome = if outcomes.is_empty() || skipped_among(outcomes).is_some() {
-                unknown
-            } else {
-                lost_among(outcomes).map_or(Outcome::Done, |_| Outcome::Lost)
+            ending.lost |= lost_among(outcomes).is_some();
+            if !outcomes.is_empty() {
+                ending.left = skipped(std::mem::take(&mut ending.left), outcomes);
+            }
+            let mut outcome = match ending.lost {
+                _ if !ending.left.is_empty() => unknown,
+                true => Outcome::Lost,
+                false => Outcome::Done,
             };
             if matches!(outcome, Outcome::Skipped { .. }) && !hopeless && Instant::now() < ending.held.deadline() {
                 state.endings.push(ending);
@@ -389,4 +397,10 @@ fn lost_among(outcomes: &[Outcome]) -> Option<usize> {
 fn skipped_among(outcomes: &[Outcome]) -> Option<TimeDelta> {
     let left = |outcome: &Outcome| if let Outcome::Skipped { left } = outcome { Some(*left) } else { None };
     outcomes.iter().filter_map(left).min()
+}
+
+/// Those of these claims that somebody was at.
+pub(crate) fn skipped(claims: Vec<Claim>, outcomes: &[Outcome]) -> Vec<Claim> {
+    let outcomes = claims.into_iter().zip(outcomes);
+    outcomes.filter(|(_, outcome)| matches!(outcome, Outcome::Skipped { .. })).map(|(claim, _)| claim).collect()
 }

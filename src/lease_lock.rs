@@ -9,7 +9,7 @@ use crate::{
     claiming::Granted,
     error::Error,
     fence,
-    keeper::{BATCH, Keeper},
+    keeper::Keeper,
     key::{Claim, Holder, Key},
     lease::Lease,
     lease_set::LeaseSet,
@@ -21,6 +21,9 @@ use crate::{
     store::Database,
     wait::{Waiting, wait_for},
 };
+
+/// The most keys of a set: elsewhere than on PostgreSQL each takes a statement of its own.
+const MOST_KEYS: usize = 100;
 
 /// A lock on named resources, kept in the table `t_resource_lock`.
 ///
@@ -132,7 +135,7 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Asks for several keys until all of them are granted, or for `wait` at most; none is held while another is waited for, so nobody deadlocks.
     ///
-    /// One to a thousand keys; one that is named twice counts once. The refusal names the first, in the order of keys, that could not be had.
+    /// One to a hundred keys; one that is named twice counts once. The refusal names the first, in the order of keys, that could not be had.
     /// One round trip on PostgreSQL; a transaction with a statement or two for each key elsewhere.
     ///
     /// # Errors
@@ -148,9 +151,9 @@ impl<DB: Database> LeaseLock<DB> {
         let mut keys = keys.into_iter().map(|key| Key::new(key.as_ref())).collect::<Result<Vec<_>, _>>()?;
         keys.sort_unstable();
         keys.dedup();
-        if keys.is_empty() || keys.len() > BATCH {
+        if keys.is_empty() || keys.len() > MOST_KEYS {
             let (setting, value) = ("a set", format!("{} keys", keys.len()));
-            return Err(Error::InvalidSetting { setting, value, rule: "it has to have 1 to 1000 keys" });
+            return Err(Error::InvalidSetting { setting, value, rule: "it has to have 1 to 100 keys" });
         }
         let set = |Granted { tenure, priors }| LeaseSet::new(tenure, priors);
         Ok(self.granted(keys.into(), wait).await?.map(set))

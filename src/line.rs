@@ -132,6 +132,24 @@ impl<DB: Database> Line<DB> {
         }
     }
 
+    /// Where somebody stands in the queues of these keys; `i64::MAX` is for one who has no place.
+    pub async fn stand(&self, keys: &[Key], number: i64, limit: Instant) -> Result<Standing, Failure> {
+        let mut pauses = Backoff::up_to(SOON);
+        loop {
+            match self.send(limit, async |conn| DB::front(conn, keys, number).await).await {
+                Ok(front) => {
+                    let standing = standing(keys, number, &front);
+                    if standing.at != At::Unseen {
+                        return Ok(standing);
+                    }
+                    self.send(limit, async |conn| DB::leave(conn, &standing.lapsed).await).await?;
+                }
+                Err(failure) if failure.fault().is_transient() && Instant::now() < limit => pauses.pause(SOON).await,
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
     /// Gives places up in the background.
     pub fn give_up(self: &Arc<Self>, numbers: impl IntoIterator<Item = i64>) {
         let mut state = lock(&self.state);
@@ -250,10 +268,12 @@ pub(crate) enum At {
     Behind { key: Key, number: i64, left: Duration },
     /// Its own place has lapsed, and somebody has cleared it away.
     Gone,
+    /// Nobody knows: the front of a queue has lapsed altogether, and hides the rest.
+    Unseen,
 }
 
 /// Reads the fronts of the queues of these keys; a number of `i64::MAX` stands for somebody without a place.
-pub(crate) fn standing(keys: &[Key], number: i64, front: &[Place]) -> Standing {
+fn standing(keys: &[Key], number: i64, front: &[Place]) -> Standing {
     let mut at = At::First;
     let mut lapsed = Vec::new();
     for key in keys {
@@ -269,12 +289,11 @@ pub(crate) fn standing(keys: &[Key], number: i64, front: &[Place]) -> Standing {
                 let left = Duration::from_micros(place.left_micros.unsigned_abs());
                 At::Behind { key: key.clone(), number: place.number, left }
             }
-            // All of these have lapsed; there may be more behind them.
-            None if full => At::Behind { key: key.clone(), number: 0, left: Duration::ZERO },
+            None if full => At::Unseen,
             None if number == i64::MAX => At::First,
             None => At::Gone,
         };
-        if at == At::First || here == At::Gone {
+        if at == At::First || matches!(here, At::Gone | At::Unseen) {
             at = here;
         }
     }
@@ -320,9 +339,9 @@ mod tests {
     }
 
     #[test]
-    fn a_front_of_places_that_have_lapsed_is_not_the_whole_queue() {
+    fn a_front_of_places_that_have_lapsed_hides_the_rest() {
         let front: Vec<Place> = (0..16).map(|number| place("a", number, -1)).collect();
         let Standing { at, lapsed } = at(&["a"], 99, &front);
-        assert!(matches!(at, At::Behind { left: Duration::ZERO, .. }) && lapsed.len() == 16);
+        assert_eq!((at, lapsed.len()), (At::Unseen, 16));
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     error::{Action, Certainty, Error},
     fault::Fault,
     held::Held,
-    keeper::Keeper,
+    keeper::{Keeper, skipped},
     key::Claim,
     retry::Backoff,
     rules::Status,
@@ -161,21 +161,27 @@ impl<DB: Database> Tenure<DB> {
 
     async fn try_release(&self, status: Status) -> Result<(), Error> {
         let last = self.held.deadline();
-        let mut unanswered = None;
+        // What is done is not asked for again: somebody else may have it by then.
+        let (mut left, mut lost, mut unanswered) = (self.claims().to_vec(), None, None);
         let mut pauses = pauses();
         loop {
             let limit = Instant::now() + self.time_limit;
-            let failure = match self.keeper.change(self.claims(), Change::Release(status), limit).await {
-                Ok(outcomes) if outcomes.iter().any(|outcome| matches!(outcome, Outcome::Skipped { .. })) => None,
-                Ok(outcomes) => match outcomes.iter().position(|outcome| *outcome == Outcome::Lost) {
-                    None => return Ok(()),
-                    // A request that went unanswered may have freed the row before somebody else took it.
-                    Some(place) => {
-                        return Err(
-                            unanswered.map_or_else(|| self.error_lost_at(place), |failure| self.error_release(failure))
-                        );
+            let failure = match self.keeper.change(&left, Change::Release(status), limit).await {
+                Ok(outcomes) => {
+                    let gone = outcomes.iter().position(|outcome| *outcome == Outcome::Lost);
+                    lost = lost.or(gone.map(|place| left[place].clone()));
+                    left = skipped(left, &outcomes);
+                    match lost {
+                        _ if !left.is_empty() => {}
+                        None => return Ok(()),
+                        // A request that went unanswered may have freed the row before somebody else took it.
+                        Some(Claim { key, token, .. }) => {
+                            let lost = Error::Lost { key, token };
+                            return Err(unanswered.map_or(lost, |failure| self.error_release(failure)));
+                        }
                     }
-                },
+                    None
+                }
                 Err(failure) => Some(failure),
             };
             let again = failure.as_ref().is_none_or(|failure| failure.fault().is_transient());
@@ -211,11 +217,6 @@ impl<DB: Database> Tenure<DB> {
 
     fn error_lost(&self) -> Error {
         let Claim { key, token, .. } = self.held.lost_claim().clone();
-        Error::Lost { key, token }
-    }
-
-    fn error_lost_at(&self, place: usize) -> Error {
-        let Claim { key, token, .. } = self.claims()[place].clone();
         Error::Lost { key, token }
     }
 

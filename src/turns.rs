@@ -80,8 +80,8 @@ impl Queue {
         lock(&self.state).refusal.clone()
     }
 
-    pub fn note(&self, refusal: Refusal) {
-        lock(&self.state).refusal = Some(refusal);
+    pub fn note(&self, refusal: Option<Refusal>) {
+        lock(&self.state).refusal = refusal;
     }
 }
 
@@ -126,8 +126,6 @@ impl Drop for Turn {
         let mut turn = self.0.take();
         while let Some(queue) = turn {
             let mut state = lock(&queue.state);
-            // What the last one was told is not known to be so any more.
-            state.refusal = None;
             let Some((_, next)) = state.waiting.pop_first() else {
                 state.taken = false;
                 return;

@@ -22,7 +22,7 @@ use crate::{
     held::lock,
     key::Key,
     lease_lock::LeaseLock,
-    line::{At, Line, Standing, Ticket, standing},
+    line::{At, Line, Standing, Ticket},
     listen::Listener,
     lock::Attempt,
     retry::Backoff,
@@ -46,7 +46,7 @@ const HINT: Duration = Duration::from_secs(1);
 pub(crate) struct Waiting<DB: Database> {
     turns: Arc<Turns>,
     pub bells: Arc<Bells>,
-    line: Arc<Line<DB>>,
+    pub line: Arc<Line<DB>>,
     listener: Arc<Listener<DB>>,
 }
 
@@ -156,9 +156,11 @@ impl<DB: Database> Wanted<'_, DB> {
         self.asking.store(true, Ordering::Relaxed);
         let (mut pace, mut sign, mut waited) = (Backoff::between(PACE.0, PACE.1), None, false);
         loop {
-            let (refusal, seen) = match self.ask(&mut spot, waited).await? {
+            // A failure is no refusal, for the others neither.
+            let asked = self.ask(&mut spot, waited).await.inspect_err(|_| self.queue.note(None))?;
+            let (refusal, seen) = match asked {
                 Asked::Granted(granted) => {
-                    self.queue.note(self.held_here(&granted));
+                    self.queue.note(Some(self.held_here(&granted)));
                     granted.tenure.keep(turn);
                     if let Some(ticket) = spot.ticket {
                         waiting.line.leave(&ticket, spot.lapsed, Instant::now() + HINT).await;
@@ -168,7 +170,7 @@ impl<DB: Database> Wanted<'_, DB> {
                 Asked::Refused(refusal, seen) => (refusal, seen),
                 Asked::Displaced => return Ok(Ended::WithoutPlace),
             };
-            self.queue.note(refusal.clone());
+            self.queue.note(Some(refusal.clone()));
             *lock(&self.told) = Some(refusal.clone());
             let left = self.until.saturating_duration_since(Instant::now());
             let window = refusal.retry_after.filter(|_| refusal.reason == Reason::WithinWindow);
@@ -182,7 +184,8 @@ impl<DB: Database> Wanted<'_, DB> {
                 pace = Backoff::between(PACE.0, PACE.1);
             }
             waited = true;
-            if !refusal.awaited && listening.hears() && self.ask_for_word().await {
+            let may_end = matches!(refusal.reason, Reason::Held | Reason::TimedOutUnfinished);
+            if may_end && !refusal.awaited && listening.hears() && self.ask_for_word().await {
                 continue;
             }
             // A holder may end early; the end of its lease is not slept through.
@@ -201,7 +204,7 @@ impl<DB: Database> Wanted<'_, DB> {
             match standing.at {
                 At::First => spot.first = true,
                 At::Behind { key, number, left } => return Ok(Asked::Refused(queued(key, left), number)),
-                At::Gone => return Ok(Asked::Displaced),
+                At::Gone | At::Unseen => return Ok(Asked::Displaced),
             }
         }
         let mut attempt = Try::new(self.lock, &self.keys, Some(self.until))?;
@@ -223,22 +226,8 @@ impl<DB: Database> Wanted<'_, DB> {
     }
 
     async fn look(&self, number: i64) -> Result<Standing, Error> {
-        let limit = self.limit();
-        let mut pauses = Backoff::up_to(PACE.0);
-        loop {
-            let look = async {
-                let mut conn = Borrowed::checkout(&self.lock.settings().pool, limit).await?;
-                let reply = timeout_at(limit, DB::front(conn.get(), &self.keys, number)).await;
-                conn.settle(reply)
-            };
-            match look.await {
-                Ok(front) => return Ok(standing(&self.keys, number, &front)),
-                Err(failure) if failure.fault().is_transient() && Instant::now() < limit => {
-                    pauses.pause(PACE.0).await;
-                }
-                Err(failure) => return Err(self.error(failure)),
-            }
-        }
+        let line = &self.lock.waiting().line;
+        line.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))
     }
 
     /// Has the holder tell of its release; whether the key is free already.

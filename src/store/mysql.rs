@@ -1,6 +1,10 @@
 //! MySQL 8.0 and MariaDB 10.6, and later. Times are UTC whatever the session's time zone is.
 
-use std::{collections::HashMap, sync::LazyLock, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::LazyLock,
+    time::Duration,
+};
 
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
@@ -82,9 +86,13 @@ static LOOK: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Not INSERT IGNORE, which hides errors, and deadlocks.
-const CREATE: &str = "
-INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
-VALUES (?, 'S', 0, '1970-01-01', '', ?, 0, 0) ON DUPLICATE KEY UPDATE key_resource = key_resource";
+fn create_statement(rows: usize) -> String {
+    let rows = vec!["(?, 'S', 0, '1970-01-01', '', ?, 0, 0)"; rows].join(", ");
+    format!(
+        "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
+         VALUES {rows} ON DUPLICATE KEY UPDATE key_resource = key_resource"
+    )
+}
 
 /// Claims a statement names, as (key, ...) and ((holder, token), ...): sizes are powers of two, the last claim
 /// repeated, so that few statements are ever prepared.
@@ -116,17 +124,20 @@ WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claime
 
 type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
 
-fn change_statement(named: &Named<'_>, set: &str) -> String {
+/// Locks the rows of these claims that stand.
+fn ours(named: &Named<'_>) -> String {
     let (keys, claims) = (named.keys(), named.claims());
     format!(
         "
-UPDATE (
     SELECT c.key_resource FROM t_resource_lock c FORCE INDEX (PRIMARY)
     WHERE c.key_resource IN ({keys}) AND (c.holder, c.token) IN ({claims}) AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL
-    LIMIT 1000000 FOR UPDATE SKIP LOCKED
-) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
-SET {set}"
+    LIMIT 1000000 FOR UPDATE SKIP LOCKED"
     )
+}
+
+fn change_statement(named: &Named<'_>, set: &str) -> String {
+    let ours = ours(named);
+    format!("UPDATE ({ours}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set}")
 }
 
 fn bind_keys<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
@@ -196,10 +207,9 @@ impl Store for MySql {
 
     /// The server ends a wait by itself, after `innodb_lock_wait_timeout`.
     async fn create(conn: &mut MySqlConnection, keys: &[Key], minutes: i32, _: Duration) -> Reply<()> {
-        for key in keys {
-            sqlx::query(CREATE).bind(key.as_str()).bind(minutes).execute(&mut *conn).await?;
-        }
-        Ok(())
+        let query = sqlx::query(AssertSqlSafe(create_statement(keys.len())));
+        let query = keys.iter().fold(query, |query, key| query.bind(key.as_str().to_owned()).bind(minutes));
+        query.execute(conn).await.map(drop)
     }
 
     async fn claim(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
@@ -237,32 +247,84 @@ impl Store for MySql {
         change: Change,
         terms: &Terms,
     ) -> Reply<Vec<Outcome>> {
-        let named = Named::new(claims);
-        let sql = change_statement(
-            &named,
-            match change {
-                Change::Renew(_) => "t.expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND",
-                Change::Release(_) => {
-                    "t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.holder = NULL,
-                     t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL"
-                }
-                Change::Abandon => "t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6))",
-            },
-        );
-        let query = bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);
-        let query = match change {
-            Change::Renew(lease) => query.bind(micros(lease)),
-            Change::Release(status) => query.bind(status.letter()).bind(micros(terms.offset())),
-            Change::Abandon => query,
-        };
-        let matched = query.execute(&mut *conn).await?.rows_affected();
-        if usize::try_from(matched).is_ok_and(|matched| matched == claims.len()) {
-            return Ok(vec![Outcome::Done; claims.len()]);
+        // Its rows stay as they are for us to see.
+        if claims.len() == 1 || matches!(change, Change::Renew(_)) {
+            return change_at_once(conn, claims, change, terms).await;
         }
-        // It reports only how many there were: a look tells which.
-        let seen = sightings(conn, &named).await?;
-        Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
+        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+        match change_those_found(conn, claims, change, terms).await {
+            Ok(outcomes) => commit(conn).await.map(|()| outcomes),
+            Err(error) => {
+                sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
+                Err(error)
+            }
+        }
     }
+}
+
+/// One statement. It reports only how many rows there were: a look tells which, of rows that nobody can have taken meanwhile.
+async fn change_at_once(
+    conn: &mut MySqlConnection,
+    claims: &[Claim],
+    change: Change,
+    terms: &Terms,
+) -> Reply<Vec<Outcome>> {
+    let named = Named::new(claims);
+    let matched = send_change(conn, &named, change, terms).await?;
+    if usize::try_from(matched).is_ok_and(|matched| matched == claims.len()) {
+        return Ok(vec![Outcome::Done; claims.len()]);
+    }
+    let seen = sightings(conn, &named).await?;
+    Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
+}
+
+/// What one statement frees somebody may take before a look: so the rows are locked and named first, and freed then.
+async fn change_those_found(
+    conn: &mut MySqlConnection,
+    claims: &[Claim],
+    change: Change,
+    terms: &Terms,
+) -> Reply<Vec<Outcome>> {
+    let named = Named::new(claims);
+    let sql = format!("SELECT CONVERT(f.key_resource USING utf8mb4) FROM ({}) f", ours(&named));
+    let found = bind_claims(sqlx::query(AssertSqlSafe(sql)), &named).fetch_all(&mut *conn).await?;
+    let found = found.iter().map(|row| row.try_get(0)).collect::<Reply<HashSet<String>>>()?;
+    if !found.is_empty() {
+        send_change(conn, &named, change, terms).await?;
+    }
+    let seen = if found.len() < claims.len() { sightings(conn, &named).await? } else { HashMap::new() };
+    let outcome = |claim: &Claim| match claim.key.as_str() {
+        key if found.contains(key) => Outcome::Done,
+        key => unmatched(change, claim, seen.get(key).copied()),
+    };
+    Ok(claims.iter().map(outcome).collect())
+}
+
+async fn send_change(conn: &mut MySqlConnection, named: &Named<'_>, change: Change, terms: &Terms) -> Reply<u64> {
+    let sql = change_statement(
+        named,
+        match change {
+            Change::Renew(_) => "t.expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND",
+            Change::Release(_) => {
+                "t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.holder = NULL,
+                     t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL"
+            }
+            Change::Abandon => "t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6))",
+        },
+    );
+    let query = bind_claims(sqlx::query(AssertSqlSafe(sql)), named);
+    let query = match change {
+        Change::Renew(lease) => query.bind(micros(lease)),
+        Change::Release(status) => query.bind(status.letter()).bind(micros(terms.offset())),
+        Change::Abandon => query,
+    };
+    Ok(query.execute(conn).await?.rows_affected())
+}
+
+async fn commit(conn: &mut MySqlConnection) -> Reply<()> {
+    let committed = sqlx::raw_sql("COMMIT").execute(conn).await;
+    // After other errors it may be there: what was sent is asked for again.
+    committed.map(drop).map_err(|error| if refuses_commit(&error) { error } else { unanswered(error) })
 }
 
 async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms) -> Reply<Answer> {
@@ -311,9 +373,7 @@ async fn claim_together(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms)
     sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
     let claimed = claim_each(conn, asks, terms).await;
     if claimed.as_ref().is_ok_and(|answers| !is_refused(answers)) {
-        let committed = sqlx::raw_sql("COMMIT").execute(conn).await;
-        // After other errors it may be there: the same holder asks again.
-        committed.map_err(|error| if refuses_commit(&error) { error } else { unanswered(error) })?;
+        commit(conn).await?;
         return claimed;
     }
     sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;

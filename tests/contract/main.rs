@@ -40,11 +40,13 @@ mod program_run;
 mod program_stop;
 mod proxy;
 mod race;
+mod reentry;
 mod replies;
 mod rules_table;
 #[cfg(feature = "sqlite")]
 mod schedules;
 mod sequences;
+mod sets;
 mod trips;
 mod upgrade;
 mod versioned;
@@ -52,6 +54,7 @@ mod versioned_door;
 mod versioned_in;
 mod versioned_lost;
 mod versioned_types;
+mod waiting;
 mod work;
 
 /// What `src/rules.rs` uses of its crate, so that the test can hold the servers against that very file.
@@ -172,6 +175,18 @@ where
             it_waits_until_the_holder_releases, it_waits_until_the_lease_of_a_crashed_holder_ends, it_gives_up_at_its_limit,
             it_refuses_at_once_where_only_a_window_helps_and_ends_later, it_waits_for_a_window_that_ends_in_time,
             a_version_is_granted_to_everybody, work_runs_under_both, work_is_cancelled_where_the_lock_can_tell;
+        waiting:
+            tasks_are_served_in_the_order_of_their_coming, nobody_asks_while_the_process_holds_the_key, a_thousand_tasks_ask_like_one,
+            the_end_of_a_lease_that_a_try_got_is_heard, it_does_not_wait_past_its_limit, whoever_gives_up_passes_the_turn_on,
+            a_refusal_names_the_holder_of_this_process, a_lost_lease_lets_the_next_one_ask,
+            a_claim_that_nobody_waits_for_any_more_is_abandoned;
+        sets:
+            each_key_has_its_row_and_its_token, one_that_cannot_be_had_leaves_the_others_as_they_were, the_loss_of_one_is_the_loss_of_all,
+            a_dropped_set_is_abandoned, a_set_is_renewed_in_the_background, it_waits_for_all_and_holds_none_meanwhile, nobody_deadlocks,
+            each_claim_of_a_set_can_be_confirmed, bad_sets_are_refused_at_the_door;
+        reentry:
+            it_sends_nothing_and_the_last_one_releases, the_order_of_the_ends_does_not_matter, a_loss_is_every_handles_loss,
+            without_the_handle_it_is_refused, it_is_the_same_under_both_strategies;
         trips: round_trips_are_as_stated, round_trips_of_versions_are_as_stated, a_transactions_round_trips_are_as_stated;
         examples: deduct_shows_exact_balances_each_way, deduct_tells_a_wrong_balance,
             deduct_leaves_no_table_behind_when_its_output_is_closed;

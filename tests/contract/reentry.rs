@@ -1,0 +1,95 @@
+//! Taking a key again through the handle that holds it.
+
+use std::time::Duration;
+
+use rowlock::{Error, LeaseLock, Reason, Status};
+use tokio::time::timeout;
+
+use crate::{
+    bank::{LEASE, accounts, granted, locks},
+    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+};
+
+pub async fn it_sends_nothing_and_the_last_one_releases<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(1).await;
+    let lock = LeaseLock::new(pool.clone());
+    let outer = acquired(lock.try_acquire("k").await);
+    let before = DB::statements(&pool).await;
+    let inner = outer.reenter().unwrap();
+    let innermost = inner.reenter().unwrap();
+    assert_eq!(inner.claim(), outer.claim());
+    inner.release(Status::Failed).await.unwrap();
+    innermost.abandon().await.unwrap();
+    drop(outer.reenter().unwrap());
+    let after = DB::statements(&pool).await;
+    assert!(before.is_none() || after.zip(before).is_some_and(|(after, before)| after - before == DB::COUNTING));
+    assert!(outer.is_held());
+    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
+    outer.release(Status::Succeeded).await.unwrap();
+    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn the_order_of_the_ends_does_not_matter<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock_for(Duration::from_millis(600));
+    let outer = acquired(lock.try_acquire("k").await);
+    let inner = outer.reenter().unwrap();
+    let told = inner.cancellation_token();
+    outer.release(Status::Succeeded).await.unwrap();
+    // It goes on being renewed.
+    assert!(timeout(Duration::from_millis(900), inner.lost()).await.is_err());
+    assert!(inner.is_held() && !told.is_cancelled());
+    drop(inner);
+    assert!(told.is_cancelled());
+    lock.shutdown().await;
+    let next = acquired(lock.try_acquire("k").await);
+    assert!(next.taken_over_from().is_some(), "the last one was dropped");
+    // Whoever leaves it standing does not take it from the others.
+    let other = next.reenter().unwrap();
+    let claim = next.detach();
+    assert!(timeout(Duration::from_millis(900), other.lost()).await.is_err());
+    assert_eq!(*other.claim(), claim);
+    other.release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn a_loss_is_every_handles_loss<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock_for(Duration::from_millis(600));
+    let outer = acquired(lock.try_acquire("k").await);
+    let inner = outer.reenter().unwrap();
+    site.take_from("k").await;
+    timeout(PATIENCE, outer.lost()).await.unwrap();
+    assert!(!inner.is_held());
+    assert!(matches!(inner.reenter(), Err(Error::Lost { .. })));
+    assert!(matches!(inner.release(Status::Succeeded).await, Err(Error::Lost { .. })));
+    assert!(matches!(outer.release(Status::Succeeded).await, Err(Error::Lost { .. })));
+}
+
+/// Nobody is known by the thread or the task: without the handle, it is one who asks like anybody else.
+pub async fn without_the_handle_it_is_refused<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    let outer = acquired(lock.try_acquire("k").await);
+    assert_eq!(refused(lock.acquire("k", Duration::from_millis(50)).await).reason, Reason::Held);
+    let set = lock.try_acquire_all(["a", "b"]).await.unwrap().acquired().unwrap();
+    let again = set.reenter().unwrap();
+    assert_eq!(again.claims(), set.claims());
+    drop(set);
+    assert!(again.is_held());
+    again.release(Status::Succeeded).await.unwrap();
+    outer.release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn it_is_the_same_under_both_strategies<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    for (name, lock) in locks(&site.pool) {
+        let outer = granted(lock.try_acquire(name).await);
+        let inner = outer.reenter().unwrap();
+        assert_eq!(inner.claim(), outer.claim());
+        lock.release(inner, Status::Succeeded).await.unwrap();
+        assert!(outer.is_held());
+        if name == LEASE {
+            assert_eq!(site.column(name, "status").await.as_deref(), Some("P"));
+        }
+        lock.release(outer, Status::Succeeded).await.unwrap();
+    }
+    eventually("it is free", || async { site.column(LEASE, "status").await.as_deref() == Some("S") }).await;
+}

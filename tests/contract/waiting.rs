@@ -1,0 +1,197 @@
+//! Waiting within a process: in turn, at a known number of statements, never past the limit.
+
+use std::{
+    pin::{Pin, pin},
+    sync::{Arc, Mutex},
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Status};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::bed::{Bed, PATIENCE, Site, acquired, eventually, refused};
+
+const FOR_EVER: Duration = Duration::MAX;
+const MILLIS: Duration = Duration::from_millis(1);
+
+type Waiter<DB> = Pin<Box<dyn Future<Output = Result<Attempt<Lease<DB>>, Error>> + Send>>;
+
+/// Somebody who has got in line by the time that this returns.
+fn waiter<DB: Bed>(lock: &LeaseLock<DB>, wait: Duration) -> Waiter<DB> {
+    let lock = lock.clone();
+    let mut waiter: Waiter<DB> = Box::pin(async move { lock.acquire("k", wait).await });
+    assert!(pin!(&mut waiter).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    waiter
+}
+
+async fn holding<DB: Bed>(lock: &LeaseLock<DB>) -> Lease<DB> {
+    acquired(lock.acquire("k", FOR_EVER).await)
+}
+
+pub async fn tasks_are_served_in_the_order_of_their_coming<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    let holder = holding(&lock).await;
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = JoinSet::new();
+    for number in 0..50 {
+        let (waiter, served) = (waiter(&lock, FOR_EVER), served.clone());
+        tasks.spawn(async move {
+            let lease = acquired(waiter.await);
+            served.lock().unwrap().push((number, lease.token()));
+            lease.release(Status::Succeeded).await.unwrap();
+        });
+    }
+    holder.release(Status::Succeeded).await.unwrap();
+    timeout(PATIENCE, tasks.join_all()).await.unwrap();
+    let served = served.lock().unwrap();
+    assert!(served.iter().map(|(number, _)| *number).eq(0..50), "{served:?}");
+    assert!(served.is_sorted_by_key(|(_, token)| *token), "{served:?}");
+}
+
+/// Counted over three seconds; whoever takes the key next sends one statement, and so does the release.
+pub async fn nobody_asks_while_the_process_holds_the_key<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(1).await;
+    let Some(_) = DB::statements(&pool).await else { return }; // SQLite counts none
+    let lock = LeaseLock::new(pool.clone());
+    let holder = holding(&lock).await;
+    let mut waiters: Vec<_> = (0..1000).map(|_| waiter(&lock, FOR_EVER)).collect();
+    let before = DB::statements(&pool).await.unwrap();
+    sleep(Duration::from_secs(3)).await;
+    let meanwhile = DB::statements(&pool).await.unwrap();
+    assert_eq!(meanwhile - before, DB::COUNTING);
+    holder.release(Status::Succeeded).await.unwrap();
+    let next = timeout(PATIENCE, waiters.remove(0)).await.unwrap();
+    assert_eq!(DB::statements(&pool).await.unwrap() - meanwhile - DB::COUNTING, 2);
+    drop(waiters);
+    acquired(next).release(Status::Succeeded).await.unwrap();
+}
+
+/// Another lock object stands for another process. At most 2 a second, and what the first moments take: the pace slows down from 20 ms.
+pub async fn a_thousand_tasks_ask_like_one<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(1).await;
+    let Some(_) = DB::statements(&pool).await else { return };
+    let holder = holding(&LeaseLock::new(site.pool_of(1).await)).await;
+    let lock = LeaseLock::new(pool.clone());
+    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
+    let mut tasks = JoinSet::new();
+    let before = DB::statements(&pool).await.unwrap();
+    for _ in 0..1000 {
+        let lock = lock.clone();
+        tasks.spawn(async move { refused(lock.acquire("k", Duration::from_secs(8)).await).reason });
+    }
+    let reasons = tasks.join_all().await;
+    assert!(reasons.iter().all(|reason| *reason == Reason::Held), "{reasons:?}");
+    let sent = DB::statements(&pool).await.unwrap() - before - DB::COUNTING;
+    assert!(sent <= 2 * 8 + 10, "{sent} statements in 8 s");
+    holder.release(Status::Succeeded).await.unwrap();
+}
+
+/// The pace has slowed down to half a second and more by then: the word of the release makes the difference.
+pub async fn the_end_of_a_lease_that_a_try_got_is_heard<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    let mut longest = Duration::ZERO;
+    for _ in 0..3 {
+        let holder = acquired(lock.try_acquire("k").await);
+        let waiter = tokio::spawn(waiter(&lock, FOR_EVER));
+        sleep(Duration::from_millis(1500)).await;
+        let released = Instant::now();
+        holder.release(Status::Succeeded).await.unwrap();
+        let lease = acquired(timeout(PATIENCE, waiter).await.unwrap().unwrap());
+        longest = longest.max(released.elapsed());
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+    // The sleeps would have come to more than this with a chance of 98 %.
+    assert!(longest < Duration::from_millis(250), "{longest:?}");
+}
+
+pub async fn it_does_not_wait_past_its_limit<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(1).await;
+    let lock = LeaseLock::new(pool.clone());
+    let held = pool.acquire().await.unwrap();
+    // No connection, not even for the look at the table; then none for the claim.
+    for _ in 0..2 {
+        for wait in [MILLIS, 300 * MILLIS] {
+            let since = Instant::now();
+            let error = lock.acquire("k", wait).await.unwrap_err();
+            assert!(matches!(error, Error::NoConnection { .. } | Error::TimedOut { .. }), "{error}");
+            assert!(
+                since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 8,
+                "{wait:?}: {:?}",
+                since.elapsed()
+            );
+        }
+        let fresh = site.lock();
+        acquired(fresh.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    }
+    drop(held);
+    let holder = acquired(site.lock().try_acquire("k").await);
+    for wait in [50 * MILLIS, 700 * MILLIS] {
+        let since = Instant::now();
+        assert_eq!(refused(lock.acquire("k", wait).await).reason, Reason::Held);
+        assert!(since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 8, "{wait:?}: {:?}", since.elapsed());
+    }
+    holder.release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn whoever_gives_up_passes_the_turn_on<DB: Bed>(site: Site<DB>) {
+    let elsewhere = acquired(site.lock().try_acquire("k").await);
+    let lock = site.lock();
+    lock.try_acquire("k").await.unwrap().refused().unwrap();
+    let (asking, dropped) = (waiter(&lock, 200 * MILLIS), waiter(&lock, FOR_EVER));
+    let last = tokio::spawn(waiter(&lock, FOR_EVER));
+    drop(dropped);
+    assert_eq!(refused(asking.await).reason, Reason::Held);
+    elsewhere.release(Status::Succeeded).await.unwrap();
+    let lease = acquired(timeout(PATIENCE, last).await.unwrap().unwrap());
+    lease.release(Status::Succeeded).await.unwrap();
+}
+
+/// Those who never got to ask are told what is known here.
+pub async fn a_refusal_names_the_holder_of_this_process<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock().label("this one").unwrap();
+    let holder = holding(&lock).await;
+    let refusal = refused(lock.acquire("k", 100 * MILLIS).await);
+    assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::Held, "this one"));
+    assert!(refusal.retry_after.is_some_and(|left| left > Duration::from_secs(20)), "{refusal:?}");
+    holder.release(Status::Succeeded).await.unwrap();
+}
+
+/// Whoever lost the key may not know it yet, and still has its lease.
+pub async fn a_lost_lease_lets_the_next_one_ask<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock_for(900 * MILLIS);
+    let lost = holding(&lock).await;
+    let next = tokio::spawn(waiter(&lock, FOR_EVER));
+    site.take_from("k").await;
+    lost.lost().await;
+    let lease = acquired(timeout(PATIENCE, next).await.unwrap().unwrap());
+    assert!(lease.token() > lost.token() && !lost.is_held());
+    lease.release(Status::Succeeded).await.unwrap();
+    drop(lost);
+}
+
+pub async fn a_claim_that_nobody_waits_for_any_more_is_abandoned<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    // Polled until its claim is under way, and dropped.
+    for polls in 1..6 {
+        let mut attempt = Box::pin(lock.try_acquire("k"));
+        for _ in 0..polls {
+            if pin!(&mut attempt).poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+                break;
+            }
+            sleep(MILLIS).await;
+        }
+        drop(attempt);
+        eventually("the key may be had", || async {
+            match lock.try_acquire("k").await.unwrap() {
+                Attempt::Acquired(lease) => lease.release(Status::Succeeded).await.is_ok(),
+                Attempt::Refused(_) => false,
+            }
+        })
+        .await;
+    }
+}
