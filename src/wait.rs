@@ -156,8 +156,7 @@ impl<DB: Database> Wanted<'_, DB> {
         self.asking.store(true, Ordering::Relaxed);
         let (mut pace, mut sign, mut waited) = (Backoff::between(PACE.0, PACE.1), None, false);
         loop {
-            // A failure is no refusal, for the others neither.
-            let asked = self.ask(&mut spot, waited).await.inspect_err(|_| self.queue.note(None))?;
+            let asked = self.ask(&mut spot, waited).await.inspect_err(|_| self.failed())?;
             let (refusal, seen) = match asked {
                 Asked::Granted(granted) => {
                     self.queue.note(Some(self.held_here(&granted)));
@@ -194,6 +193,13 @@ impl<DB: Database> Wanted<'_, DB> {
                 () = ear.heard() => {}
                 () = sleep(pause) => {}
             }
+        }
+    }
+
+    /// A failure is no refusal, for the others neither; running out of time is none.
+    fn failed(&self) {
+        if Instant::now() < self.until {
+            self.queue.note(None);
         }
     }
 

@@ -180,7 +180,8 @@ pub async fn each_claim_of_a_set_can_be_confirmed<DB: Bed>(site: Site<DB>) {
 }
 
 pub async fn bad_sets_are_refused_at_the_door<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+    // A hundred keys take a while where each takes a statement or two.
+    let lock = site.lock().time_limit(3 * PATIENCE).unwrap();
     for count in [0, 101] {
         let keys = (0..count).map(|key| key.to_string());
         let error = lock.try_acquire_all(keys).await.unwrap_err();
