@@ -78,6 +78,7 @@ impl Tries {
 }
 
 /// Pauses that double, each between half of its bound and the whole.
+#[derive(Clone, Copy)]
 pub(crate) struct Backoff {
     bound: Duration,
     longest: Duration,

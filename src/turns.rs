@@ -8,9 +8,12 @@ use std::{
     sync::{Arc, Mutex, Weak},
 };
 
-use tokio::sync::{Notify, oneshot};
+use tokio::{
+    sync::{Notify, oneshot},
+    time::Instant,
+};
 
-use crate::{held::lock, key::Key, rules::Refusal};
+use crate::{held::lock, key::Key, retry::Backoff, rules::Refusal};
 
 /// The queues of one lock object, by what is wanted.
 #[derive(Default)]
@@ -49,6 +52,7 @@ struct State {
     last_number: i64,
     waiting: BTreeMap<i64, oneshot::Sender<Turn>>,
     refusal: Option<Refusal>,
+    pace: Option<(Backoff, Instant)>,
 }
 
 impl Queue {
@@ -78,6 +82,15 @@ impl Queue {
     /// What the one who asked was told last, for those who did not get to ask.
     pub fn refusal(&self) -> Option<Refusal> {
         lock(&self.state).refusal.clone()
+    }
+
+    /// At what pace the one who had the turn before asked, and when it would have asked again; `None` if it got what it wanted.
+    pub fn pace(&self) -> Option<(Backoff, Instant)> {
+        lock(&self.state).pace
+    }
+
+    pub fn note_pace(&self, pace: Option<(Backoff, Instant)>) {
+        lock(&self.state).pace = pace;
     }
 
     pub fn note(&self, refusal: Option<Refusal>) {

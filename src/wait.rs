@@ -13,7 +13,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep_until, timeout_at},
 };
 
 use crate::{
@@ -155,11 +155,20 @@ impl<DB: Database> Wanted<'_, DB> {
         let mut spot = Spot { ticket, first: false, lapsed: Vec::new() };
         self.asking.store(true, Ordering::Relaxed);
         let (mut pace, mut sign, mut waited) = (Backoff::between(PACE.0, PACE.1), None, false);
+        if let Some((before, next)) = self.queue.pace() {
+            // Whoever had the turn has given up: that is no reason to ask sooner.
+            (pace, waited) = (before, true);
+            tokio::select! {
+                () = ear.heard() => {}
+                () = sleep_until(next) => {}
+            }
+        }
         loop {
             let asked = self.ask(&mut spot, waited).await.inspect_err(|_| self.failed())?;
             let (refusal, seen) = match asked {
                 Asked::Granted(granted) => {
                     self.queue.note(Some(self.held_here(&granted)));
+                    self.queue.note_pace(None);
                     granted.tenure.keep(turn);
                     if let Some(ticket) = spot.ticket {
                         waiting.line.leave(&ticket, spot.lapsed, Instant::now() + HINT).await;
@@ -189,9 +198,11 @@ impl<DB: Database> Wanted<'_, DB> {
             }
             // A holder may end early; the end of its lease is not slept through.
             let pause = window.unwrap_or_else(|| pace.next().min(refusal.retry_after.unwrap_or(left)));
+            let next = Instant::now() + pause;
+            self.queue.note_pace(Some((pace, next)));
             tokio::select! {
                 () = ear.heard() => {}
-                () = sleep(pause) => {}
+                () = sleep_until(next) => {}
             }
         }
     }

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     fault::refuses_commit,
     key::{Claim, Key, Prior, Token},
-    rules::{Row, Rules, Terms},
+    rules::{Row, Rules, Terms, Verdict, judge},
 };
 
 const INSTALL: &str = include_str!("../../migrations/mysql/20260101000000_rowlock.sql");
@@ -214,6 +214,7 @@ impl Store for MySql {
 
     async fn claim(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
         match asks {
+            [ask] if ask.waited => Ok(vec![look_and_claim(conn, ask, terms).await?]),
             [ask] => Ok(vec![claim_one(conn, ask, terms).await?]),
             _ => claim_together(conn, asks, terms).await,
         }
@@ -325,6 +326,17 @@ async fn commit(conn: &mut MySqlConnection) -> Reply<()> {
     let committed = sqlx::raw_sql("COMMIT").execute(conn).await;
     // After other errors it may be there: what was sent is asked for again.
     committed.map(drop).map_err(|error| if refuses_commit(&error) { error } else { unanswered(error) })
+}
+
+/// Whoever waits is refused most of the time, and a look alone tells why.
+async fn look_and_claim(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms) -> Reply<Answer> {
+    if let Some(row) = sqlx::query(LOOK.as_str()).bind(ask.key.as_str()).fetch_optional(&mut *conn).await? {
+        let (row, now) = read(&row, terms)?;
+        if let Verdict::Refuse(..) | Verdict::Queue = judge(Some(&row), now, ask.holder, ask.in_turn, terms) {
+            return Ok(Answer::Seen { row: Some(row), now });
+        }
+    }
+    claim_one(conn, ask, terms).await
 }
 
 async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms) -> Reply<Answer> {
