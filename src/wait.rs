@@ -151,7 +151,7 @@ impl<DB: Database> Wanted<'_, DB> {
         let waiting = self.lock.waiting();
         // Before the first question, so that no word after it is missed.
         let ear = waiting.bells.listen(&self.keys);
-        let listening = waiting.listener.attend(&self.runtime);
+        let mut listening = None;
         let mut spot = Spot { ticket, first: false, lapsed: Vec::new() };
         self.asking.store(true, Ordering::Relaxed);
         let (mut pace, mut sign, mut waited) = (Backoff::between(PACE.0, PACE.1), None, false);
@@ -192,6 +192,8 @@ impl<DB: Database> Wanted<'_, DB> {
                 pace = Backoff::between(PACE.0, PACE.1);
             }
             waited = true;
+            // Who is served at once opens no connection.
+            let listening = listening.get_or_insert_with(|| waiting.listener.attend(&self.runtime));
             let may_end = matches!(refusal.reason, Reason::Held | Reason::TimedOutUnfinished);
             if may_end && !refusal.awaited && listening.hears() && self.ask_for_word().await {
                 continue;
