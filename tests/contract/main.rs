@@ -177,7 +177,7 @@ where
             a_version_is_granted_to_everybody, work_runs_under_both, work_is_cancelled_where_the_lock_can_tell;
         waiting:
             tasks_are_served_in_the_order_of_their_coming, nobody_asks_while_the_process_holds_the_key, a_thousand_tasks_ask_like_one,
-            the_end_of_a_lease_that_a_try_got_is_heard, it_does_not_wait_past_its_limit, whoever_gives_up_passes_the_turn_on,
+            it_does_not_wait_past_its_limit, whoever_gives_up_passes_the_turn_on,
             a_refusal_names_the_holder_of_this_process, a_lost_lease_lets_the_next_one_ask,
             a_claim_that_nobody_waits_for_any_more_is_abandoned;
         sets:

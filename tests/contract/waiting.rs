@@ -90,24 +90,6 @@ pub async fn a_thousand_tasks_ask_like_one<DB: Bed>(site: Site<DB>) {
     holder.release(Status::Succeeded).await.unwrap();
 }
 
-/// The pace has slowed down to half a second and more by then: the word of the release makes the difference.
-pub async fn the_end_of_a_lease_that_a_try_got_is_heard<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
-    let mut longest = Duration::ZERO;
-    for _ in 0..3 {
-        let holder = acquired(lock.try_acquire("k").await);
-        let waiter = tokio::spawn(waiter(&lock, FOR_EVER));
-        sleep(Duration::from_millis(1500)).await;
-        let released = Instant::now();
-        holder.release(Status::Succeeded).await.unwrap();
-        let lease = acquired(timeout(PATIENCE, waiter).await.unwrap().unwrap());
-        longest = longest.max(released.elapsed());
-        lease.release(Status::Succeeded).await.unwrap();
-    }
-    // The sleeps would have come to more than this with a chance of 98 %.
-    assert!(longest < Duration::from_millis(250), "{longest:?}");
-}
-
 pub async fn it_does_not_wait_past_its_limit<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone());
