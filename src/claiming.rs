@@ -170,7 +170,8 @@ impl<'a, DB: Database> Try<'a, DB> {
         let sent = Instant::now();
         let conn = Borrowed::checkout(&self.lock.settings().pool, self.limit).await?;
         let exchange = exchange(conn, self.lock.clone(), self.asks.clone(), sent, self.last);
-        let answered = timeout_at(self.limit, Finish::new(self.runtime.clone(), exchange)).await;
+        let answered =
+            timeout_at(self.limit, Finish::new(self.runtime.clone(), &self.lock.keeper().background, exchange)).await;
         answered.unwrap_or(Err(Failure::NoReply))
     }
 

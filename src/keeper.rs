@@ -18,12 +18,13 @@ use chrono::TimeDelta;
 use sqlx::Pool;
 use tokio::{
     runtime::Handle,
-    sync::{Notify, oneshot, watch},
+    sync::{Notify, oneshot},
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 
 use crate::{
     fault::Fault,
+    finish::{Background, Ongoing},
     held::{Held, lock},
     key::Claim,
     rules::Terms,
@@ -54,14 +55,7 @@ struct Ending {
     outcome: Option<oneshot::Sender<Outcome>>,
     /// A request was sent whose outcome is not known.
     unanswered: bool,
-    pending: watch::Sender<usize>,
-}
-
-/// Settled, or dropped with the runtime: it is pending no more.
-impl Drop for Ending {
-    fn drop(&mut self) {
-        self.pending.send_modify(|count| *count -= 1);
-    }
+    _ongoing: Ongoing,
 }
 
 struct State {
@@ -82,14 +76,13 @@ pub(crate) struct Keeper<DB: Database> {
     bells: Arc<Bells>,
     state: Mutex<State>,
     work: Notify,
-    /// How many endings are not settled yet.
-    pending: watch::Sender<usize>,
+    pub background: Background,
 }
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl<DB: Database> Keeper<DB> {
-    pub fn new(pool: Pool<DB>, terms: Arc<Terms>, bells: Arc<Bells>) -> Arc<Self> {
+    pub fn new(pool: Pool<DB>, terms: Arc<Terms>, bells: Arc<Bells>, background: Background) -> Arc<Self> {
         let now = Instant::now();
         let state = State { running: false, wakes_at: now, leases: HashMap::new(), endings: Vec::new(), end_at: now };
         Arc::new(Self {
@@ -99,7 +92,7 @@ impl<DB: Database> Keeper<DB> {
             bells,
             state: Mutex::new(state),
             work: Notify::new(),
-            pending: watch::Sender::new(0),
+            background,
         })
     }
 
@@ -134,20 +127,18 @@ impl<DB: Database> Keeper<DB> {
         let (outcome, receiver) = oneshot::channel();
         let mut state = lock(&self.state);
         state.leases.remove(&held.id());
-        self.pending.send_modify(|count| *count += 1);
-        let (left, pending) = (held.claims.clone(), self.pending.clone());
-        state.endings.push(Ending { held, left, lost: false, outcome: Some(outcome), unanswered: false, pending });
+        let (left, _ongoing) = (held.claims.clone(), self.background.begin());
+        state.endings.push(Ending { held, left, lost: false, outcome: Some(outcome), unanswered: false, _ongoing });
         self.work.notify_one();
         self.run(state);
         receiver
     }
 
-    /// Waits until nothing is left to be abandoned, or until it is over without that.
+    /// Waits until nothing goes on in the background, or until it is over without that.
     pub async fn settled(self: &Arc<Self>) {
         self.run(lock(&self.state));
-        let mut pending = self.pending.subscribe();
-        // The sender lives in `self`, so that waiting does not fail; the time is up where nobody drives the task.
-        let _ = timeout(self.lease + self.attempt(), pending.wait_for(|count| *count == 0)).await;
+        // The time is up where nobody drives the task.
+        let _ = timeout(self.lease + self.attempt(), self.background.over()).await;
     }
 
     /// Prolongs one lease now.

@@ -9,6 +9,7 @@ use crate::{
     claiming::Granted,
     error::Error,
     fence,
+    finish::Background,
     keeper::Keeper,
     key::{Claim, Holder, Key},
     lease::Lease,
@@ -60,8 +61,9 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     fn with(settings: Settings<DB>, table: Arc<OnceCell<Table>>) -> Self {
-        let waiting = Waiting::new(&settings);
-        let keeper = Keeper::new(settings.renewals.clone(), settings.terms.clone(), waiting.bells.clone());
+        let background = Background::default();
+        let waiting = Waiting::new(&settings, background.clone());
+        let keeper = Keeper::new(settings.renewals.clone(), settings.terms.clone(), waiting.bells.clone(), background);
         Self { settings, keeper, table, waiting: Arc::new(waiting) }
     }
 
@@ -194,14 +196,15 @@ impl<DB: Database> LeaseLock<DB> {
         }
     }
 
-    /// Waits until all leases that were dropped have been abandoned, or have ended.
+    /// Waits until all leases that were dropped have been abandoned, or have ended, and so have claims and places in queues of waiters that were dropped.
     ///
-    /// Call it before the program ends, so that the next one need not wait for those leases to run out.
+    /// Call it before the program ends, so that the next one need not wait for them to run out.
     /// Leases that are still held stay held.
     ///
     /// # Cancel safety
     /// Dropped, it stops waiting; nothing else changes.
     pub async fn shutdown(&self) {
+        self.waiting.line.go_on();
         self.keeper.settled().await;
     }
 }

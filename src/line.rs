@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::{
     fault::Fault,
-    finish::Finish,
+    finish::{Background, Finish, Ongoing},
     held::lock,
     keeper::BATCH,
     key::Key,
@@ -42,12 +42,13 @@ pub(crate) struct Line<DB: Database> {
     pool: Pool<DB>,
     state: Mutex<State>,
     work: Notify,
+    background: Background,
 }
 
 struct State {
     running: bool,
     places: HashMap<i64, Arc<[Key]>>,
-    leaving: Vec<i64>,
+    leaving: Vec<(i64, Ongoing)>,
     due: Instant,
 }
 
@@ -64,9 +65,9 @@ impl<DB: Database> Drop for Ticket<DB> {
 }
 
 impl<DB: Database> Line<DB> {
-    pub fn new(pool: Pool<DB>) -> Arc<Self> {
+    pub fn new(pool: Pool<DB>, background: Background) -> Arc<Self> {
         let state = State { running: false, places: HashMap::new(), leaving: Vec::new(), due: Instant::now() };
-        Arc::new(Self { pool, state: Mutex::new(state), work: Notify::new() })
+        Arc::new(Self { pool, state: Mutex::new(state), work: Notify::new(), background })
     }
 
     /// Takes a place behind all that are there.
@@ -80,7 +81,7 @@ impl<DB: Database> Line<DB> {
         loop {
             let conn = Borrowed::checkout(&self.pool, limit).await?;
             let joining = self.clone().draw(conn, keys.clone(), limit);
-            match Finish::new(runtime.clone(), joining).await {
+            match Finish::new(runtime.clone(), &self.background, joining).await {
                 // A place that was drawn unheard lapses.
                 Err(failure)
                     if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < limit =>
@@ -155,15 +156,21 @@ impl<DB: Database> Line<DB> {
         let mut state = lock(&self.state);
         for number in numbers {
             state.places.remove(&number);
-            state.leaving.push(number);
+            state.leaving.push((number, self.background.begin()));
         }
         self.work.notify_one();
         self.run(state);
     }
 
+    /// Goes on giving places up, if the runtime that did so has ended.
+    pub fn go_on(self: &Arc<Self>) {
+        self.run(lock(&self.state));
+    }
+
     /// Starts the task, where there is a runtime and none runs yet.
     fn run(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        if state.running {
+        let idle = state.leaving.is_empty() && state.places.is_empty();
+        if state.running || idle {
             return;
         }
         let Ok(runtime) = Handle::try_current() else { return };
@@ -194,15 +201,20 @@ impl<DB: Database> Line<DB> {
                 continue;
             }
             let limit = Instant::now() + LIMIT;
-            if !leaving.is_empty()
-                && let Err(failure) = self.send(limit, async |conn| DB::leave(conn, &leaving).await).await
-            {
-                tracing::debug!(?failure, "places in queues were not given up; they lapse");
+            if !leaving.is_empty() {
+                self.clear(leaving, limit).await;
             }
             if !places.is_empty() {
                 let next = self.stay(&places, limit).await;
                 lock(&self.state).due = Instant::now() + next;
             }
+        }
+    }
+
+    async fn clear(&self, leaving: Vec<(i64, Ongoing)>, limit: Instant) {
+        let (numbers, _ongoing): (Vec<i64>, Vec<Ongoing>) = leaving.into_iter().unzip();
+        if let Err(failure) = self.send(limit, async |conn| DB::leave(conn, &numbers).await).await {
+            tracing::debug!(?failure, "places in queues were not given up; they lapse");
         }
     }
 

@@ -19,6 +19,7 @@ use tokio::{
 use crate::{
     claiming::{Granted, Try, queued},
     error::{Action, Certainty, Error},
+    finish::Background,
     held::lock,
     key::Key,
     lease_lock::LeaseLock,
@@ -51,10 +52,10 @@ pub(crate) struct Waiting<DB: Database> {
 }
 
 impl<DB: Database> Waiting<DB> {
-    pub fn new(settings: &Settings<DB>) -> Self {
+    pub fn new(settings: &Settings<DB>, background: Background) -> Self {
         let bells = Arc::<Bells>::default();
         let listener = Listener::new(settings.pool.clone(), bells.clone());
-        Self { turns: Arc::default(), line: Line::new(settings.pool.clone()), listener, bells }
+        Self { turns: Arc::default(), line: Line::new(settings.pool.clone(), background), listener, bells }
     }
 }
 

@@ -179,7 +179,8 @@ where
             tasks_are_served_in_the_order_of_their_coming, nobody_asks_while_the_process_holds_the_key, a_thousand_tasks_ask_like_one,
             it_does_not_wait_past_its_limit, whoever_gives_up_passes_the_turn_on,
             a_refusal_names_the_holder_of_this_process, a_lost_lease_lets_the_next_one_ask,
-            a_claim_that_nobody_waits_for_any_more_is_abandoned;
+            a_claim_that_nobody_waits_for_any_more_is_abandoned, a_shutdown_waits_for_a_claim_that_was_dropped,
+            a_shutdown_waits_for_a_place_that_was_dropped;
         sets:
             each_key_has_its_row_and_its_token, one_that_cannot_be_had_leaves_the_others_as_they_were, the_loss_of_one_is_the_loss_of_all,
             a_dropped_set_is_abandoned, a_set_is_renewed_in_the_background, it_waits_for_all_and_holds_none_meanwhile, nobody_deadlocks,

@@ -177,3 +177,37 @@ pub async fn a_claim_that_nobody_waits_for_any_more_is_abandoned<DB: Bed>(site: 
         .await;
     }
 }
+
+/// So that a program which ends after it leaves no claim behind that nobody knows of.
+pub async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: Bed>(site: Site<DB>) {
+    let (lock, another) = (site.lock(), LeaseLock::new(site.pool_of(1).await));
+    for lock in [&lock, &another] {
+        acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    }
+    for polls in 0..20 {
+        let mut attempt = waiter(&lock, FOR_EVER);
+        for _ in 0..polls % 4 {
+            tokio::task::yield_now().await;
+            let _ = attempt.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        }
+        drop(attempt);
+        lock.shutdown().await;
+        acquired(another.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// So that a program which ends after it is in nobody's way, for the time in which a place lapses.
+pub async fn a_shutdown_waits_for_a_place_that_was_dropped<DB: Bed>(site: Site<DB>) {
+    let holder = acquired(site.lock().try_acquire("k").await);
+    let lock = site.lock().fair(true);
+    let places = "SELECT COUNT(*) FROM t_resource_lock_queue";
+    for _ in 0..5 {
+        let waiter = tokio::spawn(waiter(&lock, FOR_EVER));
+        eventually("it has a place", || async { site.number(places).await == Some(1) }).await;
+        waiter.abort();
+        waiter.await.unwrap_err();
+        lock.shutdown().await;
+        assert_eq!(site.number(places).await, Some(0));
+    }
+    holder.release(Status::Succeeded).await.unwrap();
+}
