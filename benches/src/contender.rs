@@ -1,0 +1,168 @@
+//! One process of `handover`: tasks that ask for one key again and again, and tell on stdout when they got it and gave it back.
+//!
+//! It is told on stdin: `go`, `granted TOKEN` (whoever got it), `count`, and `stop`, or nothing more.
+
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+
+use clap::Args;
+use rowlock::{Attempt, LeaseLock, Status};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, stdin},
+    sync::watch,
+    task::JoinSet,
+    time::sleep,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Error,
+    count::Queries,
+    database::{Bench, Kind, on, pool},
+    statistics::now,
+};
+
+/// The database's URL, which has no place among the arguments that everybody on the machine may read.
+pub const URL: &str = "ROWLOCK_BENCH_URL";
+
+#[derive(Args)]
+pub struct Options {
+    #[arg(long)]
+    database: Kind,
+    #[arg(long, env = URL, hide_env_values = true)]
+    url: String,
+    #[arg(long)]
+    key: String,
+    #[arg(long)]
+    tasks: usize,
+    #[arg(long)]
+    hold_ms: u64,
+    #[arg(long)]
+    fair: bool,
+}
+
+/// What a contender tells, a line each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    Ready,
+    Granted {
+        token: i64,
+        asked: i64,
+        acquired: i64,
+    },
+    Released {
+        token: i64,
+        at: i64,
+    },
+    /// It stops, and has asked since then without getting the key.
+    Waiting {
+        asked: i64,
+    },
+    Queries(i64),
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready => write!(f, "ready"),
+            Self::Granted { token, asked, acquired } => write!(f, "granted {token} {asked} {acquired}"),
+            Self::Released { token, at } => write!(f, "released {token} {at}"),
+            Self::Waiting { asked } => write!(f, "waiting {asked}"),
+            Self::Queries(count) => write!(f, "queries {count}"),
+        }
+    }
+}
+
+impl FromStr for Word {
+    type Err = Error;
+
+    fn from_str(line: &str) -> Result<Self, Error> {
+        let mut words = line.split(' ');
+        let kind = words.next();
+        let numbers = words.map(str::parse).collect::<Result<Vec<i64>, _>>()?;
+        Ok(match (kind, numbers[..].as_ref()) {
+            (Some("ready"), []) => Self::Ready,
+            (Some("granted"), &[token, asked, acquired]) => Self::Granted { token, asked, acquired },
+            (Some("released"), &[token, at]) => Self::Released { token, at },
+            (Some("waiting"), &[asked]) => Self::Waiting { asked },
+            (Some("queries"), &[count]) => Self::Queries(count),
+            _ => return Err(format!("a contender says {line:?}").into()),
+        })
+    }
+}
+
+/// What the tasks of a process share.
+struct Contest {
+    key: String,
+    hold: Duration,
+    stop: CancellationToken,
+    /// The highest token that was granted to anybody.
+    granted: watch::Sender<i64>,
+}
+
+pub async fn run(options: Options, queries: Queries) -> Result<(), Error> {
+    on!(options.database, contend(&options, &queries))
+}
+
+async fn contend<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Error> {
+    let lock = LeaseLock::new(pool::<DB>(&options.url, 10).await?).fair(options.fair);
+    let hold = Duration::from_millis(options.hold_ms);
+    let contest = Arc::new(Contest {
+        key: options.key.clone(),
+        hold,
+        stop: CancellationToken::new(),
+        granted: watch::Sender::new(0),
+    });
+    let mut tasks = JoinSet::new();
+    println!("{}", Word::Ready);
+    let mut lines = BufReader::new(stdin()).lines();
+    while let Some(line) = lines.next_line().await? {
+        match line.split_once(' ') {
+            Some((_, token)) => {
+                contest.granted.send_replace(token.parse()?);
+            }
+            None if line == "go" => {
+                for _ in 0..options.tasks {
+                    tasks.spawn(ask_again_and_again(lock.clone(), contest.clone()));
+                }
+            }
+            None if line == "count" => println!("{}", Word::Queries(queries.so_far())),
+            None => break,
+        }
+    }
+    contest.stop.cancel();
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    lock.shutdown().await;
+    Ok(())
+}
+
+async fn ask_again_and_again<DB: Bench>(lock: LeaseLock<DB>, contest: Arc<Contest>) -> Result<(), Error> {
+    let mut granted = contest.granted.subscribe();
+    loop {
+        let asked = now();
+        let attempt = tokio::select! {
+            attempt = lock.acquire(&contest.key, Duration::MAX) => attempt?,
+            () = contest.stop.cancelled() => {
+                println!("{}", Word::Waiting { asked });
+                return Ok(());
+            }
+        };
+        let acquired = now();
+        let lease = match attempt {
+            Attempt::Acquired(lease) => lease,
+            Attempt::Refused(refusal) => return Err(format!("refused: {refusal}").into()),
+        };
+        let token = lease.token().get();
+        println!("{}", Word::Granted { token, asked, acquired });
+        sleep(contest.hold).await;
+        let at = now();
+        lease.release(Status::Succeeded).await?;
+        println!("{}", Word::Released { token, at });
+        // Somebody else comes first, so that two tasks hand it over to each other as two hundred do.
+        tokio::select! {
+            next = granted.wait_for(|highest| *highest > token) => drop(next?),
+            () = contest.stop.cancelled() => return Ok(()),
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! The databases: where they are, one of its own for each run, and what a server counts.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+};
+
+use clap::ValueEnum;
+use rowlock::Database;
+use sqlx::{AssertSqlSafe, MySql, Pool, Postgres, Row as _, Sqlite, pool::PoolOptions, postgres::PgListener};
+use tempfile::TempDir;
+
+use crate::Error;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    Sqlite,
+    Postgres,
+    Mysql,
+    Mariadb,
+}
+
+impl Kind {
+    pub const ALL: [Self; 4] = [Self::Sqlite, Self::Postgres, Self::Mysql, Self::Mariadb];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sqlite => "sqlite",
+            Self::Postgres => "postgres",
+            Self::Mysql => "mysql",
+            Self::Mariadb => "mariadb",
+        }
+    }
+
+    /// The server's URL; without one the database is skipped, and that is said.
+    pub fn url(self) -> Option<String> {
+        let variable = match self {
+            Self::Sqlite => return Some(String::new()),
+            Self::Postgres => "POSTGRES_URL",
+            Self::Mysql => "MYSQL_URL",
+            Self::Mariadb => "MARIADB_URL",
+        };
+        let url = std::env::var(variable).ok().filter(|url| !url.is_empty());
+        if url.is_none() {
+            println!("{}: skipped, {variable} is not set", self.name());
+        }
+        url
+    }
+}
+
+/// Calls a function that is generic over the database with the one that is meant.
+macro_rules! on {
+    ($kind:expr, $function:ident($($argument:expr),* $(,)?)) => {
+        match $kind {
+            $crate::database::Kind::Sqlite => $function::<sqlx::Sqlite>($($argument),*).await,
+            $crate::database::Kind::Postgres => $function::<sqlx::Postgres>($($argument),*).await,
+            $crate::database::Kind::Mysql | $crate::database::Kind::Mariadb => $function::<sqlx::MySql>($($argument),*).await,
+        }
+    };
+}
+pub(crate) use on;
+
+/// A database of one run.
+pub struct Site {
+    pub url: String,
+    folder: Option<TempDir>,
+}
+
+/// What the server has counted so far, where it counts.
+#[derive(Clone, Copy, Default)]
+pub struct Served {
+    pub statements: Option<i64>,
+    pub notifies: Option<i64>,
+}
+
+impl Served {
+    pub fn since(self, before: Self) -> Self {
+        // A count that fell was reset, or what was counted longest ago made room.
+        let less = |now: Option<i64>, then| Some(now? - then?).filter(|count| *count >= 0);
+        Self { statements: less(self.statements, before.statements), notifies: less(self.notifies, before.notifies) }
+    }
+}
+
+/// Looks at the server's counts, on a connection of its own.
+pub struct Observer<DB: Bench> {
+    pool: Pool<DB>,
+    notifies: Option<Arc<AtomicI64>>,
+    looks: AtomicI64,
+}
+
+impl<DB: Bench> Observer<DB> {
+    pub async fn new(site: &Site) -> Result<Self, Error> {
+        let pool = pool(&site.url, 1).await?;
+        DB::prepare(&pool).await?;
+        Ok(Self { notifies: DB::notifies(&site.url).await?, pool, looks: AtomicI64::new(0) })
+    }
+
+    pub async fn served(&self) -> Result<Served, Error> {
+        let looks = self.looks.fetch_add(1, Ordering::Relaxed);
+        let statements = DB::statements(&self.pool).await?.map(|count| count - looks);
+        let notifies = self.notifies.as_ref().map(|count| count.load(Ordering::Relaxed));
+        Ok(Served { statements, notifies })
+    }
+}
+
+pub trait Bench: Database {
+    /// Makes an empty database.
+    fn create_database(server: &str) -> impl Future<Output = Result<Site, Error>> + Send;
+
+    fn drop_database(server: &str, site: Site) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// What counting needs.
+    fn prepare(_: &Pool<Self>) -> impl Future<Output = Result<(), Error>> + Send {
+        async { Ok(()) }
+    }
+
+    /// Statements so far, one of which may be this one.
+    fn statements(pool: &Pool<Self>) -> impl Future<Output = Result<Option<i64>, Error>> + Send;
+
+    /// Counts words of releases in the background.
+    fn notifies(_: &str) -> impl Future<Output = Result<Option<Arc<AtomicI64>>, Error>> + Send {
+        async { Ok(None) }
+    }
+}
+
+pub async fn pool<DB: Database>(url: &str, connections: u32) -> Result<Pool<DB>, sqlx::Error> {
+    PoolOptions::new().max_connections(connections).test_before_acquire(false).connect(url).await
+}
+
+/// Makes a database with the table in it.
+pub async fn site<DB: Bench>(server: &str) -> Result<Site, Error> {
+    let site = DB::create_database(server).await?;
+    let pool = pool::<DB>(&site.url, 1).await?;
+    rowlock::migrate(&pool).await?;
+    pool.close().await;
+    Ok(site)
+}
+
+fn unique_name() -> String {
+    format!("rowlock_bench_{}", uuid::Uuid::new_v4().simple())
+}
+
+/// The same server, another database.
+fn with_database(url: &str, database: &str) -> Result<String, Error> {
+    let (address, options) = url.split_once('?').map_or((url, String::new()), |(url, rest)| (url, format!("?{rest}")));
+    let (server, _) = address.rsplit_once('/').ok_or("a URL names a database")?;
+    Ok(format!("{server}/{database}{options}"))
+}
+
+fn database_of(site: &Site) -> &str {
+    let address = site.url.split('?').next().unwrap_or_default();
+    address.rsplit('/').next().unwrap_or_default()
+}
+
+impl Bench for Sqlite {
+    async fn create_database(_: &str) -> Result<Site, Error> {
+        let folder = tempfile::tempdir()?;
+        let url = format!("sqlite://{}?mode=rwc", folder.path().join("locks.db").display());
+        let pool = pool::<Self>(&url, 1).await?;
+        sqlx::raw_sql("PRAGMA journal_mode = WAL").execute(&pool).await?;
+        pool.close().await;
+        Ok(Site { url, folder: Some(folder) })
+    }
+
+    async fn drop_database(_: &str, site: Site) -> Result<(), Error> {
+        site.folder.map(TempDir::close).transpose()?;
+        Ok(())
+    }
+
+    async fn statements(_: &Pool<Self>) -> Result<Option<i64>, Error> {
+        Ok(None)
+    }
+}
+
+impl Bench for Postgres {
+    async fn create_database(server: &str) -> Result<Site, Error> {
+        let name = unique_name();
+        let pool = pool::<Self>(server, 1).await?;
+        sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&pool).await?;
+        Ok(Site { url: with_database(server, &name)?, folder: None })
+    }
+
+    async fn drop_database(server: &str, site: Site) -> Result<(), Error> {
+        let pool = pool::<Self>(server, 1).await?;
+        let sql = format!("DROP DATABASE {} WITH (FORCE)", database_of(&site));
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&pool).await?;
+        Ok(())
+    }
+
+    async fn prepare(pool: &Pool<Self>) -> Result<(), Error> {
+        let loaded: String = sqlx::query_scalar("SHOW shared_preload_libraries").fetch_one(pool).await?;
+        if loaded.contains("pg_stat_statements") {
+            sqlx::raw_sql("CREATE EXTENSION IF NOT EXISTS pg_stat_statements").execute(pool).await?;
+        }
+        Ok(())
+    }
+
+    /// By the extension that counts statements, or else by commits.
+    async fn statements(pool: &Pool<Self>) -> Result<Option<i64>, Error> {
+        let counted = sqlx::query_scalar(
+            "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
+             WHERE d.datname = current_database()",
+        );
+        Ok(Some(match counted.fetch_one(pool).await {
+            Ok(count) => count,
+            Err(sqlx::Error::Database(_)) => {
+                let commits = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
+                sqlx::query_scalar(commits).fetch_one(pool).await?
+            }
+            Err(error) => return Err(error.into()),
+        }))
+    }
+
+    async fn notifies(url: &str) -> Result<Option<Arc<AtomicI64>>, Error> {
+        let count = Arc::new(AtomicI64::new(0));
+        let mut listener = PgListener::connect(url).await?;
+        listener.eager_reconnect(false);
+        listener.listen("rowlock").await?;
+        let counting = count.clone();
+        tokio::spawn(async move {
+            while let Ok(Some(_)) = listener.try_recv().await {
+                counting.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        Ok(Some(count))
+    }
+}
+
+impl Bench for MySql {
+    async fn create_database(server: &str) -> Result<Site, Error> {
+        let name = unique_name();
+        let pool = pool::<Self>(server, 1).await?;
+        sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&pool).await?;
+        Ok(Site { url: with_database(server, &name)?, folder: None })
+    }
+
+    async fn drop_database(server: &str, site: Site) -> Result<(), Error> {
+        let pool = pool::<Self>(server, 1).await?;
+        sqlx::raw_sql(AssertSqlSafe(format!("DROP DATABASE {}", database_of(&site)))).execute(&pool).await?;
+        Ok(())
+    }
+
+    /// Of the whole server, whoever uses it.
+    async fn statements(pool: &Pool<Self>) -> Result<Option<i64>, Error> {
+        let row = sqlx::raw_sql("SHOW GLOBAL STATUS LIKE 'Questions'").fetch_one(pool).await?;
+        Ok(Some(row.try_get::<String, _>(1)?.parse()?))
+    }
+}

@@ -1,0 +1,395 @@
+//! The time from the call of `release` to the return of the next holder's `acquire`, on one key that so many tasks want.
+
+use std::{collections::BTreeMap, io::Write as _, process::Stdio, time::Duration};
+
+use clap::Args;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    sync::mpsc,
+    time::{Instant, timeout, timeout_at},
+};
+
+use crate::{
+    Error,
+    contender::{URL, Word},
+    database::{Bench, Kind, Observer, Served, Site, on, site},
+    statistics::{Summary, millis, now},
+};
+
+/// How long the processes may take to begin, and to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How far the order of the calls may differ from that of the moments that were noted, in nanoseconds: the system takes a thread off its core in between.
+const UNNOTICED: i64 = 20_000_000;
+
+#[derive(Args)]
+pub struct Options {
+    /// A database to measure; all four unless given.
+    #[arg(long = "database", value_name = "NAME")]
+    databases: Vec<Kind>,
+    /// How long each line measures, after as many seconds of warming up as `--warm-up` says.
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    #[arg(long, default_value_t = 2)]
+    warm_up: u64,
+    /// How long a task holds the key, in milliseconds.
+    #[arg(long, value_delimiter = ',', default_values_t = [5, 50])]
+    hold_ms: Vec<u64>,
+    /// How many tasks want the key.
+    #[arg(long, value_delimiter = ',', default_values_t = [2, 20, 200])]
+    waiters: Vec<usize>,
+    /// Only the lines with this many processes: 1, or more than 1.
+    #[arg(long)]
+    processes: Option<usize>,
+    /// Only the lines in order, or not.
+    #[arg(long)]
+    fair: Option<bool>,
+}
+
+/// What one line measures.
+#[derive(Clone, Copy)]
+struct Setup {
+    kind: Kind,
+    fair: bool,
+    processes: usize,
+    waiters: usize,
+    hold_ms: u64,
+}
+
+impl Setup {
+    /// One of its own for each line, which finds nothing that the one before left behind.
+    fn key(&self) -> String {
+        format!("{}/{}/{}/{}", self.fair, self.processes, self.waiters, self.hold_ms)
+    }
+}
+
+/// A holder, as its process told of it.
+#[derive(Clone, Copy)]
+struct Holder {
+    process: usize,
+    asked: i64,
+    acquired: i64,
+    released: Option<i64>,
+}
+
+/// All that was told, and when the measuring began and ended.
+#[derive(Default)]
+struct Record {
+    holders: BTreeMap<i64, Holder>,
+    /// Since when those have asked who did not get it.
+    waiting: Vec<i64>,
+    window: (i64, i64),
+    queries: i64,
+    served: Served,
+}
+
+pub async fn run(options: &Options, log: Option<&str>) -> Result<(), Error> {
+    let kinds = if options.databases.is_empty() { &Kind::ALL[..] } else { &options.databases };
+    println!(
+        "From the call of release to the next acquire's return, in ms; with several processes only where the next holder is another process."
+    );
+    println!(
+        "all: all hand-overs; queries: sent for each of them; server: counted there (MySQL, MariaDB: of the whole server); longest: a task waited"
+    );
+    for kind in kinds {
+        if let Some(server) = kind.url() {
+            on!(*kind, measure(*kind, &server, options, log))?;
+        }
+    }
+    Ok(())
+}
+
+async fn measure<DB: Bench>(kind: Kind, server: &str, options: &Options, log: Option<&str>) -> Result<(), Error> {
+    println!(
+        "\n{:<9}{:<6}{:>5}{:>8}{:>6}{:>7}{:>7}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>8}{:>11}",
+        kind.name(),
+        "order",
+        "hold",
+        "waiters",
+        "procs",
+        "all",
+        "counted",
+        "min",
+        "median",
+        "p90",
+        "p99",
+        "max",
+        "queries",
+        "server",
+        "notify",
+        "longest"
+    );
+    let own = site::<DB>(server).await?;
+    let measured = lines::<DB>(kind, &own, options, log).await;
+    DB::drop_database(server, own).await?;
+    measured
+}
+
+async fn lines<DB: Bench>(kind: Kind, site: &Site, options: &Options, log: Option<&str>) -> Result<(), Error> {
+    let observer = Observer::<DB>::new(site).await?;
+    for &hold_ms in &options.hold_ms {
+        for several in [false, true] {
+            for fair in [false, true] {
+                for &waiters in &options.waiters {
+                    let processes = if several { waiters.min(4) } else { 1 };
+                    let wanted = options.processes.is_none_or(|wanted| (wanted > 1) == several)
+                        && options.fair.is_none_or(|wanted| wanted == fair);
+                    if wanted {
+                        let setup = Setup { kind, fair, processes, waiters, hold_ms };
+                        eprintln!(
+                            "{} fair={fair} hold={hold_ms}ms waiters={waiters} processes={processes}",
+                            kind.name()
+                        );
+                        let mut contest = Contest::start(setup, site, log).await?;
+                        let record = contest.measure(options, &observer).await;
+                        let ended = contest.end(record?).await?;
+                        show(setup, &ended);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The processes of one line.
+struct Contest {
+    children: Vec<(Child, Option<ChildStdin>)>,
+    words: mpsc::Receiver<(usize, Result<Word, Error>)>,
+}
+
+impl Contest {
+    async fn start(setup: Setup, site: &Site, log: Option<&str>) -> Result<Self, Error> {
+        let (sender, words) = mpsc::channel(1000);
+        let mut contest = Self { children: Vec::new(), words };
+        for process in 0..setup.processes {
+            let share = setup.waiters / setup.processes + usize::from(process < setup.waiters % setup.processes);
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["contender", "--database", setup.kind.name(), "--tasks", &share.to_string()]);
+            command.args(["--key", &setup.key(), "--hold-ms", &setup.hold_ms.to_string()]).env(URL, &site.url);
+            if setup.fair {
+                command.arg("--fair");
+            }
+            if let Some(log) = log {
+                command.args(["--log", log]);
+            }
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+            let (stdin, stdout) = (child.stdin.take(), child.stdout.take().ok_or("a pipe")?);
+            tokio::spawn(listen(process, stdout, sender.clone()));
+            contest.children.push((child, stdin));
+        }
+        for _ in 0..setup.processes {
+            let word = timeout(PATIENCE, contest.words.recv()).await?;
+            match word.ok_or("the processes are gone")?.1? {
+                Word::Ready => {}
+                other => return Err(format!("instead of being ready: {other}").into()),
+            }
+        }
+        Ok(contest)
+    }
+
+    async fn tell(&mut self, line: &str) -> Result<(), Error> {
+        for (_, stdin) in &mut self.children {
+            stdin.as_mut().ok_or("a pipe")?.write_all(format!("{line}\n").as_bytes()).await?;
+        }
+        Ok(())
+    }
+
+    async fn measure<DB: Bench>(&mut self, options: &Options, observer: &Observer<DB>) -> Result<Record, Error> {
+        let mut record = Record::default();
+        let begin = Instant::now() + Duration::from_secs(options.warm_up);
+        self.tell("go").await?;
+        self.follow(&mut record, begin).await?;
+        let (from, before, served) = (now(), self.queries(&mut record).await?, observer.served().await?);
+        self.follow(&mut record, begin + Duration::from_secs(options.seconds)).await?;
+        record.window = (from, now());
+        record.queries = self.queries(&mut record).await? - before;
+        record.served = observer.served().await?.since(served);
+        Ok(record)
+    }
+
+    /// Takes down what is told until then, and passes on what the others wait for.
+    async fn follow(&mut self, record: &mut Record, until: Instant) -> Result<(), Error> {
+        while let Ok(word) = timeout_at(until, self.words.recv()).await {
+            let (process, word) = word.ok_or("the processes are gone")?;
+            self.take(record, process, word?).await?;
+        }
+        Ok(())
+    }
+
+    async fn take(&mut self, record: &mut Record, process: usize, word: Word) -> Result<(), Error> {
+        match word {
+            Word::Granted { token, asked, acquired } => {
+                record.holders.insert(token, Holder { process, asked, acquired, released: None });
+                self.tell(&format!("granted {token}")).await?;
+            }
+            Word::Released { token, at } => {
+                record.holders.get_mut(&token).ok_or("released what was not granted")?.released = Some(at);
+            }
+            Word::Waiting { asked } => record.waiting.push(asked),
+            Word::Ready | Word::Queries(_) => return Err(format!("out of place: {word}").into()),
+        }
+        Ok(())
+    }
+
+    /// How many statements all processes have sent so far.
+    async fn queries(&mut self, record: &mut Record) -> Result<i64, Error> {
+        self.tell("count").await?;
+        let (mut sum, mut answers) = (0, 0);
+        while answers < self.children.len() {
+            let word = timeout(PATIENCE, self.words.recv()).await?;
+            let (process, word) = word.ok_or("the processes are gone")?;
+            match word? {
+                Word::Queries(count) => (sum, answers) = (sum + count, answers + 1),
+                other => self.take(record, process, other).await?,
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Has all of them stop, and takes down the rest.
+    async fn end(mut self, mut record: Record) -> Result<Record, Error> {
+        for (_, stdin) in &mut self.children {
+            drop(stdin.take());
+        }
+        let rest = async {
+            while let Some((process, word)) = self.words.recv().await {
+                match word? {
+                    Word::Waiting { asked } => record.waiting.push(asked),
+                    Word::Released { token, at } => {
+                        record.holders.get_mut(&token).ok_or("released what was not granted")?.released = Some(at);
+                    }
+                    Word::Granted { token, asked, acquired } => {
+                        record.holders.insert(token, Holder { process, asked, acquired, released: None });
+                    }
+                    Word::Ready | Word::Queries(_) => {}
+                }
+            }
+            for (child, _) in &mut self.children {
+                let status = child.wait().await?;
+                if !status.success() {
+                    return Err(format!("a process failed: {status}").into());
+                }
+            }
+            Ok::<_, Error>(())
+        };
+        timeout(PATIENCE, rest).await??;
+        Ok(record)
+    }
+}
+
+async fn listen(process: usize, stdout: ChildStdout, sender: mpsc::Sender<(usize, Result<Word, Error>)>) {
+    let mut lines = BufReader::new(stdout).lines();
+    loop {
+        let word = match lines.next_line().await {
+            Ok(Some(line)) => line.parse(),
+            Ok(None) => return,
+            Err(error) => Err(error.into()),
+        };
+        if sender.send((process, word)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// What the holders, one after the other, come to.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Findings {
+    all: usize,
+    counted: Vec<i64>,
+    longest: i64,
+    /// Two held it at once.
+    overlaps: usize,
+    /// In one process, somebody who had come earlier by more than [`UNNOTICED`] was served after.
+    overtaken: usize,
+}
+
+fn find(setup: Setup, record: &Record) -> Findings {
+    let mut found = Findings::default();
+    let (from, to) = record.window;
+    let holders: Vec<Holder> = record.holders.values().copied().collect();
+    for pair in holders.windows(2) {
+        let [last, next] = [pair[0], pair[1]];
+        let Some(released) = last.released else { continue };
+        found.overlaps += usize::from(next.acquired < released);
+        if next.acquired < from || next.acquired > to {
+            continue;
+        }
+        found.all += 1;
+        // Whoever asks later finds it free.
+        if next.asked < released && (setup.processes == 1 || last.process != next.process) {
+            found.counted.push(next.acquired - released);
+        }
+    }
+    for process in 0..setup.processes {
+        let own: Vec<Holder> = holders.iter().copied().filter(|holder| holder.process == process).collect();
+        found.overtaken += own.windows(2).filter(|pair| pair[1].asked + UNNOTICED < pair[0].asked).count();
+    }
+    let served = holders.iter().filter(|holder| holder.acquired >= from).map(|holder| holder.acquired - holder.asked);
+    let unserved = record.waiting.iter().map(|asked| (to - asked).max(0));
+    found.longest = served.chain(unserved).max().unwrap_or_default();
+    found
+}
+
+fn show(setup: Setup, record: &Record) {
+    let found = find(setup, record);
+    let each = |count: Option<i64>| match count {
+        Some(count) if found.all > 0 => format!("{:.2}", count as f64 / found.all as f64),
+        _ => "-".to_owned(),
+    };
+    let summary = Summary::of(found.counted);
+    println!(
+        "{:<9}{:<6}{:>5}{:>8}{:>6}{:>7}{:>7}{summary}{:>9}{:>8}{:>8}{:>11.2}",
+        setup.kind.name(),
+        if setup.fair { "fair" } else { "-" },
+        setup.hold_ms,
+        setup.waiters,
+        setup.processes,
+        found.all,
+        summary.count(),
+        each(Some(record.queries)),
+        each(record.served.statements),
+        each(record.served.notifies),
+        millis(found.longest),
+    );
+    if found.overlaps > 0 || found.overtaken > 0 {
+        println!("  WRONG: {} overlaps, {} overtaken within a process", found.overlaps, found.overtaken);
+    }
+    let _ = std::io::stdout().flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(holders: &[(usize, i64, i64, i64)]) -> Record {
+        let holder =
+            |&(process, asked, acquired, released)| Holder { process, asked, acquired, released: Some(released) };
+        let holders = (1..).zip(holders.iter().map(holder)).collect();
+        Record { holders, window: (0, 1000), ..Record::default() }
+    }
+
+    fn across(processes: usize) -> Setup {
+        Setup { kind: Kind::Sqlite, fair: false, processes, waiters: 2, hold_ms: 5 }
+    }
+
+    #[test]
+    fn only_hand_overs_to_another_process_that_waited_are_counted() {
+        let record = record(&[(0, 0, 10, 20), (1, 5, 27, 40), (1, 30, 42, 50), (0, 55, 60, 70)]);
+        let found = find(across(2), &record);
+        assert_eq!((found.all, found.counted, found.overlaps), (3, vec![7], 0));
+        assert_eq!(find(across(1), &record).counted, vec![7, 2]);
+    }
+
+    #[test]
+    fn two_holders_at_once_are_told() {
+        assert_eq!(find(across(2), &record(&[(0, 0, 10, 20), (1, 5, 15, 40)])).overlaps, 1);
+    }
+
+    #[test]
+    fn whoever_is_served_after_those_who_came_later_is_told() {
+        let late = record(&[(0, 30_000_000, 10, 20), (0, 1_000_000, 30, 40)]);
+        assert_eq!(find(across(1), &late).overtaken, 1);
+        assert_eq!(find(across(2), &record(&[(0, 30_000_000, 10, 20), (1, 1_000_000, 30, 40)])).overtaken, 0);
+    }
+}

@@ -1,0 +1,61 @@
+//! A clock that all processes of the machine share, and what many durations come to.
+
+use std::fmt;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Nanoseconds since a point in time that is the same for every process.
+pub fn now() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
+
+pub fn millis(nanos: i64) -> f64 {
+    nanos as f64 / 1e6
+}
+
+/// What so many durations come to.
+pub struct Summary(Vec<i64>);
+
+impl Summary {
+    pub fn of(mut nanos: Vec<i64>) -> Self {
+        nanos.sort_unstable();
+        Self(nanos)
+    }
+
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The smallest that so many percent are not above.
+    fn percentile(&self, percent: usize) -> Option<i64> {
+        let rank = (self.0.len() * percent).div_ceil(100).max(1);
+        self.0.get(rank - 1).copied()
+    }
+}
+
+/// Minimum, median, p90, p99 and maximum, in milliseconds.
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for percent in [0, 50, 90, 99, 100] {
+            match self.percentile(percent) {
+                Some(nanos) => write!(f, "{:>9.2}", millis(nanos))?,
+                None => write!(f, "{:>9}", "-")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_were_measured() {
+        let summary = Summary::of((1..=200).rev().collect());
+        let all = [0, 50, 90, 99, 100].map(|percent| summary.percentile(percent));
+        assert_eq!(all, [Some(1), Some(100), Some(180), Some(198), Some(200)]);
+        assert_eq!(Summary::of(vec![]).percentile(50), None);
+    }
+}

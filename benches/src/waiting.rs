@@ -1,0 +1,116 @@
+//! What many tasks that wait for one key ask of the database while another lock object holds it.
+
+use std::time::Duration;
+
+use clap::Args;
+use rowlock::{Attempt, LeaseLock, Status};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    Error,
+    count::Queries,
+    database::{Bench, Kind, on, pool, site},
+};
+
+const KEY: &str = "waiting";
+/// How long all of them may take to get it, one after the other.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+#[derive(Args)]
+pub struct Options {
+    /// A database to measure; all four unless given.
+    #[arg(long = "database", value_name = "NAME")]
+    databases: Vec<Kind>,
+    /// How long the key is held.
+    #[arg(long, default_value_t = 30)]
+    seconds: u64,
+    /// How many tasks wait for it.
+    #[arg(long, default_value_t = 1000)]
+    tasks: usize,
+}
+
+pub async fn run(options: &Options, queries: &Queries) -> Result<(), Error> {
+    let kinds = if options.databases.is_empty() { &Kind::ALL[..] } else { &options.databases };
+    println!(
+        "{} tasks wait for a key that is held for {} s. Queries of all of them and the holder: in each second, and a second in the last half;",
+        options.tasks, options.seconds
+    );
+    println!("then each takes the key and releases it: seconds until all had it, queries for each.");
+    for kind in kinds {
+        if let Some(server) = kind.url() {
+            for fair in [false, true] {
+                eprintln!("{} fair={fair}", kind.name());
+                on!(*kind, measure(*kind, &server, fair, options, queries))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn measure<DB: Bench>(
+    kind: Kind,
+    server: &str,
+    fair: bool,
+    options: &Options,
+    queries: &Queries,
+) -> Result<(), Error> {
+    let own = site::<DB>(server).await?;
+    let held = hold::<DB>(&own.url, fair, options, queries).await;
+    DB::drop_database(server, own).await?;
+    let Held { seconds, all, each } = held?;
+    let half = &seconds[seconds.len() / 2..];
+    let calm = half.iter().sum::<i64>() as f64 / half.len().max(1) as f64;
+    let order = if fair { "fair" } else { "-" };
+    println!(
+        "{:<9}{order:<6}{calm:>8.2} a second; all had it in {:.1} s, {each:.2} queries each; {seconds:?}",
+        kind.name(),
+        all.as_secs_f64()
+    );
+    Ok(())
+}
+
+struct Held {
+    /// Queries in each second of the hold.
+    seconds: Vec<i64>,
+    all: Duration,
+    each: f64,
+}
+
+async fn hold<DB: Bench>(url: &str, fair: bool, options: &Options, queries: &Queries) -> Result<Held, Error> {
+    let holder = LeaseLock::new(pool::<DB>(url, 10).await?).fair(fair);
+    let waiting = LeaseLock::new(pool::<DB>(url, 10).await?).fair(fair);
+    let Attempt::Acquired(lease) = holder.try_acquire(KEY).await? else { return Err("the key is not free".into()) };
+    let mut before = queries.so_far();
+    let begin = Instant::now();
+    let mut tasks = JoinSet::new();
+    for _ in 0..options.tasks {
+        let waiting = waiting.clone();
+        tasks.spawn(async move {
+            match waiting.acquire(KEY, Duration::MAX).await? {
+                Attempt::Acquired(lease) => Ok(lease.release(Status::Succeeded).await?),
+                Attempt::Refused(refusal) => Err(Error::from(format!("refused: {refusal}"))),
+            }
+        });
+    }
+    let mut seconds = Vec::new();
+    for second in 1..=options.seconds {
+        sleep((begin + Duration::from_secs(second)).saturating_duration_since(Instant::now())).await;
+        let so_far = queries.so_far();
+        seconds.push(so_far - before);
+        before = so_far;
+    }
+    let released = Instant::now();
+    lease.release(Status::Succeeded).await?;
+    let all = async {
+        while let Some(ended) = tasks.join_next().await {
+            ended??;
+        }
+        Ok::<_, Error>(())
+    };
+    timeout(PATIENCE, all).await.map_err(|_| "a waiter did not get the key")??;
+    let each = (queries.so_far() - before) as f64 / options.tasks.max(1) as f64;
+    Ok(Held { seconds, all: released.elapsed(), each })
+}
