@@ -12,6 +12,7 @@ use crate::{
     article::{Answer, Program},
     bank,
     bed::{Bed, Site, pool},
+    waiters,
 };
 
 const JOB: &str = "ROWLOCK_TEST_JOB";
@@ -29,7 +30,7 @@ pub fn start<DB: Bed>(site: &Site<DB>, job: &str, key: &str, file: &std::path::P
         .env("JOB_URL", &site.url)
         .env("JOB_SERVER", site.server.name)
         .env("JOB_FILE", file);
-    command.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
 }
 
 /// Starts an example: this program again, with the example's arguments.
@@ -64,7 +65,7 @@ fn var(name: &str) -> String {
     std::env::var(name).unwrap()
 }
 
-fn say(line: impl std::fmt::Display) {
+pub fn say(line: impl std::fmt::Display) {
     let mut out = std::io::stdout();
     writeln!(out, "{line}").and_then(|()| out.flush()).unwrap();
 }
@@ -79,6 +80,8 @@ async fn work<DB: Bed>() {
         "create" => create(&lock, &key, &file).await,
         "deduct" => take_ten(&pool, &key).await,
         "hold" => hold(lock, &key).await,
+        "wait" => waiters::work(lock, &key).await,
+        "wait in order" => waiters::work(lock.fair(true), &key).await,
         other => panic!("no job {other}"),
     }
 }

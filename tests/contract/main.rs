@@ -20,6 +20,7 @@ mod decimals;
 mod door;
 mod events;
 mod examples;
+mod fair;
 mod fenced;
 mod isolation;
 mod keeping;
@@ -54,6 +55,7 @@ mod versioned_door;
 mod versioned_in;
 mod versioned_lost;
 mod versioned_types;
+mod waiters;
 mod waiting;
 mod work;
 
@@ -196,6 +198,7 @@ where
             a_run, a_shutdown, a_migration, a_transaction_under_a_lease, a_transaction_under_a_version;
         replies: abandoning_a_lost_lease_changes_nothing, an_abandonment_waits_for_a_transaction_at_the_row;
     }
+    waits::<DB>(server, trials);
     versions::<DB>(server, trials);
     #[cfg(feature = "sqlite")]
     if server.name == "sqlite" {
@@ -282,6 +285,16 @@ where
             a_release_that_is_never_answered_is_unknown, a_release_that_never_gets_at_the_row_is_unknown,
             an_abandonment_that_is_not_answered_is_done, an_abandonment_that_was_done_before_another_came_is_unknown,
             an_abandonment_that_is_never_answered_is_unknown;
+    }
+}
+
+/// What is promised of waiting, where it takes several processes, faults or futures that are dropped.
+fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
+    tests! { server, trials;
+        fair:
+            grants_come_in_the_order_of_arrival, nobody_is_overtaken_and_nobody_starves,
+            the_waiters_of_a_killed_process_are_passed_over, no_try_gets_in_before_those_in_line,
+            a_waiter_that_goes_away_leaves_its_place;
     }
 }
 

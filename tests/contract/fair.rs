@@ -1,0 +1,259 @@
+//! First come, first served, across processes.
+
+use std::time::Duration;
+
+use rowlock::{Attempt, LeaseLock, LeaseSet, Reason, Status};
+use rustix::process::Signal;
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    waiters::{Process, Turn, now, places, seconds},
+};
+
+/// How long a place is kept for somebody who gives no sign of life, and how often one is given.
+const KEPT: Duration = Duration::from_secs(12);
+const SIGN: Duration = Duration::from_secs(4);
+/// What a slow machine may take on top.
+const SLACK: Duration = Duration::from_secs(3);
+
+async fn processes<DB: Bed>(site: &Site<DB>, count: usize) -> Vec<Process> {
+    let mut processes = Vec::new();
+    for number in 0..count {
+        processes.push(Process::start(site, number, "wait in order", "k").await);
+    }
+    processes
+}
+
+/// Waits until so many places stand in the queue.
+async fn in_line<DB: Bed>(site: &Site<DB>, count: usize) {
+    let started = Instant::now();
+    while places(site).await != i64::try_from(count).unwrap() {
+        assert!(started.elapsed() < PATIENCE, "{} places, not {count}", places(site).await);
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+async fn nobody_is_left<DB: Bed>(site: &Site<DB>) {
+    eventually("the queue is empty", || async { places(site).await == 0 }).await;
+}
+
+/// By their tokens, which never fall, and nobody beside another.
+fn in_order_of_grants(mut turns: Vec<Turn>) -> Vec<Turn> {
+    turns.sort_by_key(|turn| turn.tokens[0]);
+    for pair in turns.windows(2) {
+        assert!(pair[0].freed <= pair[1].granted, "two at a time: {pair:?}");
+    }
+    turns
+}
+
+/// Somebody holds the key while they come, one after the other, and then lets go. Without word of a release the next one asks at
+/// its own pace, hence fewer of them on other databases than PostgreSQL.
+pub async fn grants_come_in_the_order_of_arrival<DB: Bed>(site: Site<DB>) {
+    let tasks = if site.server.name == "postgres" { 50 } else { 12 };
+    let mut processes = processes(&site, 8).await;
+    let holder = acquired(site.lock().try_acquire("k").await);
+    let mut arrivals: Vec<usize> = (0..8 * tasks).map(|task| task % 8).collect();
+    fastrand::shuffle(&mut arrivals);
+    for (before, process) in arrivals.iter().enumerate() {
+        processes[*process].ask(Duration::from_millis(1)).await;
+        in_line(&site, before + 1).await;
+    }
+    holder.release(Status::Succeeded).await.unwrap();
+    let mut turns = Vec::new();
+    for process in processes {
+        turns.extend(process.ended(6 * PATIENCE).await);
+    }
+    let turns = in_order_of_grants(turns);
+    assert_eq!(turns.iter().map(|turn| turn.process).collect::<Vec<_>>(), arrivals);
+    let mut calls = [const { Vec::new() }; 8];
+    turns.iter().for_each(|turn| calls[turn.process].push(turn.called));
+    assert!(calls.iter().all(|calls| calls.is_sorted()), "in order within each process too");
+    nobody_is_left(&site).await;
+}
+
+/// One who waits in line, and is known to.
+struct Probe {
+    in_line: Duration,
+    token: i64,
+}
+
+/// It wants a key of its own as well, by which its place is known among the others'.
+async fn probe<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, number: usize) -> Option<Probe> {
+    let own = format!("probe {number}");
+    let waiting: JoinHandle<LeaseSet<DB>> = tokio::spawn({
+        let (lock, own) = (lock.clone(), own.clone());
+        async move { lock.acquire_all(["k", &own], Duration::MAX).await.unwrap().acquired().unwrap() }
+    });
+    let sql = format!("SELECT COUNT(*) FROM t_resource_lock_queue WHERE key_resource = '{own}'");
+    let mut in_line = None;
+    while in_line.is_none() && !waiting.is_finished() {
+        if site.number(&sql).await == Some(1) {
+            in_line = Some(now());
+        }
+        sleep(Duration::from_millis(1)).await;
+    }
+    let set = timeout(6 * PATIENCE, waiting).await.expect("it is granted").unwrap();
+    let token = set.token("k").unwrap().get();
+    set.release(Status::Succeeded).await.unwrap();
+    in_line.map(|in_line| Probe { in_line, token })
+}
+
+/// They come as they please. Whoever calls when another stands in line already comes after it, and nobody is kept waiting for more
+/// than two turns of each of the others: one of those who were there before, and one of those who came while it took its place.
+pub async fn nobody_is_overtaken_and_nobody_starves<DB: Bed>(site: Site<DB>) {
+    const TASKS: usize = 48;
+    let mut processes = processes(&site, 8).await;
+    let began = Instant::now();
+    for number in 0..TASKS {
+        processes[number % 8].go_on(seconds(), Duration::from_millis(2), Duration::from_millis(30)).await;
+    }
+    let (lock, mut probes) = (site.lock().fair(true), Vec::new());
+    let mut number = 0;
+    while began.elapsed() < seconds() {
+        probes.extend(probe(&site, &lock, number).await);
+        number += 1;
+    }
+    let mut turns = Vec::new();
+    for process in processes {
+        turns.extend(process.ended(6 * PATIENCE).await);
+    }
+    let turns = in_order_of_grants(turns);
+    for Probe { in_line, token } in &probes {
+        let late = turns.iter().find(|turn| turn.called > *in_line && turn.tokens[0] < *token);
+        assert!(late.is_none(), "in line at {in_line:?} for {token}, overtaken by {late:?}");
+    }
+    let ahead = |(place, turn): (usize, &Turn)| {
+        turns[..place].iter().rev().take_while(|other| other.granted > turn.called).count()
+    };
+    let most_ahead = turns.iter().enumerate().map(ahead).max().unwrap();
+    let longest = turns.iter().map(Turn::waited).max().unwrap();
+    println!(
+        "{}: {} turns of {TASKS} tasks in {:?}, {} probes, at most {most_ahead} turns ahead, the longest wait {longest:?}",
+        site.server.name,
+        turns.len(),
+        began.elapsed(),
+        probes.len(),
+    );
+    assert!(!probes.is_empty() && turns.len() >= TASKS, "{} probes, {} turns", probes.len(), turns.len());
+    assert!(most_ahead <= 2 * TASKS, "{most_ahead} turns ahead of one");
+    nobody_is_left(&site).await;
+}
+
+/// All the places of a dead process lapse within 12 s of its last sign of life. Of each process that waits one task asks, at
+/// least once a second.
+pub async fn the_waiters_of_a_killed_process_are_passed_over<DB: Bed>(site: Site<DB>) {
+    const TASKS: usize = 8;
+    let mut processes = processes(&site, 3).await;
+    let holder = acquired(site.lock().try_acquire("k").await);
+    let arrivals: Vec<usize> = [0, 0, 0].into_iter().chain((0..2 * TASKS).map(|task| 1 + task % 2)).collect();
+    for (before, process) in arrivals.iter().enumerate() {
+        processes[*process].ask(Duration::ZERO).await;
+        in_line(&site, before + 1).await;
+    }
+    let victim = processes.remove(0);
+    victim.signal(Signal::KILL);
+    let (killed, since) = (now(), Instant::now());
+    holder.release(Status::Succeeded).await.unwrap();
+    let before = counted(&site).await;
+    sleep(KEPT / 2).await;
+    assert_eq!(places(&site).await, i64::try_from(arrivals.len()).unwrap(), "nobody is passed over too early");
+    if let (Some(before), Some(after)) = (before, counted(&site).await) {
+        // A look a second each, at half that pace or less; three signs of life of two statements; what this test asks itself.
+        let most = 2 * (2 * since.elapsed().as_secs() + 6 + 6) + 4;
+        assert!(after - before <= most.try_into().unwrap(), "{} statements within 6 s", after - before);
+    }
+    let mut turns = Vec::new();
+    for process in processes {
+        turns.extend(process.ended(4 * PATIENCE).await);
+    }
+    let turns = in_order_of_grants(turns);
+    let took = turns[0].granted - killed;
+    assert!(took > KEPT - SIGN - SLACK && took < KEPT + SLACK, "{took:?}");
+    assert_eq!(turns.iter().map(|turn| turn.process).collect::<Vec<_>>(), arrivals[3..]);
+    nobody_is_left(&site).await;
+    drop(victim);
+}
+
+/// All statements in the test's database, whoever sent them: PostgreSQL alone tells.
+async fn counted<DB: Bed>(site: &Site<DB>) -> Option<i64> {
+    if site.server.name == "postgres" { DB::statements(&site.pool).await } else { None }
+}
+
+/// The first in line is stopped while the key is free, just after a sign of life.
+pub async fn no_try_gets_in_before_those_in_line<DB: Bed>(site: Site<DB>) {
+    let mut first = processes(&site, 1).await.remove(0);
+    let lock = site.lock().fair(true);
+    let holder = acquired(lock.try_acquire("k").await);
+    first.ask(Duration::ZERO).await;
+    in_line(&site, 1).await;
+    let alive = || async { site.cell("alive_until", "t_resource_lock_queue").await };
+    let before = alive().await;
+    eventually("it gives a sign of life", || async { alive().await != before }).await;
+    // The sign is followed by a mark on the row; on SQLite nobody gets at the file while somebody is stopped at it.
+    sleep(SIGN / 8).await;
+    first.signal(Signal::STOP);
+    let stopped = Instant::now();
+    holder.release(Status::Succeeded).await.unwrap();
+    let other = LeaseLock::new(site.pool_of(1).await);
+    let short = Duration::from_millis(300);
+    let reasons = [
+        refused(lock.try_acquire("k").await).reason,
+        refused(other.try_acquire("k").await).reason,
+        refused(other.acquire("k", short).await).reason,
+        refused(other.clone().fair(true).acquire("k", short).await).reason,
+        other.try_acquire_all(["j", "k"]).await.unwrap().refused().unwrap().reason,
+    ];
+    assert_eq!(reasons, [Reason::Queued; 5]);
+    acquired(other.try_acquire("j").await).release(Status::Succeeded).await.unwrap();
+    let lease = loop {
+        match other.try_acquire("k").await.unwrap() {
+            Attempt::Acquired(lease) => break lease,
+            Attempt::Refused(refusal) => {
+                assert_eq!(refusal.reason, Reason::Queued, "{refusal}");
+                assert!(stopped.elapsed() < KEPT + SLACK, "{refusal}");
+                sleep(Duration::from_millis(20)).await;
+            }
+        }
+    };
+    assert!(stopped.elapsed() > KEPT - SIGN, "{:?}", stopped.elapsed());
+    first.signal(Signal::CONT);
+    lease.release(Status::Succeeded).await.unwrap();
+    first.turn().await;
+    assert_eq!(first.ended(PATIENCE).await.len(), 0);
+    nobody_is_left(&site).await;
+}
+
+/// One who waits in this process, by a lock object of its own.
+async fn waiting<DB: Bed>(site: &Site<DB>) -> JoinHandle<Duration> {
+    let before = usize::try_from(places(site).await).unwrap();
+    let lock = site.lock().fair(true);
+    let waiting = tokio::spawn(async move {
+        let lease = acquired(lock.acquire("k", Duration::MAX).await);
+        let granted = now();
+        lease.release(Status::Succeeded).await.unwrap();
+        granted
+    });
+    in_line(site, before + 1).await;
+    waiting
+}
+
+pub async fn a_waiter_that_goes_away_leaves_its_place<DB: Bed>(site: Site<DB>) {
+    let holder = acquired(site.lock().try_acquire("k").await);
+    let [first, second, third, fourth] =
+        [waiting(&site).await, waiting(&site).await, waiting(&site).await, waiting(&site).await];
+    third.abort();
+    in_line(&site, 3).await;
+    // It goes away just when its turn comes.
+    first.abort();
+    let freed = now();
+    holder.release(Status::Succeeded).await.unwrap();
+    let [second, fourth] = [second, fourth].map(|waiting| timeout(PATIENCE, waiting));
+    let (second, fourth) = (second.await.unwrap().unwrap(), fourth.await.unwrap().unwrap());
+    assert!(second < fourth);
+    assert!(fourth - freed < KEPT - SIGN - SLACK, "well before a place lapses: {:?}", fourth - freed);
+    nobody_is_left(&site).await;
+}

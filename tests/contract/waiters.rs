@@ -1,0 +1,177 @@
+//! Processes that wait, and do as they are told; what they were granted, by a clock that all processes share.
+
+use std::time::Duration;
+
+use rowlock::{LeaseLock, LeaseSet, Status};
+use rustix::{
+    process::{Pid, Signal, kill_process},
+    time::{ClockId, clock_gettime},
+};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    process::{Child, ChildStdin},
+    sync::mpsc,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    bed::{Bed, PATIENCE, Site},
+    child::{self, say},
+};
+
+/// How long whatever goes on and on does so: 6 s, or as the variable says.
+pub fn seconds() -> Duration {
+    let set = std::env::var("ROWLOCK_LONG").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(set.unwrap_or(6))
+}
+
+/// Time since the machine was started, the same in every process.
+pub fn now() -> Duration {
+    let time = clock_gettime(ClockId::Monotonic);
+    Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
+}
+
+/// What a waiter was granted, and when.
+#[derive(Clone, Debug)]
+pub struct Turn {
+    /// Which process, as it was named.
+    pub process: usize,
+    pub called: Duration,
+    pub granted: Duration,
+    /// Just before it was released.
+    pub freed: Duration,
+    /// One for each key, in the order of keys.
+    pub tokens: Vec<i64>,
+}
+
+impl Turn {
+    pub fn waited(&self) -> Duration {
+        self.granted - self.called
+    }
+
+    fn parse(process: usize, line: &str) -> Self {
+        let mut numbers = line.split(' ').map(|number| number.parse::<i64>().unwrap());
+        let mut time = || Duration::from_nanos(numbers.next().unwrap().try_into().unwrap());
+        let (called, granted, freed) = (time(), time(), time());
+        Self { process, called, granted, freed, tokens: numbers.collect() }
+    }
+}
+
+/// A process that waits for keys, all of them at a time.
+pub struct Process {
+    child: Child,
+    orders: ChildStdin,
+    turns: mpsc::UnboundedReceiver<Turn>,
+}
+
+impl Process {
+    /// With the keys separated by commas. It asks when it is told to.
+    pub async fn start<DB: Bed>(site: &Site<DB>, number: usize, job: &str, keys: &str) -> Self {
+        let mut child = child::start(site, job, keys, std::path::Path::new(""));
+        let orders = child.stdin.take().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let ready = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap();
+        assert_eq!(ready.as_deref(), Some("ready"));
+        let (told, turns) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            // Read as it comes, so that nobody waits for room to speak.
+            while let Ok(Some(line)) = lines.next_line().await {
+                let _ = told.send(Turn::parse(number, &line));
+            }
+        });
+        Self { child, orders, turns }
+    }
+
+    /// One task more asks, once, and holds what it is granted for so long.
+    pub async fn ask(&mut self, hold: Duration) {
+        self.order(format!("0 {} 0", hold.as_millis())).await;
+    }
+
+    /// One task more asks again and again, with pauses up to this, until the time is up.
+    pub async fn go_on(&mut self, most: Duration, hold: Duration, pause: Duration) {
+        self.order(format!("{} {} {}", most.as_millis(), hold.as_millis(), pause.as_millis())).await;
+    }
+
+    async fn order(&mut self, line: String) {
+        self.orders.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    }
+
+    /// Waits for the next grant that was released.
+    pub async fn turn(&mut self) -> Turn {
+        timeout(2 * PATIENCE, self.turns.recv()).await.expect("it is granted its key").expect("it is there")
+    }
+
+    /// All the grants that were not asked for, when every task of it has ended.
+    pub async fn ended(mut self, within: Duration) -> Vec<Turn> {
+        drop(self.orders);
+        let mut turns = Vec::new();
+        let all = async {
+            while let Some(turn) = self.turns.recv().await {
+                turns.push(turn);
+            }
+            assert!(self.child.wait().await.unwrap().success());
+        };
+        timeout(within, all).await.expect("it ends");
+        turns
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let id = self.child.id().expect("it has not been waited for");
+        kill_process(Pid::from_raw(i32::try_from(id).unwrap()).unwrap(), signal).unwrap();
+    }
+}
+
+/// Places in the queues that stand in the table, lapsed ones too.
+pub async fn places<DB: Bed>(site: &Site<DB>) -> i64 {
+    site.number("SELECT COUNT(*) FROM t_resource_lock_queue").await.unwrap()
+}
+
+/// The process's side: it asks as it is ordered to, and tells of each grant after its release.
+pub async fn work<DB: Bed>(lock: LeaseLock<DB>, keys: &str) {
+    // The table has been looked at, and the connection is open, when the first order comes.
+    lock.inspect("nobody's").await.unwrap();
+    say("ready");
+    let keys: Vec<String> = keys.split(',').map(str::to_owned).collect();
+    let mut orders = BufReader::new(tokio::io::stdin()).lines();
+    let mut tasks = JoinSet::new();
+    while let Some(order) = orders.next_line().await.unwrap() {
+        let [most, hold, pause] =
+            <[u64; 3]>::try_from(order.split(' ').map(|word| word.parse().unwrap()).collect::<Vec<_>>()).unwrap();
+        tasks.spawn(go_on(lock.clone(), keys.clone(), now() + Duration::from_millis(most), hold, pause));
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    lock.shutdown().await;
+}
+
+async fn go_on<DB: Bed>(lock: LeaseLock<DB>, keys: Vec<String>, until: Duration, hold: u64, pause: u64) {
+    loop {
+        sleep(Duration::from_millis(fastrand::u64(..=pause))).await;
+        once(&lock, &keys, Duration::from_millis(hold)).await;
+        if now() >= until {
+            return;
+        }
+    }
+}
+
+async fn once<DB: Bed>(lock: &LeaseLock<DB>, keys: &[String], hold: Duration) {
+    let called = now();
+    let (granted, freed, tokens);
+    if let [key] = keys {
+        let lease = lock.acquire(key, Duration::MAX).await.unwrap().acquired().unwrap();
+        granted = now();
+        sleep(hold).await;
+        (freed, tokens) = (now(), vec![lease.token().get()]);
+        lease.release(Status::Succeeded).await.unwrap();
+    } else {
+        let set: LeaseSet<DB> = lock.acquire_all(keys, Duration::MAX).await.unwrap().acquired().unwrap();
+        granted = now();
+        sleep(hold).await;
+        (freed, tokens) = (now(), set.claims().iter().map(|claim| claim.token.get()).collect());
+        set.release(Status::Succeeded).await.unwrap();
+    }
+    let tokens: Vec<String> = tokens.iter().map(ToString::to_string).collect();
+    say(format_args!("{} {} {} {}", called.as_nanos(), granted.as_nanos(), freed.as_nanos(), tokens.join(" ")));
+}
