@@ -31,7 +31,7 @@ pub struct Stage<'a, DB: Bed> {
     site: &'a Site<DB>,
     proxy: Option<Proxy>,
     pub pool: Pool<DB>,
-    lock: LeaseLock<DB>,
+    pub lock: LeaseLock<DB>,
     pub key: String,
 }
 
@@ -66,16 +66,25 @@ impl<'a, DB: Bed> Stage<'a, DB> {
         }
     }
 
-    async fn key_can_be_had(&self) {
+    /// All that is promised while the server does not hear that a connection was closed in the middle of a transaction.
+    pub async fn pool_serves(&self) {
+        timeout(PATIENCE, DB::number(&self.pool, "SELECT COUNT(*) FROM t_resource_lock")).await.unwrap();
+    }
+
+    pub async fn can_be_had(&self, key: &str) {
         let since = Instant::now();
         rowlock::migrate(&self.site.pool).await.unwrap();
         let other = self.site.lock_for(60 * LEASE);
         let lease = loop {
-            match other.try_acquire(&self.key).await.unwrap() {
+            match other.try_acquire(key).await.unwrap() {
                 Attempt::Acquired(lease) => break lease,
                 Attempt::Refused(refusal) => {
                     let most = LEASE + Duration::from_secs(1);
-                    assert!(since.elapsed() < most, "not to be had within the lease and a second: {refusal}");
+                    assert!(
+                        since.elapsed() < most,
+                        "{}: not to be had within the lease and a second: {refusal}",
+                        self.key
+                    );
                     sleep(LEASE / 50).await;
                 }
             }
@@ -94,7 +103,7 @@ pub async fn at_every_stop<DB: Bed, P>(
 }
 
 /// The same, with looks at what is left: while the last chunk is still on its way, and when it has arrived.
-async fn at_every_stop_between<DB: Bed, P>(
+pub async fn at_every_stop_between<DB: Bed, P>(
     site: &Site<DB>,
     prepare: impl AsyncFn(&Stage<'_, DB>) -> P,
     act: impl AsyncFn(&Stage<'_, DB>, P),
@@ -141,7 +150,7 @@ async fn is_dropped<DB: Bed, P>(
     before(&stage).await;
     // Now it arrives, late.
     stage.proxy.iter().for_each(Proxy::open);
-    stage.key_can_be_had().await;
+    stage.can_be_had(&stage.key).await;
     stage.pool_is_clean().await;
     after(&stage).await;
     !ended
@@ -272,10 +281,7 @@ async fn a_transaction<DB: Bed>(site: &Site<DB>, lock: impl Fn(&Stage<'_, DB>) -
         });
         moved.await.unwrap();
     };
-    // The server has its end of the transaction open until it hears that the other is closed; the pool serves meanwhile.
-    let before = async |stage: &Stage<'_, DB>| {
-        timeout(PATIENCE, DB::number(&stage.pool, "SELECT COUNT(*) FROM account")).await.unwrap();
-    };
+    let before = async |stage: &Stage<'_, DB>| stage.pool_serves().await;
     let after = async |stage: &Stage<'_, DB>| {
         let moved = OPENING - balance(site, &stage.key).await;
         assert!([0, 1].contains(&moved), "{}: {moved}", stage.key);

@@ -18,6 +18,7 @@ mod contention;
 #[cfg(all(feature = "rust_decimal", any(feature = "postgres", feature = "mysql")))]
 mod decimals;
 mod door;
+mod dropped_waiters;
 mod events;
 mod examples;
 mod fair;
@@ -295,6 +296,8 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             grants_come_in_the_order_of_arrival, nobody_is_overtaken_and_nobody_starves,
             the_waiters_of_a_killed_process_are_passed_over, no_try_gets_in_before_those_in_line,
             a_waiter_that_goes_away_leaves_its_place;
+        dropped_waiters:
+            a_waiter, a_waiter_in_order, a_waiter_for_several_keys, a_waiter_for_several_keys_in_order;
     }
 }
 

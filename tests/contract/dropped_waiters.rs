@@ -1,0 +1,87 @@
+//! A waiter may be dropped at any await: no place in a queue outlives its bound, and no claim its lease.
+
+use std::{cell::RefCell, time::Duration};
+
+use rowlock::Status;
+use tokio::{
+    join,
+    time::{Instant, sleep},
+};
+
+use crate::{
+    bed::{Bed, Site, eventually},
+    cancelled::{Stage, at_every_stop_between},
+};
+
+/// How long the key is held while somebody waits: some questions long.
+const HELD: Duration = Duration::from_millis(50);
+/// How long a place is kept for somebody who gives no sign of life.
+const KEPT_MILLIS: i64 = 12_000;
+
+pub async fn a_waiter<DB: Bed>(site: Site<DB>) {
+    waiters(&site, &[""], false).await;
+}
+
+pub async fn a_waiter_in_order<DB: Bed>(site: Site<DB>) {
+    waiters(&site, &[""], true).await;
+}
+
+pub async fn a_waiter_for_several_keys<DB: Bed>(site: Site<DB>) {
+    waiters(&site, &["", " and another"], false).await;
+}
+
+pub async fn a_waiter_for_several_keys_in_order<DB: Bed>(site: Site<DB>) {
+    waiters(&site, &["", " and another"], true).await;
+}
+
+/// They want the stage's key with each of these behind it, which another one holds for a while.
+async fn waiters<DB: Bed>(site: &Site<DB>, wanted: &[&str], fair: bool) {
+    let keys = |stage: &Stage<'_, DB>| wanted.iter().map(|end| format!("{}{end}", stage.key)).collect::<Vec<_>>();
+    let prepare = async |stage: &Stage<'_, DB>| {
+        site.lock().try_acquire_all(keys(stage)).await.unwrap().acquired().expect("nobody holds them")
+    };
+    let act = async |stage: &Stage<'_, DB>, holder: rowlock::LeaseSet<DB>| {
+        let lock = stage.lock.clone().fair(fair);
+        let waiting = async {
+            match &*keys(stage) {
+                [key] => drop(lock.acquire(key, Duration::MAX).await.unwrap().acquired().unwrap()),
+                keys => drop(lock.acquire_all(keys, Duration::MAX).await.unwrap().acquired().unwrap()),
+            }
+        };
+        let holding = async {
+            sleep(HELD).await;
+            holder.release(Status::Succeeded).await.unwrap();
+        };
+        join!(waiting, holding);
+    };
+    let unheard = RefCell::new(Vec::new());
+    let after = async |stage: &Stage<'_, DB>| {
+        for key in &keys(stage)[1..] {
+            stage.can_be_had(key).await;
+        }
+        if !leaves(site, &stage.key).await {
+            unheard.borrow_mut().push(stage.key.clone());
+        }
+    };
+    at_every_stop_between(site, prepare, act, async |stage| stage.pool_serves().await, after).await;
+    let unheard = unheard.into_inner();
+    // Only the statements that draw a place can be carried out unheard: one request and its reply, or two, each prepared before.
+    let most = if site.server.name == "sqlite" || !fair { 0 } else { 8 };
+    assert!(unheard.len() <= most, "places that are not left: {unheard:?}");
+    let alive = |millis| format!("SELECT COUNT(*) FROM t_resource_lock_queue WHERE alive_until > {}", DB::ago(millis));
+    assert_eq!(site.number(&alive(-KEPT_MILLIS)).await, Some(0));
+    eventually("what nobody heard of lapses", || async { site.number(&alive(0)).await == Some(0) }).await;
+}
+
+/// Whether the places of this stage are given up soon.
+async fn leaves<DB: Bed>(site: &Site<DB>, key: &str) -> bool {
+    let started = Instant::now();
+    let sql = format!("SELECT COUNT(*) FROM t_resource_lock_queue WHERE key_resource LIKE '{key}%'");
+    while site.number(&sql).await != Some(0) {
+        if started.elapsed() > Duration::from_secs(2) {
+            return false;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    true
+}
