@@ -27,6 +27,8 @@ mod isolation;
 mod keeping;
 mod ledger;
 mod line;
+#[cfg(feature = "postgres")]
+mod listening;
 mod migrations;
 mod neighbours;
 mod operating;
@@ -298,6 +300,16 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             a_waiter_that_goes_away_leaves_its_place;
         dropped_waiters:
             a_waiter, a_waiter_in_order, a_waiter_for_several_keys, a_waiter_for_several_keys_in_order;
+    }
+    #[cfg(feature = "postgres")]
+    if server.name == "postgres" {
+        tests! { server, trials;
+            listening:
+                a_lock_object_listens_on_one_connection_while_somebody_waits, a_connection_that_listens_is_kept_for_the_next_who_waits,
+                word_of_a_release_comes_before_the_next_question, a_listener_that_is_terminated_hangs_nobody_and_comes_back,
+                a_listener_that_hears_nothing_any_more_hangs_nobody, a_listener_that_never_opens_hangs_nobody,
+                a_release_is_told_once_where_somebody_waits_and_never_elsewhere;
+        }
     }
 }
 

@@ -96,6 +96,14 @@ impl Proxy {
         });
     }
 
+    /// Holds whatever passes on one connection from now on, counted from the first; it stays open, and nothing comes out of it.
+    pub fn swallow(&self, number: u64) {
+        self.shared.0.send_modify(|state| {
+            state.left = [Some(0); 2];
+            state.only = Some(vec![number]);
+        });
+    }
+
     pub fn hold(&self, way: Way) {
         self.hold_after(way, 0);
     }

@@ -1,0 +1,219 @@
+//! Word of releases on PostgreSQL: who listens, how long, and that nobody relies on it.
+
+use std::time::Duration;
+
+use rowlock::{Lease, LeaseLock, Status};
+use sqlx::postgres::PgListener;
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    proxy::Way,
+};
+
+/// How long the connection is kept for the next who waits.
+const LINGER: Duration = Duration::from_secs(5);
+/// Whoever waits asks once a second without any word; and what a slow machine may take on top.
+const BOUND: Duration = Duration::from_secs(2);
+
+const LISTENERS: &str = "FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
+
+async fn listeners<DB: Bed>(site: &Site<DB>) -> i64 {
+    site.number(&format!("SELECT COUNT(*) {LISTENERS}")).await.unwrap()
+}
+
+/// The only listener's process on the server.
+async fn listener<DB: Bed>(site: &Site<DB>) -> i64 {
+    eventually("one listens", || async { listeners(site).await == 1 }).await;
+    site.number(&format!("SELECT pid {LISTENERS}")).await.unwrap()
+}
+
+/// Waits until whoever holds the key has been asked to tell of its release.
+async fn awaited<DB: Bed>(site: &Site<DB>, key: &str) {
+    let sql = format!("SELECT COUNT(*) FROM t_resource_lock WHERE awaited AND key_resource = '{key}'");
+    eventually("the row says that somebody waits", || async { site.number(&sql).await == Some(1) }).await;
+}
+
+/// Somebody who waits; with when it was granted its key.
+fn waiting<DB: Bed>(lock: &LeaseLock<DB>, key: &str) -> JoinHandle<(Lease<DB>, Instant)> {
+    let (lock, key) = (lock.clone(), key.to_owned());
+    tokio::spawn(async move { (acquired(lock.acquire(&key, Duration::MAX).await), Instant::now()) })
+}
+
+/// Releases, and tells how long it took until the next one had the key.
+async fn handed_over<DB: Bed>(holder: Lease<DB>, next: JoinHandle<(Lease<DB>, Instant)>) -> (Lease<DB>, Duration) {
+    let freed = Instant::now();
+    holder.release(Status::Succeeded).await.unwrap();
+    let (lease, granted) = timeout(PATIENCE, next).await.expect("it is granted its key").unwrap();
+    (lease, granted - freed)
+}
+
+pub async fn a_lock_object_listens_on_one_connection_while_somebody_waits<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock();
+    for _ in 0..3 {
+        acquired(lock.acquire("k", PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    }
+    let holders = [acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await)];
+    refused(lock.try_acquire("k").await);
+    assert_eq!(listeners(&site).await, 0, "nobody has waited");
+    let (one, two) = (LeaseLock::new(site.pool_of(1).await), LeaseLock::new(site.pool_of(1).await));
+    let all = [waiting(&one, "k"), waiting(&one.clone(), "k"), waiting(&one, "l"), waiting(&two, "k")];
+    eventually("both listen", || async { listeners(&site).await == 2 }).await;
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(1) {
+        assert_eq!(listeners(&site).await, 2);
+    }
+    all.iter().for_each(JoinHandle::abort);
+    let gone = Instant::now();
+    while listeners(&site).await > 0 {
+        assert!(gone.elapsed() < LINGER + BOUND);
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(gone.elapsed() > LINGER - Duration::from_millis(200), "{:?}", gone.elapsed());
+    drop(holders);
+}
+
+pub async fn a_connection_that_listens_is_kept_for_the_next_who_waits<DB: Bed>(site: Site<DB>) {
+    let _holder = acquired(site.lock().try_acquire("k").await);
+    let lock = LeaseLock::new(site.pool_of(1).await);
+    let first = waiting(&lock, "k");
+    let one = listener(&site).await;
+    first.abort();
+    sleep(LINGER / 2).await;
+    let second = waiting(&lock, "k");
+    sleep(LINGER * 3 / 4).await;
+    assert_eq!(listener(&site).await, one, "it was wanted again before it was closed");
+    second.abort();
+    eventually("it is closed", || async { listeners(&site).await == 0 }).await;
+    let third = waiting(&lock, "k");
+    assert_ne!(listener(&site).await, one);
+    third.abort();
+}
+
+/// They have waited for so long that they ask but once a second: hardly one of them would be that quick without the word.
+pub async fn word_of_a_release_comes_before_the_next_question<DB: Bed>(site: Site<DB>) {
+    const QUICK: Duration = Duration::from_millis(150);
+    let lock = LeaseLock::new(site.pool_of(2).await);
+    let mut pairs = Vec::new();
+    for number in 0..10 {
+        let key = format!("key {number}");
+        pairs.push((acquired(site.lock().try_acquire(&key).await), waiting(&lock, &key)));
+        awaited(&site, &key).await;
+    }
+    sleep(Duration::from_secs(3)).await;
+    let mut took = Vec::new();
+    for (holder, next) in pairs {
+        took.push(handed_over(holder, next).await.1);
+    }
+    assert!(took.iter().filter(|took| **took < QUICK).count() >= 8, "{took:?}");
+}
+
+pub async fn a_listener_that_is_terminated_hangs_nobody_and_comes_back<DB: Bed>(site: Site<DB>) {
+    let lock = LeaseLock::new(site.pool_of(1).await);
+    let mut holder = acquired(site.lock().try_acquire("k").await);
+    for _ in 0..3 {
+        let next = waiting(&lock, "k");
+        let before = listener(&site).await;
+        awaited(&site, "k").await;
+        site.execute(&format!("SELECT pg_terminate_backend({before})")).await;
+        let (lease, took) = handed_over(holder, next).await;
+        assert!(took < BOUND, "{took:?}");
+        let next = waiting(&site.lock(), "k");
+        let again = waiting(&lock, "k");
+        let other = format!("SELECT COUNT(*) {LISTENERS} AND pid <> {before}");
+        eventually("both listen anew", || async { site.number(&other).await == Some(2) }).await;
+        again.abort();
+        holder = handed_over(lease, next).await.0;
+        eventually("both have stopped", || async { listeners(&site).await == 0 }).await;
+    }
+}
+
+/// Its connection stays open, and nothing comes out of it.
+pub async fn a_listener_that_hears_nothing_any_more_hangs_nobody<DB: Bed>(site: Site<DB>) {
+    let proxy = site.proxy().await;
+    let lock = LeaseLock::new(proxy.pool(1));
+    acquired(lock.try_acquire("l").await).release(Status::Succeeded).await.unwrap();
+    let holder = acquired(site.lock().try_acquire("k").await);
+    let next = waiting(&lock, "k");
+    listener(&site).await;
+    awaited(&site, "k").await;
+    proxy.swallow(1);
+    let (mut holder, took) = handed_over(holder, next).await;
+    assert!(took < BOUND, "{took:?}");
+    proxy.held(Way::Replies).await;
+    for _ in 0..3 {
+        holder.release(Status::Succeeded).await.unwrap();
+        let other = acquired(site.lock().try_acquire("k").await);
+        let next = waiting(&lock, "k");
+        awaited(&site, "k").await;
+        let (lease, took) = handed_over(other, next).await;
+        assert!(took < BOUND, "{took:?}");
+        holder = lease;
+    }
+}
+
+pub async fn a_listener_that_never_opens_hangs_nobody<DB: Bed>(site: Site<DB>) {
+    let proxy = site.proxy().await;
+    let lock = LeaseLock::new(proxy.pool(1));
+    acquired(lock.try_acquire("l").await).release(Status::Succeeded).await.unwrap();
+    proxy.swallow(1);
+    let holder = acquired(site.lock().try_acquire("k").await);
+    let next = waiting(&lock, "k");
+    proxy.held(Way::Requests).await;
+    sleep(BOUND).await;
+    let (_, took) = handed_over(holder, next).await;
+    assert!(took < BOUND, "{took:?}");
+    assert_eq!(listeners(&site).await, 0);
+}
+
+/// What is told until this very moment.
+async fn told<DB: Bed>(site: &Site<DB>, ears: &mut PgListener) -> Vec<String> {
+    site.execute("SELECT pg_notify('rowlock', 'the end')").await;
+    let mut told = Vec::new();
+    loop {
+        let word = timeout(PATIENCE, ears.recv()).await.expect("the end is told").unwrap();
+        if word.payload() == "the end" {
+            return told;
+        }
+        told.push(word.payload().to_owned());
+    }
+}
+
+async fn alone<DB: Bed>(lock: &LeaseLock<DB>) {
+    for _ in 0..5 {
+        acquired(lock.acquire("k", PATIENCE).await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.try_acquire("k").await).abandon().await.unwrap();
+        let set = lock.acquire_all(["k", "l"], PATIENCE).await.unwrap().acquired().unwrap();
+        set.release(Status::Failed).await.unwrap();
+    }
+}
+
+pub async fn a_release_is_told_once_where_somebody_waits_and_never_elsewhere<DB: Bed>(site: Site<DB>) {
+    let mut ears = PgListener::connect(&site.url).await.unwrap();
+    ears.listen("rowlock").await.unwrap();
+    let lock = site.lock();
+    let other = LeaseLock::new(site.pool_of(1).await);
+    alone(&lock).await;
+    assert_eq!(told(&site, &mut ears).await, [""; 0], "nobody waits");
+    for end in ["released", "abandoned", "dropped"] {
+        let holder = acquired(lock.try_acquire("k").await);
+        let next = waiting(&other, "k");
+        awaited(&site, "k").await;
+        match end {
+            "released" => holder.release(Status::Succeeded).await.unwrap(),
+            "abandoned" => holder.abandon().await.unwrap(),
+            _ => drop(holder),
+        }
+        let (lease, _) = timeout(PATIENCE, next).await.unwrap().unwrap();
+        lock.shutdown().await;
+        assert_eq!(told(&site, &mut ears).await, ["k"], "{end}");
+        // It does not know that it was the last.
+        lease.release(Status::Succeeded).await.unwrap();
+        assert!(told(&site, &mut ears).await.len() <= 1);
+        alone(&lock).await;
+        assert_eq!(told(&site, &mut ears).await, [""; 0], "nobody waits any more");
+    }
+}
