@@ -32,6 +32,7 @@ mod listening;
 mod migrations;
 mod neighbours;
 mod operating;
+mod philosophers;
 #[cfg(feature = "cli")]
 mod program;
 #[cfg(feature = "cli")]
@@ -298,6 +299,7 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             grants_come_in_the_order_of_arrival, nobody_is_overtaken_and_nobody_starves,
             the_waiters_of_a_killed_process_are_passed_over, no_try_gets_in_before_those_in_line,
             a_waiter_that_goes_away_leaves_its_place;
+        philosophers: philosophers_eat_as_they_please, philosophers_eat_in_order;
         dropped_waiters:
             a_waiter, a_waiter_in_order, a_waiter_for_several_keys, a_waiter_for_several_keys_in_order;
     }

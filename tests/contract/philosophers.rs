@@ -1,0 +1,51 @@
+//! The dining philosophers: five processes around a table, a fork between each two, two forks for each meal.
+
+use std::time::Duration;
+
+use crate::{
+    bed::{Bed, PATIENCE, Site},
+    waiters::{Process, places, seconds},
+};
+
+const SEATS: usize = 5;
+
+pub async fn philosophers_eat_as_they_please<DB: Bed>(site: Site<DB>) {
+    dine(&site, "wait", 3).await;
+}
+
+pub async fn philosophers_eat_in_order<DB: Bed>(site: Site<DB>) {
+    dine(&site, "wait in order", 6).await;
+}
+
+/// Nobody dies of hunger, each has `least` meals in 6 s, and no fork is in two hands.
+async fn dine<DB: Bed>(site: &Site<DB>, job: &str, least: usize) {
+    let forks = |seat: usize| [seat.min((seat + 1) % SEATS), seat.max((seat + 1) % SEATS)];
+    let mut table = Vec::new();
+    for seat in 0..SEATS {
+        let [one, other] = forks(seat);
+        table.push(Process::start(site, seat, job, &format!("fork {one},fork {other}")).await);
+    }
+    for philosopher in &mut table {
+        philosopher.go_on(seconds(), Duration::from_millis(5), Duration::from_millis(5)).await;
+    }
+    let mut meals = Vec::new();
+    for philosopher in table {
+        meals.extend(philosopher.ended(seconds() + PATIENCE).await);
+    }
+    for fork in 0..SEATS {
+        let with = |meal: &crate::waiters::Turn| {
+            let place = forks(meal.process).iter().position(|other| *other == fork)?;
+            Some((meal.tokens[place], meal.granted, meal.freed))
+        };
+        let mut hands: Vec<_> = meals.iter().filter_map(with).collect();
+        hands.sort_unstable();
+        for pair in hands.windows(2) {
+            assert!(pair[0].0 < pair[1].0 && pair[0].2 <= pair[1].1, "fork {fork} in two hands: {pair:?}");
+        }
+    }
+    let eaten = [0, 1, 2, 3, 4].map(|seat| meals.iter().filter(|meal| meal.process == seat).count());
+    let longest = meals.iter().map(crate::waiters::Turn::waited).max().unwrap();
+    println!("{}, {job}: meals {eaten:?} in {:?}, the longest hunger {longest:?}", site.server.name, seconds());
+    assert!(eaten.iter().all(|meals| *meals >= least), "{eaten:?}");
+    assert_eq!(places(site).await, 0);
+}
