@@ -9,8 +9,9 @@ use crate::{
     error::{Action, Certainty, Error},
     key::Key,
     store::{
-        Database, KeyLimit, Schema,
+        Database,
         borrowed::{Borrowed, Failure},
+        tables::{KeyLimit, Schema},
     },
 };
 

@@ -23,6 +23,7 @@ use crate::{
 };
 
 const TABLE: &str = "the table t_resource_lock";
+const QUEUE: &str = "the table t_resource_lock_queue";
 
 fn quoted(key: &Key) -> String {
     format!("{:?}", key.as_str())
@@ -181,7 +182,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// Deletes rows that nobody has touched for `older_than`, and says how many.
     ///
     /// Never a row that is locked, within its window (its own `time` or this lock's `once_per`), or whose status is not `S`:
-    /// [`Rules::Article`](crate::Rules::Article) still refuses on that.
+    /// [`Rules::Article`](crate::Rules::Article) still refuses on that. Places in queues whose waiters died more than an hour ago go as well,
+    /// uncounted.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for more than ten years; [`Error::TableMissing`] and its like, [`Error::Database`], [`Error::TimedOut`].
@@ -200,9 +202,14 @@ impl<DB: Database> LeaseLock<DB> {
             rows += step.rows;
             match step.after {
                 Some(last) => after = last,
-                None => return Ok(rows),
+                None => break,
             }
         }
+        let limit = self.door().await?;
+        let mut conn = self.checkout(limit, Action::Forget, QUEUE).await?;
+        let reply = timeout_at(limit, DB::sweep(conn.get())).await;
+        conn.settle(reply).map_err(|failure| self.failed(failure, Action::Forget, QUEUE))?;
+        Ok(rows)
     }
 
     /// Refuses what cannot be served, and says when the time is up.

@@ -66,23 +66,32 @@ pub(crate) async fn wait_for<DB: Database>(
     since: Instant,
     wait: Duration,
 ) -> Result<Attempt<Granted<DB>>, Error> {
-    if wait.is_zero() {
-        return Try::new(asker, &keys, None)?.run().await;
-    }
-    let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
-    let until = since + wait.min(3653 * DAY);
-    let queue = asker.waiting().turns.queue(&keys);
-    let wanted =
-        Wanted { lock: asker, runtime, keys, until, queue, asking: AtomicBool::new(false), told: Mutex::default() };
-    let attempt = match timeout_at(until, wanted.granted_or_refused()).await {
-        Ok(Err(error)) if Instant::now() >= until => wanted.refused_last().ok_or(error)?,
-        Ok(attempt) => attempt?,
-        Err(_) => wanted.refused_last().ok_or_else(|| wanted.out_of_time(wait))?,
+    let attempt = match wait.is_zero() {
+        true => Try::new(asker, &keys, None)?.run().await?,
+        false => wait_long(asker, keys, since, wait).await?,
     };
     if matches!(attempt, Attempt::Acquired(_)) {
         telemetry::waited(since.elapsed());
     }
     Ok(attempt)
+}
+
+async fn wait_long<DB: Database>(
+    asker: &LeaseLock<DB>,
+    keys: Arc<[Key]>,
+    since: Instant,
+    wait: Duration,
+) -> Result<Attempt<Granted<DB>>, Error> {
+    let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+    let until = since + wait.min(3653 * DAY);
+    let queue = asker.waiting().turns.queue(&keys);
+    let wanted =
+        Wanted { lock: asker, runtime, keys, until, queue, asking: AtomicBool::new(false), told: Mutex::default() };
+    match timeout_at(until, wanted.granted_or_refused()).await {
+        Ok(Err(error)) if Instant::now() >= until => wanted.refused_last().ok_or(error),
+        Ok(attempt) => attempt,
+        Err(_) => wanted.refused_last().ok_or_else(|| wanted.out_of_time(wait)),
+    }
 }
 
 /// One task's wish.
@@ -239,6 +248,7 @@ impl<DB: Database> Wanted<'_, DB> {
             }
         })
     }
+
     /// Draws a place in the queues of the database.
     async fn draw(&self) -> Result<Ticket<DB>, Error> {
         let line = &self.lock.waiting().line;

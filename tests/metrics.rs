@@ -68,6 +68,6 @@ async fn what_happens_is_counted() {
     assert_eq!(count("rowlock_lost_total"), 2);
     assert_eq!(count("rowlock_conflicts_total"), 1);
     assert!(count("rowlock_renewals_failed_total") >= 1);
-    assert_eq!(seen("rowlock_wait_seconds"), 1);
+    assert_eq!(seen("rowlock_wait_seconds"), 4);
     assert_eq!(seen("rowlock_hold_seconds"), 4);
 }

@@ -12,6 +12,7 @@ pub mod operate;
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+pub mod tables;
 pub mod versions;
 pub mod wait;
 
@@ -144,86 +145,6 @@ pub fn unconfirmed(claim: &Claim, seen: Option<Sighting>) -> Confirmed {
     }
 }
 
-/// What the table on this database is like.
-#[derive(Clone, Debug)]
-pub struct Schema {
-    /// Empty if there is no table.
-    pub columns: Vec<String>,
-    /// A column that only some databases need.
-    pub own_column: Option<&'static str>,
-    /// Whether the table of those who wait is there.
-    pub queue: bool,
-    /// The key column's type, in the database's words.
-    pub key_type: String,
-    pub key_limit: KeyLimit,
-    /// How many characters the column `client_ip` holds.
-    pub label_chars: usize,
-    /// What makes the table or the connection unusable.
-    pub wrong: Option<String>,
-}
-
-/// How much the key column holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyLimit {
-    pub bytes: usize,
-    pub chars: usize,
-    /// No characters of four bytes (MySQL's utf8mb3).
-    pub three_byte_chars: bool,
-}
-
-impl KeyLimit {
-    pub fn holds(&self, key: &Key) -> bool {
-        let text = key.as_str();
-        text.len() <= self.bytes
-            && text.chars().count() <= self.chars
-            && !(self.three_byte_chars && text.chars().any(|c| c.len_utf8() > 3))
-    }
-}
-
-/// The columns that a complete table has on every database.
-const COLUMNS: [&str; 15] = [
-    "key_resource",
-    "status",
-    "lock_flag",
-    "begin_time",
-    "end_time",
-    "client_ip",
-    "time",
-    "holder",
-    "token",
-    "expires_at",
-    "claimed_at",
-    "confirms",
-    "prior_token",
-    "prior_client_ip",
-    "queued_until",
-];
-
-impl Schema {
-    pub fn empty() -> Self {
-        Self {
-            columns: Vec::new(),
-            own_column: None,
-            queue: false,
-            key_type: String::new(),
-            key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
-            label_chars: usize::MAX,
-            wrong: None,
-        }
-    }
-
-    pub fn missing(&self) -> Vec<&'static str> {
-        let there = |wanted: &&str| self.columns.iter().any(|has| has.eq_ignore_ascii_case(wanted));
-        let columns = COLUMNS.into_iter().chain(self.own_column).filter(|wanted| !there(wanted));
-        columns.chain((!self.queue).then_some("the table t_resource_lock_queue")).collect()
-    }
-}
-
-/// What is wrong with a column of a type that the statements do not work on.
-fn unfit(column: &str, column_type: &str, fit: &str) -> String {
-    format!("its column {column} ({column_type}) does not hold what rowlock writes there; use {fit}")
-}
-
 /// A database that rowlock works on.
 #[diagnostic::on_unimplemented(
     message = "this build of rowlock does not work on `{Self}`",
@@ -232,12 +153,6 @@ fn unfit(column: &str, column_type: &str, fit: &str) -> String {
 pub trait Store: sqlx::Database {
     /// Begins a transaction that writes, with a savepoint by which [`intact`](Self::intact) knows it again.
     const OPEN: &'static str;
-
-    /// Reads what the table is like.
-    fn schema(conn: &mut Self::Connection) -> impl Future<Output = Reply<Schema>> + Send;
-
-    /// Creates the table, or adds what it lacks; may run at any time, in any number of processes.
-    fn install(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 
     /// Creates a row: free, `S`, begun at the epoch, so that every rule set may take it. An existing row is left as it is.
     /// It may wait for another's uncommitted insert, for `patience` at most where the server can be told so.
@@ -285,6 +200,6 @@ pub fn to_utc(time: DateTime<Utc>, ahead: TimeDelta) -> DateTime<Utc> {
 }
 
 /// A database that rowlock works on: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or `sqlx::Sqlite`.
-pub trait Database: operate::Operate + versions::Versions + wait::Wait {}
+pub trait Database: operate::Operate + tables::Tables + versions::Versions + wait::Wait {}
 
-impl<DB: operate::Operate + versions::Versions + wait::Wait> Database for DB {}
+impl<DB: operate::Operate + tables::Tables + versions::Versions + wait::Wait> Database for DB {}

@@ -7,7 +7,7 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-use std::future::Future;
+use std::future::{Future, pending, ready};
 
 use sqlx::Pool;
 
@@ -42,18 +42,24 @@ pub struct Marked {
 /// The waiters' side of a [`Store`]. None of it waits for a row that another transaction has locked.
 pub trait Wait: Store {
     /// Whether the database passes word of releases on.
-    const TELLS: bool;
+    const TELLS: bool = false;
     /// A connection on which it does.
     type Ears: Send;
 
     /// Opens it, outside the pool.
-    fn listen(pool: &Pool<Self>) -> impl Future<Output = Reply<Self::Ears>> + Send;
+    fn listen(_pool: &Pool<Self>) -> impl Future<Output = Reply<Self::Ears>> + Send {
+        pending()
+    }
 
     /// The next key that was freed, or `None` when some may have gone unheard.
-    fn hear(ears: &mut Self::Ears) -> impl Future<Output = Reply<Option<String>>> + Send;
+    fn hear(_ears: &mut Self::Ears) -> impl Future<Output = Reply<Option<String>>> + Send {
+        pending()
+    }
 
     /// Closes it.
-    fn stop_listening(ears: Self::Ears) -> impl Future<Output = ()> + Send;
+    fn stop_listening(_ears: Self::Ears) -> impl Future<Output = ()> + Send {
+        ready(())
+    }
 
     /// Says on the rows of these keys that a release is to be told, and if `queued`, that others wait in order.
     fn announce(conn: &mut Self::Connection, keys: &[Key], queued: bool) -> impl Future<Output = Reply<Marked>> + Send;

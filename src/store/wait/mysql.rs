@@ -1,4 +1,4 @@
-use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Pool, Row as _};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 
 use super::{ALIVE_SECONDS, FRONT, Marked, Place, QUEUED_SECONDS, Wait};
 use crate::{key::Key, store::Reply};
@@ -6,18 +6,7 @@ use crate::{key::Key, store::Reply};
 type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
 
 impl Wait for MySql {
-    const TELLS: bool = false;
     type Ears = ();
-
-    async fn listen(_: &Pool<Self>) -> Reply<()> {
-        std::future::pending().await
-    }
-
-    async fn hear((): &mut ()) -> Reply<Option<String>> {
-        std::future::pending().await
-    }
-
-    async fn stop_listening((): ()) {}
 
     async fn announce(conn: &mut MySqlConnection, keys: &[Key], queued: bool) -> Reply<Marked> {
         if !queued {

@@ -1,4 +1,4 @@
-use sqlx::{Pool, Row as _, Sqlite, SqliteConnection};
+use sqlx::{Row as _, Sqlite, SqliteConnection};
 
 use super::{ALIVE_SECONDS, FRONT, Marked, Place, QUEUED_SECONDS, Wait};
 use crate::{
@@ -41,18 +41,7 @@ const LEAVE: &str = "DELETE FROM t_resource_lock_queue WHERE ticket IN (SELECT v
 const SWEEP: &str = concat!("DELETE FROM t_resource_lock_queue WHERE alive_until < ", now!(), " - 3600 * 1000000");
 
 impl Wait for Sqlite {
-    const TELLS: bool = false;
     type Ears = ();
-
-    async fn listen(_: &Pool<Self>) -> Reply<()> {
-        std::future::pending().await
-    }
-
-    async fn hear((): &mut ()) -> Reply<Option<String>> {
-        std::future::pending().await
-    }
-
-    async fn stop_listening((): ()) {}
 
     async fn announce(conn: &mut SqliteConnection, keys: &[Key], queued: bool) -> Reply<Marked> {
         if queued {
