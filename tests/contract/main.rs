@@ -150,7 +150,7 @@ where
             list_shows_each_state_in_the_order_of_keys, list_is_paged_and_filtered, inspect_looks_at_one_key,
             a_forced_release_frees_the_key_and_the_old_holder_finds_out, a_forced_release_is_what_article_rules_wait_for,
             a_forced_release_does_not_pass_a_transaction_at_the_row, forget_deletes_what_nobody_needs_and_nothing_else,
-            forget_goes_through_more_rows_than_a_page;
+            forget_clears_the_places_of_those_who_died_long_ago, forget_goes_through_more_rows_than_a_page;
         neighbours:
             a_counter_stays_exact_with_four_of_theirs_and_four_of_ours, their_lock_is_refused_in_its_time_and_then_taken_over,
             they_read_our_times_and_keep_our_window, their_late_unlock_is_found_out, their_late_unlock_and_relock_are_found_out,

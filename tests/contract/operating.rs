@@ -144,6 +144,16 @@ pub async fn forget_deletes_what_nobody_needs_and_nothing_else<DB: Bed>(site: Si
     assert!(matches!(lock.forget(Duration::MAX).await, Err(Error::InvalidSetting { .. })));
 }
 
+pub async fn forget_clears_the_places_of_those_who_died_long_ago<DB: Bed>(site: Site<DB>) {
+    let place = |number: i64, millis: i64| format!("('k', {number}, {})", DB::ago(millis));
+    let places = [place(1, 3_660_000), place(2, 3_540_000), place(3, -12_000)].join(", ");
+    site.execute(&format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES {places}"))
+        .await;
+    assert_eq!(site.lock().forget(HOUR).await.unwrap(), 0, "they are no rows of keys");
+    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock_queue").await, Some(2));
+    assert_eq!(site.number("SELECT min(ticket) FROM t_resource_lock_queue").await, Some(2));
+}
+
 pub async fn forget_goes_through_more_rows_than_a_page<DB: Bed>(site: Site<DB>) {
     acquired(site.lock().try_acquire("kept").await).release(Status::Succeeded).await.unwrap();
     let rows: Vec<String> = (0..1203).map(|number| format!("('gone {number:04}')")).collect();
