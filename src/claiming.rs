@@ -13,10 +13,10 @@ use crate::{
     finish::Finish,
     key::{Claim, Holder, Key, Prior},
     lease_lock::LeaseLock,
-    line::At,
     lock::Attempt,
     rules::{Reason, Refusal, Row, Verdict, judge},
     settings::Settings,
+    standing::At,
     store::{
         Answer, Ask, Database,
         borrowed::{Borrowed, Failure},
@@ -25,7 +25,7 @@ use crate::{
     tenure::{Tenure, subject},
 };
 
-/// How long a try goes on while somebody else's transaction is at a row.
+/// For how long a busy row is worth another question within the same try.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// What was granted: all that was asked for.
@@ -42,6 +42,8 @@ pub(crate) struct Try<'a, DB: Database> {
     limit: Instant,
     /// When a statement is given up.
     last: Instant,
+    /// How long it goes on while somebody else's transaction is at a row.
+    patience: Duration,
     /// A claim was sent whose outcome is not known.
     unanswered: bool,
 }
@@ -70,14 +72,16 @@ impl<'a, DB: Database> Try<'a, DB> {
         let last = Instant::now() + lock.settings().time_limit;
         let holder = Holder::unique();
         let asks = keys.iter().map(|key| Ask { key: key.clone(), holder, in_turn: false, waited: false }).collect();
-        Ok(Self { lock, runtime, asks, limit: until.map_or(last, |until| until.min(last)), last, unanswered: false })
+        let limit = until.map_or(last, |until| until.min(last));
+        Ok(Self { lock, runtime, asks, limit, last, patience: PATIENCE, unanswered: false })
     }
 
-    /// Comes after waiting, and perhaps first in the queue.
+    /// Comes after waiting, to ask again before long, and perhaps first in the queue.
     pub fn after_waiting(mut self, in_turn: bool) -> Self {
         for ask in &mut self.asks {
             (ask.in_turn, ask.waited) = (in_turn, true);
         }
+        self.patience = Duration::ZERO;
         self
     }
 
@@ -99,6 +103,13 @@ impl<'a, DB: Database> Try<'a, DB> {
     }
 
     async fn ask(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
+        // In order, nobody comes in without a look, whether the row tells of a queue or not.
+        if self.lock.settings().fair
+            && !self.asks[0].in_turn
+            && let Some(refusal) = self.look_at_queue().await?
+        {
+            return Ok(Attempt::Refused(refusal));
+        }
         let mut busy_since = None;
         loop {
             let answers = match self.claim().await {
@@ -198,7 +209,7 @@ impl<'a, DB: Database> Try<'a, DB> {
     async fn look_at_queue(&mut self) -> Result<Option<Refusal>, Error> {
         let keys: Vec<Key> = self.asks.iter().map(|ask| ask.key.clone()).collect();
         let standing = self.lock.waiting().line.stand(&keys, i64::MAX, self.limit).await;
-        if let At::Behind { key, left, .. } = standing.map_err(|failure| self.error(failure))?.at {
+        if let At::Behind { key, left, .. } = standing.map_err(|failure| self.error(failure))? {
             return Ok(Some(queued(key, left)));
         }
         for ask in &mut self.asks {
@@ -207,13 +218,13 @@ impl<'a, DB: Database> Try<'a, DB> {
         Ok(None)
     }
 
-    /// Waits a moment for whoever is at the row; after 100 ms of that, gives the refusal.
+    /// Waits a moment for whoever is at the row; when its patience is over, gives the refusal.
     ///
     /// Not while an earlier request of this try has no answer: the row may be its own.
     async fn busy(&self, since: &mut Option<Instant>, row: Option<&Row>) -> Result<Option<Refusal>, Error> {
         let now = Instant::now();
         let since = *since.get_or_insert(now);
-        if now < self.limit && (self.unanswered || now < since + PATIENCE) {
+        if now < self.limit && (self.unanswered || now < since + self.patience) {
             pause(2..10).await;
             return Ok(None);
         }

@@ -121,8 +121,8 @@ impl Held {
         }
     }
 
-    /// Lets the next ones of this process ask.
-    fn pass_on(&self) {
+    /// Lets the next ones of this process ask: the claims are ended, or lost.
+    pub fn pass_on(&self) {
         let turn = lock(&self.turn).take();
         drop(turn);
         for claim in &self.claims {
@@ -131,7 +131,7 @@ impl Held {
     }
 }
 
-/// It is settled: released, abandoned, or let go.
+/// Nobody has it any more, however it ended.
 impl Drop for Held {
     fn drop(&mut self) {
         self.pass_on();

@@ -27,7 +27,7 @@ use crate::{
     finish::{Background, Ongoing},
     held::{Held, lock},
     key::Claim,
-    rules::Terms,
+    rules::{Rules, Status, Terms},
     store::{
         Change, Database, Outcome,
         borrowed::{Borrowed, Failure},
@@ -46,9 +46,10 @@ struct Kept {
     renew_at: Instant,
 }
 
-/// Claims to abandon, tried until their lease is over.
+/// Claims to end, tried until their lease is over.
 struct Ending {
     held: Arc<Held>,
+    change: Change,
     /// What is not settled yet.
     left: Vec<Claim>,
     lost: bool,
@@ -124,11 +125,23 @@ impl<DB: Database> Keeper<DB> {
 
     /// Ends claims that were stopped, in the background; the receiver hears how that went.
     pub fn abandon(self: &Arc<Self>, held: Arc<Held>) -> oneshot::Receiver<Outcome> {
+        self.end(held, Change::Abandon)
+    }
+
+    /// Ends claims that nobody has heard of: no work was begun under them. The article's rules let nobody in
+    /// after what looks like a crash.
+    pub fn put_back(self: &Arc<Self>, held: Arc<Held>) {
+        let article = self.terms.rules == Rules::Article;
+        drop(self.end(held, if article { Change::Release(Status::Succeeded) } else { Change::Abandon }));
+    }
+
+    fn end(self: &Arc<Self>, held: Arc<Held>, change: Change) -> oneshot::Receiver<Outcome> {
         let (outcome, receiver) = oneshot::channel();
         let mut state = lock(&self.state);
         state.leases.remove(&held.id());
         let (left, _ongoing) = (held.claims.clone(), self.background.begin());
-        state.endings.push(Ending { held, left, lost: false, outcome: Some(outcome), unanswered: false, _ongoing });
+        let outcome = Some(outcome);
+        state.endings.push(Ending { held, change, left, lost: false, outcome, unanswered: false, _ongoing });
         self.work.notify_one();
         self.run(state);
         receiver
@@ -237,9 +250,11 @@ impl<DB: Database> Keeper<DB> {
         }
         // An abandonment waits for the renewal under way, which might revive what it ended.
         if renewal.is_none() && ending.is_none() && !state.endings.is_empty() && state.end_at <= now {
-            let count = state.endings.iter().map(|ending| &ending.held).scan(0, within_batch).count();
-            let batch = state.endings.drain(..count).collect();
-            *ending = Some(Box::pin(self.clone().end_batch(batch)));
+            let (change, mut claims) = (state.endings[0].change, 0);
+            let fits =
+                |ending: &mut Ending| ending.change == change && within_batch(&mut claims, &ending.held).is_some();
+            let batch = state.endings.extract_if(.., fits).collect();
+            *ending = Some(Box::pin(self.clone().end_batch(batch, change)));
         }
         if renewal.is_none() && ending.is_none() && state.leases.is_empty() && state.endings.is_empty() {
             state.running = false;
@@ -294,10 +309,10 @@ impl<DB: Database> Keeper<DB> {
         }
     }
 
-    async fn end_batch(self: Arc<Self>, batch: Vec<Ending>) {
+    async fn end_batch(self: Arc<Self>, batch: Vec<Ending>, change: Change) {
         let claims: Vec<Claim> = batch.iter().flat_map(|ending| ending.left.clone()).collect();
         let now = Instant::now();
-        let reply = self.change(&claims, Change::Abandon, now + self.attempt()).await;
+        let reply = self.change(&claims, change, now + self.attempt()).await;
         // What no waiting mends (a closed pool, a table that is gone) is not tried again.
         let hopeless = reply.as_ref().is_err_and(|failure| !failure.fault().is_transient());
         if let Err(failure) = &reply {
@@ -334,6 +349,7 @@ impl<DB: Database> Keeper<DB> {
             if outcome == Outcome::Lost && ending.unanswered {
                 outcome = unknown;
             }
+            ending.held.pass_on();
             for Claim { key, token, .. } in &ending.held.claims {
                 tracing::info!(%key, %token, ?outcome, "abandoned");
             }

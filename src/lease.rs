@@ -31,7 +31,7 @@ impl<DB: Database> fmt::Debug for Lease<DB> {
 
 impl<DB: Database> Lease<DB> {
     pub(crate) fn new(tenure: Tenure<DB>, prior: Option<Prior>) -> Self {
-        Self { tenure, prior }
+        Self { tenure: tenure.heard(), prior }
     }
 
     pub(crate) async fn resume(keeper: &Arc<Keeper<DB>>, claim: Claim, time_limit: Duration) -> Result<Self, Error> {

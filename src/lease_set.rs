@@ -29,7 +29,7 @@ impl<DB: Database> fmt::Debug for LeaseSet<DB> {
 
 impl<DB: Database> LeaseSet<DB> {
     pub(crate) fn new(tenure: Tenure<DB>, priors: Vec<Option<Prior>>) -> Self {
-        Self { tenure, priors }
+        Self { tenure: tenure.heard(), priors }
     }
 
     /// The claims, in the order of their keys; [confirm](crate::ResourceLock::confirm) them in this order, so that no two transactions deadlock.

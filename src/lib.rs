@@ -26,6 +26,7 @@ mod operate;
 mod retry;
 mod rules;
 mod settings;
+mod standing;
 mod store;
 mod telemetry;
 mod tenure;

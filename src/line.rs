@@ -23,23 +23,29 @@ use crate::{
     keeper::BATCH,
     key::Key,
     retry::Backoff,
+    settings::Settings,
+    standing::{At, standing},
     store::{
         Database, Reply,
         borrowed::{Borrowed, Failure},
-        wait::{ALIVE_SECONDS, FRONT, Place},
+        wait::ALIVE_SECONDS,
     },
 };
 
 /// How often the places are kept alive.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(ALIVE_SECONDS / 3);
-/// How soon a row is marked that somebody was at.
-const SOON: Duration = Duration::from_millis(50);
+/// How soon a row is marked that somebody was at, at first and in the end.
+const SOON: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How long a statement of the background may take.
 const LIMIT: Duration = Duration::from_secs(ALIVE_SECONDS / 4);
+
+type Places = HashMap<i64, Arc<[Key]>>;
 
 /// The places of one lock object.
 pub(crate) struct Line<DB: Database> {
     pool: Pool<DB>,
+    /// Where the signs of life have their connection.
+    renewals: Pool<DB>,
     state: Mutex<State>,
     work: Notify,
     background: Background,
@@ -47,27 +53,62 @@ pub(crate) struct Line<DB: Database> {
 
 struct State {
     running: bool,
-    places: HashMap<i64, Arc<[Key]>>,
-    leaving: Vec<(i64, Ongoing)>,
-    due: Instant,
+    places: Places,
+    leaving: Vec<Leaving>,
+    /// When to give up what is to be given up.
+    leave_at: Instant,
+    /// When to give the next sign of life.
+    stay_at: Instant,
+    /// When to mark rows that could not be marked.
+    mark_at: Option<Instant>,
+}
+
+/// A place that is to be given up, for as long as it would be alive.
+struct Leaving {
+    number: i64,
+    since: Instant,
+    _ongoing: Ongoing,
+}
+
+/// What is due, or when something will be.
+enum Due {
+    Work { leaving: Vec<Leaving>, places: Places, stay: bool },
+    Later(Instant),
 }
 
 /// A place; dropped, it is given up in the background.
 pub(crate) struct Ticket<DB: Database> {
     line: Arc<Line<DB>>,
     pub number: i64,
+    left: bool,
+}
+
+impl<DB: Database> Ticket<DB> {
+    /// Gives the place up after it has served.
+    pub async fn leave(mut self, limit: Instant) {
+        let number = self.number;
+        self.left = self.line.send(&self.line.pool, limit, async |conn| DB::leave(conn, &[number]).await).await.is_ok();
+        if self.left {
+            lock(&self.line.state).places.remove(&number);
+        }
+    }
 }
 
 impl<DB: Database> Drop for Ticket<DB> {
     fn drop(&mut self) {
-        self.line.give_up([self.number]);
+        if !self.left {
+            self.line.give_up(self.number);
+        }
     }
 }
 
 impl<DB: Database> Line<DB> {
-    pub fn new(pool: Pool<DB>, background: Background) -> Arc<Self> {
-        let state = State { running: false, places: HashMap::new(), leaving: Vec::new(), due: Instant::now() };
-        Arc::new(Self { pool, state: Mutex::new(state), work: Notify::new(), background })
+    pub fn new(settings: &Settings<DB>, background: Background) -> Arc<Self> {
+        let now = Instant::now();
+        let (places, leaving) = (HashMap::new(), Vec::new());
+        let state = State { running: false, places, leaving, leave_at: now, stay_at: now, mark_at: None };
+        let (pool, renewals) = (settings.pool.clone(), settings.renewals.clone());
+        Arc::new(Self { pool, renewals, state: Mutex::new(state), work: Notify::new(), background })
     }
 
     /// Takes a place behind all that are there.
@@ -86,7 +127,7 @@ impl<DB: Database> Line<DB> {
                 Err(failure)
                     if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < limit =>
                 {
-                    pauses.pause(SOON).await;
+                    pauses.pause(SOON.0).await;
                 }
                 other => return other,
             }
@@ -102,11 +143,10 @@ impl<DB: Database> Line<DB> {
         let reply = timeout_at(limit, DB::join(conn.get(), &keys)).await;
         let (mut conn, number) = conn.proceed(reply)?;
         let ticket = self.take(number, keys.clone());
-        // From here on nobody comes in without a look at the queue.
+        // From here on nobody comes in without a look at the queue, out of order neither.
         let reply = timeout_at(limit, DB::announce(conn.get(), &keys, true)).await;
         if !conn.settle(reply).is_ok_and(|marked| marked.all) {
-            lock(&self.state).due = Instant::now() + SOON;
-            self.work.notify_one();
+            self.mark_within(SOON.0);
         }
         Ok(ticket)
     }
@@ -115,49 +155,42 @@ impl<DB: Database> Line<DB> {
     fn take(self: &Arc<Self>, number: i64, keys: Arc<[Key]>) -> Ticket<DB> {
         let mut state = lock(&self.state);
         if state.places.is_empty() {
-            state.due = Instant::now() + SIGN_OF_LIFE;
+            state.stay_at = Instant::now() + SIGN_OF_LIFE;
         }
         state.places.insert(number, keys);
         self.run(state);
-        Ticket { line: self.clone(), number }
-    }
-
-    /// Gives a place up that has served, and those that have lapsed before it.
-    pub async fn leave(&self, ticket: &Ticket<DB>, lapsed: Vec<i64>, limit: Instant) {
-        let mut numbers = lapsed;
-        numbers.push(ticket.number);
-        lock(&self.state).places.remove(&ticket.number);
-        let left = self.send(limit, async |conn| DB::leave(conn, &numbers).await).await;
-        if let Err(failure) = left {
-            tracing::debug!(?failure, "a place in a queue was not given up; it lapses");
-        }
+        Ticket { line: self.clone(), number, left: false }
     }
 
     /// Where somebody stands in the queues of these keys; `i64::MAX` is for one who has no place.
-    pub async fn stand(&self, keys: &[Key], number: i64, limit: Instant) -> Result<Standing, Failure> {
-        let mut pauses = Backoff::up_to(SOON);
+    pub async fn stand(&self, keys: &[Key], number: i64, limit: Instant) -> Result<At, Failure> {
+        let mut pauses = Backoff::up_to(SOON.0);
         loop {
-            match self.send(limit, async |conn| DB::front(conn, keys, number).await).await {
+            match self.send(&self.pool, limit, async |conn| DB::front(conn, keys, number).await).await {
                 Ok(front) => {
                     let standing = standing(keys, number, &front);
-                    if standing.at != At::Unseen {
-                        return Ok(standing);
+                    if !standing.lapsed.is_empty() && matches!(standing.at, At::First | At::Unseen) {
+                        self.send(&self.pool, limit, async |conn| DB::clear(conn, &standing.lapsed).await).await?;
                     }
-                    self.send(limit, async |conn| DB::leave(conn, &standing.lapsed).await).await?;
+                    if standing.at != At::Unseen {
+                        return Ok(standing.at);
+                    }
                 }
-                Err(failure) if failure.fault().is_transient() && Instant::now() < limit => pauses.pause(SOON).await,
+                Err(failure) if failure.fault().is_transient() && Instant::now() < limit => {
+                    pauses.pause(SOON.0).await;
+                }
                 Err(failure) => return Err(failure),
             }
         }
     }
 
-    /// Gives places up in the background.
-    pub fn give_up(self: &Arc<Self>, numbers: impl IntoIterator<Item = i64>) {
+    /// Gives a place up in the background.
+    fn give_up(self: &Arc<Self>, number: i64) {
         let mut state = lock(&self.state);
-        for number in numbers {
-            state.places.remove(&number);
-            state.leaving.push((number, self.background.begin()));
-        }
+        let now = Instant::now();
+        state.places.remove(&number);
+        state.leaving.push(Leaving { number, since: now, _ongoing: self.background.begin() });
+        state.leave_at = now;
         self.work.notify_one();
         self.run(state);
     }
@@ -181,70 +214,116 @@ impl<DB: Database> Line<DB> {
 
     /// Gives signs of life, and gives places up, as long as there are any.
     async fn tend(self: Arc<Self>, mut on_stop: OnStop<DB>) {
-        loop {
-            let (leaving, places, due) = {
-                let mut state = lock(&self.state);
-                if state.leaving.is_empty() && state.places.is_empty() {
-                    state.running = false;
-                    on_stop.armed = false;
-                    return;
-                }
-                let places = if state.due <= Instant::now() { state.places.clone() } else { HashMap::new() };
-                let count = state.leaving.len().min(BATCH);
-                (state.leaving.drain(..count).collect::<Vec<_>>(), places, state.due)
-            };
-            if leaving.is_empty() && places.is_empty() {
-                tokio::select! {
+        let mut pauses = Backoff::between(SOON.0, SOON.1);
+        while let Some(due) = self.due() {
+            match due {
+                Due::Later(at) => tokio::select! {
                     () = self.work.notified() => {}
-                    () = sleep_until(due) => {}
+                    () = sleep_until(at) => {}
+                },
+                Due::Work { leaving, places, stay } => {
+                    if stay {
+                        self.stay(&places).await;
+                    }
+                    if !leaving.is_empty() {
+                        self.clear(leaving).await;
+                    }
+                    if !places.is_empty() {
+                        self.mark(&places, &mut pauses).await;
+                    }
                 }
-                continue;
             }
-            let limit = Instant::now() + LIMIT;
-            if !leaving.is_empty() {
-                self.clear(leaving, limit).await;
-            }
-            if !places.is_empty() {
-                let next = self.stay(&places, limit).await;
-                lock(&self.state).due = Instant::now() + next;
-            }
+        }
+        on_stop.armed = false;
+    }
+
+    /// What is to be done; nothing any more, if there are no places.
+    fn due(&self) -> Option<Due> {
+        let mut state = lock(&self.state);
+        let now = Instant::now();
+        if state.leaving.is_empty() && state.places.is_empty() {
+            (state.running, state.mark_at) = (false, None);
+            return None;
+        }
+        let leaves = !state.leaving.is_empty() && state.leave_at <= now;
+        let stay = !state.places.is_empty() && state.stay_at <= now;
+        let mark = stay || state.mark_at.is_some_and(|at| at <= now);
+        if !(leaves || mark) {
+            let leave_at = (!state.leaving.is_empty()).then_some(state.leave_at);
+            let stay_at = (!state.places.is_empty()).then_some(state.stay_at);
+            return leave_at.into_iter().chain(stay_at).chain(state.mark_at).min().map(Due::Later);
+        }
+        // From now on they are only put earlier.
+        if stay {
+            state.stay_at = now + SIGN_OF_LIFE;
+        }
+        if mark {
+            state.mark_at = None;
+        }
+        let count = if leaves { state.leaving.len().min(BATCH) } else { 0 };
+        let leaving = state.leaving.drain(..count).collect();
+        Some(Due::Work { leaving, places: if mark { state.places.clone() } else { HashMap::new() }, stay })
+    }
+
+    async fn clear(&self, leaving: Vec<Leaving>) {
+        let numbers: Vec<i64> = leaving.iter().map(|leaving| leaving.number).collect();
+        let limit = Instant::now() + LIMIT;
+        let left = self.send(&self.renewals, limit, async |conn| DB::leave(conn, &numbers).await).await;
+        if let Err(failure) = left {
+            tracing::debug!(?failure, "places in queues were not given up, trying again until they lapse");
+            let mut state = lock(&self.state);
+            state.leave_at = Instant::now() + SOON.1 / 4;
+            let alive = Duration::from_secs(ALIVE_SECONDS);
+            state.leaving.extend(leaving.into_iter().filter(|leaving| leaving.since.elapsed() < alive));
         }
     }
 
-    async fn clear(&self, leaving: Vec<(i64, Ongoing)>, limit: Instant) {
-        let (numbers, _ongoing): (Vec<i64>, Vec<Ongoing>) = leaving.into_iter().unzip();
-        if let Err(failure) = self.send(limit, async |conn| DB::leave(conn, &numbers).await).await {
-            tracing::debug!(?failure, "places in queues were not given up; they lapse");
-        }
-    }
-
-    /// A sign of life for these places; when the next is due.
-    async fn stay(&self, places: &HashMap<i64, Arc<[Key]>>, limit: Instant) -> Duration {
+    /// A sign of life for these places.
+    async fn stay(&self, places: &Places) {
         let numbers: Vec<i64> = places.keys().copied().collect();
+        for numbers in numbers.chunks(BATCH) {
+            let limit = Instant::now() + LIMIT;
+            let stayed = self.send(&self.renewals, limit, async |conn| DB::stay(conn, numbers).await).await;
+            if let Err(failure) = stayed {
+                tracing::warn!(places = numbers.len(), ?failure, "places in queues were not kept alive, trying again");
+                let soon = Instant::now() + SIGN_OF_LIFE / 4;
+                let mut state = lock(&self.state);
+                state.stay_at = state.stay_at.min(soon);
+                return;
+            }
+        }
+    }
+
+    /// Says on the rows of their keys that there are queues.
+    async fn mark(&self, places: &Places, pauses: &mut Backoff) {
         let mut keys: Vec<Key> = places.values().flat_map(|keys| keys.iter().cloned()).collect();
         keys.sort_unstable();
         keys.dedup();
-        for numbers in numbers.chunks(BATCH) {
-            if let Err(failure) = self.send(limit, async |conn| DB::stay(conn, numbers).await).await {
-                tracing::warn!(places = numbers.len(), ?failure, "places in queues were not kept alive, trying again");
-                return SIGN_OF_LIFE / 4;
-            }
-        }
         for keys in keys.chunks(BATCH) {
-            if !self.send(limit, async |conn| DB::announce(conn, keys, true).await).await.is_ok_and(|marked| marked.all)
-            {
-                return SOON;
+            let limit = Instant::now() + LIMIT;
+            let marked = self.send(&self.renewals, limit, async |conn| DB::announce(conn, keys, true).await).await;
+            if !marked.is_ok_and(|marked| marked.all) {
+                return self.mark_within(pauses.next());
             }
         }
-        SIGN_OF_LIFE
+        *pauses = Backoff::between(SOON.0, SOON.1);
+    }
+
+    /// Somebody was at a row: it is marked before long.
+    fn mark_within(&self, pause: Duration) {
+        let at = Instant::now() + pause;
+        let mut state = lock(&self.state);
+        state.mark_at = Some(state.mark_at.map_or(at, |mark_at| mark_at.min(at)));
+        self.work.notify_one();
     }
 
     async fn send<T>(
         &self,
+        pool: &Pool<DB>,
         limit: Instant,
         statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>,
     ) -> Result<T, Failure> {
-        let mut conn = Borrowed::checkout(&self.pool, limit).await?;
+        let mut conn = Borrowed::checkout(pool, limit).await?;
         let reply = timeout_at(limit, statement(conn.get())).await;
         conn.settle(reply)
     }
@@ -261,99 +340,5 @@ impl<DB: Database> Drop for OnStop<DB> {
         if self.armed {
             lock(&self.line.state).running = false;
         }
-    }
-}
-
-/// Where somebody stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
-    pub at: At,
-    /// Places before it whose waiters have gone.
-    pub lapsed: Vec<i64>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum At {
-    /// Nobody is before it.
-    First,
-    /// Somebody is, whose place is kept for so long unless there is another sign of life.
-    Behind { key: Key, number: i64, left: Duration },
-    /// Its own place has lapsed, and somebody has cleared it away.
-    Gone,
-    /// Nobody knows: the front of a queue has lapsed altogether, and hides the rest.
-    Unseen,
-}
-
-/// Reads the fronts of the queues of these keys; a number of `i64::MAX` stands for somebody without a place.
-fn standing(keys: &[Key], number: i64, front: &[Place]) -> Standing {
-    let mut at = At::First;
-    let mut lapsed = Vec::new();
-    for key in keys {
-        let places: Vec<&Place> = front.iter().filter(|place| place.key == key.as_str()).collect();
-        lapsed.extend(
-            places.iter().filter(|place| place.number < number && place.left_micros <= 0).map(|place| place.number),
-        );
-        let first = places.iter().find(|place| place.number == number || place.left_micros > 0);
-        let full = u64::try_from(places.len()).is_ok_and(|count| count >= FRONT);
-        let here = match first {
-            Some(place) if place.number == number => At::First,
-            Some(place) => {
-                let left = Duration::from_micros(place.left_micros.unsigned_abs());
-                At::Behind { key: key.clone(), number: place.number, left }
-            }
-            None if full => At::Unseen,
-            None if number == i64::MAX => At::First,
-            None => At::Gone,
-        };
-        if at == At::First || matches!(here, At::Gone | At::Unseen) {
-            at = here;
-        }
-    }
-    Standing { at, lapsed }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn place(key: &str, number: i64, left_micros: i64) -> Place {
-        Place { key: key.into(), number, left_micros }
-    }
-
-    fn at(keys: &[&str], number: i64, front: &[Place]) -> Standing {
-        let keys: Vec<Key> = keys.iter().map(|key| Key::new(key).unwrap()).collect();
-        standing(&keys, number, front)
-    }
-
-    #[test]
-    fn the_lowest_number_that_is_alive_is_first() {
-        let front = [place("a", 1, -5), place("a", 2, 7), place("a", 3, 7)];
-        assert_eq!(at(&["a"], 2, &front[..2]), Standing { at: At::First, lapsed: vec![1] });
-        let key = Key::new("a").unwrap();
-        let behind = At::Behind { key, number: 2, left: Duration::from_micros(7) };
-        assert_eq!(at(&["a"], 3, &front), Standing { at: behind.clone(), lapsed: vec![1] });
-        assert_eq!(at(&["a"], i64::MAX, &front).at, behind);
-        assert_eq!(at(&["a"], i64::MAX, &front[..1]).at, At::First);
-        assert_eq!(at(&["a"], 1, &front[..1]).at, At::First, "its own sign of life may be late");
-    }
-
-    #[test]
-    fn a_place_that_is_not_there_is_gone() {
-        assert_eq!(at(&["a"], 3, &[place("a", 1, -5)]).at, At::Gone);
-        assert_eq!(at(&["a", "b"], 3, &[place("a", 3, 5)]).at, At::Gone);
-    }
-
-    #[test]
-    fn one_queue_that_somebody_else_leads_is_enough() {
-        let front = [place("a", 3, 5), place("b", 2, 5), place("b", 3, 5)];
-        assert!(matches!(at(&["a", "b"], 3, &front).at, At::Behind { number: 2, .. }));
-        assert_eq!(at(&["a"], 3, &front).at, At::First);
-    }
-
-    #[test]
-    fn a_front_of_places_that_have_lapsed_hides_the_rest() {
-        let front: Vec<Place> = (0..16).map(|number| place("a", number, -1)).collect();
-        let Standing { at, lapsed } = at(&["a"], 99, &front);
-        assert_eq!((at, lapsed.len()), (At::Unseen, 16));
     }
 }

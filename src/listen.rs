@@ -11,7 +11,7 @@ use sqlx::Pool;
 use tokio::{
     runtime::Handle,
     sync::watch,
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{held::lock, retry::Backoff, store::Database, turns::Bells};
@@ -69,9 +69,12 @@ impl<DB: Database> Listener<DB> {
         loop {
             match timeout(LIMIT, DB::listen(&self.pool)).await {
                 Ok(Ok(mut ears)) => {
+                    let began = Instant::now();
                     self.hear(&mut ears).await;
                     let _ = timeout(LIMIT, DB::stop_listening(ears)).await;
-                    pauses = fresh();
+                    if began.elapsed() > LINGER {
+                        pauses = fresh();
+                    }
                 }
                 failed => {
                     let error = failed.map(|opened| opened.err());

@@ -24,6 +24,8 @@ pub(crate) struct Tenure<DB: Database> {
     held: Arc<Held>,
     time_limit: Duration,
     part: Part,
+    /// Whoever asked has heard of the grant, and may have begun to work.
+    heard: bool,
 }
 
 /// What is left to do for this handle.
@@ -48,7 +50,13 @@ impl<DB: Database> fmt::Debug for Tenure<DB> {
 impl<DB: Database> Tenure<DB> {
     /// Begins with claims that were granted to a request sent at `sent`.
     pub fn begin(keeper: &Arc<Keeper<DB>>, claims: Vec<Claim>, sent: Instant, time_limit: Duration) -> Self {
-        Self { held: keeper.hold(claims, sent), keeper: keeper.clone(), time_limit, part: Part::Counted }
+        Self { held: keeper.hold(claims, sent), keeper: keeper.clone(), time_limit, part: Part::Counted, heard: false }
+    }
+
+    /// Hands it to whoever asked.
+    pub fn heard(mut self) -> Self {
+        self.heard = true;
+        self
     }
 
     /// Takes up a claim that stands in the table: renewed once, then kept like any other.
@@ -58,7 +66,7 @@ impl<DB: Database> Tenure<DB> {
         tenure.part = Part::Ended;
         tenure.renew().await?;
         tenure.part = Part::Counted;
-        Ok(tenure)
+        Ok(tenure.heard())
     }
 
     /// One handle more.
@@ -68,7 +76,7 @@ impl<DB: Database> Tenure<DB> {
         }
         self.held.share();
         let (keeper, held) = (self.keeper.clone(), self.held.clone());
-        Ok(Self { keeper, held, time_limit: self.time_limit, part: Part::Counted })
+        Ok(Self { keeper, held, time_limit: self.time_limit, part: Part::Counted, heard: true })
     }
 
     /// Leaves the claims standing, if this is the last handle.
@@ -148,6 +156,7 @@ impl<DB: Database> Tenure<DB> {
         // What is not known to be ended is abandoned when `self` is dropped; so is the rest of a set of which one is lost.
         if result.is_ok() || (self.claims().len() == 1 && matches!(result, Err(Error::Lost { .. }))) {
             self.part = Part::Ended;
+            self.held.pass_on();
         }
         let status = status.letter();
         for Claim { key, token, .. } in self.claims() {
@@ -238,8 +247,10 @@ impl<DB: Database> Drop for Tenure<DB> {
         self.held.over.cancel();
         if self.part == Part::Ended || self.held.lost.is_cancelled() {
             self.keeper.let_go(&self.held);
-        } else {
+        } else if self.heard {
             drop(self.keeper.abandon(self.held.clone()));
+        } else {
+            self.keeper.put_back(self.held.clone());
         }
     }
 }

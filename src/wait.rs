@@ -13,7 +13,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep_until, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout_at},
 };
 
 use crate::{
@@ -23,12 +23,13 @@ use crate::{
     held::lock,
     key::Key,
     lease_lock::LeaseLock,
-    line::{At, Line, Standing, Ticket},
+    line::{Line, Ticket},
     listen::Listener,
     lock::Attempt,
     retry::Backoff,
     rules::{Reason, Refusal},
     settings::{DAY, Settings},
+    standing::At,
     store::{
         Database,
         borrowed::{Borrowed, Failure},
@@ -40,6 +41,8 @@ use crate::{
 
 /// Between two questions, at first and in the end.
 const PACE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// How long a place that is not seen is waited for before it counts as gone.
+const LAG: Duration = Duration::from_millis(100);
 /// How long it may take to ask for word of a release.
 const HINT: Duration = Duration::from_secs(1);
 
@@ -55,7 +58,7 @@ impl<DB: Database> Waiting<DB> {
     pub fn new(settings: &Settings<DB>, background: Background) -> Self {
         let bells = Arc::<Bells>::default();
         let listener = Listener::new(settings.pool.clone(), bells.clone());
-        Self { turns: Arc::default(), line: Line::new(settings.pool.clone(), background), listener, bells }
+        Self { turns: Arc::default(), line: Line::new(settings, background), listener, bells }
     }
 }
 
@@ -88,7 +91,9 @@ async fn wait_long<DB: Database>(
     let wanted =
         Wanted { lock: asker, runtime, keys, until, queue, asking: AtomicBool::new(false), told: Mutex::default() };
     match timeout_at(until, wanted.granted_or_refused()).await {
-        Ok(Err(error)) if Instant::now() >= until => wanted.refused_last().ok_or(error),
+        Ok(Err(error @ (Error::TimedOut { .. } | Error::NoConnection { .. }))) if Instant::now() >= until => {
+            wanted.refused_last().ok_or(error)
+        }
         Ok(attempt) => attempt,
         Err(_) => wanted.refused_last().ok_or_else(|| wanted.out_of_time(wait)),
     }
@@ -112,7 +117,6 @@ struct Spot<DB: Database> {
     ticket: Option<Ticket<DB>>,
     /// Nobody is before it, and nobody gets there any more.
     first: bool,
-    lapsed: Vec<i64>,
 }
 
 /// What became of a question, and what shows whether things have moved since the last.
@@ -132,13 +136,13 @@ enum Ended<DB: Database> {
 
 impl<DB: Database> Wanted<'_, DB> {
     async fn granted_or_refused(&self) -> Result<Attempt<Granted<DB>>, Error> {
-        let fair = self.lock.settings().fair;
+        let mut in_order = self.lock.settings().fair;
         let mut turn = self.queue.try_take();
         let mut ticket = None;
         loop {
             let turn = match turn.take() {
                 Some(turn) => turn,
-                None if !fair => self.queue.enter(None).turn().await,
+                None if !in_order => self.queue.enter(None).turn().await,
                 None => {
                     // Drawn one by one, so that the order within the process is the order of the numbers.
                     let drawing = self.queue.entry.lock().await;
@@ -151,7 +155,7 @@ impl<DB: Database> Wanted<'_, DB> {
             };
             match self.ask_in_turn(turn, ticket.take()).await? {
                 Ended::With(attempt) => return Ok(attempt),
-                Ended::WithoutPlace => {}
+                Ended::WithoutPlace => in_order = true,
             }
         }
     }
@@ -162,9 +166,9 @@ impl<DB: Database> Wanted<'_, DB> {
         // Before the first question, so that no word after it is missed.
         let ear = waiting.bells.listen(&self.keys);
         let mut listening = None;
-        let mut spot = Spot { ticket, first: false, lapsed: Vec::new() };
+        let mut spot = Spot { ticket, first: false };
         self.asking.store(true, Ordering::Relaxed);
-        let (mut pace, mut sign, mut waited) = (Backoff::between(PACE.0, PACE.1), None, false);
+        let (mut pace, mut sign, mut waited, mut told_free) = (Backoff::between(PACE.0, PACE.1), None, false, false);
         if let Some((before, next)) = self.queue.pace() {
             // Whoever had the turn has given up: that is no reason to ask sooner.
             (pace, waited) = (before, true);
@@ -181,7 +185,7 @@ impl<DB: Database> Wanted<'_, DB> {
                     self.queue.note_pace(None);
                     granted.tenure.keep(turn);
                     if let Some(ticket) = spot.ticket {
-                        waiting.line.leave(&ticket, spot.lapsed, Instant::now() + HINT).await;
+                        ticket.leave(Instant::now() + HINT).await;
                     }
                     return Ok(Ended::With(Attempt::Acquired(granted)));
                 }
@@ -195,7 +199,9 @@ impl<DB: Database> Wanted<'_, DB> {
             if window.is_some_and(|window| window > left) {
                 return Ok(Ended::With(Attempt::Refused(refusal)));
             }
-            if self.lock.settings().fair && spot.ticket.is_none() {
+            // Where others stand in line, nobody gets in who does not.
+            let in_order = self.lock.settings().fair || refusal.reason == Reason::Queued;
+            if in_order && spot.ticket.is_none() {
                 return Ok(Ended::WithoutPlace);
             }
             if sign.replace(seen).is_some_and(|before| before != seen) {
@@ -205,13 +211,17 @@ impl<DB: Database> Wanted<'_, DB> {
             // Who is served at once opens no connection.
             let listening = listening.get_or_insert_with(|| waiting.listener.attend(&self.runtime));
             let may_end = matches!(refusal.reason, Reason::Held | Reason::TimedOutUnfinished);
-            if may_end && !refusal.awaited && listening.hears() && self.ask_for_word().await {
+            // Once in a row: a key that stays free and refused is waited for like any other.
+            told_free =
+                may_end && !refusal.awaited && listening.hears() && !told_free && self.ask_for_word(&refusal.key).await;
+            if told_free {
                 continue;
             }
             // A holder may end early; the end of its lease is not slept through.
             let pause = window.unwrap_or_else(|| pace.next().min(refusal.retry_after.unwrap_or(left)));
             let next = Instant::now() + pause;
-            self.queue.note_pace(Some((pace, next)));
+            // The end of a window may be further off than whoever comes next has time.
+            self.queue.note_pace(window.is_none().then_some((pace, next)));
             tokio::select! {
                 () = ear.heard() => {}
                 () = sleep_until(next) => {}
@@ -228,9 +238,7 @@ impl<DB: Database> Wanted<'_, DB> {
 
     async fn ask(&self, spot: &mut Spot<DB>, waited: bool) -> Result<Asked<DB>, Error> {
         if let Some(ticket) = spot.ticket.as_ref().filter(|_| !spot.first) {
-            let standing = self.look(ticket.number).await?;
-            spot.lapsed = standing.lapsed;
-            match standing.at {
+            match self.look(ticket.number).await? {
                 At::First => spot.first = true,
                 At::Behind { key, number, left } => return Ok(Asked::Refused(queued(key, left), number)),
                 At::Gone | At::Unseen => return Ok(Asked::Displaced),
@@ -255,16 +263,22 @@ impl<DB: Database> Wanted<'_, DB> {
         line.join(&self.runtime, &self.keys, self.limit()).await.map_err(|failure| self.error(failure))
     }
 
-    async fn look(&self, number: i64) -> Result<Standing, Error> {
+    /// Where a place stands. What is not there may only be late, where a node of a cluster lags behind.
+    async fn look(&self, number: i64) -> Result<At, Error> {
         let line = &self.lock.waiting().line;
+        let at = line.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))?;
+        if at != At::Gone {
+            return Ok(at);
+        }
+        sleep(LAG).await;
         line.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))
     }
 
     /// Has the holder tell of its release; whether the key is free already.
-    async fn ask_for_word(&self) -> bool {
+    async fn ask_for_word(&self, key: &Key) -> bool {
         let limit = self.until.min(Instant::now() + HINT);
         let Ok(mut conn) = Borrowed::checkout(&self.lock.settings().pool, limit).await else { return false };
-        let reply = timeout_at(limit, DB::announce(conn.get(), &self.keys, false)).await;
+        let reply = timeout_at(limit, DB::announce(conn.get(), std::slice::from_ref(key), false)).await;
         conn.settle(reply).is_ok_and(|marked| marked.free)
     }
 

@@ -72,7 +72,7 @@ fn unanswered(error: sqlx::Error) -> sqlx::Error {
 }
 
 /// A change to a claim that stands.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// `expires_at = now + lease`.
     Renew(TimeDelta),

@@ -118,7 +118,7 @@ fn ours(named: &Named<'_>) -> String {
     let (keys, claims) = (named.keys(), named.claims());
     format!(
         "
-    SELECT c.key_resource FROM t_resource_lock c FORCE INDEX (PRIMARY)
+    SELECT c.key_resource, c.token FROM t_resource_lock c FORCE INDEX (PRIMARY)
     WHERE c.key_resource IN ({keys}) AND (c.holder, c.token) IN ({claims}) AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL
     LIMIT 1000000 FOR UPDATE SKIP LOCKED"
     )
@@ -223,16 +223,17 @@ async fn change_those_found(
     terms: &Terms,
 ) -> Reply<Vec<Outcome>> {
     let named = Named::new(claims);
-    let sql = format!("SELECT CONVERT(f.key_resource USING utf8mb4) FROM ({}) f", ours(&named));
+    let sql = format!("SELECT CONVERT(f.key_resource USING utf8mb4), f.token FROM ({}) f", ours(&named));
     let found = bind_claims(sqlx::query(AssertSqlSafe(sql)), &named).fetch_all(&mut *conn).await?;
-    let found = found.iter().map(|row| row.try_get(0)).collect::<Reply<HashSet<String>>>()?;
+    let found =
+        found.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect::<Reply<HashSet<(String, i64)>>>()?;
     if !found.is_empty() {
         send_change(conn, &named, change, terms).await?;
     }
     let seen = if found.len() < claims.len() { sightings(conn, &named).await? } else { HashMap::new() };
-    let outcome = |claim: &Claim| match claim.key.as_str() {
-        key if found.contains(key) => Outcome::Done,
-        key => unmatched(change, claim, seen.get(key).copied()),
+    let outcome = |claim: &Claim| match (claim.key.as_str().to_owned(), claim.token.get()) {
+        named if found.contains(&named) => Outcome::Done,
+        (key, _) => unmatched(change, claim, seen.get(&key).copied()),
     };
     Ok(claims.iter().map(outcome).collect())
 }

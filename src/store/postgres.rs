@@ -126,13 +126,13 @@ WITH asked AS (
     SELECT t.key_resource FROM asked r JOIN t_resource_lock t ON t.key_resource = r.key
     WHERE {OURS} FOR UPDATE OF t SKIP LOCKED
 ), done AS (
-    UPDATE t_resource_lock t SET {set} FROM locked l WHERE t.key_resource = l.key_resource RETURNING t.key_resource, t.confirms, t.awaited
+    UPDATE t_resource_lock t SET {set} FROM locked l WHERE t.key_resource = l.key_resource RETURNING t.key_resource, t.token, t.confirms, t.awaited
 )
 SELECT d.key_resource IS NOT NULL AS done, d.confirms, t.key_resource IS NOT NULL AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
        coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL, false) AS stands,
        coalesce((extract(epoch FROM {EXPIRES_AT} - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros,
        current_setting('transaction_isolation') <> 'read committed' AS snapshot{told}
-FROM asked r LEFT JOIN done d ON d.key_resource = r.key LEFT JOIN t_resource_lock t ON t.key_resource = r.key
+FROM asked r LEFT JOIN done d ON d.key_resource = r.key AND d.token = r.token LEFT JOIN t_resource_lock t ON t.key_resource = r.key
 ORDER BY r.place"
     )
 }

@@ -6,10 +6,13 @@
 //! Nothing travels here, so the claim is a look, a judgement by `rules.rs`, and a compare-and-set of the
 //! row that was judged: a refusal takes no write lock, and the rules are not repeated in SQL.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
+use sqlx::{
+    AssertSqlSafe, Row as _, Sqlite, SqliteConnection,
+    sqlite::{SqliteArguments, SqliteRow},
+};
 use uuid::Uuid;
 
 use super::{
@@ -124,7 +127,7 @@ macro_rules! change {
             " FROM json_each(?1) AS j
             WHERE t.key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND t.holder = unhex(j.value ->> 1) AND t.token = j.value ->> 2
               AND t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL
-            RETURNING key_resource"
+            RETURNING key_resource, token"
         )
     };
 }
@@ -148,6 +151,8 @@ macro_rules! confirms {
         )
     };
 }
+
+type Query<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
 
 impl Store for Sqlite {
     const OPEN: &'static str = "BEGIN IMMEDIATE; SAVEPOINT rowlock";
@@ -202,11 +207,11 @@ impl Store for Sqlite {
             Change::Abandon => sqlx::query(ABANDON).bind(named),
         };
         let done = query.fetch_all(&mut *conn).await?;
-        let done =
-            done.iter().map(|row| row.try_get::<String, _>(0)).collect::<Reply<std::collections::HashSet<_>>>()?;
+        let done = done.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+        let done = done.collect::<Reply<HashSet<(String, i64)>>>()?;
         let mut outcomes = Vec::with_capacity(claims.len());
         for claim in claims {
-            outcomes.push(if done.contains(claim.key.as_str()) {
+            outcomes.push(if done.contains(&(claim.key.as_str().to_owned(), claim.token.get())) {
                 Outcome::Done
             } else {
                 unmatched(change, claim, look_at(conn, claim).await?)
@@ -283,7 +288,7 @@ async fn take(
     row: &Row,
     verdict: &str,
 ) -> Reply<Option<SqliteRow>> {
-    sqlx::query(TAKE)
+    let query = sqlx::query(TAKE)
         .bind(ask.key.as_str())
         .bind(*ask.holder.as_uuid())
         .bind(&terms.label)
@@ -297,9 +302,13 @@ async fn take(
         .bind(found.try_get::<Option<i64>, _>("begin_time")?)
         .bind(found.try_get::<Option<i64>, _>("claimed_at")?)
         .bind(found.try_get::<Option<i64>, _>("expires_at")?)
-        .bind(row.ended)
-        .fetch_optional(conn)
-        .await
+        .bind(row.ended);
+    written(query, conn).await
+}
+
+/// The row of a statement that writes, which has to be run to its end: only there does SQLite commit, and may fail to.
+pub(super) async fn written(query: Query<'_>, conn: &mut SqliteConnection) -> Reply<Option<SqliteRow>> {
+    Ok(query.fetch_all(conn).await?.pop())
 }
 
 async fn confirms(conn: &mut SqliteConnection, sql: &'static str, claim: &Claim) -> Reply<Option<i64>> {

@@ -7,7 +7,7 @@ use crate::{
     rules::{Status, Terms},
     store::{
         Reply,
-        sqlite::{as_micros, kept, micros, now, read, time},
+        sqlite::{as_micros, kept, micros, now, read, time, written},
         to_utc,
     },
 };
@@ -79,7 +79,7 @@ impl Operate for Sqlite {
 
     async fn force(conn: &mut SqliteConnection, key: &Key, status: Status, terms: &Terms) -> Reply<Forced> {
         let query = sqlx::query(FORCE).bind(key.as_str()).bind(status.letter()).bind(micros(terms.offset()));
-        let Some(row) = query.fetch_optional(conn).await? else { return Ok(Forced::NoRow) };
+        let Some(row) = written(query, conn).await? else { return Ok(Forced::NoRow) };
         Ok(Forced::Freed(Token::new(row.try_get("token")?)))
     }
 

@@ -33,7 +33,7 @@ pub struct Place {
 /// What became of saying on the rows that somebody waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marked {
-    /// Every row says so now.
+    /// Every row says so now, if there is one.
     pub all: bool,
     /// One of them is free: whoever frees it has not told.
     pub free: bool,
@@ -75,6 +75,9 @@ pub trait Wait: Store {
 
     /// Gives the places under these numbers up.
     fn leave(conn: &mut Self::Connection, numbers: &[i64]) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Deletes those of these places that have lapsed.
+    fn clear(conn: &mut Self::Connection, numbers: &[i64]) -> impl Future<Output = Reply<()>> + Send;
 
     /// Deletes places that were given up without a word more than an hour ago.
     fn sweep(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;

@@ -21,8 +21,10 @@ impl Wait for MySql {
             SET t.queued_until = UTC_TIMESTAMP(6) + INTERVAL {QUEUED_SECONDS} SECOND"
         );
         let query = keys.iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, key| query.bind(key.as_str()));
-        let matched = query.execute(conn).await?.rows_affected();
-        Ok(Marked { all: usize::try_from(matched).is_ok_and(|matched| matched == keys.len()), free: false })
+        let matched = query.execute(&mut *conn).await?.rows_affected();
+        let all =
+            usize::try_from(matched).is_ok_and(|matched| matched == keys.len()) || !lacks_mark(conn, keys).await?;
+        Ok(Marked { all, free: false })
     }
 
     /// The first row draws the number, for the others too.
@@ -60,11 +62,15 @@ impl Wait for MySql {
         let set = format!(
             "UPDATE t_resource_lock_queue SET alive_until = UTC_TIMESTAMP(6) + INTERVAL {ALIVE_SECONDS} SECOND"
         );
-        send(conn, &set, numbers).await
+        send(conn, &set, "", numbers).await
     }
 
     async fn leave(conn: &mut MySqlConnection, numbers: &[i64]) -> Reply<()> {
-        send(conn, "DELETE FROM t_resource_lock_queue", numbers).await
+        send(conn, "DELETE FROM t_resource_lock_queue", "", numbers).await
+    }
+
+    async fn clear(conn: &mut MySqlConnection, numbers: &[i64]) -> Reply<()> {
+        send(conn, "DELETE FROM t_resource_lock_queue", "AND alive_until <= UTC_TIMESTAMP(6)", numbers).await
     }
 
     async fn sweep(conn: &mut MySqlConnection) -> Reply<()> {
@@ -73,12 +79,24 @@ impl Wait for MySql {
     }
 }
 
+/// Whether one of these rows does not say for long enough that there is a queue. A key without a row lacks nothing.
+async fn lacks_mark(conn: &mut MySqlConnection, keys: &[Key]) -> Reply<bool> {
+    let marks = vec!["?"; keys.len()].join(", ");
+    let sql = format!(
+        "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource IN ({marks})
+         AND (queued_until IS NULL OR queued_until < UTC_TIMESTAMP(6) + INTERVAL {ALIVE_SECONDS} SECOND)"
+    );
+    let query = sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql));
+    let lacking = keys.iter().fold(query, |query, key| query.bind(key.as_str())).fetch_one(conn).await?;
+    Ok(lacking > 0)
+}
+
 /// Sizes are powers of two, the last number repeated, so that few statements are ever prepared.
-async fn send(conn: &mut MySqlConnection, what: &str, numbers: &[i64]) -> Reply<()> {
+async fn send(conn: &mut MySqlConnection, what: &str, more: &str, numbers: &[i64]) -> Reply<()> {
     let Some(last) = numbers.last() else { return Ok(()) };
     let size = numbers.len().next_power_of_two();
     let marks = vec!["?"; size].join(", ");
-    let query = sqlx::query(AssertSqlSafe(format!("{what} WHERE ticket IN ({marks})")));
+    let query = sqlx::query(AssertSqlSafe(format!("{what} WHERE ticket IN ({marks}) {more}")));
     let padded = numbers.iter().chain(std::iter::repeat(last)).take(size);
     padded.fold(query, |query, number| query.bind(*number)).execute(conn).await.map(drop)
 }

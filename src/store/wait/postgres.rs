@@ -25,19 +25,25 @@ WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)
     SET awaited = true, queued_until = CASE WHEN $2 THEN clock_timestamp() + interval '{QUEUED_SECONDS} s' ELSE t.queued_until END
     FROM locked l WHERE t.key_resource = l.key_resource AND l.fresh IS NOT TRUE
 )
-SELECT count(l.key_resource) = count(t.key_resource) AS all_of_them, coalesce(bool_or(l.lock_flag IS DISTINCT FROM 1), false) AS free
+SELECT coalesce(bool_and(l.key_resource IS NOT NULL OR (t.awaited AND (NOT $2 OR t.queued_until > clock_timestamp() + interval '{ALIVE_SECONDS} s'))), true) AS marked,
+       coalesce(bool_or(l.lock_flag <> 1), false) AS free
 FROM t_resource_lock t LEFT JOIN locked l ON l.key_resource = t.key_resource
 WHERE t.key_resource = ANY ($1::text[])"
     )
 });
 
+/// The first row draws the number, for the others too: that needs no right on the sequence.
 static JOIN: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
-WITH one AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence('t_resource_lock_queue', 'ticket')) AS ticket)
-INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until)
-SELECT key, one.ticket, clock_timestamp() + interval '{ALIVE_SECONDS} s' FROM one, unnest($1::text[]) AS key
-RETURNING ticket"
+WITH first AS (
+    INSERT INTO t_resource_lock_queue (key_resource, alive_until)
+    VALUES (($1::text[])[1], clock_timestamp() + interval '{ALIVE_SECONDS} s') RETURNING ticket, alive_until
+), others AS (
+    INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until)
+    SELECT key, first.ticket, first.alive_until FROM first, unnest(($1::text[])[2:]) AS key
+)
+SELECT ticket FROM first"
     )
 });
 
@@ -61,6 +67,8 @@ WHERE ticket = ANY ($1::bigint[])"
 
 const LEAVE: &str = "DELETE FROM t_resource_lock_queue WHERE ticket = ANY ($1::bigint[])";
 
+const CLEAR: &str =
+    "DELETE FROM t_resource_lock_queue WHERE ticket = ANY ($1::bigint[]) AND alive_until <= clock_timestamp()";
 const SWEEP: &str = "DELETE FROM t_resource_lock_queue WHERE alive_until < clock_timestamp() - interval '1 hour'";
 
 impl Wait for Postgres {
@@ -88,7 +96,7 @@ impl Wait for Postgres {
 
     async fn announce(conn: &mut PgConnection, keys: &[Key], queued: bool) -> Reply<Marked> {
         let row = sqlx::query(MARK.as_str()).bind(names(keys)).bind(queued).fetch_one(conn).await?;
-        Ok(Marked { all: row.try_get("all_of_them")?, free: row.try_get("free")? })
+        Ok(Marked { all: row.try_get("marked")?, free: row.try_get("free")? })
     }
 
     async fn join(conn: &mut PgConnection, keys: &[Key]) -> Reply<i64> {
@@ -109,6 +117,10 @@ impl Wait for Postgres {
 
     async fn leave(conn: &mut PgConnection, numbers: &[i64]) -> Reply<()> {
         sqlx::query(LEAVE).bind(numbers).execute(conn).await.map(drop)
+    }
+
+    async fn clear(conn: &mut PgConnection, numbers: &[i64]) -> Reply<()> {
+        sqlx::query(CLEAR).bind(numbers).execute(conn).await.map(drop)
     }
 
     async fn sweep(conn: &mut PgConnection) -> Reply<()> {

@@ -5,7 +5,7 @@ use crate::{
     key::Key,
     store::{
         Reply,
-        sqlite::{hex, json, now},
+        sqlite::{hex, json, now, written},
     },
 };
 
@@ -38,6 +38,10 @@ const STAY: &str = concat!(
     " + ?2 * 1000000 WHERE ticket IN (SELECT value FROM json_each(?1))"
 );
 const LEAVE: &str = "DELETE FROM t_resource_lock_queue WHERE ticket IN (SELECT value FROM json_each(?1))";
+const CLEAR: &str = concat!(
+    "DELETE FROM t_resource_lock_queue WHERE ticket IN (SELECT value FROM json_each(?1)) AND alive_until <= ",
+    now!()
+);
 const SWEEP: &str = concat!("DELETE FROM t_resource_lock_queue WHERE alive_until < ", now!(), " - 3600 * 1000000");
 
 impl Wait for Sqlite {
@@ -51,7 +55,8 @@ impl Wait for Sqlite {
     }
 
     async fn join(conn: &mut SqliteConnection, keys: &[Key]) -> Reply<i64> {
-        sqlx::query(JOIN).bind(names(keys)).bind(seconds(ALIVE_SECONDS)).fetch_one(conn).await?.try_get(0)
+        let query = sqlx::query(JOIN).bind(names(keys)).bind(seconds(ALIVE_SECONDS));
+        written(query, conn).await?.ok_or(sqlx::Error::RowNotFound)?.try_get(0)
     }
 
     async fn front(conn: &mut SqliteConnection, keys: &[Key], number: i64) -> Reply<Vec<Place>> {
@@ -71,6 +76,10 @@ impl Wait for Sqlite {
 
     async fn leave(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
         sqlx::query(LEAVE).bind(array(numbers)).execute(conn).await.map(drop)
+    }
+
+    async fn clear(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
+        sqlx::query(CLEAR).bind(array(numbers)).execute(conn).await.map(drop)
     }
 
     async fn sweep(conn: &mut SqliteConnection) -> Reply<()> {
