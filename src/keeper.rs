@@ -31,6 +31,7 @@ use crate::{
     store::{
         Change, Database, Outcome,
         borrowed::{Borrowed, Failure},
+        lost_among, skipped, skipped_among,
     },
     telemetry,
     turns::Bells,
@@ -394,20 +395,4 @@ async fn finish(task: &mut Option<Task>) {
 fn within_batch<'a>(claims: &mut usize, held: &'a Arc<Held>) -> Option<&'a Arc<Held>> {
     *claims += held.claims.len();
     (*claims <= BATCH).then_some(held)
-}
-
-fn lost_among(outcomes: &[Outcome]) -> Option<usize> {
-    outcomes.iter().position(|outcome| *outcome == Outcome::Lost)
-}
-
-/// How long the first of them still holds that somebody was at, if there is one.
-fn skipped_among(outcomes: &[Outcome]) -> Option<TimeDelta> {
-    let left = |outcome: &Outcome| if let Outcome::Skipped { left } = outcome { Some(*left) } else { None };
-    outcomes.iter().filter_map(left).min()
-}
-
-/// Those of these claims that somebody was at.
-pub(crate) fn skipped(claims: Vec<Claim>, outcomes: &[Outcome]) -> Vec<Claim> {
-    let outcomes = claims.into_iter().zip(outcomes);
-    outcomes.filter(|(_, outcome)| matches!(outcome, Outcome::Skipped { .. })).map(|(claim, _)| claim).collect()
 }

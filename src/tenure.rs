@@ -9,11 +9,11 @@ use crate::{
     error::{Action, Certainty, Error},
     fault::Fault,
     held::Held,
-    keeper::{Keeper, skipped},
+    keeper::Keeper,
     key::Claim,
     retry::Backoff,
     rules::Status,
-    store::{Change, Database, Outcome, borrowed::Failure},
+    store::{Change, Database, Outcome, borrowed::Failure, skipped},
     telemetry,
     turns::Turn,
 };

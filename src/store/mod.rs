@@ -94,6 +94,23 @@ pub enum Outcome {
     },
 }
 
+/// The first of them that is lost.
+pub fn lost_among(outcomes: &[Outcome]) -> Option<usize> {
+    outcomes.iter().position(|outcome| *outcome == Outcome::Lost)
+}
+
+/// How long the first of them still holds that somebody was at, if there is one.
+pub fn skipped_among(outcomes: &[Outcome]) -> Option<TimeDelta> {
+    let left = |outcome: &Outcome| if let Outcome::Skipped { left } = outcome { Some(*left) } else { None };
+    outcomes.iter().filter_map(left).min()
+}
+
+/// Those of these claims that somebody was at.
+pub fn skipped(claims: Vec<Claim>, outcomes: &[Outcome]) -> Vec<Claim> {
+    let outcomes = claims.into_iter().zip(outcomes);
+    outcomes.filter(|(_, outcome)| matches!(outcome, Outcome::Skipped { .. })).map(|(claim, _)| claim).collect()
+}
+
 /// What a confirmation came back with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Confirmed {

@@ -257,3 +257,36 @@ pub async fn a_waiter_that_goes_away_leaves_its_place<DB: Bed>(site: Site<DB>) {
     assert!(fourth - freed < KEPT - SIGN - SLACK, "well before a place lapses: {:?}", fourth - freed);
     nobody_is_left(&site).await;
 }
+
+/// A place of somebody who gives no further sign of life, in a queue that the row does not tell of.
+async fn a_place<DB: Bed>(site: &Site<DB>) {
+    let alive = DB::ago(-60_000);
+    site.execute(&format!(
+        "INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES ('k', -1, {alive})"
+    ))
+    .await;
+}
+
+pub async fn a_try_in_order_looks_at_the_queue_whatever_the_row_says<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock().fair(true);
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    a_place(&site).await;
+    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Queued);
+    assert_eq!(lock.try_acquire_all(["j", "k"]).await.unwrap().refused().unwrap().reason, Reason::Queued);
+    site.execute("DELETE FROM t_resource_lock_queue").await;
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+}
+
+/// Else those who stand in line would pass it by for ever.
+pub async fn whoever_waits_where_others_stand_in_line_joins_them<DB: Bed>(site: Site<DB>) {
+    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    a_place(&site).await;
+    site.set("k", &format!("queued_until = {}", DB::ago(-60_000))).await;
+    let lock = site.lock();
+    let waiting = tokio::spawn(async move { acquired(lock.acquire("k", Duration::MAX).await) });
+    in_line(&site, 2).await;
+    assert!(!waiting.is_finished());
+    site.execute("DELETE FROM t_resource_lock_queue WHERE ticket = -1").await;
+    timeout(PATIENCE, waiting).await.unwrap().unwrap().release(Status::Succeeded).await.unwrap();
+    nobody_is_left(&site).await;
+}

@@ -217,3 +217,21 @@ pub async fn a_release_is_told_once_where_somebody_waits_and_never_elsewhere<DB:
         assert_eq!(told(&site, &mut ears).await, [""; 0], "nobody waits any more");
     }
 }
+
+/// Its holder's transaction, say. The row cannot be marked then, and that is no word of a release.
+pub async fn a_row_in_a_transactions_hands_is_asked_for_with_pauses<DB: Bed>(site: Site<DB>) {
+    let holder = acquired(site.lock().try_acquire("k").await);
+    let mut transaction = site.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut transaction, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut transaction, DB::LOCK_ROW).await.unwrap();
+    let next = waiting(&LeaseLock::new(site.pool_of(2).await), "k");
+    listener(&site).await;
+    let before = DB::statements(&site.pool).await.unwrap();
+    sleep(Duration::from_secs(3)).await;
+    let sent = DB::statements(&site.pool).await.unwrap() - before;
+    assert!(sent < 40, "{sent} statements in 3 s");
+    DB::execute_on(&mut transaction, "ROLLBACK").await.unwrap();
+    drop(transaction);
+    let (lease, _) = handed_over(holder, next).await;
+    lease.release(Status::Succeeded).await.unwrap();
+}

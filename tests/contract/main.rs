@@ -46,6 +46,7 @@ mod program_stop;
 mod proxy;
 mod race;
 mod reentry;
+mod replaced;
 mod replies;
 mod rules_table;
 #[cfg(feature = "sqlite")]
@@ -187,6 +188,7 @@ where
             a_refusal_names_the_holder_of_this_process, a_lost_lease_lets_the_next_one_ask,
             a_claim_that_nobody_waits_for_any_more_is_abandoned, a_shutdown_waits_for_a_claim_that_was_dropped,
             a_shutdown_waits_for_a_place_that_was_dropped;
+        replaced: a_claim_that_the_same_lock_replaced_is_told_lost, a_claim_that_nobody_heard_of_is_no_crash;
         sets:
             each_key_has_its_row_and_its_token, one_that_cannot_be_had_leaves_the_others_as_they_were, the_loss_of_one_is_the_loss_of_all,
             a_dropped_set_is_abandoned, a_set_is_renewed_in_the_background, it_waits_for_all_and_holds_none_meanwhile, nobody_deadlocks,
@@ -298,10 +300,14 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
         fair:
             grants_come_in_the_order_of_arrival, nobody_is_overtaken_and_nobody_starves,
             the_waiters_of_a_killed_process_are_passed_over, no_try_gets_in_before_those_in_line,
-            a_waiter_that_goes_away_leaves_its_place;
+            a_waiter_that_goes_away_leaves_its_place, a_try_in_order_looks_at_the_queue_whatever_the_row_says,
+            whoever_waits_where_others_stand_in_line_joins_them;
         philosophers: philosophers_eat_as_they_please, philosophers_eat_in_order;
         dropped_waiters:
             a_waiter, a_waiter_in_order, a_waiter_for_several_keys, a_waiter_for_several_keys_in_order;
+    }
+    if server.name == "sqlite" {
+        tests! { server, trials; replaced: a_grant_that_cannot_be_committed_is_none; }
     }
     #[cfg(feature = "postgres")]
     if server.name == "postgres" {
@@ -310,7 +316,7 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
                 a_lock_object_listens_on_one_connection_while_somebody_waits, a_connection_that_listens_is_kept_for_the_next_who_waits,
                 word_of_a_release_comes_before_the_next_question, a_listener_that_is_terminated_hangs_nobody_and_comes_back,
                 a_listener_that_hears_nothing_any_more_hangs_nobody, a_listener_that_never_opens_hangs_nobody,
-                a_release_is_told_once_where_somebody_waits_and_never_elsewhere;
+                a_release_is_told_once_where_somebody_waits_and_never_elsewhere, a_row_in_a_transactions_hands_is_asked_for_with_pauses;
         }
     }
 }

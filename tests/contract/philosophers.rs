@@ -10,7 +10,7 @@ use crate::{
 const SEATS: usize = 5;
 
 pub async fn philosophers_eat_as_they_please<DB: Bed>(site: Site<DB>) {
-    dine(&site, "wait", 3).await;
+    dine(&site, "wait", 1).await;
 }
 
 pub async fn philosophers_eat_in_order<DB: Bed>(site: Site<DB>) {

@@ -1,0 +1,66 @@
+//! Claims that were replaced or never heard of, and grants that were never committed.
+
+use std::{
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use rowlock::{LeaseLock, Reason, Rules, Status};
+use tokio::time::timeout;
+
+use crate::bed::{Bed, PATIENCE, Site, acquired, eventually, pool, refused};
+
+/// Both are renewed in one statement, and the row is there for one of them only.
+pub async fn a_claim_that_the_same_lock_replaced_is_told_lost<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock_for(Duration::from_secs(3));
+    let replaced = acquired(lock.try_acquire("k").await);
+    lock.force_release("k", Status::Succeeded).await.unwrap();
+    let next = acquired(lock.try_acquire("k").await);
+    timeout(PATIENCE, replaced.lost()).await.expect("it is told");
+    assert!(next.is_held());
+    next.renew().await.unwrap();
+    next.release(Status::Succeeded).await.unwrap();
+}
+
+/// Nobody worked under it: what the article's rules take for a crash would keep everybody out for ever.
+pub async fn a_claim_that_nobody_heard_of_is_no_crash<DB: Bed>(site: Site<DB>) {
+    let lock = site.lock().rules(Rules::Article);
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    for polls in 1..9 {
+        let mut attempt = Box::pin(lock.acquire("k", PATIENCE));
+        for _ in 0..polls {
+            if attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())).map(drop).is_ready() {
+                // Somebody has heard of this one.
+                lock.shutdown().await;
+                lock.force_release("k", Status::Succeeded).await.unwrap();
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        drop(attempt);
+        lock.shutdown().await;
+        acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// With a rollback journal SQLite can commit only when nobody reads, and the row that a statement returns comes before.
+pub async fn a_grant_that_cannot_be_committed_is_none<DB: Bed>(site: Site<DB>) {
+    let url = site.url.replace("locks.db", "with-a-journal.db");
+    let (mine, readers) = (pool::<DB>(&url, 1).await, pool::<DB>(&url, 1).await);
+    rowlock::migrate(&mine).await.unwrap();
+    let lock = LeaseLock::new(mine);
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    let mut reader = readers.acquire().await.unwrap();
+    DB::execute_on(&mut reader, "BEGIN").await.unwrap();
+    DB::text_on(&mut reader, "SELECT status FROM t_resource_lock").await.unwrap();
+    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Busy);
+    DB::execute_on(&mut reader, "ROLLBACK").await.unwrap();
+    drop(reader);
+    eventually("the key is had", || async {
+        match LeaseLock::new(readers.clone()).try_acquire("k").await.unwrap().acquired() {
+            Some(lease) => lease.release(Status::Succeeded).await.is_ok(),
+            None => false,
+        }
+    })
+    .await;
+}
