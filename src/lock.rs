@@ -243,6 +243,7 @@ pub enum Run<T, E> {
         /// Its own result.
         result: Result<T, E>,
         /// Whether the row tells so: `S` or `F`. If not, the next one may not know that it ended.
+        /// A handle ([`Grant::reenter`]) that outlives the work holds the key on, and the row tells what that one ends with.
         recorded: Result<(), Error>,
     },
     /// The lease was lost and the work cancelled on the way.
