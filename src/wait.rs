@@ -91,7 +91,10 @@ async fn wait_long<DB: Database>(
     let wanted =
         Wanted { lock: asker, runtime, keys, until, queue, asking: AtomicBool::new(false), told: Mutex::default() };
     match timeout_at(until, wanted.granted_or_refused()).await {
-        Ok(Err(error @ (Error::TimedOut { .. } | Error::NoConnection { .. }))) if Instant::now() >= until => {
+        Ok(Err(mut error @ (Error::TimedOut { .. } | Error::NoConnection { .. }))) if Instant::now() >= until => {
+            if let Error::TimedOut { limit, .. } | Error::NoConnection { limit, .. } = &mut error {
+                *limit = wait;
+            }
             wanted.refused_last().ok_or(error)
         }
         Ok(attempt) => attempt,

@@ -199,7 +199,7 @@ pub async fn no_try_gets_in_before_those_in_line<DB: Bed>(site: Site<DB>) {
     let stopped = Instant::now();
     holder.release(Status::Succeeded).await.unwrap();
     let other = LeaseLock::new(site.pool_of(1).await);
-    let short = Duration::from_millis(300);
+    let short = Duration::from_millis(1500);
     let reasons = [
         refused(lock.try_acquire("k").await).reason,
         refused(other.try_acquire("k").await).reason,
