@@ -23,6 +23,7 @@ mod events;
 mod examples;
 mod fair;
 mod fenced;
+mod fuzzed;
 mod isolation;
 mod keeping;
 mod ledger;
@@ -244,7 +245,7 @@ where
             program_claims: a_reader_that_has_enough_is_no_failure, a_log_that_cannot_be_written_stops_nothing;
             program_input:
                 a_file_that_is_missing_is_not_made, a_look_leaves_the_file_as_it_is, no_database_names_all_three_ways, each_commands_help_has_an_example,
-                completions_and_man_pages_are_written;
+                completions_and_man_pages_are_written, any_url_is_read_or_refused;
         }
     } else {
         if server.name != "postgres" {
@@ -305,6 +306,10 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
         philosophers: philosophers_eat_as_they_please, philosophers_eat_in_order;
         dropped_waiters:
             a_waiter, a_waiter_in_order, a_waiter_for_several_keys, a_waiter_for_several_keys_in_order;
+    }
+    tests! { server, trials;
+        fuzzed:
+            any_text_is_a_key_of_its_own_or_refused, any_duration_is_kept_to_or_refused, any_name_is_a_plain_one_or_refused;
     }
     if server.name == "sqlite" {
         tests! { server, trials; replaced: a_grant_that_cannot_be_committed_is_none; }

@@ -5,10 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use proptest::prelude::{Just, prop_oneof};
 use tokio::{net::TcpListener, process::Command};
 
 use crate::{
     bed::{Bed, Site},
+    fuzzed::each,
     program::{Ended, Stage, ended, rowlock},
 };
 
@@ -199,4 +201,26 @@ pub async fn completions_and_man_pages_are_written<DB: Bed>(_: Site<DB>) {
     assert!(page.contains(".TH rowlock-run 1") && page.contains("retry\\-failed"), "{page}");
     assert!(!stage.file("rowlock-exec.1").exists());
     ended(rowlock("man /no/such/folder", &[])).await.with(73);
+}
+
+/// The program ends with a code of its own and one line, and repeats no password.
+pub async fn any_url_is_read_or_refused<DB: Bed>(_: Site<DB>) {
+    let scheme = prop_oneof!["postgres|postgresql|mysql|mariadb|sqlite|redis", "[a-z]{0,8}", ".{0,4}"];
+    let rest = prop_oneof![
+        "127\\.0\\.0\\.1:1/[a-z]{0,4}",
+        "[\\[\\]:/?#@%&= .\\\\]{0,12}",
+        "\\[::1\\]:1(/x)?(\\?[a-z=&-]{0,12})?"
+    ];
+    let before = prop_oneof![Just("://me:"), Just("://"), Just(":"), Just("://me:%")];
+    each(60, (scheme, before, rest), |(scheme, before, rest)| async move {
+        let url = format!("{scheme}{before}hunter2@{rest}");
+        if url.contains('\0') || scheme == "sqlite" {
+            return; // no variable of a process; the name of a file
+        }
+        let mut command = rowlock("list --connect-timeout 200ms", &[]);
+        command.env("DATABASE_URL", &url);
+        let ended = ended(command).await;
+        assert!([2, 69].contains(&ended.code) && ended.out.is_empty(), "{url:?}: {ended:?}");
+        assert!(!ended.err.contains("hunter2") && !ended.err.contains("panicked"), "{url:?}: {ended:?}");
+    });
 }

@@ -1,0 +1,101 @@
+//! Whatever comes in at the door is served as it is or refused, and nothing else happens. What fails is made as small as it gets, and printed.
+
+use std::{collections::HashSet, future::Future, sync::Mutex, time::Duration};
+
+use proptest::{
+    prelude::{Just, Strategy, any, prop_oneof},
+    test_runner::{Config, TestCaseError, TestRunner},
+};
+use rowlock::{Columns, Error, Filter, Key, LeaseLock, Status, VersionedTable};
+use tokio::{runtime::Handle, task::block_in_place, time::timeout};
+
+use crate::bed::{Bed, Site, acquired};
+
+/// Tries so many values one after the other.
+pub fn each<S: Strategy, F: Future<Output = ()>>(cases: u32, values: S, mut check: impl FnMut(S::Value) -> F) {
+    let check = Mutex::new(&mut check);
+    let tried =
+        TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() }).run(&values, |value| {
+            let check = || block_in_place(|| Handle::current().block_on((check.lock().unwrap())(value)));
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).map_err(|_| TestCaseError::fail("see above"))
+        });
+    tried.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Any text at all, and such as means something to somebody.
+fn text() -> impl Strategy<Value = String> {
+    let signs = "['\"`;\\\\%_\\-/*\\[\\]{}()?$:@#&=+ \t\r\n\0.a]{0,40}";
+    prop_oneof![".{0,20}", "\\PC{0,300}", signs, "[a-z]{0,3}", Just("' OR 1=1 --".to_owned()), Just("x".repeat(255))]
+}
+
+pub async fn any_text_is_a_key_of_its_own_or_refused<DB: Bed>(site: Site<DB>) {
+    let (lock, mut keys) = (site.lock(), HashSet::new());
+    each(200, text(), |text| {
+        let (lock, new) = (lock.clone(), Key::new(&text).is_ok() && keys.insert(text.clone()));
+        async move {
+            match lock.try_acquire(&text).await {
+                Ok(attempt) => {
+                    let lease = attempt.acquired().expect("nobody else has it");
+                    assert_eq!((lease.key().as_str(), lease.token().get() > 0), (text.as_str(), true));
+                    lease.release(Status::Succeeded).await.unwrap();
+                    assert_eq!(lock.inspect(&text).await.unwrap().unwrap().key, text);
+                }
+                Err(Error::InvalidKey { .. }) => assert!(!new && Key::new(&text).is_err()),
+                Err(error) => panic!("{text:?}: {error}"),
+            }
+        }
+    });
+    let rows = lock.list(&Filter::default().limit(1000)).await.unwrap();
+    assert_eq!(rows.into_iter().map(|row| row.key).collect::<HashSet<_>>(), keys, "one row a key, and no other");
+}
+
+/// Seconds and nanoseconds, short ones as often as endless ones.
+fn duration() -> impl Strategy<Value = Duration> {
+    let short = (0..100_000_u64).prop_map(Duration::from_millis);
+    let any_at_all = (any::<u64>(), 0..1_000_000_000_u32).prop_map(|(seconds, nanos)| Duration::new(seconds, nanos));
+    prop_oneof![short, (0..400_000_000_u64).prop_map(Duration::from_secs), any_at_all, Just(Duration::MAX)]
+}
+
+pub async fn any_duration_is_kept_to_or_refused<DB: Bed>(site: Site<DB>) {
+    let held = acquired(site.lock().try_acquire("held").await);
+    let refused = |error: Error| assert!(matches!(error, Error::InvalidSetting { .. }), "{error:?}");
+    let or = |lock: LeaseLock<DB>, set: Result<LeaseLock<DB>, Error>| {
+        set.unwrap_or_else(|error| {
+            refused(error);
+            lock
+        })
+    };
+    let mut number = 0;
+    each(100, (duration(), duration(), duration()), |(one, two, three)| {
+        number += 1;
+        let (lock, key) = (site.lock(), format!("key {number}"));
+        let lock = or(lock.clone(), lock.lease(one));
+        let lock = or(lock.clone(), lock.once_per(two));
+        async move {
+            acquired(lock.try_acquire(&key).await).release(Status::Succeeded).await.unwrap();
+            // Whether there is time for an answer or not, nobody gets the key.
+            let waited = timeout(Duration::from_millis(2), lock.acquire("held", three)).await;
+            assert!(!waited.is_ok_and(|attempt| attempt.is_ok_and(|attempt| attempt.acquired().is_some())));
+            lock.forget(one).await.map(drop).unwrap_or_else(refused);
+            drop(lock.clone().time_limit(two).map_err(refused));
+        }
+    });
+    held.release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn any_name_is_a_plain_one_or_refused<DB: Bed>(site: Site<DB>) {
+    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    let name = || prop_oneof![text(), "[a-z_][a-z0-9_]{0,70}(\\.[a-z]{1,3})?", Just("t_resource_lock".to_owned())];
+    each(150, (name(), name(), name(), name()), |(table, key, value, version)| {
+        let pool = site.pool.clone();
+        async move {
+            let columns = Columns { table: &table, key: &key, value: &value, version: &version };
+            match VersionedTable::<_, i64>::new(pool, columns) {
+                // There is no such table, or it has no such columns.
+                Ok(accounts) => assert!(accounts.deduct("k", 1).await.is_err()),
+                Err(error) => assert!(matches!(error, Error::InvalidName { .. }), "{error:?}"),
+            }
+        }
+    });
+    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock WHERE status = 'S'").await, Some(1));
+}
