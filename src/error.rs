@@ -77,7 +77,7 @@ pub enum Error {
 
     /// The table is there, but not all of it.
     #[error(
-        "the table t_resource_lock lacks {columns}: call rowlock::migrate(&pool) once, or run `sqlx migrate run` with rowlock's migrations"
+        "the table t_resource_lock is not complete, it lacks {columns}: call rowlock::migrate(&pool) once, or run `sqlx migrate run` with rowlock's migrations"
     )]
     ColumnMissing {
         /// The columns that are missing.

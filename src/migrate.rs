@@ -18,7 +18,7 @@ use crate::{
 /// How long creating the table may take, a wait behind other transactions included.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Creates the table `t_resource_lock` if it is not there, and adds the columns that it lacks.
+/// Creates the tables `t_resource_lock` and `t_resource_lock_queue` if they are not there, and adds the columns that the first lacks.
 ///
 /// The columns and rows of a table that other programs use already stay as they are.
 ///

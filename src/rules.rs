@@ -158,7 +158,7 @@ impl std::fmt::Display for Reason {
             Self::WithinWindow => "within its window",
             Self::LastRunFailed => "the last run failed",
             Self::NotSucceeded => "the last run did not succeed",
-            Self::Queued => "others wait in order",
+            Self::Queued => "others wait in line before it",
             Self::Busy => "busy",
         })
     }

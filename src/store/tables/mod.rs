@@ -83,7 +83,7 @@ impl Schema {
     pub fn missing(&self) -> Vec<&'static str> {
         let there = |wanted: &&str| self.columns.iter().any(|has| has.eq_ignore_ascii_case(wanted));
         let columns = COLUMNS.into_iter().chain(self.own_column).filter(|wanted| !there(wanted));
-        columns.chain((!self.queue).then_some("the table t_resource_lock_queue")).collect()
+        columns.chain((!self.queue).then_some("its table t_resource_lock_queue")).collect()
     }
 }
 
