@@ -197,6 +197,8 @@ pub async fn no_try_gets_in_before_those_in_line<DB: Bed>(site: Site<DB>) {
     sleep(SIGN / 8).await;
     first.signal(Signal::STOP);
     let stopped = Instant::now();
+    // The server brings to an end what was sent before.
+    sleep(SIGN / 4).await;
     holder.release(Status::Succeeded).await.unwrap();
     let other = LeaseLock::new(site.pool_of(1).await);
     let short = Duration::from_millis(1500);

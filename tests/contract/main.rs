@@ -49,6 +49,8 @@ mod race;
 mod reentry;
 mod replaced;
 mod replies;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod rights;
 mod rules_table;
 #[cfg(feature = "sqlite")]
 mod schedules;
@@ -312,7 +314,11 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             any_text_is_a_key_of_its_own_or_refused, any_duration_is_kept_to_or_refused, any_name_is_a_plain_one_or_refused;
     }
     if server.name == "sqlite" {
-        tests! { server, trials; replaced: a_grant_that_cannot_be_committed_is_none; }
+        tests! { server, trials; replaced: a_grant_that_cannot_be_committed_is_none, a_full_disk_grants_nothing_and_takes_nothing; }
+    }
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
+    if server.name != "sqlite" {
+        tests! { server, trials; rights: the_rights_that_are_stated_are_enough; }
     }
     #[cfg(feature = "postgres")]
     if server.name == "postgres" {

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{LeaseLock, Reason, Rules, Status};
+use rowlock::{Error, LeaseLock, Reason, Rules, Status};
 use tokio::time::timeout;
 
 use crate::bed::{Bed, PATIENCE, Site, acquired, eventually, pool, refused};
@@ -63,4 +63,32 @@ pub async fn a_grant_that_cannot_be_committed_is_none<DB: Bed>(site: Site<DB>) {
         }
     })
     .await;
+}
+
+/// A file that may not grow stands for a disk that is full.
+pub async fn a_full_disk_grants_nothing_and_takes_nothing<DB: Bed>(site: Site<DB>) {
+    let only = site.over(site.pool_of(1).await);
+    let lock = only.lock();
+    let held = acquired(lock.try_acquire("held").await);
+    let pages = only.number("SELECT page_count FROM pragma_page_count").await.unwrap();
+    only.execute(&format!("PRAGMA max_page_count = {pages}")).await;
+    let key = |number: usize| format!("{number} {}", "x".repeat(200));
+    let mut leases = Vec::new();
+    let error = loop {
+        match lock.try_acquire(&key(leases.len())).await {
+            Ok(attempt) => leases.push(attempt.acquired().expect("nobody else wants it")),
+            Err(error) => break error,
+        }
+        assert!(leases.len() < 1000, "the disk is full at some time");
+    };
+    assert!(matches!(&error, Error::Database { .. }) && error.to_string().contains("full"), "{error}");
+    held.renew().await.unwrap();
+    let locked = "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1";
+    assert_eq!(only.number(locked).await, Some(i64::try_from(leases.len() + 1).unwrap()));
+    only.execute("PRAGMA max_page_count = 1000000").await;
+    leases.push(acquired(lock.try_acquire(&key(leases.len())).await));
+    for lease in leases {
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+    held.release(Status::Succeeded).await.unwrap();
 }

@@ -1,0 +1,83 @@
+//! The rights on the tables that `docs/threats.md` states.
+
+use std::time::Duration;
+
+use rowlock::{Error, Filter, LeaseLock, Reason, ResourceLockExt, Status};
+use sqlx::Pool;
+
+use crate::bed::{Bed, Site, acquired, eventually, pool, refused};
+
+const WAIT: Duration = Duration::from_secs(20);
+
+/// A user of the database, and the statements that make it, let it in, and take it away again.
+struct User {
+    name: String,
+    make: Vec<String>,
+    unmake: Vec<String>,
+}
+
+fn user<DB: Bed>(site: &Site<DB>) -> User {
+    let name = format!("rowlock_{:08x}", fastrand::u32(..));
+    let database = site.url.split('?').next().unwrap().rsplit('/').next().unwrap();
+    let (row, place) = ("SELECT, INSERT, UPDATE", "SELECT, INSERT, UPDATE, DELETE");
+    let (make, unmake) = if site.server.name == "postgres" {
+        let make = [
+            format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'"),
+            format!("GRANT {row} ON t_resource_lock TO {name}"),
+            format!("GRANT {place} ON t_resource_lock_queue TO {name}"),
+        ];
+        (make.to_vec(), vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
+    } else {
+        // From this machine too, where somebody without a name may be known already.
+        let from = |host: &str| {
+            [
+                format!("CREATE USER {name}@'{host}' IDENTIFIED BY 'hunter2'"),
+                format!("GRANT {row} ON {database}.t_resource_lock TO {name}@'{host}'"),
+                format!("GRANT {place} ON {database}.t_resource_lock_queue TO {name}@'{host}'"),
+            ]
+        };
+        ([from("%"), from("localhost")].concat(), vec![format!("DROP USER {name}@'%', {name}@'localhost'")])
+    };
+    User { name, make, unmake }
+}
+
+pub async fn the_rights_that_are_stated_are_enough<DB: Bed>(site: Site<DB>) {
+    let user = user(&site);
+    for statement in &user.make {
+        site.execute(statement).await;
+    }
+    let (scheme, rest) = site.url.split_once("://").unwrap();
+    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
+    let own = pool::<DB>(&format!("{scheme}://{}:hunter2@{address}", user.name), 4).await;
+    use_all(own.clone()).await;
+    site.set("l", &format!("begin_time = {0}, end_time = {0}", DB::ago(9 * 3_600_000))).await;
+    let error = LeaseLock::new(own.clone()).forget(Duration::ZERO).await.unwrap_err();
+    assert!(matches!(error, Error::Database { .. }), "to forget takes the right to delete: {error}");
+    assert!(!format!("{error} {error:?}").contains("hunter2"));
+    own.close().await;
+    for statement in &user.unmake {
+        site.execute(statement).await;
+    }
+}
+
+async fn use_all<DB: Bed>(pool: Pool<DB>) {
+    rowlock::migrate(&pool).await.unwrap(); // the tables are there, and only looked at
+    let lock = LeaseLock::new(pool.clone());
+    let lease = acquired(lock.try_acquire("k").await);
+    lease.renew().await.unwrap();
+    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
+    // On a lock object of its own, so that it asks and draws a place.
+    let next = LeaseLock::new(pool.clone()).fair(true);
+    let waiting = tokio::spawn(async move { acquired(next.acquire("k", WAIT).await) });
+    eventually("it stands in line", || async {
+        DB::number(&pool, "SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(1)
+    })
+    .await;
+    lease.release(Status::Succeeded).await.unwrap();
+    waiting.await.unwrap().abandon().await.unwrap();
+    let set = lock.acquire_all(["k", "l"], WAIT).await.unwrap().acquired().unwrap();
+    set.release(Status::Succeeded).await.unwrap();
+    lock.transaction("k", async |_, _| Ok::<_, std::convert::Infallible>(())).await.unwrap();
+    lock.force_release("l", Status::Succeeded).await.unwrap().unwrap();
+    assert_eq!(lock.list(&Filter::default()).await.unwrap().len(), 2);
+}
