@@ -97,6 +97,7 @@ impl Proxy {
     }
 
     /// Holds whatever passes on one connection from now on, counted from the first; it stays open, and nothing comes out of it.
+    #[cfg(feature = "postgres")]
     pub fn swallow(&self, number: u64) {
         self.shared.0.send_modify(|state| {
             state.left = [Some(0); 2];
