@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{
     sync::{Notify, oneshot},
-    time::Instant,
+    time::{Instant, timeout_at},
 };
 
 use crate::{held::lock, key::Key, retry::Backoff, rules::Refusal};
@@ -188,9 +188,10 @@ pub(crate) struct Ear {
 }
 
 impl Ear {
-    /// Waits for the next word; one that came before is not lost.
-    pub async fn heard(&self) {
-        self.heard.notified().await;
+    /// Waits for the next word until this time; one that came before is not lost.
+    pub async fn heard_before(&self, limit: Instant) {
+        // Nothing was heard: it is time all the same.
+        let _ = timeout_at(limit, self.heard.notified()).await;
     }
 }
 

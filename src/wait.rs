@@ -13,7 +13,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, sleep_until, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 
 use crate::{
@@ -175,23 +175,12 @@ impl<DB: Database> Wanted<'_, DB> {
         if let Some((before, next)) = self.queue.pace() {
             // Whoever had the turn has given up: that is no reason to ask sooner.
             (pace, waited) = (before, true);
-            tokio::select! {
-                () = ear.heard() => {}
-                () = sleep_until(next) => {}
-            }
+            ear.heard_before(next).await;
         }
         loop {
             let asked = self.ask(&mut spot, waited).await.inspect_err(|_| self.failed())?;
             let (refusal, seen) = match asked {
-                Asked::Granted(granted) => {
-                    self.queue.note(Some(self.held_here(&granted)));
-                    self.queue.note_pace(None);
-                    granted.tenure.keep(turn);
-                    if let Some(ticket) = spot.ticket {
-                        ticket.leave(Instant::now() + HINT).await;
-                    }
-                    return Ok(Ended::With(Attempt::Acquired(granted)));
-                }
+                Asked::Granted(granted) => return Ok(self.have(granted, turn, spot.ticket).await),
                 Asked::Refused(refusal, seen) => (refusal, seen),
                 Asked::Displaced => return Ok(Ended::WithoutPlace),
             };
@@ -225,11 +214,19 @@ impl<DB: Database> Wanted<'_, DB> {
             let next = Instant::now() + pause;
             // The end of a window may be further off than whoever comes next has time.
             self.queue.note_pace(window.is_none().then_some((pace, next)));
-            tokio::select! {
-                () = ear.heard() => {}
-                () = sleep_until(next) => {}
-            }
+            ear.heard_before(next).await;
         }
+    }
+
+    /// The lease keeps the turn until it is over; the place has served.
+    async fn have(&self, granted: Granted<DB>, turn: Turn, ticket: Option<Ticket<DB>>) -> Ended<DB> {
+        self.queue.note(Some(self.held_here(&granted)));
+        self.queue.note_pace(None);
+        granted.tenure.keep(turn);
+        if let Some(ticket) = ticket {
+            ticket.leave(Instant::now() + HINT).await;
+        }
+        Ended::With(Attempt::Acquired(granted))
     }
 
     /// A failure is no refusal, for the others neither; running out of time is none.
