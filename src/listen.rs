@@ -3,7 +3,10 @@
 //! It is a hint. Nobody relies on it: a waiter asks at its own pace as well.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -25,6 +28,8 @@ pub(crate) struct Listener<DB: Database> {
     pool: Pool<DB>,
     bells: Arc<Bells>,
     running: Mutex<bool>,
+    /// Nothing can be heard here, now or later.
+    deaf: AtomicBool,
     waiters: watch::Sender<usize>,
     open: watch::Sender<bool>,
 }
@@ -48,14 +53,14 @@ impl<DB: Database> Drop for Listening<DB> {
 impl<DB: Database> Listener<DB> {
     pub fn new(pool: Pool<DB>, bells: Arc<Bells>) -> Arc<Self> {
         let (waiters, open) = (watch::Sender::new(0), watch::Sender::new(false));
-        Arc::new(Self { pool, bells, running: Mutex::new(false), waiters, open })
+        Arc::new(Self { pool, bells, running: Mutex::new(false), deaf: AtomicBool::new(false), waiters, open })
     }
 
     /// Somebody begins to wait.
     pub fn attend(self: &Arc<Self>, runtime: &Handle) -> Listening<DB> {
         self.waiters.send_modify(|count| *count += 1);
         let mut running = lock(&self.running);
-        if DB::TELLS && !*running {
+        if DB::TELLS && !*running && !self.deaf.load(Ordering::Relaxed) {
             *running = true;
             drop(running);
             runtime.spawn(self.clone().run(OnStop { listener: self.clone(), armed: true }));
@@ -68,7 +73,14 @@ impl<DB: Database> Listener<DB> {
         let mut pauses = fresh();
         loop {
             match timeout(LIMIT, DB::listen(&self.pool)).await {
-                Ok(Ok(mut ears)) => {
+                Ok(Ok(None)) => {
+                    tracing::info!(
+                        "a pooler stands before the server: word of releases is not heard, waiting asks instead"
+                    );
+                    self.deaf.store(true, Ordering::Relaxed);
+                    return;
+                }
+                Ok(Ok(Some(mut ears))) => {
                     let began = Instant::now();
                     self.hear(&mut ears).await;
                     let _ = timeout(LIMIT, DB::stop_listening(ears)).await;

@@ -179,6 +179,32 @@ pub fn meanwhile<T>(work: impl Future<Output = T>) -> T {
     tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(work))
 }
 
+/// `POSTGRES_URL` leads to a pooler in transaction mode, and this to the server behind it.
+pub fn direct_url() -> Option<String> {
+    std::env::var("POSTGRES_DIRECT_URL").ok().filter(|url| !url.is_empty())
+}
+
+fn is_pooled() -> bool {
+    direct_url().is_some()
+}
+
+/// Whether a test is about what a pooler in transaction mode keeps to itself: word of releases, settings of a session, who a user is,
+/// how many statements there were (it sends some of its own), a request that arrives after its sender has gone.
+fn wants_the_server_itself(module: &str, name: &str) -> bool {
+    match module {
+        "listening" => !name.starts_with("behind_a_pooler"),
+        "trips" => true,
+        "versioned_in" => name == "a_row_in_another_transactions_hands_is_a_conflict",
+        "program_input" => name == "a_password_is_not_repeated",
+        "versioned_lost" => name == "a_write_that_is_answered_too_late_is_unknown_and_not_tried_again",
+        "replies" => {
+            ["a_claim_that_arrives_too_late_is_unknown", "a_create_that_is_too_late_leaves_a_free_row"].contains(&name)
+        }
+        "commits" => name == "a_commit_that_may_still_arrive_is_unknown",
+        _ => false,
+    }
+}
+
 /// A test as a trial of the harness: on a database of its own, which goes away with it.
 pub fn trial<DB: Bed, F>(server: Server, module: &str, name: &str, test: fn(Site<DB>) -> F) -> Trial
 where
@@ -188,6 +214,10 @@ where
     let needs = match server.variable {
         Some(variable) if url.is_none() => Some(variable),
         _ if name.starts_with("sqlx_cli") && std::env::var_os("SQLX_CLI").is_none() => Some("SQLX_CLI"),
+        _ if server.name == "postgres" && is_pooled() && wants_the_server_itself(module, name) => {
+            Some("a direct connection")
+        }
+        _ if name.starts_with("behind_a_pooler") && !is_pooled() => Some("POSTGRES_DIRECT_URL"),
         _ if module == "examples" && !crate::examples::are_built() => Some("cargo build --examples"),
         _ => None,
     };
@@ -221,14 +251,14 @@ fn unique_name() -> String {
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 /// The same URL with another database.
-fn with_database(url: &str, database: &str) -> String {
+pub fn with_database(url: &str, database: &str) -> String {
     let (url, options) = url.split_once('?').map_or((url, None), |(url, options)| (url, Some(options)));
     let (server, _) = url.rsplit_once('/').expect("a URL with a database");
     options.map_or(format!("{server}/{database}"), |options| format!("{server}/{database}?{options}"))
 }
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-fn database_of(url: &str) -> &str {
+pub fn database_of(url: &str) -> &str {
     let url = url.split('?').next().unwrap_or(url);
     url.rsplit('/').next().unwrap_or(url)
 }

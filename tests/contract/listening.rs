@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    bed::{Bed, PATIENCE, Site, acquired, database_of, direct_url, eventually, pool, refused, with_database},
     proxy::Way,
 };
 
@@ -234,4 +234,35 @@ pub async fn a_row_in_a_transactions_hands_is_asked_for_with_pauses<DB: Bed>(sit
     drop(transaction);
     let (lease, _) = handed_over(holder, next).await;
     lease.release(Status::Succeeded).await.unwrap();
+}
+
+/// What listens there is a connection that others get as well, and word in the middle of an answer breaks it.
+pub async fn behind_a_pooler_nobody_listens_and_nobody_is_disturbed<DB: Bed>(site: Site<DB>) {
+    let direct = with_database(&direct_url().unwrap(), database_of(&site.url));
+    let server = site.over(pool::<DB>(&direct, 2).await);
+    let (asks, listens, holder) = (LeaseLock::new(site.pool_of(1).await), server.lock(), site.lock());
+    for _ in 0..10 {
+        let [one, two] = [acquired(holder.try_acquire("one").await), acquired(holder.try_acquire("two").await)];
+        let (next, heard) = (waiting(&asks, "one"), waiting(&listens, "two"));
+        awaited(&site, "two").await;
+        eventually("whoever is connected to the server listens", || async { listeners(&server).await == 1 }).await;
+        for (key, next) in [(one, next), (two, heard)] {
+            let (lease, took) = handed_over(key, next).await;
+            assert!(took < BOUND, "{took:?}");
+            lease.release(Status::Succeeded).await.unwrap();
+        }
+        // Anybody's statements, on any of the pooler's connections.
+        for number in 0..20 {
+            assert_eq!(site.number(&format!("SELECT {number}")).await, Some(number));
+        }
+    }
+    let through = site.pool_of(10).await;
+    let mut sessions = Vec::new();
+    for _ in 0..10 {
+        let mut session = through.acquire().await.unwrap();
+        DB::execute_on(&mut session, DB::BEGIN).await.unwrap();
+        let heard = "SELECT coalesce(max(channel), 'nothing') FROM pg_listening_channels() AS channel";
+        assert_eq!(DB::text_on(&mut session, heard).await.unwrap().as_deref(), Some("nothing"));
+        sessions.push(session); // in its transaction, so that the next one is another of the server's
+    }
 }

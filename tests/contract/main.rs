@@ -327,7 +327,8 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
                 a_lock_object_listens_on_one_connection_while_somebody_waits, a_connection_that_listens_is_kept_for_the_next_who_waits,
                 word_of_a_release_comes_before_the_next_question, a_listener_that_is_terminated_hangs_nobody_and_comes_back,
                 a_listener_that_hears_nothing_any_more_hangs_nobody, a_listener_that_never_opens_hangs_nobody,
-                a_release_is_told_once_where_somebody_waits_and_never_elsewhere, a_row_in_a_transactions_hands_is_asked_for_with_pauses;
+                a_release_is_told_once_where_somebody_waits_and_never_elsewhere, a_row_in_a_transactions_hands_is_asked_for_with_pauses,
+                behind_a_pooler_nobody_listens_and_nobody_is_disturbed;
         }
     }
 }

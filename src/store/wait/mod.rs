@@ -46,8 +46,8 @@ pub trait Wait: Store {
     /// A connection on which it does.
     type Ears: Send;
 
-    /// Opens it, outside the pool.
-    fn listen(_pool: &Pool<Self>) -> impl Future<Output = Reply<Self::Ears>> + Send {
+    /// Opens it, outside the pool; `None` if something in between shares the server's connections, where listening would do harm.
+    fn listen(_pool: &Pool<Self>) -> impl Future<Output = Reply<Option<Self::Ears>>> + Send {
         pending()
     }
 

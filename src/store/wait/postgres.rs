@@ -12,6 +12,10 @@ use crate::{key::Key, store::Reply};
 /// What the releases call (`store/postgres.rs`); the payload is the key.
 const CHANNEL: &str = "rowlock";
 
+/// A setting by which a session is known to be ours alone. A pooler in between refuses it, or leaves it out: what listens is then a
+/// connection of the server's that others use as well, and word that arrives in the middle of their answers breaks these.
+const OWN: (&str, &str) = ("rowlock.own_session", "on");
+
 /// It is a hint that may get lost, so its commit does not wait for the disk: the row is in nobody's way for long.
 static MARK: LazyLock<String> = LazyLock::new(|| {
     format!(
@@ -76,13 +80,23 @@ impl Wait for Postgres {
     type Ears = (PgListener, Pool<Postgres>);
 
     /// A pool of its own for one connection: the application's may have none to spare.
-    async fn listen(pool: &Pool<Self>) -> Reply<Self::Ears> {
+    async fn listen(pool: &Pool<Self>) -> Reply<Option<Self::Ears>> {
         let options = PoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
-        let own = options.test_before_acquire(false).connect_lazy_with((*pool.connect_options()).clone());
-        let mut listener = PgListener::connect_with(&own).await?;
+        let server = (*pool.connect_options()).clone().options([OWN]);
+        let own = options.test_before_acquire(false).connect_lazy_with(server);
+        let mut listener = match PgListener::connect_with(&own).await {
+            Err(error) if refuses_settings(&error) => return Ok(None),
+            opened => opened?,
+        };
         listener.eager_reconnect(false);
+        let seen: Option<String> =
+            sqlx::query_scalar("SELECT current_setting($1, true)").bind(OWN.0).fetch_one(&mut listener).await?;
+        if seen.as_deref() != Some(OWN.1) {
+            Self::stop_listening((listener, own)).await;
+            return Ok(None);
+        }
         listener.listen(CHANNEL).await?;
-        Ok((listener, own))
+        Ok(Some((listener, own)))
     }
 
     async fn hear((listener, _): &mut Self::Ears) -> Reply<Option<String>> {
@@ -126,6 +140,11 @@ impl Wait for Postgres {
     async fn sweep(conn: &mut PgConnection) -> Reply<()> {
         sqlx::query(SWEEP).execute(conn).await.map(drop)
     }
+}
+
+/// A pooler's way to say that it does not know what a session asks for; the server itself takes it.
+fn refuses_settings(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("08P01"))
 }
 
 fn names(keys: &[Key]) -> Vec<&str> {
