@@ -1,0 +1,108 @@
+//! Exclusion on a Galera cluster: whoever commits first has the key, wherever the others ask.
+
+use std::{path::PathBuf, time::Duration};
+
+use rowlock::{Error, Reason, Status};
+use sqlx::{AssertSqlSafe, mysql::MySqlPoolOptions};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    nodes::{Cluster, pool},
+    relay::Relay,
+    watch::{Watch, work},
+};
+
+const KEYS: [&str; 3] = ["one", "two", "three"];
+const LEASE: Duration = Duration::from_secs(3);
+
+/// Two workers at each node, and two behind a balancer that may send each connection to another node. One node is asked to stop,
+/// another killed; each comes back.
+pub async fn nobody_holds_a_key_twice_while_nodes_go_and_come_back(folder: PathBuf) {
+    let cluster = Cluster::new(folder).await;
+    let relay = Relay::before(&cluster.urls).await;
+    let watch = Watch::default();
+    let until = Instant::now() + Duration::from_secs(45);
+    let mut workers = Vec::new();
+    for place in 0..8 {
+        let (who, lock) = match place % 4 {
+            0 => ("balanced".to_owned(), rowlock::LeaseLock::new(pool(&relay.url(&cluster.urls[0])))),
+            node => (format!("node {node}"), cluster.lock(node)),
+        };
+        let lock = lock.lease(LEASE).unwrap();
+        workers.push(tokio::spawn(work(lock, who, &KEYS, watch.clone(), until)));
+    }
+    sleep(Duration::from_secs(3)).await;
+    for node in [2, 3] {
+        if node == 2 {
+            cluster.stop(node).await
+        } else {
+            cluster.kill(node).await
+        }
+        let before = watch.entered("node 1");
+        sleep(Duration::from_secs(8)).await;
+        assert!(watch.entered("node 1") > before, "the others go on without node {node}");
+        cluster.start(node).await;
+        let before = watch.entered(&format!("node {node}"));
+        sleep(Duration::from_secs(5)).await;
+        assert!(watch.entered(&format!("node {node}")) > before, "node {node} is worked on again");
+    }
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    watch.tell("a node stopped, a node killed");
+    watch.assert_right();
+    for key in KEYS {
+        for node in 1..=3 {
+            let sql = format!("SELECT token FROM t_resource_lock WHERE key_resource = '{key}'");
+            assert!(cluster.number(node, &sql).await >= watch.last(key), "node {node} has every claim on {key}");
+        }
+    }
+}
+
+/// It sees the key free. What it makes of that has to get past the claim that came first.
+pub async fn a_node_that_is_behind_grants_nothing(folder: PathBuf) {
+    let cluster = Cluster::new(folder).await;
+    let [first, second] = [1, 2].map(|node| cluster.lock(node));
+    for lock in [&first, &second] {
+        lock.try_acquire("k").await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+        cluster.caught_up().await;
+    }
+    let behind = cluster.behind(2).await;
+    let lease = first.try_acquire("k").await.unwrap().acquired().unwrap();
+    let late = tokio::spawn(async move { second.try_acquire("k").await });
+    sleep(Duration::from_secs(1)).await;
+    assert!(is_free_at(&cluster, 2).await && !late.is_finished(), "the node does not know of the claim");
+    behind.over().await;
+    assert_eq!(late.await.unwrap().unwrap().refused().unwrap().reason, Reason::Held);
+    lease.release(Status::Succeeded).await.unwrap();
+}
+
+/// As the node has it at this moment.
+async fn is_free_at(cluster: &Cluster, node: usize) -> bool {
+    let sql = "SELECT lock_flag = 0 FROM t_resource_lock WHERE key_resource = 'k'";
+    sqlx::query_scalar(sql).fetch_one(&cluster.pools[node - 1]).await.unwrap()
+}
+
+/// As behind a balancer: the claim is made at one node, its end goes to another.
+pub async fn a_session_that_waits_for_the_cluster_takes_no_lease_for_lost(folder: PathBuf) {
+    let cluster = Cluster::new(folder).await;
+    assert!(matches!(released_behind(&cluster, "hasty", 0).await, Err(Error::Lost { .. })));
+    released_behind(&cluster, "patient", 3).await.unwrap();
+}
+
+async fn released_behind(cluster: &Cluster, key: &str, sync_wait: u32) -> Result<(), Error> {
+    let there = MySqlPoolOptions::new().max_connections(1).test_before_acquire(false).after_connect(move |conn, _| {
+        let setting = AssertSqlSafe(format!("SET SESSION wsrep_sync_wait = {sync_wait}"));
+        Box::pin(async move { sqlx::raw_sql(setting).execute(conn).await.map(drop) })
+    });
+    let there = there.connect(&cluster.urls[1]).await.unwrap();
+    let lock = cluster.lock(1).renewal_pool(there);
+    let behind = cluster.behind(2).await;
+    let lease = lock.try_acquire(key).await.unwrap().acquired().unwrap();
+    let release = tokio::spawn(lease.release(Status::Succeeded));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(release.is_finished(), sync_wait == 0);
+    behind.over().await;
+    cluster.execute("DELETE FROM obstacle").await;
+    release.await.unwrap()
+}

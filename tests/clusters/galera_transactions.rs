@@ -1,0 +1,159 @@
+//! Transactions under a lease on a Galera cluster, which may refuse a COMMIT (error 1213).
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use rowlock::{Claim, Error, LeaseLock, ResourceLockExt, Retry, Status, TransactionError, Tx};
+use sqlx::MySql;
+use tokio::time::sleep;
+
+use crate::{
+    nodes::{Cluster, pool, pool_of},
+    relay::Relay,
+};
+
+const PERSISTENT: Retry = Retry { attempts: 100_000, within: Duration::from_secs(120) };
+
+/// Reads, and writes what it made of what it read: only exclusion keeps it exact.
+async fn pay(mut tx: Tx<MySql>, claim: Claim) -> Result<(), sqlx::Error> {
+    let balance: i64 = sqlx::query_scalar("SELECT balance FROM account WHERE id = 1").fetch_one(&mut *tx).await?;
+    sqlx::query("UPDATE account SET balance = ? WHERE id = 1").bind(balance + 1).execute(&mut *tx).await?;
+    sqlx::query("INSERT INTO payment (token) VALUES (?)").bind(claim.token.get()).execute(&mut *tx).await?;
+    Ok(())
+}
+
+async fn paid(cluster: &Cluster) -> (i64, i64) {
+    let balance = cluster.number(1, "SELECT balance FROM account WHERE id = 1").await;
+    (balance, cluster.number(1, "SELECT COUNT(*) FROM payment").await)
+}
+
+pub async fn no_update_is_lost_with_workers_on_all_nodes(folder: PathBuf) {
+    let cluster = Cluster::new(folder).await;
+    let mut workers = Vec::new();
+    for place in 0..6 {
+        let lock = cluster.lock(place % 3 + 1).retry(PERSISTENT).unwrap();
+        workers.push(tokio::spawn(async move {
+            for _ in 0..10 {
+                lock.transaction("account", pay).await.unwrap();
+            }
+        }));
+    }
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    assert_eq!(paid(&cluster).await, (60, 60));
+}
+
+/// Another program writes the same row of the application's at another node, and commits first.
+pub async fn a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lease(folder: PathBuf) {
+    let cluster = Cluster::new(folder).await;
+    let lock = cluster.lock(1).once_per(Duration::from_secs(3600)).unwrap();
+    let (runs, other) = (Arc::new(AtomicU32::new(0)), cluster.pools[1].clone());
+    let work = |tx, claim| {
+        let (runs, other) = (runs.clone(), other.clone());
+        async move {
+            pay(tx, claim).await?;
+            if runs.fetch_add(1, SeqCst) == 0 {
+                sqlx::raw_sql("UPDATE account SET balance = balance + 100 WHERE id = 1").execute(&other).await?;
+            }
+            Ok::<_, sqlx::Error>(())
+        }
+    };
+    lock.transaction("account", work).await.unwrap();
+    assert_eq!(runs.load(SeqCst), 2, "the lease stands, so its window is no obstacle");
+    assert_eq!(paid(&cluster).await, (101, 1));
+}
+
+pub async fn a_holder_that_another_node_took_over_from_cannot_commit(folder: PathBuf) {
+    let cluster = Cluster::new(folder).await;
+    let (first, second) = (cluster.lock(1), cluster.lock(2));
+    let lock = first.retry(Retry { attempts: 1, within: Duration::from_secs(10) }).unwrap();
+    let work = |tx, claim: Claim| {
+        let second = second.clone();
+        async move {
+            pay(tx, claim).await?;
+            // The row is locked at this node alone.
+            second.force_release("account", Status::Succeeded).await.unwrap();
+            second.try_acquire("account").await.unwrap().acquired().unwrap().detach();
+            Ok::<_, sqlx::Error>(())
+        }
+    };
+    let error = lock.transaction("account", work).await.unwrap_err();
+    assert!(matches!(error, TransactionError::Failed(Error::Conflict { .. })), "{error:?}");
+    assert_eq!(paid(&cluster).await, (0, 0));
+}
+
+/// Behind a balancer the question what became of a COMMIT goes to another node. That one knows of the claim, and of the COMMIT not yet.
+pub async fn a_node_that_is_behind_is_not_believed_about_a_commit(folder: PathBuf) {
+    let cluster = Arc::new(Cluster::new(folder).await);
+    let relay = Arc::new(Relay::before(&cluster.urls[..1]).await);
+    let lock = LeaseLock::new(pool_of(&relay.url(&cluster.urls[0]), 1)).retry(PERSISTENT).unwrap();
+    let (behind, mut is_behind) = tokio::sync::mpsc::channel(1);
+    let transaction = tokio::spawn({
+        let (cluster, relay) = (cluster.clone(), relay.clone());
+        let runs = AtomicU32::new(0);
+        let work = move |tx, claim| {
+            let (cluster, relay, behind) = (cluster.clone(), relay.clone(), behind.clone());
+            let first = runs.fetch_add(1, SeqCst) == 0;
+            async move {
+                pay(tx, claim).await?;
+                if first {
+                    cluster.caught_up().await;
+                    behind.send(cluster.behind(2).await).await.unwrap();
+                    relay.lose_a_commit();
+                }
+                Ok::<_, sqlx::Error>(())
+            }
+        };
+        async move { lock.transaction("account", work).await }
+    });
+    relay.lost().await;
+    relay.turn_to(&cluster.urls[1..2]);
+    relay.open();
+    sleep(Duration::from_secs(1)).await;
+    is_behind.recv().await.unwrap().over().await;
+    transaction.await.unwrap().unwrap();
+    assert_eq!(paid(&cluster).await, (1, 1), "asked once, done once");
+}
+
+/// Every COMMIT is known to be done or not, or said to be in doubt.
+pub async fn a_commit_whose_node_is_killed_is_not_guessed(folder: PathBuf) {
+    let cluster = Cluster::new(folder).await;
+    let relay = Relay::before(&cluster.urls[2..]).await;
+    let lock = LeaseLock::new(pool(&relay.url(&cluster.urls[2]))).retry(PERSISTENT).unwrap();
+    let lock = lock.time_limit(Duration::from_secs(20)).unwrap();
+    let done = Arc::new(AtomicU32::new(0));
+    let worker = tokio::spawn({
+        let done = done.clone();
+        async move {
+            let mut unknown = 0;
+            while done.load(SeqCst) < 200 {
+                match lock.transaction("account", pay).await {
+                    Ok(()) => drop(done.fetch_add(1, SeqCst)),
+                    Err(TransactionError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
+                    Err(TransactionError::Failed(error)) if error.is_retryable() => {}
+                    Err(TransactionError::Work(_)) => {} // its own statement failed, and it was rolled back
+                    Err(error) => panic!("{error:?}"),
+                }
+            }
+            unknown
+        }
+    });
+    while done.load(SeqCst) < 50 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    relay.turn_to(&cluster.urls[..2]);
+    cluster.kill(3).await;
+    let unknown: i64 = worker.await.unwrap();
+    let (balance, payments) = paid(&cluster).await;
+    cluster.start(3).await;
+    println!("200 commits, {unknown} in doubt, a balance of {balance}");
+    assert_eq!(balance, payments);
+    assert!((200..=200 + unknown).contains(&balance), "200 and {unknown} in doubt, but {balance}");
+}

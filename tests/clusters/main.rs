@@ -1,0 +1,74 @@
+//! On more than one machine: a Galera cluster, and PostgreSQL with a standby; servers are stopped and killed in mid-run.
+//!
+//! `scripts/clusters` starts such servers and sets the variables; without them the tests show as ignored. Each variable names a folder:
+//! `GALERA` has `1`, `2` and `3`, nodes with `url`, `pid`, and a server that is kept running but while there is a file `stopped`;
+//! `SYNCHRONOUS` and `ASYNCHRONOUS` have `primary` and `standby`, with `url` and `data`. A primary is killed once, so each pair serves one test.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
+
+#[cfg(feature = "mysql")]
+mod galera;
+#[cfg(feature = "mysql")]
+mod galera_order;
+#[cfg(feature = "mysql")]
+mod galera_transactions;
+#[cfg(feature = "mysql")]
+mod nodes;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod relay;
+#[cfg(feature = "postgres")]
+mod standby;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod watch;
+
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+use std::{future::Future, path::PathBuf};
+
+use libtest_mimic::{Arguments, Trial};
+
+/// Adds tests on the servers of a variable to the trials, as `module: name, ...;`.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+macro_rules! tests {
+    ($trials:ident, $variable:literal; $($module:ident: $($name:ident),+;)+) => {
+        $($($trials.push(trial($variable, concat!(stringify!($module), "::", stringify!($name)), $module::$name));)+)+
+    };
+}
+
+fn main() {
+    let arguments = Arguments::from_args();
+    #[cfg_attr(not(any(feature = "mysql", feature = "postgres")), expect(unused_mut, reason = "SQLite is one machine"))]
+    let mut trials: Vec<Trial> = Vec::new();
+    #[cfg(feature = "mysql")]
+    tests! { trials, "GALERA";
+        galera:
+            nobody_holds_a_key_twice_while_nodes_go_and_come_back, a_node_that_is_behind_grants_nothing,
+            a_session_that_waits_for_the_cluster_takes_no_lease_for_lost;
+        galera_order: waiters_on_all_nodes_are_served_in_the_order_of_arrival, philosophers_on_all_nodes_eat;
+        galera_transactions:
+            no_update_is_lost_with_workers_on_all_nodes, a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lease,
+            a_holder_that_another_node_took_over_from_cannot_commit, a_node_that_is_behind_is_not_believed_about_a_commit,
+            a_commit_whose_node_is_killed_is_not_guessed;
+    }
+    #[cfg(feature = "postgres")]
+    tests! { trials, "SYNCHRONOUS"; standby: no_claim_is_lost_when_a_synchronous_standby_takes_over; }
+    #[cfg(feature = "postgres")]
+    tests! { trials, "ASYNCHRONOUS"; standby: a_grant_that_the_standby_never_saw_is_fenced; }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// A test on the servers in the folder that the variable names.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+fn trial<F: Future<Output = ()>>(variable: &'static str, name: &str, test: fn(PathBuf) -> F) -> Trial
+where
+    F: 'static,
+{
+    let folder = std::env::var_os(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let missing = folder.is_none();
+    let run = move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        runtime.block_on(test(folder.ok_or("no servers")?));
+        Ok(())
+    };
+    let kind = if missing { format!("needs {variable}: scripts/clusters") } else { String::new() };
+    Trial::test(name, run).with_ignored_flag(missing).with_kind(kind)
+}

@@ -1,0 +1,124 @@
+//! What stands before a cluster: each connection goes to the next server that answers.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+
+pub struct Relay {
+    address: SocketAddr,
+    way: Arc<Way>,
+}
+
+struct Way {
+    servers: Mutex<Vec<SocketAddr>>,
+    /// The next COMMIT is carried out, and its answer lost with the connection.
+    loses: AtomicBool,
+    lost: watch::Sender<bool>,
+    /// Nobody gets through until this is over.
+    closed: watch::Sender<bool>,
+}
+
+impl Relay {
+    pub async fn before(urls: &[String]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let way = Arc::new(Way {
+            servers: Mutex::new(urls.iter().map(|url| address_of(url)).collect()),
+            loses: AtomicBool::new(false),
+            lost: watch::Sender::new(false),
+            closed: watch::Sender::new(false),
+        });
+        tokio::spawn(serve(listener, way.clone()));
+        Self { address, way }
+    }
+
+    /// Where connections go from now on; those that are open stay where they are.
+    pub fn turn_to(&self, urls: &[String]) {
+        *self.way.servers.lock().unwrap() = urls.iter().map(|url| address_of(url)).collect();
+    }
+
+    /// Loses the answer to the next COMMIT, and lets nobody in after that until it is [opened](Self::open).
+    #[cfg(feature = "mysql")]
+    pub fn lose_a_commit(&self) {
+        self.way.loses.store(true, SeqCst);
+    }
+
+    /// Waits until that has happened.
+    #[cfg(feature = "mysql")]
+    pub async fn lost(&self) {
+        self.way.lost.subscribe().wait_for(|lost| *lost).await.unwrap();
+    }
+
+    #[cfg(feature = "mysql")]
+    pub fn open(&self) {
+        self.way.closed.send_replace(false);
+    }
+
+    /// The same URL, by way of this.
+    pub fn url(&self, url: &str) -> String {
+        url.replace(&address_of(url).to_string(), &self.address.to_string())
+    }
+}
+
+fn address_of(url: &str) -> SocketAddr {
+    let (_, rest) = url.split_once('@').expect("a URL with a user");
+    rest.split('/').next().unwrap().parse().unwrap()
+}
+
+async fn serve(listener: TcpListener, way: Arc<Way>) {
+    for first in 0.. {
+        let (client, _) = listener.accept().await.unwrap();
+        client.set_nodelay(true).unwrap();
+        tokio::spawn(pass(client, first, way.clone()));
+    }
+}
+
+async fn pass(mut client: TcpStream, first: usize, way: Arc<Way>) {
+    way.closed.subscribe().wait_for(|closed| !closed).await.unwrap();
+    let servers = way.servers.lock().unwrap().clone();
+    for place in 0..servers.len() {
+        if let Ok(mut server) = TcpStream::connect(servers[(first + place) % servers.len()]).await {
+            server.set_nodelay(true).unwrap();
+            until_a_commit_is_lost(&mut client, &mut server, &way).await.ok();
+            return;
+        }
+    }
+}
+
+async fn until_a_commit_is_lost(client: &mut TcpStream, server: &mut TcpStream, way: &Way) -> std::io::Result<()> {
+    let (mut asked, mut said) = ([0; 4096], [0; 4096]);
+    loop {
+        tokio::select! {
+            length = client.read(&mut asked) => {
+                let asked = &asked[..length?];
+                server.write_all(asked).await?;
+                if asked.windows(6).any(|word| word == b"COMMIT") && way.loses.swap(false, SeqCst) {
+                    server.read(&mut said).await?;
+                    way.closed.send_replace(true);
+                    way.lost.send_replace(true);
+                    return Ok(());
+                }
+                if asked.is_empty() {
+                    return Ok(());
+                }
+            }
+            length = server.read(&mut said) => {
+                let said = &said[..length?];
+                if said.is_empty() {
+                    return Ok(());
+                }
+                client.write_all(said).await?;
+            }
+        }
+    }
+}

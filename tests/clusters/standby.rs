@@ -1,0 +1,175 @@
+//! PostgreSQL with a standby: the primary is killed, the standby promoted, and clients go on there.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use rowlock::{
+    Attempt, Claim, Error, LeaseLock, Reason, ResourceLock as _, ResourceLockExt, Retry, Status, TransactionError, Tx,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{
+    relay::Relay,
+    watch::{Watch, work},
+};
+
+const KEYS: [&str; 3] = ["one", "two", "three"];
+const LEASE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Pair {
+    folder: PathBuf,
+    primary: String,
+    standby: String,
+    relay: Relay,
+}
+
+impl Pair {
+    async fn new(folder: PathBuf) -> Self {
+        let url = |name: &str| fs::read_to_string(folder.join(name).join("url")).unwrap().trim().to_owned();
+        let (primary, standby) = (url("primary"), url("standby"));
+        let relay = Relay::before(std::slice::from_ref(&primary)).await;
+        let pair = Self { folder, primary, standby, relay };
+        let pool = pair.pool();
+        rowlock::migrate(&pool).await.unwrap();
+        let tables =
+            "CREATE TABLE account (id int PRIMARY KEY, balance bigint NOT NULL); INSERT INTO account VALUES (1, 0);
+            CREATE TABLE payment (token bigint NOT NULL)";
+        sqlx::raw_sql(tables).execute(&pool).await.unwrap();
+        pair
+    }
+
+    /// To whichever server is the primary.
+    fn pool(&self) -> PgPool {
+        pool(&self.relay.url(&self.primary))
+    }
+
+    fn lock(&self) -> LeaseLock<Postgres> {
+        LeaseLock::new(self.pool()).lease(LEASE).unwrap().time_limit(LEASE).unwrap()
+    }
+
+    /// kill -9, then the standby is promoted, and clients find it where the primary was.
+    async fn fail_over(&self) {
+        self.relay.turn_to(&[]);
+        let pid = fs::read_to_string(self.folder.join("primary/data/postmaster.pid")).unwrap();
+        let pid = Pid::from_raw(pid.lines().next().unwrap().parse().unwrap()).unwrap();
+        kill_process(pid, Signal::KILL).unwrap();
+        let standby = pool(&self.standby);
+        assert!(sqlx::query_scalar::<_, bool>("SELECT pg_promote()").fetch_one(&standby).await.unwrap());
+        self.relay.turn_to(std::slice::from_ref(&self.standby));
+    }
+}
+
+fn pool(url: &str) -> PgPool {
+    PgPoolOptions::new().max_connections(8).test_before_acquire(false).connect_lazy(url).unwrap()
+}
+
+async fn until(what: &str, pool: &PgPool, sql: &'static str) {
+    let since = Instant::now();
+    while !sqlx::query_scalar::<_, bool>(sql).fetch_one(pool).await.unwrap() {
+        assert!(since.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn pay(mut tx: Tx<Postgres>, claim: Claim) -> Result<(), sqlx::Error> {
+    let balance: i64 = sqlx::query_scalar("SELECT balance FROM account WHERE id = 1").fetch_one(&mut *tx).await?;
+    sqlx::query("UPDATE account SET balance = $1 WHERE id = 1").bind(balance + 1).execute(&mut *tx).await?;
+    sqlx::query("INSERT INTO payment VALUES ($1)").bind(claim.token.get()).execute(&mut *tx).await?;
+    Ok(())
+}
+
+/// Pays until it is time to stop; how often that is sure, and how often nobody can tell.
+async fn payments(lock: LeaseLock<Postgres>, until: Instant) -> (i64, i64) {
+    let (mut sure, mut unknown) = (0, 0);
+    while Instant::now() < until {
+        match lock.transaction("account", pay).await {
+            Ok(()) => sure += 1,
+            Err(TransactionError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
+            Err(TransactionError::Failed(error)) if error.is_retryable() => {}
+            Err(TransactionError::Work(_)) => {} // its own statement failed, and it was rolled back
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    (sure, unknown)
+}
+
+pub async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: PathBuf) {
+    let pair = Pair::new(folder).await;
+    until(
+        "a synchronous standby",
+        &pool(&pair.primary),
+        "SELECT count(*) = 1 FROM pg_stat_replication WHERE sync_state = 'sync'",
+    )
+    .await;
+    let lease = pair.lock().try_acquire("held").await.unwrap().acquired().unwrap();
+    let watch = Watch::default();
+    let end = Instant::now() + Duration::from_secs(12);
+    let workers: Vec<_> =
+        (0..6).map(|_| tokio::spawn(work(pair.lock(), "worker".into(), &KEYS, watch.clone(), end))).collect();
+    let retry = Retry { attempts: 100_000, within: PATIENCE };
+    let payers: Vec<_> = (0..2).map(|_| tokio::spawn(payments(pair.lock().retry(retry).unwrap(), end))).collect();
+    sleep(Duration::from_secs(3)).await;
+    pair.fail_over().await;
+    let before = watch.entered("worker");
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    watch.tell("the primary was killed");
+    watch.assert_right();
+    assert!(watch.entered("worker") > before, "clients go on at the standby");
+    let (mut sure, mut unknown) = (0, 0);
+    for payer in payers {
+        let (more, doubtful) = payer.await.unwrap();
+        (sure, unknown) = (sure + more, unknown + doubtful);
+    }
+    let pool = pair.pool();
+    let balance: i64 = sqlx::query_scalar("SELECT balance FROM account").fetch_one(&pool).await.unwrap();
+    let count: i64 = sqlx::query_scalar("SELECT count(*) FROM payment").fetch_one(&pool).await.unwrap();
+    println!("{sure} payments, {unknown} in doubt, a balance of {balance}");
+    assert_eq!(balance, count);
+    assert!((sure..=sure + unknown).contains(&balance), "{sure} payments and {unknown} in doubt, but {balance}");
+    // Whoever held a key before holds it on.
+    let other = pair.lock();
+    assert_eq!(other.try_acquire("held").await.unwrap().refused().unwrap().reason, Reason::Held);
+    lease.renew().await.unwrap();
+    let token = lease.token();
+    lease.release(Status::Succeeded).await.unwrap();
+    assert!(other.try_acquire("held").await.unwrap().acquired().unwrap().token() > token);
+}
+
+/// What an asynchronous standby can lose is shown, and what holds all the same.
+pub async fn a_grant_that_the_standby_never_saw_is_fenced(folder: PathBuf) {
+    let pair = Pair::new(folder).await;
+    let first = pair.lock();
+    first.try_acquire("k").await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+    let standby = pool(&pair.standby);
+    until("the standby has the row", &standby, "SELECT count(*) = 1 FROM t_resource_lock WHERE end_time IS NOT NULL")
+        .await;
+    sqlx::raw_sql("ALTER SYSTEM SET primary_conninfo = ''").execute(&standby).await.unwrap();
+    sqlx::raw_sql("SELECT pg_reload_conf()").execute(&standby).await.unwrap();
+    until("the standby hears nothing more", &pool(&pair.primary), "SELECT count(*) = 0 FROM pg_stat_replication").await;
+
+    let lost = first.try_acquire("k").await.unwrap().acquired().unwrap();
+    pair.fail_over().await;
+    let second = pair.lock();
+    let next = timeout(PATIENCE, second.acquire("k", PATIENCE)).await.unwrap().unwrap();
+    let Attempt::Acquired(next) = next else { panic!("{next:?}") };
+    assert!(lost.is_held() && next.is_held(), "this is what is lost: two holders, until the first one finds out");
+    assert!(next.taken_over_from().is_none(), "nor does the new claim know of it");
+    assert!(next.token() > lost.token(), "but what is written to can tell them apart");
+
+    let pool = pair.pool();
+    let mut tx = pool.begin().await.unwrap();
+    let error = first.confirm(lost.claim(), &mut tx).await.unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "and no commit under the first goes through: {error:?}");
+    tx.rollback().await.unwrap();
+    let since = Instant::now();
+    while !matches!(lost.renew().await, Err(Error::Lost { .. })) {
+        assert!(since.elapsed() < PATIENCE, "it finds out as soon as it reaches the new primary");
+    }
+    assert!(!lost.is_held());
+    next.release(Status::Succeeded).await.unwrap();
+    first.transaction("k", pay).await.unwrap();
+}

@@ -1,0 +1,118 @@
+//! Who is in, key by key, seen from outside the databases: at most one, under a token higher than any before.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    error::Error as StdError,
+    fmt::Display,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use rowlock::{Attempt, Error, LeaseLock, Status};
+use tokio::time::{Instant, sleep};
+
+#[derive(Default)]
+struct Seen {
+    inside: HashMap<String, String>,
+    last: HashMap<String, i64>,
+    wrong: Vec<String>,
+    entered: BTreeMap<String, u64>,
+    errors: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Default)]
+pub struct Watch(Arc<Mutex<Seen>>);
+
+impl Watch {
+    pub fn enter(&self, key: &str, token: i64, who: &str) {
+        let mut seen = self.0.lock().unwrap();
+        if let Some(other) = seen.inside.insert(key.into(), who.into()) {
+            seen.wrong.push(format!("{key}: {who} came in under {token} while {other} was there"));
+        }
+        if let Some(last) = seen.last.insert(key.into(), token)
+            && token <= last
+        {
+            seen.wrong.push(format!("{key}: {who} has token {token} after {last}"));
+        }
+        *seen.entered.entry(who.into()).or_default() += 1;
+    }
+
+    pub fn leave(&self, key: &str) {
+        self.0.lock().unwrap().inside.remove(key);
+    }
+
+    /// While servers go and come back, each call fails in a way that may be over at the next one, or has lost its claim.
+    pub fn failed(&self, who: &str, error: &Error) {
+        let name = format!("{who}: {}", summary(error));
+        let mut seen = self.0.lock().unwrap();
+        if !error.is_retryable() && !matches!(error, Error::Lost { .. }) {
+            seen.wrong.push(format!("{who}: {error}"));
+        }
+        *seen.errors.entry(name).or_default() += 1;
+    }
+
+    pub fn entered(&self, who: &str) -> u64 {
+        self.0.lock().unwrap().entered.get(who).copied().unwrap_or_default()
+    }
+
+    /// The highest token that was granted.
+    #[cfg(feature = "mysql")]
+    pub fn last(&self, key: &str) -> i64 {
+        self.0.lock().unwrap().last.get(key).copied().unwrap_or_default()
+    }
+
+    pub fn tell(&self, what: impl Display) {
+        let seen = self.0.lock().unwrap();
+        println!("{what}: entered {:?}, errors {:#?}", seen.entered, seen.errors);
+    }
+
+    #[track_caller]
+    pub fn assert_right(&self) {
+        let seen = self.0.lock().unwrap();
+        assert!(seen.wrong.is_empty(), "{:#?}", seen.wrong);
+    }
+}
+
+/// What kind of error it is, and which the server's was, without keys and times.
+fn summary(error: &(dyn StdError + 'static)) -> String {
+    let name = format!("{error:?}");
+    let mut name = name.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(sqlx::Error::Database(error)) = error.downcast_ref() {
+            name += &format!(" {}: {}", error.code().unwrap_or_default(), error.message());
+        } else if error.is::<sqlx::Error>() {
+            name += &format!(" {error}");
+        }
+        cause = error.source();
+    }
+    name
+}
+
+/// Takes one of these keys after the other, in no order, until it is time to stop.
+pub async fn work<DB: rowlock::Database>(
+    lock: LeaseLock<DB>,
+    who: String,
+    keys: &'static [&'static str],
+    watch: Watch,
+    until: Instant,
+) {
+    while Instant::now() < until {
+        let key = keys[fastrand::usize(..keys.len())];
+        match lock.acquire(key, Duration::from_secs(2)).await {
+            Ok(Attempt::Acquired(lease)) => {
+                watch.enter(key, lease.token().get(), &who);
+                sleep(Duration::from_millis(fastrand::u64(1..10))).await;
+                watch.leave(key);
+                if let Err(error) = lease.release(Status::Succeeded).await {
+                    watch.failed(&who, &error);
+                }
+            }
+            Ok(Attempt::Refused(_)) => {}
+            Err(error) => {
+                watch.failed(&who, &error);
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
