@@ -106,10 +106,11 @@ impl<'a> Named<'a> {
     }
 }
 
-/// The lock waits for a transaction whose COMMIT was not answered.
+/// The lock waits for a transaction whose COMMIT was not answered. A change and no look: a node of a cluster that is behind would
+/// show the row as it was before that COMMIT, but lets no change of such a row through.
 const CONFIRMS: &str = "
-SELECT confirms FROM t_resource_lock
-WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL FOR UPDATE";
+UPDATE t_resource_lock SET confirms = LAST_INSERT_ID(confirms), expires_at = expires_at + INTERVAL 1 MICROSECOND
+WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL";
 
 type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
 
@@ -174,8 +175,9 @@ impl Store for MySql {
     }
 
     async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
-        let query = sqlx::query_scalar(CONFIRMS).bind(claim.key.as_str());
-        query.bind(claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
+        let query = sqlx::query(CONFIRMS).bind(claim.key.as_str());
+        let reply = query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).execute(conn).await?;
+        Ok((reply.rows_affected() > 0).then(|| i64::try_from(reply.last_insert_id()).unwrap_or_default()))
     }
 
     async fn change(
