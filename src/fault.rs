@@ -33,6 +33,8 @@ pub fn fault(error: &sqlx::Error) -> Fault {
         sqlx::Error::Database(error) => server_fault(error.as_ref()),
         sqlx::Error::PoolTimedOut => Fault::NoConnection,
         sqlx::Error::Io(_) | sqlx::Error::WorkerCrashed => Fault::Outage,
+        // PostgreSQL's driver takes the end of a connection for an answer: a balancer that has no server to give hangs up like that.
+        sqlx::Error::Protocol(text) if text.starts_with("unexpected response from SSLRequest: 0x00") => Fault::Outage,
         _ => Fault::Other,
     }
 }
