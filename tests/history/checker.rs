@@ -1,0 +1,358 @@
+//! What must hold in every history, whatever was done to the processes, decided from the whole of it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    fmt,
+    time::Duration,
+};
+
+use crate::record::{History, How, Kind, Op, Outcome, Span, Write};
+
+/// How much later than the end of its lease a crashed holder is replaced at the latest.
+pub const GRACE: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rule {
+    /// Leases that have not expired never overlap.
+    NoOverlap,
+    /// Tokens grow from grant to grant.
+    TokensGrow,
+    /// No write is accepted below the highest token accepted, and none overwrites what it has not seen.
+    FencedWrites,
+    /// What a killed process held is somebody's again within the lease and a second, if somebody asks all the time.
+    CrashesAreFreed,
+    /// A holder is told of its loss before the next one is let in, unless it stood still.
+    LossIsToldFirst,
+    /// What is said to be done was done, once; what is said not to be was not; what is unknown is one or the other.
+    OutcomesAreTrue,
+}
+
+#[derive(Clone, Debug)]
+pub struct Violation {
+    pub rule: Rule,
+    pub text: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.rule, self.text)
+    }
+}
+
+/// What a history had to show, so that nobody takes an empty one for a good one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    pub operations: usize,
+    pub grants: usize,
+    pub writes: usize,
+    /// Crashes of holders for whose key somebody was asking.
+    pub crashes: usize,
+    /// Losses that were told before somebody else got in.
+    pub losses: usize,
+    /// Unknown outcomes that turned out to have taken effect, and that did not.
+    pub unknown: [usize; 2],
+}
+
+#[derive(Debug, Default)]
+pub struct Verdict {
+    pub violations: Vec<Violation>,
+    pub seen: Seen,
+}
+
+/// Time for which a process had the key for sure.
+#[derive(Clone, Copy)]
+struct Hold<'a> {
+    op: &'a Op,
+    token: i64,
+    span: Span,
+}
+
+/// That a process heard of a grant.
+#[derive(Clone, Copy)]
+struct Heard<'a> {
+    op: &'a Op,
+    token: i64,
+    at: Duration,
+}
+
+/// Everything about one key.
+struct View<'a> {
+    history: &'a History,
+    ops: Vec<&'a Op>,
+    /// In the order of tokens.
+    heard: Vec<Heard<'a>>,
+    writes: Vec<&'a Write>,
+}
+
+pub fn check(history: &History) -> Verdict {
+    let mut verdict = Verdict::default();
+    let keys: BTreeSet<&str> = history.ops.iter().map(|op| op.key.as_str()).collect();
+    for key in keys {
+        let ops: Vec<&Op> = history.ops.iter().filter(|op| op.key == key).collect();
+        let mut heard: Vec<Heard<'_>> =
+            ops.iter().flat_map(|op| op.heard().map(|(token, at)| Heard { op, token, at })).collect();
+        heard.sort_by_key(|heard| (heard.token, heard.at));
+        let mut writes: Vec<&Write> = history.writes.iter().filter(|write| write.key == key).collect();
+        writes.sort_by_key(|write| write.number);
+        let view = View { history, ops, heard, writes };
+        let tokens: HashSet<i64> = view.heard.iter().map(|heard| heard.token).collect();
+        verdict.seen.operations += view.ops.len();
+        verdict.seen.grants += tokens.len();
+        verdict.seen.writes += view.writes.len();
+        view.no_overlap(&mut verdict);
+        view.tokens_grow(&mut verdict);
+        view.fenced_writes(&mut verdict);
+        view.crashes_are_freed(&mut verdict);
+        view.loss_is_told_first(&mut verdict);
+        view.transactions_are_true(&mut verdict);
+        view.endings_are_true(&mut verdict);
+    }
+    verdict
+}
+
+impl Verdict {
+    fn breaks(&mut self, rule: Rule, text: impl fmt::Display) {
+        self.violations.push(Violation { rule, text: text.to_string() });
+    }
+}
+
+fn meet(one: Span, other: Span) -> bool {
+    one.0 <= other.1 && other.0 <= one.1
+}
+
+impl<'a> View<'a> {
+    fn deletions(&self) -> impl Iterator<Item = Span> {
+        self.history.deleted.iter().filter(|(key, _)| *key == self.ops[0].key).map(|deleted| deleted.1)
+    }
+
+    fn stood_still(&self, process: usize, within: Span) -> bool {
+        let still = self.history.stood_still.iter().filter(|(who, _)| *who == process);
+        let killed =
+            self.history.killed.iter().filter(|(who, _)| *who == process).map(|killed| (killed.1, Duration::MAX));
+        still.map(|still| still.1).chain(killed).any(|span| meet(span, within))
+    }
+
+    /// A lease is held until its holder ends it, is told of its loss, or has no time left; work that was committed kept the row.
+    fn holds(&self) -> Vec<Hold<'a>> {
+        let mut holds = Vec::new();
+        for op in &self.ops {
+            if let Some(grant) = &op.granted {
+                let end = op.end.map(|end| end.0);
+                let mut to = op.sure_until.min(op.lost.unwrap_or(Duration::MAX)).min(end.unwrap_or(Duration::MAX));
+                for (from, until) in self.deletions() {
+                    if op.asked <= until && from < to {
+                        to = from;
+                    }
+                }
+                holds.push(Hold { op, token: grant.token, span: (grant.at, to) });
+            }
+            for (run, work) in op.works.iter().enumerate() {
+                let kept =
+                    self.writes.iter().any(|write| (write.process, write.op, write.run) == (op.process, op.op, run));
+                if let (Some(to), true) = (work.to, kept) {
+                    holds.push(Hold { op, token: work.token, span: (work.from, to) });
+                }
+            }
+        }
+        holds.retain(|hold| hold.span.0 < hold.span.1);
+        holds.sort_by_key(|hold| hold.span.0);
+        holds
+    }
+
+    fn no_overlap(&self, verdict: &mut Verdict) {
+        let mut last: Option<Hold<'_>> = None;
+        for hold in self.holds() {
+            if let Some(last) = last.filter(|last| hold.span.0 < last.span.1) {
+                let by = last.span.1 - hold.span.0;
+                let text = format!(
+                    "{} held it under {} until {by:?} after {} held it under {}",
+                    last.op, last.token, hold.op, hold.token
+                );
+                verdict.breaks(Rule::NoOverlap, text);
+            }
+            last = Some(last.filter(|last| last.span.1 > hold.span.1).unwrap_or(hold));
+        }
+    }
+
+    fn tokens_grow(&self, verdict: &mut Verdict) {
+        // Of two that held it, who held it first.
+        for pair in self.holds().windows(2) {
+            let ([one, next], same) = ([pair[0], pair[1]], std::ptr::eq(pair[0].op, pair[1].op));
+            if next.token < one.token || (next.token == one.token && !same) {
+                verdict.breaks(
+                    Rule::TokensGrow,
+                    format!("{} held it under {} after {} under {}", next.op, next.token, one.op, one.token),
+                );
+            }
+        }
+        // Of two that did not meet, who asked when the other had heard.
+        let mut heard = self.heard.clone();
+        heard.sort_by_key(|heard| heard.at);
+        let mut asked = self.heard.clone();
+        asked.sort_by_key(|heard| heard.op.asked);
+        let (mut before, mut highest) = (heard.iter().peekable(), i64::MIN);
+        for later in &asked {
+            while let Some(earlier) = before.next_if(|earlier| earlier.at < later.op.asked) {
+                highest = highest.max(earlier.token);
+            }
+            if later.token <= highest {
+                verdict.breaks(
+                    Rule::TokensGrow,
+                    format!("{} was granted {} when {highest} had been granted", later.op, later.token),
+                );
+            }
+        }
+        for pair in self.heard.windows(2) {
+            if pair[0].token == pair[1].token && !std::ptr::eq(pair[0].op, pair[1].op) {
+                verdict.breaks(
+                    Rule::TokensGrow,
+                    format!("{} was granted {} like {}", pair[1].op, pair[1].token, pair[0].op),
+                );
+            }
+        }
+    }
+
+    fn fenced_writes(&self, verdict: &mut Verdict) {
+        let (mut number, mut highest) = (0, i64::MIN);
+        for write in &self.writes {
+            let who = format!("operation {} of process {} on {}", write.op, write.process, write.key);
+            if write.number != number + 1 {
+                verdict
+                    .breaks(Rule::FencedWrites, format!("{who} wrote number {} after number {number}", write.number));
+            }
+            if write.token < highest {
+                verdict.breaks(Rule::FencedWrites, format!("{who} wrote under {} after {highest}", write.token));
+            }
+            (number, highest) = (write.number, highest.max(write.token));
+        }
+    }
+
+    fn crashes_are_freed(&self, verdict: &mut Verdict) {
+        for (process, at) in &self.history.killed {
+            let held = |op: &&&Op| {
+                let lease = op.granted.is_some() && op.end.is_none() && op.lost.is_none() && op.sure_until > *at;
+                let work = op.works.last().is_some_and(|work| work.to.is_none());
+                op.process == *process && op.done.is_none() && (lease || work)
+            };
+            let Some(crashed) = self.ops.iter().find(held) else { continue };
+            let until = *at + self.history.lease + GRACE;
+            let asks = |op: &&&Op| {
+                let heard = op.heard().next().map(|heard| heard.1);
+                let over = heard.or(op.done.map(|done| done.0)).unwrap_or(Duration::MAX);
+                // Whoever gave up did not ask all the time.
+                let goes_on = op.asked < *at && over > *at && (heard.is_some() || over > until);
+                op.process != *process && goes_on && !self.stood_still(op.process, (*at, over.min(until)))
+            };
+            let Some(asking) = self.ops.iter().find(asks) else { continue };
+            verdict.seen.crashes += 1;
+            let freed =
+                self.heard.iter().any(|heard| heard.op.process != *process && heard.at > *at && heard.at <= until);
+            if !freed {
+                let text =
+                    format!("{crashed} crashed, and nobody had it by {:?} after, though {asking} went on", until - *at);
+                verdict.breaks(Rule::CrashesAreFreed, text);
+            }
+        }
+    }
+
+    fn loss_is_told_first(&self, verdict: &mut Verdict) {
+        for (place, one) in self.heard.iter().enumerate() {
+            let Some(grant) = one.op.granted.as_ref().filter(|_| one.op.kind == Kind::Lease) else { continue };
+            let Some(next) = self.heard[place..].iter().find(|heard| heard.token > one.token && heard.at >= one.at)
+            else {
+                continue;
+            };
+            let ended = one.op.end.is_some_and(|end| end.0 <= next.at);
+            let told = one.op.lost.is_some_and(|lost| lost <= next.at);
+            if told && one.op.end.is_none_or(|end| Some(end.0) >= one.op.lost) {
+                verdict.seen.losses += 1;
+            }
+            if ended || told {
+                continue;
+            }
+            let since = next.at.saturating_sub(self.history.lease).max(grant.at);
+            let deleted = self.deletions().any(|span| meet(span, (one.op.asked, next.at)));
+            if deleted || self.stood_still(one.op.process, (since, next.at)) {
+                continue;
+            }
+            verdict.breaks(Rule::LossIsToldFirst, format!("{} got in, and {} had not been told", next.op, one.op));
+        }
+    }
+
+    fn transactions_are_true(&self, verdict: &mut Verdict) {
+        let mut writes: BTreeMap<(usize, u64), Vec<usize>> = BTreeMap::new();
+        for write in &self.writes {
+            writes.entry((write.process, write.op)).or_default().push(write.run);
+        }
+        for op in self.ops.iter().filter(|op| op.kind == Kind::Transaction) {
+            let runs = writes.remove(&(op.process, op.op)).unwrap_or_default();
+            let may = match op.outcome() {
+                Some(Outcome::Done) => runs.len() == 1,
+                Some(Outcome::Unknown) | None => runs.len() <= 1,
+                _ => runs.is_empty(),
+            };
+            let last = runs.iter().all(|run| run + 1 == op.works.len());
+            if !may || !last {
+                let text = format!(
+                    "{op} came to {:?} after {} runs, and was written by {runs:?}",
+                    op.outcome(),
+                    op.works.len()
+                );
+                verdict.breaks(Rule::OutcomesAreTrue, text);
+            }
+            if op.outcome() == Some(Outcome::Unknown) {
+                verdict.seen.unknown[usize::from(runs.is_empty())] += 1;
+            }
+        }
+    }
+
+    /// Whom a grant is taken over from tells what became of the claim before it.
+    fn endings_are_true(&self, verdict: &mut Verdict) {
+        let known: HashMap<i64, &Op> = self.heard.iter().map(|heard| (heard.token, heard.op)).collect();
+        let mut taken: HashMap<i64, &Op> = HashMap::new();
+        for op in &self.ops {
+            let Some((prior, process)) = op.granted.as_ref().and_then(|grant| grant.prior) else { continue };
+            if let Some(other) = taken.insert(prior, op) {
+                verdict.breaks(Rule::OutcomesAreTrue, format!("{op} took over from {prior}, and {other} had before"));
+            }
+            match known.get(&prior) {
+                Some(before) if was_released(before) => {
+                    verdict.breaks(Rule::OutcomesAreTrue, format!("{op} took over from {before}, which was released"));
+                }
+                Some(_) => {}
+                None if self.may_have_claimed(process, op) => {}
+                None => verdict
+                    .breaks(Rule::OutcomesAreTrue, format!("{op} took over from {prior}, which was never asked for")),
+            }
+        }
+        let stood = |op: &&Op| {
+            let token = op.granted.as_ref().map(|grant| grant.token);
+            match token {
+                Some(token) => !taken.contains_key(&token),
+                None => taken.keys().any(|prior| !known.contains_key(prior) && self.prior_is_of(*prior, op, &taken)),
+            }
+        };
+        // An abandoned claim is taken over from whether it was ended or not.
+        let tells = |op: &&&Op| op.kind == Kind::Lease && op.end.is_none_or(|end| end.1 == How::Release);
+        for op in self.ops.iter().filter(tells).filter(|op| op.outcome() == Some(Outcome::Unknown)) {
+            verdict.seen.unknown[usize::from(!stood(op))] += 1;
+        }
+    }
+
+    fn prior_is_of(&self, prior: i64, op: &Op, taken: &HashMap<i64, &Op>) -> bool {
+        taken[&prior].granted.as_ref().and_then(|grant| grant.prior).is_some_and(|(_, process)| process == op.process)
+    }
+
+    /// A claim that its process never heard of: it was killed, was not told, or had the claim within a transaction that came to nothing.
+    fn may_have_claimed(&self, process: usize, before: &Op) -> bool {
+        let heard = before.granted.as_ref().map_or(Duration::MAX, |grant| grant.at);
+        self.ops.iter().any(|op| {
+            let unheard = op.granted.is_none() && matches!(op.outcome(), None | Some(Outcome::Unknown));
+            op.process == process && op.asked < heard && (unheard || op.kind == Kind::Transaction)
+        })
+    }
+}
+
+fn was_released(op: &Op) -> bool {
+    op.outcome() == Some(Outcome::Done) && (op.kind == Kind::Lease && op.end.is_some_and(|end| end.1 == How::Release))
+}

@@ -1,0 +1,208 @@
+//! Histories made by hand, times in milliseconds, leases of a second: good ones, and for each rule bad ones.
+
+use std::time::Duration;
+
+use crate::{
+    checker::{Rule, Seen, Verdict, check},
+    record::{Entry, History, Write},
+};
+
+fn judged(lines: &str, writes: &[(i64, i64, usize, u64)]) -> Verdict {
+    let lines = lines.lines().map(str::trim).filter(|line| !line.is_empty());
+    let entries: Vec<Entry> = lines.map(|line| Entry::parse(line, Duration::from_millis(1))).collect();
+    let write = |&(number, token, process, op)| Write { key: "k".to_owned(), number, token, process, op, run: 0 };
+    check(&History::new(Duration::from_secs(1), &entries, writes.iter().map(write).collect()))
+}
+
+#[track_caller]
+fn holds(verdict: &Verdict) -> Seen {
+    assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
+    verdict.seen
+}
+
+#[track_caller]
+fn breaks(rule: Rule, lines: &str, writes: &[(i64, i64, usize, u64)]) {
+    let violations = judged(lines, writes).violations;
+    let rules: Vec<Rule> = violations.iter().map(|violation| violation.rule).collect();
+    assert_eq!(rules, [rule], "{violations:?}");
+}
+
+const RELEASED: &str = "
+    0 1 1 ask k Lease
+    5 1 1 granted 10 950
+    400 1 1 sure 900
+    500 1 1 end Release
+    510 1 1 done Done
+";
+
+/// One of each: released, committed, crashed, stopped, cut off, unknown.
+pub fn a_good_history_passes() {
+    let lines = format!(
+        "{RELEASED}
+        3 2 1 ask k Transaction
+        515 2 1 working 20
+        530 2 1 worked
+        540 2 1 done Done
+        600 1 2 ask k Lease
+        605 1 2 granted 30 950
+        610 3 1 ask k Lease
+        700 1 0 killed
+        1700 3 1 granted 40 950 30 1
+        1750 2 2 ask k Lease
+        1800 3 0 stopped
+        2900 2 2 granted 50 950 40 3
+        3000 3 0 continued
+        3001 3 1 lost
+        3002 3 1 end Release
+        3003 3 1 done Lost
+        3100 4 1 ask k Lease
+        3850 2 2 lost
+        3900 4 1 granted 60 950 50 2
+        3950 4 1 end Release
+        4000 4 1 done Unknown
+        4010 5 1 ask k Lease
+        4900 5 1 granted 70 950 60 4"
+    );
+    let seen = holds(&judged(&lines, &[(1, 20, 2, 1)]));
+    assert_eq!((seen.operations, seen.grants, seen.writes, seen.crashes, seen.losses), (7, 7, 1, 1, 1));
+    assert_eq!(seen.unknown, [0, 1]);
+}
+
+pub fn a_row_that_is_deleted_under_its_holder_excuses_it() {
+    let deleted = "
+        0 1 1 ask k Lease
+        5 1 1 granted 10 950
+        100 9 0 deleting k
+        110 9 0 deleted k
+        105 2 1 ask k Lease
+        120 2 1 granted 20 950";
+    holds(&judged(deleted, &[]));
+}
+
+pub fn two_holders_at_a_time_are_caught() {
+    // It stood still, and so need not have been told; the time that it was given counts all the same.
+    let lease = format!(
+        "{RELEASED}
+        250 1 0 held-up 200
+        100 2 1 ask k Lease
+        240 2 1 granted 20 100
+        260 2 1 end Release"
+    );
+    breaks(Rule::NoOverlap, &lease, &[]);
+    let renewed = format!(
+        "{RELEASED}
+        2000 2 2 ask k Transaction
+        2010 2 2 working 30
+        2900 2 2 worked
+        2910 2 2 done Done
+        2020 3 1 ask k Lease
+        2500 3 1 granted 40 950
+        2600 3 1 end Abandon"
+    );
+    breaks(Rule::NoOverlap, &renewed, &[(1, 30, 2, 2)]);
+}
+
+pub fn a_token_that_falls_or_comes_twice_is_caught() {
+    for token in [9, 10] {
+        let later = format!(
+            "{RELEASED}
+            300 2 1 ask k Lease
+            600 2 1 granted {token} 950
+            700 2 1 end Release"
+        );
+        let violations = judged(&later, &[]).violations;
+        let by_rule = violations.iter().all(|violation| violation.rule == Rule::TokensGrow);
+        assert!(!violations.is_empty() && by_rule, "{violations:?}");
+    }
+    // Nothing was left of it when it was told: only that one had been told before the other asked.
+    let unheld = format!(
+        "{RELEASED}
+        600 2 1 ask k Lease
+        700 2 1 granted 9 0"
+    );
+    breaks(Rule::TokensGrow, &unheld, &[]);
+}
+
+const TWO_WRITERS: &str = "
+    0 1 1 ask k Transaction
+    5 1 1 working 10
+    10 1 1 worked
+    12 1 1 done Done
+    20 2 1 ask k Transaction
+    25 2 1 working 20
+    30 2 1 worked
+    32 2 1 done Done
+";
+
+pub fn a_write_below_the_highest_token_is_caught() {
+    holds(&judged(TWO_WRITERS, &[(1, 10, 1, 1), (2, 20, 2, 1)]));
+    breaks(Rule::FencedWrites, TWO_WRITERS, &[(1, 20, 2, 1), (2, 10, 1, 1)]);
+}
+
+pub fn a_lost_update_is_caught() {
+    breaks(Rule::FencedWrites, TWO_WRITERS, &[(1, 10, 1, 1), (1, 20, 2, 1)]);
+}
+
+pub fn a_crash_that_is_not_freed_is_caught() {
+    let crashed = |granted: u32| {
+        format!(
+            "0 1 1 ask k Lease
+            5 1 1 granted 10 950
+            10 2 1 ask k Lease
+            100 1 0 killed
+            {granted} 2 1 granted 20 950 10 1"
+        )
+    };
+    assert_eq!(holds(&judged(&crashed(2100), &[])).crashes, 1);
+    breaks(Rule::CrashesAreFreed, &crashed(2101), &[]);
+    // Nobody asked all the time.
+    assert_eq!(holds(&judged(&format!("{}\n500 2 0 stopped\n600 2 0 continued", crashed(2101)), &[])).crashes, 0);
+}
+
+pub fn a_loss_that_is_told_too_late_is_caught() {
+    let told = |lost: u32| {
+        format!(
+            "0 1 1 ask k Lease
+            5 1 1 granted 10 950
+            {lost} 1 1 lost
+            10 2 1 ask k Lease
+            1000 2 1 granted 20 950 10 1"
+        )
+    };
+    assert_eq!(holds(&judged(&told(1000), &[])).losses, 1);
+    breaks(Rule::LossIsToldFirst, &told(1001), &[]);
+    holds(&judged(&format!("{}\n990 1 0 held-up 900", told(1001)), &[]));
+}
+
+pub fn a_commit_that_is_told_wrongly_is_caught() {
+    let ends = |outcome: &str| TWO_WRITERS.replace("32 2 1 done Done", &format!("32 2 1 done {outcome}"));
+    let (once, twice) = ([(1, 10, 1, 1), (2, 20, 2, 1)], [(1, 10, 1, 1), (2, 20, 2, 1), (3, 20, 2, 1)]);
+    assert_eq!(holds(&judged(&ends("Unknown"), &once)).unknown, [1, 0]);
+    assert_eq!(holds(&judged(&ends("Unknown"), &once[..1])).unknown, [0, 1]);
+    breaks(Rule::OutcomesAreTrue, &ends("Done"), &once[..1]);
+    breaks(Rule::OutcomesAreTrue, &ends("Nothing"), &once);
+    breaks(Rule::OutcomesAreTrue, &ends("Unknown"), &twice);
+}
+
+pub fn a_release_that_is_told_wrongly_is_caught() {
+    let taken = |prior: &str| format!("{RELEASED}\n600 2 1 ask k Lease\n700 2 1 granted 20 950 {prior}");
+    holds(&judged(&taken(""), &[]));
+    breaks(Rule::OutcomesAreTrue, &taken("10 1"), &[]);
+    holds(&judged(&taken("10 1").replace("510 1 1 done Done", "510 1 1 done Unknown"), &[]));
+}
+
+pub fn a_claim_that_nobody_made_is_caught() {
+    let taken = |outcome: &str| {
+        format!(
+            "0 1 1 ask k Lease
+            10 1 1 done {outcome}
+            20 2 1 ask k Lease
+            1100 2 1 granted 20 950 15 1"
+        )
+    };
+    assert_eq!(holds(&judged(&taken("Unknown"), &[])).unknown, [1, 0]);
+    breaks(Rule::OutcomesAreTrue, &taken("Refused"), &[]);
+    breaks(Rule::OutcomesAreTrue, &taken("Nothing"), &[]);
+    let again = "2200 3 1 ask k Lease\n2300 3 1 granted 30 950 15 1\n2090 2 1 lost";
+    breaks(Rule::OutcomesAreTrue, &format!("{}\n{again}", taken("Unknown")), &[]);
+}

@@ -1,0 +1,300 @@
+//! What processes did, and when: one line for each step, by a clock that all processes of the machine share.
+
+use std::{collections::HashMap, fmt, time::Duration};
+
+/// A step of an operation, or something that was done to a process or to a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It asks for a key.
+    Ask {
+        key: String,
+        kind: Kind,
+    },
+    /// It was granted, for so long at least; from a claim that nobody ended, with that claim's process.
+    Granted {
+        token: i64,
+        left: Duration,
+        prior: Option<(i64, usize)>,
+    },
+    /// It looked at its lease, which had so much left; nothing left is a loss that it was told.
+    Sure {
+        left: Duration,
+    },
+    Lost,
+    /// It calls `release`, `abandon`, or drops the lease.
+    End(How),
+    /// Its work in a transaction begins: the claim is confirmed.
+    Working {
+        token: i64,
+    },
+    /// Its work in a transaction ends, before the commit.
+    Worked,
+    Done(Outcome),
+    /// It waits for a word to go on.
+    Paused,
+    /// Nothing ran in the process since then.
+    HeldUp {
+        since: Duration,
+    },
+    Killed,
+    Stopped,
+    Continued,
+    /// The row of a key is about to be deleted; it has been.
+    Deleting {
+        key: String,
+    },
+    Deleted {
+        key: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Lease,
+    Transaction,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    Release,
+    Abandon,
+    Drop,
+}
+
+/// What became of an operation, as it was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Done,
+    Refused,
+    /// The claim was lost, and nothing was changed.
+    Lost,
+    /// It failed, and nothing was changed.
+    Nothing,
+    Unknown,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub at: Duration,
+    pub process: usize,
+    /// Its number in the process.
+    pub op: u64,
+    pub step: Step,
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {} ", self.at.as_micros(), self.process, self.op)?;
+        match &self.step {
+            Step::Ask { key, kind } => write!(f, "ask {key} {kind:?}"),
+            Step::Granted { token, left, prior } => {
+                write!(f, "granted {token} {}", left.as_micros())?;
+                prior.map_or(Ok(()), |(token, process)| write!(f, " {token} {process}"))
+            }
+            Step::Sure { left } => write!(f, "sure {}", left.as_micros()),
+            Step::Lost => f.write_str("lost"),
+            Step::End(how) => write!(f, "end {how:?}"),
+            Step::Working { token } => write!(f, "working {token}"),
+            Step::Worked => f.write_str("worked"),
+            Step::Done(outcome) => write!(f, "done {outcome:?}"),
+            Step::Paused => f.write_str("paused"),
+            Step::HeldUp { since } => write!(f, "held-up {}", since.as_micros()),
+            Step::Killed => f.write_str("killed"),
+            Step::Stopped => f.write_str("stopped"),
+            Step::Continued => f.write_str("continued"),
+            Step::Deleting { key } => write!(f, "deleting {key}"),
+            Step::Deleted { key } => write!(f, "deleted {key}"),
+        }
+    }
+}
+
+/// One of several, by its name.
+fn named<T: fmt::Debug + Copy>(all: &[T], name: &str) -> T {
+    *all.iter().find(|one| format!("{one:?}") == name).unwrap_or_else(|| panic!("{name} is none of {all:?}"))
+}
+
+impl Entry {
+    /// Reads a line whose times are in this unit.
+    pub fn parse(line: &str, unit: Duration) -> Self {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |place: usize| words[place].parse::<i64>().unwrap_or_else(|error| panic!("{line}: {error}"));
+        let time = |place: usize| {
+            unit * u32::try_from(number(place) / 1_000_000).unwrap() * 1_000_000
+                + unit * u32::try_from(number(place) % 1_000_000).unwrap()
+        };
+        let key = || words[4].to_owned();
+        let step = match words[3] {
+            "ask" => Step::Ask { key: key(), kind: named(&[Kind::Lease, Kind::Transaction], words[5]) },
+            "granted" => {
+                let prior = (words.len() > 6).then(|| (number(6), usize::try_from(number(7)).unwrap()));
+                Step::Granted { token: number(4), left: time(5), prior }
+            }
+            "sure" => Step::Sure { left: time(4) },
+            "lost" => Step::Lost,
+            "end" => Step::End(named(&[How::Release, How::Abandon, How::Drop], words[4])),
+            "working" => Step::Working { token: number(4) },
+            "worked" => Step::Worked,
+            "done" => {
+                use Outcome::*;
+                Step::Done(named(&[Done, Refused, Lost, Nothing, Unknown], words[4]))
+            }
+            "paused" => Step::Paused,
+            "held-up" => Step::HeldUp { since: time(4) },
+            "killed" => Step::Killed,
+            "stopped" => Step::Stopped,
+            "continued" => Step::Continued,
+            "deleting" => Step::Deleting { key: key() },
+            "deleted" => Step::Deleted { key: key() },
+            other => panic!("no step {other}"),
+        };
+        let (process, op) = (usize::try_from(number(1)).unwrap(), u64::try_from(number(2)).unwrap());
+        Self { at: time(0), process, op, step }
+    }
+}
+
+/// An accepted write, as it stands in the application's table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    pub key: String,
+    /// One more than what its writer had read.
+    pub number: i64,
+    pub token: i64,
+    pub process: usize,
+    pub op: u64,
+    /// Which run of the operation's work it was, from 0.
+    pub run: usize,
+}
+
+/// Work in a transaction, confirmed under a token.
+#[derive(Clone, Debug)]
+pub struct Work {
+    pub token: i64,
+    pub from: Duration,
+    pub to: Option<Duration>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Grant {
+    pub token: i64,
+    pub at: Duration,
+    pub prior: Option<(i64, usize)>,
+}
+
+/// One operation, from its question to its outcome, as far as it came.
+#[derive(Clone, Debug)]
+pub struct Op {
+    pub process: usize,
+    pub op: u64,
+    pub key: String,
+    pub kind: Kind,
+    pub asked: Duration,
+    pub granted: Option<Grant>,
+    /// Until when its lease was known to last, at the latest.
+    pub sure_until: Duration,
+    /// When it was told of its loss, or saw that nothing was left.
+    pub lost: Option<Duration>,
+    pub end: Option<(Duration, How)>,
+    pub works: Vec<Work>,
+    pub done: Option<(Duration, Outcome)>,
+}
+
+/// From, to.
+pub type Span = (Duration, Duration);
+
+/// All that happened.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    pub lease: Duration,
+    pub ops: Vec<Op>,
+    pub killed: Vec<(usize, Duration)>,
+    /// Processes that nothing ran in.
+    pub stood_still: Vec<(usize, Span)>,
+    pub deleted: Vec<(String, Span)>,
+    pub writes: Vec<Write>,
+}
+
+impl History {
+    pub fn new(lease: Duration, entries: &[Entry], writes: Vec<Write>) -> Self {
+        let mut history = Self { lease, writes, ..Self::default() };
+        let mut places: HashMap<(usize, u64), usize> = HashMap::new();
+        for entry in entries {
+            if let Step::Ask { key, kind } = &entry.step {
+                places.insert((entry.process, entry.op), history.ops.len());
+                history.ops.push(Op::asks(entry, key, *kind));
+            } else if let Some(place) = places.get(&(entry.process, entry.op)) {
+                history.ops[*place].goes_on(entry);
+            }
+            history.suffers(entry);
+        }
+        history
+    }
+
+    fn suffers(&mut self, Entry { at, process, step, .. }: &Entry) {
+        match step {
+            Step::Killed => self.killed.push((*process, *at)),
+            Step::Stopped => self.stood_still.push((*process, (*at, Duration::MAX))),
+            Step::Continued => {
+                let stopped =
+                    self.stood_still.iter_mut().rev().find(|(who, (_, to))| who == process && *to == Duration::MAX);
+                stopped.expect("it was stopped").1.1 = *at;
+            }
+            Step::HeldUp { since } => self.stood_still.push((*process, (*since, *at))),
+            Step::Deleting { key } => self.deleted.push((key.clone(), (*at, Duration::MAX))),
+            Step::Deleted { key } => {
+                self.deleted.iter_mut().rev().find(|(deleted, _)| deleted == key).expect("it began").1.1 = *at;
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Op {
+    fn asks(entry: &Entry, key: &str, kind: Kind) -> Self {
+        Self {
+            process: entry.process,
+            op: entry.op,
+            key: key.to_owned(),
+            kind,
+            asked: entry.at,
+            granted: None,
+            sure_until: Duration::ZERO,
+            lost: None,
+            end: None,
+            works: Vec::new(),
+            done: None,
+        }
+    }
+
+    fn goes_on(&mut self, Entry { at, step, .. }: &Entry) {
+        match step {
+            Step::Granted { token, left, prior } => {
+                self.granted = Some(Grant { token: *token, at: *at, prior: *prior });
+                self.sure_until = *at + *left;
+            }
+            Step::Sure { left } if left.is_zero() => self.lost = self.lost.or(Some(*at)),
+            Step::Sure { left } => self.sure_until = self.sure_until.max(*at + *left),
+            Step::Lost => self.lost = Some(self.lost.map_or(*at, |lost| lost.min(*at))),
+            Step::End(how) => self.end = Some((*at, *how)),
+            Step::Working { token } => self.works.push(Work { token: *token, from: *at, to: None }),
+            Step::Worked => self.works.last_mut().expect("it had begun").to = Some(*at),
+            Step::Done(outcome) => self.done = Some((*at, *outcome)),
+            _ => {}
+        }
+    }
+
+    /// The tokens that it came to hold, and when it heard of each.
+    pub fn heard(&self) -> impl Iterator<Item = (i64, Duration)> {
+        let granted = self.granted.iter().map(|grant| (grant.token, grant.at));
+        granted.chain(self.works.iter().map(|work| (work.token, work.from)))
+    }
+
+    pub fn outcome(&self) -> Option<Outcome> {
+        self.done.map(|done| done.1)
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "operation {} of process {} on {}", self.op, self.process, self.key)
+    }
+}
