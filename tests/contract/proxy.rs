@@ -58,7 +58,7 @@ struct Shared(Arc<watch::Sender<State>>);
 /// Dropped, it cuts all connections and takes no more.
 pub struct Proxy {
     shared: Shared,
-    url: String,
+    pub url: String,
     accepting: tokio::task::AbortHandle,
 }
 

@@ -5,19 +5,80 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
+mod by_hand;
 mod checker;
-mod examples;
+mod crew;
+mod faults;
 mod record;
+mod runs;
+mod worker;
+
+/// The contract's, which each test of it is given too.
+#[path = "../contract/bed.rs"]
+#[allow(dead_code)]
+mod bed;
+#[path = "../contract/proxy.rs"]
+#[allow(dead_code)]
+mod proxy;
+
+// What the contract's bed knows beside.
+mod article {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[allow(dead_code)]
+    pub enum Table {
+        Ours,
+    }
+}
+
+mod examples {
+    pub fn are_built() -> bool {
+        false
+    }
+}
 
 use libtest_mimic::{Arguments, Trial};
 
+use bed::Server;
+use crew::Books;
+
 fn main() {
+    if worker::was_asked_for() {
+        return worker::main();
+    }
     let arguments = Arguments::from_args();
     let mut trials = Vec::new();
+    for server in Server::all() {
+        match server.name {
+            #[cfg(feature = "sqlite")]
+            "sqlite" => histories::<sqlx::Sqlite>(server, &mut trials),
+            #[cfg(feature = "postgres")]
+            "postgres" => histories::<sqlx::Postgres>(server, &mut trials),
+            #[cfg(feature = "mysql")]
+            "mysql" | "mariadb" => histories::<sqlx::MySql>(server, &mut trials),
+            _ => {}
+        }
+    }
+    judging(&mut trials);
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn histories<DB: Books>(server: Server, trials: &mut Vec<Trial>) {
+    macro_rules! runs {
+        ($($name:ident),+ $(,)?) => {
+            $(trials.push(bed::trial::<DB, _>(server, "history", stringify!($name), runs::$name));)+
+        };
+    }
+    runs! {
+        promises_hold_while_processes_are_troubled, a_stopped_holders_unfenced_write_overwrites_the_next_ones,
+        a_stopped_holders_fenced_write_loses_nothing,
+    }
+}
+
+fn judging(trials: &mut Vec<Trial>) {
     macro_rules! examples {
         ($($name:ident),+ $(,)?) => {
             $(trials.push(Trial::test(concat!("checker::", stringify!($name)), || {
-                examples::$name();
+                by_hand::$name();
                 Ok(())
             }));)+
         };
@@ -28,5 +89,4 @@ fn main() {
         a_crash_that_is_not_freed_is_caught, a_loss_that_is_told_too_late_is_caught, a_commit_that_is_told_wrongly_is_caught,
         a_release_that_is_told_wrongly_is_caught, a_claim_that_nobody_made_is_caught,
     }
-    libtest_mimic::run(&arguments, trials).exit();
 }

@@ -2,6 +2,14 @@
 
 use std::{collections::HashMap, fmt, time::Duration};
 
+use rustix::time::{ClockId, clock_gettime};
+
+/// Time since the machine was started, the same in every process.
+pub fn now() -> Duration {
+    let time = clock_gettime(ClockId::Monotonic);
+    Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
+}
+
 /// A step of an operation, or something that was done to a process or to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -163,6 +171,17 @@ pub struct Write {
     pub op: u64,
     /// Which run of the operation's work it was, from 0.
     pub run: usize,
+}
+
+impl Write {
+    pub fn parse(line: &str) -> Self {
+        let mut words = line.split(' ');
+        let key = words.next().unwrap().to_owned();
+        let mut number = || words.next().unwrap().parse::<i64>().unwrap();
+        let (number, token, process, op, run) = (number(), number(), number(), number(), number());
+        let place = |number: i64| usize::try_from(number).unwrap();
+        Self { key, number, token, process: place(process), op: u64::try_from(op).unwrap(), run: place(run) }
+    }
 }
 
 /// Work in a transaction, confirmed under a token.

@@ -1,0 +1,235 @@
+//! Workers that are started, told what to do, and troubled; and what they have written down so far.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use rowlock::{LeaseLock, Status};
+use rustix::process::{Pid, Signal, kill_process};
+use sqlx::Pool;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    process::{Child, ChildStdin},
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    bed::{Bed, PATIENCE, Site, acquired},
+    proxy::Proxy,
+    record::{Entry, History, How, Kind, Outcome, Step, Write, now},
+    worker::{self, KEYS, LEASE},
+};
+
+pub struct Member {
+    pub number: usize,
+    child: Child,
+    orders: ChildStdin,
+    reading: JoinHandle<()>,
+    /// Between it and its server.
+    pub proxy: Option<Proxy>,
+}
+
+impl Member {
+    pub async fn order(&mut self, order: impl std::fmt::Display) {
+        // One that has just been killed hears nothing.
+        let _ = self.orders.write_all(format!("{order}\n").as_bytes()).await;
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let id = self.child.id().expect("it has not been waited for");
+        kill_process(Pid::from_raw(i32::try_from(id).unwrap()).unwrap(), signal).unwrap();
+    }
+
+    /// Without orders to come.
+    pub async fn ends(mut self) {
+        drop(self.orders);
+        timeout(PATIENCE, self.child.wait()).await.expect("it ends").unwrap();
+        timeout(PATIENCE, self.reading).await.expect("it has said all").unwrap();
+    }
+}
+
+/// What a process is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum About {
+    Asking(String),
+    Holding(String),
+    Nothing,
+}
+
+#[derive(Default)]
+struct Log {
+    entries: Vec<Entry>,
+    about: HashMap<usize, About>,
+    grants: HashMap<String, usize>,
+}
+
+impl Log {
+    fn add(&mut self, entry: Entry) {
+        let key = match self.about.get(&entry.process) {
+            Some(About::Asking(key) | About::Holding(key)) => Some(key.clone()),
+            _ => None,
+        };
+        let about = match (&entry.step, key) {
+            (Step::Ask { key, .. }, _) => Some(About::Asking(key.clone())),
+            (Step::Granted { .. } | Step::Working { .. }, Some(key)) => {
+                *self.grants.entry(key.clone()).or_default() += 1;
+                Some(About::Holding(key))
+            }
+            (Step::End(_) | Step::Done(_) | Step::Killed, _) => Some(About::Nothing),
+            _ => None,
+        };
+        about.and_then(|about| self.about.insert(entry.process, about));
+        self.entries.push(entry);
+    }
+}
+
+pub struct Crew<'a, DB: Bed> {
+    pub site: &'a Site<DB>,
+    /// One connection, the crew's own.
+    pub pool: Pool<DB>,
+    pub members: Vec<Member>,
+    pub random: fastrand::Rng,
+    log: Arc<Mutex<Log>>,
+    started: usize,
+}
+
+impl<'a, DB: Bed> Crew<'a, DB> {
+    pub async fn new(site: &'a Site<DB>, seed: u64) -> Self {
+        worker::tables(site).await;
+        let (pool, random) = (site.pool_of(1).await, fastrand::Rng::with_seed(seed));
+        Self { site, pool, members: Vec::new(), random, log: Arc::default(), started: 0 }
+    }
+
+    /// One more, who works as it pleases, or as it is told.
+    pub async fn start(&mut self, as_it_pleases: bool) {
+        self.started += 1;
+        let (number, seed) = (self.started, as_it_pleases.then(|| self.random.u64(..)));
+        let proxy = if self.site.server.name == "sqlite" { None } else { Some(self.site.proxy().await) };
+        let mut url = proxy.as_ref().map_or(&self.site.url, |proxy| &proxy.url).clone();
+        if self.site.server.name == "postgres" && number.is_multiple_of(2) {
+            url += "&options[default_transaction_isolation]=serializable";
+        }
+        let mut child = worker::start(self.site, &url, number, seed);
+        let (orders, said) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let log = self.log.clone();
+        let reading = tokio::spawn(async move {
+            let mut lines = BufReader::new(said).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                log.lock().unwrap().add(Entry::parse(&line, Duration::from_micros(1)));
+            }
+        });
+        self.members.push(Member { number, child, orders, reading, proxy });
+    }
+
+    pub fn tell(&self, process: usize, op: u64, step: Step) {
+        self.log.lock().unwrap().add(Entry { at: now(), process, op, step });
+    }
+
+    pub fn said(&self) -> usize {
+        self.log.lock().unwrap().entries.len()
+    }
+
+    /// Whether a step like that has come, after so many entries.
+    pub async fn comes(&self, after: usize, within: Duration, is: impl Fn(&Entry) -> bool) -> bool {
+        let until = now() + within;
+        loop {
+            if self.log.lock().unwrap().entries[after..].iter().any(&is) {
+                return true;
+            }
+            if now() >= until {
+                return false;
+            }
+            sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// One of them holds a key for so long; which key. It may not come to that while it is troubled otherwise.
+    pub async fn hold(&mut self, place: usize, kind: Kind, long: Duration) -> Option<String> {
+        let (after, number) = (self.said(), self.members[place].number);
+        self.members[place].order(format_args!("hold {} {kind:?}", long.as_millis())).await;
+        let holds = self.comes(after, PATIENCE, |entry| entry.process == number && entry.step == Step::Paused).await;
+        let about = self.log.lock().unwrap().about.get(&number).cloned();
+        match about {
+            Some(About::Holding(key)) if holds => Some(key),
+            _ => None,
+        }
+    }
+
+    /// Waits until somebody else asks for the key.
+    pub async fn asked_for(&self, key: &str) {
+        let asks = || self.log.lock().unwrap().about.values().any(|about| *about == About::Asking(key.to_owned()));
+        let until = now() + PATIENCE;
+        while !asks() && now() < until {
+            sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// How often a key has been granted so far.
+    pub fn grants(&self, key: &str) -> usize {
+        self.log.lock().unwrap().grants.get(key).copied().unwrap_or_default()
+    }
+
+    /// Waits until a key has been granted more often than that.
+    pub async fn granted(&self, key: &str, before: usize, within: Duration) {
+        let until = now() + within;
+        while self.grants(key) <= before && now() < until {
+            sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Lets them come to their ends, asks for each key once more, and gives the whole history.
+    pub async fn ends(mut self) -> (History, Vec<Entry>)
+    where
+        DB: Books,
+    {
+        for member in &mut self.members {
+            member.order("quit").await;
+        }
+        for member in self.members.drain(..) {
+            member.ends().await;
+        }
+        let lock = LeaseLock::new(self.pool.clone()).label("0").unwrap();
+        for (op, key) in KEYS.into_iter().enumerate() {
+            let op = u64::try_from(op).unwrap();
+            self.tell(0, op, Step::Ask { key: key.to_owned(), kind: Kind::Lease });
+            let lease = acquired(lock.acquire(key, PATIENCE).await);
+            let prior = lease.taken_over_from().map(|prior| (prior.token.get(), prior.label.parse().unwrap()));
+            let (token, left) = (lease.token().get(), lease.time_left());
+            self.tell(0, op, Step::Granted { token, left, prior });
+            self.tell(0, op, Step::End(How::Release));
+            lease.release(Status::Succeeded).await.unwrap();
+            self.tell(0, op, Step::Done(Outcome::Done));
+        }
+        let mut entries = std::mem::take(&mut self.log.lock().unwrap().entries);
+        // A process's lines come in their order, and those of several as they were read.
+        entries.sort_by_key(|entry| entry.at);
+        let history =
+            History::new(LEASE, &entries, DB::lines(&self.pool).await.iter().map(|line| Write::parse(line)).collect());
+        (history, entries)
+    }
+}
+
+/// The application's books, read to the end.
+pub trait Books: Bed {
+    fn lines(pool: &Pool<Self>) -> impl Future<Output = Vec<String>>;
+}
+
+macro_rules! books {
+    ($database:ty) => {
+        impl Books for $database {
+            async fn lines(pool: &Pool<Self>) -> Vec<String> {
+                sqlx::query_scalar("SELECT line FROM work_done").fetch_all(pool).await.unwrap()
+            }
+        }
+    };
+}
+
+#[cfg(feature = "sqlite")]
+books!(sqlx::Sqlite);
+#[cfg(feature = "postgres")]
+books!(sqlx::Postgres);
+#[cfg(feature = "mysql")]
+books!(sqlx::MySql);

@@ -1,0 +1,224 @@
+//! What is done to workers and to what they work on, one thing at a time.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use sqlx::Pool;
+use tokio::time::{sleep, timeout};
+
+use crate::{
+    bed::{Bed, PATIENCE, Server},
+    crew::Crew,
+    proxy::Way,
+    record::{Kind, Step},
+    worker::{KEYS, LEASE},
+};
+
+/// Longer than a lease.
+const LONG: Duration = LEASE.saturating_mul(5).checked_div(4).unwrap();
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// SIGKILL to a holder, and a new process in its place.
+    Kill,
+    /// SIGSTOP to a holder for longer than its lease, then SIGCONT.
+    Stop,
+    Reset,
+    /// Nothing comes to the server for longer than a lease; it may arrive later.
+    DeafServer,
+    /// Nothing comes from the server for longer than a lease.
+    DeafWorker,
+    AcquireReplyLost,
+    ReleaseReplyLost,
+    CommitReplyLost,
+    /// The server ends the workers' connections.
+    ConnectionsKilled,
+    PoolExhausted,
+    RowDeleted,
+    /// Somebody's transaction sits at the lock's row (on SQLite: at the file).
+    RowInUse,
+    /// Somebody's transaction takes the rows the other way round.
+    Deadlock,
+}
+
+impl Fault {
+    pub fn all(server: &Server) -> Vec<Self> {
+        use Fault::*;
+        match server.name {
+            "sqlite" => vec![Kill, Stop, PoolExhausted, RowDeleted, RowInUse],
+            _ => vec![
+                Kill,
+                Stop,
+                Reset,
+                DeafServer,
+                DeafWorker,
+                AcquireReplyLost,
+                ReleaseReplyLost,
+                CommitReplyLost,
+                ConnectionsKilled,
+                PoolExhausted,
+                RowDeleted,
+                RowInUse,
+                Deadlock,
+            ],
+        }
+    }
+}
+
+impl<DB: Bed> Crew<'_, DB> {
+    pub async fn trouble(&mut self, fault: Fault) {
+        let place = self.random.usize(..self.members.len());
+        let key = KEYS[usize::from(self.random.u8(..10) > 6)];
+        match fault {
+            Fault::Kill => self.kill(place).await,
+            Fault::Stop => self.stop(place).await,
+            Fault::Reset => self.members[place].proxy.as_ref().unwrap().cut(),
+            Fault::DeafServer => self.deafen(place, Way::Requests).await,
+            Fault::DeafWorker => self.deafen(place, Way::Replies).await,
+            Fault::AcquireReplyLost => self.lose_reply(place, "acquire", 0).await,
+            Fault::ReleaseReplyLost => self.lose_reply(place, "release", 0).await,
+            // The one before it says that the transaction lives.
+            Fault::CommitReplyLost => self.lose_reply(place, "commit", 1).await,
+            Fault::ConnectionsKilled => kill_connections::<DB>(&self.pool, self.site.server.name).await,
+            Fault::PoolExhausted => self.exhaust(place).await,
+            Fault::RowDeleted => self.delete_row(key).await,
+            Fault::RowInUse => self.sit_at(&[lock_row::<DB>(key)]).await,
+            Fault::Deadlock => {
+                let work = format!("UPDATE work SET number = number WHERE id = '{key}'");
+                self.sit_at(&[work, lock_row::<DB>(key)]).await;
+            }
+        }
+    }
+
+    fn either(&mut self) -> Kind {
+        if self.random.bool() { Kind::Lease } else { Kind::Transaction }
+    }
+
+    async fn kill(&mut self, place: usize) {
+        let kind = self.either();
+        let held = self.hold(place, kind, 2 * PATIENCE).await;
+        if let Some(key) = &held {
+            self.asked_for(key).await;
+        }
+        let before = held.as_ref().map(|key| self.grants(key));
+        let member = self.members.remove(place);
+        member.signal(Signal::KILL);
+        self.tell(member.number, 0, Step::Killed);
+        member.ends().await;
+        self.start(true).await;
+        if let (Some(key), Some(before)) = (held, before) {
+            self.granted(&key, before, 2 * LONG).await;
+        }
+    }
+
+    async fn stop(&mut self, place: usize) {
+        let kind = self.either();
+        let held = self.hold(place, kind, 2 * LEASE).await;
+        let before = held.as_ref().map(|key| self.grants(key));
+        let number = self.members[place].number;
+        self.tell(number, 0, Step::Stopped);
+        self.members[place].signal(Signal::STOP);
+        sleep(LONG).await;
+        if let (Some(key), Some(before)) = (held, before) {
+            // Not while its transaction keeps the row.
+            self.granted(&key, before, LEASE / 2).await;
+        }
+        self.members[place].signal(Signal::CONT);
+        self.tell(number, 0, Step::Continued);
+    }
+
+    async fn deafen(&mut self, place: usize, way: Way) {
+        let key = self.hold(place, Kind::Lease, 2 * LEASE).await;
+        let before = key.as_ref().map(|key| self.grants(key));
+        let late = self.random.bool();
+        let proxy = self.members[place].proxy.as_ref().unwrap();
+        proxy.hold(way);
+        sleep(LONG).await;
+        if let (Some(key), Some(before)) = (key, before) {
+            self.granted(&key, before, LONG).await;
+        }
+        if late { proxy.open() } else { proxy.cut() }
+    }
+
+    /// The server does it, and its reply gets lost, with the connection.
+    async fn lose_reply(&mut self, place: usize, of: &str, before: usize) {
+        let (after, number) = (self.said(), self.members[place].number);
+        self.members[place].order(format_args!("pause {of}")).await;
+        let there = self.comes(after, PATIENCE, |entry| entry.process == number && entry.step == Step::Paused).await;
+        assert!(there, "it comes to {of}");
+        let member = &mut self.members[place];
+        member.proxy.as_ref().unwrap().hold_after(Way::Replies, before);
+        member.order("go").await;
+        let proxy = member.proxy.as_ref().unwrap();
+        proxy.held(Way::Replies).await;
+        // Another statement of the process may have been first.
+        sleep(Duration::from_millis(20)).await;
+        proxy.cut();
+    }
+
+    async fn exhaust(&mut self, place: usize) {
+        let key = self.hold(place, Kind::Lease, 2 * LEASE).await;
+        let before = key.as_ref().map(|key| self.grants(key));
+        self.members[place].order(format_args!("exhaust {}", (LONG + LEASE / 2).as_millis())).await;
+        sleep(LONG + LEASE / 2).await;
+        if let (Some(key), Some(before)) = (key, before) {
+            self.granted(&key, before, LONG).await;
+        }
+    }
+
+    async fn delete_row(&mut self, key: &str) {
+        self.tell(0, 0, Step::Deleting { key: key.to_owned() });
+        let sql = format!("DELETE FROM t_resource_lock WHERE key_resource = '{key}'");
+        let deleted = timeout(PATIENCE, async {
+            while DB::execute(&self.pool, &sql).await.is_err() {
+                sleep(Duration::from_millis(10)).await;
+            }
+        });
+        deleted.await.expect("the row can be deleted");
+        self.tell(0, 0, Step::Deleted { key: key.to_owned() });
+    }
+
+    /// A transaction of somebody else, who takes these rows one after the other. It may be the victim of a deadlock itself.
+    async fn sit_at(&mut self, rows: &[String]) {
+        let pool = self.site.pool_of(1).await;
+        let mut conn = pool.acquire().await.unwrap();
+        let long = Duration::from_millis(self.random.u64(50..400));
+        let end = if self.random.bool() { "COMMIT" } else { "ROLLBACK" };
+        if DB::execute_on(&mut conn, DB::BEGIN).await.is_ok() {
+            for row in rows {
+                let _ = DB::execute_on(&mut conn, row).await;
+                sleep(long / u32::try_from(rows.len()).unwrap()).await;
+            }
+            let _ = DB::execute_on(&mut conn, end).await;
+        }
+        drop(conn);
+        pool.close().await;
+    }
+}
+
+fn lock_row<DB: Bed>(key: &str) -> String {
+    DB::LOCK_ROW.replace("'k'", &format!("'{key}'"))
+}
+
+/// All connections to the database but this one.
+pub async fn kill_connections<DB: Bed>(pool: &Pool<DB>, server: &str) {
+    if server == "postgres" {
+        let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                   WHERE datname = current_database() AND pid <> pg_backend_pid()";
+        DB::execute(pool, sql).await.unwrap();
+        return;
+    }
+    let (id, from) = match server {
+        // Its list of processes is an error while any statement runs with bytes in it that are no text.
+        "mysql" => ("processlist_id", "performance_schema.threads WHERE processlist_db"),
+        _ => ("id", "information_schema.processlist WHERE db"),
+    };
+    let sql = format!(
+        "SELECT CAST(COALESCE(GROUP_CONCAT({id}), '') AS CHAR(1000)) FROM {from} = DATABASE() AND {id} <> CONNECTION_ID()"
+    );
+    let ids = DB::text(pool, &sql).await.unwrap();
+    for id in ids.split(',').filter(|id| !id.is_empty()) {
+        // It may have gone by itself.
+        let _ = DB::execute(pool, &format!("KILL {id}")).await;
+    }
+}

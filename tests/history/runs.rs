@@ -1,0 +1,136 @@
+//! Histories of processes that are troubled.
+
+use std::{collections::BTreeMap, io::Write as _, time::Duration};
+
+use rustix::process::Signal;
+use tokio::time::sleep;
+
+use crate::{
+    bed::{PATIENCE, Server, Site},
+    checker::{Rule, Verdict, check},
+    crew::{Books, Crew},
+    faults::{Fault, kill_connections},
+    record::{Entry, Step, now},
+    worker::LEASE,
+};
+
+const PROCESSES: usize = 4;
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok().and_then(|number| number.parse().ok())
+}
+
+/// Every fault once, in any order, and again until the time is up.
+pub async fn promises_hold_while_processes_are_troubled<DB: Books>(site: Site<DB>) {
+    let seed = number("ROWLOCK_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
+    let long = Duration::from_secs(number("ROWLOCK_LONG").unwrap_or_default());
+    let began = now();
+    let mut crew = Crew::new(&site, seed).await;
+    for _ in 0..PROCESSES {
+        crew.start(true).await;
+    }
+    let mut faults: BTreeMap<Fault, usize> = BTreeMap::new();
+    loop {
+        let mut all = Fault::all(&site.server);
+        crew.random.shuffle(&mut all);
+        for fault in all {
+            sleep(Duration::from_millis(crew.random.u64(50..300))).await;
+            crew.trouble(fault).await;
+            *faults.entry(fault).or_default() += 1;
+        }
+        if now() - began >= long {
+            break;
+        }
+    }
+    let (history, entries) = crew.ends().await;
+    let verdict = check(&history);
+    tell(&site.server, seed, now() - began, &faults, &verdict);
+    if !verdict.violations.is_empty() {
+        let file = keep(&site.server, seed, &entries, &history.writes);
+        panic!("{} violations, seed {seed}, history in {file}: {:#?}", verdict.violations.len(), verdict.violations);
+    }
+    let seen = verdict.seen;
+    assert!(seen.writes > 0 && seen.crashes > 0 && seen.losses > 0, "too little happened: {seen:?}");
+}
+
+fn tell(server: &Server, seed: u64, took: Duration, faults: &BTreeMap<Fault, usize>, verdict: &Verdict) {
+    let faults: Vec<String> = faults.iter().map(|(fault, count)| format!("{fault:?} {count}")).collect();
+    let seen = &verdict.seen;
+    let [done, not] = seen.unknown;
+    println!(
+        "verdict: {}: {:.0} s, seed {seed}: {} operations, {} grants, {} fenced writes; faults: {}; {} crashes of holders, \
+         {} losses told, {} unknown outcomes ({done} had taken effect); {} violations",
+        server.name,
+        took.as_secs_f64(),
+        seen.operations,
+        seen.grants,
+        seen.writes,
+        faults.join(", "),
+        seen.crashes,
+        seen.losses,
+        done + not,
+        verdict.violations.len(),
+    );
+}
+
+/// Where the whole history can be read.
+fn keep(server: &Server, seed: u64, entries: &[Entry], writes: &[crate::record::Write]) -> String {
+    let path = std::env::temp_dir().join(format!("rowlock-history-{}-{seed}.txt", server.name));
+    let mut text: String = entries.iter().map(|entry| format!("{entry}\n")).collect();
+    text += &format!("{writes:#?}\n");
+    std::fs::File::create(&path).and_then(|mut file| file.write_all(text.as_bytes())).unwrap();
+    path.display().to_string()
+}
+
+/// One of two is stopped between what it read and what it writes, for longer than its lease; the other goes on meanwhile. The
+/// verdict, and the numbers that they wrote.
+async fn one_is_stopped<DB: Books>(site: &Site<DB>, job: &str) -> (Verdict, Vec<i64>) {
+    let mut crew = Crew::new(site, 0).await;
+    for _ in 0..2 {
+        crew.start(false).await;
+    }
+    let paused = |entry: &Entry| entry.process == 1 && entry.step == Step::Paused;
+    let ended = |process| move |entry: &Entry| entry.process == process && matches!(entry.step, Step::Done(_));
+    crew.members[0].order("pause write").await;
+    crew.members[0].order(format_args!("do {job}")).await;
+    assert!(crew.comes(0, PATIENCE, paused).await, "it has read");
+    crew.tell(1, 0, Step::Stopped);
+    crew.members[0].signal(Signal::STOP);
+    // A transaction keeps the row until its connection is gone; on SQLite nobody can take the file from it.
+    let (in_transaction, on_a_file) = (job == "transaction", site.server.name == "sqlite");
+    if in_transaction && !on_a_file {
+        kill_connections::<DB>(&crew.pool, site.server.name).await;
+    }
+    crew.members[1].order(format_args!("do {job}")).await;
+    if in_transaction && on_a_file {
+        sleep(LEASE * 5 / 4).await;
+    } else {
+        assert!(crew.comes(0, PATIENCE, ended(2)).await, "the other gets in");
+    }
+    crew.members[0].order("go").await;
+    crew.members[0].signal(Signal::CONT);
+    crew.tell(1, 0, Step::Continued);
+    for process in [1, 2] {
+        assert!(crew.comes(0, PATIENCE, ended(process)).await, "{process} ends");
+    }
+    let (history, _) = crew.ends().await;
+    let mut numbers: Vec<i64> = history.writes.iter().map(|write| write.number).collect();
+    numbers.sort_unstable();
+    (check(&history), numbers)
+}
+
+/// The control: with nothing but a look at the lease before it writes, an update is lost.
+pub async fn a_stopped_holders_unfenced_write_overwrites_the_next_ones<DB: Books>(site: Site<DB>) {
+    let (verdict, numbers) = one_is_stopped(&site, "bare").await;
+    assert_eq!(numbers, [1, 1], "both made 1 of 0");
+    let rules: Vec<Rule> = verdict.violations.iter().map(|violation| violation.rule).collect();
+    assert!(!rules.is_empty() && rules.iter().all(|rule| *rule == Rule::FencedWrites), "{:?}", verdict.violations);
+}
+
+/// Where the other got in, the first one's write is refused; on SQLite the other comes after it.
+pub async fn a_stopped_holders_fenced_write_loses_nothing<DB: Books>(site: Site<DB>) {
+    let (verdict, numbers) = one_is_stopped(&site, "transaction").await;
+    assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
+    let accepted: &[i64] = if site.server.name == "sqlite" { &[1, 2] } else { &[1] };
+    assert_eq!(numbers, accepted);
+}

@@ -1,0 +1,374 @@
+//! A process that asks for keys, holds them, writes under them, and writes down what it does.
+
+use std::{
+    io::Write as _,
+    process::Stdio,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, ResourceLockExt, Retry, Status, TransactionError};
+use sqlx::{Pool, pool::PoolOptions};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    process::{Child, Command},
+    sync::{Notify, mpsc},
+    time::sleep,
+};
+
+use crate::{
+    bed::{Bed, Site},
+    record::{Entry, How, Kind, Outcome, Step, now},
+};
+
+const JOB: &str = "ROWLOCK_HISTORY";
+pub const LEASE: Duration = Duration::from_millis(1500);
+/// How long a statement may take.
+const LIMIT: Duration = Duration::from_secs(1);
+/// Longer than anybody may have to wait for a crashed holder.
+const WAIT: Duration = Duration::from_secs(6);
+const CONNECTIONS: u32 = 3;
+pub const KEYS: [&str; 2] = ["k", "j"];
+
+/// The application's table, and each write that was accepted.
+pub async fn tables<DB: Bed>(site: &Site<DB>) {
+    site.execute("CREATE TABLE work (id varchar(10) PRIMARY KEY, number bigint NOT NULL)").await;
+    site.execute("CREATE TABLE work_done (line varchar(100) NOT NULL)").await;
+    for key in KEYS {
+        site.execute(&format!("INSERT INTO work VALUES ('{key}', 0)")).await;
+    }
+}
+
+pub fn was_asked_for() -> bool {
+    std::env::var_os(JOB).is_some()
+}
+
+/// Starts this program again, with its database behind this URL. With a seed it works as it pleases, without one as it is told.
+pub fn start<DB: Bed>(site: &Site<DB>, url: &str, number: usize, seed: Option<u64>) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let seed = seed.map(|seed| seed.to_string()).unwrap_or_default();
+    command.env(JOB, site.server.name).env("JOB_URL", url).env("JOB_NUMBER", number.to_string()).env("JOB_SEED", seed);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
+}
+
+pub fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        match var(JOB).as_str() {
+            #[cfg(feature = "sqlite")]
+            "sqlite" => work::<sqlx::Sqlite>().await,
+            #[cfg(feature = "postgres")]
+            "postgres" => work::<sqlx::Postgres>().await,
+            #[cfg(feature = "mysql")]
+            _ => work::<sqlx::MySql>().await,
+            #[cfg(not(feature = "mysql"))]
+            other => panic!("no server {other}"),
+        }
+    });
+}
+
+fn var(name: &str) -> String {
+    std::env::var(name).unwrap()
+}
+
+async fn work<DB: Bed>() {
+    let number: usize = var("JOB_NUMBER").parse().unwrap();
+    let options = PoolOptions::new().max_connections(CONNECTIONS).test_before_acquire(false);
+    let pool: Pool<DB> = options.connect_lazy(&var("JOB_URL")).unwrap();
+    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap().label(&number.to_string()).unwrap();
+    let lock = lock.time_limit(LIMIT).unwrap().retry(Retry { attempts: 100, within: WAIT }).unwrap();
+    let (told, jobs) = mpsc::unbounded_channel();
+    let orders = Arc::new(Orders::default());
+    tokio::spawn(orders.clone().take(pool.clone(), told));
+    let seed = var("JOB_SEED").parse().ok();
+    let random = fastrand::Rng::with_seed(seed.unwrap_or_default());
+    let worker = Worker { lock, pool, number, orders, random, op: 0 };
+    tokio::spawn(watch(number));
+    match seed {
+        Some(_) => worker.please_itself().await,
+        None => worker.obey(jobs).await,
+    }
+}
+
+/// Tells when the runtime stood still, for whatever reason: a promise about time is one to those who get any.
+async fn watch(process: usize) {
+    loop {
+        let before = now();
+        sleep(Duration::from_millis(5)).await;
+        if now() - before > LEASE / 40 {
+            tell(process, 0, Step::HeldUp { since: before });
+        }
+    }
+}
+
+fn tell(process: usize, op: u64, step: Step) {
+    tell_of(now(), process, op, step);
+}
+
+/// A whole line at a time, so that nothing is torn when the process is killed.
+fn tell_of(at: Duration, process: usize, op: u64, step: Step) {
+    let line = format!("{}\n", Entry { at, process, op, step });
+    let mut out = std::io::stdout().lock();
+    out.write_all(line.as_bytes()).and_then(|()| out.flush()).unwrap();
+}
+
+/// What it is told to do.
+#[derive(Default)]
+struct Orders {
+    /// Where to wait for a word.
+    pause: Mutex<String>,
+    go: Notify,
+    /// How long to hold the next claim, in milliseconds, and of what kind it has to be.
+    hold: AtomicU64,
+    hold_kind: Mutex<String>,
+    quit: AtomicBool,
+}
+
+impl Orders {
+    async fn take<DB: Bed>(self: Arc<Self>, pool: Pool<DB>, jobs: mpsc::UnboundedSender<String>) {
+        let mut lines = BufReader::new(tokio::io::stdin()).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            let words: Vec<&str> = line.split(' ').collect();
+            match words[..] {
+                ["pause", place] => *self.pause.lock().unwrap() = place.to_owned(),
+                ["go"] => self.go.notify_one(),
+                ["hold", millis, kind] => {
+                    *self.hold_kind.lock().unwrap() = kind.to_owned();
+                    self.hold.store(millis.parse().unwrap(), SeqCst);
+                }
+                ["exhaust", millis] => {
+                    tokio::spawn(exhaust(pool.clone(), Duration::from_millis(millis.parse().unwrap())));
+                }
+                ["do", job] => jobs.send(job.to_owned()).unwrap(),
+                ["quit"] => self.quit.store(true, SeqCst),
+                _ => panic!("no order {line}"),
+            }
+        }
+        // Whoever gave the orders is gone.
+        if !self.quit.load(SeqCst) {
+            std::process::exit(1);
+        }
+    }
+
+    async fn pause(&self, place: &str, process: usize, op: u64) {
+        let here = std::mem::take(&mut *self.pause.lock().unwrap());
+        if here == place {
+            tell(process, op, Step::Paused);
+            self.go.notified().await;
+        } else if !here.is_empty() {
+            *self.pause.lock().unwrap() = here;
+        }
+    }
+
+    /// How long it was ordered to hold a claim of this kind.
+    fn hold(&self, kind: Kind, process: usize, op: u64) -> Option<Duration> {
+        let meant = *self.hold_kind.lock().unwrap() == format!("{kind:?}");
+        let millis = if meant { self.hold.swap(0, SeqCst) } else { 0 };
+        if millis == 0 {
+            return None;
+        }
+        tell(process, op, Step::Paused);
+        Some(Duration::from_millis(millis))
+    }
+}
+
+/// Keeps every connection of the pool.
+async fn exhaust<DB: Bed>(pool: Pool<DB>, long: Duration) {
+    let mut all = Vec::new();
+    for _ in 0..CONNECTIONS {
+        all.extend(pool.acquire().await.ok());
+    }
+    sleep(long).await;
+}
+
+struct Worker<DB: Bed> {
+    lock: LeaseLock<DB>,
+    pool: Pool<DB>,
+    number: usize,
+    orders: Arc<Orders>,
+    random: fastrand::Rng,
+    op: u64,
+}
+
+impl<DB: Bed> Worker<DB> {
+    async fn please_itself(mut self) {
+        while !self.orders.quit.load(SeqCst) {
+            let key = KEYS[usize::from(self.random.u8(..10) > 6)];
+            if self.random.u8(..10) < 4 {
+                self.transaction(key).await;
+            } else {
+                self.lease(key).await;
+            }
+            sleep(Duration::from_millis(self.random.u64(..20))).await;
+        }
+        self.lock.shutdown().await;
+    }
+
+    async fn obey(mut self, mut jobs: mpsc::UnboundedReceiver<String>) {
+        while let Some(job) = jobs.recv().await {
+            match job.as_str() {
+                "transaction" => self.transaction(KEYS[0]).await,
+                _ => self.bare(KEYS[0]).await,
+            }
+        }
+    }
+
+    fn tell(&self, step: Step) {
+        tell(self.number, self.op, step);
+    }
+
+    /// Begins an operation: asks.
+    async fn asks(&mut self, key: &str, kind: Kind) {
+        self.op += 1;
+        self.orders.pause("acquire", self.number, self.op).await;
+        self.tell(Step::Ask { key: key.to_owned(), kind });
+    }
+
+    async fn acquire(&mut self, key: &str) -> Option<Lease<DB>> {
+        self.asks(key, Kind::Lease).await;
+        let attempt = match self.random.u8(..4) {
+            0 => self.lock.try_acquire(key).await,
+            _ => self.lock.acquire(key, WAIT).await,
+        };
+        let lease = match attempt {
+            Ok(Attempt::Acquired(lease)) => lease,
+            Ok(Attempt::Refused(_)) => {
+                self.tell(Step::Done(Outcome::Refused));
+                return None;
+            }
+            Err(error) => {
+                self.tell(Step::Done(outcome(&error)));
+                return None;
+            }
+        };
+        let (at, left) = (now(), lease.time_left());
+        let prior = lease.taken_over_from().map(|prior| (prior.token.get(), prior.label.parse().unwrap()));
+        tell_of(at, self.number, self.op, Step::Granted { token: lease.token().get(), left, prior });
+        Some(lease)
+    }
+
+    async fn lease(&mut self, key: &str) {
+        let Some(lease) = self.acquire(key).await else { return };
+        let hold = self.orders.hold(Kind::Lease, self.number, self.op).unwrap_or_else(|| {
+            // Seldom long enough to be renewed.
+            let most = [60, 60, 60, 300, 300, 1200][self.random.usize(..6)];
+            Duration::from_millis(self.random.u64(..most))
+        });
+        self.keep(&lease, hold).await;
+        self.orders.pause("release", self.number, self.op).await;
+        let (how, status) = match self.random.u8(..10) {
+            0..6 => (How::Release, Status::Succeeded),
+            6 => (How::Release, Status::Failed),
+            7..9 => (How::Abandon, Status::Failed),
+            _ => (How::Drop, Status::Failed),
+        };
+        self.tell(Step::End(how));
+        let ended = match how {
+            How::Release => lease.release(status).await,
+            How::Abandon => lease.abandon().await,
+            How::Drop => {
+                drop(lease);
+                return;
+            }
+        };
+        self.tell(Step::Done(ended.map_or_else(|error| outcome(&error), |()| Outcome::Done)));
+    }
+
+    /// Holds it, looks at it all the while, and stops when it is lost.
+    async fn keep(&mut self, lease: &Lease<DB>, long: Duration) {
+        let until = now() + long;
+        while now() < until {
+            tokio::select! {
+                () = lease.lost() => return self.tell(Step::Lost),
+                () = sleep(Duration::from_millis(25).min(long)) => {}
+            }
+            let (at, left) = (now(), lease.time_left());
+            tell_of(at, self.number, self.op, Step::Sure { left });
+            if self.random.u8(..20) == 0 {
+                let lost = tokio::select! {
+                    () = lease.lost() => true,
+                    renewed = lease.renew() => matches!(renewed, Err(Error::Lost { .. })),
+                };
+                if lost {
+                    return self.tell(Step::Lost);
+                }
+            }
+        }
+    }
+
+    /// Reads, waits, and writes what it made of it, all under a lease and with nothing but its own look at it to stop it.
+    async fn bare(&mut self, key: &str) {
+        let Some(lease) = self.acquire(key).await else { return };
+        let mut conn = self.pool.acquire().await.unwrap();
+        let number = number::<DB>(&mut conn, key).await.unwrap() + 1;
+        if lease.is_held() {
+            self.orders.pause("write", self.number, self.op).await;
+            let sign = (self.number, self.op, 0);
+            write::<DB>(&mut conn, key, number, lease.token().get(), sign).await.unwrap();
+        }
+        drop(conn);
+        self.tell(Step::End(How::Release));
+        let ended = lease.release(Status::Succeeded).await;
+        self.tell(Step::Done(ended.map_or_else(|error| outcome(&error), |()| Outcome::Done)));
+    }
+
+    /// The same in a transaction that depends on the claim.
+    async fn transaction(&mut self, key: &str) {
+        self.asks(key, Kind::Transaction).await;
+        let (process, op, orders, runs) = (self.number, self.op, &self.orders, AtomicUsize::new(0));
+        let think = Duration::from_millis(self.random.u64(..40));
+        let committed = self.lock.transaction(key, |mut tx, claim| {
+            let sign = (process, op, runs.fetch_add(1, SeqCst));
+            async move {
+                let token = claim.token.get();
+                tell(process, op, Step::Working { token });
+                let number = number::<DB>(&mut tx, key).await? + 1;
+                sleep(orders.hold(Kind::Transaction, process, op).unwrap_or(think)).await;
+                orders.pause("write", process, op).await;
+                write::<DB>(&mut tx, key, number, token, sign).await?;
+                orders.pause("commit", process, op).await;
+                tell(process, op, Step::Worked);
+                Ok::<_, sqlx::Error>(())
+            }
+        });
+        let outcome = match committed.await {
+            Ok(()) => Outcome::Done,
+            Err(TransactionError::Refused(_)) => Outcome::Refused,
+            Err(TransactionError::Failed(Error::CommitUnknown { .. })) => Outcome::Unknown,
+            Err(_) => Outcome::Nothing,
+        };
+        self.tell(Step::Done(outcome));
+    }
+}
+
+async fn number<DB: Bed>(conn: &mut DB::Connection, key: &str) -> Result<i64, sqlx::Error> {
+    let sql = format!("SELECT CAST(number AS char(20)) FROM work WHERE id = '{key}'");
+    Ok(DB::text_on(conn, &sql).await?.unwrap().trim().parse().unwrap())
+}
+
+/// Signed by process, operation and run.
+async fn write<DB: Bed>(
+    conn: &mut DB::Connection,
+    key: &str,
+    number: i64,
+    token: i64,
+    (process, op, run): (usize, u64, usize),
+) -> Result<(), sqlx::Error> {
+    DB::execute_on(conn, &format!("UPDATE work SET number = {number} WHERE id = '{key}'")).await?;
+    let line = format!("{key} {number} {token} {process} {op} {run}");
+    DB::execute_on(conn, &format!("INSERT INTO work_done VALUES ('{line}')")).await?;
+    Ok(())
+}
+
+fn outcome(error: &Error) -> Outcome {
+    match error {
+        Error::Lost { .. } => Outcome::Lost,
+        Error::TimedOut { outcome: Certainty::Unknown, .. }
+        | Error::NoConnection { outcome: Certainty::Unknown, .. }
+        | Error::Database { outcome: Certainty::Unknown, .. } => Outcome::Unknown,
+        _ => Outcome::Nothing,
+    }
+}
