@@ -125,18 +125,19 @@ impl<'a> View<'a> {
         self.history.deleted.iter().filter(|(key, _)| *key == self.ops[0].key).map(|deleted| deleted.1)
     }
 
-    fn stood_still(&self, process: usize, within: Span) -> bool {
+    /// Whether nothing ran in the process for so long, at a time that lies within this one.
+    fn stood_still(&self, process: usize, within: Span, so_long: Duration) -> bool {
         let still = self.history.stood_still.iter().filter(|(who, _)| *who == process);
         let killed =
             self.history.killed.iter().filter(|(who, _)| *who == process).map(|killed| (killed.1, Duration::MAX));
-        still.map(|still| still.1).chain(killed).any(|span| meet(span, within))
+        still.map(|still| still.1).chain(killed).any(|span| meet(span, within) && span.1 - span.0 >= so_long)
     }
 
     /// A lease is held until its holder ends it, is told of its loss, or has no time left; work that was committed kept the row.
     fn holds(&self) -> Vec<Hold<'a>> {
         let mut holds = Vec::new();
         for op in &self.ops {
-            if let Some(grant) = &op.granted {
+            if let Some(grant) = op.lease() {
                 let end = op.end.map(|end| end.0);
                 let mut to = op.sure_until.min(op.lost.unwrap_or(Duration::MAX)).min(end.unwrap_or(Duration::MAX));
                 for (from, until) in self.deletions() {
@@ -230,7 +231,7 @@ impl<'a> View<'a> {
     fn crashes_are_freed(&self, verdict: &mut Verdict) {
         for (process, at) in &self.history.killed {
             let held = |op: &&&Op| {
-                let lease = op.granted.is_some() && op.end.is_none() && op.lost.is_none() && op.sure_until > *at;
+                let lease = op.lease().is_some() && op.end.is_none() && op.lost.is_none() && op.sure_until > *at;
                 let work = op.works.last().is_some_and(|work| work.to.is_none());
                 op.process == *process && op.done.is_none() && (lease || work)
             };
@@ -241,7 +242,10 @@ impl<'a> View<'a> {
                 let over = heard.or(op.done.map(|done| done.0)).unwrap_or(Duration::MAX);
                 // Whoever gave up did not ask all the time.
                 let goes_on = op.asked < *at && over > *at && (heard.is_some() || over > until);
-                op.process != *process && goes_on && !self.stood_still(op.process, (*at, over.min(until)))
+                op.process != *process
+                    && op.kind != Kind::Try
+                    && goes_on
+                    && !self.stood_still(op.process, (*at, over.min(until)), GRACE / 2)
             };
             let Some(asking) = self.ops.iter().find(asks) else { continue };
             verdict.seen.crashes += 1;
@@ -257,7 +261,7 @@ impl<'a> View<'a> {
 
     fn loss_is_told_first(&self, verdict: &mut Verdict) {
         for (place, one) in self.heard.iter().enumerate() {
-            let Some(grant) = one.op.granted.as_ref().filter(|_| one.op.kind == Kind::Lease) else { continue };
+            let Some(grant) = one.op.lease() else { continue };
             let Some(next) = self.heard[place..].iter().find(|heard| heard.token > one.token && heard.at >= one.at)
             else {
                 continue;
@@ -272,7 +276,7 @@ impl<'a> View<'a> {
             }
             let since = next.at.saturating_sub(self.history.lease).max(grant.at);
             let deleted = self.deletions().any(|span| meet(span, (one.op.asked, next.at)));
-            if deleted || self.stood_still(one.op.process, (since, next.at)) {
+            if deleted || self.stood_still(one.op.process, (since, next.at), Duration::ZERO) {
                 continue;
             }
             verdict.breaks(Rule::LossIsToldFirst, format!("{} got in, and {} had not been told", next.op, one.op));
@@ -309,50 +313,45 @@ impl<'a> View<'a> {
     /// Whom a grant is taken over from tells what became of the claim before it.
     fn endings_are_true(&self, verdict: &mut Verdict) {
         let known: HashMap<i64, &Op> = self.heard.iter().map(|heard| (heard.token, heard.op)).collect();
-        let mut taken: HashMap<i64, &Op> = HashMap::new();
-        for op in &self.ops {
-            let Some((prior, process)) = op.granted.as_ref().and_then(|grant| grant.prior) else { continue };
-            if let Some(other) = taken.insert(prior, op) {
-                verdict.breaks(Rule::OutcomesAreTrue, format!("{op} took over from {prior}, and {other} had before"));
+        let mut taken: HashMap<i64, usize> = HashMap::new();
+        for (op, grant) in self.ops.iter().flat_map(|op| op.grants.iter().map(move |grant| (op, grant))) {
+            let Some((prior, process)) = grant.prior else { continue };
+            let mut breaks = |what: &str| {
+                verdict
+                    .breaks(Rule::OutcomesAreTrue, format!("{op} took over from {prior} of process {process}, {what}"));
+            };
+            if taken.insert(prior, process).is_some() {
+                breaks("and somebody had before");
             }
             match known.get(&prior) {
-                Some(before) if was_released(before) => {
-                    verdict.breaks(Rule::OutcomesAreTrue, format!("{op} took over from {before}, which was released"));
-                }
+                Some(before) if was_released(before) => breaks("which was released"),
                 Some(_) => {}
-                None if self.may_have_claimed(process, op) => {}
-                None => verdict
-                    .breaks(Rule::OutcomesAreTrue, format!("{op} took over from {prior}, which was never asked for")),
+                None if self.may_have_claimed(process, grant.at) => {}
+                None => breaks("which was never asked for"),
             }
         }
-        let stood = |op: &&Op| {
-            let token = op.granted.as_ref().map(|grant| grant.token);
-            match token {
-                Some(token) => !taken.contains_key(&token),
-                None => taken.keys().any(|prior| !known.contains_key(prior) && self.prior_is_of(*prior, op, &taken)),
-            }
-        };
+        let unheard: HashSet<usize> =
+            taken.iter().filter(|(prior, _)| !known.contains_key(prior)).map(|(_, process)| *process).collect();
         // An abandoned claim is taken over from whether it was ended or not.
-        let tells = |op: &&&Op| op.kind == Kind::Lease && op.end.is_none_or(|end| end.1 == How::Release);
+        let tells = |op: &&&Op| op.kind != Kind::Transaction && op.end.is_none_or(|end| end.1 == How::Release);
         for op in self.ops.iter().filter(tells).filter(|op| op.outcome() == Some(Outcome::Unknown)) {
-            verdict.seen.unknown[usize::from(!stood(op))] += 1;
+            let took_effect = match op.lease() {
+                Some(grant) => !taken.contains_key(&grant.token),
+                None => unheard.contains(&op.process),
+            };
+            verdict.seen.unknown[usize::from(!took_effect)] += 1;
         }
     }
 
-    fn prior_is_of(&self, prior: i64, op: &Op, taken: &HashMap<i64, &Op>) -> bool {
-        taken[&prior].granted.as_ref().and_then(|grant| grant.prior).is_some_and(|(_, process)| process == op.process)
-    }
-
-    /// A claim that its process never heard of: it was killed, was not told, or had the claim within a transaction that came to nothing.
-    fn may_have_claimed(&self, process: usize, before: &Op) -> bool {
-        let heard = before.granted.as_ref().map_or(Duration::MAX, |grant| grant.at);
+    /// A claim that its process never heard of: it was killed, was not told, or asked again within a transaction.
+    fn may_have_claimed(&self, process: usize, before: Duration) -> bool {
         self.ops.iter().any(|op| {
-            let unheard = op.granted.is_none() && matches!(op.outcome(), None | Some(Outcome::Unknown));
-            op.process == process && op.asked < heard && (unheard || op.kind == Kind::Transaction)
+            let unheard = op.grants.is_empty() && matches!(op.outcome(), None | Some(Outcome::Unknown));
+            op.process == process && op.asked < before && (unheard || op.kind == Kind::Transaction)
         })
     }
 }
 
 fn was_released(op: &Op) -> bool {
-    op.outcome() == Some(Outcome::Done) && (op.kind == Kind::Lease && op.end.is_some_and(|end| end.1 == How::Release))
+    op.lease().is_some() && op.outcome() == Some(Outcome::Done) && op.end.is_some_and(|end| end.1 == How::Release)
 }

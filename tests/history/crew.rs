@@ -54,6 +54,7 @@ impl Member {
 /// What a process is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum About {
+    Trying(String),
     Asking(String),
     Holding(String),
     Nothing,
@@ -69,12 +70,13 @@ struct Log {
 impl Log {
     fn add(&mut self, entry: Entry) {
         let key = match self.about.get(&entry.process) {
-            Some(About::Asking(key) | About::Holding(key)) => Some(key.clone()),
+            Some(About::Trying(key) | About::Asking(key) | About::Holding(key)) => Some(key.clone()),
             _ => None,
         };
         let about = match (&entry.step, key) {
+            (Step::Ask { kind: Kind::Try, key }, _) => Some(About::Trying(key.clone())),
             (Step::Ask { key, .. }, _) => Some(About::Asking(key.clone())),
-            (Step::Granted { .. } | Step::Working { .. }, Some(key)) => {
+            (Step::Granted { .. }, Some(key)) => {
                 *self.grants.entry(key.clone()).or_default() += 1;
                 Some(About::Holding(key))
             }

@@ -11,6 +11,7 @@ mod crew;
 mod faults;
 mod record;
 mod runs;
+mod telling;
 mod worker;
 
 /// The contract's, which each test of it is given too.

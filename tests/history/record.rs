@@ -58,6 +58,8 @@ pub enum Step {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// It does not wait.
+    Try,
     Lease,
     Transaction,
 }
@@ -132,7 +134,7 @@ impl Entry {
         };
         let key = || words[4].to_owned();
         let step = match words[3] {
-            "ask" => Step::Ask { key: key(), kind: named(&[Kind::Lease, Kind::Transaction], words[5]) },
+            "ask" => Step::Ask { key: key(), kind: named(&[Kind::Try, Kind::Lease, Kind::Transaction], words[5]) },
             "granted" => {
                 let prior = (words.len() > 6).then(|| (number(6), usize::try_from(number(7)).unwrap()));
                 Step::Granted { token: number(4), left: time(5), prior }
@@ -207,7 +209,8 @@ pub struct Op {
     pub key: String,
     pub kind: Kind,
     pub asked: Duration,
-    pub granted: Option<Grant>,
+    /// A transaction that tries again may be granted several.
+    pub grants: Vec<Grant>,
     /// Until when its lease was known to last, at the latest.
     pub sure_until: Duration,
     /// When it was told of its loss, or saw that nothing was left.
@@ -275,7 +278,7 @@ impl Op {
             key: key.to_owned(),
             kind,
             asked: entry.at,
-            granted: None,
+            grants: Vec::new(),
             sure_until: Duration::ZERO,
             lost: None,
             end: None,
@@ -287,7 +290,7 @@ impl Op {
     fn goes_on(&mut self, Entry { at, step, .. }: &Entry) {
         match step {
             Step::Granted { token, left, prior } => {
-                self.granted = Some(Grant { token: *token, at: *at, prior: *prior });
+                self.grants.push(Grant { token: *token, at: *at, prior: *prior });
                 self.sure_until = *at + *left;
             }
             Step::Sure { left } if left.is_zero() => self.lost = self.lost.or(Some(*at)),
@@ -303,8 +306,12 @@ impl Op {
 
     /// The tokens that it came to hold, and when it heard of each.
     pub fn heard(&self) -> impl Iterator<Item = (i64, Duration)> {
-        let granted = self.granted.iter().map(|grant| (grant.token, grant.at));
-        granted.chain(self.works.iter().map(|work| (work.token, work.from)))
+        self.grants.iter().map(|grant| (grant.token, grant.at))
+    }
+
+    /// The lease, if it is one: work in a transaction looks at no clock.
+    pub fn lease(&self) -> Option<&Grant> {
+        self.grants.first().filter(|_| self.kind != Kind::Transaction)
     }
 
     pub fn outcome(&self) -> Option<Outcome> {

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, ResourceLockExt, Retry, Status, TransactionError};
+use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, ResourceLockExt as _, Retry, Status, TransactionError};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
@@ -22,6 +22,7 @@ use tokio::{
 use crate::{
     bed::{Bed, Site},
     record::{Entry, How, Kind, Outcome, Step, now},
+    telling::Telling,
 };
 
 const JOB: &str = "ROWLOCK_HISTORY";
@@ -113,6 +114,12 @@ fn tell_of(at: Duration, process: usize, op: u64, step: Step) {
     let line = format!("{}\n", Entry { at, process, op, step });
     let mut out = std::io::stdout().lock();
     out.write_all(line.as_bytes()).and_then(|()| out.flush()).unwrap();
+}
+
+pub fn tell_grant<DB: Bed>(lease: &Lease<DB>, process: usize, op: u64) {
+    let (at, left) = (now(), lease.time_left());
+    let prior = lease.taken_over_from().map(|prior| (prior.token.get(), prior.label.parse().unwrap()));
+    tell_of(at, process, op, Step::Granted { token: lease.token().get(), left, prior });
 }
 
 /// What it is told to do.
@@ -228,10 +235,12 @@ impl<DB: Bed> Worker<DB> {
     }
 
     async fn acquire(&mut self, key: &str) -> Option<Lease<DB>> {
-        self.asks(key, Kind::Lease).await;
-        let attempt = match self.random.u8(..4) {
-            0 => self.lock.try_acquire(key).await,
-            _ => self.lock.acquire(key, WAIT).await,
+        let attempt = if self.random.u8(..4) == 0 {
+            self.asks(key, Kind::Try).await;
+            self.lock.try_acquire(key).await
+        } else {
+            self.asks(key, Kind::Lease).await;
+            self.lock.acquire(key, WAIT).await
         };
         let lease = match attempt {
             Ok(Attempt::Acquired(lease)) => lease,
@@ -244,9 +253,7 @@ impl<DB: Bed> Worker<DB> {
                 return None;
             }
         };
-        let (at, left) = (now(), lease.time_left());
-        let prior = lease.taken_over_from().map(|prior| (prior.token.get(), prior.label.parse().unwrap()));
-        tell_of(at, self.number, self.op, Step::Granted { token: lease.token().get(), left, prior });
+        tell_grant(&lease, self.number, self.op);
         Some(lease)
     }
 
@@ -320,7 +327,8 @@ impl<DB: Bed> Worker<DB> {
         self.asks(key, Kind::Transaction).await;
         let (process, op, orders, runs) = (self.number, self.op, &self.orders, AtomicUsize::new(0));
         let think = Duration::from_millis(self.random.u64(..40));
-        let committed = self.lock.transaction(key, |mut tx, claim| {
+        let telling = Telling { lock: self.lock.clone(), process, op };
+        let committed = telling.transaction(key, |mut tx, claim| {
             let sign = (process, op, runs.fetch_add(1, SeqCst));
             async move {
                 let token = claim.token.get();
