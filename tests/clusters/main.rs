@@ -30,7 +30,7 @@ use libtest_mimic::{Arguments, Trial};
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 macro_rules! tests {
     ($trials:ident, $variable:literal; $($module:ident: $($name:ident),+;)+) => {
-        $($($trials.push(trial($variable, concat!(stringify!($module), "::", stringify!($name)), $module::$name));)+)+
+        $($trials.extend([$(trial($variable, concat!(stringify!($module), "::", stringify!($name)), $module::$name)),+]);)+
     };
 }
 
@@ -58,9 +58,9 @@ fn main() {
 
 /// A test on the servers in the folder that the variable names.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-fn trial<F: Future<Output = ()>>(variable: &'static str, name: &str, test: fn(PathBuf) -> F) -> Trial
+fn trial<F>(variable: &'static str, name: &str, test: fn(PathBuf) -> F) -> Trial
 where
-    F: 'static,
+    F: Future<Output = ()> + 'static,
 {
     let folder = std::env::var_os(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let missing = folder.is_none();

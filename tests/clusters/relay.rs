@@ -103,7 +103,8 @@ async fn until_a_commit_is_lost(client: &mut TcpStream, server: &mut TcpStream, 
                 let asked = &asked[..length?];
                 server.write_all(asked).await?;
                 if asked.windows(6).any(|word| word == b"COMMIT") && way.loses.swap(false, SeqCst) {
-                    server.read(&mut said).await?;
+                    // Whatever it said is not passed on.
+                    let _lost = server.read(&mut said).await?;
                     way.closed.send_replace(true);
                     way.lost.send_replace(true);
                     return Ok(());
