@@ -125,12 +125,11 @@ impl<'a> View<'a> {
         self.history.deleted.iter().filter(|(key, _)| *key == self.ops[0].key).map(|deleted| deleted.1)
     }
 
-    /// Whether nothing ran in the process for so long, at a time that lies within this one.
+    /// Whether nothing ran in the process for so long of this time, or it was killed before the end of it.
     fn stood_still(&self, process: usize, within: Span, so_long: Duration) -> bool {
-        let still = self.history.stood_still.iter().filter(|(who, _)| *who == process);
-        let killed =
-            self.history.killed.iter().filter(|(who, _)| *who == process).map(|killed| (killed.1, Duration::MAX));
-        still.map(|still| still.1).chain(killed).any(|span| meet(span, within) && span.1 - span.0 >= so_long)
+        let killed = self.history.killed.iter().any(|(who, at)| *who == process && *at <= within.1);
+        let still = self.history.stood_still.iter().filter(|(who, span)| *who == process && meet(*span, within));
+        killed || still.map(|still| still.1).any(|(from, to)| to.min(within.1) - from.max(within.0) >= so_long)
     }
 
     /// A lease is held until its holder ends it, is told of its loss, or has no time left; work that was committed kept the row.
