@@ -31,6 +31,8 @@ pub enum Fault {
     AcquireReplyLost,
     ReleaseReplyLost,
     CommitReplyLost,
+    /// The COMMIT does not come to the server.
+    CommitLost,
     /// The server ends the workers' connections.
     ConnectionsKilled,
     PoolExhausted,
@@ -55,6 +57,7 @@ impl Fault {
                 AcquireReplyLost,
                 ReleaseReplyLost,
                 CommitReplyLost,
+                CommitLost,
                 ConnectionsKilled,
                 PoolExhausted,
                 RowDeleted,
@@ -75,10 +78,11 @@ impl<DB: Bed> Crew<'_, DB> {
             Fault::Reset => self.members[place].proxy.as_ref().unwrap().cut(),
             Fault::DeafServer => self.deafen(place, Way::Requests).await,
             Fault::DeafWorker => self.deafen(place, Way::Replies).await,
-            Fault::AcquireReplyLost => self.lose_reply(place, "acquire", 0).await,
-            Fault::ReleaseReplyLost => self.lose_reply(place, "release", 0).await,
+            Fault::AcquireReplyLost => self.lose(place, "acquire", Way::Replies, 0).await,
+            Fault::ReleaseReplyLost => self.lose(place, "release", Way::Replies, 0).await,
             // The one before it says that the transaction lives.
-            Fault::CommitReplyLost => self.lose_reply(place, "commit", 1).await,
+            Fault::CommitReplyLost => self.lose(place, "commit", Way::Replies, 1).await,
+            Fault::CommitLost => self.lose(place, "commit", Way::Requests, 1).await,
             Fault::ConnectionsKilled => kill_connections::<DB>(&self.pool, self.site.server.name).await,
             Fault::PoolExhausted => self.exhaust(place).await,
             Fault::RowDeleted => self.delete_row(key).await,
@@ -140,17 +144,17 @@ impl<DB: Bed> Crew<'_, DB> {
         if late { proxy.open() } else { proxy.cut() }
     }
 
-    /// The server does it, and its reply gets lost, with the connection.
-    async fn lose_reply(&mut self, place: usize, of: &str, before: usize) {
+    /// What travels this way then, after so many others, gets lost with the connection.
+    async fn lose(&mut self, place: usize, of: &str, way: Way, before: usize) {
         let (after, number) = (self.said(), self.members[place].number);
         self.members[place].order(format_args!("pause {of}")).await;
         let there = self.comes(after, PATIENCE, |entry| entry.process == number && entry.step == Step::Paused).await;
         assert!(there, "it comes to {of}");
         let member = &mut self.members[place];
-        member.proxy.as_ref().unwrap().hold_after(Way::Replies, before);
+        member.proxy.as_ref().unwrap().hold_after(way, before);
         member.order("go").await;
         let proxy = member.proxy.as_ref().unwrap();
-        proxy.held(Way::Replies).await;
+        proxy.held(way).await;
         // Another statement of the process may have been first.
         sleep(Duration::from_millis(20)).await;
         proxy.cut();

@@ -71,7 +71,7 @@ fn histories<DB: Books>(server: Server, trials: &mut Vec<Trial>) {
     }
     runs! {
         promises_hold_while_processes_are_troubled, a_stopped_holders_unfenced_write_overwrites_the_next_ones,
-        a_stopped_holders_fenced_write_loses_nothing,
+        a_stopped_holders_fenced_write_loses_nothing, a_stopped_transaction_that_is_cut_off_writes_nothing,
     }
 }
 

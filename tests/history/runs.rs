@@ -86,22 +86,22 @@ fn keep(server: &Server, seed: u64, entries: &[Entry], writes: &[crate::record::
     path.display().to_string()
 }
 
-/// One of two is stopped between what it read and what it writes, for longer than its lease; the other goes on meanwhile. The
-/// verdict, and the numbers that they wrote.
-async fn one_is_stopped<DB: Books>(site: &Site<DB>, job: &str) -> (Verdict, Vec<i64>) {
+/// One of two is stopped at this place, between its grant and its write, for longer than its lease; the other goes on meanwhile.
+/// The verdict, and the numbers that they wrote.
+async fn one_is_stopped<DB: Books>(site: &Site<DB>, job: &str, place: &str) -> (Verdict, Vec<i64>) {
     let mut crew = Crew::new(site, 0).await;
     for _ in 0..2 {
         crew.start(false).await;
     }
     let paused = |entry: &Entry| entry.process == 1 && entry.step == Step::Paused;
     let ended = |process| move |entry: &Entry| entry.process == process && matches!(entry.step, Step::Done(_));
-    crew.members[0].order("pause write").await;
+    crew.members[0].order(format_args!("pause {place}")).await;
     crew.members[0].order(format_args!("do {job}")).await;
-    assert!(crew.comes(0, PATIENCE, paused).await, "it has read");
+    assert!(crew.comes(0, PATIENCE, paused).await, "it comes to {place}");
     crew.tell(1, 0, Step::Stopped);
     crew.members[0].signal(Signal::STOP);
-    // A transaction keeps the row until its connection is gone; on SQLite nobody can take the file from it.
-    let (in_transaction, on_a_file) = (job == "transaction", site.server.name == "sqlite");
+    // Its transaction keeps the row until its connection is gone; on SQLite nobody can take the file from it.
+    let (in_transaction, on_a_file) = (job == "transaction" && place == "write", site.server.name == "sqlite");
     if in_transaction && !on_a_file {
         kill_connections::<DB>(&crew.pool, site.server.name).await;
     }
@@ -125,15 +125,22 @@ async fn one_is_stopped<DB: Books>(site: &Site<DB>, job: &str) -> (Verdict, Vec<
 
 /// The control: with nothing but a look at the lease before it writes, an update is lost.
 pub async fn a_stopped_holders_unfenced_write_overwrites_the_next_ones<DB: Books>(site: Site<DB>) {
-    let (verdict, numbers) = one_is_stopped(&site, "bare").await;
+    let (verdict, numbers) = one_is_stopped(&site, "bare", "write").await;
     assert_eq!(numbers, [1, 1], "both made 1 of 0");
     let rules: Vec<Rule> = verdict.violations.iter().map(|violation| violation.rule).collect();
     assert!(!rules.is_empty() && rules.iter().all(|rule| *rule == Rule::FencedWrites), "{:?}", verdict.violations);
 }
 
-/// Where the other got in, the first one's write is refused; on SQLite the other comes after it.
+/// It finds out when its transaction begins, and begins anew.
 pub async fn a_stopped_holders_fenced_write_loses_nothing<DB: Books>(site: Site<DB>) {
-    let (verdict, numbers) = one_is_stopped(&site, "transaction").await;
+    let (verdict, numbers) = one_is_stopped(&site, "transaction", "granted").await;
+    assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
+    assert_eq!(numbers, [1, 2]);
+}
+
+/// Its connection is ended meanwhile, so that the other gets in; on SQLite the other comes after it.
+pub async fn a_stopped_transaction_that_is_cut_off_writes_nothing<DB: Books>(site: Site<DB>) {
+    let (verdict, numbers) = one_is_stopped(&site, "transaction", "write").await;
     assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
     let accepted: &[i64] = if site.server.name == "sqlite" { &[1, 2] } else { &[1] };
     assert_eq!(numbers, accepted);

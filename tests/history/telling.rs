@@ -1,16 +1,20 @@
 //! A lock that tells of what it is granted: what a transaction asks for, nobody else sees.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use rowlock::{
     Answering, Attempt, Claim, Error, Grant, LeaseLock, Order, Receipt, ResourceLock, Retry, Settled, Status,
 };
 use sqlx::Pool;
 
-use crate::{bed::Bed, worker::tell_grant};
+use crate::{
+    bed::Bed,
+    worker::{Orders, tell_grant},
+};
 
 pub struct Telling<DB: Bed> {
     pub lock: LeaseLock<DB>,
+    pub orders: Arc<Orders>,
     pub process: usize,
     pub op: u64,
 }
@@ -24,6 +28,7 @@ impl<DB: Bed> ResourceLock<DB> for Telling<DB> {
             let attempt = ResourceLock::acquire(&self.lock, key, wait).await?;
             if let Attempt::Acquired(grant) = &attempt {
                 tell_grant(grant.lease().unwrap(), self.process, self.op);
+                self.orders.pause("granted", self.process, self.op).await;
             }
             Ok(attempt)
         })

@@ -126,7 +126,7 @@ pub fn tell_grant<DB: Bed>(lease: &Lease<DB>, process: usize, op: u64) {
 
 /// What it is told to do.
 #[derive(Default)]
-struct Orders {
+pub struct Orders {
     /// Where to wait for a word.
     pause: Mutex<String>,
     go: Notify,
@@ -162,7 +162,7 @@ impl Orders {
         }
     }
 
-    async fn pause(&self, place: &str, process: usize, op: u64) {
+    pub async fn pause(&self, place: &str, process: usize, op: u64) {
         let here = std::mem::take(&mut *self.pause.lock().unwrap());
         if here == place {
             tell(process, op, Step::Paused);
@@ -329,7 +329,7 @@ impl<DB: Bed> Worker<DB> {
         self.asks(key, Kind::Transaction).await;
         let (process, op, orders, runs) = (self.number, self.op, &self.orders, AtomicUsize::new(0));
         let think = Duration::from_millis(self.random.u64(..40));
-        let telling = Telling { lock: self.lock.clone(), process, op };
+        let telling = Telling { lock: self.lock.clone(), orders: orders.clone(), process, op };
         let committed = telling.transaction(key, |mut tx, claim| {
             let sign = (process, op, runs.fetch_add(1, SeqCst));
             async move {
