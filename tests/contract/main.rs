@@ -1,7 +1,8 @@
 //! The contract: what every database must do, written once, run as `DATABASE::promise` for each.
 //!
 //! SQLite needs nothing. A server's tests run where its URL is set (`POSTGRES_URL`, `MYSQL_URL`, `MARIADB_URL`);
-//! elsewhere they show as ignored. `scripts/test` sets all three.
+//! elsewhere they show as ignored. `scripts/test` sets all three. Where `POSTGRES_URL` leads to a pooler in transaction mode,
+//! `POSTGRES_DIRECT_URL` is the server behind it (`scripts/clusters`); tests of the server itself then show as ignored.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
