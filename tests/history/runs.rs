@@ -62,7 +62,7 @@ fn tell(server: &Server, seed: u64, took: Duration, faults: &BTreeMap<Fault, usi
     let seen = &verdict.seen;
     let [done, not] = seen.unknown;
     println!(
-        "verdict: {}: {:.0} s, seed {seed}: {} operations, {} grants, {} fenced writes; faults: {}; {} crashes of holders, \
+        "\nverdict: {}: {:.0} s, seed {seed}: {} operations, {} grants, {} fenced writes; faults: {}; {} crashes of holders, \
          {} losses told, {} unknown outcomes ({done} had taken effect); {} violations",
         server.name,
         took.as_secs_f64(),
