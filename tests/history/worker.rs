@@ -29,8 +29,8 @@ const JOB: &str = "ROWLOCK_HISTORY";
 pub const LEASE: Duration = Duration::from_millis(1500);
 /// How long a statement may take.
 const LIMIT: Duration = Duration::from_secs(1);
-/// Longer than anybody may have to wait for a crashed holder.
-const WAIT: Duration = Duration::from_secs(6);
+/// Longer than anybody has to wait, whatever is done to those before it.
+const WAIT: Duration = Duration::from_secs(15);
 const CONNECTIONS: u32 = 3;
 pub const KEYS: [&str; 2] = ["k", "j"];
 
