@@ -17,7 +17,7 @@ use crate::{
 /// How long the connection is kept for the next who waits.
 const LINGER: Duration = Duration::from_secs(5);
 /// Whoever waits asks once a second without any word; and what a slow machine may take on top.
-const BOUND: Duration = Duration::from_secs(2);
+const BOUND: Duration = Duration::from_secs(4);
 
 const LISTENERS: &str = "FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
 
