@@ -1,11 +1,14 @@
-//! On more than one machine: a Galera cluster, and PostgreSQL with a standby; servers are stopped and killed in mid-run.
+//! A Galera cluster, PostgreSQL with a standby, servers by themselves: they are stopped and killed in mid-run.
 //!
 //! `scripts/clusters` starts such servers and sets the variables; without them the tests show as ignored. Each variable names a folder:
 //! `GALERA` has `1`, `2` and `3`, nodes with `url`, `pid`, and a server that is kept running but while there is a file `stopped`;
 //! `SYNCHRONOUS` and `ASYNCHRONOUS` have `primary` and `standby`, with `url` and `data`. A primary is killed once, so each pair serves one test.
+//! `ALONE` has `postgres` and `mariadb`, with `url`, `clock`, and a server that is kept running.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod alone;
 #[cfg(feature = "mysql")]
 mod galera;
 #[cfg(feature = "mysql")]
@@ -49,6 +52,10 @@ fn main() {
             a_holder_that_another_node_took_over_from_cannot_commit, a_node_that_is_behind_is_not_believed_about_a_commit,
             a_commit_whose_node_is_killed_is_not_guessed;
     }
+    #[cfg(feature = "mysql")]
+    tests! { trials, "ALONE"; alone: a_mariadb_that_is_killed_loses_nothing, a_mariadb_whose_clock_is_stepped_fences; }
+    #[cfg(feature = "postgres")]
+    tests! { trials, "ALONE"; alone: a_postgres_that_is_killed_loses_nothing, a_postgres_whose_clock_is_stepped_fences; }
     #[cfg(feature = "postgres")]
     tests! { trials, "SYNCHRONOUS"; standby: no_claim_is_lost_when_a_synchronous_standby_takes_over; }
     #[cfg(feature = "postgres")]

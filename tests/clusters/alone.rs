@@ -1,0 +1,225 @@
+//! A server by itself that is killed and comes back, and one whose clock is stepped.
+
+use std::{fs, path::Path, time::Duration};
+
+use rowlock::{Attempt, Claim, Database, Error, LeaseLock, ResourceLockExt, Retry, Status, TransactionError, Tx};
+use rustix::process::{Pid, Signal, kill_process};
+use sqlx::{AssertSqlSafe, Executor, Pool, pool::PoolOptions};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::watch::{Watch, work};
+
+const KEYS: [&str; 3] = ["one", "two", "three"];
+const LEASE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
+const TABLE: &str = "CREATE TABLE payment (id SERIAL PRIMARY KEY, token bigint NOT NULL)";
+
+/// Tokens of all payments, in the order in which they were made.
+const TOKENS: &str = "SELECT token FROM payment ORDER BY id";
+
+/// A server that is started again whenever it has ended.
+struct Alone<DB: Database> {
+    folder: std::path::PathBuf,
+    pool: Pool<DB>,
+}
+
+impl<DB: Database> Alone<DB>
+where
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+{
+    async fn new(folder: &Path, name: &str) -> Self {
+        let folder = folder.join(name);
+        let url = fs::read_to_string(folder.join("url")).unwrap();
+        let pool = PoolOptions::new().max_connections(10).test_before_acquire(false).connect_lazy(url.trim()).unwrap();
+        let alone = Self { folder, pool };
+        alone.step("+0");
+        alone.is_back().await;
+        let mut conn = alone.pool.acquire().await.unwrap();
+        for table in ["payment", "t_resource_lock", "t_resource_lock_queue"] {
+            let drop = format!("DROP TABLE IF EXISTS {table}");
+            conn.execute(sqlx::raw_sql(AssertSqlSafe(drop))).await.unwrap();
+        }
+        conn.execute(sqlx::raw_sql(TABLE)).await.unwrap();
+        drop(conn);
+        rowlock::migrate(&alone.pool).await.unwrap();
+        alone
+    }
+
+    fn lock(&self) -> LeaseLock<DB> {
+        let retry = Retry { attempts: 100_000, within: PATIENCE };
+        LeaseLock::new(self.pool.clone()).lease(LEASE).unwrap().retry(retry).unwrap()
+    }
+
+    /// kill -9, and waits until it is there again.
+    async fn kill(&self) {
+        let pid =
+            ["pid", "data/postmaster.pid"].iter().find_map(|file| fs::read_to_string(self.folder.join(file)).ok());
+        let pid = pid.unwrap().lines().next().unwrap().trim().parse().unwrap();
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+        sleep(Duration::from_millis(300)).await;
+        self.is_back().await;
+    }
+
+    async fn is_back(&self) {
+        let since = Instant::now();
+        loop {
+            if let Ok(mut conn) = self.pool.acquire().await
+                && conn.execute(sqlx::raw_sql("SELECT 1")).await.is_ok()
+            {
+                return;
+            }
+            assert!(since.elapsed() < PATIENCE, "the server does not come back");
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// How far the server's clock is off from now on, in seconds.
+    fn step(&self, by: &str) {
+        fs::write(self.folder.join("clock"), by).unwrap();
+    }
+
+    /// Waits until it is, as the begin of a grant tells.
+    async fn is_off(&self, by: &str) {
+        let (by, since): (i64, _) = (by.parse().unwrap(), Instant::now());
+        loop {
+            let lease = self.lock().acquire("clock", PATIENCE).await.unwrap().acquired().unwrap();
+            let begun = self.lock().inspect("clock").await.unwrap().unwrap().since.unwrap();
+            lease.release(Status::Succeeded).await.ok();
+            let off = (begun - chrono::Utc::now()).num_seconds();
+            if (off - by).abs() < 10 {
+                return;
+            }
+            assert!(since.elapsed() < PATIENCE, "{off} s off, not {by}");
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+async fn pay<DB: Database>(mut tx: Tx<DB>, claim: Claim) -> Result<(), sqlx::Error>
+where
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+{
+    let sql = format!("INSERT INTO payment (token) VALUES ({})", claim.token);
+    let conn: &mut DB::Connection = &mut tx;
+    conn.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.map(drop)
+}
+
+/// Pays until it is time to stop; how often that is sure, and how often nobody can tell.
+async fn payments<DB: Database>(lock: LeaseLock<DB>, until: Instant) -> (usize, usize)
+where
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+{
+    let (mut sure, mut unknown) = (0, 0);
+    while Instant::now() < until {
+        match lock.transaction("account", pay::<DB>).await {
+            Ok(()) => sure += 1,
+            Err(TransactionError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
+            Err(TransactionError::Failed(Error::Lost { .. })) => {}
+            Err(TransactionError::Failed(error)) if error.is_retryable() => {}
+            Err(TransactionError::Work(_) | TransactionError::Refused(_)) => {}
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+    (sure, unknown)
+}
+
+/// Payments that were reported are those that are there, none of them under a token below one before it.
+fn assert_fenced(tokens: &[i64], sure: usize, unknown: usize) {
+    println!("{sure} payments, {unknown} in doubt, {} there", tokens.len());
+    assert!(tokens.is_sorted(), "{tokens:?}");
+    assert!((sure..=sure + unknown).contains(&tokens.len()), "{sure} and {unknown} in doubt, {} there", tokens.len());
+    assert!(sure > 5, "payments go on: {sure}");
+}
+
+async fn killed<DB: Database>(server: &Alone<DB>) -> (usize, usize)
+where
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+{
+    let watch = Watch::default();
+    let held = server.lock().try_acquire("held").await.unwrap().acquired().unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    let workers: Vec<_> =
+        (0..4).map(|_| tokio::spawn(work(server.lock(), "worker".into(), &KEYS, watch.clone(), end))).collect();
+    let payer = tokio::spawn(payments(server.lock(), end));
+    for _ in 0..3 {
+        sleep(Duration::from_secs(2)).await;
+        server.kill().await;
+    }
+    let before = watch.entered("worker");
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    watch.tell("the server was killed three times");
+    watch.assert_right();
+    assert!(watch.entered("worker") > before, "clients go on");
+    held.renew().await.unwrap();
+    held.release(Status::Succeeded).await.unwrap();
+    payer.await.unwrap()
+}
+
+/// Of a key whose row stays: each grant has a higher token than the one before, whatever the clock does meanwhile.
+async fn tokens_grow<DB: Database>(lock: LeaseLock<DB>, until: Instant) -> usize {
+    let (mut last, mut grants) = (0, 0);
+    while Instant::now() < until {
+        match lock.acquire("k", Duration::from_millis(500)).await {
+            Ok(Attempt::Acquired(lease)) => {
+                assert!(lease.token().get() > last, "{} after {last}", lease.token());
+                (last, grants) = (lease.token().get(), grants + 1);
+                drop(lease.release(Status::Succeeded).await);
+            }
+            Ok(Attempt::Refused(_)) => {}
+            Err(error) => assert!(error.is_retryable() || matches!(error, Error::Lost { .. }), "{error:?}"),
+        }
+    }
+    grants
+}
+
+async fn stepped<DB: Database>(server: &Alone<DB>) -> (usize, usize)
+where
+    for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
+{
+    let end = Instant::now() + Duration::from_secs(14);
+    let lookers: Vec<_> = (0..2).map(|_| tokio::spawn(tokens_grow(server.lock(), end))).collect();
+    let payers: Vec<_> = (0..2).map(|_| tokio::spawn(payments(server.lock(), end))).collect();
+    for by in ["+3600", "+30", "-3600", "+86400", "-86400", "+0"] {
+        sleep(Duration::from_secs(2)).await;
+        server.step(by);
+        server.is_off(by).await;
+    }
+    let (mut sure, mut unknown) = (0, 0);
+    for payer in payers {
+        let (more, doubtful) = timeout(2 * PATIENCE, payer).await.unwrap().unwrap();
+        (sure, unknown) = (sure + more, unknown + doubtful);
+    }
+    for looker in lookers {
+        assert!(looker.await.unwrap() > 5, "grants go on");
+    }
+    (sure, unknown)
+}
+
+macro_rules! on {
+    ($feature:literal, $folder:literal, $database:ty, $killed:ident, $stepped:ident) => {
+        #[cfg(feature = $feature)]
+        pub async fn $killed(folder: std::path::PathBuf) {
+            let server = Alone::<$database>::new(&folder, $folder).await;
+            let (sure, unknown) = killed(&server).await;
+            assert_fenced(&sqlx::query_scalar(TOKENS).fetch_all(&server.pool).await.unwrap(), sure, unknown);
+        }
+
+        #[cfg(feature = $feature)]
+        pub async fn $stepped(folder: std::path::PathBuf) {
+            let server = Alone::<$database>::new(&folder, $folder).await;
+            let (sure, unknown) = stepped(&server).await;
+            assert_fenced(&sqlx::query_scalar(TOKENS).fetch_all(&server.pool).await.unwrap(), sure, unknown);
+        }
+    };
+}
+
+on!(
+    "postgres",
+    "postgres",
+    sqlx::Postgres,
+    a_postgres_that_is_killed_loses_nothing,
+    a_postgres_whose_clock_is_stepped_fences
+);
+on!("mysql", "mariadb", sqlx::MySql, a_mariadb_that_is_killed_loses_nothing, a_mariadb_whose_clock_is_stepped_fences);
