@@ -1,6 +1,14 @@
 //! A server by itself that is killed and comes back, and one whose clock is stepped.
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use rowlock::{Attempt, Claim, Database, Error, LeaseLock, ResourceLockExt, Retry, Status, TransactionError, Tx};
 use rustix::process::{Pid, Signal, kill_process};
@@ -13,7 +21,8 @@ use tokio::{
 use crate::watch::{Watch, work};
 
 const KEYS: [&str; 3] = ["one", "two", "three"];
-const LEASE: Duration = Duration::from_secs(10);
+/// Longer than a server takes to come back.
+const LEASE: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(30);
 const TABLE: &str = "CREATE TABLE payment (id SERIAL PRIMARY KEY, token bigint NOT NULL)";
 
@@ -55,12 +64,20 @@ where
 
     /// kill -9, and waits until it is there again.
     async fn kill(&self) {
-        let pid =
-            ["pid", "data/postmaster.pid"].iter().find_map(|file| fs::read_to_string(self.folder.join(file)).ok());
-        let pid = pid.unwrap().lines().next().unwrap().trim().parse().unwrap();
-        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
-        sleep(Duration::from_millis(300)).await;
+        let before = self.pid().expect("it runs");
+        kill_process(Pid::from_raw(before).unwrap(), Signal::KILL).unwrap();
+        let since = Instant::now();
+        while self.pid().is_none_or(|pid| pid == before) {
+            assert!(since.elapsed() < PATIENCE, "the server is not started again");
+            sleep(Duration::from_millis(50)).await;
+        }
         self.is_back().await;
+    }
+
+    fn pid(&self) -> Option<i32> {
+        let mut files = ["pid", "data/postmaster.pid"].into_iter();
+        let text = files.find_map(|file| fs::read_to_string(self.folder.join(file)).ok())?;
+        text.lines().next()?.trim().parse().ok()
     }
 
     async fn is_back(&self) {
@@ -107,15 +124,44 @@ where
     conn.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.map(drop)
 }
 
-/// Pays until it is time to stop; how often that is sure, and how often nobody can tell.
-async fn payments<DB: Database>(lock: LeaseLock<DB>, until: Instant) -> (usize, usize)
+/// What those who go on and on are told, and tell.
+#[derive(Default)]
+struct Orders {
+    stop: AtomicBool,
+    made: AtomicUsize,
+}
+
+impl Orders {
+    fn stop(&self) {
+        self.stop.store(true, SeqCst);
+    }
+
+    fn go_on(&self) -> bool {
+        !self.stop.load(SeqCst)
+    }
+
+    /// Waits until a few more have been made.
+    async fn more(&self, when: &str) {
+        let (before, since) = (self.made.load(SeqCst), Instant::now());
+        while self.made.load(SeqCst) < before + 5 {
+            assert!(since.elapsed() < PATIENCE, "it goes on {when}");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// Pays until it is told to stop; how often that is sure, and how often nobody can tell.
+async fn payments<DB: Database>(lock: LeaseLock<DB>, orders: Arc<Orders>) -> (usize, usize)
 where
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
 {
     let (mut sure, mut unknown) = (0, 0);
-    while Instant::now() < until {
+    while orders.go_on() {
         match lock.transaction("account", pay::<DB>).await {
-            Ok(()) => sure += 1,
+            Ok(()) => {
+                sure += 1;
+                orders.made.fetch_add(1, SeqCst);
+            }
             Err(TransactionError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
             Err(TransactionError::Failed(Error::Lost { .. })) => {}
             Err(TransactionError::Failed(error)) if error.is_retryable() => {}
@@ -140,30 +186,30 @@ where
 {
     let watch = Watch::default();
     let held = server.lock().try_acquire("held").await.unwrap().acquired().unwrap();
-    let end = Instant::now() + Duration::from_secs(20);
+    let (end, orders) = (Instant::now() + 20 * PATIENCE, Arc::<Orders>::default());
     let workers: Vec<_> =
         (0..4).map(|_| tokio::spawn(work(server.lock(), "worker".into(), &KEYS, watch.clone(), end))).collect();
-    let payer = tokio::spawn(payments(server.lock(), end));
+    let payer = tokio::spawn(payments(server.lock(), orders.clone()));
     for _ in 0..3 {
         sleep(Duration::from_secs(2)).await;
         server.kill().await;
+        let before = watch.entered("worker");
+        orders.more("when the server is back").await;
+        assert!(watch.entered("worker") > before, "grants go on as well");
     }
-    let before = watch.entered("worker");
-    for worker in workers {
-        worker.await.unwrap();
-    }
+    orders.stop();
+    workers.iter().for_each(tokio::task::JoinHandle::abort);
     watch.tell("the server was killed three times");
     watch.assert_right();
-    assert!(watch.entered("worker") > before, "clients go on");
     held.renew().await.unwrap();
     held.release(Status::Succeeded).await.unwrap();
     payer.await.unwrap()
 }
 
 /// Of a key whose row stays: each grant has a higher token than the one before, whatever the clock does meanwhile.
-async fn tokens_grow<DB: Database>(lock: LeaseLock<DB>, until: Instant) -> usize {
+async fn tokens_grow<DB: Database>(lock: LeaseLock<DB>, orders: Arc<Orders>) -> usize {
     let (mut last, mut grants) = (0, 0);
-    while Instant::now() < until {
+    while orders.go_on() {
         match lock.acquire("k", Duration::from_millis(500)).await {
             Ok(Attempt::Acquired(lease)) => {
                 assert!(lease.token().get() > last, "{} after {last}", lease.token());
@@ -181,14 +227,16 @@ async fn stepped<DB: Database>(server: &Alone<DB>) -> (usize, usize)
 where
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
 {
-    let end = Instant::now() + Duration::from_secs(14);
-    let lookers: Vec<_> = (0..2).map(|_| tokio::spawn(tokens_grow(server.lock(), end))).collect();
-    let payers: Vec<_> = (0..2).map(|_| tokio::spawn(payments(server.lock(), end))).collect();
+    let orders = Arc::<Orders>::default();
+    let lookers: Vec<_> = (0..2).map(|_| tokio::spawn(tokens_grow(server.lock(), orders.clone()))).collect();
+    let payers: Vec<_> = (0..2).map(|_| tokio::spawn(payments(server.lock(), orders.clone()))).collect();
     for by in ["+3600", "+30", "-3600", "+86400", "-86400", "+0"] {
         sleep(Duration::from_secs(2)).await;
         server.step(by);
         server.is_off(by).await;
+        orders.more("when the clock is off").await;
     }
+    orders.stop();
     let (mut sure, mut unknown) = (0, 0);
     for payer in payers {
         let (more, doubtful) = timeout(2 * PATIENCE, payer).await.unwrap().unwrap();

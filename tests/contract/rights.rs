@@ -1,9 +1,13 @@
 //! The rights on the tables that `docs/threats.md` states.
 
-use std::time::Duration;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    time::Duration,
+};
 
 use rowlock::{Error, Filter, LeaseLock, Reason, ResourceLockExt, Status};
 use sqlx::Pool;
+use tokio::{runtime::Handle, task::block_in_place};
 
 use crate::bed::{Bed, Site, acquired, eventually, pool, refused};
 
@@ -49,18 +53,19 @@ pub async fn the_rights_that_are_stated_are_enough<DB: Bed>(site: Site<DB>) {
     let (scheme, rest) = site.url.split_once("://").unwrap();
     let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
     let own = pool::<DB>(&format!("{scheme}://{}:hunter2@{address}", user.name), 4).await;
-    use_all(own.clone()).await;
-    site.set("l", &format!("begin_time = {0}, end_time = {0}", DB::ago(9 * 3_600_000))).await;
-    let error = LeaseLock::new(own.clone()).forget(Duration::ZERO).await.unwrap_err();
-    assert!(matches!(error, Error::Database { .. }), "to forget takes the right to delete: {error}");
-    assert!(!format!("{error} {error:?}").contains("hunter2"));
+    // A test that fails leaves no user behind.
+    let used = AssertUnwindSafe(|| block_in_place(|| Handle::current().block_on(use_all(&site, own.clone()))));
+    let used = catch_unwind(used);
     own.close().await;
     for statement in &user.unmake {
         site.execute(statement).await;
     }
+    if let Err(panic) = used {
+        resume_unwind(panic);
+    }
 }
 
-async fn use_all<DB: Bed>(pool: Pool<DB>) {
+async fn use_all<DB: Bed>(site: &Site<DB>, pool: Pool<DB>) {
     rowlock::migrate(&pool).await.unwrap(); // the tables are there, and only looked at
     let lock = LeaseLock::new(pool.clone());
     let lease = acquired(lock.try_acquire("k").await);
@@ -80,4 +85,8 @@ async fn use_all<DB: Bed>(pool: Pool<DB>) {
     lock.transaction("k", async |_, _| Ok::<_, std::convert::Infallible>(())).await.unwrap();
     lock.force_release("l", Status::Succeeded).await.unwrap().unwrap();
     assert_eq!(lock.list(&Filter::default()).await.unwrap().len(), 2);
+    site.set("l", &format!("begin_time = {0}, end_time = {0}", DB::ago(9 * 3_600_000))).await;
+    let error = lock.forget(Duration::ZERO).await.unwrap_err();
+    assert!(matches!(error, Error::Database { .. }), "to forget takes the right to delete: {error}");
+    assert!(!format!("{error} {error:?}").contains("hunter2"));
 }

@@ -30,7 +30,8 @@ pub async fn promises_hold_while_processes_are_troubled<DB: Books>(site: Site<DB
         crew.start(true).await;
     }
     let mut faults: BTreeMap<Fault, usize> = BTreeMap::new();
-    loop {
+    // Of two rounds enough is seen, whatever stood still in one.
+    for round in 1.. {
         let mut all = Fault::all(&site.server);
         crew.random.shuffle(&mut all);
         for fault in all {
@@ -38,7 +39,7 @@ pub async fn promises_hold_while_processes_are_troubled<DB: Books>(site: Site<DB
             crew.trouble(fault).await;
             *faults.entry(fault).or_default() += 1;
         }
-        if now() - began >= long {
+        if round > 1 && now() - began >= long {
             break;
         }
     }
