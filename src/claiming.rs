@@ -1,6 +1,6 @@
 //! One try: the same holder asks for its keys until there is an answer.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     runtime::Handle,
@@ -8,17 +8,17 @@ use tokio::{
 };
 
 use crate::{
+    batch::{Errand, Limits},
     error::{Action, Certainty, Error},
     fault::Fault,
-    finish::Finish,
+    keeper::Keeper,
     key::{Claim, Holder, Key, Prior},
     lease_lock::LeaseLock,
     lock::Attempt,
-    rules::{Reason, Refusal, Row, Verdict, judge},
-    settings::Settings,
+    rules::{Reason, Refusal, Row, Terms, Verdict, judge},
     standing::At,
     store::{
-        Answer, Ask, Database,
+        Answer, Ask, Database, Reply,
         borrowed::{Borrowed, Failure},
     },
     telemetry,
@@ -49,7 +49,7 @@ pub(crate) struct Try<'a, DB: Database> {
 }
 
 /// What a claim came back with.
-enum Claimed<DB: Database> {
+pub(crate) enum Claimed<DB: Database> {
     Granted(Granted<DB>),
     /// The answer came so late that its lease is over; asked again, it begins anew.
     Late,
@@ -178,12 +178,9 @@ impl<'a, DB: Database> Try<'a, DB> {
     }
 
     async fn claim(&self) -> Result<Claimed<DB>, Failure> {
-        let sent = Instant::now();
-        let conn = Borrowed::checkout(&self.lock.settings().pool, self.limit).await?;
-        let exchange = exchange(conn, self.lock.clone(), self.asks.clone(), sent, self.last);
-        let answered =
-            timeout_at(self.limit, Finish::new(self.runtime.clone(), &self.lock.keeper().background, exchange)).await;
-        answered.unwrap_or(Err(Failure::NoReply))
+        let wish = Wish { asks: self.asks.clone(), asked_before: self.unanswered };
+        let limits = Limits { caller: self.limit, statement: self.last };
+        self.lock.claims().send(&self.runtime, wish, limits).await
     }
 
     /// Somebody else's create wins just as well; contention is met by asking again.
@@ -253,32 +250,74 @@ impl<'a, DB: Database> Try<'a, DB> {
     }
 }
 
-/// Sends one claim; what it is granted is held from here on, and abandoned if nobody waits for it any more.
-async fn exchange<DB: Database>(
-    mut conn: Borrowed<DB>,
-    lock: LeaseLock<DB>,
+/// Claims, sent for those who try. What is granted is held from here on, and abandoned if nobody waits for it any more.
+pub(crate) struct Claims<DB: Database> {
+    pub keeper: Arc<Keeper<DB>>,
+    pub terms: Arc<Terms>,
+    pub time_limit: Duration,
+}
+
+/// What one holder asks for.
+pub(crate) struct Wish {
     asks: Vec<Ask>,
-    sent: Instant,
-    last: Instant,
-) -> Result<Claimed<DB>, Failure> {
-    let Settings { terms, time_limit, .. } = lock.settings();
-    let reply = timeout_at(last, DB::claim(conn.get(), &asks, terms)).await;
-    let answers = conn.settle(reply)?;
-    let (mut claims, mut priors) = (Vec::with_capacity(asks.len()), Vec::with_capacity(asks.len()));
-    for (ask, answer) in asks.iter().zip(&answers) {
-        if let Answer::Granted { token, prior } = answer {
-            claims.push(Claim { key: ask.key.clone(), holder: ask.holder, token: *token });
-            priors.push(prior.clone());
+    /// It was not answered once, and may have been granted.
+    asked_before: bool,
+}
+
+impl Wish {
+    fn in_turn(&self) -> bool {
+        self.asks.iter().all(|ask| ask.in_turn)
+    }
+}
+
+impl<DB: Database> Errand<DB> for Claims<DB> {
+    type Request = Wish;
+    type Answer = Claimed<DB>;
+
+    fn key(wish: &Wish) -> Option<&Key> {
+        if let [ask] = &wish.asks[..] { Some(&ask.key) } else { None }
+    }
+
+    fn goes_with(wish: &Wish, other: &Wish) -> bool {
+        wish.in_turn() == other.in_turn()
+    }
+
+    /// Whoever stands elsewhere in the key's queue, or may have been granted the key already, may be told something else.
+    fn may_share(wish: &Wish, other: &Wish) -> bool {
+        !wish.asked_before && wish.in_turn() == other.in_turn()
+    }
+
+    /// A refusal is one for all who had come before it was sent.
+    fn share(claimed: &Claimed<DB>) -> Option<Claimed<DB>> {
+        if let Claimed::Not(answers) = claimed { Some(Claimed::Not(answers.clone())) } else { None }
+    }
+
+    async fn run(&self, conn: &mut DB::Connection, wishes: &[Wish], sent: Instant) -> Reply<Vec<Claimed<DB>>> {
+        let asks: Vec<Ask> = wishes.iter().flat_map(|wish| wish.asks.clone()).collect();
+        let mut answers = DB::claim(conn, &asks, &self.terms).await?.into_iter();
+        let mut claimed =
+            |Wish { asks, .. }: &Wish| self.claimed(asks, answers.by_ref().take(asks.len()).collect(), sent);
+        Ok(wishes.iter().map(&mut claimed).collect())
+    }
+}
+
+impl<DB: Database> Claims<DB> {
+    fn claimed(&self, asks: &[Ask], answers: Vec<Answer>, sent: Instant) -> Claimed<DB> {
+        let (mut claims, mut priors) = (Vec::with_capacity(asks.len()), Vec::with_capacity(asks.len()));
+        for (ask, answer) in asks.iter().zip(&answers) {
+            if let Answer::Granted { token, prior } = answer {
+                claims.push(Claim { key: ask.key.clone(), holder: ask.holder, token: *token });
+                priors.push(prior.clone());
+            }
         }
+        if claims.len() < asks.len() {
+            return Claimed::Not(answers);
+        }
+        if sent.elapsed() >= self.keeper.counted() {
+            return Claimed::Late;
+        }
+        Claimed::Granted(Granted { tenure: Tenure::begin(&self.keeper, claims, sent, self.time_limit), priors })
     }
-    if claims.len() < asks.len() {
-        return Ok(Claimed::Not(answers));
-    }
-    if sent.elapsed() >= lock.keeper().counted() {
-        return Ok(Claimed::Late);
-    }
-    let tenure = Tenure::begin(lock.keeper(), claims, sent, *time_limit);
-    Ok(Claimed::Granted(Granted { tenure, priors }))
 }
 
 /// Others are before whoever asks.

@@ -23,11 +23,14 @@ use tokio::{
 };
 
 use crate::{
+    batch::Batch,
     fault::Fault,
     finish::{Background, Ongoing},
     held::{Held, lock},
     key::Claim,
+    releases::Releases,
     rules::{Rules, Status, Terms},
+    settings::Settings,
     store::{
         Change, Database, Outcome,
         borrowed::{Borrowed, Failure},
@@ -75,6 +78,7 @@ pub(crate) struct Keeper<DB: Database> {
     pool: Pool<DB>,
     terms: Arc<Terms>,
     lease: Duration,
+    pub releases: Arc<Batch<DB, Releases>>,
     bells: Arc<Bells>,
     state: Mutex<State>,
     work: Notify,
@@ -84,13 +88,17 @@ pub(crate) struct Keeper<DB: Database> {
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl<DB: Database> Keeper<DB> {
-    pub fn new(pool: Pool<DB>, terms: Arc<Terms>, bells: Arc<Bells>, background: Background) -> Arc<Self> {
+    pub fn new(settings: &Settings<DB>, bells: Arc<Bells>, background: Background) -> Arc<Self> {
+        let Settings { renewals: pool, terms, batching, .. } = settings;
+        let (pool, terms) = (pool.clone(), terms.clone());
+        let releases = Batch::new(Releases(terms.clone()), pool.clone(), background.clone(), *batching);
         let now = Instant::now();
         let state = State { running: false, wakes_at: now, leases: HashMap::new(), endings: Vec::new(), end_at: now };
         Arc::new(Self {
             pool,
             lease: terms.lease.to_std().unwrap_or_default(),
             terms,
+            releases,
             bells,
             state: Mutex::new(state),
             work: Notify::new(),

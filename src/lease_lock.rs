@@ -6,7 +6,8 @@ use sqlx::Pool;
 use tokio::{runtime::Handle, sync::OnceCell, time::Instant};
 
 use crate::{
-    claiming::Granted,
+    batch::Batch,
+    claiming::{Claims, Granted},
     error::Error,
     fence,
     finish::Background,
@@ -34,6 +35,7 @@ pub struct LeaseLock<DB: Database> {
     settings: Settings<DB>,
     keeper: Arc<Keeper<DB>>,
     table: Arc<OnceCell<Table>>,
+    claims: Arc<Batch<DB, Claims<DB>>>,
     waiting: Arc<Waiting<DB>>,
 }
 
@@ -43,6 +45,7 @@ impl<DB: Database> Clone for LeaseLock<DB> {
             settings: self.settings.clone(),
             keeper: self.keeper.clone(),
             table: self.table.clone(),
+            claims: self.claims.clone(),
             waiting: self.waiting.clone(),
         }
     }
@@ -63,8 +66,10 @@ impl<DB: Database> LeaseLock<DB> {
     fn with(settings: Settings<DB>, table: Arc<OnceCell<Table>>) -> Self {
         let background = Background::default();
         let waiting = Waiting::new(&settings, background.clone());
-        let keeper = Keeper::new(settings.renewals.clone(), settings.terms.clone(), waiting.bells.clone(), background);
-        Self { settings, keeper, table, waiting: Arc::new(waiting) }
+        let keeper = Keeper::new(&settings, waiting.bells.clone(), background.clone());
+        let claims = Claims { keeper: keeper.clone(), terms: settings.terms.clone(), time_limit: settings.time_limit };
+        let claims = Batch::new(claims, settings.pool.clone(), background, settings.batching);
+        Self { settings, keeper, table, claims, waiting: Arc::new(waiting) }
     }
 
     pub(crate) fn rebuild(self, change: impl FnOnce(Settings<DB>) -> Settings<DB>) -> Self {
@@ -76,8 +81,8 @@ impl<DB: Database> LeaseLock<DB> {
         &self.settings
     }
 
-    pub(crate) fn keeper(&self) -> &Arc<Keeper<DB>> {
-        &self.keeper
+    pub(crate) fn claims(&self) -> &Arc<Batch<DB, Claims<DB>>> {
+        &self.claims
     }
 
     pub(crate) fn waiting(&self) -> &Waiting<DB> {

@@ -6,6 +6,7 @@
 compile_error!("rowlock needs a database: enable one of the features `sqlite`, `postgres`, `mysql`");
 
 mod amount;
+mod batch;
 mod claiming;
 mod error;
 mod fault;
@@ -23,6 +24,7 @@ mod lock;
 mod migrate;
 mod names;
 mod operate;
+mod releases;
 mod retry;
 mod rules;
 mod settings;

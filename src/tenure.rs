@@ -2,18 +2,23 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout_at},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    batch::Limits,
     error::{Action, Certainty, Error},
     fault::Fault,
     held::Held,
     keeper::Keeper,
     key::Claim,
+    releases::Release,
     retry::Backoff,
     rules::Status,
-    store::{Change, Database, Outcome, borrowed::Failure, skipped},
+    store::{Database, Outcome, borrowed::Failure, skipped},
     telemetry,
     turns::Turn,
 };
@@ -169,13 +174,16 @@ impl<DB: Database> Tenure<DB> {
     }
 
     async fn try_release(&self, status: Status) -> Result<(), Error> {
+        let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let last = self.held.deadline();
         // What is done is not asked for again: somebody else may have it by then.
         let (mut left, mut lost, mut unanswered) = (self.claims().to_vec(), None, None);
         let mut pauses = pauses();
         loop {
             let limit = Instant::now() + self.time_limit;
-            let failure = match self.keeper.change(&left, Change::Release(status), limit).await {
+            let release = Release { claims: left.clone(), status };
+            let limits = Limits { caller: limit, statement: limit };
+            let failure = match self.keeper.releases.send(&runtime, release, limits).await {
                 Ok(outcomes) => {
                     let gone = outcomes.iter().position(|outcome| *outcome == Outcome::Lost);
                     lost = lost.or(gone.map(|place| left[place].clone()));

@@ -20,6 +20,8 @@ pub enum Failure {
     NoReply,
     /// Sent, and failed.
     Failed(sqlx::Error),
+    /// Sent together with others, in a statement that was undone for contention.
+    Undone,
 }
 
 /// A connection on loan. Dropped with a statement under way (a cancelled future, a limit reached) it
@@ -89,7 +91,7 @@ impl Failure {
     /// Whether something may still be running on the connection: a server's error says that its statement ended, and
     /// what could not be decoded had been read to its end.
     pub fn is_in_doubt(&self) -> bool {
-        !matches!(self, Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. }))
+        !matches!(self, Self::Undone | Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. }))
     }
 
     /// Whether the connection had gone away, or went away on the way.
@@ -104,6 +106,7 @@ impl Failure {
             Self::NoConnection(error) if fault(error).is_transient() => Fault::NoConnection,
             Self::NoConnection(_) => Fault::Other,
             Self::NoReply => Fault::Outage,
+            Self::Undone => Fault::Contention,
             Self::Failed(error) => fault(error),
         }
     }
@@ -117,6 +120,7 @@ impl Failure {
                 Error::NoConnection { action, subject, limit, outcome: before }
             }
             Self::NoConnection(source) => Error::Database { action, subject, outcome: before, source },
+            Self::Undone => timed_out(before),
             Self::NoReply if action.leaves_nothing() => timed_out(before),
             Self::NoReply => timed_out(Certainty::Unknown),
             Self::Failed(source) => match fault {

@@ -29,7 +29,7 @@ use crate::{
 /// One statement's worth of result, or the driver's error.
 pub type Reply<T> = Result<T, sqlx::Error>;
 
-/// A request for one key. What one holder asks for is granted together or not at all.
+/// A request for one key.
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub key: Key,
@@ -50,6 +50,12 @@ pub enum Answer {
     Seen { row: Option<Row>, now: DateTime<Utc> },
     /// Taken and put back: another key of its holder's could not be had.
     Withheld,
+}
+
+/// Whether they are of several holders, who have nothing to do with each other.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+fn is_apart(asks: &[Ask]) -> bool {
+    asks.windows(2).any(|pair| pair[0].holder != pair[1].holder)
 }
 
 /// Whether the last of these claims was refused: of a holder that gets all or nothing, none is asked for after it.
@@ -180,7 +186,8 @@ pub trait Store: sqlx::Database {
         patience: Duration,
     ) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Takes the rows that the rules grant, all those of a holder or none; one answer an ask, in order.
+    /// Takes the rows that the rules grant; one answer an ask, in order. They are of one holder, who gets all of them or
+    /// none, or each of another, for another key, and has nothing to do with the others; then all are in turn, or none is.
     fn claim(
         conn: &mut Self::Connection,
         asks: &[Ask],

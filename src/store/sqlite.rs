@@ -16,8 +16,8 @@ use sqlx::{
 use uuid::Uuid;
 
 use super::{
-    Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Sighting, Store, is_refused, put_back, to_utc, unanswered,
-    unconfirmed, unmatched,
+    Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Sighting, Store, is_apart, is_refused, put_back, to_utc,
+    unanswered, unconfirmed, unmatched,
 };
 use crate::{
     key::{Claim, Key, Prior, Token},
@@ -169,7 +169,7 @@ impl Store for Sqlite {
         set_busy_timeout(conn, patience.min(TRY_MILLIS)).await?;
         let answers = match asks {
             [ask] => claim_one(conn, ask, terms).await.map(|answer| vec![answer]),
-            _ => claim_together(conn, asks, terms).await,
+            _ => claim_several(conn, asks, terms).await,
         };
         set_busy_timeout(conn, patience).await?;
         answers
@@ -225,9 +225,25 @@ async fn look(conn: &mut SqliteConnection, key: &Key) -> Reply<Option<SqliteRow>
     sqlx::query(LOOK).bind(key.as_str()).fetch_optional(conn).await
 }
 
+/// A row that may be taken, as it was judged.
+struct Free {
+    found: SqliteRow,
+    row: Row,
+    now: DateTime<Utc>,
+    verdict: &'static str,
+}
+
 async fn claim_one(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Reply<Answer> {
+    match find(conn, ask, terms).await? {
+        Ok(free) => take(conn, ask, terms, free).await,
+        Err(answer) => Ok(answer),
+    }
+}
+
+/// Looks and judges; what cannot be had is answered.
+async fn find(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Reply<Result<Free, Answer>> {
     let Some(found) = look(conn, &ask.key).await? else {
-        return Ok(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH });
+        return Ok(Err(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH }));
     };
     let row = read(&found, terms)?;
     let now = time(&found, "now")?.unwrap_or_default();
@@ -235,23 +251,26 @@ async fn claim_one(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Rep
         Verdict::Acquire => "acquired",
         Verdict::Same => "same",
         Verdict::TakeOver => "taken over",
-        Verdict::Create | Verdict::Queue | Verdict::Refuse(..) => return Ok(Answer::Seen { row: Some(row), now }),
+        Verdict::Create | Verdict::Queue | Verdict::Refuse(..) => return Ok(Err(Answer::Seen { row: Some(row), now })),
     };
-    let taken = take(conn, ask, terms, &found, &row, verdict).await?;
-    let Some(taken) = taken else { return Ok(Answer::Seen { row: Some(row), now }) };
-    let prior: Option<i64> = taken.try_get("prior_token")?;
-    let label: Option<String> = taken.try_get("prior_client_ip")?;
-    Ok(Answer::Granted {
-        token: Token::new(taken.try_get("token")?),
-        prior: prior.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() }),
-    })
+    Ok(Ok(Free { found, row, now, verdict }))
 }
 
-/// All in one transaction, which is rolled back at the first that cannot be had.
-async fn claim_together(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+/// In one transaction, which is rolled back at the first that its holder cannot have with the others. Where nothing is
+/// to be had, there is none.
+async fn claim_several(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    let apart = is_apart(asks);
+    let mut found = Vec::with_capacity(asks.len());
+    for ask in asks {
+        found.push(find(conn, ask, terms).await?);
+    }
+    let hopeless = if apart { found.iter().all(Result::is_err) } else { found.iter().any(Result::is_err) };
+    if hopeless {
+        return Ok(found.into_iter().map(|found| found.err().unwrap_or(Answer::Withheld)).collect());
+    }
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *conn).await?;
-    let mut claimed = claim_each(conn, asks, terms).await;
-    if claimed.as_ref().is_ok_and(|answers| !is_refused(answers)) {
+    let mut claimed = take_each(conn, asks, terms, found).await;
+    if claimed.as_ref().is_ok_and(|answers| apart || !is_refused(answers)) {
         match sqlx::raw_sql("COMMIT").execute(&mut *conn).await {
             Ok(_) => return claimed,
             // It leaves the transaction open.
@@ -262,12 +281,21 @@ async fn claim_together(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms
     claimed.map(|answers| put_back(answers, asks.len()))
 }
 
-/// Up to the first that is refused.
-async fn claim_each(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+/// Of one holder's, up to the first that is refused.
+async fn take_each(
+    conn: &mut SqliteConnection,
+    asks: &[Ask],
+    terms: &Terms,
+    found: Vec<Result<Free, Answer>>,
+) -> Reply<Vec<Answer>> {
+    let apart = is_apart(asks);
     let mut answers = Vec::with_capacity(asks.len());
-    for ask in asks {
-        answers.push(claim_one(conn, ask, terms).await?);
-        if is_refused(&answers) {
+    for (ask, found) in asks.iter().zip(found) {
+        answers.push(match found {
+            Ok(free) => take(conn, ask, terms, free).await?,
+            Err(answer) => answer,
+        });
+        if !apart && is_refused(&answers) {
             break;
         }
     }
@@ -279,15 +307,9 @@ async fn set_busy_timeout(conn: &mut SqliteConnection, millis: i64) -> Reply<()>
     sqlx::raw_sql(AssertSqlSafe(format!("PRAGMA busy_timeout = {millis}"))).execute(conn).await.map(drop)
 }
 
-/// The compare-and-set: nothing, if the row is not as it was judged any more.
-async fn take(
-    conn: &mut SqliteConnection,
-    ask: &Ask,
-    terms: &Terms,
-    found: &SqliteRow,
-    row: &Row,
-    verdict: &str,
-) -> Reply<Option<SqliteRow>> {
+/// The compare-and-set: it fails, if the row is not as it was judged any more.
+async fn take(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms, free: Free) -> Reply<Answer> {
+    let Free { found, row, now, verdict } = free;
     let query = sqlx::query(TAKE)
         .bind(ask.key.as_str())
         .bind(*ask.holder.as_uuid())
@@ -303,7 +325,13 @@ async fn take(
         .bind(found.try_get::<Option<i64>, _>("claimed_at")?)
         .bind(found.try_get::<Option<i64>, _>("expires_at")?)
         .bind(row.ended);
-    written(query, conn).await
+    let Some(taken) = written(query, conn).await? else { return Ok(Answer::Seen { row: Some(row), now }) };
+    let prior: Option<i64> = taken.try_get("prior_token")?;
+    let label: Option<String> = taken.try_get("prior_client_ip")?;
+    Ok(Answer::Granted {
+        token: Token::new(taken.try_get("token")?),
+        prior: prior.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() }),
+    })
 }
 
 /// The row of a statement that writes, which has to be run to its end: only there does SQLite commit, and may fail to.

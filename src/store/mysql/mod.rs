@@ -1,0 +1,155 @@
+//! MySQL 8.0 and MariaDB 10.6, and later. Times are UTC whatever the session's time zone is.
+
+mod changes;
+mod claims;
+
+use std::time::Duration;
+
+use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
+use sqlx::{
+    AssertSqlSafe, MySql, MySqlConnection, Row as _,
+    mysql::{MySqlArguments, MySqlRow},
+};
+
+use self::changes::Named;
+use super::{Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Store, is_apart, to_utc, unanswered, unconfirmed};
+use crate::{
+    fault::refuses_commit,
+    key::{Claim, Key},
+    rules::{Row, Terms},
+};
+
+/// The clock for tokens: SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's start), and is
+/// brought from the session's time zone to UTC.
+pub(super) const MICROS: &str =
+    "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))";
+
+/// A row as `rules::Row` has it, and the time. No zero dates, which the driver cannot read.
+pub(super) const ROW: &str = "
+CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, CAST(time AS SIGNED) AS minutes,
+IF(begin_time >= '1000-01-01', begin_time, NULL) AS begin_time, IF(end_time >= '1000-01-01', end_time, NULL) AS end_time,
+CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, queued_until, end_time IS NOT NULL AS ended, UTC_TIMESTAMP(6) AS now";
+
+/// Not INSERT IGNORE, which hides errors, and deadlocks.
+fn create_statement(rows: usize) -> String {
+    let rows = vec!["(?, 'S', 0, '1970-01-01', '', ?, 0, 0)"; rows].join(", ");
+    format!(
+        "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
+         VALUES {rows} ON DUPLICATE KEY UPDATE key_resource = key_resource"
+    )
+}
+
+/// The lock waits for a transaction whose COMMIT was not answered. A change and no look: a node of a cluster that is behind would
+/// show the row as it was before that COMMIT, but lets no change of such a row through.
+const CONFIRMS: &str = "
+UPDATE t_resource_lock SET confirms = LAST_INSERT_ID(confirms), expires_at = expires_at + INTERVAL 1 MICROSECOND
+WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL";
+
+type Query<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
+
+/// For a statement that names several: sizes are powers of two, the last one repeated, so that few statements are ever prepared.
+fn padded<T>(named: &[T]) -> Vec<&T> {
+    let padding = named.len().next_power_of_two() - named.len();
+    named.iter().chain(std::iter::repeat_n(named.last(), padding).flatten()).collect()
+}
+
+fn marks(mark: &str, count: usize) -> String {
+    vec![mark; count].join(", ")
+}
+
+impl Store for MySql {
+    const OPEN: &'static str = "BEGIN; SAVEPOINT rowlock";
+
+    /// The server ends a wait by itself, after `innodb_lock_wait_timeout`.
+    async fn create(conn: &mut MySqlConnection, keys: &[Key], minutes: i32, _: Duration) -> Reply<()> {
+        let query = sqlx::query(AssertSqlSafe(create_statement(keys.len())));
+        let query = keys.iter().fold(query, |query, key| query.bind(key.as_str().to_owned()).bind(minutes));
+        query.execute(conn).await.map(drop)
+    }
+
+    async fn claim(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+        match asks {
+            [ask] if ask.waited => Ok(vec![claims::look_and_claim(conn, ask, terms).await?]),
+            [ask] => Ok(vec![claims::claim_one(conn, ask, terms).await?]),
+            _ if is_apart(asks) => claims::claim_apart(conn, asks, terms).await,
+            _ => claims::claim_together(conn, asks, terms).await,
+        }
+    }
+
+    async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
+        let named = Named::new(std::slice::from_ref(claim));
+        // The count travels in the reply, as the last insert id.
+        let sql = changes::change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)");
+        let query = changes::bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);
+        let reply = query.execute(&mut *conn).await?;
+        if reply.rows_affected() > 0 {
+            return Ok(Confirmed::Done(i64::try_from(reply.last_insert_id()).unwrap_or_default()));
+        }
+        let seen = changes::sightings(conn, &named).await?;
+        Ok(unconfirmed(claim, seen.get(claim.key.as_str()).copied()))
+    }
+
+    async fn intact(conn: &mut MySqlConnection) -> Reply<()> {
+        sqlx::raw_sql(INTACT).execute(conn).await.map(drop)
+    }
+
+    async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
+        let query = sqlx::query(CONFIRMS).bind(claim.key.as_str());
+        let reply = query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).execute(conn).await?;
+        Ok((reply.rows_affected() > 0).then(|| i64::try_from(reply.last_insert_id()).unwrap_or_default()))
+    }
+
+    async fn change(
+        conn: &mut MySqlConnection,
+        claims: &[Claim],
+        change: Change,
+        terms: &Terms,
+    ) -> Reply<Vec<Outcome>> {
+        // What one statement frees somebody may take before a look at it.
+        let apart = claims.len() > 1 && !matches!(change, Change::Renew(_));
+        if !apart {
+            return changes::change(conn, claims, change, terms).await;
+        }
+        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+        match changes::change(conn, claims, change, terms).await {
+            Ok(outcomes) => commit(conn).await.map(|()| outcomes),
+            Err(error) => {
+                sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
+                Err(error)
+            }
+        }
+    }
+}
+
+async fn commit(conn: &mut MySqlConnection) -> Reply<()> {
+    let committed = sqlx::raw_sql("COMMIT").execute(conn).await;
+    // After other errors it may be there: what was sent is asked for again.
+    committed.map(drop).map_err(|error| if refuses_commit(&error) { error } else { unanswered(error) })
+}
+
+/// Reads the columns of `ROW`.
+pub(super) fn read(row: &MySqlRow, terms: &Terms) -> Reply<(Row, DateTime<Utc>)> {
+    let time = |name| -> Reply<Option<DateTime<Utc>>> {
+        Ok(row.try_get::<Option<NaiveDateTime>, _>(name)?.map(|time| time.and_utc()))
+    };
+    let utc = |name| -> Reply<Option<DateTime<Utc>>> { Ok(time(name)?.map(|time| to_utc(time, terms.offset()))) };
+    let read = Row {
+        locked: row.try_get::<i64, _>("locked")? == 1,
+        status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
+        begin_time: utc("begin_time")?,
+        minutes: row.try_get("minutes")?,
+        client_ip: row.try_get::<Option<String>, _>("client_ip")?.unwrap_or_default(),
+        holder: row.try_get("holder")?,
+        token: row.try_get("token")?,
+        expires_at: time("expires_at")?,
+        claimed_at: utc("claimed_at")?,
+        ended: row.try_get("ended")?,
+        queued_until: time("queued_until")?,
+        awaited: false,
+    };
+    Ok((read, time("now")?.unwrap_or_default()))
+}
+
+pub(super) fn micros(time: TimeDelta) -> i64 {
+    time.num_microseconds().unwrap_or(i64::MAX)
+}
