@@ -9,7 +9,10 @@ use std::{
 };
 
 use rowlock::{Attempt, Error, LeaseLock, Status};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
 
 #[derive(Default)]
 struct Seen {
@@ -18,7 +21,10 @@ struct Seen {
     wrong: Vec<String>,
     entered: BTreeMap<String, u64>,
     errors: BTreeMap<String, u64>,
+    over: bool,
 }
+
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Default)]
 pub struct Watch(Arc<Mutex<Seen>>);
@@ -51,8 +57,29 @@ impl Watch {
         *seen.errors.entry(name).or_default() += 1;
     }
 
-    pub fn entered(&self, who: &str) -> u64 {
+    /// Whoever works goes home.
+    pub async fn end(&self, workers: Vec<JoinHandle<()>>) {
+        self.0.lock().unwrap().over = true;
+        for worker in workers {
+            worker.await.unwrap();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.0.lock().unwrap().over
+    }
+
+    fn entered(&self, who: &str) -> u64 {
         self.0.lock().unwrap().entered.get(who).copied().unwrap_or_default()
+    }
+
+    /// Waits until this one has come in a few times more.
+    pub async fn goes_on(&self, who: &str, when: &str) {
+        let (before, since) = (self.entered(who), Instant::now());
+        while self.entered(who) < before + 3 {
+            assert!(since.elapsed() < PATIENCE, "{who} does not go on {when}");
+            sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// The highest token that was granted.
@@ -95,9 +122,8 @@ pub async fn work<DB: rowlock::Database>(
     who: String,
     keys: &'static [&'static str],
     watch: Watch,
-    until: Instant,
 ) {
-    while Instant::now() < until {
+    while !watch.is_over() {
         let key = keys[fastrand::usize(..keys.len())];
         match lock.acquire(key, Duration::from_secs(2)).await {
             Ok(Attempt::Acquired(lease)) => {
