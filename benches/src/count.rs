@@ -1,4 +1,4 @@
-//! How many statements this process sends, on any database: sqlx tells of each one when it is over.
+//! How many statements this process sends, on any database: sqlx tells of each one when it is over. And how many leases it renews.
 
 use std::sync::{
     Arc,
@@ -15,28 +15,46 @@ use tracing_subscriber::{
 
 use crate::Error;
 
+/// Whose events tell of a statement, and (the only one as fine as that) of a renewal.
+const STATEMENT: &str = "sqlx::query";
+const RENEWAL: &str = "rowlock::held";
+
 #[derive(Clone, Default)]
-pub struct Queries(Arc<AtomicI64>);
+pub struct Queries {
+    statements: Arc<AtomicI64>,
+    renewals: Arc<AtomicI64>,
+}
 
 impl Queries {
-    /// Counts from here on, and shows on stderr what `shown` asks for.
-    pub fn install(shown: Option<&str>) -> Result<Self, Error> {
+    /// Counts from here on if it is asked to, which costs each statement something, and shows on stderr what `shown` asks for.
+    pub fn install(shown: Option<&str>, counting: bool) -> Result<Self, Error> {
         let queries = Self::default();
         let shown: Option<Targets> = shown.map(str::parse).transpose()?;
         let show =
             shown.map(|targets| tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(targets));
-        let count = queries.clone().with_filter(Targets::new().with_target("sqlx::query", Level::DEBUG));
+        let events = Targets::new().with_target(STATEMENT, Level::DEBUG).with_target(RENEWAL, Level::TRACE);
+        let count = counting.then(|| queries.clone().with_filter(events));
         tracing_subscriber::registry().with(count).with(show).try_init()?;
         Ok(queries)
     }
 
     pub fn so_far(&self) -> i64 {
-        self.0.load(Ordering::Relaxed)
+        self.statements.load(Ordering::Relaxed)
+    }
+
+    /// Leases that were renewed, as rowlock tells of each.
+    pub fn renewals(&self) -> i64 {
+        self.renewals.load(Ordering::Relaxed)
     }
 }
 
 impl<S: Subscriber> Layer<S> for Queries {
-    fn on_event(&self, _: &Event<'_>, _: Context<'_, S>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let metadata = event.metadata();
+        match (metadata.target(), *metadata.level()) {
+            (STATEMENT, _) => self.statements.fetch_add(1, Ordering::Relaxed),
+            (RENEWAL, Level::TRACE) => self.renewals.fetch_add(1, Ordering::Relaxed),
+            _ => return,
+        };
     }
 }

@@ -2,18 +2,25 @@
 
 use std::{
     future::Future,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering},
     },
+    time::Duration,
 };
 
 use clap::ValueEnum;
 use rowlock::Database;
-use sqlx::{AssertSqlSafe, MySql, Pool, Postgres, Row as _, Sqlite, pool::PoolOptions, postgres::PgListener};
+use sqlx::{
+    AssertSqlSafe, Connection, MySql, Pool, Postgres, Row as _, Sqlite, pool::PoolOptions, postgres::PgListener,
+};
 use tempfile::TempDir;
 
 use crate::Error;
+
+/// How long those who are compared wait for a connection, a row or SQLite's one writer.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
@@ -69,6 +76,13 @@ pub struct Site {
     folder: Option<TempDir>,
 }
 
+impl Site {
+    /// Where SQLite's file lies.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_ref().map(TempDir::path)
+    }
+}
+
 /// What the server has counted so far, where it counts.
 #[derive(Clone, Copy, Default)]
 pub struct Served {
@@ -107,6 +121,11 @@ impl<DB: Bench> Observer<DB> {
 }
 
 pub trait Bench: Database {
+    /// How a connection waits for others, where that is not the server's business.
+    fn patient(options: Options<Self>) -> Options<Self> {
+        options
+    }
+
     /// Makes an empty database.
     fn create_database(server: &str) -> impl Future<Output = Result<Site, Error>> + Send;
 
@@ -126,8 +145,27 @@ pub trait Bench: Database {
     }
 }
 
+pub type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Options;
+
 pub async fn pool<DB: Database>(url: &str, connections: u32) -> Result<Pool<DB>, sqlx::Error> {
     PoolOptions::new().max_connections(connections).test_before_acquire(false).connect(url).await
+}
+
+/// For what is compared: all wait as long as it takes, and with `ping` each connection is tried before it is given out.
+pub async fn patient_pool<DB: Bench>(url: &str, connections: u32, ping: bool) -> Result<Pool<DB>, sqlx::Error> {
+    let options = PoolOptions::new().max_connections(connections).test_before_acquire(ping).acquire_timeout(PATIENCE);
+    options.connect_with(DB::patient(url.parse()?)).await
+}
+
+/// Does something with a database of its own, and drops that however it ends.
+pub async fn at_own_site<DB: Bench>(
+    server: &str,
+    work: impl AsyncFnOnce(&Site) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let own = site::<DB>(server).await?;
+    let done = work(&own).await;
+    DB::drop_database(server, own).await?;
+    done
 }
 
 /// Makes a database with the table in it.
@@ -156,6 +194,10 @@ fn database_of(site: &Site) -> &str {
 }
 
 impl Bench for Sqlite {
+    fn patient(options: Options<Self>) -> Options<Self> {
+        options.busy_timeout(PATIENCE)
+    }
+
     async fn create_database(_: &str) -> Result<Site, Error> {
         let folder = tempfile::tempdir()?;
         let url = format!("sqlite://{}?mode=rwc", folder.path().join("locks.db").display());

@@ -1,11 +1,19 @@
 //! How fast rowlock is, on the databases that are at hand. Figures go to stdout, progress to stderr.
 
 mod contender;
+mod contest;
 mod count;
+mod cycles;
 mod database;
+mod dialect;
+mod durability;
 mod handover;
+mod options;
+mod report;
+mod speak;
 mod statistics;
 mod waiting;
+mod ways;
 
 use clap::{Parser, Subcommand};
 
@@ -28,6 +36,8 @@ enum Scenario {
     Handover(handover::Options),
     /// What many tasks that wait for a long-held key ask of the database.
     Waiting(waiting::Options),
+    /// Acquire and release by tasks with a key each: rowlock, and what people would use instead.
+    Cycles(cycles::Options),
     /// One process of `handover`.
     #[command(hide = true)]
     Contender(contender::Options),
@@ -36,8 +46,11 @@ enum Scenario {
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let arguments = Arguments::parse();
-    let queries = count::Queries::install(arguments.log.as_deref())?;
+    // Counting would slow down what is compared.
+    let queries =
+        count::Queries::install(arguments.log.as_deref(), !matches!(arguments.scenario, Scenario::Cycles(_)))?;
     match arguments.scenario {
+        Scenario::Cycles(options) => cycles::run(&options).await,
         Scenario::Handover(options) => handover::run(&options, arguments.log.as_deref()).await,
         Scenario::Waiting(options) => waiting::run(&options, &queries).await,
         Scenario::Contender(options) => contender::run(options, queries).await,

@@ -14,6 +14,23 @@ pub fn millis(nanos: i64) -> f64 {
     nanos as f64 / 1e6
 }
 
+/// The one in the middle, or the mean of the two there.
+pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_unstable_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        odd if odd % 2 == 1 => Some(values[middle]),
+        _ => Some(f64::midpoint(values[middle - 1], values[middle])),
+    }
+}
+
+/// How many times the second the first is; `None` where nothing can be said.
+pub fn ratio(of: f64, to: f64) -> Option<f64> {
+    Some(of / to).filter(|ratio| ratio.is_finite())
+}
+
 /// What so many durations come to.
 pub struct Summary(Vec<i64>);
 
@@ -28,7 +45,7 @@ impl Summary {
     }
 
     /// The smallest that so many percent are not above.
-    fn percentile(&self, percent: usize) -> Option<i64> {
+    pub fn percentile(&self, percent: usize) -> Option<i64> {
         let rank = (self.0.len() * percent).div_ceil(100).max(1);
         self.0.get(rank - 1).copied()
     }
@@ -57,5 +74,18 @@ mod tests {
         let all = [0, 50, 90, 99, 100].map(|percent| summary.percentile(percent));
         assert_eq!(all, [Some(1), Some(100), Some(180), Some(198), Some(200)]);
         assert_eq!(Summary::of(vec![]).percentile(50), None);
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle_in_whatever_order_they_come() {
+        assert_eq!(median([3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median([4.0, 1.0, 3.0, 2.0]), Some(2.5));
+        assert_eq!(median([]), None);
+    }
+
+    #[test]
+    fn nothing_is_no_number_of_times_nothing() {
+        assert_eq!(ratio(1.0, 4.0), Some(0.25));
+        assert_eq!((ratio(1.0, 0.0), ratio(0.0, 0.0)), (None, None));
     }
 }

@@ -1,0 +1,45 @@
+//! What a COMMIT is worth: rates of servers that may lose one say nothing.
+
+use rustix::fs::statfs;
+
+use crate::{
+    Error,
+    database::{Kind, Site, patient_pool},
+    options::url,
+    speak::Speak,
+    ways::redis,
+};
+
+/// What statfs calls a file system in memory on Linux.
+const TMPFS: i64 = 0x0102_1994;
+
+/// Prints the server's settings, and says so if it is not durable.
+pub async fn show<DB: Speak>(kind: Kind, site: &Site) -> Result<(), Error> {
+    let (sql, names) = DB::SETTINGS;
+    let pool = patient_pool::<DB>(&site.url, 1, false).await?;
+    let row = DB::row(&mut *pool.acquire().await?, sql, &[]).await?.ok_or("the server does not tell its settings")?;
+    let values = (0..names.len()).map(|column| DB::text(&row, column)).collect::<Result<Vec<_>, _>>()?;
+    let values: Vec<&str> = values.iter().map(String::as_str).collect();
+    let settings: Vec<String> = names.iter().zip(&values).map(|(name, value)| format!("{name} {value}")).collect();
+    let in_memory = site.folder().is_some_and(|folder| statfs(folder).is_ok_and(|found| found.f_type as i64 == TMPFS));
+    let place = if in_memory { ", a file in memory" } else { "" };
+    println!("{}: {}{place}{}", kind.name(), settings.join(", "), verdict(DB::durable(&values) && !in_memory));
+    Ok(())
+}
+
+/// The two Redis servers, where they are at hand.
+pub async fn show_redis() -> Result<(), Error> {
+    for (name, variable) in [("redis", "REDIS_URL"), ("redis-durable", "REDIS_DURABLE_URL")] {
+        let Some(url) = url(variable) else {
+            println!("{name}: skipped, {variable} is not set");
+            continue;
+        };
+        let (durable, settings) = redis::durability(&url).await?;
+        println!("{name}: {settings}{}", verdict(durable));
+    }
+    Ok(())
+}
+
+fn verdict(durable: bool) -> &'static str {
+    if durable { "" } else { ": NOT DURABLE" }
+}

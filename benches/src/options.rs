@@ -1,0 +1,72 @@
+//! What the scenarios that compare have in common.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::Args;
+
+use crate::database::Kind;
+
+/// Which databases, and where the raw figures go.
+#[derive(Args, Clone)]
+pub struct Common {
+    /// A database to measure; all four unless given.
+    #[arg(long = "database", value_name = "NAME")]
+    databases: Vec<Kind>,
+    /// Appends the figures of each round to this file.
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+}
+
+impl Common {
+    /// Those that are meant and at hand, with their servers.
+    pub fn servers(&self) -> Vec<(Kind, String)> {
+        let kinds = if self.databases.is_empty() { &Kind::ALL[..] } else { &self.databases };
+        kinds.iter().filter_map(|&kind| Some((kind, kind.url()?))).collect()
+    }
+}
+
+/// How contenders take turns.
+#[derive(Args, Clone)]
+pub struct Rounds {
+    #[command(flatten)]
+    pub common: Common,
+    /// How often each contender has its turn; the median counts.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// How long a turn is.
+    #[arg(long, default_value = "1", value_parser = seconds)]
+    pub seconds: Duration,
+    /// A turn before the first, which does not count.
+    #[arg(long, default_value = "0.3", value_parser = seconds)]
+    pub warm_up: Duration,
+    /// The most connections of a pool; never more than there are tasks.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    connections: u32,
+    /// Has pools try each connection before they give it out, as sqlx does unless told otherwise.
+    #[arg(long)]
+    pub ping: bool,
+    /// Only these contenders, by name.
+    #[arg(long = "contender", value_name = "NAME")]
+    contenders: Vec<String>,
+}
+
+impl Rounds {
+    pub fn connections(&self, tasks: usize) -> u32 {
+        u32::try_from(tasks).map_or(self.connections, |tasks| tasks.clamp(1, self.connections))
+    }
+
+    pub fn wants(&self, contender: &str) -> bool {
+        self.contenders.is_empty() || self.contenders.iter().any(|wanted| wanted == contender)
+    }
+}
+
+/// A duration as a number of seconds.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+/// A server that is not SQL: its URL, if the variable is set.
+pub fn url(variable: &str) -> Option<String> {
+    std::env::var(variable).ok().filter(|url| !url.is_empty())
+}

@@ -1,0 +1,81 @@
+//! The ways of locking that are compared, a file each.
+
+pub mod advisory;
+pub mod article;
+pub mod etcd;
+pub mod limit;
+pub mod redis;
+pub mod rowlock;
+pub mod single;
+
+use std::{future::Future, sync::Arc};
+
+use crate::{
+    Error,
+    contest::{Contender, Cycling},
+};
+
+/// What a lock says to the others of who it is.
+pub const CLIENT: &str = "rowlock-bench";
+
+/// Who asks, for what.
+pub struct Ask<'a> {
+    pub task: usize,
+    pub key: &'a str,
+}
+
+/// A way of locking.
+pub trait Lock: Send + Sync + 'static {
+    type Held: Send;
+
+    /// Asks once; `None` if somebody else holds it.
+    fn acquire(&self, ask: &Ask<'_>) -> impl Future<Output = Result<Option<Self::Held>, Error>> + Send;
+
+    fn release(&self, ask: &Ask<'_>, held: Self::Held) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+/// The key of a task, or one of many, as it comes.
+pub type Pick = Box<dyn Fn(usize) -> String + Send + Sync>;
+
+/// Acquires and releases.
+struct Cycle<L> {
+    lock: L,
+    key: Pick,
+}
+
+pub fn cycle<L: Lock>(lock: L, key: Pick) -> Arc<dyn Contender> {
+    Arc::new(Cycle { lock, key })
+}
+
+impl<L: Lock> Contender for Cycle<L> {
+    fn cycle(&self, task: usize) -> Cycling<'_> {
+        Box::pin(async move {
+            let key = (self.key)(task);
+            let ask = Ask { task, key: &key };
+            let held = self.lock.acquire(&ask).await?.ok_or_else(|| format!("{key} is not free"))?;
+            self.lock.release(&ask, held).await?;
+            Ok(1)
+        })
+    }
+}
+
+/// Asks for a key that somebody else holds.
+struct Refusal<L> {
+    lock: L,
+    key: &'static str,
+}
+
+pub fn refusal<L: Lock>(lock: L, key: &'static str) -> Arc<dyn Contender> {
+    Arc::new(Refusal { lock, key })
+}
+
+impl<L: Lock> Contender for Refusal<L> {
+    fn cycle(&self, task: usize) -> Cycling<'_> {
+        Box::pin(async move {
+            match self.lock.acquire(&Ask { task, key: self.key }).await? {
+                None => Ok(1),
+                Some(_) => Err(format!("{} was granted to a second holder", self.key).into()),
+            }
+        })
+    }
+}
