@@ -12,8 +12,8 @@ use crate::{
     report::{Report, Shown},
     speak::{Speak, fill},
     ways::{
-        Pick, advisory::Advisory, article::Article, cycle, etcd::Etcd, limit, redis::Redis, rowlock::Rowlock,
-        single::Single,
+        Pick, advisory::Advisory, article::Article, cycle, etcd::Etcd, limit, own_prefix, redis::Redis,
+        rowlock::Rowlock, single::Single,
     },
 };
 
@@ -82,18 +82,13 @@ async fn entries<DB: Speak>(kind: Kind, site: &Site, tasks: usize, rounds: &Roun
     }
     for (name, variable) in [("redis", "REDIS_URL"), ("redis-durable", "REDIS_DURABLE_URL")] {
         if let Some(url) = url(variable).filter(|_| rounds.wants(name)) {
-            enter(name, cycle(Redis::new(&url, &prefix()).await?, own_key(name, tasks)));
+            enter(name, cycle(Redis::new(&url, &own_prefix()).await?, own_key(name, tasks)));
         }
     }
     if let Some(url) = url("ETCD_URL").filter(|_| rounds.wants("etcd")) {
-        enter("etcd", cycle(Etcd::new(&url, &prefix(), tasks).await?, own_key("etcd", tasks)));
+        enter("etcd", cycle(Etcd::new(&url, &own_prefix(), tasks).await?, own_key("etcd", tasks)));
     }
     Ok(entries)
-}
-
-/// On servers that give no database of its own to a run.
-fn prefix() -> String {
-    format!("rowlock_bench/{}", uuid::Uuid::new_v4().simple())
 }
 
 fn key(name: &str, tasks: usize, task: usize) -> String {

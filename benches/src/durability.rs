@@ -1,6 +1,6 @@
 //! What a COMMIT is worth: rates of servers that may lose one say nothing.
 
-use rustix::fs::statfs;
+use std::path::Path;
 
 use crate::{
     Error,
@@ -10,9 +10,6 @@ use crate::{
     ways::redis,
 };
 
-/// What statfs calls a file system in memory on Linux.
-const TMPFS: i64 = 0x0102_1994;
-
 /// Prints the server's settings, and says so if it is not durable.
 pub async fn show<DB: Speak>(kind: Kind, site: &Site) -> Result<(), Error> {
     let (sql, names) = DB::SETTINGS;
@@ -21,7 +18,7 @@ pub async fn show<DB: Speak>(kind: Kind, site: &Site) -> Result<(), Error> {
     let values = (0..names.len()).map(|column| DB::text(&row, column)).collect::<Result<Vec<_>, _>>()?;
     let values: Vec<&str> = values.iter().map(String::as_str).collect();
     let settings: Vec<String> = names.iter().zip(&values).map(|(name, value)| format!("{name} {value}")).collect();
-    let in_memory = site.folder().is_some_and(|folder| statfs(folder).is_ok_and(|found| found.f_type as i64 == TMPFS));
+    let in_memory = site.folder().is_some_and(is_in_memory);
     let place = if in_memory { ", a file in memory" } else { "" };
     println!("{}: {}{place}{}", kind.name(), settings.join(", "), verdict(DB::durable(&values) && !in_memory));
     Ok(())
@@ -38,6 +35,18 @@ pub async fn show_redis() -> Result<(), Error> {
         println!("{name}: {settings}{}", verdict(durable));
     }
     Ok(())
+}
+
+/// Whether a folder's files are gone with the power.
+#[cfg(target_os = "linux")]
+fn is_in_memory(folder: &Path) -> bool {
+    const TMPFS: rustix::fs::FsWord = 0x0102_1994;
+    rustix::fs::statfs(folder).is_ok_and(|found| found.f_type == TMPFS)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_in_memory(_: &Path) -> bool {
+    false
 }
 
 fn verdict(durable: bool) -> &'static str {

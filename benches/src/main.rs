@@ -1,14 +1,22 @@
 //! How fast rowlock is, on the databases that are at hand. Figures go to stdout, progress to stderr.
 
+mod all;
+mod chart;
 mod contender;
 mod contest;
 mod count;
 mod cycles;
 mod database;
+mod deduct;
 mod dialect;
 mod durability;
 mod handover;
+mod held;
+mod holder;
+mod million;
 mod options;
+mod plot;
+mod refusals;
 mod report;
 mod speak;
 mod statistics;
@@ -38,21 +46,48 @@ enum Scenario {
     Waiting(waiting::Options),
     /// Acquire and release by tasks with a key each: rowlock, and what people would use instead.
     Cycles(cycles::Options),
+    /// Deductions from accounts that many tasks want: VersionedTable, a guarded UPDATE, SELECT FOR UPDATE. Balances are checked.
+    Deduct(deduct::Options),
+    /// Many keys that are held: connections, memory, and the statements that renew them.
+    Held(held::Options),
+    /// Tries for a key that somebody else holds, and what they write to PostgreSQL's log.
+    Refusals(refusals::Options),
+    /// Acquire and release in a table with a thousand rows, and with a million.
+    Million(million::Options),
+    /// Every scenario above with its default settings, one after the other.
+    All(all::Options),
+    /// Draws cycles a second over tasks, from the figures that `cycles --csv` wrote.
+    Plot(plot::Options),
+    /// The process of `held`.
+    #[command(hide = true)]
+    Holder(holder::Options),
     /// One process of `handover`.
     #[command(hide = true)]
     Contender(contender::Options),
 }
 
+impl Scenario {
+    /// Whether it counts its own statements, which would slow down what is compared.
+    fn counts(&self) -> bool {
+        matches!(self, Self::Handover(_) | Self::Waiting(_) | Self::Contender(_) | Self::Holder(_))
+    }
+}
+
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let arguments = Arguments::parse();
-    // Counting would slow down what is compared.
-    let queries =
-        count::Queries::install(arguments.log.as_deref(), !matches!(arguments.scenario, Scenario::Cycles(_)))?;
+    let queries = count::Queries::install(arguments.log.as_deref(), arguments.scenario.counts())?;
     match arguments.scenario {
-        Scenario::Cycles(options) => cycles::run(&options).await,
         Scenario::Handover(options) => handover::run(&options, arguments.log.as_deref()).await,
         Scenario::Waiting(options) => waiting::run(&options, &queries).await,
+        Scenario::Cycles(options) => cycles::run(&options).await,
+        Scenario::Deduct(options) => deduct::run(&options).await,
+        Scenario::Held(options) => held::run(&options).await,
+        Scenario::Refusals(options) => refusals::run(&options).await,
+        Scenario::Million(options) => million::run(&options).await,
+        Scenario::All(options) => all::run(&options, arguments.log.as_deref()).await,
+        Scenario::Plot(options) => plot::run(&options),
+        Scenario::Holder(options) => holder::run(&options, &queries).await,
         Scenario::Contender(options) => contender::run(options, queries).await,
     }
 }

@@ -11,7 +11,7 @@ use crate::database::Kind;
 pub struct Common {
     /// A database to measure; all four unless given.
     #[arg(long = "database", value_name = "NAME")]
-    databases: Vec<Kind>,
+    pub databases: Vec<Kind>,
     /// Appends the figures of each round to this file.
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,

@@ -26,12 +26,17 @@ pub struct Ask<'a> {
 
 /// A way of locking.
 pub trait Lock: Send + Sync + 'static {
-    type Held: Send;
+    type Held: Send + 'static;
 
     /// Asks once; `None` if somebody else holds it.
     fn acquire(&self, ask: &Ask<'_>) -> impl Future<Output = Result<Option<Self::Held>, Error>> + Send;
 
     fn release(&self, ask: &Ask<'_>, held: Self::Held) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+/// In front of the keys on servers that give no database of its own to a run.
+pub fn own_prefix() -> String {
+    format!("rowlock_bench/{}", uuid::Uuid::new_v4().simple())
 }
 
 /// The key of a task, or one of many, as it comes.

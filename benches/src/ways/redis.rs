@@ -1,5 +1,7 @@
 //! Redis: `SET key value NX PX` and a script that deletes the key if the value is still the own one.
 
+use std::time::Duration;
+
 use ::redis::{Client, ExistenceCheck, Script, SetExpiry, SetOptions, aio::MultiplexedConnection};
 use uuid::Uuid;
 
@@ -8,7 +10,6 @@ use crate::Error;
 
 const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
-const LEASE_MILLIS: u64 = 30_000;
 
 /// One connection for all tasks, whose commands share it.
 pub struct Redis {
@@ -16,6 +17,7 @@ pub struct Redis {
     release: Script,
     /// Keeps the keys of one run apart from those of another.
     prefix: String,
+    lease: Duration,
 }
 
 impl Redis {
@@ -23,7 +25,11 @@ impl Redis {
         let connection = Client::open(url)?.get_multiplexed_async_connection().await?;
         let release = Script::new(RELEASE);
         release.prepare_invoke().load_async(&mut connection.clone()).await?;
-        Ok(Self { connection, release, prefix: prefix.to_owned() })
+        Ok(Self { connection, release, prefix: prefix.to_owned(), lease: Duration::from_secs(30) })
+    }
+
+    pub fn lasting(self, lease: Duration) -> Self {
+        Self { lease, ..self }
     }
 
     fn name(&self, key: &str) -> String {
@@ -37,8 +43,9 @@ impl Lock for Redis {
     async fn acquire(&self, ask: &Ask<'_>) -> Result<Option<String>, Error> {
         let value = Uuid::new_v4().to_string();
         let mut set = ::redis::cmd("SET");
-        let options =
-            SetOptions::default().conditional_set(ExistenceCheck::NX).with_expiration(SetExpiry::PX(LEASE_MILLIS));
+        let options = SetOptions::default()
+            .conditional_set(ExistenceCheck::NX)
+            .with_expiration(SetExpiry::PX(u64::try_from(self.lease.as_millis())?));
         set.arg(self.name(ask.key)).arg(&value).arg(options);
         let done: Option<String> = set.query_async(&mut self.connection.clone()).await?;
         Ok(done.map(|_| value))

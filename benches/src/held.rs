@@ -1,0 +1,118 @@
+//! What keys cost that are held for long: connections, memory, and statements that renew them.
+
+use std::{process::Stdio, time::Duration};
+
+use clap::Args;
+use sqlx::Pool;
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    process::Command,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    Error,
+    contender::URL,
+    database::{Kind, Site, at_own_site, on, pool},
+    holder::{Renewed, Taken},
+    options::{Common, seconds},
+    report::{Line, Report, Shown, shown},
+    speak::Speak,
+};
+
+/// How often the server is asked for its connections.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long taking all keys may last, and how much later than the others' end the process may end.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+#[derive(Args)]
+pub struct Options {
+    #[command(flatten)]
+    common: Common,
+    /// How many keys are held.
+    #[arg(long, default_value_t = 10_000)]
+    keys: usize,
+    /// For how long they are, once all of them are taken.
+    #[arg(long, default_value = "30", value_parser = seconds)]
+    seconds: Duration,
+    /// A lease, in seconds, is renewed at every third of it.
+    #[arg(long, default_value = "30", value_parser = seconds)]
+    lease: Duration,
+    /// The most connections of the pool that renews.
+    #[arg(long, default_value_t = 16)]
+    connections: u32,
+}
+
+pub async fn run(options: &Options) -> Result<(), Error> {
+    let mut report = Report::new(options.common.csv.as_deref(), Shown::default())?;
+    let Options { keys, seconds, lease, .. } = options;
+    println!("{keys} keys are held for {seconds:?} with a lease of {lease:?}, in a process of its own.");
+    println!(
+        "connections: at most, of that database, as the server counts them; pool: as sqlx does, of the pool that renews, which may open {}.",
+        options.connections
+    );
+    println!("bytes: resident memory that is more with all keys held than with none, for each.\n");
+    println!("| server | keys | connections | pool | bytes a lease | renewals/s | statements for 100 renewals |");
+    println!("|---|---:|---:|---:|---:|---:|---:|");
+    for (kind, server) in options.common.servers() {
+        on!(kind, measure(kind, &server, options, &mut report))?;
+    }
+    Ok(())
+}
+
+async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report: &mut Report) -> Result<(), Error> {
+    at_own_site::<DB>(server, async |site| {
+        eprintln!("held {}: {} keys", kind.name(), options.keys);
+        let (taken, renewed, connections) = held::<DB>(kind, site, options).await?;
+        let line = Line {
+            scenario: "held".to_owned(),
+            server: kind.name().to_owned(),
+            contender: "rowlock".to_owned(),
+            size: options.keys,
+            per_second: Some(renewed.renewals as f64 / options.seconds.as_secs_f64()),
+            connections,
+            bytes_per_lease: taken.bytes().map(|bytes| bytes / options.keys as f64),
+            statements_per_100: renewed.statements_per_100(),
+            ..Line::default()
+        };
+        let (bytes, statements) = (shown(line.bytes_per_lease, 0), shown(line.statements_per_100, 2));
+        let (connections, rate) = (shown(line.connections, 0), shown(line.per_second, 0));
+        let (server, pool) = (kind.name(), renewed.connections);
+        println!("| {server} | {} | {connections} | {pool} | {bytes} | {rate} | {statements} |", options.keys);
+        report.line(&line)
+    })
+    .await
+}
+
+/// Starts the process, and looks at the server as long as it renews.
+async fn held<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<(Taken, Renewed, Option<f64>), Error> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["holder", "--database", kind.name(), "--keys", &options.keys.to_string()]);
+    command.args(["--seconds", &options.seconds.as_secs_f64().to_string()]);
+    command.args(["--lease", &options.lease.as_secs_f64().to_string()]);
+    command.args(["--connections", &options.connections.to_string()]).env(URL, &site.url);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+    let mut lines = BufReader::new(child.stdout.take().ok_or("the process has no stdout")?).lines();
+    let observer = pool::<DB>(&site.url, 1).await?;
+    let taken = timeout(PATIENCE, lines.next_line()).await??.ok_or("the process holds nothing")?.parse()?;
+    let mut most: Option<i64> = None;
+    let renewed = loop {
+        most = most.max(connections(&observer).await?);
+        tokio::select! {
+            line = lines.next_line() => break line?.ok_or("the process renewed nothing")?.parse()?,
+            () = sleep(LOOK) => {}
+        }
+    };
+    let status = timeout(PATIENCE, child.wait()).await??;
+    if !status.success() {
+        return Err(format!("the process failed: {status}").into());
+    }
+    Ok((taken, renewed, most.map(|most| most as f64)))
+}
+
+/// Those of the process, as the server counts them: all but the one that asks.
+async fn connections<DB: Speak>(observer: &Pool<DB>) -> Result<Option<i64>, Error> {
+    let Some(sql) = DB::CONNECTIONS else { return Ok(None) };
+    let row = DB::row(&mut *observer.acquire().await?, sql, &[]).await?.ok_or("the server does not count")?;
+    Ok(Some(DB::number(&row, 0)? - 1))
+}
