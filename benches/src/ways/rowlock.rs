@@ -12,8 +12,8 @@ use crate::{
 };
 
 /// The one place where the benchmarks make a lock that is compared.
-pub fn lock<DB: Bench>(pool: Pool<DB>, _batching: bool) -> Result<LeaseLock<DB>, Error> {
-    Ok(LeaseLock::new(pool).label(super::CLIENT)?.time_limit(PATIENCE)?)
+pub fn lock<DB: Bench>(pool: Pool<DB>, batching: bool) -> Result<LeaseLock<DB>, Error> {
+    Ok(LeaseLock::new(pool).batching(batching).label(super::CLIENT)?.time_limit(PATIENCE)?)
 }
 
 pub struct Rowlock<DB: Bench> {
