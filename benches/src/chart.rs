@@ -45,10 +45,16 @@ pub fn draw(charts: &[Chart]) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
+    let mut names: Vec<&str> = Vec::new();
+    for series in charts.iter().flat_map(|chart| &chart.series) {
+        if !names.contains(&series.name.as_str()) {
+            names.push(&series.name);
+        }
+    }
     for (place, chart) in charts.iter().enumerate() {
         let (column, row) = (place % columns, place / columns);
         let _ = writeln!(svg, "<g transform=\"translate({},{})\">", column as f64 * WIDTH, row as f64 * HEIGHT);
-        chart.draw(&mut svg);
+        chart.draw(&mut svg, &names);
         svg.push_str("</g>\n");
     }
     svg.push_str("</svg>\n");
@@ -88,7 +94,8 @@ impl Axis {
 }
 
 impl Chart {
-    fn draw(&self, svg: &mut String) {
+    /// A name has the same colour in all charts.
+    fn draw(&self, svg: &mut String, all: &[&str]) {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         let x = Axis::new(points().map(|point| point.0), 2.0, LEFT, right);
@@ -96,14 +103,16 @@ impl Chart {
         let _ = writeln!(svg, "<text x=\"{LEFT}\" y=\"20\" font-size=\"15\">{}</text>", escaped(&self.title));
         grid(svg, &x, &y);
         let mut names: Vec<(usize, f64)> = Vec::new();
+        let colour =
+            |name: &str| COLOURS[all.iter().position(|other| *other == name).unwrap_or_default() % COLOURS.len()];
         for (number, series) in self.series.iter().enumerate() {
-            line(svg, number, series, &x, &y);
+            line(svg, colour(&series.name), series, &x, &y);
             names.extend(series.points.last().map(|last| (number, y.place(last.1))));
         }
         for (number, place) in apart(names, bottom) {
-            let (name, colour) = (escaped(&self.series[number].name), colour(number));
-            let _ =
-                writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" fill=\"{colour}\">{name}</text>", right + 10.0, place + 4.0);
+            let name = &self.series[number].name;
+            let (name, colour, place) = (escaped(name), colour(name), place + 4.0);
+            let _ = writeln!(svg, "<text x=\"{}\" y=\"{place:.1}\" fill=\"{colour}\">{name}</text>", right + 10.0);
         }
     }
 }
@@ -130,10 +139,10 @@ fn grid(svg: &mut String, x: &Axis, y: &Axis) {
     );
 }
 
-fn line(svg: &mut String, number: usize, series: &Series, x: &Axis, y: &Axis) {
+fn line(svg: &mut String, colour: &str, series: &Series, x: &Axis, y: &Axis) {
     let places: Vec<(f64, f64)> = series.points.iter().map(|point| (x.place(point.0), y.place(point.1))).collect();
     let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    let (colour, width) = (colour(number), if series.name.starts_with("rowlock") { 3 } else { 1 });
+    let width = if series.name.starts_with("rowlock") { 3 } else { 1 };
     let dashes = if series.name == "limit" { " stroke-dasharray=\"5 4\"" } else { "" };
     let path = path.join(" ");
     let _ = writeln!(
@@ -143,10 +152,6 @@ fn line(svg: &mut String, number: usize, series: &Series, x: &Axis, y: &Axis) {
     for (x, y) in places {
         let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
     }
-}
-
-fn colour(number: usize) -> &'static str {
-    COLOURS[number % COLOURS.len()]
 }
 
 /// Names beside the ends of their lines, but none on top of another, nor below the picture.
@@ -192,8 +197,10 @@ mod tests {
     fn every_contender_has_a_line_and_a_name() {
         let series = |name: &str, rate| Series { name: name.into(), points: vec![(1.0, rate), (64.0, rate * 8.0)] };
         let chart = Chart { title: "a & b".into(), series: vec![series("rowlock", 90.0), series("limit", 700.0)] };
-        let svg = draw(&[chart]);
-        assert_eq!((svg.matches("<polyline").count(), svg.matches("<circle").count()), (2, 4));
+        let other = Chart { title: "c".into(), series: vec![series("limit", 100.0)] };
+        let svg = draw(&[chart, other]);
+        assert_eq!((svg.matches("<polyline").count(), svg.matches("<circle").count()), (3, 6));
+        assert_eq!(svg.matches(COLOURS[1]).count(), 2 * (1 + 2 + 1), "a line, two points and a name in each chart");
         assert!(svg.contains(">rowlock</text>") && svg.contains(">a &amp; b</text>"));
     }
 }

@@ -20,7 +20,7 @@ pub async fn show<DB: Speak>(kind: Kind, site: &Site) -> Result<(), Error> {
     let settings: Vec<String> = names.iter().zip(&values).map(|(name, value)| format!("{name} {value}")).collect();
     let in_memory = site.folder().is_some_and(is_in_memory);
     let place = if in_memory { ", a file in memory" } else { "" };
-    println!("{}: {}{place}{}", kind.name(), settings.join(", "), verdict(DB::durable(&values) && !in_memory));
+    println!("\n{}: {}{place}{}", kind.name(), settings.join(", "), verdict(DB::durable(&values) && !in_memory));
     Ok(())
 }
 

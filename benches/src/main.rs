@@ -1,4 +1,8 @@
-//! How fast rowlock is, on the databases that are at hand. Figures go to stdout, progress to stderr.
+//! How fast rowlock is, and what people would use instead, on the servers that are at hand. Figures go to stdout, progress to stderr.
+//!
+//! `handover` and `waiting` look at those who wait for one key. `cycles`, `refusals`, `deduct` and `million` compare: all contenders take
+//! turns in short rounds on one server, whose settings stand above the table, and medians of the rounds are shown. `held` looks at a
+//! process that holds many keys. `all` does all of that; `plot` draws what `cycles` wrote to a file.
 
 mod all;
 mod chart;
@@ -27,7 +31,17 @@ use clap::{Parser, Subcommand};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Measures rowlock. Servers come from POSTGRES_URL, MYSQL_URL and MARIADB_URL; each run makes a database of its own there and drops it.
+/// Measures rowlock, and what people would use instead.
+///
+/// Servers come from variables; what has none is skipped, and that is said:
+///
+/// POSTGRES_URL, MYSQL_URL, MARIADB_URL: each run makes a database of its own there and drops it.
+///
+/// REDIS_URL, REDIS_DURABLE_URL: a Redis that does not write through, and one with `appendfsync always`; keys begin with `rowlock_bench/`.
+///
+/// ETCD_URL: http://HOST:PORT; keys begin with `rowlock_bench/`, leases end after half an hour.
+///
+/// SQLite's file lies in TMPDIR, which had better be on a disk.
 #[derive(Parser)]
 #[command(name = "rowlock-bench")]
 struct Arguments {
@@ -45,12 +59,21 @@ enum Scenario {
     /// What many tasks that wait for a long-held key ask of the database.
     Waiting(waiting::Options),
     /// Acquire and release by tasks with a key each: rowlock, and what people would use instead.
+    ///
+    /// rowlock, rowlock-unbatched: with batching and without. article: its statements by hand, SELECT FOR UPDATE and UPDATE in a transaction, then UPDATE.
+    /// single: one prepared guarded UPDATE, then another, of the columns that rowlock writes. advisory: the server's own locks of a connection.
+    /// limit: half the rate of plain one-row updates, by pgbench where there is one. redis, redis-durable: SET NX PX, and a script. etcd: its lock, over gRPC.
     Cycles(cycles::Options),
-    /// Deductions from accounts that many tasks want: VersionedTable, a guarded UPDATE, SELECT FOR UPDATE. Balances are checked.
+    /// Deductions from accounts that many tasks want; balances are checked at the end.
+    ///
+    /// rowlock: VersionedTable::deduct, with as many attempts as it takes. single: one UPDATE that takes it if it is there.
+    /// for-update: SELECT FOR UPDATE and UPDATE in a transaction.
     Deduct(deduct::Options),
-    /// Many keys that are held: connections, memory, and the statements that renew them.
+    /// Many keys that are held, in a process of its own: connections, memory, and the statements that renew them.
     Held(held::Options),
     /// Tries for a key that somebody else holds, and what they write to PostgreSQL's log.
+    ///
+    /// Contenders as in `cycles`, but for limit and etcd. The figure of those that write nothing there shows what others write.
     Refusals(refusals::Options),
     /// Acquire and release in a table with a thousand rows, and with a million.
     Million(million::Options),
