@@ -71,9 +71,9 @@ mod tests {
     fn a_point_is_the_median_of_its_rounds() {
         let other = Line { scenario: "refusals".into(), ..line("mysql", "single", 1, 1.0) };
         let lines = [
-            line("postgres", "single", 16, 300.0),
-            line("postgres", "single", 16, 100.0),
             line("postgres", "single", 16, 200.0),
+            line("postgres", "single", 16, 100.0),
+            line("postgres", "single", 16, 900.0),
             line("postgres", "single", 1, 50.0),
             line("postgres", "article", 1, 40.0),
             other,

@@ -84,3 +84,57 @@ impl<L: Lock> Contender for Refusal<L> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use sqlx::{Pool, Sqlite};
+
+    use super::{article::Article, rowlock::Rowlock, single::Single, *};
+    use crate::{
+        database::{at_own_site, patient_pool},
+        speak::fill,
+    };
+
+    const ASK: Ask<'static> = Ask { task: 0, key: "key" };
+
+    async fn holds_alone<L: Lock>(make: impl Fn(Pool<Sqlite>) -> Result<L, Error>) -> Result<(), Error> {
+        at_own_site::<Sqlite>("", async |site| {
+            let pool = patient_pool::<Sqlite>(&site.url, 2, false).await?;
+            fill(&pool, "t_resource_lock (key_resource)", std::iter::once("('key')".to_owned())).await?;
+            let (one, other) = (make(pool.clone())?, make(pool)?);
+            for _ in 0..2 {
+                let held = one.acquire(&ASK).await?.ok_or("it is free")?;
+                assert!(other.acquire(&ASK).await?.is_none(), "a second holder");
+                one.release(&ASK, held).await?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    #[tokio::test]
+    async fn whoever_holds_a_key_holds_it_alone_until_it_is_given_back() -> Result<(), Error> {
+        holds_alone(|pool| Ok(Article(pool))).await?;
+        holds_alone(|pool| Ok(Single(pool))).await?;
+        holds_alone(|pool| Rowlock::new(pool, true, Duration::ZERO)).await?;
+        holds_alone(|pool| Rowlock::new(pool, false, Duration::ZERO)).await
+    }
+
+    #[tokio::test]
+    async fn what_one_way_holds_no_other_takes() -> Result<(), Error> {
+        at_own_site::<Sqlite>("", async |site| {
+            let pool = patient_pool::<Sqlite>(&site.url, 4, false).await?;
+            let rowlock = Rowlock::new(pool.clone(), true, Duration::ZERO)?;
+            let lease = rowlock.acquire(&ASK).await?.ok_or("it is free")?;
+            assert!(Article(pool.clone()).acquire(&ASK).await?.is_none(), "the article took it");
+            assert!(Single(pool.clone()).acquire(&ASK).await?.is_none(), "the single statement took it");
+            rowlock.release(&ASK, lease).await?;
+            let held = Single(pool.clone()).acquire(&ASK).await?.ok_or("it is free")?;
+            assert!(rowlock.acquire(&ASK).await?.is_none(), "rowlock took it");
+            Single(pool).release(&ASK, held).await
+        })
+        .await
+    }
+}
