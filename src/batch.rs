@@ -189,13 +189,20 @@ impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
                 },
             };
             let seats = lane.board();
-            loan = self.carry_together(conn, seats).await.filter(|_| self.has_spare());
+            loan = self.carry_together(conn, seats).await.and_then(|conn| self.keep(conn));
+        }
+        if let Some(conn) = loan {
+            conn.give_back();
         }
     }
 
-    /// Whether the pool's other users are served while a connection is kept for the next statement.
-    fn has_spare(&self) -> bool {
-        self.pool.num_idle() > 0 || self.pool.size() < self.pool.options().get_max_connections()
+    /// Keeps the connection for the next statement, if others find one in the pool meanwhile.
+    fn keep(&self, conn: Borrowed<DB>) -> Option<Borrowed<DB>> {
+        if self.pool.num_idle() > 0 || self.pool.size() < self.pool.options().get_max_connections() {
+            return Some(conn);
+        }
+        conn.give_back();
+        None
     }
 
     /// The connection, if it is good for more.

@@ -10,6 +10,7 @@ mod acquire;
 mod acquiring;
 mod article;
 mod bank;
+mod batched;
 mod bed;
 mod both;
 mod cancelled;
@@ -200,6 +201,11 @@ where
         reentry:
             it_sends_nothing_and_the_last_one_releases, the_order_of_the_ends_does_not_matter, a_loss_is_every_handles_loss,
             without_the_handle_it_is_refused, it_is_the_same_under_both_strategies;
+        batched:
+            many_keys_take_few_statements, switched_off_each_takes_its_own, each_is_answered_by_itself,
+            of_those_who_want_the_same_key_one_gets_it, each_release_has_its_own_status,
+            a_release_of_what_is_lost_is_that_ones_alone, a_row_that_the_server_refuses_to_change_harms_no_other,
+            whoever_goes_away_before_the_departure_stays_behind;
         trips: round_trips_are_as_stated, round_trips_of_versions_are_as_stated, a_transactions_round_trips_are_as_stated;
         examples: deduct_shows_exact_balances_each_way, deduct_tells_a_wrong_balance,
             deduct_leaves_no_table_behind_when_its_output_is_closed;
@@ -275,6 +281,9 @@ where
     }
     tests! { server, trials;
         door: a_narrow_key_column_limits_the_key, unfit_columns_of_an_existing_table_are_refused;
+        batched:
+            a_row_that_a_transaction_sits_on_delays_nobody_else, whoever_goes_away_after_the_departure_takes_nothing_along,
+            a_reply_that_is_lost_is_lost_for_nobody, an_answer_that_is_long_in_coming_holds_nobody_up;
         cancelled: an_open_transaction_is_seen;
         commits:
             a_lease_finds_out_that_its_commit_was_done, a_lease_finds_out_that_its_commit_was_not_done,

@@ -1,0 +1,326 @@
+//! Requests that travel together: fewer statements, and each answered as if it had gone alone.
+
+use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
+
+use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, Reason, Status};
+use sqlx::Pool;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{
+    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    line::{Line, standing},
+    proxy::Way,
+};
+
+type Answer<DB> = Result<Attempt<Lease<DB>>, Error>;
+type Asking<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// All of them, begun in this order.
+async fn all<T>(mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
+    let mut answers: Vec<Option<T>> = asking.iter().map(|_| None).collect();
+    poll_fn(|context| {
+        for (asking, answer) in asking.iter_mut().zip(&mut answers) {
+            if answer.is_none()
+                && let Poll::Ready(got) = asking.as_mut().poll(context)
+            {
+                *answer = Some(got);
+            }
+        }
+        if answers.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    answers.into_iter().flatten().collect()
+}
+
+/// Has each of them ask, in this order.
+async fn begin<T>(asking: &mut [Asking<'_, T>]) {
+    poll_fn(|context| {
+        for asking in &mut *asking {
+            assert!(asking.as_mut().poll(context).is_pending(), "it waits");
+        }
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// Begins all of them while the pool's only connection is elsewhere: the first goes alone, the others with the next.
+async fn together<DB: Bed, T>(pool: &Pool<DB>, mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
+    let taken = pool.acquire().await.unwrap();
+    begin(&mut asking).await;
+    drop(taken);
+    timeout(PATIENCE, all(asking)).await.expect("all of them are answered")
+}
+
+fn tries<'a, DB: Bed>(lock: &'a LeaseLock<DB>, keys: impl IntoIterator<Item = &'a str>) -> Vec<Asking<'a, Answer<DB>>> {
+    keys.into_iter().map(|key| Box::pin(lock.try_acquire(key)) as Asking<'a, _>).collect()
+}
+
+/// Keys with free rows, and a lock that has used its table.
+async fn bed<DB: Bed>(site: &Site<DB>, keys: &[String]) -> (Pool<DB>, LeaseLock<DB>) {
+    for key in keys {
+        acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+    }
+    let pool = site.pool_of(1).await;
+    DB::statements(&pool).await;
+    let lock = LeaseLock::new(pool.clone()).time_limit(PATIENCE).unwrap();
+    acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    (pool, lock)
+}
+
+fn numbered(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("key {number}")).collect()
+}
+
+fn names(keys: &[String]) -> impl Iterator<Item = &str> {
+    keys.iter().map(String::as_str)
+}
+
+async fn counted<DB: Bed, T>(pool: &Pool<DB>, work: impl Future<Output = T>) -> (T, Option<i64>) {
+    let before = DB::statements(pool).await;
+    let result = work.await;
+    let count = DB::statements(pool).await.zip(before).map(|(now, before)| now - before - DB::COUNTING);
+    (result, count)
+}
+
+/// Statements as this database counts them; SQLite counts none.
+fn assert_statements<DB: Bed>(site: &Site<DB>, count: Option<i64>, postgres: i64, mysql: i64, what: &str) {
+    if let Some(count) = count {
+        assert_eq!(count, if site.server.name == "postgres" { postgres } else { mysql }, "{what}");
+    }
+}
+
+async fn released<DB: Bed>(pool: &Pool<DB>, leases: Vec<Lease<DB>>, status: fn(usize) -> Status) {
+    let releases = leases.into_iter().enumerate();
+    let releases = releases
+        .map(|(place, lease)| Box::pin(lease.release(status(place))) as Asking<'_, Result<(), Error>>)
+        .collect();
+    for result in together(pool, releases).await {
+        result.unwrap();
+    }
+}
+
+pub async fn many_keys_take_few_statements<DB: Bed>(site: Site<DB>) {
+    let keys = numbered(64);
+    let (pool, lock) = bed(&site, &keys).await;
+    let (answers, count) = counted(&pool, together(&pool, tries(&lock, names(&keys)))).await;
+    assert_statements(&site, count, 2, 3, "one alone, and all the others");
+    let leases: Vec<_> = answers.into_iter().map(acquired).collect();
+    for (lease, key) in leases.iter().zip(&keys) {
+        assert_eq!(lease.key().as_str(), key);
+        let token = site.number(&format!("SELECT token FROM t_resource_lock WHERE key_resource = '{key}'")).await;
+        assert_eq!(token, Some(lease.token().get()), "{key}");
+        assert!(lease.time_left() > Duration::from_secs(20));
+    }
+    assert_eq!(standing(&site).await, 64);
+    let ((), count) = counted(&pool, released(&pool, leases, |_| Status::Succeeded)).await;
+    assert_statements(&site, count, 2, 4, "one alone, and all the others");
+    assert_eq!(standing(&site).await, 0);
+}
+
+pub async fn switched_off_each_takes_its_own<DB: Bed>(site: Site<DB>) {
+    let keys = numbered(8);
+    let (pool, lock) = bed(&site, &keys).await;
+    let lock = lock.batching(false);
+    let (answers, count) = counted(&pool, together(&pool, tries(&lock, names(&keys)))).await;
+    assert_statements(&site, count, 8, 8, "each by itself");
+    let leases = answers.into_iter().map(acquired).collect();
+    let ((), count) = counted(&pool, released(&pool, leases, |_| Status::Succeeded)).await;
+    assert_statements(&site, count, 8, 8, "each by itself");
+}
+
+pub async fn each_is_answered_by_itself<DB: Bed>(site: Site<DB>) {
+    let keys = ["first", "free", "held", "expired", "failed"].map(String::from);
+    let (pool, lock) = bed(&site, &keys).await;
+    let _held = acquired(site.lock().label("holder").unwrap().try_acquire("held").await);
+    let crashed = acquired(site.lock().label("crashed").unwrap().try_acquire("expired").await);
+    site.set("expired", &format!("expires_at = {}", DB::ago(1))).await;
+    acquired(site.lock().try_acquire("failed").await).release(Status::Failed).await.unwrap();
+    let wanted = tries(&lock, ["first", "free", "held", "missing", "expired", "failed"]);
+    let mut answers = together(&pool, wanted).await.into_iter();
+    let mut next = || answers.next().unwrap();
+    let (first, free) = (acquired(next()), acquired(next()));
+    let refusal = refused(next());
+    assert_eq!((refusal.key.as_str(), refusal.reason, refusal.by.as_str()), ("held", Reason::Held, "holder"));
+    let (missing, expired, failed) = (acquired(next()), acquired(next()), acquired(next()));
+    let prior = expired.taken_over_from().expect("it was taken over");
+    assert_eq!((prior.label.as_str(), prior.token), ("crashed", crashed.token()));
+    for lease in [&first, &free, &missing, &failed] {
+        assert!(lease.taken_over_from().is_none(), "{lease:?}");
+        assert_eq!(
+            lease.claim().holder,
+            site.lock().inspect(lease.key().as_str()).await.unwrap().unwrap().holder.unwrap()
+        );
+    }
+}
+
+pub async fn of_those_who_want_the_same_key_one_gets_it<DB: Bed>(site: Site<DB>) {
+    let keys = ["first", "k"].map(String::from);
+    let (pool, lock) = bed(&site, &keys).await;
+    let wanted = std::iter::once("first").chain(std::iter::repeat_n("k", 20));
+    let (answers, count) = counted(&pool, together(&pool, tries(&lock, wanted))).await;
+    assert_statements(&site, count, 3, 4, "the first, one that is granted, and one refusal for all the others");
+    let (granted, refusals): (Vec<_>, Vec<_>) =
+        answers.into_iter().map(Result::unwrap).partition(|attempt| matches!(attempt, Attempt::Acquired(_)));
+    assert_eq!((granted.len(), refusals.len()), (2, 19));
+    for refusal in refusals {
+        assert_eq!(refusal.refused().unwrap().reason, Reason::Held);
+    }
+}
+
+pub async fn each_release_has_its_own_status<DB: Bed>(site: Site<DB>) {
+    let keys = numbered(10);
+    let (pool, lock) = bed(&site, &keys).await;
+    let leases = together(&pool, tries(&lock, names(&keys))).await.into_iter().map(acquired).collect();
+    let status = |place| if place % 2 == 0 { Status::Succeeded } else { Status::Failed };
+    let ((), count) = counted(&pool, released(&pool, leases, status)).await;
+    assert_statements(&site, count, 3, 7, "one alone, those that succeeded, those that failed");
+    for (place, key) in keys.iter().enumerate() {
+        let letter = if place % 2 == 0 { "S" } else { "F" };
+        assert_eq!(site.column(key, "status").await.as_deref(), Some(letter), "{key}");
+    }
+}
+
+pub async fn a_release_of_what_is_lost_is_that_ones_alone<DB: Bed>(site: Site<DB>) {
+    let keys = numbered(6);
+    let (pool, lock) = bed(&site, &keys).await;
+    let leases: Vec<_> = together(&pool, tries(&lock, names(&keys))).await.into_iter().map(acquired).collect();
+    site.take_from("key 3").await;
+    let releases =
+        leases.into_iter().map(|lease| Box::pin(lease.release(Status::Succeeded)) as Asking<'_, Result<(), Error>>);
+    for (place, result) in together(&pool, releases.collect()).await.into_iter().enumerate() {
+        match result {
+            Ok(()) => assert_ne!(place, 3),
+            Err(Error::Lost { key, .. }) => assert_eq!(key.as_str(), "key 3"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert_eq!(site.column("key 3", "client_ip").await.as_deref(), Some("thief"));
+}
+
+pub async fn a_row_that_a_transaction_sits_on_delays_nobody_else<DB: Bed>(site: Site<DB>) {
+    let keys = ["first", "k", "other"].map(String::from);
+    let (pool, lock) = bed(&site, &keys).await;
+    let mut sitting = site.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut sitting, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut sitting, DB::LOCK_ROW).await.unwrap();
+    let (answers, count) = counted(&pool, together(&pool, tries(&lock, ["first", "k", "other"]))).await;
+    assert!(count.is_none_or(|count| count > 3), "the one is asked for again, for a while");
+    DB::execute_on(&mut sitting, "ROLLBACK").await.unwrap();
+    let [first, busy, other] = <[_; 3]>::try_from(answers).unwrap_or_else(|_| panic!("three answers"));
+    drop((acquired(first), acquired(other)));
+    assert_eq!(refused(busy).reason, Reason::Busy);
+}
+
+/// The rows of a batch are written in one statement; what the server refuses for one of them, it refuses for that one alone.
+pub async fn a_row_that_the_server_refuses_to_change_harms_no_other<DB: Bed>(site: Site<DB>) {
+    let keys = ["first", "good", "bad", "fine"].map(String::from);
+    let (pool, lock) = bed(&site, &keys).await;
+    let raise: &[&str] = match site.server.name {
+        "postgres" => &[
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$",
+            "CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_lock FOR EACH ROW WHEN (NEW.key_resource = 'bad') EXECUTE FUNCTION refuse()",
+        ],
+        "sqlite" => &[
+            "CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_lock WHEN NEW.key_resource = 'bad' BEGIN SELECT RAISE(ABORT, 'not this one'); END",
+        ],
+        _ => &[
+            "CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_lock FOR EACH ROW BEGIN IF NEW.key_resource = 'bad' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF; END",
+        ],
+    };
+    for sql in raise {
+        site.execute(sql).await;
+    }
+    let answers = together(&pool, tries(&lock, ["first", "good", "bad", "fine"])).await;
+    let [first, good, bad, fine] = <[_; 4]>::try_from(answers).unwrap_or_else(|_| panic!("four answers"));
+    drop([acquired(first), acquired(good), acquired(fine)]);
+    let error = bad.unwrap_err();
+    assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
+    assert!(error.to_string().contains("not this one"), "{error}");
+}
+
+pub async fn whoever_goes_away_before_the_departure_stays_behind<DB: Bed>(site: Site<DB>) {
+    let keys = ["first", "k", "other"].map(String::from);
+    let (pool, lock) = bed(&site, &keys).await;
+    let before = site.column("k", "CAST(token AS CHAR(30))").await;
+    let mut wanted = tries(&lock, ["first", "k", "other"]);
+    let taken = pool.acquire().await.unwrap();
+    begin(&mut wanted).await;
+    drop((wanted.remove(1), taken));
+    for answer in timeout(PATIENCE, all(wanted)).await.unwrap() {
+        acquired(answer).release(Status::Succeeded).await.unwrap();
+    }
+    lock.shutdown().await;
+    assert_eq!(site.column("k", "CAST(token AS CHAR(30))").await, before, "it was never asked for");
+}
+
+/// Behind a proxy: three tries, the last two of which wait for the first.
+async fn three<DB: Bed>(line: &Line<DB>) -> Vec<Asking<'_, Answer<DB>>> {
+    let mut wanted = tries(&line.lock, ["first", "k", "other"]);
+    let taken = line.pool.acquire().await.unwrap();
+    begin(&mut wanted).await;
+    drop(taken);
+    wanted
+}
+
+async fn line<DB: Bed>(site: &Site<DB>) -> Line<DB> {
+    for key in ["first", "other"] {
+        acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+    }
+    Line::with_free_row(site, PATIENCE, PATIENCE).await
+}
+
+pub async fn whoever_goes_away_after_the_departure_takes_nothing_along<DB: Bed>(site: Site<DB>) {
+    let line = line(&site).await;
+    let mut wanted = three(&line).await;
+    let (going, first) = (wanted.remove(1), wanted.remove(0));
+    drop(acquired(timeout(PATIENCE, first).await.unwrap()));
+    line.proxy.hold(Way::Replies);
+    let other = tokio::join!(
+        async {
+            line.proxy.held(Way::Replies).await;
+            drop(going);
+            line.proxy.open();
+        },
+        timeout(PATIENCE, wanted.remove(0))
+    );
+    let other = acquired(other.1.unwrap());
+    assert!(other.is_held());
+    line.lock.shutdown().await;
+    assert_eq!(standing(&site).await, 1, "what came for whoever had gone was given back");
+}
+
+pub async fn a_reply_that_is_lost_is_lost_for_nobody<DB: Bed>(site: Site<DB>) {
+    let line = line(&site).await;
+    let mut wanted = three(&line).await;
+    let first = acquired(timeout(PATIENCE, wanted.remove(0)).await.unwrap());
+    let answers = line.lost(Way::Replies, 0, all(wanted)).await;
+    let leases: Vec<_> = answers.into_iter().map(acquired).collect();
+    assert_eq!(standing(&site).await, 3);
+    for lease in leases.iter().chain([&first]) {
+        let entry = site.lock().inspect(lease.key().as_str()).await.unwrap().unwrap();
+        assert_eq!((entry.token, entry.holder), (lease.token(), Some(lease.claim().holder)), "{lease:?}");
+    }
+}
+
+pub async fn an_answer_that_is_long_in_coming_holds_nobody_up<DB: Bed>(site: Site<DB>) {
+    let line = line(&site).await;
+    let pool = line.proxy.pool::<DB>(2);
+    let lock = LeaseLock::new(pool.clone()).time_limit(PATIENCE).unwrap();
+    acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
+    let stuck = lock.try_acquire("first");
+    let others = async {
+        line.proxy.held(Way::Replies).await;
+        line.proxy.let_others_pass();
+        let since = Instant::now();
+        for key in ["k", "other"] {
+            acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        }
+        assert!(since.elapsed() < PATIENCE / 4, "{:?}", since.elapsed());
+        sleep(Duration::from_millis(10)).await;
+        line.proxy.open();
+    };
+    line.proxy.hold(Way::Replies);
+    let (stuck, ()) = timeout(PATIENCE, async { tokio::join!(stuck, others) }).await.unwrap();
+    drop(acquired(stuck));
+}
