@@ -53,7 +53,6 @@ pub enum Answer {
 }
 
 /// Whether they are of several holders, who have nothing to do with each other.
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
 fn is_apart(asks: &[Ask]) -> bool {
     asks.windows(2).any(|pair| pair[0].holder != pair[1].holder)
 }

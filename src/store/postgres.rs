@@ -3,10 +3,15 @@
 use std::{sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
+use sqlx::{
+    PgConnection, Postgres, Row as _,
+    postgres::{PgArguments, PgRow},
+};
 use uuid::Uuid;
 
-use super::{Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Sighting, Store, to_utc, unconfirmed, unmatched};
+use super::{
+    Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Sighting, Store, is_apart, to_utc, unconfirmed, unmatched,
+};
 use crate::{
     key::{Claim, Key, Prior, Token},
     rules::{Row, Rules, Terms},
@@ -19,57 +24,82 @@ INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client
 SELECT key, 'S', 0, 'epoch', '', $2, 0, 0 FROM patience, unnest($1::text[]) AS key ORDER BY key
 ON CONFLICT (key_resource) DO NOTHING";
 
-/// The granting half of the rules table (`rules.rs`), over a row `c` that is asked for by `c.asker`, `c.in_turn` or not, at `c.now`:
+/// One request's parameters, or those of many. One has no list that a planner would have to guess the length of.
+const ONE_ASK: &str = "NOT MATERIALIZED (SELECT $1::text AS key, $2::uuid AS asker, $10::bool AS in_turn, $11::bool AS waited, 1 AS place)";
+const MANY_ASKS: &str = "(SELECT * FROM unnest($1::text[], $2::uuid[], $10::bool[], $11::bool[]) WITH ORDINALITY AS r (key, asker, in_turn, waited, place))";
+const ONE_CLAIM: &str =
+    "NOT MATERIALIZED (SELECT $1::text AS key, $2::uuid AS holder, $3::bigint AS token, 1 AS place)";
+const MANY_CLAIMS: &str =
+    "(SELECT * FROM unnest($1::text[], $2::uuid[], $3::bigint[]) WITH ORDINALITY AS r (key, holder, token, place))";
+
+/// The granting half of the rules table (`rules.rs`), over a row `c` that is asked for by `r` at `n.now`:
 /// $3 once_per, $5 the other programs' offset, $6 Recover, $7 retry_failed, $8 article_clients.
 const GRANTS: &str = "
-CASE WHEN c.lock_flag = 1 AND c.holder = c.asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
-     WHEN NOT c.in_turn AND c.now < c.queued_until THEN NULL
+CASE WHEN c.lock_flag = 1 AND c.holder = r.asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
+     WHEN NOT r.in_turn AND n.now < c.queued_until THEN NULL
      WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
-         CASE WHEN $6 AND c.now >= c.expires_at THEN 'taken over' END
+         CASE WHEN $6 AND n.now >= c.expires_at THEN 'taken over' END
      WHEN c.lock_flag = 1 THEN
-         CASE WHEN $6 AND $8 AND c.now + $5::interval - make_interval(mins => least(c.time, 2147483647)::int) >= c.begin_time THEN 'taken over' END
-     WHEN ($6 OR c.status = 'S') AND (c.begin_time IS NULL OR $3 = interval '0' OR c.now + $5::interval - $3::interval >= c.begin_time
+         CASE WHEN $6 AND $8 AND n.now + $5::interval - make_interval(mins => least(c.time, 2147483647)::int) >= c.begin_time THEN 'taken over' END
+     WHEN ($6 OR c.status = 'S') AND (c.begin_time IS NULL OR $3 = interval '0' OR n.now + $5::interval - $3::interval >= c.begin_time
          OR (c.status = 'F' AND $7)) THEN 'acquired'
 END";
 
-/// Looks, locks, judges again, takes what each holder can have all of. The look costs a refusal no lock and no WAL. A clock
-/// is read after its row is locked, hence `LATERAL` with a reference to that row: beside the locking SELECT it would be stale.
-static CLAIM: LazyLock<String> = LazyLock::new(|| {
+/// What becomes of a row `t` that is granted as `j` says.
+const TAKE: &str = "
+lock_flag = 1, status = 'P', client_ip = $9, holder = j.asker, end_time = NULL,
+begin_time = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now + $5::interval END,
+claimed_at = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now + $5::interval END,
+token = CASE j.verdict WHEN 'same' THEN t.token ELSE greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint) END,
+prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN t.token END,
+prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip WHEN 'taken over' THEN left(t.client_ip, 45) END,
+expires_at = j.now + $4::interval, awaited = t.awaited AND (j.verdict = 'same' OR j.waited)";
+
+/// Each for itself. What is not granted is not locked: a refusal writes nothing, not even to the WAL. The clock is read just
+/// before the lock, which waits for nobody; an earlier time grants no more than a later one.
+fn claim_statement(asked: &str) -> String {
     format!(
         "
-WITH asked AS (
-    SELECT * FROM unnest($1::text[], $2::uuid[], $10::bool[], $11::bool[]) WITH ORDINALITY AS r (key, asker, in_turn, waited, place)
-), seen AS MATERIALIZED (
-    SELECT t.*, r.asker, r.in_turn, n.now
-    FROM asked r JOIN t_resource_lock t ON t.key_resource = r.key
-    CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, t.token) n
+WITH asked AS {asked},
+taken AS (
+    UPDATE t_resource_lock t SET {TAKE}
+    FROM (SELECT c.key_resource, r.asker, r.waited, n.now, {GRANTS} AS verdict
+          FROM asked r JOIN t_resource_lock c ON c.key_resource = r.key CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
+          WHERE {GRANTS} IS NOT NULL FOR UPDATE OF c SKIP LOCKED) j
+    WHERE t.key_resource = j.key_resource
+    RETURNING t.key_resource, t.token, t.prior_token, t.prior_client_ip
+)
+SELECT m.*, n.token AS new_token, n.prior_token, n.prior_client_ip::text, clock_timestamp() AS clock
+FROM asked r LEFT JOIN taken n ON n.key_resource = r.key
+LEFT JOIN LATERAL (SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock c WHERE c.key_resource = r.key AND n.token IS NULL) m ON true
+ORDER BY r.place"
+    )
+}
+
+static CLAIM: LazyLock<String> = LazyLock::new(|| claim_statement(ONE_ASK));
+static CLAIM_APART: LazyLock<String> = LazyLock::new(|| claim_statement(MANY_ASKS));
+
+/// All or none: looks, locks, judges again, and takes what there is all of.
+static CLAIM_TOGETHER: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+WITH asked AS {MANY_ASKS},
+seen AS MATERIALIZED (
+    SELECT c.*, n.now FROM asked r JOIN t_resource_lock c ON c.key_resource = r.key
+    CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
 ), locked AS MATERIALIZED (
     SELECT * FROM t_resource_lock
-    WHERE key_resource = ANY (ARRAY(
-        SELECT key_resource FROM (
-            SELECT c.key_resource, bool_and({GRANTS} IS NOT NULL) OVER (PARTITION BY r.asker) AS all_of_it
-            FROM asked r LEFT JOIN seen c ON c.key_resource = r.key) w
-        WHERE all_of_it))
+    WHERE key_resource = ANY (ARRAY(SELECT key FROM asked))
+      AND (SELECT bool_and({GRANTS} IS NOT NULL) FROM asked r LEFT JOIN seen c ON c.key_resource = r.key CROSS JOIN LATERAL (SELECT c.now) n)
     FOR UPDATE SKIP LOCKED
 ), judged AS MATERIALIZED (
-    SELECT c.*, {GRANTS} AS verdict
-    FROM (SELECT t.*, r.asker, r.in_turn, r.waited, n.now
-          FROM asked r JOIN locked t ON t.key_resource = r.key
-          CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, t.token) n) c
-), ready AS MATERIALIZED (
-    SELECT r.asker FROM asked r LEFT JOIN judged j ON j.key_resource = r.key
-    GROUP BY r.asker HAVING bool_and(j.verdict IS NOT NULL)
+    SELECT c.*, r.asker, r.waited, n.now, {GRANTS} AS verdict
+    FROM asked r JOIN locked c ON c.key_resource = r.key CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
 ), taken AS (
-    UPDATE t_resource_lock t
-    SET lock_flag = 1, status = 'P', client_ip = $9, holder = j.asker, end_time = NULL,
-        begin_time = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now + $5::interval END,
-        claimed_at = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now + $5::interval END,
-        token = CASE j.verdict WHEN 'same' THEN t.token
-                ELSE greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint) END,
-        prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN t.token END,
-        prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip WHEN 'taken over' THEN left(t.client_ip, 45) END,
-        expires_at = j.now + $4::interval, awaited = t.awaited AND (j.verdict = 'same' OR j.waited)
-    FROM judged j JOIN ready y ON y.asker = j.asker WHERE t.key_resource = j.key_resource
+    UPDATE t_resource_lock t SET {TAKE}
+    FROM judged j
+    WHERE t.key_resource = j.key_resource
+      AND (SELECT bool_and(g.verdict IS NOT NULL) FROM asked r LEFT JOIN judged g ON g.key_resource = r.key)
     RETURNING t.key_resource, t.token, t.prior_token, t.prior_client_ip
 ), met AS (
     SELECT {ROW}, now FROM judged
@@ -116,17 +146,26 @@ const OURS: &str = "t.lock_flag = 1 AND t.holder = r.holder AND t.token = r.toke
 /// Tells those who wait that the row is free: NOTIFY takes a lock on the whole server when it commits, so nobody is told where nobody waits.
 const TOLD: &str = ", CASE WHEN d.awaited THEN pg_notify('rowlock', d.key_resource) END IS NULL AS told";
 
-/// One statement for each kind of change.
-fn change_statement(set: &str, told: &str) -> String {
+/// A kind of change, to one claim or to many.
+struct ChangeStatement {
+    one: String,
+    many: String,
+}
+
+impl ChangeStatement {
+    fn new(set: &str, told: &str) -> Self {
+        Self { one: change_statement(ONE_CLAIM, set, told), many: change_statement(MANY_CLAIMS, set, told) }
+    }
+}
+
+fn change_statement(asked: &str, set: &str, told: &str) -> String {
     format!(
         "
-WITH asked AS (
-    SELECT * FROM unnest($1::text[], $2::uuid[], $3::bigint[]) WITH ORDINALITY AS r (key, holder, token, place)
-), locked AS MATERIALIZED (
-    SELECT t.key_resource FROM asked r JOIN t_resource_lock t ON t.key_resource = r.key
-    WHERE {OURS} FOR UPDATE OF t SKIP LOCKED
-), done AS (
-    UPDATE t_resource_lock t SET {set} FROM locked l WHERE t.key_resource = l.key_resource RETURNING t.key_resource, t.token, t.confirms, t.awaited
+WITH asked AS {asked},
+done AS (
+    UPDATE t_resource_lock t SET {set}
+    FROM (SELECT t.key_resource FROM asked r JOIN t_resource_lock t ON t.key_resource = r.key WHERE {OURS} FOR UPDATE OF t SKIP LOCKED) l
+    WHERE t.key_resource = l.key_resource RETURNING t.key_resource, t.token, t.confirms, t.awaited
 )
 SELECT d.key_resource IS NOT NULL AS done, d.confirms, t.key_resource IS NOT NULL AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
        coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL, false) AS stands,
@@ -137,19 +176,19 @@ ORDER BY r.place"
     )
 }
 
-static RENEW: LazyLock<String> =
-    LazyLock::new(|| change_statement("expires_at = clock_timestamp() + $4::interval", ""));
-static RELEASE: LazyLock<String> = LazyLock::new(|| {
-    change_statement(
+static RENEW: LazyLock<ChangeStatement> =
+    LazyLock::new(|| ChangeStatement::new("expires_at = clock_timestamp() + $4::interval", ""));
+static RELEASE: LazyLock<ChangeStatement> = LazyLock::new(|| {
+    ChangeStatement::new(
         "lock_flag = 0, status = $4, end_time = clock_timestamp() + $5::interval, holder = NULL, expires_at = NULL,
         claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL",
         TOLD,
     )
 });
-static ABANDON: LazyLock<String> =
-    LazyLock::new(|| change_statement("expires_at = least(t.expires_at, clock_timestamp())", TOLD));
+static ABANDON: LazyLock<ChangeStatement> =
+    LazyLock::new(|| ChangeStatement::new("expires_at = least(t.expires_at, clock_timestamp())", TOLD));
 
-static CONFIRM: LazyLock<String> = LazyLock::new(|| change_statement("confirms = t.confirms + 1", ""));
+static CONFIRM: LazyLock<String> = LazyLock::new(|| change_statement(ONE_CLAIM, "confirms = t.confirms + 1", ""));
 
 /// The lock waits for a transaction whose COMMIT was not answered; the condition is then judged anew.
 static CONFIRMS: LazyLock<String> = LazyLock::new(|| {
@@ -159,6 +198,8 @@ SELECT t.confirms FROM t_resource_lock t, (SELECT $2::uuid AS holder, $3::bigint
 WHERE t.key_resource = $1 AND {OURS} FOR UPDATE OF t"
     )
 });
+
+type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
 impl Store for Postgres {
     const OPEN: &'static str = "BEGIN; SAVEPOINT rowlock";
@@ -170,32 +211,29 @@ impl Store for Postgres {
     }
 
     async fn claim(conn: &mut PgConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
-        let keys: Vec<&str> = asks.iter().map(|ask| ask.key.as_str()).collect();
-        let holders: Vec<Uuid> = asks.iter().map(|ask| *ask.holder.as_uuid()).collect();
-        let in_turn: Vec<bool> = asks.iter().map(|ask| ask.in_turn).collect();
-        let waited: Vec<bool> = asks.iter().map(|ask| ask.waited).collect();
-        let rows = sqlx::query(CLAIM.as_str())
-            .bind(keys)
-            .bind(holders)
-            .bind(terms.once_per)
-            .bind(terms.lease)
-            .bind(terms.offset())
-            .bind(terms.rules == Rules::Recover)
-            .bind(terms.retry_failed)
-            .bind(terms.article_clients.is_some())
-            .bind(&terms.label)
-            .bind(in_turn)
-            .bind(waited)
-            .fetch_all(conn)
-            .await?;
+        let query = match asks {
+            [Ask { key, holder, in_turn, waited }] => {
+                let query = sqlx::query(CLAIM.as_str()).bind(key.as_str()).bind(holder.as_uuid());
+                bind_terms(query, terms).bind(in_turn).bind(waited)
+            }
+            _ => {
+                let sql = if is_apart(asks) { CLAIM_APART.as_str() } else { CLAIM_TOGETHER.as_str() };
+                let keys: Vec<&str> = asks.iter().map(|ask| ask.key.as_str()).collect();
+                let holders: Vec<Uuid> = asks.iter().map(|ask| *ask.holder.as_uuid()).collect();
+                let in_turn: Vec<bool> = asks.iter().map(|ask| ask.in_turn).collect();
+                let waited: Vec<bool> = asks.iter().map(|ask| ask.waited).collect();
+                bind_terms(sqlx::query(sql).bind(keys).bind(holders), terms).bind(in_turn).bind(waited)
+            }
+        };
+        let rows = query.fetch_all(conn).await?;
         rows.iter().map(|row| answer(row, terms)).collect()
     }
 
     async fn confirm(conn: &mut PgConnection, claim: &Claim) -> Reply<Confirmed> {
         let row = sqlx::query(CONFIRM.as_str())
-            .bind([claim.key.as_str()])
-            .bind([*claim.holder.as_uuid()])
-            .bind([claim.token.get()])
+            .bind(claim.key.as_str())
+            .bind(claim.holder.as_uuid())
+            .bind(claim.token.get())
             .fetch_one(conn)
             .await?;
         Ok(match row.try_get("confirms")? {
@@ -218,15 +256,22 @@ impl Store for Postgres {
     }
 
     async fn change(conn: &mut PgConnection, claims: &[Claim], change: Change, terms: &Terms) -> Reply<Vec<Outcome>> {
-        let keys: Vec<&str> = claims.iter().map(|claim| claim.key.as_str()).collect();
-        let holders: Vec<Uuid> = claims.iter().map(|claim| *claim.holder.as_uuid()).collect();
-        let tokens: Vec<i64> = claims.iter().map(|claim| claim.token.get()).collect();
-        let statement = match change {
-            Change::Renew(_) => RENEW.as_str(),
-            Change::Release(_) => RELEASE.as_str(),
-            Change::Abandon => ABANDON.as_str(),
+        let ChangeStatement { one, many }: &'static ChangeStatement = match change {
+            Change::Renew(_) => &*RENEW,
+            Change::Release(_) => &*RELEASE,
+            Change::Abandon => &*ABANDON,
         };
-        let query = sqlx::query(statement).bind(keys).bind(holders).bind(tokens);
+        let query = match claims {
+            [Claim { key, holder, token }] => {
+                sqlx::query(one.as_str()).bind(key.as_str()).bind(holder.as_uuid()).bind(token.get())
+            }
+            _ => {
+                let keys: Vec<&str> = claims.iter().map(|claim| claim.key.as_str()).collect();
+                let holders: Vec<Uuid> = claims.iter().map(|claim| *claim.holder.as_uuid()).collect();
+                let tokens: Vec<i64> = claims.iter().map(|claim| claim.token.get()).collect();
+                sqlx::query(many.as_str()).bind(keys).bind(holders).bind(tokens)
+            }
+        };
         let query = match change {
             Change::Renew(lease) => query.bind(lease),
             Change::Release(status) => query.bind(status.letter()).bind(terms.offset()),
@@ -243,6 +288,17 @@ impl Store for Postgres {
             })
             .collect()
     }
+}
+
+fn bind_terms<'q>(query: Query<'q>, terms: &'q Terms) -> Query<'q> {
+    query
+        .bind(terms.once_per)
+        .bind(terms.lease)
+        .bind(terms.offset())
+        .bind(terms.rules == Rules::Recover)
+        .bind(terms.retry_failed)
+        .bind(terms.article_clients.is_some())
+        .bind(&terms.label)
 }
 
 fn answer(row: &PgRow, terms: &Terms) -> Reply<Answer> {
