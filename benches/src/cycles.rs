@@ -86,7 +86,8 @@ async fn entries<DB: Speak>(kind: Kind, site: &Site, tasks: usize, rounds: &Roun
         }
     }
     if let Some(url) = url("ETCD_URL").filter(|_| rounds.wants("etcd")) {
-        enter("etcd", cycle(Etcd::new(&url, &own_prefix(), tasks).await?, own_key("etcd", tasks)));
+        let etcd = Etcd::new(&url, &own_prefix(), tasks).await.map_err(|error| format!("ETCD_URL: {error}"))?;
+        enter("etcd", cycle(etcd, own_key("etcd", tasks)));
     }
     Ok(entries)
 }

@@ -31,7 +31,7 @@ pub async fn show_redis() -> Result<(), Error> {
             println!("{name}: skipped, {variable} is not set");
             continue;
         };
-        let (durable, settings) = redis::durability(&url).await?;
+        let (durable, settings) = redis::durability(&url).await.map_err(|error| format!("{variable}: {error}"))?;
         println!("{name}: {settings}{}", verdict(durable));
     }
     Ok(())
