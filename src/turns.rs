@@ -56,6 +56,14 @@ struct State {
 }
 
 impl Queue {
+    /// The turn, behind all the others.
+    pub async fn turn(self: &Arc<Self>) -> Turn {
+        match self.try_take() {
+            Some(turn) => turn,
+            None => self.enter(None).turn().await,
+        }
+    }
+
     /// The turn, if it is free and nobody waits.
     pub fn try_take(self: &Arc<Self>) -> Option<Turn> {
         let mut state = lock(&self.state);

@@ -1,6 +1,6 @@
 //! Values with versions: read, computed, compared and set.
 
-use std::{fmt, marker::PhantomData, time::Duration};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use sqlx::{Connection as _, Pool};
 use tokio::time::{Instant, timeout_at};
@@ -17,6 +17,7 @@ use crate::{
         versions::{Guard, KeyValue, Statements, Value, Write},
     },
     telemetry,
+    turns::Turns,
     version::{Failed, Rows, answered, same, taken},
 };
 
@@ -36,15 +37,20 @@ pub struct Columns<'a> {
 /// A table of the application's in which each row has a value and a version; made for balances, as `i64` or a decimal.
 ///
 /// A change reads both, computes, and writes only if the version is still the one that was read; otherwise it begins anew. Every program
-/// that changes such a row has to raise its version.
+/// that changes such a row has to raise its version. Changes of the same row by the same object (or its clones) take turns, and so do not
+/// get in each other's way.
 pub struct VersionedTable<DB: Database, V = i64> {
     rows: Rows<DB>,
+    turns: Arc<Turns>,
     value: PhantomData<fn() -> V>,
 }
 
+/// How long a change waits for those before it in this process. Beyond that the version alone decides who was faster.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 impl<DB: Database, V> Clone for VersionedTable<DB, V> {
     fn clone(&self) -> Self {
-        Self { rows: self.rows.clone(), value: PhantomData }
+        Self { rows: self.rows.clone(), turns: self.turns.clone(), value: PhantomData }
     }
 }
 
@@ -96,7 +102,7 @@ impl<DB: Database> VersionedTable<DB, i64> {
         if same::<DB>(&rows.names.value, &rows.names.version) {
             return Err(taken(value));
         }
-        Ok(Self { rows, value: PhantomData })
+        Ok(Self { rows, turns: Arc::default(), value: PhantomData })
     }
 }
 
@@ -124,7 +130,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// The same table with values of another type, such as `rust_decimal::Decimal`: any that sqlx reads from and writes to the column.
     /// Integers are read as `i64`, whatever their column's width or sign.
     pub fn of<U: Value<DB>>(self) -> VersionedTable<DB, U> {
-        VersionedTable { rows: self.rows, value: PhantomData }
+        VersionedTable { rows: self.rows, turns: self.turns, value: PhantomData }
     }
 
     /// Reads a value; `None` if there is no such row. One round trip.
@@ -211,6 +217,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Updated<V>, UpdateError<E>> {
         let mut tries = self.rows.retry.begin();
+        let queue = self.turns.queue(&[key.clone()].into());
+        let _turn = timeout_at(tries.until.min(Instant::now() + PATIENCE), queue.turn()).await;
         loop {
             let limit = tries.until;
             let attempt = async {

@@ -145,7 +145,7 @@ impl<DB: Database> Wanted<'_, DB> {
         loop {
             let turn = match turn.take() {
                 Some(turn) => turn,
-                None if !in_order => self.queue.enter(None).turn().await,
+                None if !in_order => self.queue.turn().await,
                 None => {
                     // Drawn one by one, so that the order within the process is the order of the numbers.
                     let drawing = self.queue.entry.lock().await;
