@@ -46,6 +46,8 @@ pub(crate) struct Try<'a, DB: Database> {
     patience: Duration,
     /// A claim was sent whose outcome is not known.
     unanswered: bool,
+    /// Others got in its way, perhaps some that it travelled with.
+    contended: bool,
 }
 
 /// What a claim came back with.
@@ -73,7 +75,7 @@ impl<'a, DB: Database> Try<'a, DB> {
         let holder = Holder::unique();
         let asks = keys.iter().map(|key| Ask { key: key.clone(), holder, in_turn: false, waited: false }).collect();
         let limit = until.map_or(last, |until| until.min(last));
-        Ok(Self { lock, runtime, asks, limit, last, patience: PATIENCE, unanswered: false })
+        Ok(Self { lock, runtime, asks, limit, last, patience: PATIENCE, unanswered: false, contended: false })
     }
 
     /// Comes after waiting, to ask again before long, and perhaps first in the queue.
@@ -124,6 +126,7 @@ impl<'a, DB: Database> Try<'a, DB> {
                 Ok(Claimed::Not(answers)) => answers,
                 Err(failure) => match failure.fault() {
                     Fault::Contention => {
+                        self.contended = true;
                         if let Some(refusal) = self.busy(&mut busy_since, None).await? {
                             return Ok(Attempt::Refused(refusal));
                         }
@@ -178,7 +181,7 @@ impl<'a, DB: Database> Try<'a, DB> {
     }
 
     async fn claim(&self) -> Result<Claimed<DB>, Failure> {
-        let wish = Wish { asks: self.asks.clone(), asked_before: self.unanswered };
+        let wish = Wish { asks: self.asks.clone(), asked_before: self.unanswered, alone: self.contended };
         let limits = Limits { caller: self.limit, statement: self.last };
         self.lock.claims().send(&self.runtime, wish, limits).await
     }
@@ -262,6 +265,7 @@ pub(crate) struct Wish {
     asks: Vec<Ask>,
     /// It was not answered once, and may have been granted.
     asked_before: bool,
+    alone: bool,
 }
 
 impl Wish {
@@ -275,7 +279,7 @@ impl<DB: Database> Errand<DB> for Claims<DB> {
     type Answer = Claimed<DB>;
 
     fn key(wish: &Wish) -> Option<&Key> {
-        if let [ask] = &wish.asks[..] { Some(&ask.key) } else { None }
+        if let ([ask], false) = (&wish.asks[..], wish.alone) { Some(&ask.key) } else { None }
     }
 
     fn goes_with(wish: &Wish, other: &Wish) -> bool {

@@ -15,6 +15,7 @@ mod finish;
 mod held;
 mod keeper;
 mod key;
+mod lanes;
 mod lease;
 mod lease_lock;
 mod lease_set;

@@ -16,6 +16,8 @@ pub(crate) struct Releases(pub Arc<Terms>);
 pub(crate) struct Release {
     pub claims: Vec<Claim>,
     pub status: Status,
+    /// It was tried before, and something was in its way.
+    pub alone: bool,
 }
 
 impl<DB: Database> Errand<DB> for Releases {
@@ -23,7 +25,7 @@ impl<DB: Database> Errand<DB> for Releases {
     type Answer = Vec<Outcome>;
 
     fn key(release: &Release) -> Option<&Key> {
-        if let [claim] = &release.claims[..] { Some(&claim.key) } else { None }
+        if let ([claim], false) = (&release.claims[..], release.alone) { Some(&claim.key) } else { None }
     }
 
     fn goes_with(release: &Release, other: &Release) -> bool {

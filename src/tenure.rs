@@ -178,10 +178,10 @@ impl<DB: Database> Tenure<DB> {
         let last = self.held.deadline();
         // What is done is not asked for again: somebody else may have it by then.
         let (mut left, mut lost, mut unanswered) = (self.claims().to_vec(), None, None);
-        let mut pauses = pauses();
+        let (mut pauses, mut alone) = (pauses(), false);
         loop {
             let limit = Instant::now() + self.time_limit;
-            let release = Release { claims: left.clone(), status };
+            let release = Release { claims: left.clone(), status, alone };
             let limits = Limits { caller: limit, statement: limit };
             let failure = match self.keeper.releases.send(&runtime, release, limits).await {
                 Ok(outcomes) => {
@@ -208,6 +208,7 @@ impl<DB: Database> Tenure<DB> {
                     None => self.error_busy(Action::Release),
                 });
             }
+            alone = true;
             unanswered = failure.filter(|failure| failure.fault() == Fault::Outage).or(unanswered);
             pauses.pause(self.time_limit).await;
         }

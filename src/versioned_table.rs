@@ -218,7 +218,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ) -> Result<Updated<V>, UpdateError<E>> {
         let mut tries = self.rows.retry.begin();
         let queue = self.turns.queue(&[key.clone()].into());
-        let _turn = timeout_at(tries.until.min(Instant::now() + PATIENCE), queue.turn()).await;
+        let _turn = timeout_at(Instant::now() + PATIENCE.min(tries.left() / 2), queue.turn()).await;
         loop {
             let limit = tries.until;
             let attempt = async {

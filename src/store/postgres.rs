@@ -285,9 +285,10 @@ impl Store for Postgres {
         };
         let query = match change {
             Change::Renew(lease) => query.bind(lease),
-            // A run that is over is not to be run again, within its window or where nobody takes over.
+            // A run that is over is not to be run again within its window, and stays over for those who know no lease.
             Change::Release(status) => {
-                let again = terms.once_per.is_zero() && terms.rules == Rules::Recover;
+                let ours_alone = terms.rules == Rules::Recover && terms.article_clients.is_none();
+                let again = terms.once_per.is_zero() && ours_alone;
                 query.bind(status.letter()).bind(terms.offset()).bind(again)
             }
             Change::Abandon => query,

@@ -20,6 +20,7 @@ use super::{
     unanswered, unconfirmed, unmatched,
 };
 use crate::{
+    fault::{Fault, fault},
     key::{Claim, Key, Prior, Token},
     rules::{Row, Terms, Verdict, judge},
 };
@@ -233,6 +234,12 @@ struct Free {
     verdict: &'static str,
 }
 
+impl Free {
+    fn seen(self) -> Answer {
+        Answer::Seen { row: Some(self.row), now: self.now }
+    }
+}
+
 async fn claim_one(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Reply<Answer> {
     match find(conn, ask, terms).await? {
         Ok(free) => take(conn, ask, terms, free).await,
@@ -268,7 +275,13 @@ async fn claim_several(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms)
     if hopeless {
         return Ok(found.into_iter().map(|found| found.err().unwrap_or(Answer::Withheld)).collect());
     }
-    sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *conn).await?;
+    match sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *conn).await {
+        // Somebody writes; those who cannot have theirs hear why all the same.
+        Err(error) if apart && fault(&error) == Fault::Contention => {
+            return Ok(found.into_iter().map(|found| found.map_or_else(|answer| answer, Free::seen)).collect());
+        }
+        begun => begun?,
+    };
     let mut claimed = take_each(conn, asks, terms, found).await;
     if claimed.as_ref().is_ok_and(|answers| apart || !is_refused(answers)) {
         match sqlx::raw_sql("COMMIT").execute(&mut *conn).await {

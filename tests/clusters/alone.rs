@@ -23,7 +23,8 @@ use crate::watch::{Watch, work};
 const KEYS: [&str; 3] = ["one", "two", "three"];
 /// Longer than a server takes to come back.
 const LEASE: Duration = Duration::from_secs(60);
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longer than a lease: a release that did not reach the disk is waited for.
+const PATIENCE: Duration = Duration::from_secs(90);
 const TABLE: &str = "CREATE TABLE payment (id SERIAL PRIMARY KEY, token bigint NOT NULL)";
 
 /// Tokens of all payments, in the order in which they were made.

@@ -24,7 +24,7 @@ struct Seen {
     over: bool,
 }
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 #[derive(Clone, Default)]
 pub struct Watch(Arc<Mutex<Seen>>);

@@ -9,7 +9,7 @@ use super::{Query, marks, micros, padded};
 use crate::{
     key::Claim,
     rules::Terms,
-    store::{Change, Outcome, Reply, Sighting, unmatched},
+    store::{Change, Outcome, Reply, Sighting, lost_among, skipped, unanswered, unmatched},
 };
 
 /// Claims a statement names, as (key, ...) and ((holder, token), ...).
@@ -54,8 +54,7 @@ pub(super) fn bind_claims<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> 
     named.0.iter().fold(query, |query, claim| query.bind(*claim.holder.as_uuid()).bind(claim.token.get()))
 }
 
-/// One statement. It reports only how many rows there were: a look tells which, of rows that nobody can have taken
-/// meanwhile: they are still claimed, or the caller's transaction keeps them locked.
+/// One statement. It reports only how many rows there were: where they stay claimed, or there was one, a look tells which.
 pub(super) async fn change(
     conn: &mut MySqlConnection,
     claims: &[Claim],
@@ -69,6 +68,41 @@ pub(super) async fn change(
     }
     let seen = sightings(conn, &named).await?;
     Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
+}
+
+/// What one statement frees somebody may take before a look at it: so a look comes first, and names those that stand. Should one of them
+/// not be there any more and another's by then, nobody can tell whether it was freed.
+pub(super) async fn end_several(
+    conn: &mut MySqlConnection,
+    claims: &[Claim],
+    change: Change,
+    terms: &Terms,
+) -> Reply<Vec<Outcome>> {
+    let outcomes = |seen: &HashMap<String, Sighting>, claims: &[Claim]| -> Vec<Outcome> {
+        claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect()
+    };
+    let mut all = outcomes(&sightings(conn, &Named::new(claims)).await?, claims);
+    let standing = skipped(claims.to_vec(), &all);
+    if standing.is_empty() {
+        return Ok(all);
+    }
+    let named = Named::new(&standing);
+    let matched = send_change(conn, &named, change, terms).await?;
+    let ended = if usize::try_from(matched).is_ok_and(|matched| matched == standing.len()) {
+        vec![Outcome::Done; standing.len()]
+    } else {
+        outcomes(&sightings(conn, &named).await.map_err(unanswered)?, &standing)
+    };
+    if lost_among(&ended).is_some() {
+        return Err(unanswered(sqlx::Error::RowNotFound));
+    }
+    let mut ended = ended.into_iter();
+    for outcome in &mut all {
+        if matches!(outcome, Outcome::Skipped { .. }) {
+            *outcome = ended.next().unwrap_or(*outcome);
+        }
+    }
+    Ok(all)
 }
 
 async fn send_change(conn: &mut MySqlConnection, named: &Named<'_>, change: Change, terms: &Terms) -> Reply<u64> {

@@ -157,7 +157,13 @@ pub(super) async fn claim_apart(conn: &mut MySqlConnection, asks: &[Ask], terms:
         }
         Ok(Answer::Seen { row: Some(row), now })
     };
-    asks.iter().map(answer).collect::<Reply<_>>().map_err(unanswered)
+    let answers = asks.iter().map(answer).collect::<Reply<Vec<_>>>().map_err(unanswered)?;
+    let granted = answers.iter().filter(|answer| matches!(answer, Answer::Granted { .. })).count();
+    if u64::try_from(granted).ok() != Some(reply.rows_affected()) {
+        // Lost again by now, or the look went to another server.
+        return Err(unanswered(sqlx::Error::RowNotFound));
+    }
+    Ok(answers)
 }
 
 /// All in one transaction, which is rolled back at the first that cannot be had. No claim waits for a row, so none deadlocks.

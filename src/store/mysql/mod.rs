@@ -105,18 +105,10 @@ impl Store for MySql {
         change: Change,
         terms: &Terms,
     ) -> Reply<Vec<Outcome>> {
-        // What one statement frees somebody may take before a look at it.
-        let apart = claims.len() > 1 && !matches!(change, Change::Renew(_));
-        if !apart {
-            return changes::change(conn, claims, change, terms).await;
-        }
-        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-        match changes::change(conn, claims, change, terms).await {
-            Ok(outcomes) => commit(conn).await.map(|()| outcomes),
-            Err(error) => {
-                sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
-                Err(error)
-            }
+        match change {
+            Change::Renew(_) => changes::change(conn, claims, change, terms).await,
+            _ if claims.len() == 1 => changes::change(conn, claims, change, terms).await,
+            Change::Release(_) | Change::Abandon => changes::end_several(conn, claims, change, terms).await,
         }
     }
 }
