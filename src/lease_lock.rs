@@ -30,7 +30,7 @@ const MOST_KEYS: usize = 100;
 /// A lock on named resources, kept in the table `t_resource_lock`.
 ///
 /// Cheap to clone; the clones share one background task that renews their leases. It keeps no
-/// connection: each operation borrows one from the pool for one statement.
+/// connection: each operation borrows one from the pool for one statement, or for a few of those that travel together.
 pub struct LeaseLock<DB: Database> {
     settings: Settings<DB>,
     keeper: Arc<Keeper<DB>>,

@@ -1,7 +1,7 @@
 //! What a database must do for the lock, and nothing more.
 //!
 //! A store sends statements and reports what it saw; it takes no decision. Every operation takes a
-//! slice, works on a connection that it is lent, opens no transaction, and waits for no row that
+//! slice, works on a connection that it is lent, leaves no transaction open, and waits for no row that
 //! another transaction has locked.
 
 pub mod borrowed;
