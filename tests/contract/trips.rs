@@ -51,7 +51,7 @@ pub async fn round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
     let others = ["one", "two", "three"];
     let set = lock.try_acquire_all(others).await.unwrap().acquired().unwrap();
     set.release(Status::Succeeded).await.unwrap();
-    let (together, freed) = if is_postgres { (1, 1) } else { (3 + 2, 2) };
+    let (together, freed) = if is_postgres { (1, 1) } else { (3 + 2, 5) };
     let set = count!(counted, pool, "a set", together, lock.try_acquire_all(others).await.unwrap().acquired().unwrap());
     count!(counted, pool, "the set's renewal", 1, set.renew().await.unwrap());
     count!(counted, pool, "the set's release", freed, set.release(Status::Succeeded).await.unwrap());

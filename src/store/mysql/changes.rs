@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 
 use chrono::TimeDelta;
-use sqlx::{AssertSqlSafe, MySqlConnection, Row as _};
+use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
 
 use super::{Query, marks, micros, padded};
 use crate::{
+    fault::refuses_commit,
     key::Claim,
     rules::Terms,
-    store::{Change, Outcome, Reply, Sighting, lost_among, skipped, unanswered, unmatched},
+    store::{Change, Outcome, Reply, Sighting, unanswered, unmatched},
 };
 
 /// Claims a statement names, as (key, ...) and ((holder, token), ...).
@@ -70,53 +71,70 @@ pub(super) async fn change(
     Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
 }
 
-/// What one statement frees somebody may take before a look at it: so a look comes first, and names those that stand. Should one of them
-/// not be there any more and another's by then, nobody can tell whether it was freed.
+/// What one statement frees somebody may take before a look at it, so both are one transaction: sent at once, as text, so that no
+/// client that falls silent leaves it open. Whatever fails but contention leaves open whether it was committed.
 pub(super) async fn end_several(
     conn: &mut MySqlConnection,
     claims: &[Claim],
     change: Change,
     terms: &Terms,
 ) -> Reply<Vec<Outcome>> {
-    let outcomes = |seen: &HashMap<String, Sighting>, claims: &[Claim]| -> Vec<Outcome> {
-        claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect()
+    let named = Named(claims.iter().collect());
+    let keys = || claims.iter().map(|claim| text(claim.key.as_str()));
+    let holders =
+        claims.iter().flat_map(|claim| [format!("x'{}'", claim.holder.as_uuid().simple()), claim.token.to_string()]);
+    let set = match change {
+        Change::Release(status) => vec![text(status.letter()), micros(terms.offset()).to_string()],
+        Change::Renew(_) | Change::Abandon => Vec::new(),
     };
-    let mut all = outcomes(&sightings(conn, &Named::new(claims)).await?, claims);
-    let standing = skipped(claims.to_vec(), &all);
-    if standing.is_empty() {
-        return Ok(all);
-    }
-    let named = Named::new(&standing);
-    let matched = send_change(conn, &named, change, terms).await?;
-    let ended = if usize::try_from(matched).is_ok_and(|matched| matched == standing.len()) {
-        vec![Outcome::Done; standing.len()]
-    } else {
-        outcomes(&sightings(conn, &named).await.map_err(unanswered)?, &standing)
-    };
-    if lost_among(&ended).is_some() {
-        return Err(unanswered(sqlx::Error::RowNotFound));
-    }
-    let mut ended = ended.into_iter();
-    for outcome in &mut all {
-        if matches!(outcome, Outcome::Skipped { .. }) {
-            *outcome = ended.next().unwrap_or(*outcome);
+    let sql = format!(
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION; {}; {}; COMMIT",
+        change_statement(&named, set_of(change)),
+        look_statement(&named)
+    );
+    let sql = fill(&sql, keys().chain(holders).chain(set).chain(keys()));
+    let rows = match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *conn).await {
+        Ok(rows) => rows,
+        Err(error) if refuses_commit(&error) => {
+            sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
+            return Err(error);
         }
+        Err(error) => return Err(unanswered(error)),
+    };
+    let seen = sighted(&rows)?;
+    Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
+}
+
+/// As hex, so that nothing in it needs escaping.
+fn text(value: &str) -> String {
+    let hex: String = value.bytes().map(|byte| format!("{byte:02x}")).collect();
+    format!("_utf8mb4 x'{hex}'")
+}
+
+/// Writes values where a statement has its marks.
+fn fill(sql: &str, mut values: impl Iterator<Item = String>) -> String {
+    sql.split('?').fold(String::with_capacity(2 * sql.len()), |mut filled, part| {
+        if !filled.is_empty() {
+            filled.extend(values.next());
+        }
+        filled.push_str(part);
+        filled
+    })
+}
+
+fn set_of(change: Change) -> &'static str {
+    match change {
+        Change::Renew(_) => "t.expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND",
+        Change::Release(_) => {
+            "t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.holder = NULL,
+             t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL"
+        }
+        Change::Abandon => "t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6))",
     }
-    Ok(all)
 }
 
 async fn send_change(conn: &mut MySqlConnection, named: &Named<'_>, change: Change, terms: &Terms) -> Reply<u64> {
-    let sql = change_statement(
-        named,
-        match change {
-            Change::Renew(_) => "t.expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND",
-            Change::Release(_) => {
-                "t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.holder = NULL,
-                     t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL"
-            }
-            Change::Abandon => "t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6))",
-        },
-    );
+    let sql = change_statement(named, set_of(change));
     let query = bind_claims(sqlx::query(AssertSqlSafe(sql)), named);
     let query = match change {
         Change::Renew(lease) => query.bind(micros(lease)),
@@ -126,17 +144,23 @@ async fn send_change(conn: &mut MySqlConnection, named: &Named<'_>, change: Chan
     Ok(query.execute(conn).await?.rows_affected())
 }
 
-pub(super) async fn sightings(conn: &mut MySqlConnection, named: &Named<'_>) -> Reply<HashMap<String, Sighting>> {
-    let sql = format!(
+fn look_statement(named: &Named<'_>) -> String {
+    format!(
         "SELECT CONVERT(key_resource USING utf8mb4) AS name, holder, token, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked,
                 CAST(COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS SIGNED) AS stands,
                 COALESCE(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), 0) AS left_micros
          FROM t_resource_lock WHERE key_resource IN ({})",
         named.keys()
-    );
-    let rows = bind_keys(sqlx::query(AssertSqlSafe(sql)), named).fetch_all(conn).await?;
+    )
+}
+
+pub(super) async fn sightings(conn: &mut MySqlConnection, named: &Named<'_>) -> Reply<HashMap<String, Sighting>> {
+    sighted(&bind_keys(sqlx::query(AssertSqlSafe(look_statement(named))), named).fetch_all(conn).await?)
+}
+
+fn sighted(rows: &[MySqlRow]) -> Reply<HashMap<String, Sighting>> {
     let mut sightings = HashMap::with_capacity(rows.len());
-    for row in &rows {
+    for row in rows {
         let sighting = Sighting {
             holder: row.try_get("holder")?,
             token: row.try_get("token")?,
