@@ -97,11 +97,12 @@ async fn held<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<(
     let taken = timeout(PATIENCE, lines.next_line()).await??.ok_or("the process holds nothing")?.parse()?;
     let mut most: Option<i64> = None;
     let renewed = loop {
-        most = most.max(connections(&observer).await?);
+        // Those over which the keys were taken go away first.
         tokio::select! {
             line = lines.next_line() => break line?.ok_or("the process renewed nothing")?.parse()?,
             () = sleep(LOOK) => {}
         }
+        most = most.max(connections(&observer).await?);
     };
     let status = timeout(PATIENCE, child.wait()).await??;
     if !status.success() {

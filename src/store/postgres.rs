@@ -268,9 +268,9 @@ impl Store for Postgres {
 
     async fn change(conn: &mut PgConnection, claims: &[Claim], change: Change, terms: &Terms) -> Reply<Vec<Outcome>> {
         let ChangeStatement { one, many }: &'static ChangeStatement = match change {
-            Change::Renew(_) => &*RENEW,
-            Change::Release(_) => &*RELEASE,
-            Change::Abandon => &*ABANDON,
+            Change::Renew(_) => &RENEW,
+            Change::Release(_) => &RELEASE,
+            Change::Abandon => &ABANDON,
         };
         let query = match claims {
             [Claim { key, holder, token }] => {
