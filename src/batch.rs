@@ -158,7 +158,7 @@ impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
         conn.proceed(reply)
     }
 
-    /// Sends those who go together; gives the connection back up, if it is good for more.
+    /// Sends those who go together; hands the connection back, if it is good for more.
     pub async fn carry_together(&self, conn: Borrowed<DB>, seats: Vec<Seat<DB, E>>) -> Option<Borrowed<DB>> {
         let Some(limit) = seats.iter().map(|seat| seat.first.limits.statement).max() else { return Some(conn) };
         let _ongoing = self.background.begin();
@@ -189,6 +189,9 @@ impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
     }
 
     fn share(&self, answer: &E::Answer, others: Vec<Numbered<DB, E>>) {
+        if others.is_empty() {
+            return;
+        }
         let mut rest = Vec::new();
         for (number, other) in others {
             match E::share(answer) {
@@ -212,7 +215,11 @@ impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
         }
         let mut failure = Some(failure);
         for first in firsts {
-            let other = if fault == Fault::Contention { Failure::Undone } else { Failure::NoReply };
+            let other = match fault {
+                Fault::Contention => Failure::Undone,
+                Fault::NoConnection => Failure::NoConnection(sqlx::Error::PoolTimedOut),
+                _ => Failure::NoReply,
+            };
             drop(first.reply.send(Err(failure.take().unwrap_or(other))));
         }
     }

@@ -126,7 +126,10 @@ impl<'a, DB: Database> Try<'a, DB> {
                 Ok(Claimed::Not(answers)) => answers,
                 Err(failure) => match failure.fault() {
                     Fault::Contention => {
-                        self.contended = true;
+                        // Perhaps somebody it travelled with was in the way: by itself, it is asked for at once.
+                        if !std::mem::replace(&mut self.contended, true) && Instant::now() < self.limit {
+                            continue;
+                        }
                         if let Some(refusal) = self.busy(&mut busy_since, None).await? {
                             return Ok(Attempt::Refused(refusal));
                         }
@@ -181,7 +184,8 @@ impl<'a, DB: Database> Try<'a, DB> {
     }
 
     async fn claim(&self) -> Result<Claimed<DB>, Failure> {
-        let wish = Wish { asks: self.asks.clone(), asked_before: self.unanswered, alone: self.contended };
+        // Once something was in its way it goes alone: neither gets in the other's, and what it is told is its own.
+        let wish = Wish { asks: self.asks.clone(), alone: self.contended || self.unanswered };
         let limits = Limits { caller: self.limit, statement: self.last };
         self.lock.claims().send(&self.runtime, wish, limits).await
     }
@@ -263,8 +267,6 @@ pub(crate) struct Claims<DB: Database> {
 /// What one holder asks for.
 pub(crate) struct Wish {
     asks: Vec<Ask>,
-    /// It was not answered once, and may have been granted.
-    asked_before: bool,
     alone: bool,
 }
 
@@ -286,9 +288,9 @@ impl<DB: Database> Errand<DB> for Claims<DB> {
         wish.in_turn() == other.in_turn()
     }
 
-    /// Whoever stands elsewhere in the key's queue, or may have been granted the key already, may be told something else.
+    /// Whoever stands elsewhere in the key's queue may be told something else.
     fn may_share(wish: &Wish, other: &Wish) -> bool {
-        !wish.asked_before && wish.in_turn() == other.in_turn()
+        wish.in_turn() == other.in_turn()
     }
 
     /// A refusal is one for all who had come before it was sent.

@@ -143,7 +143,9 @@ impl<DB: Database, E: Errand<DB>> Place<'_, DB, E> {
         mut answer: oneshot::Receiver<Result<E::Answer, Failure>>,
         limit: Instant,
     ) -> Result<E::Answer, Failure> {
-        let mut patience = PATIENCE;
+        // Whoever has little time spends half of it behind others.
+        let half = limit.saturating_duration_since(Instant::now()) / 2;
+        let mut patience = PATIENCE.min(half).max(Duration::from_millis(1));
         loop {
             match timeout_at(limit.min(Instant::now() + patience), &mut answer).await {
                 Ok(Ok(answer)) => return answer,
@@ -242,10 +244,13 @@ impl<DB: Database, E: Errand<DB>> Lane<DB, E> {
         None
     }
 
-    /// Who is in front, and when it gives up; with nobody there, the lane ends.
+    /// Who is in front, and when it gives up; with nobody there, or another lane about to take them along, this one ends.
     fn next(&mut self) -> Option<(u64, Instant)> {
         let mut state = lock(&self.batch.state);
-        let next = state.waiting.first_key_value().map(|(number, waiting)| (*number, waiting.limits.caller));
+        let others = state.boarding - usize::from(self.stage == Stage::Boarding);
+        let surplus = others > 0 && state.boarding_since.elapsed() < PATIENCE;
+        let next = state.waiting.first_key_value().filter(|_| !surplus);
+        let next = next.map(|(number, waiting)| (*number, waiting.limits.caller));
         self.stage = state.shift(self.stage, if next.is_some() { Stage::Boarding } else { Stage::Ended });
         next
     }

@@ -215,7 +215,9 @@ impl Store for Sqlite {
             outcomes.push(if done.contains(&(claim.key.as_str().to_owned(), claim.token.get())) {
                 Outcome::Done
             } else {
-                unmatched(change, claim, look_at(conn, claim).await?)
+                // What was done is committed: nobody is to take this for its being undone.
+                let seen = look_at(conn, claim).await;
+                unmatched(change, claim, if done.is_empty() { seen? } else { seen.map_err(unanswered)? })
             });
         }
         Ok(outcomes)

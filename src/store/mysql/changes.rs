@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
 
 use super::{Query, marks, micros, padded};
 use crate::{
-    fault::refuses_commit,
+    fault::{Fault, fault},
     key::Claim,
     rules::Terms,
     store::{Change, Outcome, Reply, Sighting, unanswered, unmatched},
@@ -72,7 +72,7 @@ pub(super) async fn change(
 }
 
 /// What one statement frees somebody may take before a look at it, so both are one transaction: sent at once, as text, so that no
-/// client that falls silent leaves it open. Whatever fails but contention leaves open whether it was committed.
+/// client that falls silent leaves it open. What fails leaves open whether it was committed, unless all claims still stand.
 pub(super) async fn end_several(
     conn: &mut MySqlConnection,
     claims: &[Claim],
@@ -95,14 +95,28 @@ pub(super) async fn end_several(
     let sql = fill(&sql, keys().chain(holders).chain(set).chain(keys()));
     let rows = match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *conn).await {
         Ok(rows) => rows,
-        Err(error) if refuses_commit(&error) => {
-            sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
-            return Err(error);
-        }
-        Err(error) => return Err(unanswered(error)),
+        Err(error) => return Err(undone(conn, claims, change, error).await),
     };
-    let seen = sighted(&rows)?;
+    let seen = sighted(&rows).map_err(unanswered)?;
     Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
+}
+
+/// Where all of the claims still stand, nothing was committed, and the error is the statement's own.
+async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, error: sqlx::Error) -> sqlx::Error {
+    if error.as_database_error().is_none() || fault(&error) == Fault::Outage {
+        return unanswered(error);
+    }
+    if let Err(error) = sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await {
+        return unanswered(error);
+    }
+    if matches!(fault(&error), Fault::Contention | Fault::MissingTable) {
+        return error;
+    }
+    let Ok(seen) = sightings(conn, &Named::new(claims)).await else { return unanswered(error) };
+    let stands = |claim: &Claim| {
+        matches!(unmatched(change, claim, seen.get(claim.key.as_str()).copied()), Outcome::Skipped { .. })
+    };
+    if claims.iter().all(stands) { error } else { unanswered(error) }
 }
 
 /// As hex, so that nothing in it needs escaping.
