@@ -117,8 +117,8 @@ impl<DB: Database> Lease<DB> {
     /// Ends the lease: the work came to its end, well or badly.
     ///
     /// Tried until it is settled or the lease is over. It counts while nobody has taken the row, even if the lease has run out.
-    /// On PostgreSQL, without a window and under [`Rules::Recover`](crate::Rules::Recover), it does not wait for the server's disk: should the server
-    /// crash within the next moments, the key may be taken again until the lease ends.
+    /// On PostgreSQL, under [`Rules::Recover`](crate::Rules::Recover) without a window and without `article_clients`, it does not wait for the server's
+    /// disk: should the server crash within the next moments, the claim stands again, and keeps others out until its lease ends.
     ///
     /// # Errors
     /// [`Error::Lost`] if the row was seen without the claim, so that nothing was written. Any other error means that it is

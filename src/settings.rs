@@ -136,7 +136,8 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Whether claims and releases that come while one is under way travel together in the next statement, as they do unless this is `false`.
     ///
-    /// Each is answered on its own, and one that comes alone is sent alone, at once. One that comes while the database does not answer another waits 20 ms before it takes a connection of its own.
+    /// Each is answered on its own, and one that comes alone is sent alone, at once. One that comes while another has no answer yet waits for it for
+    /// 20 ms; then it takes a connection of its own, up to the pool's size. Switched off, each takes one at once.
     pub fn batching(self, on: bool) -> Self {
         self.rebuild(|settings| Settings { batching: on, ..settings })
     }

@@ -37,8 +37,8 @@ pub struct Columns<'a> {
 /// A table of the application's in which each row has a value and a version; made for balances, as `i64` or a decimal.
 ///
 /// A change reads both, computes, and writes only if the version is still the one that was read; otherwise it begins anew. Every program
-/// that changes such a row has to raise its version. Changes of the same row by the same object (or its clones) take turns, and so do not
-/// get in each other's way.
+/// that changes such a row has to raise its version. Changes of the same row by the same object (or its clones) take turns, for a second at
+/// most; with those of others, and with [`update_in`](Self::update_in), the version decides.
 pub struct VersionedTable<DB: Database, V = i64> {
     rows: Rows<DB>,
     turns: Arc<Turns>,

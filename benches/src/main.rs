@@ -73,7 +73,7 @@ enum Scenario {
     Held(held::Options),
     /// Tries for a key that somebody else holds, and what they write to PostgreSQL's log.
     ///
-    /// Contenders as in `cycles`, but for limit and etcd. The figure of those that write nothing there shows what others write.
+    /// Contenders as in `cycles`, but for limit and etcd. For contenders that write nothing to that log the figure is what other work wrote meanwhile.
     Refusals(refusals::Options),
     /// Acquire and release in a table with a thousand rows, and with a million.
     Million(million::Options),
