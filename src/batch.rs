@@ -37,10 +37,7 @@ pub(crate) trait Errand<DB: Database>: Send + Sync + 'static {
     /// Whether one statement can do both.
     fn goes_with(request: &Self::Request, other: &Self::Request) -> bool;
 
-    /// Whether the answer to the other, sent for the same key after this had come, can be the answer to this as well.
-    fn may_share(request: &Self::Request, other: &Self::Request) -> bool;
-
-    /// The same answer once more, if it is one for several.
+    /// The same answer once more, if it is one for all who had come for the same key before it was asked for.
     fn share(answer: &Self::Answer) -> Option<Self::Answer>;
 
     /// Sends all of them; one answer each, in order.

@@ -284,12 +284,8 @@ impl<DB: Database> Errand<DB> for Claims<DB> {
         if let ([ask], false) = (&wish.asks[..], wish.alone) { Some(&ask.key) } else { None }
     }
 
-    fn goes_with(wish: &Wish, other: &Wish) -> bool {
-        wish.in_turn() == other.in_turn()
-    }
-
     /// Whoever stands elsewhere in the key's queue may be told something else.
-    fn may_share(wish: &Wish, other: &Wish) -> bool {
+    fn goes_with(wish: &Wish, other: &Wish) -> bool {
         wish.in_turn() == other.in_turn()
     }
 

@@ -108,10 +108,7 @@ impl<DB: Database, E: Errand<DB>> State<DB, E> {
                     place.insert(seats.len());
                     seats.push(Seat { first: waiting, others: Vec::new() });
                 }
-                Entry::Occupied(place) => match &mut seats[*place.get()] {
-                    seat if E::may_share(&waiting.request, &seat.first.request) => seat.others.push((number, waiting)),
-                    _ => drop(stay.insert(number, waiting)),
-                },
+                Entry::Occupied(place) => seats[*place.get()].others.push((number, waiting)),
             }
         }
         self.waiting.append(&mut stay);

@@ -32,10 +32,6 @@ impl<DB: Database> Errand<DB> for Releases {
         release.status == other.status
     }
 
-    fn may_share(_: &Release, _: &Release) -> bool {
-        false
-    }
-
     fn share(_: &Vec<Outcome>) -> Option<Vec<Outcome>> {
         None
     }
