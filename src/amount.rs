@@ -9,7 +9,7 @@ use crate::{
         Database,
         versions::{Guard, Value, Write},
     },
-    versioned_table::{UpdateError, Updated, VersionedTable},
+    versioned_table::{Basis, UpdateError, Updated, VersionedTable},
 };
 
 /// A number that balances are kept in: `i64`, and with the feature `rust_decimal` its `Decimal` (PostgreSQL, MySQL, MariaDB).
@@ -104,7 +104,7 @@ impl<DB: Database, V: Value<DB> + Amount + fmt::Debug> VersionedTable<DB, V> {
     /// As [`update`](Self::update).
     pub async fn deduct(&self, key: &str, amount: V) -> Result<Updated<V>, UpdateError<Insufficient<V>>> {
         let key = positive(key, &amount)?;
-        self.change(&key, |balance| {
+        self.change(&key, Basis::Known, |balance| {
             if *balance < amount {
                 let (balance, amount) = (balance.clone(), amount.clone());
                 return Err(UpdateError::Computation(Insufficient { balance, amount }));
@@ -124,7 +124,7 @@ impl<DB: Database, V: Value<DB> + Amount + fmt::Debug> VersionedTable<DB, V> {
     /// As [`update`](Self::update).
     pub async fn deposit(&self, key: &str, amount: V) -> Result<Updated<V>, Error> {
         let key = positive(key, &amount)?;
-        let deposited = self.change::<std::convert::Infallible>(&key, |balance| {
+        let deposited = self.change::<std::convert::Infallible>(&key, Basis::Known, |balance| {
             let value = balance.plus(&amount).ok_or_else(|| too_much(&key, &amount))?;
             // Any balance may grow.
             Ok(Write { value, guard: Some(Guard { was: balance.clone(), least: balance.clone() }) })

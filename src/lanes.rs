@@ -21,7 +21,7 @@ use crate::{
     key::Key,
     store::{
         Database,
-        borrowed::{Borrowed, Failure},
+        borrowed::{Borrowed, Failure, Kept},
     },
 };
 
@@ -30,9 +30,6 @@ const MOST: usize = 256;
 
 /// How long a request waits behind others, at first.
 const PATIENCE: Duration = Duration::from_millis(20);
-
-/// For how long a lane keeps its connection while there is always somebody to carry.
-const LOAN: Duration = Duration::from_secs(1);
 
 pub(crate) struct Waiting<DB: Database, E: Errand<DB>> {
     pub request: E::Request,
@@ -209,12 +206,12 @@ impl<DB: Database, E: Errand<DB>> Lane<DB, E> {
 
     /// Sends whoever waits, until nobody does.
     async fn carry(mut self) {
-        let mut loan: Option<(Instant, Borrowed<DB>)> = None;
+        let mut kept: Option<Kept<DB>> = None;
         while let Some((number, limit)) = self.next() {
-            let (since, conn) = match loan.take() {
-                Some(loan) => loan,
+            let conn = match kept.take() {
+                Some(kept) => kept.lend(),
                 None => match Borrowed::checkout(&self.batch.pool, limit).await {
-                    Ok(conn) => (Instant::now(), conn),
+                    Ok(conn) => conn,
                     Err(failure) => {
                         self.refuse(number, failure);
                         continue;
@@ -223,22 +220,8 @@ impl<DB: Database, E: Errand<DB>> Lane<DB, E> {
             };
             let seats = self.board();
             let conn = self.batch.carry_together(conn, seats).await;
-            loan = conn.and_then(|conn| self.keep(since, conn));
+            kept = conn.and_then(|conn| conn.keep(&self.batch.pool));
         }
-        if let Some((_, conn)) = loan {
-            conn.give_back();
-        }
-    }
-
-    /// Keeps the connection for the next statement, for a while, if others find one in the pool meanwhile.
-    fn keep(&self, since: Instant, conn: Borrowed<DB>) -> Option<(Instant, Borrowed<DB>)> {
-        let pool = &self.batch.pool;
-        let spare = pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections();
-        if spare && !pool.is_closed() && since.elapsed() < LOAN {
-            return Some((since, conn));
-        }
-        conn.give_back();
-        None
     }
 
     /// Who is in front, and when it gives up; with nobody there, or another lane about to take them along, this one ends.

@@ -15,13 +15,20 @@ use tokio::{
 
 use crate::{held::lock, key::Key, retry::Backoff, rules::Refusal};
 
-/// The queues of one lock object, by what is wanted.
-#[derive(Default)]
-pub(crate) struct Turns(Mutex<HashMap<Arc<[Key]>, Weak<Queue>>>);
+/// The queues of one object, by what is wanted, and with what one leaves to the next.
+pub(crate) struct Turns<N = ()>(Mutex<Queues<N>>);
 
-impl Turns {
+type Queues<N> = HashMap<Arc<[Key]>, Weak<Queue<N>>>;
+
+impl<N> Default for Turns<N> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<N> Turns<N> {
     /// The queue of those who want all of these keys.
-    pub fn queue(self: &Arc<Self>, keys: &Arc<[Key]>) -> Arc<Queue> {
+    pub fn queue(self: &Arc<Self>, keys: &Arc<[Key]>) -> Arc<Queue<N>> {
         let mut queues = lock(&self.0);
         if let Some(queue) = queues.get(keys).and_then(Weak::upgrade) {
             return queue;
@@ -38,26 +45,31 @@ impl Turns {
 }
 
 /// Those of this process who want the same keys.
-pub(crate) struct Queue {
+pub(crate) struct Queue<N = ()> {
     keys: Arc<[Key]>,
-    turns: Arc<Turns>,
-    state: Mutex<State>,
+    turns: Arc<Turns<N>>,
+    state: Mutex<State<N>>,
     /// Held while a place in the database's queue is drawn, so that the order here is the order there.
     pub entry: tokio::sync::Mutex<()>,
 }
 
-#[derive(Default)]
-struct State {
+struct State<N> {
     taken: bool,
     last_number: i64,
-    waiting: BTreeMap<i64, oneshot::Sender<Turn>>,
+    waiting: BTreeMap<i64, oneshot::Sender<Turn<N>>>,
     refusal: Option<Refusal>,
     pace: Option<(Backoff, Instant)>,
 }
 
-impl Queue {
+impl<N> Default for State<N> {
+    fn default() -> Self {
+        Self { taken: false, last_number: 0, waiting: BTreeMap::new(), refusal: None, pace: None }
+    }
+}
+
+impl<N> Queue<N> {
     /// The turn, behind all the others.
-    pub async fn turn(self: &Arc<Self>) -> Turn {
+    pub async fn turn(self: &Arc<Self>) -> Turn<N> {
         match self.try_take() {
             Some(turn) => turn,
             None => self.enter(None).turn().await,
@@ -65,17 +77,17 @@ impl Queue {
     }
 
     /// The turn, if it is free and nobody waits.
-    pub fn try_take(self: &Arc<Self>) -> Option<Turn> {
+    pub fn try_take(self: &Arc<Self>) -> Option<Turn<N>> {
         let mut state = lock(&self.state);
         if state.taken {
             return None;
         }
         state.taken = true;
-        Some(Turn(Some(self.clone())))
+        Some(Turn::of(self))
     }
 
     /// A place in the queue, by this number or else behind all the others.
-    pub fn enter(self: &Arc<Self>, number: Option<i64>) -> Entry {
+    pub fn enter(self: &Arc<Self>, number: Option<i64>) -> Entry<N> {
         let (sender, turn) = oneshot::channel();
         let mut state = lock(&self.state);
         let number = number.unwrap_or(state.last_number + 1);
@@ -83,7 +95,7 @@ impl Queue {
         state.waiting.insert(number, sender);
         let was_free = !std::mem::replace(&mut state.taken, true);
         drop(state);
-        drop(was_free.then(|| Turn(Some(self.clone()))));
+        drop(was_free.then(|| Turn::of(self)));
         Entry { queue: self.clone(), number, turn }
     }
 
@@ -106,7 +118,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl<N> Drop for Queue<N> {
     fn drop(&mut self) {
         let mut queues = lock(&self.turns.0);
         // A new one may stand in its place by now.
@@ -117,14 +129,14 @@ impl Drop for Queue {
 }
 
 /// A place in a queue; dropped, it is given up.
-pub(crate) struct Entry {
-    queue: Arc<Queue>,
+pub(crate) struct Entry<N = ()> {
+    queue: Arc<Queue<N>>,
     number: i64,
-    turn: oneshot::Receiver<Turn>,
+    turn: oneshot::Receiver<Turn<N>>,
 }
 
-impl Entry {
-    pub async fn turn(mut self) -> Turn {
+impl<N> Entry<N> {
+    pub async fn turn(mut self) -> Turn<N> {
         // The sender is dropped by this very entry alone.
         match (&mut self.turn).await {
             Ok(turn) => turn,
@@ -133,18 +145,29 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl<N> Drop for Entry<N> {
     fn drop(&mut self) {
         lock(&self.queue.state).waiting.remove(&self.number);
     }
 }
 
-/// The right to ask for the queue's keys; dropped, it goes to the next who still waits.
-pub(crate) struct Turn(Option<Arc<Queue>>);
+/// The right to ask for the queue's keys; dropped, it goes to the next who still waits, with whatever is left to them.
+pub(crate) struct Turn<N = ()> {
+    queue: Option<Arc<Queue<N>>>,
+    /// Of the turn before, or for the next.
+    pub note: Option<N>,
+}
 
-impl Drop for Turn {
+impl<N> Turn<N> {
+    fn of(queue: &Arc<Queue<N>>) -> Self {
+        Self { queue: Some(queue.clone()), note: None }
+    }
+}
+
+impl<N> Drop for Turn<N> {
     fn drop(&mut self) {
-        let mut turn = self.0.take();
+        let mut note = self.note.take();
+        let mut turn = self.queue.take();
         while let Some(queue) = turn {
             let mut state = lock(&queue.state);
             let Some((_, next)) = state.waiting.pop_first() else {
@@ -152,8 +175,9 @@ impl Drop for Turn {
                 return;
             };
             drop(state);
+            let Err(mut unsent) = next.send(Turn { queue: Some(queue), note: note.take() }) else { return };
             // Whoever has just gone gives it back.
-            turn = next.send(Turn(Some(queue))).err().and_then(|mut unsent| unsent.0.take());
+            (turn, note) = (unsent.queue.take(), unsent.note.take());
         }
     }
 }

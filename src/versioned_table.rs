@@ -1,6 +1,6 @@
 //! Values with versions: read, computed, compared and set.
 
-use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use sqlx::{Connection as _, Pool};
 use tokio::time::{Instant, timeout_at};
@@ -13,7 +13,7 @@ use crate::{
     settings,
     store::{
         Database,
-        borrowed::Borrowed,
+        borrowed::{Borrowed, Kept},
         versions::{Guard, KeyValue, Statements, Value, Write},
     },
     telemetry,
@@ -38,11 +38,31 @@ pub struct Columns<'a> {
 ///
 /// A change reads both, computes, and writes only if the version is still the one that was read; otherwise it begins anew. Every program
 /// that changes such a row has to raise its version. Changes of the same row by the same object (or its clones) take turns, for a second at
-/// most; with those of others, and with [`update_in`](Self::update_in), the version decides.
+/// most, and `deduct` and `deposit` go by what the one before wrote, as far as it stands; with those of others, and with
+/// [`update_in`](Self::update_in), the version decides.
 pub struct VersionedTable<DB: Database, V = i64> {
     rows: Rows<DB>,
-    turns: Arc<Turns>,
-    value: PhantomData<fn() -> V>,
+    turns: Arc<Turns<Known<DB, V>>>,
+}
+
+/// What a change leaves to the next of the same row in this process: what it wrote, and the connection that it was
+/// answered over. That one was good a moment ago, so that no write gets lost on one that went away unseen.
+struct Known<DB: Database, V> {
+    row: Versioned<V>,
+    conn: Kept<DB>,
+    /// How many changes there were since the row was read.
+    age: u32,
+}
+
+/// After how many changes the row is read again: that leaves a gap in which other processes come in.
+const OLD: u32 = 4;
+
+/// What a change is computed from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Basis {
+    Read,
+    /// What the change before wrote, where that is known. Only for guarded writes: a trigger may have made another value of it.
+    Known,
 }
 
 /// How long a change waits for those before it in this process. Beyond that the version alone decides who was faster.
@@ -50,7 +70,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 impl<DB: Database, V> Clone for VersionedTable<DB, V> {
     fn clone(&self) -> Self {
-        Self { rows: self.rows.clone(), turns: self.turns.clone(), value: PhantomData }
+        Self { rows: self.rows.clone(), turns: self.turns.clone() }
     }
 }
 
@@ -102,7 +122,7 @@ impl<DB: Database> VersionedTable<DB, i64> {
         if same::<DB>(&rows.names.value, &rows.names.version) {
             return Err(taken(value));
         }
-        Ok(Self { rows, turns: Arc::default(), value: PhantomData })
+        Ok(Self { rows, turns: Arc::default() })
     }
 }
 
@@ -127,10 +147,10 @@ impl<DB: Database, V> VersionedTable<DB, V> {
 }
 
 impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
-    /// The same table with values of another type, such as `rust_decimal::Decimal`: any that sqlx reads from and writes to the column.
+    /// The same table, with turns of its own, and values of another type, such as `rust_decimal::Decimal`: any that sqlx reads from and writes to the column.
     /// Integers are read as `i64`, whatever their column's width or sign.
     pub fn of<U: Value<DB>>(self) -> VersionedTable<DB, U> {
-        VersionedTable { rows: self.rows, turns: self.turns, value: PhantomData }
+        VersionedTable { rows: self.rows, turns: Arc::default() }
     }
 
     /// Reads a value; `None` if there is no such row. One round trip.
@@ -174,7 +194,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         key: &str,
         mut compute: impl FnMut(&V) -> Result<V, E>,
     ) -> Result<Updated<V>, UpdateError<E>> {
-        self.change(&Key::new(key)?, plain(&mut compute)).await
+        self.change(&Key::new(key)?, Basis::Read, plain(&mut compute)).await
     }
 
     /// One attempt of [`update`](Self::update) in the caller's transaction, which is neither committed nor rolled back.
@@ -199,11 +219,11 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let attempt = async {
             let statements = self.rows.prepared_on(tx, limit).await?;
             let row = (&key, &statements.key(&key)?);
-            self.attempt(tx, statements, row, limit, &mut plain(&mut compute)).await
+            self.attempt(tx, statements, row, limit, None, &mut plain(&mut compute)).await
         };
         let conflict = || Error::conflict(key.clone(), 1).into();
         match attempt.await {
-            Ok(Some((value, version))) => Ok(Updated { value, version, attempts: 1 }),
+            Ok(Some(Versioned { value, version })) => Ok(Updated { value, version, attempts: 1 }),
             Ok(None) => Err(conflict()),
             Err(stop) if stop.is_contention() => Err(conflict()),
             Err(stop) => Err(self.stopped(stop, &key)),
@@ -214,25 +234,24 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     pub(crate) async fn change<E>(
         &self,
         key: &Key,
+        basis: Basis,
         mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Updated<V>, UpdateError<E>> {
         let mut tries = self.rows.retry.begin();
         let queue = self.turns.queue(&[key.clone()].into());
-        let _turn = timeout_at(Instant::now() + PATIENCE.min(tries.left() / 2), queue.turn()).await;
+        let mut turn = timeout_at(Instant::now() + PATIENCE.min(tries.left() / 2), queue.turn()).await.ok();
         loop {
-            let limit = tries.until;
-            let attempt = async {
-                let statements = self.rows.prepared(limit).await?;
-                let row = (key, &statements.key(key)?);
-                let mut conn = Borrowed::checkout(&self.rows.pool, limit).await.map_err(Failed::from)?;
-                let result = self.attempt(conn.get(), statements, row, limit, &mut compute).await;
-                if !result.as_ref().is_err_and(Stop::is_in_doubt) {
-                    conn.give_back();
+            let known = turn.as_mut().and_then(|turn| turn.note.take()).filter(|_| basis == Basis::Known);
+            let unread = known.is_some();
+            match self.attempt_over_own(key, tries.until, known, &mut compute).await {
+                Ok(Some((Versioned { value, version }, known))) => {
+                    if let Some(turn) = &mut turn {
+                        turn.note = known;
+                    }
+                    return Ok(Updated { value, version, attempts: tries.attempt });
                 }
-                result
-            };
-            match attempt.await {
-                Ok(Some((value, version))) => return Ok(Updated { value, version, attempts: tries.attempt }),
+                // What is known may be old: a read decides.
+                Ok(None) | Err(Stop::Told(_) | Stop::Unread(_)) if unread => continue,
                 Ok(None) => {}
                 Err(stop) if stop.is_contention() => {}
                 // The pool may have held connections that went away; nothing was changed over this one.
@@ -250,16 +269,48 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         }
     }
 
-    /// Reads, computes, compares and sets; `None` if somebody else was faster.
+    /// One attempt over a connection of its own; a change comes with what it leaves to the next.
+    async fn attempt_over_own<E>(
+        &self,
+        key: &Key,
+        limit: Instant,
+        known: Option<Known<DB, V>>,
+        compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
+    ) -> Result<Option<(Versioned<V>, Option<Known<DB, V>>)>, Stop<E>> {
+        let statements = self.rows.prepared(limit).await?;
+        let key = (key, &statements.key(key)?);
+        let (mut conn, row, age) = match known {
+            Some(Known { row, conn, age }) => (conn.lend(), Some(row), age),
+            None => (Borrowed::checkout(&self.rows.pool, limit).await.map_err(Failed::from)?, None, 0),
+        };
+        match self.attempt(conn.get(), statements, key, limit, row, compute).await {
+            Ok(Some(row)) if age + 1 < OLD => {
+                let known = conn.keep(&self.rows.pool).map(|conn| Known { row: row.clone(), conn, age: age + 1 });
+                Ok(Some((row, known)))
+            }
+            result => {
+                if !result.as_ref().is_err_and(Stop::is_in_doubt) {
+                    conn.give_back();
+                }
+                Ok(result?.map(|row| (row, None)))
+            }
+        }
+    }
+
+    /// Reads what is not known, computes, compares and sets; `None` if somebody else was faster.
     async fn attempt<E>(
         &self,
         conn: &mut DB::Connection,
         statements: &Statements,
         (key, row): (&Key, &KeyValue),
         limit: Instant,
+        known: Option<Versioned<V>>,
         compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
-    ) -> Result<Option<(V, i64)>, Stop<E>> {
-        let found = answered(timeout_at(limit, DB::read::<V>(conn, &statements.read, row)).await)?;
+    ) -> Result<Option<Versioned<V>>, Stop<E>> {
+        let found = match known {
+            Some(Versioned { value, version }) => Some((value, version)),
+            None => answered(timeout_at(limit, DB::read::<V>(conn, &statements.read, row)).await)?,
+        };
         let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
         let next = self.rows.next(key, version)?;
         let write = compute(&value).map_err(Stop::Told)?;
@@ -270,7 +321,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
         let reply = timeout_at(limit, DB::write(conn, sql, &write, row, version)).await;
         let rows = answered(reply).map_err(Stop::Unwritten)?;
-        Ok((rows > 0).then_some((write.value, next)))
+        Ok((rows > 0).then_some(Versioned { value: write.value, version: next }))
     }
 
     fn stopped<E>(&self, stop: Stop<E>, key: &Key) -> UpdateError<E> {

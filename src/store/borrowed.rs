@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use sqlx::{Database, Pool, pool::PoolConnection};
-use tokio::time::{Instant, error::Elapsed, timeout_at};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, error::Elapsed, timeout_at},
+};
 
 use super::Reply;
 use crate::{
@@ -26,13 +29,19 @@ pub enum Failure {
 
 /// A connection on loan. Dropped with a statement under way (a cancelled future, a limit reached) it
 /// is closed: the pool never gets back a connection on which something may still be running.
-pub struct Borrowed<DB: Database>(Option<PoolConnection<DB>>);
+pub struct Borrowed<DB: Database> {
+    conn: Option<PoolConnection<DB>>,
+    since: Instant,
+}
+
+/// For how long a connection is kept while there is always a next statement.
+const LOAN: Duration = Duration::from_secs(1);
 
 impl<DB: Database> Borrowed<DB> {
     /// Waits for a connection, up to the limit.
     pub async fn checkout(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
         match timeout_at(limit, pool.acquire()).await {
-            Ok(Ok(conn)) => Ok(Self(Some(conn))),
+            Ok(Ok(conn)) => Ok(Self { conn: Some(conn), since: Instant::now() }),
             Ok(Err(error)) => Err(Failure::NoConnection(error)),
             Err(_) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
         }
@@ -41,13 +50,13 @@ impl<DB: Database> Borrowed<DB> {
     /// The connection, for one statement.
     #[expect(clippy::expect_used, reason = "it is taken out by `settle` and `drop` alone, which end the loan")]
     pub fn get(&mut self) -> &mut DB::Connection {
-        self.0.as_deref_mut().expect("the loan has not ended")
+        self.conn.as_deref_mut().expect("the loan has not ended")
     }
 
     /// The connection, to look at.
     #[expect(clippy::expect_used, reason = "as for `get`")]
     pub fn peek(&self) -> &DB::Connection {
-        self.0.as_deref().expect("the loan has not ended")
+        self.conn.as_deref().expect("the loan has not ended")
     }
 
     /// Goes on with the loan if the statement succeeded. Otherwise it ends: an error of the server's, which ended the
@@ -66,9 +75,19 @@ impl<DB: Database> Borrowed<DB> {
         }
     }
 
+    /// Keeps a connection that is idle for a next statement, for a while, if others find one in the pool meanwhile.
+    pub fn keep(self, pool: &Pool<DB>) -> Option<Kept<DB>> {
+        let spare = pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections();
+        if spare && !pool.is_closed() && self.since.elapsed() < LOAN {
+            return Some(Kept(Some(self)));
+        }
+        self.give_back();
+        None
+    }
+
     /// Ends the loan of a connection that is idle.
     pub fn give_back(mut self) {
-        drop(self.0.take());
+        drop(self.conn.take());
     }
 
     /// Ends the loan with what the statement came to; an answer gives the connection back too.
@@ -81,8 +100,27 @@ impl<DB: Database> Borrowed<DB> {
 
 impl<DB: Database> Drop for Borrowed<DB> {
     fn drop(&mut self) {
-        if let Some(conn) = self.0.take() {
+        if let Some(conn) = self.conn.take() {
             drop(conn.detach());
+        }
+    }
+}
+
+/// A connection kept for a next statement; dropped, it goes back.
+pub struct Kept<DB: Database>(Option<Borrowed<DB>>);
+
+impl<DB: Database> Kept<DB> {
+    #[expect(clippy::expect_used, reason = "it is taken out here and by `drop` alone")]
+    pub fn lend(mut self) -> Borrowed<DB> {
+        self.0.take().expect("it was kept")
+    }
+}
+
+impl<DB: Database> Drop for Kept<DB> {
+    fn drop(&mut self) {
+        // Outside of a runtime the pool cannot take it back, and it is closed.
+        if let (Some(conn), Ok(_)) = (self.0.take(), Handle::try_current()) {
+            conn.give_back();
         }
     }
 }

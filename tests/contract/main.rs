@@ -64,6 +64,7 @@ mod versioned;
 mod versioned_door;
 mod versioned_in;
 mod versioned_lost;
+mod versioned_turns;
 mod versioned_types;
 mod waiters;
 mod waiting;
@@ -371,6 +372,10 @@ fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             outside_a_transaction_nothing_is_changed, a_pool_of_one_is_enough_from_the_first_use_on;
         versioned_lost:
             an_update_that_is_dropped_was_made_wholly_or_not_at_all, a_deduction_that_is_dropped_was_made_wholly_or_not_at_all;
+        versioned_turns:
+            four_deductions_one_after_the_other_read_the_row_once,
+            what_is_left_to_one_who_goes_away_is_left_to_the_next, the_only_connection_is_nobodys_own,
+            what_a_trigger_made_of_a_balance_counts_and_not_what_was_written;
         sequences: random_sequences_end_as_their_model_does;
     }
     if server.name == "sqlite" {

@@ -1,0 +1,138 @@
+//! Changes of one row by one process: one after the other, and what each leaves to the next.
+
+use std::{future::poll_fn, pin::Pin, task::Poll};
+
+use rowlock::{Insufficient, UpdateError, Updated, VersionedTable};
+use sqlx::Pool;
+use tokio::time::timeout;
+
+use crate::{
+    bed::{Bed, PATIENCE, Site, eventually},
+    ledger::{COLUMNS, ledger, row, updated},
+};
+
+type Deduction<'a> = Pin<Box<dyn Future<Output = Result<Updated<i64>, UpdateError<Insufficient<i64>>>> + Send + 'a>>;
+
+/// Has each of them take its place, in this order, while all of the pool's connections are elsewhere.
+async fn queue<DB: Bed>(pool: &Pool<DB>, deductions: &mut [Deduction<'_>]) {
+    let connections = pool.options().get_max_connections();
+    let mut taken = Vec::new();
+    for _ in 0..connections {
+        taken.push(pool.acquire().await.unwrap());
+    }
+    poll_fn(|context| {
+        for deduction in &mut *deductions {
+            assert!(deduction.as_mut().poll(context).is_pending(), "it waits");
+        }
+        Poll::Ready(())
+    })
+    .await;
+    drop(taken);
+    eventually("they are back", async || pool.num_idle() == connections as usize).await;
+}
+
+/// The table over a pool of its own, used before.
+async fn bed<DB: Bed>(site: &Site<DB>, connections: u32) -> (Pool<DB>, VersionedTable<DB>) {
+    ledger(site).await;
+    let pool = site.pool_of(connections).await;
+    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    table.deduct("a", 1).await.unwrap();
+    (pool, table)
+}
+
+fn ones<DB: Bed>(table: &VersionedTable<DB>, count: usize) -> Vec<Deduction<'_>> {
+    (0..count).map(|_| Box::pin(table.deduct("a", 1)) as Deduction<'_>).collect()
+}
+
+/// How often the balance is read meanwhile, where the server counts that.
+async fn reads<DB: Bed>(site: &Site<DB>, work: impl Future<Output = ()>) -> Option<i64> {
+    if site.server.name != "postgres" {
+        work.await;
+        return None;
+    }
+    DB::statements(&site.pool).await; // installs what counts
+    let count = async || {
+        site.number(
+            "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
+             WHERE d.datname = current_database() AND query LIKE 'SELECT \"balance\"%'",
+        )
+        .await
+    };
+    let before = count().await;
+    work.await;
+    count().await.zip(before).map(|(now, before)| now - before)
+}
+
+pub async fn four_deductions_one_after_the_other_read_the_row_once<DB: Bed>(site: Site<DB>) {
+    let (pool, table) = bed(&site, 2).await;
+    for (count, version, expected) in [(4, 2, 1), (5, 6, 2)] {
+        let mut deductions = ones(&table, count);
+        let work = async {
+            queue(&pool, &mut deductions).await;
+            for (deduction, version) in deductions.into_iter().zip(version..) {
+                assert_eq!(deduction.await.unwrap(), updated(100 - version, version, 1));
+            }
+        };
+        let reads = reads(&site, work).await;
+        assert!(reads.is_none_or(|reads| reads == expected), "{reads:?} reads for {count}");
+    }
+    assert_eq!(row(&site).await, (90, 10));
+}
+
+pub async fn what_is_left_to_one_who_goes_away_is_left_to_the_next<DB: Bed>(site: Site<DB>) {
+    let (pool, table) = bed(&site, 2).await;
+    let mut deductions = ones(&table, 3);
+    let work = async {
+        queue(&pool, &mut deductions).await;
+        let mut deductions = deductions.into_iter();
+        let [first, gone, last] = std::array::from_fn(|_| deductions.next().unwrap());
+        assert_eq!(first.await.unwrap(), updated(98, 2, 1));
+        drop(gone);
+        assert_eq!(last.await.unwrap(), updated(97, 3, 1));
+    };
+    let reads = reads(&site, work).await;
+    assert!(reads.is_none_or(|reads| reads == 1), "{reads:?} reads");
+    assert_eq!(row(&site).await, (97, 3));
+}
+
+pub async fn the_only_connection_is_nobodys_own<DB: Bed>(site: Site<DB>) {
+    let (pool, table) = bed(&site, 1).await;
+    let mut deductions = ones(&table, 3);
+    queue(&pool, &mut deductions).await;
+    let mut deductions = deductions.into_iter();
+    deductions.next().unwrap().await.unwrap();
+    // The others have not been polled since: whoever else wants it gets it.
+    drop(timeout(PATIENCE, pool.acquire()).await.expect("it is in the pool").unwrap());
+    for deduction in deductions {
+        deduction.await.unwrap();
+    }
+    assert_eq!(row(&site).await, (96, 4));
+}
+
+pub async fn what_a_trigger_made_of_a_balance_counts_and_not_what_was_written<DB: Bed>(site: Site<DB>) {
+    let (pool, table) = bed(&site, 2).await;
+    let top_up: &[&str] = match site.server.name {
+        "postgres" => &[
+            "CREATE FUNCTION top_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.balance := NEW.balance + 100; RETURN NEW; END $$",
+            "CREATE TRIGGER top_up BEFORE UPDATE ON account FOR EACH ROW WHEN (NEW.balance < 50) EXECUTE FUNCTION top_up()",
+        ],
+        "sqlite" => &[
+            "CREATE TRIGGER top_up AFTER UPDATE ON account WHEN NEW.balance < 50 BEGIN UPDATE account SET balance = balance + 100 WHERE id = NEW.id; END",
+        ],
+        _ => &[
+            "CREATE TRIGGER top_up BEFORE UPDATE ON account FOR EACH ROW SET NEW.balance = IF(NEW.balance < 50, NEW.balance + 100, NEW.balance)",
+        ],
+    };
+    for sql in top_up {
+        site.execute(sql).await;
+    }
+    let amounts = [59, 60, 60, 10];
+    let mut deductions: Vec<Deduction<'_>> =
+        amounts.iter().map(|&amount| Box::pin(table.deduct("a", amount)) as Deduction<'_>).collect();
+    queue(&pool, &mut deductions).await;
+    // 40 becomes 140, which covers the second; 20 becomes 120, of which the last is taken.
+    for (deduction, (value, version)) in deductions.into_iter().zip([(40, 2), (80, 3), (20, 4), (110, 5)]) {
+        assert_eq!(deduction.await.unwrap(), updated(value, version, 1));
+    }
+    assert_eq!(row(&site).await, (110, 5));
+}
