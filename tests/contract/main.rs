@@ -21,6 +21,7 @@ mod contention;
 mod decimals;
 mod door;
 mod dropped_waiters;
+mod durability;
 mod events;
 mod examples;
 mod fair;
@@ -28,6 +29,7 @@ mod fenced;
 mod fuzzed;
 mod isolation;
 mod keeping;
+mod lanes;
 mod ledger;
 mod line;
 #[cfg(feature = "postgres")]
@@ -61,6 +63,7 @@ mod sequences;
 mod sets;
 mod triggers;
 mod trips;
+mod undone;
 mod upgrade;
 mod versioned;
 mod versioned_door;
@@ -214,6 +217,7 @@ where
         triggers:
             a_claim_is_told_its_token_and_whom_it_was_taken_from, claims_that_travel_together_are_told_their_tokens,
             a_commit_is_known_by_its_confirmation;
+        lanes: a_runtime_that_stands_still_holds_up_no_other, a_runtime_that_ends_leaves_nobody_waiting;
         trips: round_trips_are_as_stated, round_trips_of_versions_are_as_stated, a_transactions_round_trips_are_as_stated;
         examples: deduct_shows_exact_balances_each_way, deduct_tells_a_wrong_balance,
             deduct_leaves_no_table_behind_when_its_output_is_closed;
@@ -282,11 +286,14 @@ where
         tests! { server, trials; work: work_that_commits_without_a_word_is_found_out; }
     }
     if server.name == "mariadb" {
-        tests! { server, trials; isolation: snapshot_isolation; }
+        tests! { server, trials; isolation: snapshot_isolation; undone: a_change_meanwhile_at_snapshot_isolation; }
     }
     if server.name == "postgres" {
         tests! { server, trials;
             upgrade: a_session_in_another_time_zone_is_refused;
+            durability:
+                a_release_that_nothing_hangs_on_does_not_wait_for_the_disk, a_release_that_others_hang_on_waits_for_the_disk,
+                what_keeps_a_claim_waits_for_the_disk, what_follows_a_release_on_its_connection_waits_for_the_disk;
         }
     }
     tests! { server, trials;
@@ -294,6 +301,12 @@ where
         batched:
             a_row_that_a_transaction_sits_on_delays_nobody_else, whoever_goes_away_after_the_departure_takes_nothing_along,
             a_reply_that_is_lost_is_lost_for_nobody, an_answer_that_is_long_in_coming_holds_nobody_up;
+        lanes: a_runtime_that_stands_still_takes_nobody_along;
+        undone:
+            claims_whose_connection_the_server_ends_are_all_granted, releases_whose_connection_the_server_ends_are_all_done,
+            releases_that_were_done_unheard_say_so_where_they_know,
+            a_change_meanwhile_at_read_committed, a_change_meanwhile_at_repeatable_read, a_change_meanwhile_at_serializable,
+            a_rival_at_repeatable_read, a_rival_at_serializable;
         cancelled: an_open_transaction_is_seen;
         commits:
             a_lease_finds_out_that_its_commit_was_done, a_lease_finds_out_that_its_commit_was_not_done,
