@@ -271,59 +271,8 @@ pub async fn whoever_goes_away_before_the_departure_stays_behind<DB: Bed>(site: 
     assert_eq!(site.column("k", "CAST(token AS CHAR(30))").await, before, "it was never asked for");
 }
 
-/// Goes away when it was polled so often without an answer.
-fn fickle<'a, T: 'a>(asking: Asking<'a, T>, polls: usize) -> Asking<'a, Option<T>> {
-    let (mut asking, mut left) = (Some(asking), polls);
-    Box::pin(poll_fn(move |context| {
-        let answer = asking.as_mut().map(|asking| asking.as_mut().poll(context));
-        match answer {
-            Some(Poll::Ready(answer)) => Poll::Ready(Some(answer)),
-            Some(Poll::Pending) if left > 0 => {
-                left -= 1;
-                Poll::Pending
-            }
-            _ => {
-                asking = None;
-                Poll::Ready(None)
-            }
-        }
-    }))
-}
-
-/// At whatever point one of those goes away that share an answer: the one that asks for all of them, or another one.
-pub async fn whoever_goes_away_where_an_answer_is_shared_takes_it_from_nobody<DB: Bed>(site: Site<DB>) {
-    for gone in [1, 2] {
-        let mut polls = 1;
-        while goes_away_after(&site, gone, polls).await {
-            polls += 1;
-        }
-        assert!(polls > 1, "it never went");
-    }
-}
-
-/// Whether it went, and was not answered before that.
-async fn goes_away_after<DB: Bed>(site: &Site<DB>, gone: usize, polls: usize) -> bool {
-    let keys = ["first", "k"].map(String::from);
-    let (pool, lock) = bed(site, &keys).await;
-    let wanted = tries(&lock, ["first", "k", "k", "k"]).into_iter().enumerate();
-    let wanted = wanted.map(|(place, asking)| fickle(asking, if place == gone { polls } else { usize::MAX }));
-    let answers = together(&pool, wanted.collect()).await;
-    let went = answers[gone].is_none();
-    assert_eq!(answers.iter().flatten().count(), if went { 3 } else { 4 }, "the others are answered");
-    let leases: Vec<_> = answers.into_iter().flatten().filter_map(|answer| answer.unwrap().acquired()).collect();
-    // Whoever has just gone may have been granted it, and the others have been refused for that.
-    let least = if went && gone == 1 { 1 } else { 2 };
-    assert!((least..=2).contains(&leases.len()), "{gone} after {polls}: {leases:?}");
-    for lease in leases {
-        lease.release(Status::Succeeded).await.unwrap();
-    }
-    lock.shutdown().await;
-    assert_eq!(standing(site).await, 0, "{gone} after {polls}: nobody holds anything");
-    went
-}
-
 /// A lock behind a proxy, on one connection, on which statements for one and for several have been prepared.
-async fn line<DB: Bed>(site: &Site<DB>) -> Line<DB> {
+pub async fn line<DB: Bed>(site: &Site<DB>) -> Line<DB> {
     for key in KEYS {
         acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
@@ -335,9 +284,12 @@ async fn line<DB: Bed>(site: &Site<DB>) -> Line<DB> {
 
 const KEYS: [&str; 3] = ["first", "k", "other"];
 
-/// Three tries, of which the first is answered, and the answer to the other two is held.
-async fn two_held<DB: Bed>(line: &Line<DB>) -> (Lease<DB>, Vec<Asking<'_, Answer<DB>>>) {
-    let mut wanted = tries(&line.lock, KEYS);
+/// Tries, of which the first is answered, and the answer to the others is held.
+pub async fn all_but_one_held<'a, DB: Bed>(
+    line: &'a Line<DB>,
+    keys: &[&'a str],
+) -> (Lease<DB>, Vec<Asking<'a, Answer<DB>>>) {
+    let mut wanted = tries(&line.lock, keys.iter().copied());
     let taken = line.pool.acquire().await.unwrap();
     begin(&mut wanted).await;
     line.proxy.hold_after(Way::Replies, 1);
@@ -349,7 +301,7 @@ async fn two_held<DB: Bed>(line: &Line<DB>) -> (Lease<DB>, Vec<Asking<'_, Answer
 
 pub async fn whoever_goes_away_after_the_departure_takes_nothing_along<DB: Bed>(site: Site<DB>) {
     let line = line(&site).await;
-    let (first, mut wanted) = two_held(&line).await;
+    let (first, mut wanted) = all_but_one_held(&line, &KEYS).await;
     assert_eq!(standing(&site).await, 3, "both are granted, and do not know it");
     drop(wanted.remove(0));
     line.proxy.open();
@@ -361,7 +313,7 @@ pub async fn whoever_goes_away_after_the_departure_takes_nothing_along<DB: Bed>(
 
 pub async fn a_reply_that_is_lost_is_lost_for_nobody<DB: Bed>(site: Site<DB>) {
     let line = line(&site).await;
-    let (first, wanted) = two_held(&line).await;
+    let (first, wanted) = all_but_one_held(&line, &KEYS).await;
     let granted = token(&site).await;
     assert_eq!(standing(&site).await, 3, "both are granted, and do not know it");
     line.proxy.cut();

@@ -98,8 +98,9 @@ pub async fn what_keeps_a_claim_waits_for_the_disk<DB: Bed>(site: Site<DB>) {
     assert_committed(&site, &["k"], WAITS, "the confirmation").await;
     lease.abandon().await.unwrap();
     assert_committed(&site, &["k"], DOES_NOT, "the abandonment").await;
-    drop(acquired(lock.try_acquire("k").await));
+    let lease = acquired(lock.try_acquire("k").await);
     assert_committed(&site, &["k"], WAITS, "the takeover").await;
+    lease.release(Status::Succeeded).await.unwrap();
 }
 
 /// The setting ends with the statement that made it.

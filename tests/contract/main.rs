@@ -59,6 +59,7 @@ mod rights;
 mod rules_table;
 #[cfg(feature = "sqlite")]
 mod schedules;
+mod seats;
 mod sequences;
 mod sets;
 mod triggers;
@@ -212,8 +213,8 @@ where
             many_keys_take_few_statements, switched_off_each_takes_its_own, each_is_answered_by_itself,
             of_those_who_want_the_same_key_one_gets_it, each_release_has_its_own_status,
             a_release_of_what_is_lost_is_that_ones_alone, a_row_that_the_server_refuses_to_change_harms_no_other,
-            whoever_goes_away_before_the_departure_stays_behind, more_than_fit_in_one_statement_take_a_few,
-            whoever_goes_away_where_an_answer_is_shared_takes_it_from_nobody;
+            whoever_goes_away_before_the_departure_stays_behind, more_than_fit_in_one_statement_take_a_few;
+        seats: whoever_goes_away_where_an_answer_is_shared_takes_it_from_nobody;
         triggers:
             a_claim_is_told_its_token_and_whom_it_was_taken_from, claims_that_travel_together_are_told_their_tokens,
             a_commit_is_known_by_its_confirmation;
@@ -301,6 +302,7 @@ where
         batched:
             a_row_that_a_transaction_sits_on_delays_nobody_else, whoever_goes_away_after_the_departure_takes_nothing_along,
             a_reply_that_is_lost_is_lost_for_nobody, an_answer_that_is_long_in_coming_holds_nobody_up;
+        seats: whoever_goes_away_while_the_question_is_under_way_leaves_no_claim;
         lanes: a_runtime_that_stands_still_takes_nobody_along;
         undone:
             claims_whose_connection_the_server_ends_are_all_granted, releases_whose_connection_the_server_ends_are_all_done,

@@ -3,7 +3,7 @@
 use rowlock::{Lease, ResourceLock, Settled, Status};
 
 use crate::{
-    batched::{bed, released, together, tries},
+    batched::{assert_statements, bed, counted, released, together, tries},
     bed::{Bed, Site, acquired},
 };
 
@@ -62,7 +62,9 @@ pub async fn claims_that_travel_together_are_told_their_tokens<DB: Bed>(site: Si
     const KEYS: [&str; 3] = ["first", "k", "other"];
     journal(&site).await;
     let (pool, lock) = bed(&site, &KEYS.map(String::from)).await;
-    let leases: Vec<_> = together(&pool, tries(&lock, KEYS)).await.into_iter().map(acquired).collect();
+    let (answers, count) = counted(&pool, together(&pool, tries(&lock, KEYS))).await;
+    assert_statements(&site, count, 2, 2 + 2, "one alone, and the others, each with a look");
+    let leases: Vec<_> = answers.into_iter().map(acquired).collect();
     assert_tokens(&site, &leases).await;
     released(&pool, leases, |_| Status::Succeeded).await;
 }
