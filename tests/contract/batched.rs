@@ -12,11 +12,11 @@ use crate::{
     proxy::Way,
 };
 
-type Answer<DB> = Result<Attempt<Lease<DB>>, Error>;
-type Asking<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub type Answer<DB> = Result<Attempt<Lease<DB>>, Error>;
+pub type Asking<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// All of them, begun in this order.
-async fn all<T>(mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
+pub async fn all<T>(mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
     let mut answers: Vec<Option<T>> = asking.iter().map(|_| None).collect();
     poll_fn(|context| {
         for (asking, answer) in asking.iter_mut().zip(&mut answers) {
@@ -33,7 +33,7 @@ async fn all<T>(mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
 }
 
 /// Has each of them ask, in this order.
-async fn begin<T>(asking: &mut [Asking<'_, T>]) {
+pub async fn begin<T>(asking: &mut [Asking<'_, T>]) {
     poll_fn(|context| {
         for asking in &mut *asking {
             assert!(asking.as_mut().poll(context).is_pending(), "it waits");
@@ -44,19 +44,22 @@ async fn begin<T>(asking: &mut [Asking<'_, T>]) {
 }
 
 /// Begins all of them while the pool's only connection is elsewhere: the first goes alone, the others with the next.
-async fn together<DB: Bed, T>(pool: &Pool<DB>, mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
+pub async fn together<DB: Bed, T>(pool: &Pool<DB>, mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
     let taken = pool.acquire().await.unwrap();
     begin(&mut asking).await;
     drop(taken);
     timeout(PATIENCE, all(asking)).await.expect("all of them are answered")
 }
 
-fn tries<'a, DB: Bed>(lock: &'a LeaseLock<DB>, keys: impl IntoIterator<Item = &'a str>) -> Vec<Asking<'a, Answer<DB>>> {
+pub fn tries<'a, DB: Bed>(
+    lock: &'a LeaseLock<DB>,
+    keys: impl IntoIterator<Item = &'a str>,
+) -> Vec<Asking<'a, Answer<DB>>> {
     keys.into_iter().map(|key| Box::pin(lock.try_acquire(key)) as Asking<'a, _>).collect()
 }
 
 /// Keys with free rows, and a lock that has used its table.
-async fn bed<DB: Bed>(site: &Site<DB>, keys: &[String]) -> (Pool<DB>, LeaseLock<DB>) {
+pub async fn bed<DB: Bed>(site: &Site<DB>, keys: &[String]) -> (Pool<DB>, LeaseLock<DB>) {
     for key in keys {
         acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
@@ -67,15 +70,15 @@ async fn bed<DB: Bed>(site: &Site<DB>, keys: &[String]) -> (Pool<DB>, LeaseLock<
     (pool, lock)
 }
 
-fn numbered(count: usize) -> Vec<String> {
+pub fn numbered(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("key {number}")).collect()
 }
 
-fn names(keys: &[String]) -> impl Iterator<Item = &str> {
+pub fn names(keys: &[String]) -> impl Iterator<Item = &str> {
     keys.iter().map(String::as_str)
 }
 
-async fn counted<DB: Bed, T>(pool: &Pool<DB>, work: impl Future<Output = T>) -> (T, Option<i64>) {
+pub async fn counted<DB: Bed, T>(pool: &Pool<DB>, work: impl Future<Output = T>) -> (T, Option<i64>) {
     let before = DB::statements(pool).await;
     let result = work.await;
     let count = DB::statements(pool).await.zip(before).map(|(now, before)| now - before - DB::COUNTING);
@@ -83,20 +86,22 @@ async fn counted<DB: Bed, T>(pool: &Pool<DB>, work: impl Future<Output = T>) -> 
 }
 
 /// Statements as this database counts them; SQLite counts none.
-fn assert_statements<DB: Bed>(site: &Site<DB>, count: Option<i64>, postgres: i64, mysql: i64, what: &str) {
+pub fn assert_statements<DB: Bed>(site: &Site<DB>, count: Option<i64>, postgres: i64, mysql: i64, what: &str) {
     if let Some(count) = count {
         assert_eq!(count, if site.server.name == "postgres" { postgres } else { mysql }, "{what}");
     }
 }
 
-async fn released<DB: Bed>(pool: &Pool<DB>, leases: Vec<Lease<DB>>, status: fn(usize) -> Status) {
-    let releases = leases.into_iter().enumerate();
-    let releases = releases
-        .map(|(place, lease)| Box::pin(lease.release(status(place))) as Asking<'_, Result<(), Error>>)
-        .collect();
-    for result in together(pool, releases).await {
-        result.unwrap();
-    }
+pub fn releases<'a, DB: Bed>(
+    leases: Vec<Lease<DB>>,
+    status: fn(usize) -> Status,
+) -> Vec<Asking<'a, Result<(), Error>>> {
+    let leases = leases.into_iter().enumerate();
+    leases.map(|(place, lease)| Box::pin(lease.release(status(place))) as Asking<'a, _>).collect()
+}
+
+pub async fn released<DB: Bed>(pool: &Pool<DB>, leases: Vec<Lease<DB>>, status: fn(usize) -> Status) {
+    together(pool, releases(leases, status)).await.into_iter().for_each(Result::unwrap);
 }
 
 pub async fn many_keys_take_few_statements<DB: Bed>(site: Site<DB>) {
@@ -114,6 +119,20 @@ pub async fn many_keys_take_few_statements<DB: Bed>(site: Site<DB>) {
     assert_eq!(standing(&site).await, 64);
     let ((), count) = counted(&pool, released(&pool, leases, |_| Status::Succeeded)).await;
     assert_statements(&site, count, 2, 1 + 5, "one alone, and all the others");
+    assert_eq!(standing(&site).await, 0);
+}
+
+pub async fn more_than_fit_in_one_statement_take_a_few<DB: Bed>(site: Site<DB>) {
+    let keys = numbered(600);
+    let rows: Vec<_> = keys.iter().map(|key| format!("('{key}')")).collect();
+    site.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(", "))).await;
+    let (pool, lock) = bed(&site, &[]).await;
+    let (answers, count) = counted(&pool, together(&pool, tries(&lock, names(&keys)))).await;
+    assert_statements(&site, count, 1 + 3, 1 + 3 * 2, "one alone, and the others 256 at a time");
+    let leases = answers.into_iter().map(acquired).collect();
+    assert_eq!(standing(&site).await, 600);
+    let ((), count) = counted(&pool, released(&pool, leases, |_| Status::Succeeded)).await;
+    assert_statements(&site, count, 1 + 3, 1 + 3 * 5, "one alone, and the others 256 at a time");
     assert_eq!(standing(&site).await, 0);
 }
 
@@ -185,9 +204,8 @@ pub async fn a_release_of_what_is_lost_is_that_ones_alone<DB: Bed>(site: Site<DB
     let (pool, lock) = bed(&site, &keys).await;
     let leases: Vec<_> = together(&pool, tries(&lock, names(&keys))).await.into_iter().map(acquired).collect();
     site.take_from("key 3").await;
-    let releases =
-        leases.into_iter().map(|lease| Box::pin(lease.release(Status::Succeeded)) as Asking<'_, Result<(), Error>>);
-    for (place, result) in together(&pool, releases.collect()).await.into_iter().enumerate() {
+    let releases = releases(leases, |_| Status::Succeeded);
+    for (place, result) in together(&pool, releases).await.into_iter().enumerate() {
         match result {
             Ok(()) => assert_ne!(place, 3),
             Err(Error::Lost { key, .. }) => assert_eq!(key.as_str(), "key 3"),
@@ -254,7 +272,7 @@ pub async fn whoever_goes_away_before_the_departure_stays_behind<DB: Bed>(site: 
 }
 
 /// A lock behind a proxy, on one connection, on which statements for one and for several have been prepared.
-async fn line<DB: Bed>(site: &Site<DB>) -> Line<DB> {
+pub async fn line<DB: Bed>(site: &Site<DB>) -> Line<DB> {
     for key in KEYS {
         acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
@@ -266,9 +284,12 @@ async fn line<DB: Bed>(site: &Site<DB>) -> Line<DB> {
 
 const KEYS: [&str; 3] = ["first", "k", "other"];
 
-/// Three tries, of which the first is answered, and the answer to the other two is held.
-async fn two_held<DB: Bed>(line: &Line<DB>) -> (Lease<DB>, Vec<Asking<'_, Answer<DB>>>) {
-    let mut wanted = tries(&line.lock, KEYS);
+/// Tries, of which the first is answered, and the answer to the others is held.
+pub async fn all_but_one_held<'a, DB: Bed>(
+    line: &'a Line<DB>,
+    keys: &[&'a str],
+) -> (Lease<DB>, Vec<Asking<'a, Answer<DB>>>) {
+    let mut wanted = tries(&line.lock, keys.iter().copied());
     let taken = line.pool.acquire().await.unwrap();
     begin(&mut wanted).await;
     line.proxy.hold_after(Way::Replies, 1);
@@ -280,7 +301,7 @@ async fn two_held<DB: Bed>(line: &Line<DB>) -> (Lease<DB>, Vec<Asking<'_, Answer
 
 pub async fn whoever_goes_away_after_the_departure_takes_nothing_along<DB: Bed>(site: Site<DB>) {
     let line = line(&site).await;
-    let (first, mut wanted) = two_held(&line).await;
+    let (first, mut wanted) = all_but_one_held(&line, &KEYS).await;
     assert_eq!(standing(&site).await, 3, "both are granted, and do not know it");
     drop(wanted.remove(0));
     line.proxy.open();
@@ -292,7 +313,7 @@ pub async fn whoever_goes_away_after_the_departure_takes_nothing_along<DB: Bed>(
 
 pub async fn a_reply_that_is_lost_is_lost_for_nobody<DB: Bed>(site: Site<DB>) {
     let line = line(&site).await;
-    let (first, wanted) = two_held(&line).await;
+    let (first, wanted) = all_but_one_held(&line, &KEYS).await;
     let granted = token(&site).await;
     assert_eq!(standing(&site).await, 3, "both are granted, and do not know it");
     line.proxy.cut();

@@ -10,6 +10,11 @@ use crate::{
 
 /// A pool whose sessions have been told so; the servers' words differ.
 pub async fn pool_at<DB: Bed>(site: &Site<DB>, level: &str) -> Pool<DB> {
+    pool_of_at(site, 10, level).await
+}
+
+/// The same, of so many connections.
+pub async fn pool_of_at<DB: Bed>(site: &Site<DB>, connections: u32, level: &str) -> Pool<DB> {
     let sql: &'static str = match (site.server.name, level) {
         ("postgres", "read committed") => "SET default_transaction_isolation = 'read committed'",
         ("postgres", "repeatable read") => "SET default_transaction_isolation = 'repeatable read'",
@@ -20,7 +25,7 @@ pub async fn pool_at<DB: Bed>(site: &Site<DB>, level: &str) -> Pool<DB> {
         ("mariadb", "snapshot isolation") => "SET SESSION innodb_snapshot_isolation = ON",
         other => panic!("{other:?}"),
     };
-    let options = PoolOptions::new().max_connections(10).test_before_acquire(false);
+    let options = PoolOptions::new().max_connections(connections).test_before_acquire(false);
     let options =
         options.after_connect(move |conn, _| Box::pin(async move { DB::execute_on(conn, sql).await.map(drop) }));
     options.connect(&site.url).await.unwrap()

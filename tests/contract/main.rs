@@ -21,6 +21,7 @@ mod contention;
 mod decimals;
 mod door;
 mod dropped_waiters;
+mod durability;
 mod events;
 mod examples;
 mod fair;
@@ -28,6 +29,7 @@ mod fenced;
 mod fuzzed;
 mod isolation;
 mod keeping;
+mod lanes;
 mod ledger;
 mod line;
 #[cfg(feature = "postgres")]
@@ -49,6 +51,7 @@ mod program_stop;
 mod proxy;
 mod race;
 mod reentry;
+mod registry;
 mod replaced;
 mod replies;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -56,9 +59,12 @@ mod rights;
 mod rules_table;
 #[cfg(feature = "sqlite")]
 mod schedules;
+mod seats;
 mod sequences;
 mod sets;
+mod triggers;
 mod trips;
+mod undone;
 mod upgrade;
 mod versioned;
 mod versioned_door;
@@ -97,13 +103,13 @@ fn main() {
             "postgres" => {
                 contract::<sqlx::Postgres>(server, &mut trials);
                 #[cfg(feature = "rust_decimal")]
-                decimals::<sqlx::Postgres>(server, &mut trials);
+                registry::decimals::<sqlx::Postgres>(server, &mut trials);
             }
             #[cfg(feature = "mysql")]
             "mysql" | "mariadb" => {
                 contract::<sqlx::MySql>(server, &mut trials);
                 #[cfg(feature = "rust_decimal")]
-                decimals::<sqlx::MySql>(server, &mut trials);
+                registry::decimals::<sqlx::MySql>(server, &mut trials);
             }
             _ => {}
         }
@@ -117,6 +123,8 @@ macro_rules! tests {
         $($($trials.push(bed::trial::<DB, _>($server, stringify!($module), stringify!($name), $module::$name));)+)+
     };
 }
+
+use tests;
 
 fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>)
 where
@@ -206,7 +214,12 @@ where
             many_keys_take_few_statements, switched_off_each_takes_its_own, each_is_answered_by_itself,
             of_those_who_want_the_same_key_one_gets_it, each_release_has_its_own_status,
             a_release_of_what_is_lost_is_that_ones_alone, a_row_that_the_server_refuses_to_change_harms_no_other,
-            whoever_goes_away_before_the_departure_stays_behind;
+            whoever_goes_away_before_the_departure_stays_behind, more_than_fit_in_one_statement_take_a_few;
+        seats: whoever_goes_away_where_an_answer_is_shared_takes_it_from_nobody;
+        triggers:
+            a_claim_is_told_its_token_and_whom_it_was_taken_from, claims_that_travel_together_are_told_their_tokens,
+            a_commit_is_known_by_its_confirmation;
+        lanes: a_runtime_that_stands_still_holds_up_no_other, a_runtime_that_ends_leaves_nobody_waiting;
         trips: round_trips_are_as_stated, round_trips_of_versions_are_as_stated, a_transactions_round_trips_are_as_stated;
         examples: deduct_shows_exact_balances_each_way, deduct_tells_a_wrong_balance,
             deduct_leaves_no_table_behind_when_its_output_is_closed;
@@ -216,7 +229,7 @@ where
         replies: abandoning_a_lost_lease_changes_nothing, an_abandonment_waits_for_a_transaction_at_the_row;
     }
     waits::<DB>(server, trials);
-    versions::<DB>(server, trials);
+    registry::versions::<DB>(server, trials);
     #[cfg(feature = "sqlite")]
     if server.name == "sqlite" {
         tests! { server, trials;
@@ -275,16 +288,28 @@ where
         tests! { server, trials; work: work_that_commits_without_a_word_is_found_out; }
     }
     if server.name == "mariadb" {
-        tests! { server, trials; isolation: snapshot_isolation; }
+        tests! { server, trials; isolation: snapshot_isolation; undone: a_change_meanwhile_at_snapshot_isolation; }
     }
     if server.name == "postgres" {
-        tests! { server, trials; upgrade: a_session_in_another_time_zone_is_refused; }
+        tests! { server, trials;
+            upgrade: a_session_in_another_time_zone_is_refused;
+            durability:
+                a_release_that_nothing_hangs_on_does_not_wait_for_the_disk, a_release_that_others_hang_on_waits_for_the_disk,
+                what_keeps_a_claim_waits_for_the_disk, what_follows_a_release_on_its_connection_waits_for_the_disk;
+        }
     }
     tests! { server, trials;
         door: a_narrow_key_column_limits_the_key, unfit_columns_of_an_existing_table_are_refused;
         batched:
             a_row_that_a_transaction_sits_on_delays_nobody_else, whoever_goes_away_after_the_departure_takes_nothing_along,
             a_reply_that_is_lost_is_lost_for_nobody, an_answer_that_is_long_in_coming_holds_nobody_up;
+        seats: whoever_goes_away_while_the_question_is_under_way_leaves_no_claim;
+        lanes: a_runtime_that_stands_still_takes_nobody_along;
+        undone:
+            claims_whose_connection_the_server_ends_are_all_granted, releases_whose_connection_the_server_ends_are_all_done,
+            releases_that_were_done_unheard_say_so_where_they_know,
+            a_change_meanwhile_at_read_committed, a_change_meanwhile_at_repeatable_read, a_change_meanwhile_at_serializable,
+            a_rival_at_repeatable_read, a_rival_at_serializable;
         cancelled: an_open_transaction_is_seen;
         commits:
             a_lease_finds_out_that_its_commit_was_done, a_lease_finds_out_that_its_commit_was_not_done,
@@ -341,73 +366,5 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
                 a_release_is_told_once_where_somebody_waits_and_never_elsewhere, a_row_in_a_transactions_hands_is_asked_for_with_pauses,
                 behind_a_pooler_nobody_listens_and_nobody_is_disturbed;
         }
-    }
-}
-
-/// What is promised of versions in the application's own table.
-fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
-    tests! { server, trials;
-        versioned_door:
-            only_plain_names_become_part_of_a_statement, one_column_is_not_taken_for_two, reserved_words_are_names_as_well,
-            a_table_in_a_named_schema_is_found, the_case_of_names_matters_where_the_database_says_so, a_misspelt_column_is_named,
-            a_column_or_table_that_goes_away_is_named, a_missing_table_says_so,
-            a_key_column_without_a_unique_index_of_its_own_is_refused, columns_of_another_type_are_refused_with_their_type,
-            a_value_of_another_type_is_an_error_that_changes_nothing;
-        versioned_types:
-            a_key_may_be_a_text_an_integer_or_a_uuid, a_uuid_is_the_same_in_capitals_and_without_hyphens,
-            a_key_that_its_column_cannot_hold_is_refused_unseen, a_value_and_a_version_may_be_integers_of_any_width,
-            a_value_may_be_of_any_type_that_the_driver_knows;
-        versioned:
-            a_row_that_is_not_there_is_none_and_is_not_made, an_update_writes_value_and_version_and_says_so,
-            an_error_of_the_computation_comes_back_as_it_is_at_once_with_nothing_written,
-            an_update_computes_anew_when_somebody_else_was_faster, attempts_that_are_used_up_are_a_conflict_that_counts_them,
-            a_balance_that_does_not_cover_the_amount_says_both, amounts_that_are_not_positive_or_do_not_fit_are_refused,
-            a_program_that_forgets_the_version_is_not_overwritten, a_program_that_forgets_the_version_leaves_no_balance_below_zero, a_balance_that_came_back_is_another_one,
-            a_version_or_value_of_null_is_an_error_that_changes_nothing, a_version_that_cannot_grow_is_an_error_that_changes_nothing,
-            no_deduction_is_lost_with_32_workers, a_balance_never_falls_below_zero_with_32_workers;
-        versioned_in:
-            what_the_caller_commits_or_rolls_back_goes_with_the_rest, what_is_dropped_is_not_there,
-            a_faster_one_is_a_conflict_after_one_attempt, a_snapshot_that_is_too_old_is_a_conflict,
-            a_row_in_another_transactions_hands_is_a_conflict, an_error_leaves_the_transaction_to_the_caller,
-            outside_a_transaction_nothing_is_changed, a_pool_of_one_is_enough_from_the_first_use_on;
-        versioned_lost:
-            an_update_that_is_dropped_was_made_wholly_or_not_at_all, a_deduction_that_is_dropped_was_made_wholly_or_not_at_all;
-        versioned_turns:
-            four_deductions_one_after_the_other_read_the_row_once,
-            what_is_left_to_one_who_goes_away_is_left_to_the_next, the_only_connection_is_nobodys_own,
-            what_a_trigger_made_of_a_balance_counts_and_not_what_was_written;
-        sequences: random_sequences_end_as_their_model_does;
-    }
-    if server.name == "sqlite" {
-        return; // no network, no width, no row locks
-    }
-    if server.name != "postgres" {
-        tests! { server, trials;
-            versioned_door: a_table_of_another_engine_is_refused, a_session_that_is_not_strict_is_refused, a_table_is_not_taken_for_its_namesake;
-            versioned_types: what_64_bits_with_a_sign_do_not_hold_is_an_error;
-        }
-    }
-    tests! { server, trials;
-        versioned: a_sum_that_the_column_cannot_hold_is_an_error_that_changes_nothing;
-        versioned_in: a_deadlock_is_a_conflict_for_one_of_the_two;
-        versioned_lost:
-            a_write_that_is_not_answered_is_unknown_and_not_tried_again, a_write_that_is_answered_too_late_is_unknown_and_not_tried_again,
-            a_read_that_is_not_answered_is_sent_again, a_read_that_is_never_answered_has_changed_nothing;
-    }
-}
-
-/// Decimals are not for SQLite, which has none.
-#[cfg(all(feature = "rust_decimal", any(feature = "postgres", feature = "mysql")))]
-fn decimals<DB: Bed>(server: Server, trials: &mut Vec<Trial>)
-where
-    rust_decimal::Decimal: rowlock::Value<DB>,
-{
-    tests! { server, trials;
-        decimals:
-            a_balance_of_cents_is_exact, more_decimals_than_the_column_keeps_are_refused,
-            a_sum_of_too_many_digits_changes_nothing, a_balance_of_more_digits_than_the_type_has_is_not_written_over;
-    }
-    if server.name == "postgres" {
-        tests! { server, trials; decimals: a_column_without_a_limit_keeps_every_decimal; }
     }
 }

@@ -112,16 +112,20 @@ pub(super) async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Ter
     let reply = query.execute(&mut *conn).await?;
     let receipt = reply.last_insert_id();
     let granted = reply.rows_affected() > 0;
-    let token = Token::new(i64::try_from(receipt & !TOOK_OVER).unwrap_or_default());
-    if granted && receipt & TOOK_OVER == 0 {
+    // A trigger of the application's that writes hides the receipt: the row tells the token, too.
+    let token = (receipt != 0).then(|| Token::new(i64::try_from(receipt & !TOOK_OVER).unwrap_or_default()));
+    if let (true, Some(token)) = (granted && receipt & TOOK_OVER == 0, token) {
         return Ok(Answer::Granted { token, prior: None });
     }
     let row = sqlx::query(LOOK.as_str()).bind(key).fetch_optional(conn).await;
     // Granted, and the look failed: reported as a lost reply, so that the same holder asks again.
     let row = if granted { row.map_err(unanswered)? } else { row? };
     if granted {
-        let prior = row.map(|row| prior(&row, holder)).transpose()?.flatten();
-        return Ok(Answer::Granted { token, prior });
+        let seen = row.as_ref().map(|row| seen(row, holder)).transpose()?.flatten();
+        let token = token.or(seen.as_ref().map(|seen| seen.0));
+        // Lost again by now, and it cannot be told what.
+        let token = token.ok_or_else(|| unanswered(sqlx::Error::RowNotFound))?;
+        return Ok(Answer::Granted { token, prior: seen.and_then(|seen| seen.1) });
     }
     let Some(row) = row else { return Ok(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH }) };
     let (row, now) = read(&row, terms)?;
@@ -142,6 +146,8 @@ pub(super) async fn claim_apart(conn: &mut MySqlConnection, asks: &[Ask], terms:
     // What it granted lasts until then, to the microsecond.
     let sent = i64::try_from(reply.last_insert_id()).ok().and_then(DateTime::from_timestamp_micros);
     let until = sent.filter(|_| reply.rows_affected() > 0).map(|sent| sent + terms.lease);
+    // Where a trigger hides that, it is known by its holder, who has asked for nothing before.
+    let hidden = reply.rows_affected() > 0 && reply.last_insert_id() == 0;
     let look = sqlx::query(AssertSqlSafe(look_at_several_statement(named.len())));
     let rows = keys(look).fetch_all(conn).await.map_err(unanswered)?;
     let named = |row| Ok((MySqlRow::try_get::<String, _>(row, "name")?, row));
@@ -152,8 +158,9 @@ pub(super) async fn claim_apart(conn: &mut MySqlConnection, asks: &[Ask], terms:
         };
         let (row, now) = read(found, terms)?;
         let ours = judge(Some(&row), now, ask.holder, ask.in_turn, terms) == Verdict::Same;
-        if ours && row.expires_at.is_some() && row.expires_at == until {
-            return Ok(Answer::Granted { token: Token::new(row.token), prior: prior(found, *ask.holder.as_uuid())? });
+        let granted = ours && (hidden || (row.expires_at.is_some() && row.expires_at == until));
+        if let (true, Some((token, prior))) = (granted, seen(found, *ask.holder.as_uuid())?) {
+            return Ok(Answer::Granted { token, prior });
         }
         Ok(Answer::Seen { row: Some(row), now })
     };
@@ -190,12 +197,13 @@ async fn claim_each(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> 
     Ok(answers)
 }
 
-/// Whom the claim took over from, unless it is lost by now.
-fn prior(row: &MySqlRow, holder: Uuid) -> Reply<Option<Prior>> {
+/// The claim's token, and whom it took over from, unless it is lost by now.
+fn seen(row: &MySqlRow, holder: Uuid) -> Reply<Option<(Token, Option<Prior>)>> {
     if row.try_get::<Option<Uuid>, _>("holder")? != Some(holder) {
         return Ok(None);
     }
     let token: Option<i64> = row.try_get("prior_token")?;
     let label: Option<String> = row.try_get("prior_client_ip")?;
-    Ok(token.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() }))
+    let prior = token.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() });
+    Ok(Some((Token::new(row.try_get("token")?), prior)))
 }

@@ -83,7 +83,12 @@ impl Store for MySql {
         let query = changes::bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);
         let reply = query.execute(&mut *conn).await?;
         if reply.rows_affected() > 0 {
-            return Ok(Confirmed::Done(i64::try_from(reply.last_insert_id()).unwrap_or_default()));
+            let count = match reply.last_insert_id() {
+                // A trigger of the application's that writes hides it.
+                0 => counted(conn, claim).await?.ok_or(sqlx::Error::RowNotFound)?,
+                count => i64::try_from(count).unwrap_or_default(),
+            };
+            return Ok(Confirmed::Done(count));
         }
         let seen = changes::sightings(conn, &named).await?;
         Ok(unconfirmed(claim, seen.get(claim.key.as_str()).copied()))
@@ -95,8 +100,13 @@ impl Store for MySql {
 
     async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
         let query = sqlx::query(CONFIRMS).bind(claim.key.as_str());
-        let reply = query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).execute(conn).await?;
-        Ok((reply.rows_affected() > 0).then(|| i64::try_from(reply.last_insert_id()).unwrap_or_default()))
+        let reply = query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).execute(&mut *conn).await?;
+        match (reply.rows_affected(), reply.last_insert_id()) {
+            (0, _) => Ok(None),
+            // None, or a trigger hides it; the change got through, so this node has the row as it is.
+            (_, 0) => counted(conn, claim).await,
+            (_, count) => Ok(i64::try_from(count).ok()),
+        }
     }
 
     async fn change(
@@ -111,6 +121,13 @@ impl Store for MySql {
             Change::Release(_) | Change::Abandon => changes::end_several(conn, claims, change, terms).await,
         }
     }
+}
+
+/// The count of a claim's confirmations, while it stands.
+async fn counted(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
+    let query =
+        sqlx::query_scalar("SELECT confirms FROM t_resource_lock WHERE key_resource = ? AND holder = ? AND token = ?");
+    query.bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
 }
 
 async fn commit(conn: &mut MySqlConnection) -> Reply<()> {

@@ -67,7 +67,15 @@ impl Operate for MySql {
         let query = sqlx::query(FORCE.as_str()).bind(key.as_str()).bind(status.letter());
         let reply = query.bind(micros(terms.offset())).execute(&mut *conn).await?;
         if reply.rows_affected() > 0 {
-            return Ok(Forced::Freed(Token::new(i64::try_from(reply.last_insert_id()).unwrap_or_default())));
+            let token = match reply.last_insert_id() {
+                // A trigger of the application's that writes hides it.
+                0 => {
+                    let query = sqlx::query_scalar("SELECT token FROM t_resource_lock WHERE key_resource = ?");
+                    query.bind(key.as_str()).fetch_one(conn).await?
+                }
+                token => i64::try_from(token).unwrap_or_default(),
+            };
+            return Ok(Forced::Freed(Token::new(token)));
         }
         let row = sqlx::query("SELECT 1 FROM t_resource_lock WHERE key_resource = ?").bind(key.as_str());
         Ok(if row.fetch_optional(conn).await?.is_some() { Forced::Skipped } else { Forced::NoRow })

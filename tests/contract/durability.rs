@@ -1,0 +1,127 @@
+//! Which changes of a claim wait for the disk (PostgreSQL): each is asked at its commit, by a trigger.
+
+use std::time::Duration;
+
+use chrono::FixedOffset;
+use rowlock::{LeaseLock, ResourceLock, Rules, Status};
+use sqlx::{Pool, pool::PoolOptions};
+
+use crate::{
+    batched::{released, together, tries},
+    bed::{Bed, Site, acquired},
+};
+
+/// What the session is set to: neither the default nor what a release may set.
+const WAITS: &str = "local";
+const DOES_NOT: &str = "off";
+
+/// Keeps how the last change of each row was committed; the trigger is put off to the commit itself.
+const TRIGGER: [&str; 3] = [
+    "CREATE TABLE committed (key_resource text PRIMARY KEY, how text)",
+    "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        INSERT INTO committed VALUES (NEW.key_resource, current_setting('synchronous_commit'))
+        ON CONFLICT (key_resource) DO UPDATE SET how = EXCLUDED.how;
+        RETURN NULL;
+    END $$",
+    "CREATE CONSTRAINT TRIGGER note AFTER UPDATE ON t_resource_lock DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note()",
+];
+
+/// A pool of one connection, and the triggers.
+async fn bed<DB: Bed>(site: &Site<DB>) -> Pool<DB> {
+    for sql in TRIGGER {
+        site.execute(sql).await;
+    }
+    let options = PoolOptions::new().max_connections(1).test_before_acquire(false).after_connect(|conn, _| {
+        Box::pin(async move { DB::execute_on(conn, "SET synchronous_commit = 'local'").await.map(drop) })
+    });
+    options.connect(&site.url).await.unwrap()
+}
+
+/// How the last change of each of these rows was committed, of those since it was asked for before.
+async fn assert_committed<DB: Bed>(site: &Site<DB>, keys: &[&str], how: &str, what: &str) {
+    for key in keys {
+        let last = site.text(&format!("DELETE FROM committed WHERE key_resource = '{key}' RETURNING how")).await;
+        assert_eq!(last.as_deref(), Some(how), "{what}: {key}");
+    }
+}
+
+const KEYS: [&str; 3] = ["first", "k", "other"];
+
+/// Claims wait, and of releases, alone and together, is known whether they do.
+async fn assert_releases<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, lock: &LeaseLock<DB>, how: &str, what: &str) {
+    site.execute("DELETE FROM t_resource_lock").await;
+    site.execute("INSERT INTO t_resource_lock (key_resource) VALUES ('alone'), ('first'), ('k'), ('other')").await;
+    let lease = acquired(lock.try_acquire("alone").await);
+    assert_committed(site, &["alone"], WAITS, "a claim").await;
+    lease.release(Status::Failed).await.unwrap();
+    assert_committed(site, &["alone"], how, what).await;
+    let leases = together(pool, tries(lock, KEYS)).await.into_iter().map(acquired).collect();
+    assert_committed(site, &KEYS, WAITS, "claims").await;
+    released(pool, leases, |_| Status::Succeeded).await;
+    assert_committed(site, &KEYS, how, what).await;
+}
+
+pub async fn a_release_that_nothing_hangs_on_does_not_wait_for_the_disk<DB: Bed>(site: Site<DB>) {
+    let pool = bed(&site).await;
+    let lock = LeaseLock::new(pool.clone());
+    assert_releases(&site, &pool, &lock, DOES_NOT, "no window").await;
+    let set = lock.try_acquire_all(["first", "k"]).await.unwrap().acquired().unwrap();
+    assert_committed(&site, &["first", "k"], WAITS, "the claims of a set").await;
+    set.release(Status::Succeeded).await.unwrap();
+    assert_committed(&site, &["first", "k"], DOES_NOT, "a set").await;
+}
+
+pub async fn a_release_that_others_hang_on_waits_for_the_disk<DB: Bed>(site: Site<DB>) {
+    let pool = bed(&site).await;
+    let lock = || LeaseLock::new(pool.clone());
+    let window = Duration::from_secs(3600);
+    for (what, lock) in [
+        ("a window", lock().once_per(window).unwrap()),
+        ("a window for those that succeed", lock().once_per(window).unwrap().retry_failed_at_once()),
+        ("the rules of the article", lock().rules(Rules::Article)),
+        ("other programs", lock().article_clients(FixedOffset::east_opt(0).unwrap())),
+    ] {
+        assert_releases(&site, &pool, &lock, WAITS, what).await;
+    }
+}
+
+pub async fn what_keeps_a_claim_waits_for_the_disk<DB: Bed>(site: Site<DB>) {
+    let pool = bed(&site).await;
+    let lock = LeaseLock::new(pool.clone());
+    let lease = acquired(lock.try_acquire("k").await);
+    assert_committed(&site, &["k"], WAITS, "the claim").await;
+    lease.renew().await.unwrap();
+    assert_committed(&site, &["k"], WAITS, "the renewal").await;
+    let mut tx = pool.begin().await.unwrap();
+    lock.confirm(lease.claim(), &mut tx).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_committed(&site, &["k"], WAITS, "the confirmation").await;
+    lease.abandon().await.unwrap();
+    assert_committed(&site, &["k"], DOES_NOT, "the abandonment").await;
+    let lease = acquired(lock.try_acquire("k").await);
+    assert_committed(&site, &["k"], WAITS, "the takeover").await;
+    lease.release(Status::Succeeded).await.unwrap();
+}
+
+/// The setting ends with the statement that made it.
+pub async fn what_follows_a_release_on_its_connection_waits_for_the_disk<DB: Bed>(site: Site<DB>) {
+    let pool = bed(&site).await;
+    let lock = LeaseLock::new(pool.clone());
+    let setting = || DB::text(&pool, "SHOW synchronous_commit");
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    assert_committed(&site, &["k"], DOES_NOT, "the release").await;
+    assert_eq!(setting().await.as_deref(), Some(WAITS), "after a release");
+    let leases = together(&pool, tries(&lock, KEYS)).await.into_iter().map(acquired).collect();
+    released(&pool, leases, |_| Status::Succeeded).await;
+    assert_committed(&site, &KEYS, DOES_NOT, "the release").await;
+    assert_eq!(setting().await.as_deref(), Some(WAITS), "after several");
+    acquired(lock.try_acquire("k").await).abandon().await.unwrap();
+    assert_committed(&site, &["k"], DOES_NOT, "the abandonment").await;
+    assert_eq!(setting().await.as_deref(), Some(WAITS), "after an abandonment");
+    let lease = acquired(lock.try_acquire("k").await);
+    site.take_from("k").await;
+    lease.release(Status::Succeeded).await.unwrap_err();
+    assert_eq!(setting().await.as_deref(), Some(WAITS), "after one that was lost");
+    DB::execute(&pool, "UPDATE t_resource_lock SET status = status WHERE key_resource = 'other'").await.unwrap();
+    assert_committed(&site, &["other"], WAITS, "the application's own change").await;
+}

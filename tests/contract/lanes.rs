@@ -1,0 +1,201 @@
+//! One lock object on two runtimes: neither waits for what the other has under way, nor goes under with it.
+//!
+//! The other runtime has one thread, and is driven for as long as a test wants: it stands still at one point of its work
+//! after another.
+
+use std::{future::poll_fn, task::Poll, time::Duration};
+
+use rowlock::{LeaseLock, Reason, Status};
+use sqlx::Pool;
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::spawn_blocking,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    batched::{Asking, all, assert_statements, begin, counted, names, numbered, released, releases, together, tries},
+    bed::{Bed, PATIENCE, Site, acquired, eventually},
+    proxy::Way,
+};
+
+/// A runtime, and work that only it drives.
+struct Elsewhere<T> {
+    runtime: Runtime,
+    work: Asking<'static, T>,
+}
+
+impl<T: Send + 'static> Elsewhere<T> {
+    fn new(work: impl Future<Output = T> + Send + 'static) -> Self {
+        Self { runtime: Builder::new_current_thread().enable_all().build().unwrap(), work: Box::pin(work) }
+    }
+
+    /// Polls the work so many times at most, and leaves the runtime standing still; what it came to, if it came to its end.
+    async fn driven(mut self, polls: usize) -> (Self, Option<T>) {
+        let drive = move || {
+            let mut left = polls;
+            let Self { runtime, work } = &mut self;
+            let result = runtime.block_on(poll_fn(|context| match work.as_mut().poll(context) {
+                Poll::Ready(result) => Poll::Ready(Some(result)),
+                Poll::Pending if left <= 1 => Poll::Ready(None),
+                Poll::Pending => {
+                    left -= 1;
+                    Poll::Pending
+                }
+            }));
+            (self, result)
+        };
+        timeout(PATIENCE, spawn_blocking(drive)).await.expect("it gets there").unwrap()
+    }
+
+    /// Drives what the work has left to the runtime, for a moment.
+    async fn driven_on(self) -> Self {
+        let drive = move || {
+            self.runtime.block_on(sleep(Duration::from_millis(50)));
+            self
+        };
+        spawn_blocking(drive).await.unwrap()
+    }
+
+    /// The runtime ends, and the work is dropped, before that or after.
+    async fn ended(self, work_first: bool) {
+        let Self { runtime, work } = self;
+        let end = move || {
+            if work_first {
+                drop(work);
+                drop(runtime);
+            } else {
+                drop(runtime);
+                drop(work);
+            }
+        };
+        spawn_blocking(end).await.unwrap();
+    }
+}
+
+/// Claims all of these keys at once, and then releases them at once.
+async fn cycle<DB: Bed>(lock: LeaseLock<DB>, keys: Vec<String>) {
+    let leases = all(tries(&lock, names(&keys))).await.into_iter().map(acquired).collect();
+    all(releases(leases, |_| Status::Succeeded)).await.into_iter().for_each(Result::unwrap);
+}
+
+/// A pool all of whose connections were opened here: what another runtime has opened, it has to drive.
+async fn opened<DB: Bed>(site: &Site<DB>, connections: u32) -> Pool<DB> {
+    let pool = site.pool_of(connections).await;
+    let mut taken = Vec::new();
+    for _ in 0..connections {
+        taken.push(pool.acquire().await.unwrap());
+    }
+    drop(taken);
+    eventually("they are idle", || async { pool.num_idle() == connections as usize }).await;
+    pool
+}
+
+async fn free_rows<DB: Bed>(site: &Site<DB>, keys: &[String]) {
+    let rows: Vec<_> = keys.iter().map(|key| format!("('{key}')")).collect();
+    site.execute("DELETE FROM t_resource_lock").await;
+    site.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(", "))).await;
+}
+
+const THEIRS: [&str; 3] = ["their first", "their second", "their third"];
+
+/// What the other runtime is to do. On SQLite a batch is a transaction: where it stands still, nobody writes.
+fn theirs<DB: Bed>(site: &Site<DB>) -> Vec<String> {
+    THEIRS[..if site.server.name == "sqlite" { 1 } else { 3 }].iter().map(|key| (*key).to_owned()).collect()
+}
+
+pub async fn a_runtime_that_stands_still_holds_up_no_other<DB: Bed>(site: Site<DB>) {
+    let (theirs, ours) = (theirs(&site), numbered(8));
+    let all_keys: Vec<_> = theirs.iter().chain(&ours).cloned().collect();
+    for polls in 1.. {
+        free_rows(&site, &all_keys).await;
+        let pool = opened(&site, 6).await;
+        let lock = LeaseLock::new(pool.clone()).time_limit(PATIENCE).unwrap();
+        acquired(lock.try_acquire(&ours[0]).await).release(Status::Succeeded).await.unwrap();
+        let (elsewhere, ended) = Elsewhere::new(cycle(lock.clone(), theirs.clone())).driven(polls).await;
+        let since = Instant::now();
+        for _ in 0..2 {
+            timeout(PATIENCE, cycle(lock.clone(), ours.clone())).await.expect("it waits for nobody");
+        }
+        assert!(since.elapsed() < PATIENCE / 8, "after {polls}: {:?}", since.elapsed());
+        elsewhere.ended(true).await;
+        if ended.is_some() {
+            assert!(polls > 1, "it never stood still");
+            return;
+        }
+    }
+}
+
+/// A statement of the other runtime's carries nobody from here, who would have to wait until it is driven on.
+pub async fn a_runtime_that_stands_still_takes_nobody_along<DB: Bed>(site: Site<DB>) {
+    let proxy = site.proxy().await;
+    let keys = ["first", "k"].map(String::from);
+    free_rows(&site, &keys).await;
+    let pool = proxy.pool::<DB>(2);
+    let lock = LeaseLock::new(pool.clone()).time_limit(PATIENCE).unwrap();
+    drop((pool.acquire().await.unwrap(), pool.acquire().await.unwrap()));
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    eventually("both are idle", || async { pool.num_idle() == 2 }).await;
+    proxy.hold(Way::Replies);
+    let theirs = lock.clone();
+    let (elsewhere, _) = Elsewhere::new(async move { theirs.try_acquire("first").await }).driven(1).await;
+    proxy.held(Way::Replies).await;
+    proxy.let_others_pass();
+    let mut wanted = tries(&lock, ["k"]);
+    begin(&mut wanted).await;
+    proxy.open();
+    let (elsewhere, first) = elsewhere.driven(usize::MAX).await;
+    // Whatever it would send next is sent, and not answered until it stands still.
+    proxy.hold(Way::Replies);
+    let elsewhere = elsewhere.driven_on().await;
+    proxy.open();
+    let answers = timeout(PATIENCE / 2, all(wanted)).await.expect("it is under way on nobody else's runtime");
+    for answer in answers {
+        drop(acquired(answer));
+    }
+    drop(acquired(first.unwrap()));
+    elsewhere.ended(true).await;
+}
+
+pub async fn a_runtime_that_ends_leaves_nobody_waiting<DB: Bed>(site: Site<DB>) {
+    let (theirs, ours) = (THEIRS.map(String::from), numbered(16));
+    let all_keys: Vec<_> = theirs.iter().chain(&ours).cloned().collect();
+    for polls in 1.. {
+        let mut ended = None;
+        for work_first in [true, false] {
+            free_rows(&site, &all_keys).await;
+            let pool = opened(&site, 1).await;
+            let lock = LeaseLock::new(pool.clone()).time_limit(PATIENCE).unwrap();
+            acquired(lock.try_acquire(&ours[0]).await).release(Status::Succeeded).await.unwrap();
+            let elsewhere = Elsewhere::new(cycle(lock.clone(), theirs.to_vec()));
+            let (elsewhere, did) = elsewhere.driven(polls).await;
+            ended = ended.or(did);
+            let mut wanted = tries(&lock, names(&ours));
+            begin(&mut wanted).await;
+            elsewhere.ended(work_first).await;
+            for answer in timeout(PATIENCE, all(wanted)).await.expect("each is answered") {
+                match answer.unwrap() {
+                    rowlock::Attempt::Acquired(lease) => lease.release(Status::Succeeded).await.unwrap(),
+                    // The transaction of a connection that is just being closed.
+                    rowlock::Attempt::Refused(refusal) => {
+                        assert_eq!((site.server.name, refusal.reason), ("sqlite", Reason::Busy), "{refusal}");
+                    }
+                }
+            }
+            assert_travel_together(&site, &pool, &lock, &ours).await;
+        }
+        if ended.is_some() {
+            assert!(polls > 1, "it never ended in the middle");
+            return;
+        }
+    }
+}
+
+/// No lane was left behind, which nobody could get into.
+async fn assert_travel_together<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, lock: &LeaseLock<DB>, keys: &[String]) {
+    let (answers, count) = counted(pool, together(pool, tries(lock, names(keys)))).await;
+    assert_statements(site, count, 2, 3, "one alone, and all the others");
+    let leases = answers.into_iter().map(acquired).collect();
+    let ((), count) = counted(pool, released(pool, leases, |_| Status::Succeeded)).await;
+    assert_statements(site, count, 2, 1 + 5, "one alone, and all the others");
+}

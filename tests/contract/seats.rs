@@ -1,0 +1,87 @@
+//! Of those who want the same key one asks for all of them: what becomes of the others, and of the key, when somebody goes away meanwhile.
+
+use std::{future::poll_fn, task::Poll};
+
+use rowlock::Status;
+use tokio::time::timeout;
+
+use crate::{
+    batched::{Asking, all, all_but_one_held, bed, line, together, tries},
+    bed::{Bed, PATIENCE, Site},
+    line::standing,
+};
+
+/// Goes away when it was polled so often without an answer, and sees to it that it is polled.
+fn fickle<'a, T: 'a>(asking: Asking<'a, T>, polls: usize) -> Asking<'a, Option<T>> {
+    let (mut asking, mut left) = (Some(asking), polls);
+    Box::pin(poll_fn(move |context| {
+        let answer = asking.as_mut().map(|asking| asking.as_mut().poll(context));
+        match answer {
+            Some(Poll::Ready(answer)) => Poll::Ready(Some(answer)),
+            Some(Poll::Pending) if left > 0 => {
+                left -= 1;
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            _ => {
+                asking = None;
+                Poll::Ready(None)
+            }
+        }
+    }))
+}
+
+fn patient<'a, T: 'a>(asking: Asking<'a, T>) -> Asking<'a, Option<T>> {
+    Box::pin(async { Some(asking.await) })
+}
+
+/// At whatever point one of those goes away that share an answer: the one that asks for all of them, or another one.
+pub async fn whoever_goes_away_where_an_answer_is_shared_takes_it_from_nobody<DB: Bed>(site: Site<DB>) {
+    for gone in [1, 2] {
+        let mut polls = 1;
+        while goes_away_after(&site, gone, polls).await {
+            polls += 1 + polls / 4;
+        }
+        assert!(polls > 1, "it never went");
+    }
+}
+
+/// Whether it went, and was not answered before that.
+async fn goes_away_after<DB: Bed>(site: &Site<DB>, gone: usize, polls: usize) -> bool {
+    let keys = ["first", "k"].map(String::from);
+    let (pool, lock) = bed(site, &keys).await;
+    let wanted = tries(&lock, ["first", "k", "k", "k"]).into_iter().enumerate();
+    let wanted = wanted.map(|(place, asking)| if place == gone { fickle(asking, polls) } else { patient(asking) });
+    let answers = together(&pool, wanted.collect()).await;
+    let went = answers[gone].is_none();
+    assert_eq!(answers.iter().flatten().count(), if went { 3 } else { 4 }, "the others are answered");
+    let leases: Vec<_> = answers.into_iter().flatten().filter_map(|answer| answer.unwrap().acquired()).collect();
+    // Whoever has just gone may have been granted it, and the others have been refused for that.
+    let least = if went && gone == 1 { 1 } else { 2 };
+    assert!((least..=2).contains(&leases.len()), "{gone} after {polls}: {leases:?}");
+    for lease in leases {
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+    lock.shutdown().await;
+    assert_eq!(standing(site).await, 0, "{gone} after {polls}: nobody holds anything");
+    went
+}
+
+/// Nobody has heard of a grant to whoever has gone: the key is not left claimed, and the others are answered.
+pub async fn whoever_goes_away_while_the_question_is_under_way_leaves_no_claim<DB: Bed>(site: Site<DB>) {
+    let line = line(&site).await;
+    for gone in [0, 1] {
+        let (first, mut wanted) = all_but_one_held(&line, &["first", "k", "k", "k"]).await;
+        assert_eq!(standing(&site).await, 2, "it is granted, and nobody knows it");
+        drop(wanted.remove(gone));
+        line.proxy.open();
+        let answers = timeout(PATIENCE, all(wanted)).await.expect("the others are answered");
+        let leases: Vec<_> = answers.into_iter().filter_map(|answer| answer.unwrap().acquired()).collect();
+        assert!(if gone == 1 { leases.len() == 1 } else { leases.len() <= 1 }, "{leases:?}");
+        for lease in leases.into_iter().chain([first]) {
+            lease.release(Status::Succeeded).await.unwrap();
+        }
+        line.lock.shutdown().await;
+        assert_eq!(standing(&site).await, 0, "nobody holds anything");
+    }
+}

@@ -1,0 +1,310 @@
+//! A statement that many travel in comes to nothing: its connection is ended by the server, which says so, or somebody changed one of its
+//! rows at an isolation level that does not allow for that. Each of them is answered all the same, as if it had gone alone.
+
+use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Status};
+use sqlx::Pool;
+use tokio::{join, sync::watch, time::timeout};
+
+use crate::{
+    batched::{all, bed, begin, names, numbered, released, releases, together, tries},
+    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    isolation::pool_of_at,
+    line::{Line, standing, unknown},
+    proxy::Way,
+};
+
+const KEYS: [&str; 4] = ["first", "k", "touched", "other"];
+
+/// A connection that is closed when it is dropped, and lets go of what it has locked.
+async fn alone<DB: Bed>(site: &Site<DB>) -> DB::Connection {
+    site.pool_of(1).await.acquire().await.unwrap().detach()
+}
+
+/// Whoever changes the row of `k` waits before it, for as long as it is closed.
+struct Gate<'a, DB: Bed> {
+    site: &'a Site<DB>,
+    keeper: DB::Connection,
+}
+
+impl<'a, DB: Bed> Gate<'a, DB> {
+    async fn closed(site: &'a Site<DB>) -> Self {
+        let (trigger, close): (&[&str], _) = match site.server.name {
+            "postgres" => (
+                &[
+                    "CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NEW; END $$",
+                    "CREATE TRIGGER gate BEFORE UPDATE ON t_resource_lock FOR EACH ROW WHEN (NEW.key_resource = 'k') EXECUTE FUNCTION gate()",
+                ],
+                "SELECT pg_advisory_lock(1)",
+            ),
+            _ => (
+                &[
+                    "CREATE TRIGGER gate BEFORE UPDATE ON t_resource_lock FOR EACH ROW BEGIN IF NEW.key_resource = 'k' THEN DO GET_LOCK(DATABASE(), 60); DO RELEASE_LOCK(DATABASE()); END IF; END",
+                ],
+                "SELECT GET_LOCK(DATABASE(), 0)",
+            ),
+        };
+        for sql in trigger {
+            site.execute(sql).await;
+        }
+        let mut keeper = alone(site).await;
+        DB::execute_on(&mut keeper, close).await.unwrap();
+        Self { site, keeper }
+    }
+
+    /// The session that waits at the gate.
+    async fn waiting(&self) -> Option<i64> {
+        self.site
+            .number(match self.site.server.name {
+                "postgres" => "SELECT max(pid) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'",
+                // MySQL's own list of processes is an error while a statement runs with bytes in it that are no text; MariaDB keeps no other.
+                "mysql" => "SELECT CAST(MAX(processlist_id) AS SIGNED) FROM performance_schema.threads WHERE processlist_db = DATABASE() AND processlist_state = 'User lock'",
+                _ => "SELECT CAST(MAX(id) AS SIGNED) FROM information_schema.processlist WHERE db = DATABASE() AND state = 'User lock'",
+            })
+            .await
+    }
+
+    /// Has the server end the session that waits at the gate, and opens it when that is done.
+    async fn ends_who_waits(mut self) {
+        eventually("somebody waits", || async { self.waiting().await.is_some() }).await;
+        let session = self.waiting().await.unwrap();
+        let postgres = self.site.server.name == "postgres";
+        let end = if postgres { format!("SELECT pg_terminate_backend({session})") } else { format!("KILL {session}") };
+        self.site.execute(&end).await;
+        eventually("it has ended", || async { self.waiting().await != Some(session) }).await;
+        let open = if postgres { "SELECT pg_advisory_unlock(1)" } else { "SELECT RELEASE_LOCK(DATABASE())" };
+        DB::execute_on(&mut self.keeper, open).await.unwrap();
+    }
+}
+
+async fn assert_theirs<DB: Bed>(site: &Site<DB>, leases: &[Lease<DB>]) {
+    for lease in leases {
+        let entry = site.lock().inspect(lease.key().as_str()).await.unwrap().unwrap();
+        assert_eq!((entry.token, entry.holder), (lease.token(), Some(lease.claim().holder)), "{lease:?}");
+        assert!(lease.taken_over_from().is_none(), "{lease:?}");
+    }
+}
+
+pub async fn claims_whose_connection_the_server_ends_are_all_granted<DB: Bed>(site: Site<DB>) {
+    let (pool, lock) = bed(&site, &KEYS.map(String::from)).await;
+    let gate = Gate::closed(&site).await;
+    let (answers, ()) = join!(together(&pool, tries(&lock, KEYS)), gate.ends_who_waits());
+    let leases: Vec<_> = answers.into_iter().map(acquired).collect();
+    assert_eq!(standing(&site).await, 4);
+    assert_theirs(&site, &leases).await;
+    released(&pool, leases, |_| Status::Succeeded).await;
+    assert_eq!(standing(&site).await, 0, "no claim is left that nobody knows of");
+}
+
+pub async fn releases_whose_connection_the_server_ends_are_all_done<DB: Bed>(site: Site<DB>) {
+    let (pool, lock) = bed(&site, &KEYS.map(String::from)).await;
+    let leases = together(&pool, tries(&lock, KEYS)).await.into_iter().map(acquired).collect();
+    let gate = Gate::closed(&site).await;
+    join!(released(&pool, leases, |_| Status::Failed), gate.ends_who_waits());
+    assert_eq!(standing(&site).await, 0, "each of them said that it was done");
+    for key in KEYS {
+        assert_eq!(site.column(key, "status").await.as_deref(), Some("F"), "{key}");
+    }
+}
+
+/// They were done, and nobody heard of it; by the time they are asked for again, somebody else has two of the keys.
+pub async fn releases_that_were_done_unheard_say_so_where_they_know<DB: Bed>(site: Site<DB>) {
+    for key in KEYS {
+        acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+    }
+    let line = Line::with_free_row(&site, PATIENCE, PATIENCE).await;
+    let leases = async || all(tries(&line.lock, KEYS)).await.into_iter().map(acquired).collect();
+    // Once undisturbed, so that every statement has been prepared.
+    released(&line.pool, leases().await, |_| Status::Succeeded).await;
+    let mut releases = releases(leases().await, |_| Status::Succeeded);
+    let taken = line.pool.acquire().await.unwrap();
+    begin(&mut releases).await;
+    line.proxy.hold_after(Way::Replies, 1);
+    drop(taken);
+    timeout(PATIENCE, releases.remove(0)).await.unwrap().unwrap();
+    line.proxy.held(Way::Replies).await;
+    eventually("they are done", || async { standing(&site).await == 0 }).await;
+    let thief = site.lock();
+    let thieves = [acquired(thief.try_acquire("k").await), acquired(thief.try_acquire("touched").await)];
+    line.proxy.cut();
+    let results = timeout(PATIENCE, all(releases)).await.unwrap();
+    let [k, touched, other] = <[_; 3]>::try_from(results).unwrap();
+    unknown(k);
+    unknown(touched);
+    other.unwrap();
+    assert_eq!(standing(&site).await, 2);
+    assert_theirs(&site, &thieves).await;
+}
+
+/// Somebody else's transaction at the whole table, for which all others wait when their snapshot has been taken.
+struct Elsewhere<'a, DB: Bed> {
+    site: &'a Site<DB>,
+    conn: DB::Connection,
+}
+
+impl<'a, DB: Bed> Elsewhere<'a, DB> {
+    async fn at_the_table(site: &'a Site<DB>) -> Self {
+        let mut conn = alone(site).await;
+        let sql = match site.server.name {
+            "postgres" => "BEGIN; LOCK TABLE t_resource_lock IN SHARE ROW EXCLUSIVE MODE",
+            _ => "LOCK TABLES t_resource_lock WRITE",
+        };
+        DB::execute_on(&mut conn, sql).await.unwrap();
+        Self { site, conn }
+    }
+
+    /// Does this when so many others wait, and goes.
+    async fn does(mut self, waiting: i64, sql: &[String]) {
+        let count = match self.site.server.name {
+            "postgres" => {
+                "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND wait_event = 'relation'"
+            }
+            "mysql" => {
+                "SELECT COUNT(*) FROM performance_schema.threads WHERE processlist_db = DATABASE() AND processlist_state = 'Waiting for table metadata lock'"
+            }
+            _ => {
+                "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state = 'Waiting for table metadata lock'"
+            }
+        };
+        eventually("they wait", || async { self.site.number(count).await == Some(waiting) }).await;
+        for sql in sql {
+            assert_eq!(DB::execute_on(&mut self.conn, sql).await.unwrap(), 1, "{sql}");
+        }
+        let go = if self.site.server.name == "postgres" { "COMMIT" } else { "UNLOCK TABLES" };
+        DB::execute_on(&mut self.conn, go).await.unwrap();
+    }
+}
+
+fn update(key: &str, set: &str) -> String {
+    format!("UPDATE t_resource_lock SET {set} WHERE key_resource = '{key}'")
+}
+
+/// A claim by somebody else.
+fn taken<DB: Bed>(key: &str) -> [String; 2] {
+    let (holder, now, later) = (DB::uuid("0123456789abcdef0123456789abcdef"), DB::ago(0), DB::ago(-60_000));
+    let set = format!(
+        "lock_flag = 1, status = 'P', client_ip = 'thief', holder = {holder}, token = token + 1, end_time = NULL, begin_time = {now}, expires_at = {later}"
+    );
+    [update(key, &set), update(key, "claimed_at = begin_time")]
+}
+
+/// Keys with free rows, and a lock on two connections of this level, each of which has prepared what is sent.
+async fn level_bed<DB: Bed>(site: &Site<DB>, level: &str) -> LeaseLock<DB> {
+    for key in KEYS {
+        acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+    }
+    let pool: Pool<DB> = pool_of_at(site, 2, level).await;
+    let lock = LeaseLock::new(pool.clone()).time_limit(PATIENCE).unwrap();
+    let (mut idle, mut used) = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
+    for _ in 0..2 {
+        drop(used);
+        let leases = all(tries(&lock, KEYS)).await.into_iter().map(acquired).collect();
+        all(releases(leases, |_| Status::Succeeded)).await.into_iter().for_each(Result::unwrap);
+        used = std::mem::replace(&mut idle, pool.acquire().await.unwrap());
+    }
+    drop((idle, used));
+    eventually("both are idle", || async { pool.num_idle() == 2 }).await;
+    lock
+}
+
+/// One goes alone, the others together on the second connection; both wait until two of the rows have changed.
+async fn a_change_meanwhile<DB: Bed>(site: Site<DB>, level: &str) {
+    let lock = level_bed(&site, level).await;
+    let touched = site.number("SELECT token + 1 FROM t_resource_lock WHERE key_resource = 'touched'").await;
+    let elsewhere = Elsewhere::at_the_table(&site).await;
+    let changes = [&taken::<DB>("k")[..], &[update("touched", "token = token + 1")]].concat();
+    let claims = timeout(PATIENCE, all(tries(&lock, KEYS)));
+    let (answers, ()) = join!(claims, elsewhere.does(2, &changes));
+    let mut answers = answers.unwrap();
+    let refusal = refused(answers.remove(1));
+    assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::Held, "thief"));
+    let leases: Vec<_> = answers.into_iter().map(acquired).collect();
+    assert!(Some(leases[1].token().get()) > touched, "after what the row has become");
+    assert_theirs(&site, &leases).await;
+
+    let elsewhere = Elsewhere::at_the_table(&site).await;
+    let changes = [&taken::<DB>("other")[..], &[update("touched", "client_ip = 'touched'")]].concat();
+    let releases = timeout(PATIENCE, all(releases(leases, |_| Status::Succeeded)));
+    let (results, ()) = join!(releases, elsewhere.does(2, &changes));
+    let results: Vec<Result<(), Error>> = results.unwrap();
+    assert!(matches!(results[..], [Ok(()), Ok(()), Err(Error::Lost { .. })]), "{results:?}");
+    assert_eq!(standing(&site).await, 2, "the thief's");
+}
+
+pub async fn a_change_meanwhile_at_read_committed<DB: Bed>(site: Site<DB>) {
+    a_change_meanwhile(site, "read committed").await;
+}
+
+pub async fn a_change_meanwhile_at_repeatable_read<DB: Bed>(site: Site<DB>) {
+    a_change_meanwhile(site, "repeatable read").await;
+}
+
+pub async fn a_change_meanwhile_at_serializable<DB: Bed>(site: Site<DB>) {
+    a_change_meanwhile(site, "serializable").await;
+}
+
+pub async fn a_change_meanwhile_at_snapshot_isolation<DB: Bed>(site: Site<DB>) {
+    a_change_meanwhile(site, "snapshot isolation").await;
+}
+
+/// A key that nobody else wants. At PostgreSQL's SERIALIZABLE rows that others only looked at are in the way: a try may be
+/// called busy, alone as well as in a batch, and whoever waits gets it.
+async fn had<DB: Bed>(
+    site: &Site<DB>,
+    lock: &LeaseLock<DB>,
+    level: &str,
+    key: &str,
+    attempt: Attempt<Lease<DB>>,
+) -> Lease<DB> {
+    match attempt {
+        Attempt::Refused(refusal)
+            if refusal.reason == Reason::Busy && (site.server.name, level) == ("postgres", "serializable") =>
+        {
+            acquired(lock.acquire(key, PATIENCE).await)
+        }
+        attempt => acquired(Ok::<_, Error>(attempt)),
+    }
+}
+
+/// Another lock object takes one of the keys and gives it back all the time: whoever travels with that key gets its own.
+async fn a_rival<DB: Bed>(site: Site<DB>, level: &str) {
+    let keys = [numbered(16), vec!["k".to_owned()]].concat();
+    for key in &keys {
+        acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+    }
+    let lock = LeaseLock::new(pool_of_at::<DB>(&site, 4, level).await).time_limit(PATIENCE).unwrap();
+    let theirs = LeaseLock::new(pool_of_at::<DB>(&site, 1, level).await).time_limit(PATIENCE).unwrap();
+    let over = watch::Sender::new(false);
+    let rival = async {
+        let mut cycles = 0;
+        while !*over.borrow() {
+            let lease = acquired(theirs.acquire("k", PATIENCE).await);
+            lease.release(Status::Succeeded).await.unwrap();
+            cycles += 1;
+        }
+        cycles
+    };
+    let rounds = async {
+        for _ in 0..30 {
+            let mut answers = timeout(PATIENCE, all(tries(&lock, names(&keys)))).await.unwrap();
+            let k = answers.pop().unwrap().unwrap();
+            let mut leases: Vec<_> = k.acquired().into_iter().collect();
+            for (key, answer) in keys.iter().zip(answers) {
+                leases.push(had(&site, &lock, level, key, answer.unwrap()).await);
+            }
+            let releases = timeout(PATIENCE, all(releases(leases, |_| Status::Succeeded)));
+            releases.await.unwrap().into_iter().for_each(Result::unwrap);
+        }
+        over.send_replace(true);
+    };
+    let (cycles, ()) = join!(rival, rounds);
+    assert!(cycles > 0);
+    assert_eq!(standing(&site).await, 0);
+}
+
+pub async fn a_rival_at_repeatable_read<DB: Bed>(site: Site<DB>) {
+    a_rival(site, "repeatable read").await;
+}
+
+pub async fn a_rival_at_serializable<DB: Bed>(site: Site<DB>) {
+    a_rival(site, "serializable").await;
+}
