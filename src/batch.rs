@@ -1,16 +1,17 @@
 //! Many requests in one statement: those that come while one is under way travel together in the next.
 //!
-//! There is no timer, and nothing waits where nothing is under way: a request that comes alone goes alone, at once. Each
-//! is answered on its own. Whoever goes away before the departure stays behind; what comes for whoever went away later
+//! There is no timer, and nothing waits where nothing is under way: a request that comes alone goes alone, at once, after
+//! those who are ready to run have had their turn to come along. Each is answered on its own. Whoever goes away before the departure stays behind; what comes for whoever went away later
 //! is dropped, and ended there. A statement that fails is no answer to anybody but the first: the others ask again, or
 //! are sent one by one. Where an answer or a connection is long in coming, the next ones take another (`lanes.rs`).
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use sqlx::Pool;
 use tokio::{
     runtime::Handle,
     sync::oneshot,
+    task::yield_now,
     time::{Instant, timeout_at},
 };
 
@@ -68,7 +69,10 @@ pub(crate) struct Batch<DB: Database, E: Errand<DB>> {
 }
 
 enum Way<'a, DB: Database, E: Errand<DB>> {
-    Alone(E::Request, Option<Lane<DB, E>>),
+    /// Whatever the others do.
+    Alone(E::Request),
+    /// With nothing under way.
+    First(E::Request, Lane<DB, E>),
     WithOthers(Place<'a, DB, E>, oneshot::Receiver<Result<E::Answer, Failure>>),
 }
 
@@ -85,26 +89,53 @@ impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
         request: E::Request,
         limits: Limits,
     ) -> Result<E::Answer, Failure> {
-        match self.set_out(runtime, request, limits) {
-            Way::Alone(request, lane) => self.send_alone(runtime, request, limits, lane).await,
+        let mut way = self.set_out(runtime, request, limits);
+        if let Way::First(request, lane) = way {
+            // Others who are ready to ask do so now.
+            yield_now().await;
+            way = self.look_round(request, lane, limits);
+        }
+        match way {
+            Way::Alone(request) => self.send_alone(runtime, request, limits, None).await,
+            Way::First(request, lane) => self.send_alone(runtime, request, limits, Some(lane)).await,
             Way::WithOthers(place, answer) => place.answer(runtime, answer, limits.caller).await,
         }
     }
 
-    /// Alone, if nothing is under way; otherwise with the next. What is under way on another runtime is not waited for:
+    /// First, if nothing is under way; otherwise with the next. What is under way on another runtime is not waited for:
     /// nobody may be driving that one.
     fn set_out(self: &Arc<Self>, runtime: &Handle, request: E::Request, limits: Limits) -> Way<'_, DB, E> {
         if !self.on || E::key(&request).is_none() {
-            return Way::Alone(request, None);
+            return Way::Alone(request);
         }
         let mut state = lock(&self.state);
         if state.is_idle() {
             state.begin(runtime.id());
-            return Way::Alone(request, Some(Lane::alone(self, runtime)));
+            return Way::First(request, Lane::alone(self, runtime));
         }
         if !state.is_at_home(runtime.id()) {
-            return Way::Alone(request, None);
+            return Way::Alone(request);
         }
+        self.join(state, request, limits)
+    }
+
+    /// With those who came meanwhile, if there are any; the lane is theirs then.
+    fn look_round(self: &Arc<Self>, request: E::Request, lane: Lane<DB, E>, limits: Limits) -> Way<'_, DB, E> {
+        let state = lock(&self.state);
+        if !state.has_waiting() {
+            return Way::First(request, lane);
+        }
+        let way = self.join(state, request, limits);
+        drop(lane);
+        way
+    }
+
+    fn join(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'_, State<DB, E>>,
+        request: E::Request,
+        limits: Limits,
+    ) -> Way<'_, DB, E> {
         let (reply, answer) = oneshot::channel();
         let number = state.queue(Waiting { request, reply, limits });
         Way::WithOthers(Place { batch: self, number }, answer)

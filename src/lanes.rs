@@ -67,6 +67,10 @@ impl<DB: Database, E: Errand<DB>> State<DB, E> {
         self.lanes == 0
     }
 
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     pub fn is_at_home(&self, runtime: Id) -> bool {
         self.home == Some(runtime)
     }

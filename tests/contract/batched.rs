@@ -32,9 +32,12 @@ pub async fn all<T>(mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
     answers.into_iter().flatten().collect()
 }
 
-/// Has each of them ask, in this order.
+/// Has each of them ask, in this order; the first has set out before the others come.
 pub async fn begin<T>(asking: &mut [Asking<'_, T>]) {
     poll_fn(|context| {
+        for asking in asking.iter_mut().take(1) {
+            assert!(asking.as_mut().poll(context).is_pending(), "it lets others come along");
+        }
         for asking in &mut *asking {
             assert!(asking.as_mut().poll(context).is_pending(), "it waits");
         }
@@ -133,6 +136,21 @@ pub async fn more_than_fit_in_one_statement_take_a_few<DB: Bed>(site: Site<DB>) 
     assert_eq!(standing(&site).await, 600);
     let ((), count) = counted(&pool, released(&pool, leases, |_| Status::Succeeded)).await;
     assert_statements(&site, count, 1 + 3, 1 + 3 * 5, "one alone, and the others 256 at a time");
+    assert_eq!(standing(&site).await, 0);
+}
+
+pub async fn those_who_come_at_the_same_moment_go_together<DB: Bed>(site: Site<DB>) {
+    let keys = numbered(64);
+    let (pool, lock) = bed(&site, &keys).await;
+    let (answers, count) = counted(&pool, all(tries(&lock, names(&keys)))).await;
+    assert_statements(&site, count, 1, 2, "all of them");
+    let releases = answers.into_iter().map(|answer| {
+        let lease = acquired(answer);
+        Box::pin(lease.release(Status::Succeeded)) as Asking<'_, _>
+    });
+    let (released, count) = counted(&pool, all(releases.collect())).await;
+    released.into_iter().for_each(|released: Result<(), Error>| released.unwrap());
+    assert_statements(&site, count, 1, 5, "all of them");
     assert_eq!(standing(&site).await, 0);
 }
 

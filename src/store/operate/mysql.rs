@@ -10,7 +10,7 @@ use crate::{
     store::{
         Reply,
         mysql::{MICROS, ROW, micros, read},
-        to_utc,
+        to_utc, unanswered,
     },
 };
 
@@ -71,7 +71,7 @@ impl Operate for MySql {
                 // A trigger of the application's that writes hides it.
                 0 => {
                     let query = sqlx::query_scalar("SELECT token FROM t_resource_lock WHERE key_resource = ?");
-                    query.bind(key.as_str()).fetch_one(conn).await?
+                    query.bind(key.as_str()).fetch_one(conn).await.map_err(unanswered)?
                 }
                 token => i64::try_from(token).unwrap_or_default(),
             };
