@@ -138,7 +138,7 @@ pub async fn a_runtime_that_stands_still_takes_nobody_along<DB: Bed>(site: Site<
     eventually("both are idle", || async { pool.num_idle() == 2 }).await;
     proxy.hold(Way::Replies);
     let theirs = lock.clone();
-    let (elsewhere, _) = Elsewhere::new(async move { theirs.try_acquire("first").await }).driven(1).await;
+    let (elsewhere, _) = Elsewhere::new(async move { theirs.try_acquire("first").await }).driven(2).await;
     proxy.held(Way::Replies).await;
     proxy.let_others_pass();
     let mut wanted = tries(&lock, ["k"]);
