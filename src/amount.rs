@@ -101,7 +101,7 @@ impl<DB: Database, V: Value<DB> + Amount + fmt::Debug> VersionedTable<DB, V> {
     /// [`Insufficient`], in [`UpdateError::Computation`]; [`Error::InvalidAmount`] unless the amount is positive and fits; otherwise as [`update`](Self::update).
     ///
     /// # Cancel safety
-    /// As [`update`](Self::update).
+    /// As [`update`](Self::update). One that has begun, is not polled on and not dropped either may keep the turn, and a connection of the pool.
     pub async fn deduct(&self, key: &str, amount: V) -> Result<Updated<V>, UpdateError<Insufficient<V>>> {
         let key = positive(key, &amount)?;
         self.change(&key, Basis::Known, |balance| {
@@ -121,7 +121,7 @@ impl<DB: Database, V: Value<DB> + Amount + fmt::Debug> VersionedTable<DB, V> {
     /// [`Error::InvalidAmount`] unless the amount is positive and the sum fits; otherwise as [`update`](Self::update).
     ///
     /// # Cancel safety
-    /// As [`update`](Self::update).
+    /// As [`deduct`](Self::deduct).
     pub async fn deposit(&self, key: &str, amount: V) -> Result<Updated<V>, Error> {
         let key = positive(key, &amount)?;
         let deposited = self.change::<std::convert::Infallible>(&key, Basis::Known, |balance| {

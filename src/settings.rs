@@ -134,7 +134,7 @@ impl<DB: Database> LeaseLock<DB> {
         self.rebuild(|settings| Settings { fair, ..settings })
     }
 
-    /// Whether claims and releases that come while one is under way travel together in the next statement, as they do unless this is `false`.
+    /// Whether claims and releases that come at the same moment, or while one is under way, travel together in one statement, as they do unless this is `false`.
     ///
     /// Each is answered on its own, and one that comes alone is sent alone, at once. One that comes while another has no answer yet waits for it for
     /// 20 ms; then it takes a connection of its own, up to the pool's size. Switched off, each takes one at once.

@@ -241,11 +241,12 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let queue = self.turns.queue(&[key.clone()].into());
         let mut turn = timeout_at(Instant::now() + PATIENCE.min(tries.left() / 2), queue.turn()).await.ok();
         loop {
-            let known = turn.as_mut().and_then(|turn| turn.note.take()).filter(|_| basis == Basis::Known);
+            let known = turn.as_mut().and_then(|turn| turn.note.take());
+            let known = known.filter(|known| basis == Basis::Known && known.conn.is_fresh());
             let unread = known.is_some();
             match self.attempt_over_own(key, tries.until, known, &mut compute).await {
                 Ok(Some((Versioned { value, version }, known))) => {
-                    if let Some(turn) = &mut turn {
+                    if let (Some(turn), Basis::Known) = (&mut turn, basis) {
                         turn.note = known;
                     }
                     return Ok(Updated { value, version, attempts: tries.attempt });

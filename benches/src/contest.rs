@@ -91,6 +91,9 @@ pub struct Contest<'a> {
 impl Contest<'_> {
     /// All rounds; then a row of the table for each contender.
     pub async fn run(&self, report: &mut Report) -> Result<(), Error> {
+        if self.entries.is_empty() {
+            eprintln!("{} {}: none of the contenders that were named", self.scenario, self.server);
+        }
         for entry in &self.entries {
             entry
                 .contender

@@ -110,6 +110,11 @@ impl<DB: Database> Drop for Borrowed<DB> {
 pub struct Kept<DB: Database>(Option<Borrowed<DB>>);
 
 impl<DB: Database> Kept<DB> {
+    /// Whether it was in use a moment ago. Later it may have gone away unseen.
+    pub fn is_fresh(&self) -> bool {
+        self.0.as_ref().is_some_and(|conn| conn.since.elapsed() < LOAN)
+    }
+
     #[expect(clippy::expect_used, reason = "it is taken out here and by `drop` alone")]
     pub fn lend(mut self) -> Borrowed<DB> {
         self.0.take().expect("it was kept")

@@ -53,6 +53,7 @@ pub fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
         }
     }
     tests! { server, trials;
+        versioned_turns: a_connection_that_went_away_meanwhile_costs_no_outcome;
         versioned: a_sum_that_the_column_cannot_hold_is_an_error_that_changes_nothing;
         versioned_in: a_deadlock_is_a_conflict_for_one_of_the_two;
         versioned_lost:

@@ -152,8 +152,8 @@ impl<'a, DB: Bed> Elsewhere<'a, DB> {
         Self { site, conn }
     }
 
-    /// Does this when a statement waits, and goes.
-    async fn does(mut self, sql: &[String]) {
+    /// Does this when so many others wait, and goes.
+    async fn does(mut self, waiting: i64, sql: &[String]) {
         let count = match self.site.server.name {
             "postgres" => {
                 "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND wait_event = 'relation'"
@@ -165,7 +165,7 @@ impl<'a, DB: Bed> Elsewhere<'a, DB> {
                 "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state = 'Waiting for table metadata lock'"
             }
         };
-        eventually("a statement waits", || async { self.site.number(count).await == Some(1) }).await;
+        eventually("they wait", || async { self.site.number(count).await == Some(waiting) }).await;
         for sql in sql {
             assert_eq!(DB::execute_on(&mut self.conn, sql).await.unwrap(), 1, "{sql}");
         }
@@ -197,8 +197,12 @@ async fn level_bed<DB: Bed>(site: &Site<DB>, level: &str) -> LeaseLock<DB> {
     let (mut idle, mut used) = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
     for _ in 0..2 {
         drop(used);
-        let leases = all(tries(&lock, KEYS)).await.into_iter().map(acquired).collect();
-        all(releases(leases, |_| Status::Succeeded)).await.into_iter().for_each(Result::unwrap);
+        let mut claims = tries(&lock, KEYS);
+        begin(&mut claims).await;
+        let leases = all(claims).await.into_iter().map(acquired).collect();
+        let mut releases = releases(leases, |_| Status::Succeeded);
+        begin(&mut releases).await;
+        all(releases).await.into_iter().for_each(Result::unwrap);
         used = std::mem::replace(&mut idle, pool.acquire().await.unwrap());
     }
     drop((idle, used));
@@ -206,14 +210,15 @@ async fn level_bed<DB: Bed>(site: &Site<DB>, level: &str) -> LeaseLock<DB> {
     lock
 }
 
-/// All go together, and wait until two of the rows have changed.
+/// One goes alone, the others together on the second connection; both wait until two of the rows have changed.
 async fn a_change_meanwhile<DB: Bed>(site: Site<DB>, level: &str) {
     let lock = level_bed(&site, level).await;
     let touched = site.number("SELECT token + 1 FROM t_resource_lock WHERE key_resource = 'touched'").await;
     let elsewhere = Elsewhere::at_the_table(&site).await;
     let changes = [&taken::<DB>("k")[..], &[update("touched", "token = token + 1")]].concat();
-    let claims = timeout(PATIENCE, all(tries(&lock, KEYS)));
-    let (answers, ()) = join!(claims, elsewhere.does(&changes));
+    let mut claims = tries(&lock, KEYS);
+    begin(&mut claims).await;
+    let (answers, ()) = join!(timeout(PATIENCE, all(claims)), elsewhere.does(2, &changes));
     let mut answers = answers.unwrap();
     let refusal = refused(answers.remove(1));
     assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::Held, "thief"));
@@ -223,8 +228,9 @@ async fn a_change_meanwhile<DB: Bed>(site: Site<DB>, level: &str) {
 
     let elsewhere = Elsewhere::at_the_table(&site).await;
     let changes = [&taken::<DB>("other")[..], &[update("touched", "client_ip = 'touched'")]].concat();
-    let releases = timeout(PATIENCE, all(releases(leases, |_| Status::Succeeded)));
-    let (results, ()) = join!(releases, elsewhere.does(&changes));
+    let mut releases = releases(leases, |_| Status::Succeeded);
+    begin(&mut releases).await;
+    let (results, ()) = join!(timeout(PATIENCE, all(releases)), elsewhere.does(2, &changes));
     let results: Vec<Result<(), Error>> = results.unwrap();
     assert!(matches!(results[..], [Ok(()), Ok(()), Err(Error::Lost { .. })]), "{results:?}");
     assert_eq!(standing(&site).await, 2, "the thief's");

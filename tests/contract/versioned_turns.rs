@@ -1,10 +1,10 @@
 //! Changes of one row by one process: one after the other, and what each leaves to the next.
 
-use std::{future::poll_fn, pin::Pin, task::Poll};
+use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use rowlock::{Insufficient, UpdateError, Updated, VersionedTable};
 use sqlx::Pool;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::{
     bed::{Bed, PATIENCE, Site, eventually},
@@ -92,6 +92,23 @@ pub async fn what_is_left_to_one_who_goes_away_is_left_to_the_next<DB: Bed>(site
     };
     let reads = reads(&site, work).await;
     assert!(reads.is_none_or(|reads| reads == 1), "{reads:?} reads");
+    assert_eq!(row(&site).await, (97, 3));
+}
+
+pub async fn a_connection_that_went_away_meanwhile_costs_no_outcome<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    let proxy = site.proxy().await;
+    let pool = proxy.pool::<DB>(2);
+    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    table.deduct("a", 1).await.unwrap();
+    let mut deductions = ones(&table, 2);
+    queue(&pool, &mut deductions).await;
+    let [first, second] = <[_; 2]>::try_from(deductions).unwrap_or_else(|_| panic!("two"));
+    first.await.unwrap();
+    // Nobody polls the second, which has the turn, and the connection, for longer than one is kept.
+    sleep(Duration::from_secs(1)).await;
+    proxy.cut();
+    assert_eq!(second.await.unwrap(), updated(97, 3, 1));
     assert_eq!(row(&site).await, (97, 3));
 }
 

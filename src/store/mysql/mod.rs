@@ -42,7 +42,7 @@ fn create_statement(rows: usize) -> String {
 /// The lock waits for a transaction whose COMMIT was not answered. A change and no look: a node of a cluster that is behind would
 /// show the row as it was before that COMMIT, but lets no change of such a row through.
 const CONFIRMS: &str = "
-UPDATE t_resource_lock SET confirms = LAST_INSERT_ID(confirms), expires_at = expires_at + INTERVAL 1 MICROSECOND
+UPDATE t_resource_lock SET confirms = LAST_INSERT_ID(confirms + 1) - 1, expires_at = expires_at + INTERVAL 1 MICROSECOND
 WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL";
 
 type Query<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
@@ -103,9 +103,9 @@ impl Store for MySql {
         let reply = query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).execute(&mut *conn).await?;
         match (reply.rows_affected(), reply.last_insert_id()) {
             (0, _) => Ok(None),
-            // None, or a trigger hides it; the change got through, so this node has the row as it is.
+            // A trigger hides it; the change got through, so this node has the row as it is.
             (_, 0) => counted(conn, claim).await,
-            (_, count) => Ok(i64::try_from(count).ok()),
+            (_, next) => Ok(i64::try_from(next - 1).ok()),
         }
     }
 
@@ -123,10 +123,11 @@ impl Store for MySql {
     }
 }
 
-/// The count of a claim's confirmations, while it stands.
+/// The count of a claim's confirmations, while it stands. It locks the row, so that no proxy asks a replica.
 async fn counted(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
-    let query =
-        sqlx::query_scalar("SELECT confirms FROM t_resource_lock WHERE key_resource = ? AND holder = ? AND token = ?");
+    let query = sqlx::query_scalar(
+        "SELECT confirms FROM t_resource_lock WHERE key_resource = ? AND holder = ? AND token = ? FOR UPDATE",
+    );
     query.bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
 }
 
