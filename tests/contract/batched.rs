@@ -1,6 +1,11 @@
 //! Requests that travel together: fewer statements, and each answered as if it had gone alone.
 
-use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
+use std::{
+    future::{poll_fn, ready},
+    pin::Pin,
+    task::Poll,
+    time::Duration,
+};
 
 use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, Reason, Status};
 use sqlx::Pool;
@@ -33,13 +38,14 @@ pub async fn all<T>(mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
 }
 
 /// Has each of them ask, in this order; the first has set out before the others come.
-pub async fn begin<T>(asking: &mut [Asking<'_, T>]) {
+pub async fn begin<'a, T: Send + 'a>(asking: &mut [Asking<'a, T>]) {
     poll_fn(|context| {
-        for asking in asking.iter_mut().take(1) {
-            assert!(asking.as_mut().poll(context).is_pending(), "it lets others come along");
-        }
-        for asking in &mut *asking {
-            assert!(asking.as_mut().poll(context).is_pending(), "it waits");
+        let first = 0..asking.len().min(1);
+        for place in first.chain(0..asking.len()) {
+            // An answer that is there already is kept for whoever waits for it.
+            if let Poll::Ready(answer) = asking[place].as_mut().poll(context) {
+                asking[place] = Box::pin(ready(answer));
+            }
         }
         Poll::Ready(())
     })
@@ -47,7 +53,7 @@ pub async fn begin<T>(asking: &mut [Asking<'_, T>]) {
 }
 
 /// Begins all of them while the pool's only connection is elsewhere: the first goes alone, the others with the next.
-pub async fn together<DB: Bed, T>(pool: &Pool<DB>, mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
+pub async fn together<'a, DB: Bed, T: Send + 'a>(pool: &Pool<DB>, mut asking: Vec<Asking<'a, T>>) -> Vec<T> {
     let taken = pool.acquire().await.unwrap();
     begin(&mut asking).await;
     drop(taken);
