@@ -1,9 +1,10 @@
 //! Many requests in one statement: those that come while one is under way travel together in the next.
 //!
 //! There is no timer, and nothing waits where nothing is under way: a request that comes alone goes alone, at once, after
-//! those who are ready to run have had their turn to come along. Each is answered on its own. Whoever goes away before the departure stays behind; what comes for whoever went away later
-//! is dropped, and ended there. A statement that fails is no answer to anybody but the first: the others ask again, or
-//! are sent one by one. Where an answer or a connection is long in coming, the next ones take another (`lanes.rs`).
+//! those who are ready to run have had their turn to come along. Each is answered on its own. Whoever goes away before
+//! the departure stays behind; what comes for whoever went away later is dropped, and ended there. A statement that fails
+//! is no answer to anybody but the first: the others ask again, or are sent one by one. Where an answer or a connection is
+//! long in coming, the next ones take another (`lanes.rs`).
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -103,7 +104,7 @@ impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
     }
 
     /// First, if nothing is under way; otherwise with the next. What is under way on another runtime is not waited for:
-    /// nobody may be driving that one.
+    /// perhaps nobody drives that one.
     fn set_out(self: &Arc<Self>, runtime: &Handle, request: E::Request, limits: Limits) -> Way<'_, DB, E> {
         if !self.on || E::key(&request).is_none() {
             return Way::Alone(request);

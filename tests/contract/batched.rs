@@ -37,25 +37,28 @@ pub async fn all<T>(mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
     answers.into_iter().flatten().collect()
 }
 
-/// Has each of them ask, in this order; the first has set out before the others come.
-pub async fn begin<'a, T: Send + 'a>(asking: &mut [Asking<'a, T>]) {
+/// Has each of them ask, in this order; the first has set out before the others come. Whether all of them wait.
+pub async fn begin<'a, T: Send + 'a>(asking: &mut [Asking<'a, T>]) -> bool {
+    let mut waiting = true;
     poll_fn(|context| {
         let first = 0..asking.len().min(1);
         for place in first.chain(0..asking.len()) {
             // An answer that is there already is kept for whoever waits for it.
             if let Poll::Ready(answer) = asking[place].as_mut().poll(context) {
                 asking[place] = Box::pin(ready(answer));
+                waiting = false;
             }
         }
         Poll::Ready(())
     })
     .await;
+    waiting
 }
 
 /// Begins all of them while the pool's only connection is elsewhere: the first goes alone, the others with the next.
 pub async fn together<'a, DB: Bed, T: Send + 'a>(pool: &Pool<DB>, mut asking: Vec<Asking<'a, T>>) -> Vec<T> {
     let taken = pool.acquire().await.unwrap();
-    begin(&mut asking).await;
+    assert!(begin(&mut asking).await, "they wait");
     drop(taken);
     timeout(PATIENCE, all(asking)).await.expect("all of them are answered")
 }
@@ -286,7 +289,7 @@ pub async fn whoever_goes_away_before_the_departure_stays_behind<DB: Bed>(site: 
     let before = site.column("k", "CAST(token AS CHAR(30))").await;
     let mut wanted = tries(&lock, ["first", "k", "other"]);
     let taken = pool.acquire().await.unwrap();
-    begin(&mut wanted).await;
+    assert!(begin(&mut wanted).await, "they wait");
     drop((wanted.remove(1), taken));
     for answer in timeout(PATIENCE, all(wanted)).await.unwrap() {
         acquired(answer).release(Status::Succeeded).await.unwrap();
@@ -315,7 +318,7 @@ pub async fn all_but_one_held<'a, DB: Bed>(
 ) -> (Lease<DB>, Vec<Asking<'a, Answer<DB>>>) {
     let mut wanted = tries(&line.lock, keys.iter().copied());
     let taken = line.pool.acquire().await.unwrap();
-    begin(&mut wanted).await;
+    assert!(begin(&mut wanted).await, "they wait");
     line.proxy.hold_after(Way::Replies, 1);
     drop(taken);
     let first = acquired(timeout(PATIENCE, wanted.remove(0)).await.unwrap());

@@ -117,7 +117,7 @@ pub async fn releases_that_were_done_unheard_say_so_where_they_know<DB: Bed>(sit
     released(&line.pool, leases().await, |_| Status::Succeeded).await;
     let mut releases = releases(leases().await, |_| Status::Succeeded);
     let taken = line.pool.acquire().await.unwrap();
-    begin(&mut releases).await;
+    assert!(begin(&mut releases).await, "they wait");
     line.proxy.hold_after(Way::Replies, 1);
     drop(taken);
     timeout(PATIENCE, releases.remove(0)).await.unwrap().unwrap();
@@ -217,7 +217,7 @@ async fn a_change_meanwhile<DB: Bed>(site: Site<DB>, level: &str) {
     let elsewhere = Elsewhere::at_the_table(&site).await;
     let changes = [&taken::<DB>("k")[..], &[update("touched", "token = token + 1")]].concat();
     let mut claims = tries(&lock, KEYS);
-    begin(&mut claims).await;
+    assert!(begin(&mut claims).await, "they wait");
     let (answers, ()) = join!(timeout(PATIENCE, all(claims)), elsewhere.does(2, &changes));
     let mut answers = answers.unwrap();
     let refusal = refused(answers.remove(1));
@@ -229,7 +229,7 @@ async fn a_change_meanwhile<DB: Bed>(site: Site<DB>, level: &str) {
     let elsewhere = Elsewhere::at_the_table(&site).await;
     let changes = [&taken::<DB>("other")[..], &[update("touched", "client_ip = 'touched'")]].concat();
     let mut releases = releases(leases, |_| Status::Succeeded);
-    begin(&mut releases).await;
+    assert!(begin(&mut releases).await, "they wait");
     let (results, ()) = join!(timeout(PATIENCE, all(releases)), elsewhere.does(2, &changes));
     let results: Vec<Result<(), Error>> = results.unwrap();
     assert!(matches!(results[..], [Ok(()), Ok(()), Err(Error::Lost { .. })]), "{results:?}");
