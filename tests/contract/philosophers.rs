@@ -10,15 +10,17 @@ use crate::{
 const SEATS: usize = 5;
 
 pub async fn philosophers_eat_as_they_please<DB: Bed>(site: Site<DB>) {
-    dine(&site, "wait", 1).await;
+    dine(&site, "wait").await;
 }
 
 pub async fn philosophers_eat_in_order<DB: Bed>(site: Site<DB>) {
-    dine(&site, "wait in order", 6).await;
+    let eaten = dine(&site, "wait in order").await;
+    let (least, most) = (eaten.iter().min().unwrap(), eaten.iter().max().unwrap());
+    assert!(most - least <= 2.max(most / 2), "{eaten:?}");
 }
 
-/// Nobody dies of hunger, each has `least` meals in 6 s, and no fork is in two hands.
-async fn dine<DB: Bed>(site: &Site<DB>, job: &str, least: usize) {
+/// Nobody dies of hunger, and no fork is in two hands. How many meals each had.
+async fn dine<DB: Bed>(site: &Site<DB>, job: &str) -> [usize; SEATS] {
     let forks = |seat: usize| [seat.min((seat + 1) % SEATS), seat.max((seat + 1) % SEATS)];
     let mut table = Vec::new();
     for seat in 0..SEATS {
@@ -46,6 +48,7 @@ async fn dine<DB: Bed>(site: &Site<DB>, job: &str, least: usize) {
     let eaten = [0, 1, 2, 3, 4].map(|seat| meals.iter().filter(|meal| meal.process == seat).count());
     let longest = meals.iter().map(crate::waiters::Turn::waited).max().unwrap();
     println!("{}, {job}: meals {eaten:?} in {:?}, the longest hunger {longest:?}", site.server.name, seconds());
-    assert!(eaten.iter().all(|meals| *meals >= least), "{eaten:?}");
+    assert!(eaten.iter().all(|meals| *meals > 0), "{eaten:?}");
     assert_eq!(places(site).await, 0);
+    eaten
 }

@@ -314,3 +314,21 @@ pub async fn a_rival_at_repeatable_read<DB: Bed>(site: Site<DB>) {
 pub async fn a_rival_at_serializable<DB: Bed>(site: Site<DB>) {
     a_rival(site, "serializable").await;
 }
+
+/// A reply that counts rows does not tell which. What is freed may be somebody else's before anybody looks, so none is
+/// freed until it can be told.
+pub async fn several_are_freed_together_or_as_they_are_told_apart<DB: Bed>(site: Site<DB>) {
+    let line = Line::new(&site, PATIENCE, PATIENCE).await;
+    let take = || async { line.lock.try_acquire_all(["a", "b"]).await.unwrap().acquired().unwrap() };
+    take().await.release(Status::Succeeded).await.unwrap();
+    let set = take().await;
+    site.take_from("b").await;
+    let release = set.release(Status::Succeeded);
+    let released = line.held(Way::Requests, 1, release, async |proxy| {
+        assert_eq!(standing(&site).await, 2, "nothing is freed by the first statement");
+        proxy.open();
+    });
+    assert!(matches!(released.await, Err(Error::Lost { .. })));
+    assert_eq!(standing(&site).await, 1);
+    assert_eq!(site.column("b", "client_ip").await.as_deref(), Some("thief"));
+}

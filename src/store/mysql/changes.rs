@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 
 use chrono::TimeDelta;
-use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
+use sqlx::{
+    AssertSqlSafe, MySqlConnection, Row as _,
+    mysql::{MySqlQueryResult, MySqlRow},
+};
 
 use super::{Query, marks, micros, padded};
 use crate::{
@@ -30,20 +33,29 @@ impl<'a> Named<'a> {
     }
 }
 
-/// Locks the rows of these claims that stand.
-fn ours(named: &Named<'_>) -> String {
+/// Locks the rows of these claims that stand, and perhaps tells more of them.
+fn ours(named: &Named<'_>, more: &str) -> String {
     let (keys, claims) = (named.keys(), named.claims());
     format!(
         "
-    SELECT c.key_resource, c.token FROM t_resource_lock c FORCE INDEX (PRIMARY)
+    SELECT c.key_resource, c.token{more} FROM t_resource_lock c FORCE INDEX (PRIMARY)
     WHERE c.key_resource IN ({keys}) AND (c.holder, c.token) IN ({claims}) AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL
     LIMIT 1000000 FOR UPDATE SKIP LOCKED"
     )
 }
 
+/// Changes those of the claims that stand.
 pub(super) fn change_statement(named: &Named<'_>, set: &str) -> String {
-    let ours = ours(named);
+    let ours = ours(named, "");
     format!("UPDATE ({ours}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set}")
+}
+
+/// Changes all of the claims, or none if one of them does not stand.
+fn change_all_statement(named: &Named<'_>, set: &str) -> String {
+    let ours = ours(named, ", COUNT(*) OVER () AS standing");
+    format!(
+        "UPDATE ({ours}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set} WHERE j.standing = ?"
+    )
 }
 
 fn bind_keys<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
@@ -63,17 +75,36 @@ pub(super) async fn change(
     terms: &Terms,
 ) -> Reply<Vec<Outcome>> {
     let named = Named::new(claims);
-    let matched = send_change(conn, &named, change, terms).await?;
-    if usize::try_from(matched).is_ok_and(|matched| matched == claims.len()) {
+    let query = bind_claims(sqlx::query(AssertSqlSafe(change_statement(&named, set_of(change)))), &named);
+    let reply = bind_change(query, change, terms).execute(&mut *conn).await?;
+    if is_all(&reply, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);
     }
     let seen = sightings(conn, &named).await?;
     Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
 }
 
-/// What one statement frees somebody may take before a look at it, so both are one transaction: sent at once, as text, so that no
-/// client that falls silent leaves it open. What fails leaves open whether it was committed, unless all claims still stand.
+/// One statement that ends all of them, as a rule. What it would free somebody might take before a look could tell which, so
+/// it frees nothing where one of them does not stand, or is locked.
 pub(super) async fn end_several(
+    conn: &mut MySqlConnection,
+    claims: &[Claim],
+    change: Change,
+    terms: &Terms,
+) -> Reply<Vec<Outcome>> {
+    let named = Named::new(claims);
+    let query = bind_claims(sqlx::query(AssertSqlSafe(change_all_statement(&named, set_of(change)))), &named);
+    let query = bind_change(query, change, terms).bind(i64::try_from(claims.len()).unwrap_or(i64::MAX));
+    let reply = query.execute(&mut *conn).await?;
+    if is_all(&reply, claims) {
+        return Ok(vec![Outcome::Done; claims.len()]);
+    }
+    end_those_that_stand(conn, claims, change, terms).await
+}
+
+/// A change and a look in one transaction: sent at once, as text, so that no client that falls silent leaves it open. What
+/// fails leaves open whether it was committed, unless all claims still stand.
+async fn end_those_that_stand(
     conn: &mut MySqlConnection,
     claims: &[Claim],
     change: Change,
@@ -147,15 +178,16 @@ fn set_of(change: Change) -> &'static str {
     }
 }
 
-async fn send_change(conn: &mut MySqlConnection, named: &Named<'_>, change: Change, terms: &Terms) -> Reply<u64> {
-    let sql = change_statement(named, set_of(change));
-    let query = bind_claims(sqlx::query(AssertSqlSafe(sql)), named);
-    let query = match change {
+fn is_all(reply: &MySqlQueryResult, claims: &[Claim]) -> bool {
+    usize::try_from(reply.rows_affected()).is_ok_and(|matched| matched == claims.len())
+}
+
+fn bind_change<'q>(query: Query<'q>, change: Change, terms: &Terms) -> Query<'q> {
+    match change {
         Change::Renew(lease) => query.bind(micros(lease)),
         Change::Release(status) => query.bind(status.letter()).bind(micros(terms.offset())),
         Change::Abandon => query,
-    };
-    Ok(query.execute(conn).await?.rows_affected())
+    }
 }
 
 fn look_statement(named: &Named<'_>) -> String {
