@@ -46,7 +46,7 @@ pub(crate) struct Try<'a, DB: Database> {
     patience: Duration,
     /// A claim was sent whose outcome is not known.
     unanswered: bool,
-    /// Others got in its way, perhaps some that it travelled with.
+    /// Others got in its way, perhaps some that it travelled with, or it was not for a statement of many.
     contended: bool,
 }
 
@@ -126,8 +126,7 @@ impl<'a, DB: Database> Try<'a, DB> {
                 Ok(Claimed::Not(answers)) => answers,
                 Err(failure) => match failure.fault() {
                     Fault::Contention => {
-                        // Perhaps somebody it travelled with was in the way: by itself, it is asked for at once.
-                        if !std::mem::replace(&mut self.contended, true) && Instant::now() < self.limit {
+                        if self.goes_alone() {
                             continue;
                         }
                         if let Some(refusal) = self.busy(&mut busy_since, None).await? {
@@ -152,6 +151,7 @@ impl<'a, DB: Database> Try<'a, DB> {
                         return Ok(Attempt::Refused(refusal));
                     }
                 }
+                Next::Busy(_) if self.goes_alone() => {}
                 Next::Busy(row) => {
                     if let Some(refusal) = self.busy(&mut busy_since, row.as_ref()).await? {
                         return Ok(Attempt::Refused(refusal));
@@ -159,6 +159,11 @@ impl<'a, DB: Database> Try<'a, DB> {
                 }
             }
         }
+    }
+
+    /// Once: perhaps it was only for those it travelled with. By itself, it is asked for at once.
+    fn goes_alone(&mut self) -> bool {
+        Instant::now() < self.limit && !std::mem::replace(&mut self.contended, true)
     }
 
     /// The first refusal decides; what is created, nobody may want to claim yet.

@@ -46,7 +46,8 @@ pub enum Answer {
     /// The row is the asker's, under this token.
     Granted { token: Token, prior: Option<Prior> },
     /// It is not. The rules tell why from the row that was seen; where they would grant it,
-    /// somebody's transaction was at the row, or its holder asked for more than could be had.
+    /// somebody's transaction was at the row, or its holder asked for more than could be had, or it
+    /// takes a statement of its own.
     Seen { row: Option<Row>, now: DateTime<Utc> },
     /// Taken and put back: another key of its holder's could not be had.
     Withheld,

@@ -212,6 +212,7 @@ where
             without_the_handle_it_is_refused, it_is_the_same_under_both_strategies;
         batched:
             many_keys_take_few_statements, those_who_come_at_the_same_moment_go_together, switched_off_each_takes_its_own, each_is_answered_by_itself,
+            a_token_that_is_ahead_of_the_clock_grows_all_the_same,
             of_those_who_want_the_same_key_one_gets_it, each_release_has_its_own_status,
             a_release_of_what_is_lost_is_that_ones_alone, a_row_that_the_server_refuses_to_change_harms_no_other,
             whoever_goes_away_before_the_departure_stays_behind, more_than_fit_in_one_statement_take_a_few;

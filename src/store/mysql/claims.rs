@@ -13,13 +13,11 @@ use crate::{
     store::{Answer, Ask, Reply, is_refused, put_back, unanswered},
 };
 
-/// The derived table locks and judges, the update takes. Without LIMIT, MySQL would merge the two, lock first and wait.
+/// The granting half of the rules table (`rules.rs`), over a row `c` that `asker` asks for: see [`bind_rules`].
 /// Distances are never added to the row's times, which may be any: an overflow would be an error here.
-fn claim_statement(named: &str, asker: &str, rows: &str, holder: &str, token: &str) -> String {
+fn verdict(asker: &str) -> String {
     format!(
         "
-UPDATE (
-    SELECT c.key_resource, c.token, c.client_ip, c.prior_token, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros,{named}
         CASE WHEN c.lock_flag = 1 AND c.holder = {asker} AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
              WHEN NOT ? AND UTC_TIMESTAMP(6) < c.queued_until THEN NULL
              WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
@@ -28,39 +26,53 @@ UPDATE (
                  CASE WHEN ? AND TIMESTAMPDIFF(MICROSECOND, c.begin_time, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND) >= LEAST(c.time, 2147483647) * 60000000 THEN 'taken over' END
              WHEN (? OR CAST(c.status AS BINARY) = 'S') AND (c.begin_time IS NULL OR ? OR (CAST(c.status AS BINARY) = 'F' AND ?)
                  OR UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL ? MICROSECOND >= c.begin_time) THEN 'acquired'
-        END AS verdict
-    FROM t_resource_lock c {rows} FOR UPDATE SKIP LOCKED
+        END"
+    )
+}
+
+/// Set in the last insert id of a claim that took over: a look at the row then tells from whom.
+const TOOK_OVER: u64 = 1 << 63;
+
+/// One claim: its token travels in the reply, as the last insert id. The derived table locks and judges, the update takes.
+/// Without LIMIT, MySQL would merge the two, lock first and wait.
+static CLAIM: LazyLock<String> = LazyLock::new(|| {
+    let verdict = verdict("?");
+    let took_over = "j.verdict = 'taken over' OR (j.verdict = 'same' AND j.prior_token IS NOT NULL)";
+    let token = "IF(j.verdict = 'same', j.token, GREATEST(j.token + 1, j.micros))";
+    format!(
+        "
+UPDATE (
+    SELECT c.key_resource, c.token, c.client_ip, c.prior_token, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros, {verdict} AS verdict
+    FROM t_resource_lock c WHERE c.key_resource = ? LIMIT 1 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
-SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = {holder}, t.end_time = NULL,
+SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time = NULL,
     t.begin_time = IF(j.verdict = 'same', t.begin_time, j.now + INTERVAL ? MICROSECOND),
     t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now + INTERVAL ? MICROSECOND),
     t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.token END,
     t.prior_client_ip = CASE j.verdict WHEN 'same' THEN j.prior_client_ip WHEN 'taken over' THEN LEFT(j.client_ip, 45) END,
     t.expires_at = j.now + INTERVAL ? MICROSECOND,
-    t.token = {token}
-WHERE j.verdict IS NOT NULL"
+    t.token = LAST_INSERT_ID({token} | IF({took_over}, {TOOK_OVER}, 0)) & {}
+WHERE j.verdict IS NOT NULL",
+        !TOOK_OVER
     )
-}
-
-const TOKEN: &str = "IF(j.verdict = 'same', j.token, GREATEST(j.token + 1, j.micros))";
-
-/// Set in the last insert id of a claim that took over: a look at the row then tells from whom.
-const TOOK_OVER: u64 = 1 << 63;
-
-/// One claim: its token travels in the reply, as the last insert id.
-static CLAIM: LazyLock<String> = LazyLock::new(|| {
-    let took_over = "j.verdict = 'taken over' OR (j.verdict = 'same' AND j.prior_token IS NOT NULL)";
-    let token = format!("LAST_INSERT_ID({TOKEN} | IF({took_over}, {TOOK_OVER}, 0)) & {}", !TOOK_OVER);
-    claim_statement("", "?", "WHERE c.key_resource = ? LIMIT 1", "?", &token)
 });
 
-/// Several, for different keys: what travels is the statement's time, by which a look knows its grants.
+/// Several, for different keys, of those that are free, and whose tokens the clock has passed: the statement's time is the token of all
+/// of them, and travels in the reply. (It waits for nobody: between its begin and its locks, no row ends a life and begins another.)
 fn claim_several_statement(count: usize) -> String {
-    let keys = marks("?", count);
-    let asker = format!("UNHEX(ELT(FIELD(c.key_resource, {keys}), {keys}))");
-    let rows = format!("FORCE INDEX (PRIMARY) WHERE c.key_resource IN ({keys}) LIMIT 1000000");
-    let token = format!("IF(LAST_INSERT_ID(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', j.now)), {TOKEN}, 0)");
-    claim_statement(&format!(" {asker} AS asker,"), &asker, &rows, "j.asker", &token)
+    let (keys, verdict) = (marks("?", count), verdict("NULL"));
+    let begin = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+    format!(
+        "
+UPDATE (
+    SELECT c.key_resource, UNHEX(ELT(FIELD(c.key_resource, {keys}), {keys})) AS asker
+    FROM t_resource_lock c FORCE INDEX (PRIMARY) WHERE c.key_resource IN ({keys}) AND c.token < {begin} AND {verdict} = 'acquired'
+    LIMIT 1000000 FOR UPDATE SKIP LOCKED
+) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = j.asker, t.end_time = NULL,
+    t.begin_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.claimed_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND,
+    t.prior_token = NULL, t.prior_client_ip = NULL, t.expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.token = LAST_INSERT_ID({begin})"
+    )
 }
 
 const TAKEN_OVER: &str = "prior_token, CONVERT(prior_client_ip USING utf8mb4) AS prior_client_ip";
@@ -132,45 +144,52 @@ pub(super) async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Ter
     Ok(Answer::Seen { row: Some(row), now })
 }
 
-/// Each for itself, all in one statement, and a look. All of them are in turn, or none is.
+/// Each for itself, all that are free in one statement; what may be taken over is left to a claim of its own. Where that is not all of
+/// them, a look tells which. All of them are in turn, or none is.
 pub(super) async fn claim_apart(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
     let named = padded(asks);
     let keys = |query| named.iter().fold(query, |query: Query<'static>, ask| query.bind(ask.key.as_str().to_owned()));
-    let askers = |query| {
-        let holder = |ask: &&Ask| ask.holder.as_uuid().simple().to_string();
-        named.iter().map(holder).fold(keys(query), |query, holder| query.bind(holder))
-    };
-    let query = askers(askers(sqlx::query(AssertSqlSafe(claim_several_statement(named.len())))));
-    let query = keys(bind_rules(query, named[0], terms)).bind(terms.label.clone());
+    let holder = |ask: &&Ask| ask.holder.as_uuid().simple().to_string();
+    let query = keys(sqlx::query(AssertSqlSafe(claim_several_statement(named.len()))));
+    let query = keys(named.iter().map(holder).fold(query, |query, holder| query.bind(holder)));
+    let query = bind_rules(query, named[0], terms).bind(terms.label.clone());
     let reply = bind_times(query, terms).execute(&mut *conn).await?;
-    // What it granted lasts until then, to the microsecond.
-    let sent = i64::try_from(reply.last_insert_id()).ok().and_then(DateTime::from_timestamp_micros);
-    let until = sent.filter(|_| reply.rows_affected() > 0).map(|sent| sent + terms.lease);
-    // Where a trigger hides that, it is known by its holder, who has asked for nothing before.
-    let hidden = reply.rows_affected() > 0 && reply.last_insert_id() == 0;
-    let look = sqlx::query(AssertSqlSafe(look_at_several_statement(named.len())));
-    let rows = keys(look).fetch_all(conn).await.map_err(unanswered)?;
-    let named = |row| Ok((MySqlRow::try_get::<String, _>(row, "name")?, row));
-    let rows = rows.iter().map(named).collect::<Reply<HashMap<_, _>>>()?;
-    let answer = |ask: &Ask| {
-        let Some(found) = rows.get(ask.key.as_str()) else {
-            return Ok(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH });
-        };
-        let (row, now) = read(found, terms)?;
-        let ours = judge(Some(&row), now, ask.holder, ask.in_turn, terms) == Verdict::Same;
-        let granted = ours && (hidden || (row.expires_at.is_some() && row.expires_at == until));
-        if let (true, Some((token, prior))) = (granted, seen(found, *ask.holder.as_uuid())?) {
-            return Ok(Answer::Granted { token, prior });
-        }
-        Ok(Answer::Seen { row: Some(row), now })
-    };
-    let answers = asks.iter().map(answer).collect::<Reply<Vec<_>>>().map_err(unanswered)?;
-    let granted = answers.iter().filter(|answer| matches!(answer, Answer::Granted { .. })).count();
-    if u64::try_from(granted).ok() != Some(reply.rows_affected()) {
-        // Lost again by now, or the look went to another server.
-        return Err(unanswered(sqlx::Error::RowNotFound));
+    // A trigger of the application's that writes hides it: the rows tell, too.
+    let token = i64::try_from(reply.last_insert_id()).ok().filter(|token| *token > 0);
+    let all = usize::try_from(reply.rows_affected()).is_ok_and(|granted| granted == asks.len());
+    if let (true, Some(token)) = (all, token) {
+        return Ok(vec![Answer::Granted { token: Token::new(token), prior: None }; asks.len()]);
     }
-    Ok(answers)
+    tell_apart(conn, asks, terms, reply.rows_affected()).await.map_err(unanswered)
+}
+
+/// What became of each, after so many were granted.
+async fn tell_apart(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms, granted: u64) -> Reply<Vec<Answer>> {
+    let named = padded(asks);
+    let look = sqlx::query(AssertSqlSafe(look_at_several_statement(named.len())));
+    let look = named.iter().fold(look, |query, ask| query.bind(ask.key.as_str().to_owned()));
+    let rows = look.fetch_all(conn).await?;
+    let name = |row| Ok((MySqlRow::try_get::<String, _>(row, "name")?, row));
+    let rows = rows.iter().map(name).collect::<Reply<HashMap<_, _>>>()?;
+    let (mut answers, mut found) = (Vec::with_capacity(asks.len()), 0);
+    for ask in asks {
+        let Some(row) = rows.get(ask.key.as_str()) else {
+            answers.push(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH });
+            continue;
+        };
+        let (read, now) = read(row, terms)?;
+        answers.push(match judge(Some(&read), now, ask.holder, ask.in_turn, terms) {
+            // The holder has asked for nothing before.
+            Verdict::Same => {
+                found += 1;
+                let (token, prior) = seen(row, *ask.holder.as_uuid())?.ok_or(sqlx::Error::RowNotFound)?;
+                Answer::Granted { token, prior }
+            }
+            _ => Answer::Seen { row: Some(read), now },
+        });
+    }
+    // Lost again by now, or the look went to another server.
+    if found == granted { Ok(answers) } else { Err(sqlx::Error::RowNotFound) }
 }
 
 /// All in one transaction, which is rolled back at the first that cannot be had. No claim waits for a row, so none deadlocks.
