@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     runtime::Handle,
+    sync::OnceCell,
     time::{Instant, sleep, timeout_at},
 };
 
@@ -15,6 +16,7 @@ use crate::{
     key::{Claim, Holder, Key, Prior},
     lease_lock::LeaseLock,
     lock::Attempt,
+    migrate::Table,
     rules::{Reason, Refusal, Row, Terms, Verdict, judge},
     standing::At,
     store::{
@@ -267,6 +269,7 @@ pub(crate) struct Claims<DB: Database> {
     pub keeper: Arc<Keeper<DB>>,
     pub terms: Arc<Terms>,
     pub time_limit: Duration,
+    pub table: Arc<OnceCell<Table>>,
 }
 
 /// What one holder asks for.
@@ -301,7 +304,8 @@ impl<DB: Database> Errand<DB> for Claims<DB> {
 
     async fn run(&self, conn: &mut DB::Connection, wishes: &[Wish], sent: Instant) -> Reply<Vec<Claimed<DB>>> {
         let asks: Vec<Ask> = wishes.iter().flat_map(|wish| wish.asks.clone()).collect();
-        let mut answers = DB::claim(conn, &asks, &self.terms).await?.into_iter();
+        let nowait = self.table.get().is_some_and(|table| table.nowait);
+        let mut answers = DB::claim(conn, &asks, &self.terms, nowait).await?.into_iter();
         let mut claimed =
             |Wish { asks, .. }: &Wish| self.claimed(asks, answers.by_ref().take(asks.len()).collect(), sent);
         Ok(wishes.iter().map(&mut claimed).collect())

@@ -18,7 +18,7 @@ use chrono::TimeDelta;
 use sqlx::Pool;
 use tokio::{
     runtime::Handle,
-    sync::{Notify, oneshot},
+    sync::{Notify, OnceCell, oneshot},
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 
@@ -28,6 +28,7 @@ use crate::{
     finish::{Background, Ongoing},
     held::{Held, lock},
     key::Claim,
+    migrate::Table,
     releases::Releases,
     rules::{Rules, Status, Terms},
     settings::Settings,
@@ -88,10 +89,16 @@ pub(crate) struct Keeper<DB: Database> {
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl<DB: Database> Keeper<DB> {
-    pub fn new(settings: &Settings<DB>, bells: Arc<Bells>, background: Background) -> Arc<Self> {
+    pub fn new(
+        settings: &Settings<DB>,
+        table: Arc<OnceCell<Table>>,
+        bells: Arc<Bells>,
+        background: Background,
+    ) -> Arc<Self> {
         let Settings { renewals: pool, terms, batching, .. } = settings;
         let (pool, terms) = (pool.clone(), terms.clone());
-        let releases = Batch::new(Releases(terms.clone()), pool.clone(), background.clone(), *batching);
+        let releases =
+            Batch::new(Releases { terms: terms.clone(), table }, pool.clone(), background.clone(), *batching);
         let now = Instant::now();
         let state = State { running: false, wakes_at: now, leases: HashMap::new(), endings: Vec::new(), end_at: now };
         Arc::new(Self {
@@ -185,7 +192,7 @@ impl<DB: Database> Keeper<DB> {
     /// Sends one change for all of these claims.
     pub async fn change(&self, claims: &[Claim], change: Change, limit: Instant) -> Result<Vec<Outcome>, Failure> {
         let mut conn = Borrowed::checkout(&self.pool, limit).await?;
-        let reply = timeout_at(limit, DB::change(conn.get(), claims, change, &self.terms)).await;
+        let reply = timeout_at(limit, DB::change(conn.get(), claims, change, &self.terms, false)).await;
         conn.settle(reply)
     }
 

@@ -66,8 +66,9 @@ impl<DB: Database> LeaseLock<DB> {
     fn with(settings: Settings<DB>, table: Arc<OnceCell<Table>>) -> Self {
         let background = Background::default();
         let waiting = Waiting::new(&settings, background.clone());
-        let keeper = Keeper::new(&settings, waiting.bells.clone(), background.clone());
-        let claims = Claims { keeper: keeper.clone(), terms: settings.terms.clone(), time_limit: settings.time_limit };
+        let keeper = Keeper::new(&settings, table.clone(), waiting.bells.clone(), background.clone());
+        let (terms, time_limit) = (settings.terms.clone(), settings.time_limit);
+        let claims = Claims { keeper: keeper.clone(), terms, time_limit, table: table.clone() };
         let claims = Batch::new(claims, settings.pool.clone(), background, settings.batching);
         Self { settings, keeper, table, claims, waiting: Arc::new(waiting) }
     }

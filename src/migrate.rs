@@ -80,6 +80,8 @@ pub(crate) struct Table {
     key_type: String,
     key_limit: KeyLimit,
     label_chars: usize,
+    /// Whether a statement can be told not to wait for a locked row.
+    pub nowait: bool,
 }
 
 impl Table {
@@ -96,8 +98,8 @@ impl Table {
         if let Some(wrong) = schema.wrong {
             return Err(Error::Unsuitable { wrong });
         }
-        let Schema { key_type, key_limit, label_chars, .. } = schema;
-        Ok(Self { key_type, key_limit, label_chars })
+        let Schema { key_type, key_limit, label_chars, nowait, .. } = schema;
+        Ok(Self { key_type, key_limit, label_chars, nowait })
     }
 
     pub fn admits(&self, key: &Key, label: &str) -> Result<(), Error> {

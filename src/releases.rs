@@ -2,16 +2,20 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
+use tokio::{sync::OnceCell, time::Instant};
 
 use crate::{
     batch::Errand,
     key::{Claim, Key},
+    migrate::Table,
     rules::{Status, Terms},
     store::{Change, Database, Outcome, Reply},
 };
 
-pub(crate) struct Releases(pub Arc<Terms>);
+pub(crate) struct Releases {
+    pub terms: Arc<Terms>,
+    pub table: Arc<OnceCell<Table>>,
+}
 
 pub(crate) struct Release {
     pub claims: Vec<Claim>,
@@ -39,7 +43,8 @@ impl<DB: Database> Errand<DB> for Releases {
     async fn run(&self, conn: &mut DB::Connection, requests: &[Release], _: Instant) -> Reply<Vec<Vec<Outcome>>> {
         let Some(Release { status, .. }) = requests.first() else { return Ok(Vec::new()) };
         let claims: Vec<Claim> = requests.iter().flat_map(|release| release.claims.clone()).collect();
-        let mut outcomes = DB::change(conn, &claims, Change::Release(*status), &self.0).await?.into_iter();
+        let nowait = self.table.get().is_some_and(|table| table.nowait);
+        let mut outcomes = DB::change(conn, &claims, Change::Release(*status), &self.terms, nowait).await?.into_iter();
         Ok(requests.iter().map(|release| outcomes.by_ref().take(release.claims.len()).collect()).collect())
     }
 }

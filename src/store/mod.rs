@@ -188,10 +188,12 @@ pub trait Store: sqlx::Database {
 
     /// Takes the rows that the rules grant; one answer an ask, in order. They are of one holder, who gets all of them or
     /// none, or each of another, for another key, and has nothing to do with the others; then all are in turn, or none is.
+    /// `nowait`: a statement can be told not to wait for a locked row.
     fn claim(
         conn: &mut Self::Connection,
         asks: &[Ask],
         terms: &Terms,
+        nowait: bool,
     ) -> impl Future<Output = Reply<Vec<Answer>>> + Send;
 
     /// In the caller's transaction: counts a confirmation on the claim's row, which stays locked to the transaction's end.
@@ -203,12 +205,13 @@ pub trait Store: sqlx::Database {
     /// How many transactions have confirmed the claim, once whoever is at its row has gone; `None` if the claim does not stand.
     fn confirms(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Option<i64>>> + Send;
 
-    /// Applies one change to all claims that stand; one outcome a claim, in order.
+    /// Applies one change to all claims that stand; one outcome a claim, in order. `nowait` as for [`claim`](Self::claim).
     fn change(
         conn: &mut Self::Connection,
         claims: &[Claim],
         change: Change,
         terms: &Terms,
+        nowait: bool,
     ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send;
 }
 

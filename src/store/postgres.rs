@@ -221,7 +221,7 @@ impl Store for Postgres {
         sqlx::query(CREATE).bind(keys).bind(minutes).bind(patience).execute(conn).await.map(drop)
     }
 
-    async fn claim(conn: &mut PgConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    async fn claim(conn: &mut PgConnection, asks: &[Ask], terms: &Terms, _: bool) -> Reply<Vec<Answer>> {
         let query = match asks {
             [Ask { key, holder, in_turn, waited }] => {
                 let query = sqlx::query(CLAIM.as_str()).bind(key.as_str()).bind(holder.as_uuid());
@@ -266,7 +266,13 @@ impl Store for Postgres {
         query.bind(claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
     }
 
-    async fn change(conn: &mut PgConnection, claims: &[Claim], change: Change, terms: &Terms) -> Reply<Vec<Outcome>> {
+    async fn change(
+        conn: &mut PgConnection,
+        claims: &[Claim],
+        change: Change,
+        terms: &Terms,
+        _: bool,
+    ) -> Reply<Vec<Outcome>> {
         let ChangeStatement { one, many }: &'static ChangeStatement = match change {
             Change::Renew(_) => &RENEW,
             Change::Release(_) => &RELEASE,

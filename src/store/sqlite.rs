@@ -165,7 +165,7 @@ impl Store for Sqlite {
     }
 
     /// A try waits for another's write no longer than for a row on a server; the connection's own patience is put back.
-    async fn claim(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    async fn claim(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms, _: bool) -> Reply<Vec<Answer>> {
         let patience: i64 = sqlx::query("PRAGMA busy_timeout").fetch_one(&mut *conn).await?.try_get(0)?;
         set_busy_timeout(conn, patience.min(TRY_MILLIS)).await?;
         let answers = match asks {
@@ -196,6 +196,7 @@ impl Store for Sqlite {
         claims: &[Claim],
         change: Change,
         terms: &Terms,
+        _: bool,
     ) -> Reply<Vec<Outcome>> {
         let named = json(claims.iter().map(|claim| {
             format!("[\"{}\",\"{}\",{}]", hex(claim.key.as_str()), claim.holder.as_uuid().simple(), claim.token)

@@ -3,12 +3,9 @@
 use std::collections::HashMap;
 
 use chrono::TimeDelta;
-use sqlx::{
-    AssertSqlSafe, MySqlConnection, Row as _,
-    mysql::{MySqlQueryResult, MySqlRow},
-};
+use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
 
-use super::{Query, marks, micros, padded};
+use super::{NOWAIT, Query, marks, micros, padded, unless_locked};
 use crate::{
     fault::{Fault, fault},
     key::Claim,
@@ -33,28 +30,42 @@ impl<'a> Named<'a> {
     }
 }
 
-/// Locks the rows of these claims that stand, and perhaps tells more of them.
-fn ours(named: &Named<'_>, more: &str) -> String {
+/// Whether the row is that of one of these claims, and the claim stands.
+fn ours(named: &Named<'_>, row: &str) -> String {
     let (keys, claims) = (named.keys(), named.claims());
+    format!(
+        "{row}.key_resource IN ({keys}) AND ({row}.holder, {row}.token) IN ({claims})
+    AND {row}.lock_flag = 1 AND {row}.claimed_at = {row}.begin_time AND {row}.end_time IS NULL"
+    )
+}
+
+/// Locks the rows of those that stand, and perhaps tells more of them.
+fn locked(named: &Named<'_>, more: &str) -> String {
+    let ours = ours(named, "c");
     format!(
         "
     SELECT c.key_resource, c.token{more} FROM t_resource_lock c FORCE INDEX (PRIMARY)
-    WHERE c.key_resource IN ({keys}) AND (c.holder, c.token) IN ({claims}) AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL
-    LIMIT 1000000 FOR UPDATE SKIP LOCKED"
+    WHERE {ours} LIMIT 1000000 FOR UPDATE SKIP LOCKED"
     )
 }
 
 /// Changes those of the claims that stand.
 pub(super) fn change_statement(named: &Named<'_>, set: &str) -> String {
-    let ours = ours(named, "");
-    format!("UPDATE ({ours}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set}")
+    let locked = locked(named, "");
+    format!("UPDATE ({locked}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set}")
+}
+
+/// The same on MariaDB, which changes nothing if one of the rows is locked.
+fn change_nowait_statement(named: &Named<'_>, set: &str) -> String {
+    let ours = ours(named, "t");
+    format!("{NOWAIT} UPDATE t_resource_lock t SET {set} WHERE {ours}")
 }
 
 /// Changes all of the claims, or none if one of them does not stand.
 fn change_all_statement(named: &Named<'_>, set: &str) -> String {
-    let ours = ours(named, ", COUNT(*) OVER () AS standing");
+    let locked = locked(named, ", COUNT(*) OVER () AS standing");
     format!(
-        "UPDATE ({ours}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set} WHERE j.standing = ?"
+        "UPDATE ({locked}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set} WHERE j.standing = ?"
     )
 }
 
@@ -73,11 +84,18 @@ pub(super) async fn change(
     claims: &[Claim],
     change: Change,
     terms: &Terms,
+    nowait: bool,
 ) -> Reply<Vec<Outcome>> {
-    let named = Named::new(claims);
-    let query = bind_claims(sqlx::query(AssertSqlSafe(change_statement(&named, set_of(change)))), &named);
-    let reply = bind_change(query, change, terms).execute(&mut *conn).await?;
-    if is_all(&reply, claims) {
+    let (named, set) = (Named::new(claims), set_of(change));
+    let query = if nowait {
+        let query = sqlx::query(AssertSqlSafe(change_nowait_statement(&named, set)));
+        bind_claims(bind_change(query, change, terms), &named)
+    } else {
+        let query = sqlx::query(AssertSqlSafe(change_statement(&named, set)));
+        bind_change(bind_claims(query, &named), change, terms)
+    };
+    let (rows, _) = unless_locked(query.execute(&mut *conn).await, nowait)?;
+    if is_all(rows, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);
     }
     let seen = sightings(conn, &named).await?;
@@ -95,8 +113,8 @@ pub(super) async fn end_several(
     let named = Named::new(claims);
     let query = bind_claims(sqlx::query(AssertSqlSafe(change_all_statement(&named, set_of(change)))), &named);
     let query = bind_change(query, change, terms).bind(i64::try_from(claims.len()).unwrap_or(i64::MAX));
-    let reply = query.execute(&mut *conn).await?;
-    if is_all(&reply, claims) {
+    let rows = query.execute(&mut *conn).await?.rows_affected();
+    if is_all(rows, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);
     }
     end_those_that_stand(conn, claims, change, terms).await
@@ -178,8 +196,8 @@ fn set_of(change: Change) -> &'static str {
     }
 }
 
-fn is_all(reply: &MySqlQueryResult, claims: &[Claim]) -> bool {
-    usize::try_from(reply.rows_affected()).is_ok_and(|matched| matched == claims.len())
+fn is_all(rows: u64, claims: &[Claim]) -> bool {
+    usize::try_from(rows).is_ok_and(|rows| rows == claims.len())
 }
 
 fn bind_change<'q>(query: Query<'q>, change: Change, terms: &Terms) -> Query<'q> {

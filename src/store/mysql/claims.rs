@@ -6,19 +6,25 @@ use chrono::DateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
-use super::{MICROS, Query, ROW, commit, marks, micros, padded, read};
+use super::{MICROS, NOWAIT, Query, ROW, commit, marks, micros, padded, read, unless_locked};
 use crate::{
     key::{Prior, Token},
     rules::{Rules, Terms, Verdict, judge},
     store::{Answer, Ask, Reply, is_refused, put_back, unanswered},
 };
 
+/// An earlier request of `asker` came through.
+fn same(asker: &str) -> String {
+    format!("c.lock_flag = 1 AND c.holder = {asker} AND c.claimed_at = c.begin_time AND c.end_time IS NULL")
+}
+
 /// The granting half of the rules table (`rules.rs`), over a row `c` that `asker` asks for: see [`bind_rules`].
 /// Distances are never added to the row's times, which may be any: an overflow would be an error here.
 fn verdict(asker: &str) -> String {
+    let same = same(asker);
     format!(
         "
-        CASE WHEN c.lock_flag = 1 AND c.holder = {asker} AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
+        CASE WHEN {same} THEN 'same'
              WHEN NOT ? AND UTC_TIMESTAMP(6) < c.queued_until THEN NULL
              WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
                  CASE WHEN ? AND UTC_TIMESTAMP(6) >= c.expires_at THEN 'taken over' END
@@ -36,13 +42,12 @@ const TOOK_OVER: u64 = 1 << 63;
 /// One claim: its token travels in the reply, as the last insert id. The derived table locks and judges, the update takes.
 /// Without LIMIT, MySQL would merge the two, lock first and wait.
 static CLAIM: LazyLock<String> = LazyLock::new(|| {
-    let verdict = verdict("?");
     let took_over = "j.verdict = 'taken over' OR (j.verdict = 'same' AND j.prior_token IS NOT NULL)";
-    let token = "IF(j.verdict = 'same', j.token, GREATEST(j.token + 1, j.micros))";
+    let token = token("j.verdict = 'same'", "j", "j.micros", took_over);
     format!(
         "
 UPDATE (
-    SELECT c.key_resource, c.token, c.client_ip, c.prior_token, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros, {verdict} AS verdict
+    SELECT c.key_resource, c.token, c.client_ip, c.prior_token, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros, {} AS verdict
     FROM t_resource_lock c WHERE c.key_resource = ? LIMIT 1 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
 SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time = NULL,
@@ -50,12 +55,37 @@ SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time =
     t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now + INTERVAL ? MICROSECOND),
     t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.token END,
     t.prior_client_ip = CASE j.verdict WHEN 'same' THEN j.prior_client_ip WHEN 'taken over' THEN LEFT(j.client_ip, 45) END,
-    t.expires_at = j.now + INTERVAL ? MICROSECOND,
-    t.token = LAST_INSERT_ID({token} | IF({took_over}, {TOOK_OVER}, 0)) & {}
+    t.expires_at = j.now + INTERVAL ? MICROSECOND, t.token = {token}
 WHERE j.verdict IS NOT NULL",
-        !TOOK_OVER
+        verdict("?")
     )
 });
+
+/// The same on MariaDB. Assignments see what those before them wrote, or not (SIMULTANEOUS_ASSIGNMENT): in this order it is all the same.
+static CLAIM_NOWAIT: LazyLock<String> = LazyLock::new(|| {
+    let same = same("?");
+    let took_over = format!("IF({same}, c.prior_token IS NOT NULL, c.lock_flag = 1)");
+    let token = token(&same, "c", MICROS, &took_over);
+    format!(
+        "
+{NOWAIT} UPDATE t_resource_lock c
+SET c.prior_token = CASE WHEN {same} THEN c.prior_token WHEN c.lock_flag = 1 THEN c.token END,
+    c.prior_client_ip = CASE WHEN {same} THEN c.prior_client_ip WHEN c.lock_flag = 1 THEN LEFT(c.client_ip, 45) END,
+    c.token = {token},
+    c.claimed_at = IF({same}, c.claimed_at, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND),
+    c.begin_time = IF({same}, c.begin_time, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND),
+    c.expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND,
+    c.lock_flag = 1, c.status = 'P', c.client_ip = ?, c.holder = ?, c.end_time = NULL
+WHERE c.key_resource = ? AND {} IS NOT NULL",
+        verdict("?")
+    )
+});
+
+/// The token of a claim on the row, with [`TOOK_OVER`] in the reply.
+fn token(same: &str, row: &str, micros: &str, took_over: &str) -> String {
+    let token = format!("IF({same}, {row}.token, GREATEST({row}.token + 1, {micros}))");
+    format!("LAST_INSERT_ID({token} | IF({took_over}, {TOOK_OVER}, 0)) & {}", !TOOK_OVER)
+}
 
 /// Several, for different keys, of those that are free, and whose tokens the clock has passed: the statement's time is the token of all
 /// of them, and travels in the reply. (It waits for nobody: between its begin and its locks, no row ends a life and begins another.)
@@ -106,24 +136,40 @@ fn bind_times<'q>(query: Query<'q>, terms: &Terms) -> Query<'q> {
     query.bind(offset).bind(offset).bind(micros(terms.lease))
 }
 
+fn bind_claim<'q>(ask: &'q Ask, terms: &'q Terms) -> Query<'q> {
+    let (key, holder) = (ask.key.as_str(), *ask.holder.as_uuid());
+    let query = bind_rules(sqlx::query(CLAIM.as_str()).bind(holder), ask, terms).bind(key);
+    bind_times(query.bind(&terms.label).bind(holder), terms)
+}
+
+fn bind_claim_nowait<'q>(ask: &'q Ask, terms: &'q Terms) -> Query<'q> {
+    let (key, holder, offset) = (ask.key.as_str(), *ask.holder.as_uuid(), micros(terms.offset()));
+    let query = (0..5).fold(sqlx::query(CLAIM_NOWAIT.as_str()), |query, _| query.bind(holder));
+    let query = query.bind(offset).bind(holder).bind(offset).bind(micros(terms.lease));
+    bind_rules(query.bind(&terms.label).bind(holder).bind(key).bind(holder), ask, terms)
+}
+
 /// Whoever waits is refused most of the time, and a look alone tells why.
-pub(super) async fn look_and_claim(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms) -> Reply<Answer> {
+pub(super) async fn look_and_claim(
+    conn: &mut MySqlConnection,
+    ask: &Ask,
+    terms: &Terms,
+    nowait: bool,
+) -> Reply<Answer> {
     if let Some(row) = sqlx::query(LOOK.as_str()).bind(ask.key.as_str()).fetch_optional(&mut *conn).await? {
         let (row, now) = read(&row, terms)?;
         if let Verdict::Refuse(..) | Verdict::Queue = judge(Some(&row), now, ask.holder, ask.in_turn, terms) {
             return Ok(Answer::Seen { row: Some(row), now });
         }
     }
-    claim_one(conn, ask, terms).await
+    claim_one(conn, ask, terms, nowait).await
 }
 
-pub(super) async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms) -> Reply<Answer> {
+pub(super) async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms, nowait: bool) -> Reply<Answer> {
     let (key, holder) = (ask.key.as_str(), *ask.holder.as_uuid());
-    let query = bind_rules(sqlx::query(CLAIM.as_str()).bind(holder), ask, terms).bind(key);
-    let query = bind_times(query.bind(&terms.label).bind(holder), terms);
-    let reply = query.execute(&mut *conn).await?;
-    let receipt = reply.last_insert_id();
-    let granted = reply.rows_affected() > 0;
+    let query = if nowait { bind_claim_nowait(ask, terms) } else { bind_claim(ask, terms) };
+    let (rows, receipt) = unless_locked(query.execute(&mut *conn).await, nowait)?;
+    let granted = rows > 0;
     // A trigger of the application's that writes hides the receipt: the row tells the token, too.
     let token = (receipt != 0).then(|| Token::new(i64::try_from(receipt & !TOOK_OVER).unwrap_or_default()));
     if let (true, Some(token)) = (granted && receipt & TOOK_OVER == 0, token) {
@@ -208,7 +254,8 @@ pub(super) async fn claim_together(conn: &mut MySqlConnection, asks: &[Ask], ter
 async fn claim_each(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
     let mut answers = Vec::with_capacity(asks.len());
     for ask in asks {
-        answers.push(claim_one(conn, ask, terms).await?);
+        // A statement that fails at a locked row may end the transaction (innodb_rollback_on_timeout).
+        answers.push(claim_one(conn, ask, terms, false).await?);
         if is_refused(&answers) {
             break;
         }

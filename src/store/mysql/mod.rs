@@ -8,13 +8,13 @@ use std::time::Duration;
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use sqlx::{
     AssertSqlSafe, MySql, MySqlConnection, Row as _,
-    mysql::{MySqlArguments, MySqlRow},
+    mysql::{MySqlArguments, MySqlQueryResult, MySqlRow},
 };
 
 use self::changes::Named;
 use super::{Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Store, is_apart, to_utc, unanswered, unconfirmed};
 use crate::{
-    fault::refuses_commit,
+    fault::{Fault, fault, refuses_commit},
     key::{Claim, Key},
     rules::{Row, Terms},
 };
@@ -23,6 +23,17 @@ use crate::{
 /// brought from the session's time zone to UTC.
 pub(super) const MICROS: &str =
     "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))";
+
+/// MariaDB's way to make an UPDATE fail at a locked row (error 1205) and not wait for it; elsewhere a derived table skips locked rows.
+const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR";
+
+/// How many rows a statement changed, and its last insert id: none, if it may not wait for a row that is locked.
+fn unless_locked(reply: Reply<MySqlQueryResult>, nowait: bool) -> Reply<(u64, u64)> {
+    match reply {
+        Err(error) if nowait && fault(&error) == Fault::Contention => Ok((0, 0)),
+        reply => reply.map(|reply| (reply.rows_affected(), reply.last_insert_id())),
+    }
+}
 
 /// A row as `rules::Row` has it, and the time. No zero dates, which the driver cannot read.
 pub(super) const ROW: &str = "
@@ -67,10 +78,10 @@ impl Store for MySql {
         query.execute(conn).await.map(drop)
     }
 
-    async fn claim(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    async fn claim(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms, nowait: bool) -> Reply<Vec<Answer>> {
         match asks {
-            [ask] if ask.waited => Ok(vec![claims::look_and_claim(conn, ask, terms).await?]),
-            [ask] => Ok(vec![claims::claim_one(conn, ask, terms).await?]),
+            [ask] if ask.waited => Ok(vec![claims::look_and_claim(conn, ask, terms, nowait).await?]),
+            [ask] => Ok(vec![claims::claim_one(conn, ask, terms, nowait).await?]),
             _ if is_apart(asks) => claims::claim_apart(conn, asks, terms).await,
             _ => claims::claim_together(conn, asks, terms).await,
         }
@@ -114,10 +125,11 @@ impl Store for MySql {
         claims: &[Claim],
         change: Change,
         terms: &Terms,
+        nowait: bool,
     ) -> Reply<Vec<Outcome>> {
         match change {
-            Change::Renew(_) => changes::change(conn, claims, change, terms).await,
-            _ if claims.len() == 1 => changes::change(conn, claims, change, terms).await,
+            Change::Renew(_) => changes::change(conn, claims, change, terms, false).await,
+            _ if claims.len() == 1 => changes::change(conn, claims, change, terms, nowait).await,
             Change::Release(_) | Change::Abandon => changes::end_several(conn, claims, change, terms).await,
         }
     }

@@ -26,6 +26,8 @@ pub struct Schema {
     pub key_limit: KeyLimit,
     /// How many characters the column `client_ip` holds.
     pub label_chars: usize,
+    /// Whether a statement can be told not to wait for a locked row (MariaDB).
+    pub nowait: bool,
     /// What makes the table or the connection unusable.
     pub wrong: Option<String>,
 }
@@ -76,6 +78,7 @@ impl Schema {
             key_type: String::new(),
             key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
             label_chars: usize::MAX,
+            nowait: false,
             wrong: None,
         }
     }

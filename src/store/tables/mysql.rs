@@ -9,6 +9,7 @@ const SCHEMA: &str = "
 SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type USING utf8mb4) AS type,
        CONVERT(data_type USING utf8mb4) AS data_type, CONVERT(COALESCE(collation_name, 'binary') USING utf8mb4) AS collation,
        CAST(COALESCE(character_maximum_length, 0) AS SIGNED) AS width, CAST(@@autocommit AS SIGNED) AS autocommit,
+       CAST(VERSION() LIKE '%MariaDB%' AS SIGNED) AS mariadb,
        (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 't_resource_lock_queue') AS queue,
        CONVERT(CONCAT(IF(is_nullable = 'NO' AND column_name = 'end_time', ' NOT NULL', ''), IF(extra LIKE '%on update%', ' ON UPDATE', ''))
            USING utf8mb4) AS more
@@ -24,6 +25,7 @@ impl Tables for MySql {
                     "the connection's autocommit is off, so that a claim would not be committed; switch it on".into(),
                 );
             }
+            schema.nowait = row.try_get::<i64, _>("mariadb")? == 1;
             schema.queue = row.try_get::<i64, _>("queue")? > 0;
             let name: String = row.try_get("name")?;
             let column_type: String = row.try_get("type")?;
