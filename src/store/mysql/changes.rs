@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 
 use chrono::TimeDelta;
-use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
+use sqlx::{
+    AssertSqlSafe, MySqlConnection, Row as _,
+    mysql::{MySqlQueryResult, MySqlRow},
+};
 
 use super::{NOWAIT, Query, marks, micros, padded, unless_locked};
 use crate::{
@@ -87,15 +90,15 @@ pub(super) async fn change(
     nowait: bool,
 ) -> Reply<Vec<Outcome>> {
     let (named, set) = (Named::new(claims), set_of(change));
-    let query = if nowait {
+    let reply = if nowait {
         let query = sqlx::query(AssertSqlSafe(change_nowait_statement(&named, set)));
-        bind_claims(bind_change(query, change, terms), &named)
+        let query = bind_claims(bind_change(query, change, terms), &named);
+        unless_locked(query.execute(&mut *conn).await)?.unwrap_or_default()
     } else {
         let query = sqlx::query(AssertSqlSafe(change_statement(&named, set)));
-        bind_change(bind_claims(query, &named), change, terms)
+        bind_change(bind_claims(query, &named), change, terms).execute(&mut *conn).await?
     };
-    let (rows, _) = unless_locked(query.execute(&mut *conn).await, nowait)?;
-    if is_all(rows, claims) {
+    if is_all(&reply, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);
     }
     let seen = sightings(conn, &named).await?;
@@ -113,8 +116,8 @@ pub(super) async fn end_several(
     let named = Named::new(claims);
     let query = bind_claims(sqlx::query(AssertSqlSafe(change_all_statement(&named, set_of(change)))), &named);
     let query = bind_change(query, change, terms).bind(i64::try_from(claims.len()).unwrap_or(i64::MAX));
-    let rows = query.execute(&mut *conn).await?.rows_affected();
-    if is_all(rows, claims) {
+    let reply = query.execute(&mut *conn).await?;
+    if is_all(&reply, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);
     }
     end_those_that_stand(conn, claims, change, terms).await
@@ -196,8 +199,8 @@ fn set_of(change: Change) -> &'static str {
     }
 }
 
-fn is_all(rows: u64, claims: &[Claim]) -> bool {
-    usize::try_from(rows).is_ok_and(|rows| rows == claims.len())
+fn is_all(reply: &MySqlQueryResult, claims: &[Claim]) -> bool {
+    usize::try_from(reply.rows_affected()).is_ok_and(|rows| rows == claims.len())
 }
 
 fn bind_change<'q>(query: Query<'q>, change: Change, terms: &Terms) -> Query<'q> {

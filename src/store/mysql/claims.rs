@@ -87,21 +87,41 @@ fn token(same: &str, row: &str, micros: &str, took_over: &str) -> String {
     format!("LAST_INSERT_ID({token} | IF({took_over}, {TOOK_OVER}, 0)) & {}", !TOOK_OVER)
 }
 
+const BEGIN: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
 /// Several, for different keys, of those that are free, and whose tokens the clock has passed: the statement's time is the token of all
 /// of them, and travels in the reply. (It waits for nobody: between its begin and its locks, no row ends a life and begins another.)
 fn claim_several_statement(count: usize) -> String {
-    let (keys, verdict) = (marks("?", count), verdict("NULL"));
-    let begin = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+    let (asker, free, take) = (asker_of_several(count), free_of_several(count), take_several("j.asker"));
     format!(
         "
 UPDATE (
-    SELECT c.key_resource, UNHEX(ELT(FIELD(c.key_resource, {keys}), {keys})) AS asker
-    FROM t_resource_lock c FORCE INDEX (PRIMARY) WHERE c.key_resource IN ({keys}) AND c.token < {begin} AND {verdict} = 'acquired'
-    LIMIT 1000000 FOR UPDATE SKIP LOCKED
-) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
-SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = j.asker, t.end_time = NULL,
-    t.begin_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.claimed_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND,
-    t.prior_token = NULL, t.prior_client_ip = NULL, t.expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.token = LAST_INSERT_ID({begin})"
+    SELECT c.key_resource, {asker} AS asker FROM t_resource_lock c FORCE INDEX (PRIMARY) WHERE {free} LIMIT 1000000 FOR UPDATE SKIP LOCKED
+) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {take}"
+    )
+}
+
+/// The same on MariaDB, which grants nothing if one of the rows is locked.
+fn claim_several_nowait_statement(count: usize) -> String {
+    let (free, take) = (free_of_several(count), take_several(&asker_of_several(count)));
+    format!("{NOWAIT} UPDATE t_resource_lock c FORCE INDEX (PRIMARY) SET {take} WHERE {free}")
+}
+
+fn asker_of_several(count: usize) -> String {
+    let keys = marks("?", count);
+    format!("UNHEX(ELT(FIELD(c.key_resource, {keys}), {keys}))")
+}
+
+fn free_of_several(count: usize) -> String {
+    let (keys, verdict) = (marks("?", count), verdict("NULL"));
+    format!("c.key_resource IN ({keys}) AND c.token < {BEGIN} AND {verdict} = 'acquired'")
+}
+
+fn take_several(asker: &str) -> String {
+    format!(
+        "lock_flag = 1, status = 'P', end_time = NULL, prior_token = NULL, prior_client_ip = NULL, token = LAST_INSERT_ID({BEGIN}),
+    client_ip = ?, begin_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, claimed_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND,
+    expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, holder = {asker}"
     )
 }
 
@@ -167,9 +187,12 @@ pub(super) async fn look_and_claim(
 
 pub(super) async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms, nowait: bool) -> Reply<Answer> {
     let (key, holder) = (ask.key.as_str(), *ask.holder.as_uuid());
-    let query = if nowait { bind_claim_nowait(ask, terms) } else { bind_claim(ask, terms) };
-    let (rows, receipt) = unless_locked(query.execute(&mut *conn).await, nowait)?;
-    let granted = rows > 0;
+    let reply = if nowait {
+        unless_locked(bind_claim_nowait(ask, terms).execute(&mut *conn).await)?.unwrap_or_default()
+    } else {
+        bind_claim(ask, terms).execute(&mut *conn).await?
+    };
+    let (granted, receipt) = (reply.rows_affected() > 0, reply.last_insert_id());
     // A trigger of the application's that writes hides the receipt: the row tells the token, too.
     let token = (receipt != 0).then(|| Token::new(i64::try_from(receipt & !TOOK_OVER).unwrap_or_default()));
     if let (true, Some(token)) = (granted && receipt & TOOK_OVER == 0, token) {
@@ -192,29 +215,55 @@ pub(super) async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Ter
 
 /// Each for itself, all that are free in one statement; what may be taken over is left to a claim of its own. Where that is not all of
 /// them, a look tells which. All of them are in turn, or none is.
-pub(super) async fn claim_apart(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
-    let named = padded(asks);
-    let keys = |query| named.iter().fold(query, |query: Query<'static>, ask| query.bind(ask.key.as_str().to_owned()));
-    let holder = |ask: &&Ask| ask.holder.as_uuid().simple().to_string();
-    let query = keys(sqlx::query(AssertSqlSafe(claim_several_statement(named.len()))));
-    let query = keys(named.iter().map(holder).fold(query, |query, holder| query.bind(holder)));
-    let query = bind_rules(query, named[0], terms).bind(terms.label.clone());
-    let reply = bind_times(query, terms).execute(&mut *conn).await?;
+pub(super) async fn claim_apart(
+    conn: &mut MySqlConnection,
+    asks: &[Ask],
+    terms: &Terms,
+    nowait: bool,
+) -> Reply<Vec<Answer>> {
+    let mut reply = None;
+    if nowait {
+        reply = unless_locked(bind_several_nowait(&padded(asks), terms).execute(&mut *conn).await)?;
+    }
+    let reply = match reply {
+        Some(reply) => reply,
+        None => bind_several(&padded(asks), terms).execute(&mut *conn).await?,
+    };
+    let rows = reply.rows_affected();
     // A trigger of the application's that writes hides it: the rows tell, too.
     let token = i64::try_from(reply.last_insert_id()).ok().filter(|token| *token > 0);
-    let all = usize::try_from(reply.rows_affected()).is_ok_and(|granted| granted == asks.len());
+    let all = usize::try_from(rows).is_ok_and(|rows| rows == asks.len());
     if let (true, Some(token)) = (all, token) {
         return Ok(vec![Answer::Granted { token: Token::new(token), prior: None }; asks.len()]);
     }
-    tell_apart(conn, asks, terms, reply.rows_affected()).await.map_err(unanswered)
+    tell_apart(conn, asks, terms, rows).await.map_err(unanswered)
+}
+
+fn bind_several<'q>(named: &[&Ask], terms: &Terms) -> Query<'q> {
+    let query = sqlx::query(AssertSqlSafe(claim_several_statement(named.len())));
+    let query = bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), named[0], terms);
+    bind_times(query.bind(terms.label.clone()), terms)
+}
+
+fn bind_several_nowait<'q>(named: &[&Ask], terms: &Terms) -> Query<'q> {
+    let query = sqlx::query(AssertSqlSafe(claim_several_nowait_statement(named.len())));
+    let query = bind_times(query.bind(terms.label.clone()), terms);
+    bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), named[0], terms)
+}
+
+fn bind_keys<'q>(query: Query<'q>, named: &[&Ask]) -> Query<'q> {
+    named.iter().fold(query, |query, ask| query.bind(ask.key.as_str().to_owned()))
+}
+
+fn bind_holders<'q>(query: Query<'q>, named: &[&Ask]) -> Query<'q> {
+    named.iter().fold(query, |query, ask| query.bind(ask.holder.as_uuid().simple().to_string()))
 }
 
 /// What became of each, after so many were granted.
 async fn tell_apart(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms, granted: u64) -> Reply<Vec<Answer>> {
     let named = padded(asks);
     let look = sqlx::query(AssertSqlSafe(look_at_several_statement(named.len())));
-    let look = named.iter().fold(look, |query, ask| query.bind(ask.key.as_str().to_owned()));
-    let rows = look.fetch_all(conn).await?;
+    let rows = bind_keys(look, &named).fetch_all(conn).await?;
     let name = |row| Ok((MySqlRow::try_get::<String, _>(row, "name")?, row));
     let rows = rows.iter().map(name).collect::<Reply<HashMap<_, _>>>()?;
     let (mut answers, mut found) = (Vec::with_capacity(asks.len()), 0);

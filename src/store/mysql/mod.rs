@@ -27,11 +27,11 @@ pub(super) const MICROS: &str =
 /// MariaDB's way to make an UPDATE fail at a locked row (error 1205) and not wait for it; elsewhere a derived table skips locked rows.
 const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR";
 
-/// How many rows a statement changed, and its last insert id: none, if it may not wait for a row that is locked.
-fn unless_locked(reply: Reply<MySqlQueryResult>, nowait: bool) -> Reply<(u64, u64)> {
+/// What it was answered; `None` if it found a row locked, and changed nothing.
+fn unless_locked(reply: Reply<MySqlQueryResult>) -> Reply<Option<MySqlQueryResult>> {
     match reply {
-        Err(error) if nowait && fault(&error) == Fault::Contention => Ok((0, 0)),
-        reply => reply.map(|reply| (reply.rows_affected(), reply.last_insert_id())),
+        Err(error) if fault(&error) == Fault::Contention => Ok(None),
+        reply => reply.map(Some),
     }
 }
 
@@ -82,7 +82,7 @@ impl Store for MySql {
         match asks {
             [ask] if ask.waited => Ok(vec![claims::look_and_claim(conn, ask, terms, nowait).await?]),
             [ask] => Ok(vec![claims::claim_one(conn, ask, terms, nowait).await?]),
-            _ if is_apart(asks) => claims::claim_apart(conn, asks, terms).await,
+            _ if is_apart(asks) => claims::claim_apart(conn, asks, terms, nowait).await,
             _ => claims::claim_together(conn, asks, terms).await,
         }
     }
