@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use chrono::{DateTime, Utc};
 use tokio::{
     runtime::Handle,
     sync::OnceCell,
@@ -57,7 +58,11 @@ pub(crate) enum Claimed<DB: Database> {
     Granted(Granted<DB>),
     /// The answer came so late that its lease is over; asked again, it begins anew.
     Late,
-    Not(Vec<Answer>),
+    Not {
+        answers: Vec<Answer>,
+        /// They are the answers to whoever had come for the same keys.
+        for_all: bool,
+    },
 }
 
 /// What the answers to a claim call for.
@@ -65,8 +70,11 @@ enum Next {
     Refuse(Refusal),
     Create(Vec<Key>),
     LookAtQueue,
-    /// Somebody is at a row, which was seen like this.
-    Busy(Option<Row>),
+    /// Somebody is at a row, which was seen like this; or it is for a claim that goes alone.
+    Busy {
+        row: Option<Row>,
+        lone: bool,
+    },
 }
 
 impl<'a, DB: Database> Try<'a, DB> {
@@ -125,7 +133,7 @@ impl<'a, DB: Database> Try<'a, DB> {
                     continue;
                 }
                 Ok(Claimed::Late) => return Err(self.error(Failure::NoReply)),
-                Ok(Claimed::Not(answers)) => answers,
+                Ok(Claimed::Not { answers, .. }) => answers,
                 Err(failure) => match failure.fault() {
                     Fault::Contention => {
                         if self.goes_alone() {
@@ -153,8 +161,8 @@ impl<'a, DB: Database> Try<'a, DB> {
                         return Ok(Attempt::Refused(refusal));
                     }
                 }
-                Next::Busy(_) if self.goes_alone() => {}
-                Next::Busy(row) => {
+                Next::Busy { lone: true, .. } if self.goes_alone() => {}
+                Next::Busy { row, .. } => {
                     if let Some(refusal) = self.busy(&mut busy_since, row.as_ref()).await? {
                         return Ok(Attempt::Refused(refusal));
                     }
@@ -171,7 +179,7 @@ impl<'a, DB: Database> Try<'a, DB> {
     /// The first refusal decides; what is created, nobody may want to claim yet.
     fn next(&self, answers: Vec<Answer>) -> Next {
         let terms = &self.lock.settings().terms;
-        let (mut create, mut queued, mut busy) = (Vec::new(), false, None);
+        let (mut create, mut queued, mut busy, mut lone) = (Vec::new(), false, None, false);
         for (ask, answer) in self.asks.iter().zip(answers) {
             let Answer::Seen { row, now } = answer else { continue };
             match (judge(row.as_ref(), now, ask.holder, ask.in_turn, terms), row) {
@@ -180,13 +188,16 @@ impl<'a, DB: Database> Try<'a, DB> {
                 }
                 (Verdict::Create, _) => create.push(ask.key.clone()),
                 (Verdict::Queue, _) => queued = true,
-                (_, row) => busy = row,
+                (verdict, row) => {
+                    lone |= is_lone(verdict, row.as_ref(), now);
+                    busy = row;
+                }
             }
         }
         match create.is_empty() {
             false => Next::Create(create),
             true if queued => Next::LookAtQueue,
-            true => Next::Busy(busy),
+            true => Next::Busy { row: busy, lone },
         }
     }
 
@@ -299,7 +310,10 @@ impl<DB: Database> Errand<DB> for Claims<DB> {
 
     /// A refusal is one for all who had come before it was sent.
     fn share(claimed: &Claimed<DB>) -> Option<Claimed<DB>> {
-        if let Claimed::Not(answers) = claimed { Some(Claimed::Not(answers.clone())) } else { None }
+        match claimed {
+            Claimed::Not { answers, for_all: true } => Some(Claimed::Not { answers: answers.clone(), for_all: true }),
+            _ => None,
+        }
     }
 
     async fn run(&self, conn: &mut DB::Connection, wishes: &[Wish], sent: Instant) -> Reply<Vec<Claimed<DB>>> {
@@ -322,13 +336,25 @@ impl<DB: Database> Claims<DB> {
             }
         }
         if claims.len() < asks.len() {
-            return Claimed::Not(answers);
+            let terms = &self.terms;
+            let is_lone = |(ask, answer): (&Ask, &Answer)| {
+                let Answer::Seen { row, now } = answer else { return false };
+                is_lone(judge(row.as_ref(), *now, ask.holder, ask.in_turn, terms), row.as_ref(), *now)
+            };
+            let for_all = !asks.iter().zip(&answers).any(is_lone);
+            return Claimed::Not { answers, for_all };
         }
         if sent.elapsed() >= self.keeper.counted() {
             return Claimed::Late;
         }
         Claimed::Granted(Granted { tenure: Tenure::begin(&self.keeper, claims, sent, self.time_limit), priors })
     }
+}
+
+/// Whether the rules grant it, and a statement of many may not: to be taken over, or with a token that the clock has not passed.
+fn is_lone(verdict: Verdict, row: Option<&Row>, now: DateTime<Utc>) -> bool {
+    let ahead = row.is_some_and(|row| row.token >= now.timestamp_micros());
+    verdict == Verdict::TakeOver || (verdict == Verdict::Acquire && ahead)
 }
 
 /// Others are before whoever asks.

@@ -106,7 +106,10 @@ where
             let lease = match self.lock().acquire("clock", PATIENCE).await {
                 Ok(attempt) => attempt.acquired().unwrap(),
                 // A server whose clock jumps may let a statement lie.
-                Err(error) if error.is_retryable() && since.elapsed() < PATIENCE => continue,
+                Err(error) if error.is_retryable() && since.elapsed() < PATIENCE => {
+                    sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
                 Err(error) => panic!("{error:?}"),
             };
             let begun = self.lock().inspect("clock").await.unwrap().unwrap().since.unwrap();

@@ -1,10 +1,11 @@
 //! Both strategies under each isolation level that an application may have set for its sessions.
 
+use rowlock::{LeaseLock, Status};
 use sqlx::{Pool, pool::PoolOptions};
 
 use crate::{
     bank::{accounts, locks},
-    bed::{Bed, Site},
+    bed::{Bed, Site, acquired},
     both::{commits_no_stale_claim, loses_no_update},
 };
 
@@ -22,6 +23,7 @@ pub async fn pool_of_at<DB: Bed>(site: &Site<DB>, connections: u32, level: &str)
         (_, "read committed") => "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
         (_, "repeatable read") => "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
         (_, "serializable") => "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+        ("mariadb", "assignments at once") => "SET SESSION sql_mode = CONCAT(@@sql_mode, ',SIMULTANEOUS_ASSIGNMENT')",
         ("mariadb", "snapshot isolation") => "SET SESSION innodb_snapshot_isolation = ON",
         other => panic!("{other:?}"),
     };
@@ -56,4 +58,19 @@ pub async fn serializable<DB: Bed>(site: Site<DB>) {
 /// MariaDB then has an error of its own for a row that somebody else changed.
 pub async fn snapshot_isolation<DB: Bed>(site: Site<DB>) {
     holds_at(site, "snapshot isolation").await;
+}
+
+/// MariaDB's assignments then see the row as it was, not what those before them wrote.
+pub async fn assignments_at_once<DB: Bed>(site: Site<DB>) {
+    let pool = pool_at(&site, "assignments at once").await;
+    let lock = LeaseLock::new(pool.clone());
+    let lease = acquired(lock.try_acquire("k").await);
+    let token = lease.token();
+    lease.abandon().await.unwrap();
+    let lease = acquired(lock.try_acquire("k").await);
+    assert_eq!(lease.taken_over_from().map(|prior| prior.token), Some(token));
+    assert!(lease.token() > token && lease.renew().await.is_ok());
+    lease.release(Status::Succeeded).await.unwrap();
+    assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_none());
+    holds_at(site, "assignments at once").await;
 }

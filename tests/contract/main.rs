@@ -212,7 +212,7 @@ where
             without_the_handle_it_is_refused, it_is_the_same_under_both_strategies;
         batched:
             many_keys_take_few_statements, those_who_come_at_the_same_moment_go_together, switched_off_each_takes_its_own, each_is_answered_by_itself,
-            a_token_that_is_ahead_of_the_clock_grows_all_the_same,
+            a_token_that_is_ahead_of_the_clock_grows_all_the_same, of_those_who_want_an_expired_key_one_takes_over,
             of_those_who_want_the_same_key_one_gets_it, each_release_has_its_own_status,
             a_release_of_what_is_lost_is_that_ones_alone, a_row_that_the_server_refuses_to_change_harms_no_other,
             whoever_goes_away_before_the_departure_stays_behind, more_than_fit_in_one_statement_take_a_few;
@@ -289,10 +289,11 @@ where
         tests! { server, trials;
             work: work_that_commits_without_a_word_is_found_out;
             undone: several_are_freed_together_or_as_they_are_told_apart;
+            triggers: what_a_trigger_waits_for_is_waited_for;
         }
     }
     if server.name == "mariadb" {
-        tests! { server, trials; isolation: snapshot_isolation; undone: a_change_meanwhile_at_snapshot_isolation; }
+        tests! { server, trials; isolation: snapshot_isolation, assignments_at_once; undone: a_change_meanwhile_at_snapshot_isolation; }
     }
     if server.name == "postgres" {
         tests! { server, trials;

@@ -1,6 +1,9 @@
 //! The application's own triggers on the table, here one that keeps a journal: whatever else they write, a claim is told what is its own.
 
+use std::time::Duration;
+
 use rowlock::{Lease, ResourceLock, Settled, Status};
+use tokio::{join, time::sleep};
 
 use crate::{
     batched::{assert_statements, bed, counted, released, together, tries},
@@ -84,4 +87,35 @@ pub async fn a_commit_is_known_by_its_confirmation<DB: Bed>(site: Site<DB>) {
         assert_eq!(lock.settle(lease.claim(), receipt).await, Settled::Committed, "{round}");
     }
     lease.release(Status::Succeeded).await.unwrap();
+}
+
+/// A row of the table that is locked is not waited for; what belongs to the application is.
+pub async fn what_a_trigger_waits_for_is_waited_for<DB: Bed>(site: Site<DB>) {
+    for sql in [
+        "CREATE TABLE counter (id int PRIMARY KEY, changes int)",
+        "INSERT INTO counter VALUES (1, 0)",
+        "CREATE TRIGGER counting AFTER UPDATE ON t_resource_lock FOR EACH ROW UPDATE counter SET changes = changes + 1",
+    ] {
+        site.execute(sql).await;
+    }
+    let lock = site.lock();
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    let pool = site.pool_of(1).await;
+    let meanwhile = async || {
+        let mut counting = pool.acquire().await.unwrap();
+        DB::execute_on(&mut counting, DB::BEGIN).await.unwrap();
+        DB::execute_on(&mut counting, "UPDATE counter SET changes = 0").await.unwrap();
+        counting
+    };
+    let end = async |mut counting: sqlx::pool::PoolConnection<DB>| {
+        // Longer than a busy row is asked for again.
+        sleep(Duration::from_millis(300)).await;
+        DB::execute_on(&mut counting, "ROLLBACK").await.unwrap();
+    };
+    let counting = meanwhile().await;
+    let (lease, ()) = join!(lock.try_acquire("k"), end(counting));
+    let lease = acquired(lease);
+    let counting = meanwhile().await;
+    let (released, ()) = join!(lease.release(Status::Succeeded), end(counting));
+    released.unwrap();
 }

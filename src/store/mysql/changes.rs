@@ -58,10 +58,10 @@ pub(super) fn change_statement(named: &Named<'_>, set: &str) -> String {
     format!("UPDATE ({locked}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set}")
 }
 
-/// The same on MariaDB, which changes nothing if one of the rows is locked.
+/// The same on MariaDB, which changes nothing if one of the rows is locked, or what a trigger touches.
 fn change_nowait_statement(named: &Named<'_>, set: &str) -> String {
     let ours = ours(named, "t");
-    format!("{NOWAIT} UPDATE t_resource_lock t SET {set} WHERE {ours}")
+    format!("{NOWAIT} UPDATE t_resource_lock t FORCE INDEX (PRIMARY) SET {set} WHERE {ours}")
 }
 
 /// Changes all of the claims, or none if one of them does not stand.
@@ -90,13 +90,17 @@ pub(super) async fn change(
     nowait: bool,
 ) -> Reply<Vec<Outcome>> {
     let (named, set) = (Named::new(claims), set_of(change));
-    let reply = if nowait {
+    let mut reply = None;
+    if nowait {
         let query = sqlx::query(AssertSqlSafe(change_nowait_statement(&named, set)));
-        let query = bind_claims(bind_change(query, change, terms), &named);
-        unless_locked(query.execute(&mut *conn).await)?.unwrap_or_default()
-    } else {
-        let query = sqlx::query(AssertSqlSafe(change_statement(&named, set)));
-        bind_change(bind_claims(query, &named), change, terms).execute(&mut *conn).await?
+        reply = unless_locked(bind_claims(bind_change(query, change, terms), &named).execute(&mut *conn).await)?;
+    }
+    let reply = match reply {
+        Some(reply) => reply,
+        None => {
+            let query = sqlx::query(AssertSqlSafe(change_statement(&named, set)));
+            bind_change(bind_claims(query, &named), change, terms).execute(&mut *conn).await?
+        }
     };
     if is_all(&reply, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);

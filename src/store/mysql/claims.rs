@@ -68,7 +68,7 @@ static CLAIM_NOWAIT: LazyLock<String> = LazyLock::new(|| {
     let token = token(&same, "c", MICROS, &took_over);
     format!(
         "
-{NOWAIT} UPDATE t_resource_lock c
+{NOWAIT} UPDATE t_resource_lock c FORCE INDEX (PRIMARY)
 SET c.prior_token = CASE WHEN {same} THEN c.prior_token WHEN c.lock_flag = 1 THEN c.token END,
     c.prior_client_ip = CASE WHEN {same} THEN c.prior_client_ip WHEN c.lock_flag = 1 THEN LEFT(c.client_ip, 45) END,
     c.token = {token},
@@ -187,10 +187,13 @@ pub(super) async fn look_and_claim(
 
 pub(super) async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms, nowait: bool) -> Reply<Answer> {
     let (key, holder) = (ask.key.as_str(), *ask.holder.as_uuid());
-    let reply = if nowait {
-        unless_locked(bind_claim_nowait(ask, terms).execute(&mut *conn).await)?.unwrap_or_default()
-    } else {
-        bind_claim(ask, terms).execute(&mut *conn).await?
+    let mut reply = None;
+    if nowait {
+        reply = unless_locked(bind_claim_nowait(ask, terms).execute(&mut *conn).await)?;
+    }
+    let reply = match reply {
+        Some(reply) => reply,
+        None => bind_claim(ask, terms).execute(&mut *conn).await?,
     };
     let (granted, receipt) = (reply.rows_affected() > 0, reply.last_insert_id());
     // A trigger of the application's that writes hides the receipt: the row tells the token, too.

@@ -24,7 +24,8 @@ use crate::{
 pub(super) const MICROS: &str =
     "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))";
 
-/// MariaDB's way to make an UPDATE fail at a locked row (error 1205) and not wait for it; elsewhere a derived table skips locked rows.
+/// MariaDB's way to make an UPDATE fail at a locked row (error 1205) and not wait for it, nor for what the application's triggers
+/// touch: what fails is sent again in the form that serves both servers, where a derived table skips locked rows.
 const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR";
 
 /// What it was answered; `None` if it found a row locked, and changed nothing.
