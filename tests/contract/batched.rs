@@ -278,7 +278,9 @@ pub async fn a_row_that_a_transaction_sits_on_delays_nobody_else<DB: Bed>(site: 
     DB::execute_on(&mut sitting, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut sitting, DB::LOCK_ROW).await.unwrap();
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, ["first", "k", "other"]))).await;
-    assert!(count.is_none_or(|count| count > 6), "the one is asked for again, for a while: {count:?}");
+    // Asked once: alone, and with the others; MySQL looks, and MariaDB first tries in a plain update.
+    let once = if site.server.name == "postgres" { 3 } else { 4 };
+    assert!(count.is_none_or(|count| count > once), "the one is asked for again, for a while: {count:?}");
     DB::execute_on(&mut sitting, "ROLLBACK").await.unwrap();
     let [first, busy, other] = <[_; 3]>::try_from(answers).unwrap_or_else(|_| panic!("three answers"));
     drop((acquired(first), acquired(other)));
