@@ -8,7 +8,6 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use sqlx::Pool;
 use tokio::{
     runtime::Handle,
     sync::oneshot,
@@ -25,6 +24,7 @@ use crate::{
     store::{
         Database, Reply,
         borrowed::{Borrowed, Failure},
+        connections::Connections,
     },
 };
 
@@ -63,7 +63,7 @@ pub(crate) struct Limits {
 /// Sends the requests of one lock object.
 pub(crate) struct Batch<DB: Database, E: Errand<DB>> {
     errand: E,
-    pub pool: Pool<DB>,
+    pub pool: Connections<DB>,
     background: Background,
     on: bool,
     pub state: Mutex<State<DB, E>>,
@@ -79,7 +79,7 @@ enum Way<'a, DB: Database, E: Errand<DB>> {
 
 impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
     /// Switched off, it sends each request by itself.
-    pub fn new(errand: E, pool: Pool<DB>, background: Background, on: bool) -> Arc<Self> {
+    pub fn new(errand: E, pool: Connections<DB>, background: Background, on: bool) -> Arc<Self> {
         Arc::new(Self { errand, pool, background, on, state: Mutex::new(State::new()) })
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{Connection as _, Pool};
+use sqlx::Connection as _;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
     store::{
         Confirmed, Database,
         borrowed::{Borrowed, Failure},
+        connections::Connections,
     },
 };
 
@@ -49,7 +50,7 @@ pub(crate) async fn confirm<DB: Database>(
 
 /// Reads from the count whether a transaction was committed: nobody else counts under this claim.
 pub(crate) async fn settle<DB: Database>(
-    pool: &Pool<DB>,
+    pool: &Connections<DB>,
     claim: &Claim,
     receipt: Receipt,
     time_limit: Duration,
@@ -66,7 +67,7 @@ pub(crate) async fn settle<DB: Database>(
     }
 }
 
-async fn confirms<DB: Database>(pool: &Pool<DB>, claim: &Claim, limit: Instant) -> Result<Option<i64>, Failure> {
+async fn confirms<DB: Database>(pool: &Connections<DB>, claim: &Claim, limit: Instant) -> Result<Option<i64>, Failure> {
     let mut conn = Borrowed::checkout(pool, limit).await?;
     let reply = timeout_at(limit, DB::confirms(conn.get(), claim)).await;
     conn.settle(reply)

@@ -15,7 +15,6 @@ use std::{
 };
 
 use chrono::TimeDelta;
-use sqlx::Pool;
 use tokio::{
     runtime::Handle,
     sync::{Notify, OnceCell, oneshot},
@@ -35,6 +34,7 @@ use crate::{
     store::{
         Change, Database, Outcome,
         borrowed::{Borrowed, Failure},
+        connections::Connections,
         lost_among, skipped, skipped_among,
     },
     telemetry,
@@ -76,7 +76,7 @@ struct State {
 
 /// Keeps one lock's leases.
 pub(crate) struct Keeper<DB: Database> {
-    pool: Pool<DB>,
+    pool: Connections<DB>,
     terms: Arc<Terms>,
     lease: Duration,
     pub releases: Arc<Batch<DB, Releases>>,
@@ -95,10 +95,9 @@ impl<DB: Database> Keeper<DB> {
         bells: Arc<Bells>,
         background: Background,
     ) -> Arc<Self> {
-        let Settings { renewals: pool, terms, batching, .. } = settings;
-        let (pool, terms) = (pool.clone(), terms.clone());
-        let releases =
-            Batch::new(Releases { terms: terms.clone(), table }, pool.clone(), background.clone(), *batching);
+        let Settings { pool: requests, renewals: pool, terms, batching, .. } = settings;
+        let (requests, pool, terms) = (requests.clone(), pool.clone(), terms.clone());
+        let releases = Batch::new(Releases { terms: terms.clone(), table }, requests, background.clone(), *batching);
         let now = Instant::now();
         let state = State { running: false, wakes_at: now, leases: HashMap::new(), endings: Vec::new(), end_at: now };
         Arc::new(Self {

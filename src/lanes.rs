@@ -188,7 +188,7 @@ pub(crate) struct Lane<DB: Database, E: Errand<DB>> {
 impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
     /// The answer to others is long in coming, and nobody is about to take this one along.
     fn open_lane(self: &Arc<Self>, number: u64, runtime: &Handle) {
-        let most = self.pool.options().get_max_connections() as usize;
+        let most = self.pool.most() as usize;
         let mut state = lock(&self.state);
         let stuck = state.boarding == 0 || (state.boarding_since.elapsed() >= PATIENCE && state.lanes < most);
         if !stuck || !state.waiting.contains_key(&number) {

@@ -3,7 +3,11 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use sqlx::Pool;
-use tokio::{runtime::Handle, sync::OnceCell, time::Instant};
+use tokio::{
+    runtime::Handle,
+    sync::{Mutex, OnceCell},
+    time::{Instant, timeout_at},
+};
 
 use crate::{
     batch::Batch,
@@ -24,17 +28,25 @@ use crate::{
     wait::{Waiting, wait_for},
 };
 
+/// How long a caller waits for another's look at the table.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How long taking leave of the server may take.
+const GOODBYE: Duration = Duration::from_secs(1);
+
 /// The most keys of a set: elsewhere than on PostgreSQL each takes a statement of its own.
 const MOST_KEYS: usize = 100;
 
 /// A lock on named resources, kept in the table `t_resource_lock`.
 ///
-/// Cheap to clone; the clones share one background task that renews their leases. It keeps no
-/// connection: each operation borrows one from the pool for one statement, or for a few of those that travel together.
+/// Cheap to clone; the clones share one background task that renews their leases. Statements go over
+/// a few connections that all locks of the same application pool share; see
+/// [`share_pool`](Self::share_pool).
 pub struct LeaseLock<DB: Database> {
     settings: Settings<DB>,
     keeper: Arc<Keeper<DB>>,
     table: Arc<OnceCell<Table>>,
+    looking: Arc<Mutex<()>>,
     claims: Arc<Batch<DB, Claims<DB>>>,
     waiting: Arc<Waiting<DB>>,
 }
@@ -45,6 +57,7 @@ impl<DB: Database> Clone for LeaseLock<DB> {
             settings: self.settings.clone(),
             keeper: self.keeper.clone(),
             table: self.table.clone(),
+            looking: self.looking.clone(),
             claims: self.claims.clone(),
             waiting: self.waiting.clone(),
         }
@@ -70,7 +83,7 @@ impl<DB: Database> LeaseLock<DB> {
         let (terms, time_limit) = (settings.terms.clone(), settings.time_limit);
         let claims = Claims { keeper: keeper.clone(), terms, time_limit, table: table.clone() };
         let claims = Batch::new(claims, settings.pool.clone(), background, settings.batching);
-        Self { settings, keeper, table, claims, waiting: Arc::new(waiting) }
+        Self { settings, keeper, table, looking: Arc::default(), claims, waiting: Arc::new(waiting) }
     }
 
     pub(crate) fn rebuild(self, change: impl FnOnce(Settings<DB>) -> Settings<DB>) -> Self {
@@ -93,7 +106,17 @@ impl<DB: Database> LeaseLock<DB> {
     /// The table's shape, looked at by the first call alone.
     pub(crate) async fn table(&self, limit: Instant) -> Result<&Table, Error> {
         let Settings { pool, time_limit, .. } = &self.settings;
-        self.table.get_or_try_init(|| Table::read(pool, limit, *time_limit)).await
+        if let Some(table) = self.table.get() {
+            return Ok(table);
+        }
+        // One caller looks for all, but none waits long for another, whose future may not be polled.
+        let looking = timeout_at(limit.min(Instant::now() + LOOK), self.looking.lock()).await;
+        if let Some(table) = self.table.get() {
+            return Ok(table);
+        }
+        let table = Table::read(pool, limit, *time_limit).await?;
+        drop(looking);
+        Ok(self.table.get_or_init(async || table).await)
     }
 
     /// Asks for a key once, and never waits for another holder.
@@ -212,6 +235,9 @@ impl<DB: Database> LeaseLock<DB> {
     pub async fn shutdown(&self) {
         self.waiting.line.go_on();
         self.keeper.settled().await;
+        let limit = Instant::now() + GOODBYE;
+        self.settings.pool.close_idle(limit).await;
+        self.settings.renewals.close_idle(limit).await;
     }
 }
 
@@ -255,6 +281,6 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     }
 
     fn pool(&self) -> &Pool<DB> {
-        &self.settings.pool
+        self.settings.pool.application()
     }
 }

@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use sqlx::Pool;
 use tokio::{
     runtime::Handle,
     sync::Notify,
@@ -28,6 +27,7 @@ use crate::{
     store::{
         Database, Reply,
         borrowed::{Borrowed, Failure},
+        connections::Connections,
         wait::ALIVE_SECONDS,
     },
 };
@@ -43,9 +43,9 @@ type Places = HashMap<i64, Arc<[Key]>>;
 
 /// The places of one lock object.
 pub(crate) struct Line<DB: Database> {
-    pool: Pool<DB>,
+    pool: Connections<DB>,
     /// Where the signs of life have their connection.
-    renewals: Pool<DB>,
+    renewals: Connections<DB>,
     state: Mutex<State>,
     work: Notify,
     background: Background,
@@ -319,7 +319,7 @@ impl<DB: Database> Line<DB> {
 
     async fn send<T>(
         &self,
-        pool: &Pool<DB>,
+        pool: &Connections<DB>,
         limit: Instant,
         statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>,
     ) -> Result<T, Failure> {

@@ -11,6 +11,7 @@ use crate::{
     store::{
         Database,
         borrowed::{Borrowed, Failure},
+        connections::{Connections, Purpose},
         tables::{KeyLimit, Schema},
     },
 };
@@ -33,9 +34,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Dropped, it leaves the table as it was, or complete, or (MySQL, MariaDB) created but not complete; call it again.
 pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
     let limit = Instant::now() + LIMIT;
+    let connections = Connections::new(pool.clone(), Purpose::Requests);
     let (mut tries, mut installed) = (0, false);
     loop {
-        let schema = schema(pool, limit, LIMIT).await?;
+        let schema = schema(&connections, limit, LIMIT).await?;
         let missing = schema.missing();
         if missing.is_empty() {
             return Ok(());
@@ -48,7 +50,7 @@ pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
                 format!("it lacks {}, which rowlock does not add to a table of another program", missing.join(", "));
             return Err(Error::Unsuitable { wrong });
         }
-        let mut conn = Borrowed::checkout(pool, limit).await.map_err(|failure| failed(failure, LIMIT))?;
+        let mut conn = Borrowed::checkout(&connections, limit).await.map_err(|failure| failed(failure, LIMIT))?;
         let reply = timeout_at(limit, DB::install(conn.get())).await;
         tries += 1;
         match conn.settle(reply) {
@@ -61,11 +63,15 @@ pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
     }
 }
 
-async fn schema<DB: Database>(pool: &Pool<DB>, limit: Instant, time_limit: Duration) -> Result<Schema, Error> {
+async fn schema<DB: Database>(
+    connections: &Connections<DB>,
+    limit: Instant,
+    time_limit: Duration,
+) -> Result<Schema, Error> {
     let failed = |failure: Failure| {
         failure.into_error(Action::Inspect, "the table t_resource_lock".into(), time_limit, Certainty::NothingChanged)
     };
-    let mut conn = Borrowed::checkout(pool, limit).await.map_err(failed)?;
+    let mut conn = Borrowed::checkout(connections, limit).await.map_err(failed)?;
     let reply = timeout_at(limit, DB::schema(conn.get())).await;
     conn.settle(reply).map_err(failed)
 }
@@ -86,8 +92,12 @@ pub(crate) struct Table {
 
 impl Table {
     /// Reads the table's shape, and refuses one that a lock cannot stand on.
-    pub async fn read<DB: Database>(pool: &Pool<DB>, limit: Instant, time_limit: Duration) -> Result<Self, Error> {
-        let schema = schema(pool, limit, time_limit).await?;
+    pub async fn read<DB: Database>(
+        connections: &Connections<DB>,
+        limit: Instant,
+        time_limit: Duration,
+    ) -> Result<Self, Error> {
+        let schema = schema(connections, limit, time_limit).await?;
         if schema.columns.is_empty() {
             return Err(Error::TableMissing);
         }

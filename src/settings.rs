@@ -10,14 +10,19 @@ use crate::{
     lease_lock::LeaseLock,
     retry::Retry,
     rules::{Rules, Terms},
-    store::Database,
+    store::{
+        Database,
+        connections::{Connections, Purpose},
+    },
 };
 
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 pub(crate) struct Settings<DB: Database> {
-    pub pool: Pool<DB>,
-    pub renewals: Pool<DB>,
+    /// Where claims, releases and reads have their connections.
+    pub pool: Connections<DB>,
+    /// Where renewals and abandonments have theirs.
+    pub renewals: Connections<DB>,
     pub terms: Arc<Terms>,
     pub time_limit: Duration,
     pub retry: Retry,
@@ -41,6 +46,8 @@ impl<DB: Database> Clone for Settings<DB> {
 
 impl<DB: Database> Settings<DB> {
     pub fn new(pool: Pool<DB>) -> Self {
+        let renewals = Connections::new(pool.clone(), Purpose::Renewals);
+        let pool = Connections::new(pool, Purpose::Requests);
         let terms = Terms {
             rules: Rules::default(),
             once_per: TimeDelta::zero(),
@@ -50,8 +57,8 @@ impl<DB: Database> Settings<DB> {
             label: default_label(),
         };
         Self {
-            renewals: pool.clone(),
             pool,
+            renewals,
             terms: Arc::new(terms),
             time_limit: Duration::from_secs(5),
             retry: Retry::default(),
@@ -160,10 +167,19 @@ impl<DB: Database> LeaseLock<DB> {
         self.rebuild(|settings| settings.with_terms(|terms| terms.article_clients = Some(ahead)))
     }
 
-    /// Renews, releases and abandons leases on a pool of their own, for applications whose pool may be empty
-    /// for longer than a third of the lease.
-    pub fn renewal_pool(self, pool: Pool<DB>) -> Self {
-        self.rebuild(|settings| Settings { renewals: pool, ..settings })
+    /// Sends everything over the application's pool, for servers that allow few connections.
+    ///
+    /// Unless set, a lock opens connections of its own with the options and hooks of the
+    /// application's pool: up to eight for requests and two for renewals, which all locks of that
+    /// pool share, opened when they are needed. Nothing that the application does to its connections
+    /// reaches those. On a shared pool each statement takes a round trip more, which undoes or finds
+    /// a transaction that was left open there; settings of the session (`SET search_path`) apply to
+    /// the lock, and a pool that is used up for longer than the lease loses it. SQLite always shares.
+    pub fn share_pool(self) -> Self {
+        self.rebuild(|settings| {
+            let shared = Connections::shared(settings.pool.application().clone());
+            Settings { pool: shared.clone(), renewals: shared, ..settings }
+        })
     }
 }
 

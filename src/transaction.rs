@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Pool, SqlSafeStr as _};
+use sqlx::Pool;
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::{Instant, timeout_at};
 
@@ -237,14 +237,29 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
 
     async fn begin<E>(&self) -> Result<Borrowed<DB>, Stop<E>> {
         let begin = async || {
-            let mut conn = Borrowed::checkout(self.pool, self.until).await?;
-            let statement = DB::OPEN.into_sql_str();
-            let reply = timeout_at(self.until, DB::TransactionManager::begin(conn.get(), Some(statement))).await;
-            conn.proceed(reply)
+            let mut conn = Borrowed::unchecked(self.pool, self.until).await?;
+            // Unless it has begun, the connection is closed: what it is in is not known.
+            match timeout_at(self.until, DB::open(conn.get())).await {
+                Ok(Ok(alone)) => Ok(alone.then_some(conn)),
+                Ok(Err(error)) => {
+                    let failure = Failure::Failed(error);
+                    if failure.fault() == Fault::Contention {
+                        conn.give_back();
+                    }
+                    Err(failure)
+                }
+                Err(_) => Err(Failure::NoReply),
+            }
         };
         loop {
             match begin().await {
-                Ok((conn, ())) => return Ok(conn),
+                Ok(Some(conn)) => return Ok(conn),
+                // It was inside a transaction; the next one may not be.
+                Ok(None) if Instant::now() < self.until => {}
+                Ok(None) => {
+                    let failure = Failure::NoConnection(sqlx::Error::PoolTimedOut);
+                    return Err(self.failed(Action::Begin, failure));
+                }
                 // The pool may hold connections that went away.
                 Err(failure) if failure.is_outage() && Instant::now() < self.until => outage_pause().await,
                 Err(failure) => return Err(self.failed(Action::Begin, failure)),

@@ -21,13 +21,14 @@ use crate::{
     store::{
         Database, Reply,
         borrowed::{Borrowed, Failure},
+        connections::{Connections, Purpose},
         versions::{Names, Seen, Statements},
     },
 };
 
 /// A table of the application's whose rows have versions; what is known of it is looked up once.
 pub(crate) struct Rows<DB: Database> {
-    pub pool: Pool<DB>,
+    pub pool: Connections<DB>,
     pub names: Arc<Names>,
     pub retry: Retry,
     pub time_limit: Duration,
@@ -58,7 +59,13 @@ impl<DB: Database> Rows<DB> {
             return Err(taken(key));
         }
         let time_limit = Duration::from_secs(5);
+        let pool = Connections::new(pool, Purpose::Values);
         Ok(Self { pool, names: Arc::new(names), retry: Retry::default(), time_limit, statements: Arc::default() })
+    }
+
+    pub fn share_pool(mut self) -> Self {
+        self.pool = Connections::shared(self.pool.application().clone());
+        self
     }
 
     pub fn limit(&self) -> Instant {
@@ -216,6 +223,13 @@ impl<DB: Database> VersionLock<DB> {
         Ok(self)
     }
 
+    /// Reads versions over the application's pool, as
+    /// [`LeaseLock::share_pool`](crate::LeaseLock::share_pool) does.
+    pub fn share_pool(mut self) -> Self {
+        self.rows = self.rows.share_pool();
+        self
+    }
+
     async fn read(&self, key: &Key, limit: Instant) -> Result<Option<i64>, Failed> {
         let statements = self.rows.prepared(limit).await?;
         let value = statements.key(key)?;
@@ -301,6 +315,6 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
     }
 
     fn pool(&self) -> &Pool<DB> {
-        &self.rows.pool
+        self.rows.pool.application()
     }
 }

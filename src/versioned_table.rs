@@ -127,6 +127,15 @@ impl<DB: Database> VersionedTable<DB, i64> {
 }
 
 impl<DB: Database, V> VersionedTable<DB, V> {
+    /// Reads and writes over the application's pool, as
+    /// [`LeaseLock::share_pool`](crate::LeaseLock::share_pool) does.
+    ///
+    /// Unless set, up to eight connections of its own are used, which all tables of that pool share.
+    pub fn share_pool(mut self) -> Self {
+        self.rows = self.rows.share_pool();
+        self
+    }
+
     /// How long an update tries again: 100 attempts within 10 s unless set.
     ///
     /// # Errors

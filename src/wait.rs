@@ -57,7 +57,7 @@ pub(crate) struct Waiting<DB: Database> {
 impl<DB: Database> Waiting<DB> {
     pub fn new(settings: &Settings<DB>, background: Background) -> Self {
         let bells = Arc::<Bells>::default();
-        let listener = Listener::new(settings.pool.clone(), bells.clone());
+        let listener = Listener::new(settings.pool.application().clone(), bells.clone());
         Self { turns: Arc::default(), line: Line::new(settings, background), listener, bells }
     }
 }

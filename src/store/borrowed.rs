@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, error::Elapsed, timeout_at},
 };
 
-use super::Reply;
+use super::{Reply, Store, connections::Connections};
 use crate::{
     error::{Action, Certainty, Error},
     fault::{Fault, fault},
@@ -38,8 +38,8 @@ pub struct Borrowed<DB: Database> {
 const LOAN: Duration = Duration::from_secs(1);
 
 impl<DB: Database> Borrowed<DB> {
-    /// Waits for a connection, up to the limit.
-    pub async fn checkout(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
+    /// Waits for a connection of a pool, up to the limit. It is as the pool gives it.
+    pub async fn unchecked(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
         match timeout_at(limit, pool.acquire()).await {
             Ok(Ok(conn)) => Ok(Self { conn: Some(conn), since: Instant::now() }),
             Ok(Err(error)) => Err(Failure::NoConnection(error)),
@@ -75,16 +75,6 @@ impl<DB: Database> Borrowed<DB> {
         }
     }
 
-    /// Keeps a connection that is idle for a next statement, for a while, if others find one in the pool meanwhile.
-    pub fn keep(self, pool: &Pool<DB>) -> Option<Kept<DB>> {
-        let spare = pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections();
-        if spare && !pool.is_closed() && self.since.elapsed() < LOAN {
-            return Some(Kept(Some(self)));
-        }
-        self.give_back();
-        None
-    }
-
     /// Ends the loan of a connection that is idle.
     pub fn give_back(mut self) {
         drop(self.conn.take());
@@ -95,6 +85,40 @@ impl<DB: Database> Borrowed<DB> {
         let (loan, value) = self.proceed(reply)?;
         loan.give_back();
         Ok(value)
+    }
+}
+
+impl<DB: Store> Borrowed<DB> {
+    /// Waits for a connection on which a statement commits by itself, up to the limit.
+    pub async fn checkout(connections: &Connections<DB>, limit: Instant) -> Result<Self, Failure> {
+        loop {
+            let mut conn = Self::unchecked(connections.pool()?, limit).await?;
+            if !connections.is_shared() {
+                return Ok(conn);
+            }
+            match timeout_at(limit, DB::leave_transaction(conn.get())).await {
+                Ok(Ok(true)) => return Ok(conn),
+                // The pool may hold connections that went away, and a transaction may have failed.
+                Ok(Ok(false) | Err(sqlx::Error::Io(_) | sqlx::Error::Database(_) | sqlx::Error::WorkerCrashed)) => {
+                    tracing::debug!("closed a connection of the pool that was in a transaction, or had gone away");
+                    drop(conn);
+                }
+                Ok(Err(error)) => {
+                    conn.give_back();
+                    return Err(Failure::Failed(error));
+                }
+                Err(_) => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
+            }
+        }
+    }
+
+    /// Keeps a connection that is idle for a next statement, for a while, if others find one in the pool meanwhile.
+    pub fn keep(self, connections: &Connections<DB>) -> Option<Kept<DB>> {
+        if connections.has_spare() && self.since.elapsed() < LOAN {
+            return Some(Kept(Some(self)));
+        }
+        self.give_back();
+        None
     }
 }
 

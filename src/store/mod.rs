@@ -5,6 +5,7 @@
 //! another transaction has locked.
 
 pub mod borrowed;
+pub mod connections;
 #[cfg(feature = "mysql")]
 mod mysql;
 pub mod operate;
@@ -174,8 +175,16 @@ pub fn unconfirmed(claim: &Claim, seen: Option<Sighting>) -> Confirmed {
     note = "enable rowlock's feature for it: `sqlite` (the default), `postgres` or `mysql` (MariaDB too)"
 )]
 pub trait Store: sqlx::Database {
-    /// Begins a transaction that writes, with a savepoint by which [`intact`](Self::intact) knows it again.
-    const OPEN: &'static str;
+    /// Whether locks open connections of their own beside the application's pool.
+    const OWN_CONNECTIONS: bool;
+
+    /// Makes sure that the next statement commits by itself, on a connection that was used by others.
+    /// `false`: it is inside a transaction, and has to be closed.
+    fn leave_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Begins a transaction that writes, with a savepoint by which [`intact`](Self::intact) knows it
+    /// again. `false`: the connection is inside a transaction of others, and has to be closed.
+    fn open(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Creates a row: free, `S`, begun at the epoch, so that every rule set may take it. An existing row is left as it is.
     /// It may wait for another's uncommitted insert, for `patience` at most where the server can be told so.
@@ -199,7 +208,7 @@ pub trait Store: sqlx::Database {
     /// In the caller's transaction: counts a confirmation on the claim's row, which stays locked to the transaction's end.
     fn confirm(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Confirmed>> + Send;
 
-    /// Fails unless the transaction that [`OPEN`](Self::OPEN) began is still open and sound.
+    /// Fails unless the transaction that [`open`](Self::open) began is still open and sound.
     fn intact(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 
     /// How many transactions have confirmed the claim, once whoever is at its row has gone; `None` if the claim does not stand.

@@ -4,9 +4,10 @@ use std::{sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{
-    PgConnection, Postgres, Row as _,
-    postgres::{PgArguments, PgRow},
+    PgConnection, Postgres, Row as _, SqlSafeStr as _,
+    postgres::{PgArguments, PgRow, PgTransactionManager},
 };
+use sqlx_core::transaction::TransactionManager as _;
 use uuid::Uuid;
 
 use super::{
@@ -210,10 +211,29 @@ WHERE t.key_resource = $1 AND {OURS} FOR UPDATE OF t"
     )
 });
 
+/// Sent as one text, a statement has the time at which the text arrived, and a transaction that of the
+/// text that began it: they differ exactly if the transaction was begun before.
+const ALONE: &str = "SELECT now() = statement_timestamp()";
+/// Fails where BEGIN found a transaction that was open already.
+const OPEN: &str = "BEGIN; SAVEPOINT rowlock; SELECT 1 / (now() = statement_timestamp())::int";
+const DIVISION_BY_ZERO: &str = "22012";
+
 type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
 impl Store for Postgres {
-    const OPEN: &'static str = "BEGIN; SAVEPOINT rowlock";
+    const OWN_CONNECTIONS: bool = true;
+
+    async fn leave_transaction(conn: &mut PgConnection) -> Reply<bool> {
+        sqlx::raw_sql(ALONE).fetch_one(conn).await?.try_get(0)
+    }
+
+    async fn open(conn: &mut PgConnection) -> Reply<bool> {
+        match PgTransactionManager::begin(conn, Some(OPEN.into_sql_str())).await {
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(DIVISION_BY_ZERO) => Ok(false),
+            Err(sqlx::Error::InvalidSavePointStatement) => Ok(false),
+            begun => begun.map(|()| true),
+        }
+    }
 
     async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, patience: Duration) -> Reply<()> {
         let keys: Vec<&str> = keys.iter().map(Key::as_str).collect();

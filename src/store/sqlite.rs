@@ -10,9 +10,10 @@ use std::{collections::HashSet, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{
-    AssertSqlSafe, Row as _, Sqlite, SqliteConnection,
-    sqlite::{SqliteArguments, SqliteRow},
+    AssertSqlSafe, Connection as _, Row as _, SqlSafeStr as _, Sqlite, SqliteConnection,
+    sqlite::{SqliteArguments, SqliteRow, SqliteTransactionManager},
 };
+use sqlx_core::transaction::TransactionManager as _;
 use uuid::Uuid;
 
 use super::{
@@ -156,7 +157,25 @@ macro_rules! confirms {
 type Query<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
 
 impl Store for Sqlite {
-    const OPEN: &'static str = "BEGIN IMMEDIATE; SAVEPOINT rowlock";
+    /// A database in memory has one connection, and a file one that writes.
+    const OWN_CONNECTIONS: bool = false;
+
+    async fn leave_transaction(conn: &mut SqliteConnection) -> Reply<bool> {
+        while conn.is_in_transaction() {
+            SqliteTransactionManager::rollback(conn).await?;
+        }
+        // One that was begun as text, the driver does not know of. Without one it is an error.
+        match sqlx::raw_sql("ROLLBACK").execute(conn).await {
+            Ok(_) | Err(sqlx::Error::Database(_)) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn open(conn: &mut SqliteConnection) -> Reply<bool> {
+        Self::leave_transaction(conn).await?;
+        let begin = "BEGIN IMMEDIATE; SAVEPOINT rowlock".into_sql_str();
+        SqliteTransactionManager::begin(conn, Some(begin)).await.map(|()| true)
+    }
 
     /// The connection's own busy timeout ends a wait.
     async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32, _: Duration) -> Reply<()> {

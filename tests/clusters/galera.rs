@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use rowlock::{Error, Reason, Status};
+use rowlock::{Error, LeaseLock, Reason, Status};
 use sqlx::{AssertSqlSafe, mysql::MySqlPoolOptions};
 use tokio::time::sleep;
 
@@ -24,7 +24,7 @@ pub async fn nobody_holds_a_key_twice_while_nodes_go_and_come_back(folder: PathB
     let mut workers = Vec::new();
     for place in 0..8 {
         let (who, lock) = match place % 4 {
-            0 => ("balanced".to_owned(), rowlock::LeaseLock::new(pool(&relay.url(&cluster.urls[0])))),
+            0 => ("balanced".to_owned(), LeaseLock::new(pool(&relay.url(&cluster.urls[0])))),
             node => (format!("node {node}"), cluster.lock(node)),
         };
         let lock = lock.lease(LEASE).unwrap();
@@ -89,10 +89,12 @@ async fn released_behind(cluster: &Cluster, key: &str, sync_wait: u32) -> Result
         let setting = AssertSqlSafe(format!("SET SESSION wsrep_sync_wait = {sync_wait}"));
         Box::pin(async move { sqlx::raw_sql(setting).execute(conn).await.map(drop) })
     });
-    let there = there.connect(&cluster.urls[1]).await.unwrap();
-    let lock = cluster.lock(1).renewal_pool(there);
+    let pool = there.connect(&cluster.urls[0]).await.unwrap();
+    let lock = LeaseLock::new(pool.clone()).share_pool();
     let behind = cluster.behind(2).await;
     let lease = lock.try_acquire(key).await.unwrap().acquired().unwrap();
+    pool.set_connect_options(cluster.urls[1].parse().unwrap());
+    pool.acquire().await.unwrap().close().await.unwrap();
     let release = tokio::spawn(lease.release(Status::Succeeded));
     sleep(Duration::from_secs(1)).await;
     assert_eq!(release.is_finished(), sync_wait == 0);

@@ -158,7 +158,7 @@ pub async fn a_try_does_not_wait_for_a_locked_row<DB: Bed>(site: Site<DB>) {
 
 pub async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
-    let lock = rowlock::LeaseLock::new(pool.clone()).time_limit(Duration::from_millis(200)).unwrap();
+    let lock = rowlock::LeaseLock::new(pool.clone()).share_pool().time_limit(Duration::from_millis(200)).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let only = pool.acquire().await.unwrap();
     let started = Instant::now();
@@ -176,7 +176,7 @@ pub async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: Bed>(site: Sit
 /// The pool gives its connection so late that the lease would be over: the try goes on, and gives one that stands.
 pub async fn a_lease_that_comes_too_late_is_not_given<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
-    let lock = rowlock::LeaseLock::new(pool.clone()).lease(Duration::from_millis(500)).unwrap();
+    let lock = rowlock::LeaseLock::new(pool.clone()).share_pool().lease(Duration::from_millis(500)).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let only = pool.acquire().await.unwrap();
     let attempt = tokio::spawn({

@@ -77,7 +77,7 @@ pub async fn bed<DB: Bed>(site: &Site<DB>, keys: &[String]) -> (Pool<DB>, LeaseL
     }
     let pool = site.pool_of(1).await;
     DB::statements(&pool).await;
-    let lock = LeaseLock::new(pool.clone()).time_limit(PATIENCE).unwrap();
+    let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
     acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
     (pool, lock)
 }
@@ -387,7 +387,7 @@ pub async fn a_reply_that_is_lost_is_lost_for_nobody<DB: Bed>(site: Site<DB>) {
 pub async fn an_answer_that_is_long_in_coming_holds_nobody_up<DB: Bed>(site: Site<DB>) {
     let line = line(&site).await;
     let pool = line.proxy.pool::<DB>(2);
-    let lock = LeaseLock::new(pool.clone()).time_limit(PATIENCE).unwrap();
+    let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
     acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
     eventually("its connections are idle", || async { pool.num_idle() as u32 == pool.size() }).await;
     let stuck = lock.try_acquire("first");

@@ -68,7 +68,8 @@ pub trait Bed:
         sql: &str,
     ) -> impl Future<Output = Result<Option<String>, sqlx::Error>> + Send;
     async fn text(pool: &Pool<Self>, sql: &str) -> Option<String>;
-    /// How many statements the pool's only connection has sent so far, where the database counts them.
+    /// How many statements the pool's only connection has sent so far, where the database counts them:
+    /// those that check a connection of a shared pool left out.
     async fn statements(pool: &Pool<Self>) -> Option<i64>;
     /// A transaction that sits on the row (on SQLite: on the database).
     const LOCK_ROW: &'static str;
@@ -356,7 +357,8 @@ impl Bed for sqlx::Postgres {
         Self::number(
             pool,
             "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
-             WHERE d.datname = current_database() AND query NOT LIKE '%pg_stat_statements%'",
+             WHERE d.datname = current_database() AND query NOT LIKE '%pg_stat_statements%'
+             AND query NOT LIKE '%statement_timestamp()%'",
         )
         .await
     }
@@ -397,7 +399,13 @@ impl Bed for sqlx::MySql {
     }
     async fn statements(pool: &Pool<Self>) -> Option<i64> {
         use sqlx::Row as _;
-        let row = sqlx::raw_sql("SHOW SESSION STATUS LIKE 'Questions'").fetch_one(pool).await.unwrap();
-        Some(row.get::<String, _>(1).parse().unwrap())
+        // The check of a shared connection is a ROLLBACK and a look, sent together.
+        let mut count = 0;
+        let status = "SHOW SESSION STATUS WHERE Variable_name IN ('Questions', 'Com_rollback')";
+        for row in sqlx::raw_sql(status).fetch_all(pool).await.unwrap() {
+            let value: i64 = row.get::<String, _>(1).parse().unwrap();
+            count += if row.get::<String, _>(0) == "Questions" { value } else { -2 * value };
+        }
+        Some(count)
     }
 }

@@ -45,7 +45,7 @@ impl<'a, DB: Bed> Stage<'a, DB> {
                 (Some(proxy), pool)
             }
         };
-        let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap().label("dropped").unwrap();
+        let lock = LeaseLock::new(pool.clone()).share_pool().lease(LEASE).unwrap().label("dropped").unwrap();
         Self { site, proxy, pool, lock, key: format!("{stop:?}") }
     }
 

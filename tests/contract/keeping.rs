@@ -173,7 +173,7 @@ pub async fn a_pool_of_one_is_enough<DB: Bed>(site: Site<DB>) {
 pub async fn a_thousand_leases_are_renewed_in_few_statements<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     // The lease is long enough for a slow machine to take a thousand keys; the renewals come by hand of the clock.
-    let lock = LeaseLock::new(site.pool.clone()).lease(Duration::from_secs(24)).unwrap().renewal_pool(pool.clone());
+    let lock = LeaseLock::new(pool.clone()).lease(Duration::from_secs(24)).unwrap().share_pool();
     let mut leases = Vec::new();
     for number in 0..1000 {
         leases.push(acquired(lock.try_acquire(&format!("key {number}")).await));
@@ -186,23 +186,12 @@ pub async fn a_thousand_leases_are_renewed_in_few_statements<DB: Bed>(site: Site
     if let (Some(before), Some(after)) = (before, DB::statements(&pool).await) {
         assert!(after - before - DB::COUNTING <= 10, "{} statements for 1000 renewals", after - before);
     }
-    assert!(pool.size() <= 1);
     drop(leases);
     timeout(PATIENCE, lock.shutdown()).await.unwrap();
     assert_eq!(
         site.number(&format!("SELECT COUNT(*) FROM t_resource_lock WHERE expires_at <= {}", DB::ago(0))).await,
         Some(1000)
     );
-}
-
-pub async fn a_renewal_pool_of_its_own_keeps_leases_while_the_main_pool_is_empty<DB: Bed>(site: Site<DB>) {
-    let main = site.pool_of(1).await;
-    let lock = LeaseLock::new(main.clone()).lease(SHORT).unwrap().renewal_pool(site.pool_of(1).await);
-    let lease = acquired(lock.try_acquire("k").await);
-    let only = main.acquire().await.unwrap();
-    sleep(3 * SHORT).await;
-    assert!(lease.is_held());
-    drop(only);
 }
 
 pub async fn run_releases_by_the_works_result<DB: Bed>(site: Site<DB>) {

@@ -132,7 +132,7 @@ pub async fn a_runtime_that_stands_still_takes_nobody_along<DB: Bed>(site: Site<
     let keys = ["first", "k"].map(String::from);
     free_rows(&site, &keys).await;
     let pool = proxy.pool::<DB>(2);
-    let lock = LeaseLock::new(pool.clone()).time_limit(PATIENCE).unwrap();
+    let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
     drop((pool.acquire().await.unwrap(), pool.acquire().await.unwrap()));
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     eventually("both are idle", || async { pool.num_idle() == 2 }).await;

@@ -26,7 +26,7 @@ impl<DB: Bed> Line<DB> {
     pub async fn new(site: &Site<DB>, lease: Duration, limit: Duration) -> Self {
         let proxy = site.proxy().await;
         let pool = proxy.pool(1);
-        let lock = LeaseLock::new(pool.clone()).lease(lease).unwrap().label("line").unwrap();
+        let lock = LeaseLock::new(pool.clone()).share_pool().lease(lease).unwrap().label("line").unwrap();
         // A slow machine takes its time to connect; the claims' statements are the same whatever the limit.
         let warm = lock.clone().time_limit(PATIENCE).unwrap();
         let lease = acquired(warm.try_acquire("warm").await);

@@ -144,7 +144,6 @@ where
             a_renewal_that_finds_the_row_locked_is_unknown_not_lost, a_renewal_that_fails_is_unknown_and_tried_again, a_trampled_claim_is_lost, releasing_a_lost_lease_changes_nothing,
             a_release_waits_for_a_transaction_at_the_row, releasing_twice_over_a_lost_reply_is_done,
             dropping_a_lease_abandons_it, a_pool_of_one_is_enough, a_thousand_leases_are_renewed_in_few_statements,
-            a_renewal_pool_of_its_own_keeps_leases_while_the_main_pool_is_empty,
             run_releases_by_the_works_result, run_cancels_the_work_when_the_lease_is_lost, run_in_a_spawned_task,
             a_panic_in_the_work_abandons_the_key, a_runtime_that_ends_tells_the_leases,
             loss_is_told_while_the_keepers_runtime_stands_still, a_runtime_that_ends_during_a_release_does_not_hang,

@@ -1,7 +1,7 @@
 //! A proxy on loopback between a pool and its server, which holds or cuts what passes.
 //!
-//! It knows nothing of the protocols but one thing: the pool's own ping of a connection that is given back, which
-//! it neither holds nor counts. What is held is a chunk, that is, what one read gave: a client sends
+//! It knows nothing of the protocols but one thing: the pool's own ping of a connection that is given back, and the
+//! lock's own check of a shared one, which it neither holds nor counts. What is held is a chunk, that is, what one read gave: a client sends
 //! a request in one piece and waits for its reply. A chunk that is held and then let through arrives even
 //! when its sender has gone meanwhile, as on a slow network.
 
@@ -237,9 +237,13 @@ async fn pump(
     let _ = to.shutdown().await;
 }
 
-/// What a pool sends when a connection is given back: PostgreSQL's Sync alone, MySQL's COM_PING.
+/// What a pool sends when a connection is given back (PostgreSQL's Sync alone, MySQL's COM_PING), and
+/// what a lock sends before it uses a connection of a pool that it shares.
 fn is_ping(chunk: &[u8]) -> bool {
+    let begins = |text: &[u8]| chunk.get(5..).is_some_and(|rest| rest.starts_with(text));
     matches!(chunk, [b'S', 0, 0, 0, 4] | [1, 0, 0, 0, 0x0e])
+        || begins(b"SELECT now() = statement_timestamp()")
+        || begins(b"ROLLBACK; SELECT CAST(@@autocommit")
 }
 
 impl<DB: Bed> Site<DB> {

@@ -26,7 +26,7 @@ macro_rules! count {
 /// SQLite sends nothing anywhere and counts nothing: there the test is about the answers alone.
 pub async fn round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
-    let lock = LeaseLock::new(pool.clone());
+    let lock = LeaseLock::new(pool.clone()).share_pool();
     let is_postgres = site.server.name == "postgres";
     DB::statements(&pool).await;
     acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
@@ -75,7 +75,9 @@ pub async fn a_transactions_round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
         transaction().await.unwrap();
         let after = DB::statements(&pool).await;
         // Acquire, or read the version; BEGIN, SAVEPOINT; confirm; check; COMMIT; and a lease is released.
-        let stated = if name == LEASE { 7 } else { 6 };
+        // MySQL's ROLLBACK before the BEGIN is one more, and is taken for half of a check.
+        let rollback = if site.server.name == "postgres" { 0 } else { 1 - 2 };
+        let stated = if name == LEASE { 7 } else { 6 } + rollback;
         if let (Some(before), Some(after)) = (before, after) {
             assert_eq!(after - before - DB::COUNTING, stated, "{name}");
         }
@@ -88,7 +90,7 @@ pub async fn round_trips_of_versions_are_as_stated<DB: Bed>(site: Site<DB>) {
     // PostgreSQL counts whatever its database is asked, MySQL what its connection is.
     let others = if site.server.name == "postgres" { 1 } else { 0 };
     let pool = site.pool_of(1).await;
-    let table = || VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    let table = || VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
     DB::statements(&pool).await;
     let mut counted = Vec::new();
     let first = table();

@@ -47,7 +47,7 @@ pub async fn a_deduction_that_is_dropped_was_made_wholly_or_not_at_all<DB: Bed>(
 async fn distant<DB: Bed>(site: &Site<DB>) -> (Proxy, Pool<DB>, VersionedTable<DB>) {
     let proxy = site.proxy().await;
     let pool = proxy.pool(1);
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
     table.update("a", |balance| Ok::<_, Infallible>(*balance)).await.unwrap();
     table.deposit("a", 1).await.unwrap();
     table.deduct("a", 1).await.unwrap();

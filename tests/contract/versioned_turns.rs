@@ -35,7 +35,7 @@ async fn queue<DB: Bed>(pool: &Pool<DB>, deductions: &mut [Deduction<'_>]) {
 async fn bed<DB: Bed>(site: &Site<DB>, connections: u32) -> (Pool<DB>, VersionedTable<DB>) {
     ledger(site).await;
     let pool = site.pool_of(connections).await;
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
     table.deduct("a", 1).await.unwrap();
     (pool, table)
 }
@@ -99,7 +99,7 @@ pub async fn a_connection_that_went_away_meanwhile_costs_no_outcome<DB: Bed>(sit
     ledger(&site).await;
     let proxy = site.proxy().await;
     let pool = proxy.pool::<DB>(2);
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
     table.deduct("a", 1).await.unwrap();
     let mut deductions = ones(&table, 2);
     queue(&pool, &mut deductions).await;

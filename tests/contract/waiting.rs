@@ -92,7 +92,7 @@ pub async fn a_thousand_tasks_ask_like_one<DB: Bed>(site: Site<DB>) {
 
 pub async fn it_does_not_wait_past_its_limit<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
-    let lock = LeaseLock::new(pool.clone());
+    let lock = LeaseLock::new(pool.clone()).share_pool();
     let held = pool.acquire().await.unwrap();
     // No connection, not even for the look at the table; then none for the claim.
     for _ in 0..2 {

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use sqlx::{
-    AssertSqlSafe, MySql, MySqlConnection, Row as _,
-    mysql::{MySqlArguments, MySqlQueryResult, MySqlRow},
+    AssertSqlSafe, MySql, MySqlConnection, Row as _, SqlSafeStr as _,
+    mysql::{MySqlArguments, MySqlQueryResult, MySqlRow, MySqlTransactionManager},
 };
+use sqlx_core::transaction::TransactionManager as _;
 
 use self::changes::Named;
 use super::{Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Store, is_apart, to_utc, unanswered, unconfirmed};
@@ -70,7 +71,25 @@ fn marks(mark: &str, count: usize) -> String {
 }
 
 impl Store for MySql {
-    const OPEN: &'static str = "BEGIN; SAVEPOINT rowlock";
+    const OWN_CONNECTIONS: bool = true;
+
+    /// The server says nothing of a transaction that is undone. Without autocommit there would be the next at once.
+    async fn leave_transaction(conn: &mut MySqlConnection) -> Reply<bool> {
+        let rows = sqlx::raw_sql("ROLLBACK; SELECT CAST(@@autocommit AS SIGNED)").fetch_all(conn).await?;
+        match rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()? {
+            Some(0) => Err(sqlx::Error::Configuration(
+                "the connection's autocommit is off, so that nothing would be committed; switch it on".into(),
+            )),
+            _ => Ok(true),
+        }
+    }
+
+    async fn open(conn: &mut MySqlConnection) -> Reply<bool> {
+        match MySqlTransactionManager::begin(conn, Some("ROLLBACK; BEGIN; SAVEPOINT rowlock".into_sql_str())).await {
+            Err(sqlx::Error::InvalidSavePointStatement) => Ok(false),
+            begun => begun.map(|()| true),
+        }
+    }
 
     /// The server ends a wait by itself, after `innodb_lock_wait_timeout`.
     async fn create(conn: &mut MySqlConnection, keys: &[Key], minutes: i32, _: Duration) -> Reply<()> {

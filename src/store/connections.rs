@@ -1,0 +1,165 @@
+//! Where statements get their connections: a few of the lock's own, or the application's pool.
+//!
+//! An application can leave a pooled connection inside a transaction that its pool does not know of
+//! (a `begin()` whose future was dropped, a BEGIN sent as text), or with other settings. A claim made
+//! there would be undone later. So a lock opens connections of its own, with the options and hooks of
+//! the application's pool; where it shares that pool, each connection is checked before it is used.
+
+use std::{
+    any::Any,
+    collections::HashMap,
+    sync::{Arc, LazyLock, Mutex, OnceLock, Weak},
+};
+
+use sqlx::{Connection, Database, Pool};
+use tokio::time::{Instant, timeout_at};
+
+use super::{Store, borrowed::Failure};
+use crate::held::lock;
+
+/// The most connections for requests, and as many for values.
+const MOST: u32 = 8;
+/// The most connections for renewals: one, and another where the first brings no answer.
+const MOST_RENEWALS: u32 = 2;
+
+type Options<DB> = <<DB as Database>::Connection as Connection>::Options;
+
+/// A source of connections for one purpose.
+pub struct Connections<DB: Database> {
+    application: Pool<DB>,
+    /// `None`: the application's pool is shared.
+    own: Option<(Arc<OfLocks<DB>>, Purpose)>,
+}
+
+/// What connections are for. None can use up those of another purpose.
+#[derive(Clone, Copy)]
+pub enum Purpose {
+    /// Claims, releases and looks at the lock's table.
+    Requests,
+    Renewals,
+    /// Values and versions in tables of the application's.
+    Values,
+}
+
+impl<DB: Database> Clone for Connections<DB> {
+    fn clone(&self) -> Self {
+        Self { application: self.application.clone(), own: self.own.clone() }
+    }
+}
+
+impl<DB: Store> Connections<DB> {
+    /// Connections that all locks and tables of one application pool share among themselves. SQLite
+    /// has none: there the application's pool is shared.
+    pub fn new(application: Pool<DB>, purpose: Purpose) -> Self {
+        let own = DB::OWN_CONNECTIONS.then(|| (OfLocks::find(&application), purpose));
+        Self { application, own }
+    }
+
+    /// The application's pool, each connection checked before it is used.
+    pub fn shared(application: Pool<DB>) -> Self {
+        Self { application, own: None }
+    }
+
+    pub fn application(&self) -> &Pool<DB> {
+        &self.application
+    }
+
+    pub fn is_shared(&self) -> bool {
+        self.own.is_none()
+    }
+
+    /// The pool to take a connection from. With the application's pool a lock is closed, too.
+    pub fn pool(&self) -> Result<&Pool<DB>, Failure> {
+        if self.application.is_closed() {
+            return Err(Failure::NoConnection(sqlx::Error::PoolClosed));
+        }
+        Ok(self.own().map_or(&self.application, |own| own.pool(&self.application)))
+    }
+
+    /// How many connections there may be.
+    pub fn most(&self) -> u32 {
+        self.own().map_or_else(|| self.application.options().get_max_connections(), |own| own.most)
+    }
+
+    /// Whether another statement finds a connection while this one is kept.
+    pub fn has_spare(&self) -> bool {
+        self.pool().is_ok_and(|pool| pool.num_idle() > 0 || pool.size() < self.most())
+    }
+
+    /// Takes leave of the server on the lock's own connections that are idle.
+    pub async fn close_idle(&self, limit: Instant) {
+        let Some(pool) = self.own().and_then(|own| own.pool.get()) else { return };
+        while let Some(conn) = pool.try_acquire() {
+            // A server that does not answer sees the connection end.
+            let _ = timeout_at(limit, conn.close()).await;
+        }
+    }
+
+    fn own(&self) -> Option<&Own<DB>> {
+        self.own.as_ref().map(|(own, purpose)| match purpose {
+            Purpose::Requests => &own.requests,
+            Purpose::Renewals => &own.renewals,
+            Purpose::Values => &own.values,
+        })
+    }
+}
+
+/// What the locks of one application pool share.
+struct OfLocks<DB: Database> {
+    /// Kept, so that no other pool gets its address.
+    _application: Pool<DB>,
+    requests: Own<DB>,
+    renewals: Own<DB>,
+    values: Own<DB>,
+}
+
+/// By the address of a pool's options, which lie within what all clones of the pool share.
+static FOUND: LazyLock<Mutex<HashMap<usize, Weak<dyn Any + Send + Sync>>>> = LazyLock::new(Mutex::default);
+
+impl<DB: Database> OfLocks<DB> {
+    fn find(application: &Pool<DB>) -> Arc<Self> {
+        let address = std::ptr::from_ref(application.options()).addr();
+        let mut found = lock(&FOUND);
+        if let Some(Ok(own)) = found.get(&address).and_then(Weak::upgrade).map(Arc::downcast) {
+            return own;
+        }
+        found.retain(|_, own| own.strong_count() > 0);
+        let most = application.options().get_max_connections().min(MOST);
+        let (requests, renewals, values) = (Own::new(most), Own::new(MOST_RENEWALS), Own::new(most));
+        let own = Arc::new(Self { _application: application.clone(), requests, renewals, values });
+        let shared: Arc<dyn Any + Send + Sync> = own.clone();
+        found.insert(address, Arc::downgrade(&shared));
+        own
+    }
+}
+
+/// A pool of the lock's own, opened when it is first used.
+struct Own<DB: Database> {
+    most: u32,
+    pool: OnceLock<Pool<DB>>,
+    /// What its connections are opened with: the options of the application's pool, which may be
+    /// given others (a password that was changed).
+    options: Mutex<Option<Arc<Options<DB>>>>,
+}
+
+impl<DB: Database> Own<DB> {
+    fn new(most: u32) -> Self {
+        Self { most, pool: OnceLock::new(), options: Mutex::new(None) }
+    }
+
+    /// Not opened earlier: that takes a runtime.
+    fn pool(&self, application: &Pool<DB>) -> &Pool<DB> {
+        let wanted = application.connect_options();
+        let mut options = lock(&self.options);
+        let pool = self.pool.get_or_init(|| {
+            let like = application.options().clone().min_connections(0).max_connections(self.most);
+            // A connection that went away shows in the statement, which is sent again.
+            like.test_before_acquire(false).connect_lazy_with((*wanted).clone())
+        });
+        if options.as_ref().is_none_or(|options| !Arc::ptr_eq(options, &wanted)) {
+            pool.set_connect_options((*wanted).clone());
+            *options = Some(wanted);
+        }
+        pool
+    }
+}
