@@ -37,7 +37,7 @@ pub fn locks_with<DB: Bed>(pool: &Pool<DB>, retry: Retry) -> [(&'static str, Loc
 }
 
 pub fn version_lock<DB: Bed>(pool: &Pool<DB>) -> VersionLock<DB> {
-    VersionLock::new(pool.clone(), "account", "id", "version").unwrap().share_pool()
+    VersionLock::new(pool.clone(), "account", "id", "version").unwrap()
 }
 
 #[track_caller]

@@ -28,7 +28,7 @@ const BEFORE_BEGIN: usize = 1;
 /// Both strategies behind a proxy, with the statements of a transaction prepared on the only connection.
 async fn line<DB: Bed>(site: &Site<DB>, within: Duration) -> (Line<DB>, LeaseLock<DB>, VersionLock<DB>) {
     let line = Line::new(site, PATIENCE, PATIENCE).await;
-    let (lease, version) = (line.lock.clone(), version_lock(&line.pool));
+    let (lease, version) = (line.lock.clone(), version_lock(&line.pool).share_pool());
     for lock in [&lease as &dyn ResourceLock<DB>, &version] {
         deduct(lock, if lock.order() == version.order() { VERSION } else { LEASE }, 0).await.unwrap();
     }

@@ -63,7 +63,7 @@ async fn assert_releases<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, lock: &Lease
 
 pub async fn a_release_that_nothing_hangs_on_does_not_wait_for_the_disk<DB: Bed>(site: Site<DB>) {
     let pool = bed(&site).await;
-    let lock = LeaseLock::new(pool.clone());
+    let lock = LeaseLock::new(pool.clone()).share_pool();
     assert_releases(&site, &pool, &lock, DOES_NOT, "no window").await;
     let set = lock.try_acquire_all(["first", "k"]).await.unwrap().acquired().unwrap();
     assert_committed(&site, &["first", "k"], WAITS, "the claims of a set").await;
@@ -73,7 +73,7 @@ pub async fn a_release_that_nothing_hangs_on_does_not_wait_for_the_disk<DB: Bed>
 
 pub async fn a_release_that_others_hang_on_waits_for_the_disk<DB: Bed>(site: Site<DB>) {
     let pool = bed(&site).await;
-    let lock = || LeaseLock::new(pool.clone());
+    let lock = || LeaseLock::new(pool.clone()).share_pool();
     let window = Duration::from_secs(3600);
     for (what, lock) in [
         ("a window", lock().once_per(window).unwrap()),
@@ -87,7 +87,7 @@ pub async fn a_release_that_others_hang_on_waits_for_the_disk<DB: Bed>(site: Sit
 
 pub async fn what_keeps_a_claim_waits_for_the_disk<DB: Bed>(site: Site<DB>) {
     let pool = bed(&site).await;
-    let lock = LeaseLock::new(pool.clone());
+    let lock = LeaseLock::new(pool.clone()).share_pool();
     let lease = acquired(lock.try_acquire("k").await);
     assert_committed(&site, &["k"], WAITS, "the claim").await;
     lease.renew().await.unwrap();
@@ -106,7 +106,7 @@ pub async fn what_keeps_a_claim_waits_for_the_disk<DB: Bed>(site: Site<DB>) {
 /// The setting ends with the statement that made it.
 pub async fn what_follows_a_release_on_its_connection_waits_for_the_disk<DB: Bed>(site: Site<DB>) {
     let pool = bed(&site).await;
-    let lock = LeaseLock::new(pool.clone());
+    let lock = LeaseLock::new(pool.clone()).share_pool();
     let setting = || DB::text(&pool, "SHOW synchronous_commit");
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     assert_committed(&site, &["k"], DOES_NOT, "the release").await;

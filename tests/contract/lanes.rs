@@ -110,7 +110,7 @@ pub async fn a_runtime_that_stands_still_holds_up_no_other<DB: Bed>(site: Site<D
     for polls in 1.. {
         free_rows(&site, &all_keys).await;
         let pool = opened(&site, 6).await;
-        let lock = LeaseLock::new(pool.clone()).time_limit(PATIENCE).unwrap();
+        let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
         acquired(lock.try_acquire(&ours[0]).await).release(Status::Succeeded).await.unwrap();
         let (elsewhere, ended) = Elsewhere::new(cycle(lock.clone(), theirs.clone())).driven(polls).await;
         let since = Instant::now();
@@ -165,7 +165,7 @@ pub async fn a_runtime_that_ends_leaves_nobody_waiting<DB: Bed>(site: Site<DB>) 
         for work_first in [true, false] {
             free_rows(&site, &all_keys).await;
             let pool = opened(&site, 1).await;
-            let lock = LeaseLock::new(pool.clone()).time_limit(PATIENCE).unwrap();
+            let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
             acquired(lock.try_acquire(&ours[0]).await).release(Status::Succeeded).await.unwrap();
             let elsewhere = Elsewhere::new(cycle(lock.clone(), theirs.to_vec()));
             let (elsewhere, did) = elsewhere.driven(polls).await;

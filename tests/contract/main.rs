@@ -16,6 +16,7 @@ mod both;
 mod cancelled;
 mod child;
 mod commits;
+mod connections;
 mod contention;
 #[cfg(all(feature = "rust_decimal", any(feature = "postgres", feature = "mysql")))]
 mod decimals;
@@ -226,6 +227,9 @@ where
         cancelled:
             a_try_on_a_free_row, a_try_on_a_missing_row, a_takeover, a_refused_try, a_renewal, a_release, an_abandonment,
             a_run, a_shutdown, a_migration, a_transaction_under_a_lease, a_transaction_under_a_version;
+        connections:
+            a_claim_after_a_begin_that_was_dropped_is_committed, a_claim_after_a_begin_as_text_is_committed, a_place_in_a_queue_is_committed,
+            a_transaction_is_one_of_its_own, a_change_of_a_value_is_committed, a_migration_is_committed;
         replies: abandoning_a_lost_lease_changes_nothing, an_abandonment_waits_for_a_transaction_at_the_row;
     }
     waits::<DB>(server, trials);
@@ -320,6 +324,10 @@ where
             a_lease_finds_out_about_a_commit_that_is_answered_too_late, a_commit_that_may_still_arrive_is_unknown,
             a_commit_before_a_takeover_is_unknown, a_commit_under_a_version_that_is_not_answered_is_unknown,
             a_begin_that_is_not_answered_is_sent_again, a_confirmation_or_check_that_is_not_answered_changes_nothing;
+        connections:
+            a_pool_that_is_used_up_stops_nothing, locks_of_one_pool_share_connections, settings_of_a_session_do_not_reach_a_lock,
+            new_options_of_the_pool_are_taken_over, a_shutdown_closes_the_connections_that_are_idle,
+            the_first_look_at_the_table_is_waited_for_within_the_callers_limit;
         isolation: read_committed, repeatable_read, serializable;
         replies:
             a_claim_whose_reply_is_lost_is_the_same_claim_again, a_takeover_whose_reply_is_lost_still_tells_from_whom,

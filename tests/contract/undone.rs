@@ -193,7 +193,7 @@ async fn level_bed<DB: Bed>(site: &Site<DB>, level: &str) -> LeaseLock<DB> {
         acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
     let pool: Pool<DB> = pool_of_at(site, 2, level).await;
-    let lock = LeaseLock::new(pool.clone()).time_limit(PATIENCE).unwrap();
+    let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
     let (mut idle, mut used) = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
     for _ in 0..2 {
         drop(used);

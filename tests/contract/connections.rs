@@ -1,0 +1,272 @@
+//! What an application does to its own connections, and what that does to its locks: nothing.
+
+use std::{convert::Infallible, future::poll_fn, pin::pin, task::Poll, time::Duration};
+
+use rowlock::{Error, LeaseLock, Reason, Retry, Status, VersionLock, VersionedTable};
+use sqlx::Pool;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{
+    bank::{LEASE, Lock, OPENING, VERSION, accounts, balance, deduct},
+    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    ledger::{COLUMNS, ledger, row},
+    proxy::Way,
+};
+
+const SHORT: Duration = Duration::from_millis(1500);
+
+/// Leaves the pool's only connection inside a transaction, as a `begin()` does whose future is
+/// dropped at its first await.
+async fn begin_and_drop<DB: Bed>(pool: &Pool<DB>) {
+    let mut begin = pin!(pool.begin());
+    poll_fn(|context| {
+        assert!(begin.as_mut().poll(context).is_pending(), "it waits for the server");
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// The same by a BEGIN that the driver takes for any statement, and a change that is not committed.
+async fn begin_as_text<DB: Bed>(pool: &Pool<DB>) {
+    let mut conn = pool.acquire().await.unwrap();
+    DB::execute_on(&mut conn, "BEGIN").await.unwrap();
+}
+
+/// What the application does next there: an error, or its own clean-up, undoes what was done.
+async fn roll_back<DB: Bed>(pool: &Pool<DB>) {
+    let mut conn = pool.acquire().await.unwrap();
+    // SQLite says that there is nothing to roll back.
+    let _ = DB::execute_on(&mut conn, "ROLLBACK").await;
+}
+
+/// On connections of its own, and on the application's.
+fn locks<DB: Bed>(pool: &Pool<DB>) -> [LeaseLock<DB>; 2] {
+    let lock = || LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
+    [lock(), lock().share_pool()]
+}
+
+/// A claim is told as granted only if it is committed, and so are its renewals and its end.
+async fn stands_where<DB: Bed>(site: &Site<DB>, poison: impl AsyncFn(&Pool<DB>)) {
+    let pool = site.pool_of(1).await;
+    let other = site.lock();
+    for lock in locks(&pool) {
+        poison(&pool).await;
+        let lease = acquired(lock.try_acquire("k").await);
+        assert_eq!(refused(other.try_acquire("k").await).reason, Reason::Held);
+        roll_back(&pool).await;
+        assert_eq!(refused(other.try_acquire("k").await).reason, Reason::Held);
+        for _ in 0..4 {
+            poison(&pool).await;
+            sleep(SHORT / 2).await;
+            assert!(lease.is_held());
+            assert_eq!(refused(other.try_acquire("k").await).reason, Reason::Held);
+        }
+        poison(&pool).await;
+        lease.renew().await.unwrap();
+        poison(&pool).await;
+        lease.release(Status::Succeeded).await.unwrap();
+        roll_back(&pool).await;
+        acquired(other.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        poison(&pool).await;
+        acquired(lock.try_acquire("k").await).abandon().await.unwrap();
+        roll_back(&pool).await;
+        let next = acquired(other.try_acquire("k").await);
+        poison(&pool).await;
+        lock.force_release("k", Status::Succeeded).await.unwrap().unwrap();
+        roll_back(&pool).await;
+        assert!(matches!(next.renew().await, Err(Error::Lost { .. })));
+    }
+}
+
+pub async fn a_claim_after_a_begin_that_was_dropped_is_committed<DB: Bed>(site: Site<DB>) {
+    stands_where(&site, begin_and_drop).await;
+}
+
+pub async fn a_claim_after_a_begin_as_text_is_committed<DB: Bed>(site: Site<DB>) {
+    stands_where(&site, begin_as_text).await;
+}
+
+pub async fn a_place_in_a_queue_is_committed<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(1).await;
+    for lock in locks(&pool) {
+        let lock = lock.fair(true);
+        let holder = acquired(site.lock().try_acquire("k").await);
+        begin_as_text(&pool).await;
+        let waiter = tokio::spawn(async move { lock.acquire("k", PATIENCE).await });
+        let waits = async || site.number("SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(1);
+        eventually("its place is seen", waits).await;
+        roll_back(&pool).await;
+        assert!(waits().await);
+        holder.release(Status::Succeeded).await.unwrap();
+        acquired(waiter.await.unwrap()).release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// Neither is it undone with what another had left open, nor does it commit that.
+pub async fn a_transaction_is_one_of_its_own<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    let pool = site.pool_of(1).await;
+    let retry = Retry { attempts: 100, within: PATIENCE };
+    let lease = LeaseLock::new(pool.clone()).retry(retry).unwrap();
+    let version = VersionLock::new(pool.clone(), "account", "id", "version").unwrap().retry(retry).unwrap();
+    let locks: [(_, Lock<DB>); 2] = [(LEASE, std::sync::Arc::new(lease)), (VERSION, std::sync::Arc::new(version))];
+    for (account, lock) in locks {
+        let mut conn = pool.acquire().await.unwrap();
+        DB::execute_on(&mut conn, "BEGIN").await.unwrap();
+        DB::execute_on(&mut conn, "UPDATE account SET balance = 0 WHERE id = 'other'").await.unwrap();
+        drop(conn);
+        deduct(&*lock, account, 1).await.unwrap();
+        roll_back(&pool).await;
+        assert_eq!((balance(&site, account).await, balance(&site, "other").await), (OPENING - 1, OPENING));
+        begin_and_drop(&pool).await;
+        deduct(&*lock, account, 1).await.unwrap();
+        roll_back(&pool).await;
+        assert_eq!(balance(&site, account).await, OPENING - 2);
+    }
+}
+
+pub async fn a_change_of_a_value_is_committed<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    let pool = site.pool_of(1).await;
+    let table = || VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    let mut version = 0;
+    for table in [table(), table().share_pool()] {
+        for change in 0..3 {
+            begin_as_text(&pool).await;
+            match change {
+                0 => drop(table.update("a", |balance| Ok::<_, Infallible>(*balance)).await.unwrap()),
+                1 => drop(table.deduct("a", 1).await.unwrap()),
+                _ => drop(table.deposit("a", 1).await.unwrap()),
+            }
+            roll_back(&pool).await;
+            version += 1;
+            assert_eq!(row(&site).await, (if change == 1 { 99 } else { 100 }, version));
+        }
+    }
+}
+
+pub async fn a_migration_is_committed<DB: Bed>(site: Site<DB>) {
+    for table in ["t_resource_lock", "t_resource_lock_queue"] {
+        site.execute(&format!("DROP TABLE {table}")).await;
+    }
+    let pool = site.pool_of(1).await;
+    begin_as_text(&pool).await;
+    rowlock::migrate(&pool).await.unwrap();
+    roll_back(&pool).await;
+    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+}
+
+/// The application has all of its pool's connections: claims, renewals and ends go on.
+pub async fn a_pool_that_is_used_up_stops_nothing<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    let pool = site.pool_of(1).await;
+    let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
+    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    let only = pool.acquire().await.unwrap();
+    let lease = acquired(lock.try_acquire("k").await);
+    sleep(2 * SHORT).await;
+    assert!(lease.is_held());
+    table.deduct("a", 1).await.unwrap();
+    lease.release(Status::Succeeded).await.unwrap();
+    drop(only);
+}
+
+/// Twenty jobs in a process do not open twenty times two.
+pub async fn locks_of_one_pool_share_connections<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(1).await;
+    let before = connections(&site).await;
+    let mut leases = Vec::new();
+    for number in 0..20 {
+        let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
+        leases.push((acquired(lock.try_acquire(&format!("k{number}")).await), lock));
+    }
+    sleep(2 * SHORT).await;
+    assert!(leases.iter().all(|(lease, _)| lease.is_held()));
+    let opened = connections(&site).await - before;
+    assert!((1..=3).contains(&opened), "{opened} connections");
+    for (lease, _) in leases {
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// How many connections this test's database has.
+async fn connections<DB: Bed>(site: &Site<DB>) -> i64 {
+    let sql = match site.server.name {
+        "postgres" => "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()",
+        _ => "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE()",
+    };
+    site.number(sql).await.unwrap()
+}
+
+/// What a session was told, by the application's own statements, is not said to the lock's.
+pub async fn settings_of_a_session_do_not_reach_a_lock<DB: Bed>(site: Site<DB>) {
+    let told = match site.server.name {
+        "postgres" => {
+            site.execute(
+                "CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.t_resource_lock (LIKE t_resource_lock INCLUDING ALL)",
+            )
+            .await;
+            "SET search_path = elsewhere"
+        }
+        _ => "USE information_schema",
+    };
+    let pool = site.pool_of(1).await;
+    let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
+    DB::execute_on(&mut pool.acquire().await.unwrap(), told).await.unwrap();
+    let lease = acquired(lock.try_acquire("k").await);
+    assert_eq!(refused(site.lock().try_acquire("k").await).reason, Reason::Held);
+    lease.release(Status::Succeeded).await.unwrap();
+}
+
+/// As when a password is changed: new connections are opened as the application's are.
+pub async fn new_options_of_the_pool_are_taken_over<DB: Bed>(site: Site<DB>) {
+    let proxy = site.proxy().await;
+    let pool = proxy.pool::<DB>(1);
+    let lock = LeaseLock::new(pool.clone());
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    pool.set_connect_options(site.url.parse().unwrap_or_else(|_| panic!("{}", site.url)));
+    drop(proxy);
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn a_shutdown_closes_the_connections_that_are_idle<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(1).await;
+    let lock = LeaseLock::new(pool.clone());
+    let before = connections(&site).await;
+    let lease = acquired(lock.try_acquire("k").await);
+    lease.renew().await.unwrap();
+    drop(lease);
+    lock.shutdown().await;
+    eventually("they are closed", async || connections(&site).await <= before).await;
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+}
+
+/// A caller whose future is not polled holds up no other, and none waits past its own limit.
+pub async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<DB: Bed>(site: Site<DB>) {
+    let proxy = site.proxy().await;
+    let pool = proxy.pool::<DB>(1);
+    // The connection is there, the look is not answered.
+    let warm = LeaseLock::new(pool.clone());
+    acquired(warm.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    let lock = LeaseLock::new(proxy.pool::<DB>(2));
+    let mut first = pin!(lock.acquire("a", Duration::MAX));
+    proxy.hold(Way::Replies);
+    let held = async {
+        proxy.held(Way::Replies).await;
+    };
+    tokio::select! {
+        _ = &mut first => panic!("nothing was answered"),
+        () = held => {}
+    }
+    let wait = Duration::from_millis(100);
+    let since = Instant::now();
+    let error = lock.acquire("b", wait).await.unwrap_err();
+    assert!(matches!(error, Error::NoConnection { .. } | Error::TimedOut { .. }), "{error:?}");
+    assert!(since.elapsed() < wait + PATIENCE / 8, "{:?}", since.elapsed());
+    // The first one is not polled on, and what it asked is never answered.
+    proxy.let_others_pass();
+    let lease = timeout(PATIENCE / 2, lock.acquire("b", PATIENCE)).await.expect("it does not wait for the first");
+    acquired(lease).release(Status::Succeeded).await.unwrap();
+    proxy.open();
+    acquired(timeout(PATIENCE, first).await.unwrap()).release(Status::Succeeded).await.unwrap();
+}
