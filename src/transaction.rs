@@ -170,7 +170,7 @@ where
             Ok(value) => {
                 // It is committed, whatever becomes of the lease; that was dropped with the error, and is abandoned.
                 if let Err(error) = lock.release(grant, Status::Succeeded).await {
-                    tracing::warn!(key, %error, "committed, but not released");
+                    tracing::warn!(key, ?error, "committed, but not released");
                 }
                 return Ok(value);
             }
@@ -186,7 +186,7 @@ where
             }
             Err(Stop::Work(error)) => {
                 if let Err(error) = lock.release(grant, Status::Failed).await {
-                    tracing::warn!(key, %error, "rolled back, but not released");
+                    tracing::warn!(key, ?error, "rolled back, but not released");
                 }
                 return Err(TransactionError::Work(error));
             }
@@ -237,16 +237,17 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
 
     async fn begin<E>(&self) -> Result<Borrowed<DB>, Stop<E>> {
         let begin = async || {
-            let mut conn = Borrowed::checkout(self.pool, self.until).await?;
+            let limit = self.limit().min(self.until);
+            let mut conn = Borrowed::checkout(self.pool, limit).await?;
             let statement = DB::OPEN.into_sql_str();
-            let reply = timeout_at(self.until, DB::TransactionManager::begin(conn.get(), Some(statement))).await;
+            let reply = timeout_at(limit, DB::TransactionManager::begin(conn.get(), Some(statement))).await;
             conn.proceed(reply)
         };
         loop {
             match begin().await {
                 Ok((conn, ())) => return Ok(conn),
-                // The pool may hold connections that went away.
-                Err(failure) if failure.is_outage() && Instant::now() < self.until => outage_pause().await,
+                // The pool may hold connections that went away or say nothing, or have none to give at the moment.
+                Err(failure) if failure.may_pass() && Instant::now() < self.until => outage_pause().await,
                 Err(failure) => return Err(self.failed(Action::Begin, failure)),
             }
         }

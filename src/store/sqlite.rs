@@ -11,7 +11,7 @@ use std::{collections::HashSet, time::Duration};
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{
     AssertSqlSafe, Row as _, Sqlite, SqliteConnection,
-    sqlite::{SqliteArguments, SqliteRow},
+    sqlite::{SqliteArguments, SqliteConnectOptions, SqliteRow},
 };
 use uuid::Uuid;
 
@@ -157,6 +157,14 @@ type Query<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
 
 impl Store for Sqlite {
     const OPEN: &'static str = "BEGIN IMMEDIATE; SAVEPOINT rowlock";
+
+    fn may_be_in_memory(options: &SqliteConnectOptions) -> bool {
+        !options.get_filename().exists()
+    }
+
+    async fn rest(conn: &mut SqliteConnection) -> bool {
+        super::in_memory::rest(conn).await.unwrap_or(false)
+    }
 
     /// The connection's own busy timeout ends a wait.
     async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32, _: Duration) -> Reply<()> {
