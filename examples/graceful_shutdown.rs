@@ -5,13 +5,16 @@
 
 #![allow(clippy::print_stdout)]
 
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    time::{Duration, SystemTime},
+};
 
 use rowlock::{LeaseLock, ResourceLockExt as _, Run};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    time::{interval, sleep, timeout},
+    time::{Instant, Interval, MissedTickBehavior, interval_at, sleep, timeout},
 };
 
 const PERIOD: Duration = Duration::from_secs(2);
@@ -31,11 +34,11 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let lock = LeaseLock::new(pool).once_per(PERIOD / 2)?;
 
     let mut stop = signal(SignalKind::terminate())?;
-    let mut timer = interval(PERIOD);
+    let mut timer = on_the_clock(PERIOD);
     for _ in 0..ticks {
         tokio::select! {
             _ = stop.recv() => break,
-            _ = timer.tick() => {}
+            () = tick(&mut timer) => {}
         }
         let mut tick = std::pin::pin!(on_tick(&lock, Duration::from_millis(work)));
         tokio::select! {
@@ -54,9 +57,24 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Ticks at the same moments of the clock on every instance, as in `interval.rs`.
+fn on_the_clock(period: Duration) -> Interval {
+    let past =
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() % period.as_nanos();
+    let first = Instant::now() + period - Duration::from_nanos(past as u64);
+    let mut timer = interval_at(first, period);
+    timer.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    timer
+}
+
+/// Waits for the next tick; one that comes late by half of the period or more would take the next one's place, and is left out.
+async fn tick(timer: &mut Interval) {
+    while timer.tick().await.elapsed() >= timer.period() / 2 {}
+}
+
 async fn on_tick(lock: &LeaseLock<Sqlite>, work: Duration) {
-    let ran = lock.run("report", async |_| {
-        println!("begun");
+    let ran = lock.run("report", async |grant| {
+        println!("begun under token {}", grant.token());
         sleep(work).await;
         Ok::<_, std::io::Error>(())
     });

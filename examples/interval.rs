@@ -12,9 +12,9 @@ use std::{
 
 use rowlock::{Grant, LeaseLock, ResourceLockExt as _, Run};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
-const PERIOD: Duration = Duration::from_millis(500);
+const PERIOD: Duration = Duration::from_secs(1);
 
 /// The program.
 #[tokio::main]
@@ -28,18 +28,29 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     // to run; another instance's tick comes a moment after it, and is not.
     let lock = LeaseLock::new(pool).once_per(PERIOD / 2)?;
 
-    // Every instance ticks at the same moments of the clock: timers that begin when their process does lie anywhere in the
-    // period, and half of it would not keep them apart.
-    let past = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis() % PERIOD.as_millis();
-    let first = Instant::now() + PERIOD - Duration::from_millis(past as u64);
-    let mut timer = interval_at(first, PERIOD);
-    // A tick that was missed while the job ran long is not made up for.
-    timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut timer = on_the_clock(PERIOD);
     for _ in 0..ticks {
-        timer.tick().await;
+        tick(&mut timer).await;
         on_tick(&lock).await;
     }
     Ok(())
+}
+
+/// Ticks at the same moments of the clock on every instance: timers that begin when their process does lie anywhere in the
+/// period, and half of it would not keep them apart. A tick that was missed does not move those after it.
+fn on_the_clock(period: Duration) -> Interval {
+    let past =
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() % period.as_nanos();
+    let first = Instant::now() + period - Duration::from_nanos(past as u64);
+    let mut timer = interval_at(first, period);
+    timer.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    timer
+}
+
+/// Waits for the next tick. One that comes late by half of the period or more (the process was stopped, the last run took long) is
+/// left out: it would take the next one's place.
+async fn tick(timer: &mut Interval) {
+    while timer.tick().await.elapsed() >= timer.period() / 2 {}
 }
 
 /// What goes wrong in one tick is told, and does not keep the next one from coming.

@@ -1,6 +1,6 @@
 //! What can go wrong, for whom, and what to do about it.
 
-use std::time::Duration;
+use std::{error::Error as _, fmt, time::Duration};
 
 use crate::{
     fault::fault,
@@ -8,7 +8,10 @@ use crate::{
 };
 
 /// Everything that is not an answer. A refusal is an answer; a database that failed is never one.
-#[derive(Debug, thiserror::Error)]
+///
+/// `Display` tells what happened and what to do, and leaves the driver's error to [`source`](std::error::Error::source). `Debug` tells both in
+/// words, so that a `main` that returns the error prints them.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The key was refused at the door; nothing was sent.
@@ -104,7 +107,7 @@ pub enum Error {
     NoRuntime,
 
     /// Nothing came back in time.
-    #[error("{action} {subject}: no answer within {limit:?}; {outcome}")]
+    #[error("{action} {subject}: no answer within {limit:?}; {}", told(*action, *outcome))]
     TimedOut {
         /// What was being done.
         action: Action,
@@ -118,7 +121,8 @@ pub enum Error {
 
     /// The pool gave no connection in time.
     #[error(
-        "{action} {subject}: no connection from the pool within {limit:?}, because all are in use or the server is out of reach; {outcome}"
+        "{action} {subject}: no connection from the pool within {limit:?}, because all are in use or the server is out of reach; {}",
+        told(*action, *outcome)
     )]
     NoConnection {
         /// What was to be done.
@@ -213,7 +217,7 @@ pub enum Error {
     /// The transaction was over before its commit: the work went on after an error of the database, ended the transaction
     /// itself, or kept it. Nothing that it wrote before that was committed by rowlock.
     #[error(
-        "the transaction under key {:?} was over before its commit: the work has to let every database error out, must not commit, roll back or keep the transaction, and run nothing that commits by itself; what it wrote after that may stand{}", key.as_str(), told(source)
+        "the transaction under key {:?} was over before its commit: the work has to let every database error out, must not commit, roll back or keep the transaction, and run nothing that commits by itself; what it wrote after that may stand", key.as_str()
     )]
     TransactionOver {
         /// The key.
@@ -234,7 +238,7 @@ pub enum Error {
     },
 
     /// The database failed.
-    #[error("{action} {subject} failed: {source}; {outcome}")]
+    #[error("{action} {subject} failed; {}", told(*action, *outcome))]
     Database {
         /// What was being done.
         action: Action,
@@ -247,8 +251,37 @@ pub enum Error {
     },
 }
 
-fn told(source: &Option<sqlx::Error>) -> String {
-    source.as_ref().map(|source| format!(" ({source})")).unwrap_or_default()
+impl fmt::Debug for Error {
+    /// With all sources, on one line; what an error repeats of its source, as sqlx's do, is told once.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = self.to_string();
+        f.write_str(&said)?;
+        let mut source = self.source();
+        while let Some(error) = source {
+            let text = error.to_string();
+            if !said.ends_with(&text) {
+                write!(f, ": {text}")?;
+            }
+            (said, source) = (text, error.source());
+        }
+        Ok(())
+    }
+}
+
+/// What is known of the outcome, and what becomes of it.
+fn told(action: Action, outcome: Certainty) -> String {
+    let next = match (outcome, action) {
+        (Certainty::NothingChanged, _) => "",
+        (_, Action::Acquire | Action::Renew | Action::Release | Action::Abandon) => {
+            " (a claim that is left behind ends with its lease)"
+        }
+        (_, Action::Update) => " (read the row before it is changed again)",
+        (_, Action::ForceRelease) => " (look at the key before it is done again)",
+        (_, Action::Migrate | Action::Forget) => " (doing it again does no harm)",
+        // These leave nothing behind.
+        (_, Action::Inspect | Action::Read | Action::Begin | Action::Confirm | Action::Commit) => "",
+    };
+    format!("{outcome}{next}")
 }
 
 /// What lies at the root of a conflict.
@@ -296,8 +329,8 @@ impl Action {
     }
 }
 
-impl std::fmt::Display for Action {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Acquire => "acquiring",
             Self::Renew => "renewing",
@@ -322,15 +355,15 @@ impl std::fmt::Display for Action {
 pub enum Certainty {
     /// The request was not carried out.
     NothingChanged,
-    /// It may have been carried out; a claim that nobody knows of, or that nobody could end, ends with its lease.
+    /// It may have been carried out; a claim that is left behind ends with its lease.
     Unknown,
 }
 
-impl std::fmt::Display for Certainty {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Certainty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::NothingChanged => "nothing was changed",
-            Self::Unknown => "it may have been carried out (a claim that is left behind ends with its lease)",
+            Self::Unknown => "it may have been carried out",
         })
     }
 }
@@ -363,5 +396,77 @@ impl Error {
             Self::Database { source, .. } => fault(source).is_transient(),
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ACTIONS: [Action; 13] = [
+        Action::Acquire,
+        Action::Renew,
+        Action::Release,
+        Action::Abandon,
+        Action::Migrate,
+        Action::Inspect,
+        Action::ForceRelease,
+        Action::Forget,
+        Action::Begin,
+        Action::Confirm,
+        Action::Commit,
+        Action::Read,
+        Action::Update,
+    ];
+
+    fn refused() -> sqlx::Error {
+        sqlx::Error::Io(std::io::Error::other("the server hung up"))
+    }
+
+    fn failed(action: Action, outcome: Certainty) -> Error {
+        Error::Database { action, subject: "\"k\"".into(), outcome, source: refused() }
+    }
+
+    #[test]
+    fn a_lease_is_spoken_of_where_there_is_one() {
+        for action in ACTIONS {
+            let (subject, limit) = ("\"k\"".to_owned(), Duration::from_secs(5));
+            for outcome in [Certainty::Unknown, Certainty::NothingChanged] {
+                let of_a_claim = matches!(action, Action::Acquire | Action::Renew | Action::Release | Action::Abandon);
+                let errors = [
+                    failed(action, outcome),
+                    Error::TimedOut { action, subject: subject.clone(), limit, outcome },
+                    Error::NoConnection { action, subject: subject.clone(), limit, outcome },
+                ];
+                for text in errors.map(|error| error.to_string()) {
+                    assert_eq!(text.contains("lease"), of_a_claim && outcome == Certainty::Unknown, "{text}");
+                    assert_eq!(text.contains("may have been"), outcome == Certainty::Unknown, "{text}");
+                    assert_eq!(text.contains("nothing was changed"), outcome == Certainty::NothingChanged, "{text}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_cause_is_told_once_by_what_prints_the_chain() {
+        let key = Key::new("k").unwrap();
+        let errors = [
+            failed(Action::Acquire, Certainty::NothingChanged),
+            Error::ReadOnly { source: refused() },
+            Error::TransactionOver { key: key.clone(), source: Some(refused()) },
+            Error::CommitUnknown { key, source: Some(refused()) },
+        ];
+        for error in errors {
+            assert!(!error.to_string().contains("hung up"), "{error}");
+            assert!(error.source().is_some_and(|source| source.to_string().contains("hung up")), "{error}");
+            assert_eq!(format!("{error:?}").matches("hung up").count(), 1, "{error:?}");
+        }
+    }
+
+    /// `fn main() -> Result<(), Box<dyn Error>>` prints this.
+    #[test]
+    fn what_a_main_prints_says_what_to_do() {
+        let error: Box<dyn std::error::Error> = Error::TableMissing.into();
+        assert!(format!("{error:?}").contains("call rowlock::migrate(&pool) once"), "{error:?}");
     }
 }

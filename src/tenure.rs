@@ -167,7 +167,7 @@ impl<DB: Database> Tenure<DB> {
         for Claim { key, token, .. } in self.claims() {
             match &result {
                 Ok(()) => tracing::info!(%key, %token, status, "released"),
-                Err(error) => tracing::info!(%key, %token, status, %error, "not released"),
+                Err(error) => tracing::info!(%key, %token, status, ?error, "not released"),
             }
         }
         result

@@ -170,7 +170,7 @@ where
             Ok(value) => {
                 // It is committed, whatever becomes of the lease; that was dropped with the error, and is abandoned.
                 if let Err(error) = lock.release(grant, Status::Succeeded).await {
-                    tracing::warn!(key, %error, "committed, but not released");
+                    tracing::warn!(key, ?error, "committed, but not released");
                 }
                 return Ok(value);
             }
@@ -186,7 +186,7 @@ where
             }
             Err(Stop::Work(error)) => {
                 if let Err(error) = lock.release(grant, Status::Failed).await {
-                    tracing::warn!(key, %error, "rolled back, but not released");
+                    tracing::warn!(key, ?error, "rolled back, but not released");
                 }
                 return Err(TransactionError::Work(error));
             }
@@ -237,9 +237,10 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
 
     async fn begin<E>(&self) -> Result<Borrowed<DB>, Stop<E>> {
         let begin = async || {
-            let mut conn = Borrowed::unchecked(self.pool, self.until).await?;
+            let limit = self.limit().min(self.until);
+            let mut conn = Borrowed::unchecked(self.pool, limit).await?;
             // Unless it has begun, the connection is closed: what it is in is not known.
-            match timeout_at(self.until, DB::open(conn.get())).await {
+            match timeout_at(limit, DB::open(conn.get())).await {
                 Ok(Ok(alone)) => Ok(alone.then_some(conn)),
                 Ok(Err(error)) => {
                     let failure = Failure::Failed(error);
@@ -260,8 +261,8 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
                     let failure = Failure::NoConnection(sqlx::Error::PoolTimedOut);
                     return Err(self.failed(Action::Begin, failure));
                 }
-                // The pool may hold connections that went away.
-                Err(failure) if failure.is_outage() && Instant::now() < self.until => outage_pause().await,
+                // The pool may hold connections that went away or say nothing, or have none to give at the moment.
+                Err(failure) if failure.may_pass() && Instant::now() < self.until => outage_pause().await,
                 Err(failure) => return Err(self.failed(Action::Begin, failure)),
             }
         }

@@ -145,6 +145,11 @@ impl Failed {
         matches!(self, Self::Database(failure) if failure.is_outage())
     }
 
+    /// Whether what changes nothing may be sent again.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Database(failure) if failure.may_pass())
+    }
+
     pub fn is_contention(&self) -> bool {
         matches!(self, Self::Database(failure) if failure.fault() == Fault::Contention)
     }

@@ -136,7 +136,8 @@ impl<DB: Database, V> VersionedTable<DB, V> {
         self
     }
 
-    /// How long an update tries again: 100 attempts within 10 s unless set.
+    /// How long an update tries again: 100 attempts within 10 s unless set. A read without an answer, and a connection that is not to be had,
+    /// are tried again within that time; a write without an answer never is.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for limits that are not possible.
@@ -224,11 +225,11 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         if !tx.is_in_transaction() {
             return Err(Error::NotInTransaction { key }.into());
         }
-        let limit = self.rows.limit();
         let attempt = async {
-            let statements = self.rows.prepared_on(tx, limit).await?;
+            let statements = self.rows.prepared_on(tx, self.rows.limit()).await?;
             let row = (&key, &statements.key(&key)?);
-            self.attempt(tx, statements, row, limit, None, &mut plain(&mut compute)).await
+            let start = Start::Read { by: self.rows.limit() };
+            self.attempt(tx, statements, row, start, || self.rows.limit(), &mut plain(&mut compute)).await
         };
         let conflict = || Error::conflict(key.clone(), 1).into();
         match attempt.await {
@@ -247,13 +248,16 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Updated<V>, UpdateError<E>> {
         let mut tries = self.rows.retry.begin();
+        let until = tries.until;
+        // Of a statement, waiting for a connection included.
+        let limit = || self.rows.limit().min(until);
         let queue = self.turns.queue(&[key.clone()].into());
         let mut turn = timeout_at(Instant::now() + PATIENCE.min(tries.left() / 2), queue.turn()).await.ok();
         loop {
             let known = turn.as_mut().and_then(|turn| turn.note.take());
             let known = known.filter(|known| basis == Basis::Known && known.conn.is_fresh());
             let unread = known.is_some();
-            match self.attempt_over_own(key, tries.until, known, &mut compute).await {
+            match self.attempt_over_own(key, limit, known, &mut compute).await {
                 Ok(Some((Versioned { value, version }, known))) => {
                     if let (Some(turn), Basis::Known) = (&mut turn, basis) {
                         turn.note = known;
@@ -264,8 +268,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
                 Ok(None) | Err(Stop::Told(_) | Stop::Unread(_)) if unread => continue,
                 Ok(None) => {}
                 Err(stop) if stop.is_contention() => {}
-                // The pool may have held connections that went away; nothing was changed over this one.
-                Err(Stop::Unread(failed)) if failed.is_outage() && !tries.left().is_zero() => {
+                // Nothing was changed over this connection, which had gone away or said nothing, or was not to be had.
+                Err(Stop::Unread(failed)) if failed.may_pass() && !tries.left().is_zero() => {
                     outage_pause().await;
                     continue;
                 }
@@ -283,17 +287,20 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     async fn attempt_over_own<E>(
         &self,
         key: &Key,
-        limit: Instant,
+        limit: impl Fn() -> Instant,
         known: Option<Known<DB, V>>,
         compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Option<(Versioned<V>, Option<Known<DB, V>>)>, Stop<E>> {
-        let statements = self.rows.prepared(limit).await?;
+        let statements = self.rows.prepared(limit()).await?;
         let key = (key, &statements.key(key)?);
-        let (mut conn, row, age) = match known {
-            Some(Known { row, conn, age }) => (conn.lend(), Some(row), age),
-            None => (Borrowed::checkout(&self.rows.pool, limit).await.map_err(Failed::from)?, None, 0),
+        let (mut conn, start, age) = match known {
+            Some(Known { row, conn, age }) => (conn.lend(), Start::Known(row), age),
+            None => {
+                let by = limit();
+                (Borrowed::checkout(&self.rows.pool, by).await.map_err(Failed::from)?, Start::Read { by }, 0)
+            }
         };
-        match self.attempt(conn.get(), statements, key, limit, row, compute).await {
+        match self.attempt(conn.get(), statements, key, start, limit, compute).await {
             Ok(Some(row)) if age + 1 < OLD => {
                 let known = conn.keep(&self.rows.pool).map(|conn| Known { row: row.clone(), conn, age: age + 1 });
                 Ok(Some((row, known)))
@@ -313,13 +320,13 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         conn: &mut DB::Connection,
         statements: &Statements,
         (key, row): (&Key, &KeyValue),
-        limit: Instant,
-        known: Option<Versioned<V>>,
+        start: Start<V>,
+        limit: impl Fn() -> Instant,
         compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Option<Versioned<V>>, Stop<E>> {
-        let found = match known {
-            Some(Versioned { value, version }) => Some((value, version)),
-            None => answered(timeout_at(limit, DB::read::<V>(conn, &statements.read, row)).await)?,
+        let found = match start {
+            Start::Known(Versioned { value, version }) => Some((value, version)),
+            Start::Read { by } => answered(timeout_at(by, DB::read::<V>(conn, &statements.read, row)).await)?,
         };
         let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
         let next = self.rows.next(key, version)?;
@@ -329,7 +336,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             return Err(Error::InvalidAmount { key: key.clone(), amount: "more decimals".into(), rule }.into());
         }
         let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
-        let reply = timeout_at(limit, DB::write(conn, sql, &write, row, version)).await;
+        let reply = timeout_at(limit(), DB::write(conn, sql, &write, row, version)).await;
         let rows = answered(reply).map_err(Stop::Unwritten)?;
         Ok((rows > 0).then_some(Versioned { value: write.value, version: next }))
     }
@@ -341,6 +348,12 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             Stop::Unwritten(failed) => self.rows.error(failed, Action::Update, key).into(),
         }
     }
+}
+
+/// What an attempt begins with.
+enum Start<V> {
+    Known(Versioned<V>),
+    Read { by: Instant },
 }
 
 /// How an attempt ended without a change.

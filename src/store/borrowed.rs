@@ -1,8 +1,13 @@
 //! A pool's connection that goes back only when it is known to be idle.
 
-use std::time::Duration;
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
-use sqlx::{Database, Pool, pool::PoolConnection};
+use sqlx::{Connection, Pool, pool::PoolConnection};
 use tokio::{
     runtime::Handle,
     time::{Instant, error::Elapsed, timeout_at},
@@ -27,24 +32,36 @@ pub enum Failure {
     Undone,
 }
 
+/// What a pool opens its connections with.
+pub type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Options;
+
 /// A connection on loan. Dropped with a statement under way (a cancelled future, a limit reached) it
-/// is closed: the pool never gets back a connection on which something may still be running.
-pub struct Borrowed<DB: Database> {
+/// is closed: the pool never gets back a connection on which something may still be running. One that
+/// may be a database in memory, which would be gone with it, is brought to rest in the background instead.
+pub struct Borrowed<DB: Store> {
     conn: Option<PoolConnection<DB>>,
     since: Instant,
+    /// `None`: it is to be closed, whatever it holds.
+    options: Option<Arc<Options<DB>>>,
 }
 
 /// For how long a connection is kept while there is always a next statement.
 const LOAN: Duration = Duration::from_secs(1);
 
-impl<DB: Database> Borrowed<DB> {
+impl<DB: Store> Borrowed<DB> {
     /// Waits for a connection of a pool, up to the limit. It is as the pool gives it.
     pub async fn unchecked(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
-        match timeout_at(limit, pool.acquire()).await {
-            Ok(Ok(conn)) => Ok(Self { conn: Some(conn), since: Instant::now() }),
+        let options = pool.connect_options();
+        let acquiring = Acquiring::<DB> { work: Some(Box::pin(pool.acquire())), options: options.clone() };
+        match timeout_at(limit, acquiring).await {
+            Ok(Ok(conn)) => Ok(Self::of(conn, Some(options))),
             Ok(Err(error)) => Err(Failure::NoConnection(error)),
             Err(_) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
         }
+    }
+
+    fn of(conn: PoolConnection<DB>, options: Option<Arc<Options<DB>>>) -> Self {
+        Self { conn: Some(conn), since: Instant::now(), options }
     }
 
     /// The connection, for one statement.
@@ -78,6 +95,13 @@ impl<DB: Database> Borrowed<DB> {
     /// Ends the loan of a connection that is idle.
     pub fn give_back(mut self) {
         drop(self.conn.take());
+    }
+
+    /// Ends the loan of a connection that may be a database in memory, once nothing is running on it or open.
+    async fn rest(mut self) {
+        if DB::rest(self.get()).await {
+            self.give_back();
+        }
     }
 
     /// Ends the loan with what the statement came to; an answer gives the connection back too.
@@ -122,18 +146,52 @@ impl<DB: Store> Borrowed<DB> {
     }
 }
 
-impl<DB: Database> Drop for Borrowed<DB> {
+impl<DB: Store> Drop for Borrowed<DB> {
     fn drop(&mut self) {
-        if let Some(conn) = self.conn.take() {
-            drop(conn.detach());
+        let Some(conn) = self.conn.take() else { return };
+        match (Handle::try_current(), self.options.take()) {
+            (Ok(runtime), Some(options)) if DB::may_be_in_memory(&options) => {
+                // Should the runtime end first, it is closed.
+                let conn = Self::of(conn, None);
+                runtime.spawn(conn.rest());
+            }
+            _ => drop(conn.detach()),
+        }
+    }
+}
+
+/// A connection being waited for. A pool closes the one that it tests when this is dropped: a database in memory is waited for
+/// in the background instead, and goes back.
+struct Acquiring<DB: Store> {
+    work: Option<Pin<Box<dyn Future<Output = Reply<PoolConnection<DB>>> + Send>>>,
+    options: Arc<Options<DB>>,
+}
+
+impl<DB: Store> Future for Acquiring<DB> {
+    type Output = Reply<PoolConnection<DB>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(work) = &mut self.work else { return Poll::Pending };
+        let acquired = ready!(work.as_mut().poll(context));
+        self.work = None;
+        Poll::Ready(acquired)
+    }
+}
+
+impl<DB: Store> Drop for Acquiring<DB> {
+    fn drop(&mut self) {
+        if let (Some(work), Ok(runtime)) = (self.work.take(), Handle::try_current())
+            && DB::may_be_in_memory(&self.options)
+        {
+            runtime.spawn(async { drop(work.await) });
         }
     }
 }
 
 /// A connection kept for a next statement; dropped, it goes back.
-pub struct Kept<DB: Database>(Option<Borrowed<DB>>);
+pub struct Kept<DB: Store>(Option<Borrowed<DB>>);
 
-impl<DB: Database> Kept<DB> {
+impl<DB: Store> Kept<DB> {
     /// Whether it was in use a moment ago. Later it may have gone away unseen.
     pub fn is_fresh(&self) -> bool {
         self.0.as_ref().is_some_and(|conn| conn.since.elapsed() < LOAN)
@@ -145,7 +203,7 @@ impl<DB: Database> Kept<DB> {
     }
 }
 
-impl<DB: Database> Drop for Kept<DB> {
+impl<DB: Store> Drop for Kept<DB> {
     fn drop(&mut self) {
         // Outside of a runtime the pool cannot take it back, and it is closed.
         if let (Some(conn), Ok(_)) = (self.0.take(), Handle::try_current()) {
@@ -164,6 +222,11 @@ impl Failure {
     /// Whether the connection had gone away, or went away on the way.
     pub fn is_outage(&self) -> bool {
         self.fault() == Fault::Outage
+    }
+
+    /// Whether what changes nothing may be sent again: another connection may be better, or be had by then.
+    pub fn may_pass(&self) -> bool {
+        matches!(self.fault(), Fault::Outage | Fault::NoConnection)
     }
 
     /// What the driver's error means, if there is one.

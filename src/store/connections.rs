@@ -11,18 +11,19 @@ use std::{
     sync::{Arc, LazyLock, Mutex, OnceLock, Weak},
 };
 
-use sqlx::{Connection, Database, Pool};
+use sqlx::{Database, Pool};
 use tokio::time::{Instant, timeout_at};
 
-use super::{Store, borrowed::Failure};
+use super::{
+    Store,
+    borrowed::{Failure, Options},
+};
 use crate::held::lock;
 
 /// The most connections for requests, and as many for values.
 const MOST: u32 = 8;
 /// The most connections for renewals: one, and another where the first brings no answer.
 const MOST_RENEWALS: u32 = 2;
-
-type Options<DB> = <<DB as Database>::Connection as Connection>::Options;
 
 /// A source of connections for one purpose.
 pub struct Connections<DB: Database> {

@@ -6,6 +6,8 @@
 
 pub mod borrowed;
 pub mod connections;
+#[cfg(feature = "sqlite")]
+mod in_memory;
 #[cfg(feature = "mysql")]
 mod mysql;
 pub mod operate;
@@ -20,6 +22,7 @@ pub mod wait;
 use std::{future::Future, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::Connection;
 use uuid::Uuid;
 
 use crate::{
@@ -169,11 +172,7 @@ pub fn unconfirmed(claim: &Claim, seen: Option<Sighting>) -> Confirmed {
     }
 }
 
-/// A database that rowlock works on.
-#[diagnostic::on_unimplemented(
-    message = "this build of rowlock does not work on `{Self}`",
-    note = "enable rowlock's feature for it: `sqlite` (the default), `postgres` or `mysql` (MariaDB too)"
-)]
+/// The statements of the lock on a database.
 pub trait Store: sqlx::Database {
     /// Whether locks open connections of their own beside the application's pool.
     const OWN_CONNECTIONS: bool;
@@ -185,6 +184,17 @@ pub trait Store: sqlx::Database {
     /// Begins a transaction that writes, with a savepoint by which [`intact`](Self::intact) knows it
     /// again. `false`: the connection is inside a transaction of others, and has to be closed.
     fn open(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Whether the database may live in memory, and be gone with its last connection.
+    fn may_be_in_memory(_: &<Self::Connection as Connection>::Options) -> bool {
+        false
+    }
+
+    /// Waits for the statement that is under way on a connection and ends whatever transaction is open there, where it is a database in memory.
+    /// Otherwise, and where that fails, `false`: it is to be closed.
+    fn rest(_: &mut Self::Connection) -> impl Future<Output = bool> + Send {
+        std::future::ready(false)
+    }
 
     /// Creates a row: free, `S`, begun at the epoch, so that every rule set may take it. An existing row is left as it is.
     /// It may wait for another's uncommitted insert, for `patience` at most where the server can be told so.
@@ -236,6 +246,13 @@ pub fn to_utc(time: DateTime<Utc>, ahead: TimeDelta) -> DateTime<Utc> {
 }
 
 /// A database that rowlock works on: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or `sqlx::Sqlite`.
+#[diagnostic::on_unimplemented(
+    message = "rowlock was built without its feature for `{Self}`",
+    label = "a feature of rowlock is missing",
+    note = "add it in Cargo.toml: `rowlock = {{ features = [\"postgres\"] }}`, or \"mysql\" (MariaDB too), or \"sqlite\" (the default)"
+)]
 pub trait Database: operate::Operate + tables::Tables + versions::Versions + wait::Wait {}
 
+// What is missing is the feature, not one of these.
+#[diagnostic::do_not_recommend]
 impl<DB: operate::Operate + tables::Tables + versions::Versions + wait::Wait> Database for DB {}

@@ -10,8 +10,8 @@ use std::{collections::HashSet, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{
-    AssertSqlSafe, Connection as _, Row as _, SqlSafeStr as _, Sqlite, SqliteConnection,
-    sqlite::{SqliteArguments, SqliteRow, SqliteTransactionManager},
+    AssertSqlSafe, Row as _, SqlSafeStr as _, Sqlite, SqliteConnection,
+    sqlite::{SqliteArguments, SqliteConnectOptions, SqliteRow, SqliteTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager as _;
 use uuid::Uuid;
@@ -161,20 +161,21 @@ impl Store for Sqlite {
     const OWN_CONNECTIONS: bool = false;
 
     async fn leave_transaction(conn: &mut SqliteConnection) -> Reply<bool> {
-        while conn.is_in_transaction() {
-            SqliteTransactionManager::rollback(conn).await?;
-        }
-        // One that was begun as text, the driver does not know of. Without one it is an error.
-        match sqlx::raw_sql("ROLLBACK").execute(conn).await {
-            Ok(_) | Err(sqlx::Error::Database(_)) => Ok(true),
-            Err(error) => Err(error),
-        }
+        super::in_memory::end_transactions(conn).await.map(|()| true)
     }
 
     async fn open(conn: &mut SqliteConnection) -> Reply<bool> {
         Self::leave_transaction(conn).await?;
         let begin = "BEGIN IMMEDIATE; SAVEPOINT rowlock".into_sql_str();
         SqliteTransactionManager::begin(conn, Some(begin)).await.map(|()| true)
+    }
+
+    fn may_be_in_memory(options: &SqliteConnectOptions) -> bool {
+        !options.get_filename().exists()
+    }
+
+    async fn rest(conn: &mut SqliteConnection) -> bool {
+        super::in_memory::rest(conn).await.unwrap_or(false)
     }
 
     /// The connection's own busy timeout ends a wait.

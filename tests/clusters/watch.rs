@@ -100,10 +100,14 @@ impl Watch {
     }
 }
 
-/// What kind of error it is, and which the server's was, without keys and times.
+/// What the error says, and which the server's was, without keys and times.
 fn summary(error: &(dyn StdError + 'static)) -> String {
-    let name = format!("{error:?}");
-    let mut name = name.split([' ', '(', '{']).next().unwrap_or_default().to_owned();
+    let text = error.to_string();
+    let mut name = text
+        .split(' ')
+        .filter(|word| !word.contains(|c: char| c == '"' || c.is_ascii_digit()))
+        .collect::<Vec<_>>()
+        .join(" ");
     let mut cause = Some(error);
     while let Some(error) = cause {
         if let Some(sqlx::Error::Database(error)) = error.downcast_ref() {

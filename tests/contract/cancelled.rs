@@ -163,7 +163,7 @@ async fn open_transactions<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>) -> i64 {
 }
 
 /// Polls so many times, then drops; whether it came to its end.
-async fn polled(most: usize, future: impl Future<Output = ()>) -> bool {
+pub async fn polled(most: usize, future: impl Future<Output = ()>) -> bool {
     let mut future = pin!(future);
     let mut polls = 0;
     poll_fn(|context| {

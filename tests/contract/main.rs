@@ -28,6 +28,8 @@ mod examples;
 mod fair;
 mod fenced;
 mod fuzzed;
+#[cfg(feature = "sqlite")]
+mod in_memory;
 mod isolation;
 mod keeping;
 mod lanes;
@@ -70,6 +72,7 @@ mod upgrade;
 mod versioned;
 mod versioned_door;
 mod versioned_in;
+mod versioned_limits;
 mod versioned_lost;
 mod versioned_turns;
 mod versioned_types;
@@ -239,7 +242,13 @@ where
         tests! { server, trials;
             schedules:
                 an_interval_runs_the_job_on_each_tick, instances_with_an_interval_run_the_job_once_a_tick,
+                an_instance_that_was_stopped_ticks_on_the_clock_again, an_interval_is_on_the_clock_again_after_a_stop,
+                of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_clock,
                 a_cron_schedule_runs_the_job_on_each_tick, asked_to_stop_it_gives_the_key_back_at_once;
+            in_memory:
+                it_outlives_a_claim, it_outlives_a_claim_of_several_keys, it_outlives_a_renewal, it_outlives_a_release,
+                it_outlives_an_update, it_outlives_a_deduction, it_outlives_a_transaction, it_outlives_what_times_out,
+                it_outlives_work_that_ends_its_transaction;
         }
     }
     #[cfg(feature = "cli")]

@@ -6,7 +6,8 @@ use libtest_mimic::Trial;
 use crate::decimals;
 use crate::{
     bed::{self, Bed, Server},
-    sequences, tests, versioned, versioned_door, versioned_in, versioned_lost, versioned_turns, versioned_types,
+    sequences, tests, versioned, versioned_door, versioned_in, versioned_limits, versioned_lost, versioned_turns,
+    versioned_types,
 };
 
 /// What is promised of versions in the application's own table.
@@ -41,6 +42,7 @@ pub fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             four_deductions_one_after_the_other_read_the_row_once,
             what_is_left_to_one_who_goes_away_is_left_to_the_next, the_only_connection_is_nobodys_own,
             what_a_trigger_made_of_a_balance_counts_and_not_what_was_written;
+        versioned_limits: a_write_that_waits_for_a_row_ends_with_the_limit, a_connection_that_comes_within_the_time_of_the_retries_is_taken;
         sequences: random_sequences_end_as_their_model_does;
     }
     if server.name == "sqlite" {
@@ -56,6 +58,11 @@ pub fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
         versioned_turns: a_connection_that_went_away_meanwhile_costs_no_outcome;
         versioned: a_sum_that_the_column_cannot_hold_is_an_error_that_changes_nothing;
         versioned_in: a_deadlock_is_a_conflict_for_one_of_the_two;
+        versioned_limits:
+            a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_again,
+            a_read_that_is_not_answered_within_the_limit_is_sent_over_another_connection,
+            in_a_transaction_each_statement_has_the_limit,
+            a_begin_that_is_not_answered_within_the_limit_is_sent_over_another_connection;
         versioned_lost:
             a_write_that_is_not_answered_is_unknown_and_not_tried_again, a_write_that_is_answered_too_late_is_unknown_and_not_tried_again,
             a_read_that_is_not_answered_is_sent_again, a_read_that_is_never_answered_has_changed_nothing;

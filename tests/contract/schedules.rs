@@ -1,12 +1,15 @@
 //! The examples of scheduled jobs do what they show.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use rowlock::{LeaseLock, Reason};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::{Child, Command},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -40,8 +43,33 @@ async fn lines(example: Child) -> Vec<String> {
 
 /// On SQLite a token is the moment of its claim, in microseconds.
 fn tokens(lines: &[String]) -> Vec<i64> {
-    lines.iter().filter_map(|line| line.strip_prefix("ran report under token ")?.parse().ok()).collect()
+    lines.iter().filter_map(|line| line.split_once(" under token ")?.1.parse().ok()).collect()
 }
+
+/// The periods of the clock in which the job began: once in each, and in its first half, which is where its tick lies.
+fn periods(lines: &[String], period: Duration) -> Vec<i64> {
+    let period = period.as_micros() as i64;
+    let mut began = tokens(lines);
+    began.sort();
+    let apart = began.windows(2).all(|two| two[0] / period < two[1] / period);
+    assert!(apart && began.iter().all(|token| token % period < period / 2), "not on the clock: {lines:?}");
+    began.into_iter().map(|token| token / period).collect()
+}
+
+/// Waits until the clock stands past the middle of a period, where no tick lies.
+async fn after_the_middle(period: Duration) {
+    let past = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() % period.as_millis();
+    sleep(period - Duration::from_millis(past as u64) + period * 6 / 10).await;
+}
+
+async fn send(signal: &str, example: &Child) {
+    let pid = example.id().unwrap().to_string();
+    assert!(Command::new("kill").args([signal, &pid]).status().await.unwrap().success());
+}
+
+/// As the examples have it.
+const INTERVAL: Duration = Duration::from_secs(1);
+const SHUTDOWN: Duration = Duration::from_secs(2);
 
 fn file(folder: &Path) -> String {
     folder.join("locks.db").to_str().unwrap().to_owned()
@@ -56,15 +84,70 @@ pub async fn an_interval_runs_the_job_on_each_tick<DB: Bed>(_: Site<DB>) {
 pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
-    let instances = [(); 3].map(|()| child::example("interval", &[&file, "4"]));
-    let [a, b, c] = instances.map(lines);
-    let (a, b, c) = tokio::join!(a, b, c);
-    let all = [a, b, c].concat();
-    let mut tokens = tokens(&all);
-    tokens.sort();
+    let mut instances = Vec::new();
+    for _ in 0..3 {
+        // They begin at different moments of the period.
+        instances.push(tokio::spawn(lines(child::example("interval", &[&file, "4"]))));
+        sleep(INTERVAL / 4).await;
+    }
+    let mut all = Vec::new();
+    for instance in instances {
+        all.extend(instance.await.unwrap());
+    }
     let refused = all.iter().filter(|line| line.starts_with("not now: report: ")).count();
-    assert_eq!(tokens.len() + refused, 12, "{all:?}");
-    assert!(tokens.windows(2).all(|two| two[1] - two[0] >= 250_000), "{tokens:?}");
+    assert_eq!(tokens(&all).len() + refused, 12, "{all:?}");
+    let periods = periods(&all, INTERVAL);
+    assert!(periods.len() >= 4, "{all:?}");
+    assert!(periods.windows(2).all(|two| two[1] - two[0] == 1), "no tick is left out: {all:?}");
+}
+
+/// One that was stopped goes on in the second half of a period: the tick that it has missed is another's, and those to come are on the clock.
+pub async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: Bed>(_: Site<DB>) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = file(folder.path());
+    let stopped = child::example("interval", &[&file, "4"]);
+    let others = [(); 2].map(|()| tokio::spawn(lines(child::example("interval", &[&file, "7"]))));
+    after_the_middle(INTERVAL).await;
+    send("-STOP", &stopped).await;
+    after_the_middle(INTERVAL).await;
+    send("-CONT", &stopped).await;
+    let mut all = lines(stopped).await;
+    for other in others {
+        all.extend(other.await.unwrap());
+    }
+    let periods = periods(&all, INTERVAL);
+    assert!(periods.len() >= 6 && periods.windows(2).all(|two| two[1] - two[0] == 1), "no tick is left out: {all:?}");
+}
+
+/// No other instance has run what it has missed; the ticks to come are on the clock all the same.
+pub async fn an_interval_is_on_the_clock_again_after_a_stop<DB: Bed>(_: Site<DB>) {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = child::example("interval", &[&file(folder.path()), "3"]);
+    after_the_middle(INTERVAL).await;
+    send("-STOP", &alone).await;
+    after_the_middle(INTERVAL).await;
+    send("-CONT", &alone).await;
+    let lines = lines(alone).await;
+    assert_eq!(periods(&lines, INTERVAL).len(), 3, "{lines:?}");
+}
+
+/// Instances that begin at any moment of the period run the job once in each, on the clock; when the one that runs it is asked to
+/// stop, another runs it at its next tick.
+pub async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_clock<DB: Bed>(_: Site<DB>) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = file(folder.path());
+    after_the_middle(SHUTDOWN).await;
+    let mut first = child::example("graceful_shutdown", &[&file, "9", "3600000"]);
+    let mut said = BufReader::new(first.stdout.take().unwrap()).lines();
+    let mut began = vec![timeout(PATIENCE, said.next_line()).await.unwrap().unwrap().unwrap()];
+    after_the_middle(SHUTDOWN).await;
+    let second = child::example("graceful_shutdown", &[&file, "2", "1"]);
+    let lock = LeaseLock::new(crate::bed::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
+    assert_eq!(refused(lock.try_acquire("report").await).reason, Reason::Held);
+    send("-TERM", &first).await;
+    assert!(timeout(PATIENCE, first.wait()).await.unwrap().unwrap().success());
+    began.extend(lines(second).await);
+    assert!(periods(&began, SHUTDOWN).len() >= 2, "it was taken over: {began:?}");
 }
 
 pub async fn a_cron_schedule_runs_the_job_on_each_tick<DB: Bed>(_: Site<DB>) {
@@ -79,11 +162,10 @@ pub async fn asked_to_stop_it_gives_the_key_back_at_once<DB: Bed>(_: Site<DB>) {
     let mut example = child::example("graceful_shutdown", &[&file, "9", "3600000"]);
     let mut said = BufReader::new(example.stdout.take().unwrap()).lines();
     let mut next = async || timeout(PATIENCE, said.next_line()).await.unwrap().unwrap();
-    assert_eq!(next().await.as_deref(), Some("begun"));
+    assert!(next().await.unwrap().starts_with("begun under token "));
     let lock = LeaseLock::new(crate::bed::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
     assert_eq!(refused(lock.try_acquire("report").await).reason, Reason::Held);
-    let pid = example.id().unwrap().to_string();
-    assert!(Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+    send("-TERM", &example).await;
     assert_eq!(next().await.as_deref(), Some("asked to stop"));
     assert_eq!(next().await.as_deref(), Some("stopped half-way"));
     assert!(timeout(PATIENCE, example.wait()).await.unwrap().unwrap().success());
@@ -92,5 +174,5 @@ pub async fn asked_to_stop_it_gives_the_key_back_at_once<DB: Bed>(_: Site<DB>) {
     // And a job that comes to its end is done.
     let other = folder.path().join("other.db");
     let done = lines(child::example("graceful_shutdown", &[other.to_str().unwrap(), "1", "10"])).await;
-    assert_eq!(done, ["begun", "done"]);
+    assert!(done.len() == 2 && periods(&done, SHUTDOWN).len() == 1 && done[1] == "done", "{done:?}");
 }

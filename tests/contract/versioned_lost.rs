@@ -44,7 +44,7 @@ pub async fn a_deduction_that_is_dropped_was_made_wholly_or_not_at_all<DB: Bed>(
 }
 
 /// A table behind a proxy, on a pool of one connection, on which its statements have been prepared.
-async fn distant<DB: Bed>(site: &Site<DB>) -> (Proxy, Pool<DB>, VersionedTable<DB>) {
+pub async fn distant<DB: Bed>(site: &Site<DB>) -> (Proxy, Pool<DB>, VersionedTable<DB>) {
     let proxy = site.proxy().await;
     let pool = proxy.pool(1);
     let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
@@ -55,8 +55,8 @@ async fn distant<DB: Bed>(site: &Site<DB>) -> (Proxy, Pool<DB>, VersionedTable<D
     (proxy, pool, table)
 }
 
-const READING: usize = 0;
-const WRITING: usize = 1;
+pub const READING: usize = 0;
+pub const WRITING: usize = 1;
 
 pub async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;

@@ -80,7 +80,7 @@ async fn supervise<DB: Database>(
                 Some(Err(error @ Error::Lost { .. })) => return Err(error.into()),
                 // The command has ended, and how is its to say; the next one waits for the lease's end at most.
                 None => out::complain(format_args!("{key}: its end was not recorded: asked to stop before it was")),
-                Some(Err(error)) => out::complain(format_args!("{key}: its end was not recorded: {error}")),
+                Some(Err(error)) => out::complain(format_args!("{key}: its end was not recorded: {error:?}")),
             }
             Ok((code, outcome))
         }

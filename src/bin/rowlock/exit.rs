@@ -74,6 +74,7 @@ impl From<Error> for Failure {
             | Error::InvalidHolder { .. } => USAGE,
             _ => UNAVAILABLE,
         };
-        Self::new(code, error)
+        // With the driver's error, which `Display` leaves out.
+        Self::new(code, format_args!("{error:?}"))
     }
 }

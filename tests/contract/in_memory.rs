@@ -1,0 +1,218 @@
+//! A database in memory is gone with its last connection: no call that is dropped, timed out or gone wrong closes it.
+//!
+//! Each test works on one pool of one connection all along. Its operation is dropped after its first, second, ... poll until it comes
+//! to its end, on a key of its own each time; in between, everything is still there, and no transaction is open.
+
+use std::{convert::Infallible, time::Duration};
+
+use rowlock::{Attempt, Lease, LeaseLock, Order, ResourceLockExt as _, Status, VersionedTable};
+use sqlx::{Connection as _, Sqlite, SqlitePool, sqlite::SqlitePoolOptions};
+use tokio::time::timeout;
+
+use crate::{
+    bank::version_lock,
+    bed::{Bed, PATIENCE, Site, acquired},
+    cancelled::polled,
+    ledger::COLUMNS,
+};
+
+/// How a database comes to live in memory.
+const URLS: [&str; 2] = ["sqlite::memory:", "sqlite:file?mode=memory&cache=private"];
+
+struct Memory {
+    pool: SqlitePool,
+    lock: LeaseLock<Sqlite>,
+    table: VersionedTable<Sqlite>,
+}
+
+impl Memory {
+    /// `test`: the pool asks a connection whether it is alive before it gives it, as pools do unless they are told not to.
+    async fn new(url: &str, test: bool) -> Self {
+        let options = SqlitePoolOptions::new().max_connections(1).test_before_acquire(test);
+        let pool = options.connect(url).await.unwrap();
+        rowlock::migrate(&pool).await.unwrap();
+        let create = "CREATE TABLE account (id varchar(40) PRIMARY KEY, balance bigint NOT NULL, version int NOT NULL);
+                      CREATE TABLE numbers (n int NOT NULL);
+                      WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 250) INSERT INTO numbers SELECT n FROM c";
+        Sqlite::execute(&pool, create).await.unwrap();
+        let lock = LeaseLock::new(pool.clone()).lease(Duration::from_secs(1)).unwrap();
+        let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+        Self { pool, lock, table }
+    }
+
+    async fn execute(&self, sql: &str) {
+        timeout(PATIENCE, Sqlite::execute(&self.pool, sql)).await.expect("the pool serves").unwrap();
+    }
+
+    async fn account(&self, key: &str) {
+        self.execute(&format!("INSERT INTO account VALUES ('{key}', 100, 0)")).await;
+    }
+
+    async fn held(&self, key: &str) -> Lease<Sqlite> {
+        loop {
+            match self.lock.acquire(key, PATIENCE).await {
+                Ok(Attempt::Acquired(lease)) => return lease,
+                Ok(Attempt::Refused(refusal)) => panic!("{key}: {refusal}"),
+                // Behind what was dropped before.
+                Err(error) => assert!(error.is_retryable(), "{key}: {error:?}"),
+            }
+        }
+    }
+
+    /// Everything is there, and nothing is open.
+    async fn is_whole(&self, what: &str) {
+        let look = async {
+            let mut conn = self.pool.acquire().await?;
+            for table in ["t_resource_lock", "account"] {
+                Sqlite::text_on(&mut conn, &format!("SELECT CAST(COUNT(*) AS text) FROM {table}")).await?;
+            }
+            let numbers = Sqlite::text_on(&mut conn, "SELECT CAST(COUNT(*) AS text) FROM numbers").await?;
+            assert_eq!(numbers.as_deref(), Some("250"), "{what}");
+            // An error where a transaction is open.
+            Sqlite::execute_on(&mut conn, "BEGIN IMMEDIATE; ROLLBACK").await?;
+            assert!(!conn.is_in_transaction(), "{what}: the driver counts a transaction");
+            // What the application drops is rolled back.
+            let mut tx = conn.begin().await?;
+            Sqlite::execute_on(&mut tx, "DELETE FROM numbers").await?;
+            drop(tx);
+            let numbers = Sqlite::text_on(&mut conn, "SELECT CAST(COUNT(*) AS text) FROM numbers").await?;
+            assert_eq!(numbers.as_deref(), Some("250"), "{what}: a rollback was left out");
+            Sqlite::execute_on(&mut conn, "BEGIN IMMEDIATE; ROLLBACK").await
+        };
+        match timeout(PATIENCE, look).await {
+            Ok(Ok(_)) => {}
+            other => panic!("{what}: {other:?}"),
+        }
+    }
+
+    /// From now on each change of these tables takes a third of a second or so.
+    async fn slow(&self) {
+        for table in ["t_resource_lock", "account"] {
+            let work = "SELECT COUNT(*) FROM numbers a, numbers b, numbers c";
+            self.execute(&format!("CREATE TRIGGER slow_{table} AFTER UPDATE ON {table} BEGIN {work}; END")).await;
+        }
+    }
+}
+
+/// Drops `act` at each of its polls; what `prepare` has made goes into it.
+async fn outlives<P>(prepare: impl AsyncFn(&Memory, &str) -> P, act: impl AsyncFn(&Memory, &str, P)) {
+    for (url, test) in URLS.into_iter().flat_map(|url| [(url, true), (url, false)]) {
+        let memory = Memory::new(url, test).await;
+        for polls in 1.. {
+            assert!(polls < 300, "it never ends");
+            let key = format!("k{polls}");
+            let prepared = prepare(&memory, &key).await;
+            let ended = polled(polls, act(&memory, &key, prepared)).await;
+            memory.is_whole(&format!("{url}, tested: {test}, dropped after {polls}")).await;
+            if ended {
+                assert!(polls > 1, "it was never dropped");
+                break;
+            }
+        }
+    }
+}
+
+pub async fn it_outlives_a_claim<DB: Bed>(_: Site<DB>) {
+    let act = async |memory: &Memory, key: &str, ()| drop(acquired(memory.lock.try_acquire(key).await));
+    outlives(async |_, _| {}, act).await;
+}
+
+pub async fn it_outlives_a_claim_of_several_keys<DB: Bed>(_: Site<DB>) {
+    let act = async |memory: &Memory, key: &str, ()| {
+        let keys = [format!("{key} and"), format!("{key} more")];
+        drop(memory.lock.acquire_all(keys.each_ref().map(String::as_str), PATIENCE).await.unwrap());
+    };
+    outlives(async |_, _| {}, act).await;
+}
+
+pub async fn it_outlives_a_renewal<DB: Bed>(_: Site<DB>) {
+    let act = async |_: &Memory, _: &str, lease: Lease<Sqlite>| drop(lease.renew().await);
+    outlives(async |memory, key| memory.held(key).await, act).await;
+}
+
+pub async fn it_outlives_a_release<DB: Bed>(_: Site<DB>) {
+    let act = async |_: &Memory, _: &str, lease: Lease<Sqlite>| drop(lease.release(Status::Succeeded).await);
+    outlives(async |memory, key| memory.held(key).await, act).await;
+}
+
+pub async fn it_outlives_an_update<DB: Bed>(_: Site<DB>) {
+    let act = async |memory: &Memory, key: &str, ()| {
+        memory.table.update(key, |balance| Ok::<_, Infallible>(balance - 1)).await.unwrap();
+    };
+    outlives(async |memory, key| memory.account(key).await, act).await;
+}
+
+pub async fn it_outlives_a_deduction<DB: Bed>(_: Site<DB>) {
+    let act = async |memory: &Memory, key: &str, ()| assert!(memory.table.deduct(key, 1).await.is_ok());
+    outlives(async |memory, key| memory.account(key).await, act).await;
+}
+
+/// In a transaction: a savepoint of the work's own, and one that it begins by a statement.
+pub async fn it_outlives_a_transaction<DB: Bed>(_: Site<DB>) {
+    for order in [Order::First, Order::Last] {
+        let act = async |memory: &Memory, key: &str, ()| {
+            let work = async |mut tx: rowlock::Tx<Sqlite>| {
+                Sqlite::execute_on(&mut tx, "UPDATE account SET balance = balance - 1").await?;
+                let mut inner = tx.begin().await?;
+                Sqlite::execute_on(&mut inner, "UPDATE account SET balance = balance + 1").await?;
+                inner.commit().await
+            };
+            match order {
+                Order::First => memory.lock.transaction(key, |tx, _| work(tx)).await.unwrap(),
+                _ => version_lock(&memory.pool).transaction(key, |tx, _| work(tx)).await.unwrap(),
+            }
+        };
+        outlives(async |memory, key| memory.account(key).await, act).await;
+    }
+}
+
+/// The statement is still under way when its time is up.
+pub async fn it_outlives_what_times_out<DB: Bed>(_: Site<DB>) {
+    for url in URLS {
+        let memory = Memory::new(url, true).await;
+        memory.account("a").await;
+        let limit = Duration::from_millis(30);
+        let (lock, table) =
+            (memory.lock.clone().time_limit(limit).unwrap(), memory.table.clone().time_limit(limit).unwrap());
+        memory.lock.try_acquire("claim").await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+        let [renewed, released] = ["renew", "release"].map(async |key| acquired(lock.try_acquire(key).await));
+        let (renewed, released) = (renewed.await, released.await);
+        memory.slow().await;
+
+        assert!(lock.try_acquire("claim").await.is_err(), "{url}: it takes longer than its limit");
+        memory.is_whole(&format!("{url}: a claim")).await;
+        assert!(renewed.renew().await.is_err(), "{url}: it takes longer than its limit");
+        memory.is_whole(&format!("{url}: a renewal")).await;
+        drop(released.release(Status::Succeeded).await); // done in the end, or unknown
+        memory.is_whole(&format!("{url}: a release")).await;
+        assert!(table.deduct("a", 1).await.is_err(), "{url}: it takes longer than its limit");
+        memory.is_whole(&format!("{url}: a deduction")).await;
+        let versions = version_lock(&memory.pool).time_limit(limit).unwrap();
+        assert!(versions.transaction("a", async |_, _| Ok::<_, sqlx::Error>(())).await.is_err());
+        memory.is_whole(&format!("{url}: a transaction")).await;
+    }
+}
+
+/// Work that ends the transaction itself, or whose error does, is told so, and takes nothing along.
+pub async fn it_outlives_work_that_ends_its_transaction<DB: Bed>(_: Site<DB>) {
+    for (url, inner) in URLS.into_iter().flat_map(|url| [(url, false), (url, true)]) {
+        let memory = Memory::new(url, true).await;
+        memory.account("a").await;
+        memory.execute("CREATE TABLE refusing (n int)").await;
+        memory
+            .execute("CREATE TRIGGER refuse BEFORE INSERT ON refusing BEGIN SELECT RAISE(ROLLBACK, 'all of it'); END")
+            .await;
+        for statement in ["COMMIT", "ROLLBACK", "INSERT INTO refusing VALUES (1)"] {
+            let work = async |mut tx: rowlock::Tx<Sqlite>, _| {
+                if inner {
+                    let mut inner = tx.begin().await?;
+                    Sqlite::execute_on(&mut inner, statement).await.map(drop)
+                } else {
+                    Sqlite::execute_on(&mut tx, statement).await.map(drop)
+                }
+            };
+            version_lock(&memory.pool).transaction("a", work).await.unwrap_err();
+            memory.is_whole(&format!("{url}: {statement}, in a savepoint: {inner}")).await;
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The time limit bounds each statement of a change, and the retries' time all of them.
+
+use std::{convert::Infallible, time::Duration};
+
+use rowlock::{Certainty, Error, ResourceLockExt as _, UpdateError, VersionedTable};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    bank::{VERSION, accounts, version_lock, write_in},
+    bed::{Bed, PATIENCE, Site, eventually},
+    ledger::{COLUMNS, ledger, outside, row, updated},
+    line::WAYS,
+    proxy::Way,
+    versioned_lost::{READING, WRITING, distant},
+};
+
+/// Long for a statement on a busy machine, and short beside the 10 s of the retries.
+const LIMIT: Duration = Duration::from_secs(1);
+
+const CHANGES: [&str; 3] = ["update", "deduct", "deposit"];
+
+/// Makes one of the changes: by one less, or one more.
+async fn change<DB: Bed>(table: &VersionedTable<DB>, name: &str) -> Result<rowlock::Updated<i64>, Error> {
+    let failed = |error| match error {
+        UpdateError::Failed(error) => error,
+        other => panic!("{other:?}"),
+    };
+    match name {
+        "update" => table.update("a", |balance| Ok::<_, Infallible>(balance - 1)).await.map_err(|error| match error {
+            UpdateError::Failed(error) => error,
+            UpdateError::Computation(never) => match never {},
+        }),
+        "deduct" => table.deduct("a", 1).await.map_err(failed),
+        _ => table.deposit("a", 1).await,
+    }
+}
+
+/// The outcome of a write that timed out, told in time and in words that are about a write.
+#[track_caller]
+fn is_unknown(result: Result<rowlock::Updated<i64>, Error>, since: Instant, what: &str) {
+    let error = result.expect_err(what);
+    assert!(matches!(error, Error::TimedOut { outcome: Certainty::Unknown, .. }), "{what}: {error:?}");
+    let text = error.to_string();
+    assert!(text.contains("may have been") && !text.contains("lease"), "{what}: {text}");
+    assert!(!error.is_retryable(), "{what}: {text}");
+    assert!(since.elapsed() < 4 * LIMIT, "{what}: after {:?}", since.elapsed());
+}
+
+pub async fn a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_again<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    for (way, name) in WAYS.into_iter().flat_map(|way| CHANGES.map(|name| (way, name))) {
+        let (proxy, pool, table) = distant(&site).await;
+        let version = row(&site).await.1;
+        let table = table.time_limit(LIMIT).unwrap();
+        let since = Instant::now();
+        is_unknown(proxy.during(way, WRITING, change(&table, name), async |_| {}).await, since, name);
+        assert_eq!(pool.size(), 0, "the connection is closed");
+        proxy.open();
+        eventually("it arrives, once", || async { row(&site).await.1 == version + 1 }).await;
+    }
+}
+
+/// Another transaction sits on the row (on SQLite: on the file).
+pub async fn a_write_that_waits_for_a_row_ends_with_the_limit<DB: Bed>(site: Site<DB>) {
+    let table = ledger(&site).await.time_limit(LIMIT).unwrap();
+    for name in CHANGES {
+        let mut conn = site.pool.acquire().await.unwrap();
+        DB::execute_on(&mut conn, DB::BEGIN).await.unwrap();
+        DB::execute_on(&mut conn, "UPDATE account SET balance = balance WHERE id = 'a'").await.unwrap();
+        let since = Instant::now();
+        is_unknown(change(&table, name).await, since, name);
+        DB::execute_on(&mut conn, "ROLLBACK").await.unwrap();
+    }
+}
+
+/// Nothing was sent by then that changes anything: another connection is asked, within the retries' time.
+pub async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_connection<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    for (way, name) in WAYS.into_iter().flat_map(|way| CHANGES.map(|name| (way, name))) {
+        let (proxy, _, table) = distant(&site).await;
+        let (balance, version) = row(&site).await;
+        let table = table.time_limit(LIMIT).unwrap();
+        let changed = proxy.during(way, READING, change(&table, name), async |proxy| proxy.let_others_pass()).await;
+        let balance = if name == "deposit" { balance + 1 } else { balance - 1 };
+        assert_eq!(changed.unwrap(), updated(balance, version + 1, 1), "{way:?} {name}");
+        assert_eq!(row(&site).await, (balance, version + 1), "{way:?} {name}");
+    }
+}
+
+/// Waiting for a connection is part of the retries: one that comes after the limit and within their time is taken.
+pub async fn a_connection_that_comes_within_the_time_of_the_retries_is_taken<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    let pool = site.pool_of(1).await;
+    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().time_limit(LIMIT / 4).unwrap();
+    for (place, name) in CHANGES.into_iter().enumerate() {
+        let conn = pool.acquire().await.unwrap();
+        let later = async {
+            sleep(LIMIT / 2).await;
+            drop(conn);
+        };
+        let (changed, ()) = tokio::join!(change(&table, name), later);
+        assert_eq!(changed.unwrap().version, place as i64 + 1, "{name}");
+    }
+}
+
+/// In the caller's transaction each statement has the limit too; what has failed there is rolled back by the caller.
+pub async fn in_a_transaction_each_statement_has_the_limit<DB: Bed>(site: Site<DB>) {
+    ledger(&site).await;
+    for after in [READING, WRITING] {
+        let (proxy, pool, table) = distant(&site).await;
+        let table = table.time_limit(LIMIT).unwrap();
+        let before = row(&site).await;
+        let mut tx = pool.begin().await.unwrap();
+        let since = Instant::now();
+        let update = table.update_in(&mut tx, "a", |balance| Ok::<_, Infallible>(balance - 1));
+        let error = proxy.during(Way::Replies, after, update, async |_| {}).await.unwrap_err();
+        assert!(matches!(&error, UpdateError::Failed(Error::TimedOut { .. })), "{error:?}");
+        assert!(!error.to_string().contains("lease") && since.elapsed() < 4 * LIMIT, "{error}");
+        proxy.cut();
+        drop(tx);
+        eventually("it is rolled back", || async {
+            outside(&site, "balance = balance").await;
+            row(&site).await == before
+        })
+        .await;
+    }
+}
+
+/// The same holds for BEGIN, which nothing hangs on either.
+pub async fn a_begin_that_is_not_answered_within_the_limit_is_sent_over_another_connection<DB: Bed>(site: Site<DB>) {
+    accounts(&site).await;
+    for way in WAYS {
+        let proxy = site.proxy().await;
+        let pool = proxy.pool(1);
+        let lock = version_lock::<DB>(&pool).time_limit(PATIENCE).unwrap();
+        let write = async |lock: &rowlock::VersionLock<DB>| {
+            lock.transaction(VERSION, |mut tx, _| async move { write_in::<DB>(&mut tx, VERSION, 7).await }).await
+        };
+        write(&lock).await.unwrap();
+        eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
+        let lock = lock.time_limit(LIMIT).unwrap();
+        // After the read of the version.
+        let since = Instant::now();
+        proxy.during(way, 1, write(&lock), async |proxy| proxy.let_others_pass()).await.unwrap();
+        assert!(since.elapsed() < 4 * LIMIT, "{way:?}: after {:?}", since.elapsed());
+    }
+}
