@@ -32,7 +32,7 @@ use crate::{
 const LOOK: Duration = Duration::from_millis(50);
 
 /// How long taking leave of the server may take.
-const GOODBYE: Duration = Duration::from_secs(1);
+const GOODBYE: Duration = Duration::from_millis(200);
 
 /// The most keys of a set: elsewhere than on PostgreSQL each takes a statement of its own.
 const MOST_KEYS: usize = 100;

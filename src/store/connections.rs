@@ -9,10 +9,11 @@ use std::{
     any::Any,
     collections::HashMap,
     sync::{Arc, LazyLock, Mutex, OnceLock, Weak},
+    time::Duration,
 };
 
 use sqlx::{Database, Pool};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
     Store,
@@ -87,12 +88,16 @@ impl<DB: Store> Connections<DB> {
         self.pool().is_ok_and(|pool| pool.num_idle() > 0 || pool.size() < self.most())
     }
 
-    /// Takes leave of the server on the lock's own connections that are idle.
+    /// Takes leave of the server on the lock's own connections, as they become idle.
     pub async fn close_idle(&self, limit: Instant) {
         let Some(pool) = self.own().and_then(|own| own.pool.get()) else { return };
-        while let Some(conn) = pool.try_acquire() {
-            // A server that does not answer sees the connection end.
-            let _ = timeout_at(limit, conn.close()).await;
+        while pool.size() > 0 && Instant::now() < limit {
+            match pool.try_acquire() {
+                // A server that does not answer sees the connection end.
+                Some(conn) => drop(timeout_at(limit, conn.close()).await),
+                // One that was given back is on its way for a moment.
+                None => sleep(Duration::from_millis(2)).await,
+            }
         }
     }
 
