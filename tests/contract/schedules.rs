@@ -11,25 +11,11 @@ use tokio::{
 
 use crate::{
     bed::{Bed, PATIENCE, Site, acquired, refused},
-    child,
+    examples,
 };
 
-#[path = "../../examples/cron.rs"]
-mod cron;
-#[path = "../../examples/graceful_shutdown.rs"]
-mod graceful_shutdown;
-#[path = "../../examples/interval.rs"]
-mod interval;
-
-/// What an example's process does.
-pub fn run(name: &str) {
-    let ran = match name {
-        "cron" => cron::main(),
-        "graceful_shutdown" => graceful_shutdown::main(),
-        "interval" => interval::main(),
-        other => panic!("no example {other}"),
-    };
-    ran.unwrap();
+fn example(name: &str, arguments: &[&str]) -> Child {
+    examples::example(name, arguments).spawn().unwrap()
 }
 
 async fn lines(example: Child) -> Vec<String> {
@@ -49,14 +35,14 @@ fn file(folder: &Path) -> String {
 
 pub async fn an_interval_runs_the_job_on_each_tick<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
-    let lines = lines(child::example("interval", &[&file(folder.path()), "3"])).await;
+    let lines = lines(example("interval", &[&file(folder.path()), "3"])).await;
     assert_eq!((tokens(&lines).len(), lines.len()), (3, 3), "{lines:?}");
 }
 
 pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
-    let instances = [(); 3].map(|()| child::example("interval", &[&file, "4"]));
+    let instances = [(); 3].map(|()| example("interval", &[&file, "4"]));
     let [a, b, c] = instances.map(lines);
     let (a, b, c) = tokio::join!(a, b, c);
     let all = [a, b, c].concat();
@@ -69,28 +55,28 @@ pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: Bed>(_: Site
 
 pub async fn a_cron_schedule_runs_the_job_on_each_tick<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
-    let lines = lines(child::example("cron", &[&file(folder.path()), "3"])).await;
+    let lines = lines(example("cron", &[&file(folder.path()), "3"])).await;
     assert_eq!((tokens(&lines).len(), lines.len()), (3, 3), "{lines:?}");
 }
 
 pub async fn asked_to_stop_it_gives_the_key_back_at_once<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
-    let mut example = child::example("graceful_shutdown", &[&file, "9", "3600000"]);
-    let mut said = BufReader::new(example.stdout.take().unwrap()).lines();
+    let mut job = example("graceful_shutdown", &[&file, "9", "3600000"]);
+    let mut said = BufReader::new(job.stdout.take().unwrap()).lines();
     let mut next = async || timeout(PATIENCE, said.next_line()).await.unwrap().unwrap();
     assert_eq!(next().await.as_deref(), Some("begun"));
     let lock = LeaseLock::new(crate::bed::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
     assert_eq!(refused(lock.try_acquire("report").await).reason, Reason::Held);
-    let pid = example.id().unwrap().to_string();
+    let pid = job.id().unwrap().to_string();
     assert!(Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
     assert_eq!(next().await.as_deref(), Some("asked to stop"));
     assert_eq!(next().await.as_deref(), Some("stopped half-way"));
-    assert!(timeout(PATIENCE, example.wait()).await.unwrap().unwrap().success());
+    assert!(timeout(PATIENCE, job.wait()).await.unwrap().unwrap().success());
     let lock = lock.once_per(Duration::from_secs(3600)).unwrap();
     assert!(acquired(lock.try_acquire("report").await).taken_over_from().is_some());
     // And a job that comes to its end is done.
     let other = folder.path().join("other.db");
-    let done = lines(child::example("graceful_shutdown", &[other.to_str().unwrap(), "1", "10"])).await;
+    let done = lines(example("graceful_shutdown", &[other.to_str().unwrap(), "1", "10"])).await;
     assert_eq!(done, ["begun", "done"]);
 }
