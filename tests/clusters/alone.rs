@@ -13,10 +13,7 @@ use std::{
 use rowlock::{Attempt, Claim, Database, Error, LeaseLock, ResourceLockExt, Retry, Status, TransactionError, Tx};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{AssertSqlSafe, Executor, Pool, pool::PoolOptions};
-use tokio::{
-    sync::Mutex,
-    time::{Instant, sleep, timeout},
-};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::watch::{Watch, work};
 
@@ -255,14 +252,10 @@ where
     (sure, unknown)
 }
 
-/// A server that one test kills is no use to another.
-static IN_USE: Mutex<()> = Mutex::const_new(());
-
 macro_rules! on {
     ($feature:literal, $folder:literal, $database:ty, $killed:ident, $stepped:ident) => {
         #[cfg(feature = $feature)]
         pub async fn $killed(folder: std::path::PathBuf) {
-            let _alone = IN_USE.lock().await;
             let server = Alone::<$database>::new(&folder, $folder).await;
             let (sure, unknown) = killed(&server).await;
             assert_fenced(&sqlx::query_scalar(TOKENS).fetch_all(&server.pool).await.unwrap(), sure, unknown);
@@ -270,7 +263,6 @@ macro_rules! on {
 
         #[cfg(feature = $feature)]
         pub async fn $stepped(folder: std::path::PathBuf) {
-            let _alone = IN_USE.lock().await;
             let server = Alone::<$database>::new(&folder, $folder).await;
             let (sure, unknown) = stepped(&server).await;
             assert_fenced(&sqlx::query_scalar(TOKENS).fetch_all(&server.pool).await.unwrap(), sure, unknown);

@@ -25,20 +25,30 @@ mod standby;
 mod watch;
 
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-use std::{future::Future, path::PathBuf};
+use std::{
+    future::Future,
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
 
 use libtest_mimic::{Arguments, Trial};
 
-/// Adds tests on the servers of a variable to the trials, as `module: name, ...;`.
+/// Adds tests on the same servers to the trials, as `module: name, ...;`. They run one after the other, as one
+/// kills what another would use; beside them run those on other servers.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 macro_rules! tests {
-    ($trials:ident, $variable:literal; $($module:ident: $($name:ident),+;)+) => {
-        $($trials.extend([$(trial($variable, concat!(stringify!($module), "::", stringify!($name)), $module::$name)),+]);)+
-    };
+    ($trials:ident, $variable:literal; $($module:ident: $($name:ident),+;)+) => {{
+        static SERVERS: Mutex<()> = Mutex::new(());
+        $($trials.extend([$(
+            trial($variable, &SERVERS, concat!(stringify!($module), "::", stringify!($name)), $module::$name)
+        ),+]);)+
+    }};
 }
 
 fn main() {
-    let arguments = Arguments::from_args();
+    let mut arguments = Arguments::from_args();
+    // Each has a thread of its own, to wait for its servers.
+    arguments.test_threads.get_or_insert(16);
     #[cfg_attr(not(any(feature = "mysql", feature = "postgres")), expect(unused_mut, reason = "SQLite is one machine"))]
     let mut trials: Vec<Trial> = Vec::new();
     #[cfg(feature = "mysql")]
@@ -65,13 +75,14 @@ fn main() {
 
 /// A test on the servers in the folder that the variable names.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
-fn trial<F>(variable: &'static str, name: &str, test: fn(PathBuf) -> F) -> Trial
+fn trial<F>(variable: &'static str, servers: &'static Mutex<()>, name: &str, test: fn(PathBuf) -> F) -> Trial
 where
     F: Future<Output = ()> + 'static,
 {
     let folder = std::env::var_os(variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let missing = folder.is_none();
     let run = move || {
+        let _in_use = servers.lock().unwrap_or_else(PoisonError::into_inner);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         runtime.block_on(test(folder.ok_or("no servers")?));
         Ok(())

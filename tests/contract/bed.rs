@@ -220,9 +220,12 @@ where
             Some("a direct connection")
         }
         _ if name.starts_with("behind_a_pooler") && !is_pooled() => Some("POSTGRES_DIRECT_URL"),
-        _ if module == "examples" && !crate::examples::are_built() => Some("cargo build --examples"),
+        _ if ["examples", "schedules"].contains(&module) && !crate::examples::are_built() => {
+            Some("cargo build --examples")
+        }
         _ => None,
     };
+    let name = format!("{}::{module}::{name}", server.name);
     let run = move || -> Result<(), Failed> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let url = url.ok_or("no URL")?;
@@ -242,7 +245,7 @@ where
             text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default().into()
         })
     };
-    let trial = Trial::test(format!("{}::{module}::{name}", server.name), run).with_ignored_flag(needs.is_some());
+    let trial = Trial::test(name.clone(), move || crate::alone::run(&name, run)).with_ignored_flag(needs.is_some());
     trial.with_kind(needs.map(|what| format!("needs {what}")).unwrap_or_default())
 }
 

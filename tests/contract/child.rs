@@ -33,19 +33,7 @@ pub fn start<DB: Bed>(site: &Site<DB>, job: &str, key: &str, file: &std::path::P
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
 }
 
-/// Starts an example: this program again, with the example's arguments.
-#[cfg(feature = "sqlite")]
-pub fn example(name: &str, arguments: &[&str]) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.env(JOB, format!("example {name}")).args(arguments);
-    command.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
-}
-
 pub fn main() {
-    #[cfg(feature = "sqlite")]
-    if let Some(name) = var(JOB).strip_prefix("example ") {
-        return crate::schedules::run(name);
-    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         match var("JOB_SERVER").as_str() {

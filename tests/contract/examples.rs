@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::bed::{Bed, Site, acquired, eventually};
 
-const NAMES: [&str; 3] = ["deduct", "fencing", "scheduled_job"];
+const NAMES: [&str; 6] = ["cron", "deduct", "fencing", "graceful_shutdown", "interval", "scheduled_job"];
 /// A story may take its time on a slow machine.
 const STORY: Duration = Duration::from_secs(300);
 
@@ -42,7 +42,7 @@ fn program(name: &str) -> PathBuf {
     tests.parent().and_then(Path::parent).unwrap().join("examples").join(name)
 }
 
-fn example(name: &str, arguments: &[&str]) -> Command {
+pub fn example(name: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program(name));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     command

@@ -8,6 +8,7 @@
 
 mod acquire;
 mod acquiring;
+mod alone;
 mod article;
 mod bank;
 mod batched;
@@ -88,7 +89,7 @@ mod key {
 #[allow(dead_code, unused_imports)]
 mod rules;
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Trial;
 
 use bed::{Bed, Server};
 
@@ -97,7 +98,7 @@ fn main() {
         return child::main();
     }
     events::keep();
-    let arguments = Arguments::from_args();
+    let arguments = alone::arguments();
     let mut trials = Vec::new();
     for server in Server::all() {
         match server.name {
@@ -118,6 +119,7 @@ fn main() {
             _ => {}
         }
     }
+    alone::last(&mut trials);
     libtest_mimic::run(&arguments, trials).exit();
 }
 

@@ -1,54 +1,124 @@
 //! The dining philosophers: five processes around a table, a fork between each two, two forks for each meal.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
+
+use rowlock::Status;
+use tokio::time::{Instant, sleep};
 
 use crate::{
     bed::{Bed, PATIENCE, Site},
-    waiters::{Process, places, seconds},
+    waiters::{Process, Turn, now, places},
 };
 
 const SEATS: usize = 5;
+const MEALS: usize = 10;
+
+/// The forks of a seat, in the order of keys, which is the order of a turn's tokens.
+fn forks(seat: usize) -> [usize; 2] {
+    let next = (seat + 1) % SEATS;
+    [seat.min(next), seat.max(next)]
+}
 
 pub async fn philosophers_eat_as_they_please<DB: Bed>(site: Site<DB>) {
-    dine(&site, "wait", seconds(), 1).await;
-}
-
-pub async fn philosophers_eat_in_order<DB: Bed>(site: Site<DB>) {
-    let eaten = dine(&site, "wait in order", 2 * seconds(), 6).await;
-    let (least, most) = (eaten.iter().min().unwrap(), eaten.iter().max().unwrap());
-    assert!(most - least <= 2.max(most / 10), "{eaten:?}");
-}
-
-/// Nobody dies of hunger, each has `least` meals, and no fork is in two hands. How many meals each had.
-async fn dine<DB: Bed>(site: &Site<DB>, job: &str, time: Duration, least: usize) -> [usize; SEATS] {
-    let forks = |seat: usize| [seat.min((seat + 1) % SEATS), seat.max((seat + 1) % SEATS)];
     let mut table = Vec::new();
     for seat in 0..SEATS {
         let [one, other] = forks(seat);
-        table.push(Process::start(site, seat, job, &format!("fork {one},fork {other}")).await);
+        table.push(Process::start(&site, seat, "wait", &format!("fork {one},fork {other}")).await);
     }
-    for philosopher in &mut table {
-        philosopher.go_on(time, Duration::from_millis(5), Duration::from_millis(5)).await;
+    let meals = dine(table).await;
+    assert_no_fork_is_in_two_hands(&meals);
+}
+
+/// A ticket that was seen in the queue comes before every neighbour that asks after that, however slow the machine is.
+/// Each meal also wants a key of its own, by which its ticket is known.
+pub async fn philosophers_eat_in_order<DB: Bed>(site: Site<DB>) {
+    let mut table = Vec::new();
+    for seat in 0..SEATS {
+        let [one, other] = forks(seat);
+        let keys = format!("fork {one},fork {other},meal {seat}.#");
+        table.push(Process::start(&site, seat, "wait in order", &keys).await);
     }
-    let mut meals = Vec::new();
-    for philosopher in table {
-        meals.extend(philosopher.ended(time + PATIENCE).await);
+    let all_forks = (0..SEATS).map(|fork| format!("fork {fork}"));
+    let all_forks = site.lock().try_acquire_all(all_forks).await.unwrap().acquired().unwrap();
+    let dinner = tokio::spawn(dine(table));
+    let (mut tickets, began) = (HashMap::new(), Instant::now());
+    while tickets.len() < SEATS {
+        assert!(began.elapsed() < PATIENCE, "all wait: {tickets:?}");
+        look(&site, &mut tickets).await;
     }
-    for fork in 0..SEATS {
-        let with = |meal: &crate::waiters::Turn| {
-            let place = forks(meal.process).iter().position(|other| *other == fork)?;
-            Some((meal.tokens[place], meal.granted, meal.freed))
-        };
-        let mut hands: Vec<_> = meals.iter().filter_map(with).collect();
-        hands.sort_unstable();
-        for pair in hands.windows(2) {
-            assert!(pair[0].0 < pair[1].0 && pair[0].2 <= pair[1].1, "fork {fork} in two hands: {pair:?}");
+    all_forks.release(Status::Succeeded).await.unwrap();
+    while !dinner.is_finished() {
+        look(&site, &mut tickets).await;
+    }
+    let meals = dinner.await.unwrap();
+    assert_no_fork_is_in_two_hands(&meals);
+    for (seat, eaten) in meals.iter().enumerate() {
+        for (number, meal) in eaten.iter().enumerate() {
+            if let Some(in_line) = tickets.get(&format!("meal {seat}.{number}")) {
+                assert_not_overtaken(&meals, meal, *in_line);
+            }
         }
     }
-    let eaten = [0, 1, 2, 3, 4].map(|seat| meals.iter().filter(|meal| meal.process == seat).count());
-    let longest = meals.iter().map(crate::waiters::Turn::waited).max().unwrap();
-    println!("{}, {job}: meals {eaten:?} in {time:?}, the longest hunger {longest:?}", site.server.name);
-    assert!(eaten.iter().all(|meals| *meals >= least), "{eaten:?}");
-    assert_eq!(places(site).await, 0);
-    eaten
+    assert_eq!(places(&site).await, 0);
+}
+
+/// Notes when each ticket was first seen in the queue, under its meal's own key.
+async fn look<DB: Bed>(site: &Site<DB>, tickets: &mut HashMap<String, Duration>) {
+    let list =
+        if site.server.name == "postgres" { "string_agg(key_resource, ',')" } else { "group_concat(key_resource)" };
+    let waiting = site.cell(list, "t_resource_lock_queue WHERE key_resource LIKE 'meal %'").await.unwrap_or_default();
+    let seen = now();
+    for meal in waiting.split(',').filter(|meal| !meal.is_empty()) {
+        tickets.entry(meal.to_owned()).or_insert(seen);
+    }
+    sleep(Duration::from_millis(1)).await;
+}
+
+/// Every philosopher has all of its meals: by seat, in their order.
+async fn dine(table: Vec<Process>) -> Vec<Vec<Turn>> {
+    let seats: Vec<_> = table.into_iter().map(|philosopher| tokio::spawn(eat(philosopher))).collect();
+    let mut meals = Vec::new();
+    for seat in seats {
+        meals.push(seat.await.unwrap());
+    }
+    meals
+}
+
+async fn eat(mut philosopher: Process) -> Vec<Turn> {
+    let mut meals = Vec::new();
+    for _ in 0..MEALS {
+        sleep(Duration::from_millis(fastrand::u64(..=5))).await;
+        philosopher.ask(Duration::from_millis(5)).await;
+        meals.push(philosopher.turn().await);
+    }
+    philosopher.ended(PATIENCE).await;
+    meals
+}
+
+/// The meals for which a fork was taken, with its tokens.
+fn with_fork(meals: &[Vec<Turn>], fork: usize) -> impl Iterator<Item = (i64, &Turn)> {
+    meals.iter().flatten().filter_map(move |meal| Some((token(meal, fork)?, meal)))
+}
+
+fn token(meal: &Turn, fork: usize) -> Option<i64> {
+    forks(meal.process).iter().position(|other| *other == fork).map(|place| meal.tokens[place])
+}
+
+fn assert_no_fork_is_in_two_hands(meals: &[Vec<Turn>]) {
+    for fork in 0..SEATS {
+        let mut hands: Vec<_> = with_fork(meals, fork).collect();
+        hands.sort_unstable_by_key(|(token, _)| *token);
+        for pair in hands.windows(2) {
+            let ((one, before), (other, after)) = (pair[0], pair[1]);
+            assert!(one < other && before.freed <= after.granted, "fork {fork} in two hands: {pair:?}");
+        }
+    }
+}
+
+fn assert_not_overtaken(meals: &[Vec<Turn>], meal: &Turn, in_line: Duration) {
+    for fork in forks(meal.process) {
+        let granted = token(meal, fork).unwrap();
+        let late = with_fork(meals, fork).find(|(token, other)| other.called > in_line && *token < granted);
+        assert!(late.is_none(), "in line at {in_line:?}: {meal:?}, overtaken at fork {fork} by {late:?}");
+    }
 }

@@ -14,25 +14,11 @@ use tokio::{
 
 use crate::{
     bed::{Bed, PATIENCE, Site, acquired, refused},
-    child,
+    examples,
 };
 
-#[path = "../../examples/cron.rs"]
-mod cron;
-#[path = "../../examples/graceful_shutdown.rs"]
-mod graceful_shutdown;
-#[path = "../../examples/interval.rs"]
-mod interval;
-
-/// What an example's process does.
-pub fn run(name: &str) {
-    let ran = match name {
-        "cron" => cron::main(),
-        "graceful_shutdown" => graceful_shutdown::main(),
-        "interval" => interval::main(),
-        other => panic!("no example {other}"),
-    };
-    ran.unwrap();
+fn example(name: &str, arguments: &[&str]) -> Child {
+    examples::example(name, arguments).spawn().unwrap()
 }
 
 async fn lines(example: Child) -> Vec<String> {
@@ -77,7 +63,7 @@ fn file(folder: &Path) -> String {
 
 pub async fn an_interval_runs_the_job_on_each_tick<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
-    let lines = lines(child::example("interval", &[&file(folder.path()), "3"])).await;
+    let lines = lines(example("interval", &[&file(folder.path()), "3"])).await;
     assert_eq!((tokens(&lines).len(), lines.len()), (3, 3), "{lines:?}");
 }
 
@@ -87,7 +73,7 @@ pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: Bed>(_: Site
     let mut instances = Vec::new();
     for _ in 0..3 {
         // They begin at different moments of the period.
-        instances.push(tokio::spawn(lines(child::example("interval", &[&file, "4"]))));
+        instances.push(tokio::spawn(lines(example("interval", &[&file, "4"]))));
         sleep(INTERVAL / 4).await;
     }
     let mut all = Vec::new();
@@ -105,8 +91,8 @@ pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: Bed>(_: Site
 pub async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
-    let stopped = child::example("interval", &[&file, "4"]);
-    let others = [(); 2].map(|()| tokio::spawn(lines(child::example("interval", &[&file, "7"]))));
+    let stopped = example("interval", &[&file, "4"]);
+    let others = [(); 2].map(|()| tokio::spawn(lines(example("interval", &[&file, "7"]))));
     after_the_middle(INTERVAL).await;
     send("-STOP", &stopped).await;
     after_the_middle(INTERVAL).await;
@@ -122,7 +108,7 @@ pub async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: Bed>(_: S
 /// No other instance has run what it has missed; the ticks to come are on the clock all the same.
 pub async fn an_interval_is_on_the_clock_again_after_a_stop<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
-    let alone = child::example("interval", &[&file(folder.path()), "3"]);
+    let alone = example("interval", &[&file(folder.path()), "3"]);
     after_the_middle(INTERVAL).await;
     send("-STOP", &alone).await;
     after_the_middle(INTERVAL).await;
@@ -137,11 +123,11 @@ pub async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_cloc
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
     after_the_middle(SHUTDOWN).await;
-    let mut first = child::example("graceful_shutdown", &[&file, "9", "3600000"]);
+    let mut first = example("graceful_shutdown", &[&file, "9", "3600000"]);
     let mut said = BufReader::new(first.stdout.take().unwrap()).lines();
     let mut began = vec![timeout(PATIENCE, said.next_line()).await.unwrap().unwrap().unwrap()];
     after_the_middle(SHUTDOWN).await;
-    let second = child::example("graceful_shutdown", &[&file, "2", "1"]);
+    let second = example("graceful_shutdown", &[&file, "2", "1"]);
     let lock = LeaseLock::new(crate::bed::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
     assert_eq!(refused(lock.try_acquire("report").await).reason, Reason::Held);
     send("-TERM", &first).await;
@@ -152,27 +138,27 @@ pub async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_cloc
 
 pub async fn a_cron_schedule_runs_the_job_on_each_tick<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
-    let lines = lines(child::example("cron", &[&file(folder.path()), "3"])).await;
+    let lines = lines(example("cron", &[&file(folder.path()), "3"])).await;
     assert_eq!((tokens(&lines).len(), lines.len()), (3, 3), "{lines:?}");
 }
 
 pub async fn asked_to_stop_it_gives_the_key_back_at_once<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
-    let mut example = child::example("graceful_shutdown", &[&file, "9", "3600000"]);
-    let mut said = BufReader::new(example.stdout.take().unwrap()).lines();
+    let mut job = example("graceful_shutdown", &[&file, "9", "3600000"]);
+    let mut said = BufReader::new(job.stdout.take().unwrap()).lines();
     let mut next = async || timeout(PATIENCE, said.next_line()).await.unwrap().unwrap();
     assert!(next().await.unwrap().starts_with("begun under token "));
     let lock = LeaseLock::new(crate::bed::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
     assert_eq!(refused(lock.try_acquire("report").await).reason, Reason::Held);
-    send("-TERM", &example).await;
+    send("-TERM", &job).await;
     assert_eq!(next().await.as_deref(), Some("asked to stop"));
     assert_eq!(next().await.as_deref(), Some("stopped half-way"));
-    assert!(timeout(PATIENCE, example.wait()).await.unwrap().unwrap().success());
+    assert!(timeout(PATIENCE, job.wait()).await.unwrap().unwrap().success());
     let lock = lock.once_per(Duration::from_secs(3600)).unwrap();
     assert!(acquired(lock.try_acquire("report").await).taken_over_from().is_some());
     // And a job that comes to its end is done.
     let other = folder.path().join("other.db");
-    let done = lines(child::example("graceful_shutdown", &[other.to_str().unwrap(), "1", "10"])).await;
+    let done = lines(example("graceful_shutdown", &[other.to_str().unwrap(), "1", "10"])).await;
     assert!(done.len() == 2 && periods(&done, SHUTDOWN).len() == 1 && done[1] == "done", "{done:?}");
 }

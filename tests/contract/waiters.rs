@@ -66,7 +66,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// With the keys separated by commas. It asks when it is told to.
+    /// With the keys separated by commas; a `#` in them stands for how often it was told to ask before. It asks when it is told to.
     pub async fn start<DB: Bed>(site: &Site<DB>, number: usize, job: &str, keys: &str) -> Self {
         let mut child = child::start(site, job, keys, std::path::Path::new(""));
         let orders = child.stdin.take().unwrap();
@@ -132,13 +132,14 @@ pub async fn work<DB: Bed>(lock: LeaseLock<DB>, keys: &str) {
     // The table has been looked at, and the connection is open, when the first order comes.
     lock.inspect("nobody's").await.unwrap();
     say("ready");
-    let keys: Vec<String> = keys.split(',').map(str::to_owned).collect();
     let mut orders = BufReader::new(tokio::io::stdin()).lines();
     let mut tasks = JoinSet::new();
-    while let Some(order) = orders.next_line().await.unwrap() {
+    for number in 0.. {
+        let Some(order) = orders.next_line().await.unwrap() else { break };
+        let keys = keys.replace('#', &format!("{number}")).split(',').map(str::to_owned).collect();
         let [most, hold, pause] =
             <[u64; 3]>::try_from(order.split(' ').map(|word| word.parse().unwrap()).collect::<Vec<_>>()).unwrap();
-        tasks.spawn(go_on(lock.clone(), keys.clone(), now() + Duration::from_millis(most), hold, pause));
+        tasks.spawn(go_on(lock.clone(), keys, now() + Duration::from_millis(most), hold, pause));
     }
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();

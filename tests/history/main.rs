@@ -15,6 +15,9 @@ mod telling;
 mod worker;
 
 /// The contract's, which each test of it is given too.
+#[path = "../contract/alone.rs"]
+#[allow(dead_code)]
+mod alone;
 #[path = "../contract/bed.rs"]
 #[allow(dead_code)]
 mod bed;
@@ -37,7 +40,7 @@ mod examples {
     }
 }
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::Trial;
 
 use bed::Server;
 use crew::Books;
@@ -46,7 +49,7 @@ fn main() {
     if worker::was_asked_for() {
         return worker::main();
     }
-    let arguments = Arguments::from_args();
+    let arguments = alone::arguments();
     let mut trials = Vec::new();
     for server in Server::all() {
         match server.name {

@@ -18,7 +18,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 
 /// The program.
 #[tokio::main]
-pub async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let file = arguments.next().unwrap_or_else(|| "locks.db".into());
     let ticks = arguments.next().map_or(Ok(usize::MAX), |ticks| ticks.parse())?;

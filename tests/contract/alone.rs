@@ -1,0 +1,67 @@
+//! Which tests run side by side, and which have the machine to themselves.
+//!
+//! Most tests wait most of their time, so many more run at once than there are processors. A test that measures
+//! how quick something is, or counts what happens within a time, runs alone, after all others.
+
+use std::sync::{PoisonError, RwLock};
+
+use libtest_mimic::{Arguments, Trial};
+
+/// How many tests run at once, unless `--test-threads` says.
+const AT_ONCE: usize = 16;
+
+/// The tests that measure, as `module::name`.
+const ALONE: &[&str] = &[
+    "acquire::a_try_ends_at_its_time_limit_with_the_pool_empty",
+    "keeping::a_lease_is_renewed_in_the_background",
+    "keeping::a_pool_of_one_is_enough",
+    "keeping::a_renewal_that_finds_the_row_locked_is_unknown_not_lost",
+    "lanes::a_runtime_that_stands_still_holds_up_no_other",
+    "listening::word_of_a_release_comes_before_the_next_question",
+    "program_run::a_command_that_does_not_start_leaves_the_key_free",
+    "program_run::waiting_ends_with_the_key_or_with_the_time",
+    "sets::a_set_is_renewed_in_the_background",
+    "trips::a_transactions_round_trips_are_as_stated",
+    "trips::round_trips_are_as_stated",
+    "trips::round_trips_of_versions_are_as_stated",
+];
+
+static MACHINE: RwLock<()> = RwLock::new(());
+
+/// The command line, with this suite's own number of threads.
+pub fn arguments() -> Arguments {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(AT_ONCE);
+    arguments
+}
+
+/// Whether a test, named as `DATABASE::module::name`, runs alone.
+fn runs_alone(trial: &str) -> bool {
+    trial.split_once("::").is_some_and(|(_, test)| ALONE.contains(&test))
+}
+
+/// Puts the tests that run alone last, so that the others do not wait for them.
+///
+/// # Panics
+/// Panics if the list names a test that does not exist.
+pub fn last(trials: &mut [Trial]) {
+    if cfg!(all(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "cli")) {
+        for test in ALONE {
+            let is_there =
+                trials.iter().any(|trial| trial.name().split_once("::").is_some_and(|(_, name)| name == *test));
+            assert!(is_there, "no test is named {test}, which is to run alone");
+        }
+    }
+    trials.sort_by_key(|trial| runs_alone(trial.name()));
+}
+
+/// Runs a test beside others, or alone.
+pub fn run<T>(trial: &str, test: impl FnOnce() -> T) -> T {
+    if runs_alone(trial) {
+        let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+        test()
+    } else {
+        let _beside = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
+        test()
+    }
+}
