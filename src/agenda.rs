@@ -93,7 +93,9 @@ impl Agenda {
         let now = Instant::now();
         let is_due = |ending: &Ending| !ending.under_way && ending.at <= now;
         let change = self.endings.values().find(|ending| is_due(ending))?.change;
-        let due = self.endings.iter_mut().filter(|(_, ending)| is_due(ending) && ending.change == change).collect();
+        // Those that are due later travel along, but for those that would take statements of their own.
+        let goes = |ending: &Ending| is_due(ending) || !(ending.under_way || ending.suspect);
+        let due = self.endings.iter_mut().filter(|(_, ending)| ending.change == change && goes(ending)).collect();
         let Batch { items, suspects } = Batch::of(due, |(_, ending)| ending.suspect, |(_, ending)| ending.left.len());
         let others = items.iter().take(suspects).map(|(_, ending)| ending.left.len()).sum();
         let claims = items.into_iter().flat_map(|(number, ending)| {

@@ -99,7 +99,7 @@ impl<DB: Database> Changes<DB> {
             if many == 0 {
                 continue;
             }
-            if failures >= FAILURES || (failures > 0 && Instant::now() >= limit) {
+            if failures >= FAILURES || Instant::now() >= limit {
                 shares.extend(all.iter().map(|_| Share { reply: Err(Remedy::Apart), unanswered: false }));
                 continue;
             }
@@ -114,12 +114,14 @@ impl<DB: Database> Changes<DB> {
                     }));
                 }
                 Err(failure) => {
-                    tracing::warn!(?change, parties = many, ?failure, "not answered, or refused");
                     let remedy = remedy(&failure, many);
-                    if remedy == Remedy::Apart && many > 1 && !unanswered {
+                    let halves = remedy == Remedy::Apart && many > 1 && !unanswered;
+                    if halves {
+                        tracing::debug!(?change, parties = many, ?failure, "refused, and sent again by halves");
                         let middle = range.start + many / 2;
                         left.extend([middle..range.end, range.start..middle]);
                     } else {
+                        tracing::warn!(?change, parties = many, ?failure, "not answered, or refused");
                         shares.extend(all.iter().map(|_| Share { reply: Err(remedy), unanswered }));
                     }
                 }

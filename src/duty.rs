@@ -78,3 +78,41 @@ impl Duty {
         !self.tasks.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runtime() -> Id {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        // It goes on, so that the next one has another id.
+        std::mem::ManuallyDrop::new(runtime).handle().id()
+    }
+
+    #[test]
+    fn a_task_that_is_overdue_is_replaced_and_stands_by() {
+        let (one, two, late) = (runtime(), runtime(), Duration::from_millis(100));
+        let mut duty = Duty::new(late);
+        assert!(duty.join(one) && duty.join(two) && !duty.join(one));
+        let now = Instant::now();
+        assert_eq!(duty.role(one, now), Role::TakeOver);
+        duty.wakes_at(now + late);
+        assert_eq!((duty.role(one, now), duty.role(two, now)), (Role::Work, Role::StandBy(now + 2 * late)));
+        assert_eq!(duty.role(two, now + 2 * late), Role::TakeOver);
+        duty.wakes_at(now + 3 * late);
+        assert_eq!(duty.role(one, now + 2 * late), Role::StandBy(now + 4 * late));
+        assert!(duty.leave(two), "there is another one");
+        assert_eq!(duty.role(one, now + 2 * late), Role::TakeOver);
+        assert!(!duty.leave(one));
+    }
+
+    #[test]
+    fn work_that_is_due_sooner_wakes_the_tasks() {
+        let (one, now) = (runtime(), Instant::now());
+        let mut duty = Duty::new(Duration::from_secs(1));
+        assert!(duty.expect(now + LATE), "there is no task that looks");
+        duty.role(one, now);
+        duty.wakes_at(now + 9 * LATE);
+        assert!(duty.expect(now + 8 * LATE) && !duty.expect(now + 9 * LATE));
+    }
+}

@@ -108,7 +108,7 @@ impl Ending {
         }
     }
 
-    /// Tells whoever waits, and lets the next ones of this process ask.
+    /// Tells the caller that waits, and lets the next ones of this process ask.
     pub fn tell(self, ended: Ended) {
         self.held.pass_on();
         for Claim { key, token, .. } in &self.held.claims {

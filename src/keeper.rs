@@ -314,8 +314,8 @@ impl<DB: Database> Keeper<DB> {
     }
 }
 
-/// The runtime went away under the task. Without another task nobody renews any more, and whoever still holds a lease is
-/// told; what was to be abandoned ends with its lease.
+/// The runtime went away under the task. Without another task nothing is renewed any more, and the holders
+/// are told; what was to be abandoned ends with its lease.
 struct OnStop<DB: Database> {
     keeper: Arc<Keeper<DB>>,
     runtime: Id,

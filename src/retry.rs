@@ -142,3 +142,18 @@ impl Backoff {
 pub(crate) async fn outage_pause() {
     sleep(Duration::from_millis(fastrand::u64(5..30))).await;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_that_a_pause_may_mend_is_tried_again() {
+        assert_eq!(remedy(&Failure::NoConnection(sqlx::Error::PoolClosed), 1), Remedy::Nothing);
+        for failure in [Failure::NoConnection(sqlx::Error::PoolTimedOut), Failure::NoReply, Failure::Undone] {
+            assert_eq!(remedy(&failure, 1), Remedy::Again, "{failure:?}");
+        }
+        // It was carried out, and what it said was not understood.
+        assert_eq!(remedy(&Failure::Failed(sqlx::Error::RowNotFound), 2), Remedy::Again);
+    }
+}

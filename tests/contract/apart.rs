@@ -197,7 +197,7 @@ pub async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: Bed>(site
 }
 
 /// It stands still with a renewal under way.
-pub async fn a_renewal_that_nobody_drives_any_more_loses_no_other<DB: Bed>(site: Site<DB>) {
+pub async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: Bed>(site: Site<DB>) {
     let proxy = Arc::new(site.proxy().await);
     let pool = opened::<DB>(proxy.pool(2)).await;
     let lock = LeaseLock::new(pool).lease(LEASE).unwrap();

@@ -317,7 +317,7 @@ where
         lanes: a_runtime_that_stands_still_takes_nobody_along;
         apart:
             a_release_without_the_right_to_it_fails_at_once, silent_connections_lose_no_lease,
-            a_request_on_a_silent_connection_is_sent_on_another, a_renewal_that_nobody_drives_any_more_loses_no_other;
+            a_request_on_a_silent_connection_is_sent_on_another, a_renewal_that_is_not_driven_any_more_loses_no_other;
         undone:
             claims_whose_connection_the_server_ends_are_all_granted, releases_whose_connection_the_server_ends_are_all_done,
             releases_that_were_done_unheard_say_so_where_they_know,
