@@ -137,11 +137,20 @@ pub async fn a_release_without_the_right_to_it_fails_at_once<DB: Bed>(site: Site
     assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
 }
 
-/// Opens both connections of a pool, here: what another runtime has opened, it has to drive.
+/// Opens all connections of a pool, here: what another runtime has opened, it has to drive.
 async fn opened<DB: Bed>(pool: Pool<DB>) -> Pool<DB> {
-    drop((pool.acquire().await.unwrap(), pool.acquire().await.unwrap()));
-    eventually("both are idle", || async { pool.num_idle() == 2 }).await;
+    let mut taken = Vec::new();
+    for _ in 0..pool.options().get_max_connections() {
+        taken.push(pool.acquire().await.unwrap());
+    }
+    drop(taken);
+    all_idle(&pool).await;
     pool
+}
+
+async fn all_idle<DB: Bed>(pool: &Pool<DB>) {
+    let all = pool.options().get_max_connections() as usize;
+    eventually("all are idle", || async { pool.num_idle() == all }).await;
 }
 
 /// After a fail-over in a cloud the connections there were are neither answered nor closed; new ones are answered.
@@ -150,7 +159,7 @@ pub async fn silent_connections_lose_no_lease<DB: Bed>(site: Site<DB>) {
     let pool = opened::<DB>(proxy.pool(2)).await;
     let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
     let leases = leases(&lock, 3).await;
-    eventually("both are idle", || async { pool.num_idle() == 2 }).await;
+    all_idle(&pool).await;
     proxy.silence();
     held_for(&leases, 2 * LEASE).await;
 }
@@ -162,7 +171,7 @@ pub async fn a_request_on_a_silent_connection_is_sent_on_another<DB: Bed>(site: 
     let pool = opened::<DB>(proxy.pool(2)).await;
     let lock = LeaseLock::new(pool.clone()).lease(lease).unwrap().time_limit(PATIENCE).unwrap();
     let (renewed, abandoned) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
-    eventually("they are idle", || async { pool.num_idle() == 2 }).await;
+    all_idle(&pool).await;
     let since = Instant::now();
     let silent = async |proxy: &Proxy| proxy.let_others_pass();
     proxy.during(Way::Requests, 0, renewed.renew(), silent).await.unwrap();
@@ -185,9 +194,15 @@ fn still<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> (
 }
 
 pub async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: Bed>(site: Site<DB>) {
-    let lock = LeaseLock::new(opened(site.pool_of(2).await).await).lease(LEASE).unwrap();
+    let pool = opened(site.pool_of(4).await).await;
+    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
     let theirs = lock.clone();
-    let (still, first) = still(async move { acquired(theirs.try_acquire("first").await) });
+    let (still, first) = still(async move {
+        let first = acquired(theirs.try_acquire("first").await);
+        // What it gives back comes back while the runtime is driven.
+        all_idle(&pool).await;
+        first
+    });
     let leases = leases(&lock, 2).await;
     held_for(&leases, 2 * LEASE).await;
     drop(first);
@@ -199,11 +214,12 @@ pub async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: Bed>(site
 /// It stands still with a renewal under way.
 pub async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: Bed>(site: Site<DB>) {
     let proxy = Arc::new(site.proxy().await);
-    let pool = opened::<DB>(proxy.pool(2)).await;
-    let lock = LeaseLock::new(pool).lease(LEASE).unwrap();
+    let pool = opened::<DB>(proxy.pool(4)).await;
+    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
     let (theirs, to_hold) = (lock.clone(), proxy.clone());
     let (still, first) = still(async move {
         let first = acquired(theirs.try_acquire("first").await);
+        all_idle(&pool).await;
         to_hold.hold(Way::Replies);
         to_hold.held(Way::Replies).await;
         first
