@@ -53,7 +53,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
         break;
     }
     // Abandoning goes on in the background: without this the process would end first, and others wait for the lease's end.
-    lock.shutdown().await;
+    lock.shutdown(GRACE).await;
     Ok(())
 }
 

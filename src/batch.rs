@@ -21,6 +21,7 @@ use crate::{
     held::lock,
     key::Key,
     lanes::{Lane, Numbered, Place, Seat, State, Waiting},
+    retry::{Remedy, remedy},
     store::{
         Database, Reply,
         borrowed::{Borrowed, Failure},
@@ -234,9 +235,8 @@ impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
     /// A statement came to nothing, or nobody knows to what.
     async fn fail(&self, firsts: Vec<Waiting<DB, E>>, failure: Failure) {
         let fault = failure.fault();
-        let refused = !matches!(fault, Fault::Contention | Fault::Outage) && !failure.is_in_doubt();
-        // For the sake of one of them, perhaps.
-        if firsts.len() > 1 && refused {
+        // For the sake of one of them, perhaps; and each is to have an error of its own.
+        if firsts.len() > 1 && remedy(&failure, firsts.len()) != Remedy::Again {
             for first in firsts {
                 self.send_by_itself(first).await;
             }

@@ -18,6 +18,8 @@ pub enum Fault {
     MissingTable,
     MissingColumn,
     ReadOnly,
+    /// The user lacks a right; a policy of the table for one of its rows may say so too.
+    Denied,
     Other,
 }
 
@@ -37,6 +39,16 @@ pub fn fault(error: &sqlx::Error) -> Fault {
         sqlx::Error::Protocol(text) if text.starts_with("unexpected response from SSLRequest: 0x00") => Fault::Outage,
         _ => Fault::Other,
     }
+}
+
+/// Whether a read-only database may take writes a little later: a server may, after a fail-over, and a file does not.
+pub fn may_take_writes_again(error: &sqlx::Error) -> bool {
+    #[cfg(feature = "sqlite")]
+    if error.as_database_error().is_some_and(|error| error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some()) {
+        return false;
+    }
+    let _ = error;
+    true
 }
 
 /// Whether a server's error says for sure that a COMMIT was not carried out.
@@ -87,6 +99,7 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
             "42P01" => Fault::MissingTable,
             "42703" => Fault::MissingColumn,
             "25006" => Fault::ReadOnly,
+            "42501" => Fault::Denied,
             // 25P03, 25P04: the session was ended for sitting idle in a transaction, or for its length
             "25P03" | "25P04" | "40003" | "53300" => Fault::Outage,
             code if code.starts_with("08") || code.starts_with("57P") => Fault::Outage,
@@ -100,6 +113,7 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
             1146 => Fault::MissingTable,
             1054 => Fault::MissingColumn,
             1290 | 1792 | 1836 => Fault::ReadOnly,
+            1044 | 1045 | 1142 | 1143 => Fault::Denied,
             // 1047: a Galera node outside its cluster; 1180, 1317, 1969: a COMMIT that was cut short; 3169, 4031: the session was ended
             1040 | 1047 | 1053 | 1180 | 1203 | 1226 | 1317 | 1927 | 1969 | 3169 | 4031 => Fault::Outage,
             _ => Fault::Other,
@@ -110,10 +124,12 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
         const BUSY: i32 = 5;
         const LOCKED: i32 = 6;
         const READONLY: i32 = 8;
+        const AUTH: i32 = 23;
         let primary = error.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or_default() & 0xff;
         return match primary {
             BUSY | LOCKED => Fault::Contention,
             READONLY => Fault::ReadOnly,
+            AUTH => Fault::Denied,
             _ if error.message().starts_with("no such table: t_resource_lock") => Fault::MissingTable,
             _ if error.message().starts_with("no such column") => Fault::MissingColumn,
             _ => Fault::Other,

@@ -5,88 +5,62 @@
 //! was seen without the claim. The deadline is on this machine's monotonic clock, counted from before
 //! the request was sent: it comes before the server could let another in.
 //!
-//! One task serves the lock while it has leases or endings, with one timer and at most two connections.
+//! One task serves the lock while it has leases or endings, with one timer; on other runtimes tasks stand by (`duty.rs`).
+//! A renewal and an ending take one connection each, and a second one where the first does not answer (`changes.rs`).
 
 use std::{
-    collections::HashMap,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
-use chrono::TimeDelta;
 use tokio::{
-    runtime::Handle,
-    sync::{Notify, OnceCell, oneshot},
-    time::{Instant, sleep_until, timeout, timeout_at},
+    runtime::{Handle, Id},
+    sync::{OnceCell, oneshot, watch},
+    time::{Instant, sleep_until, timeout},
 };
 
 use crate::{
+    agenda::{self, Agenda, Kept},
     batch::Batch,
-    fault::Fault,
-    finish::{Background, Ongoing},
+    changes::{Answer, Changes, Share, Told},
+    duty::{Duty, Role},
+    ending::{Ended, Ending},
+    finish::Background,
     held::{Held, lock},
     key::Claim,
     migrate::Table,
     releases::Releases,
-    rules::{Rules, Status, Terms},
+    retry::{Backoff, Remedy},
+    rules::{Rules, Status},
     settings::Settings,
-    store::{
-        Change, Database, Outcome,
-        borrowed::{Borrowed, Failure},
-        connections::Connections,
-        lost_among, skipped, skipped_among,
-    },
+    store::{Change, Database, Outcome, lost_among, skipped_among},
     telemetry,
     turns::Bells,
 };
 
-/// The most claims one statement names.
-pub(crate) const BATCH: usize = 1000;
-
 const SEEN_WITHOUT: &str = "its row was seen without the claim";
-
-struct Kept {
-    held: Arc<Held>,
-    renew_at: Instant,
-}
-
-/// Claims to end, tried until their lease is over.
-struct Ending {
-    held: Arc<Held>,
-    change: Change,
-    /// What is not settled yet.
-    left: Vec<Claim>,
-    lost: bool,
-    outcome: Option<oneshot::Sender<Outcome>>,
-    /// A request was sent whose outcome is not known.
-    unanswered: bool,
-    _ongoing: Ongoing,
-}
-
-struct State {
-    running: bool,
-    /// When the task looks next, of its own accord.
-    wakes_at: Instant,
-    /// By [`Held::id`]: a claim that is resumed is kept once more.
-    leases: HashMap<usize, Kept>,
-    endings: Vec<Ending>,
-    end_at: Instant,
-}
 
 /// Keeps one lock's leases.
 pub(crate) struct Keeper<DB: Database> {
-    pool: Connections<DB>,
-    terms: Arc<Terms>,
+    changes: Changes<DB>,
     lease: Duration,
     pub releases: Arc<Batch<DB, Releases>>,
     bells: Arc<Bells>,
-    state: Mutex<State>,
-    work: Notify,
+    agenda: Mutex<Agenda>,
+    /// Wakes the tasks.
+    work: watch::Sender<()>,
     pub background: Background,
 }
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Statements of a task, beside its timer.
+#[derive(Default)]
+struct UnderWay {
+    renewal: Option<Task>,
+    ending: Option<Task>,
+}
 
 impl<DB: Database> Keeper<DB> {
     pub fn new(
@@ -97,17 +71,15 @@ impl<DB: Database> Keeper<DB> {
     ) -> Arc<Self> {
         let Settings { pool: requests, renewals: pool, terms, batching, .. } = settings;
         let (requests, pool, terms) = (requests.clone(), pool.clone(), terms.clone());
+        let lease = terms.lease.to_std().unwrap_or_default();
         let releases = Batch::new(Releases { terms: terms.clone(), table }, requests, background.clone(), *batching);
-        let now = Instant::now();
-        let state = State { running: false, wakes_at: now, leases: HashMap::new(), endings: Vec::new(), end_at: now };
         Arc::new(Self {
-            pool,
-            lease: terms.lease.to_std().unwrap_or_default(),
-            terms,
+            changes: Changes { pool, terms, patience: attempt(lease) / 4 },
+            lease,
             releases,
             bells,
-            state: Mutex::new(state),
-            work: Notify::new(),
+            agenda: Mutex::new(Agenda::new(Duty::new(lease / 20))),
+            work: watch::Sender::new(()),
             background,
         })
     }
@@ -116,18 +88,15 @@ impl<DB: Database> Keeper<DB> {
     pub fn hold(self: &Arc<Self>, claims: Vec<Claim>, sent: Instant) -> Arc<Held> {
         let held = Arc::new(Held::new(claims, self.deadline(sent, self.lease), self.bells.clone()));
         let renew_at = sent + self.lease / 3;
-        let mut state = lock(&self.state);
-        state.leases.insert(held.id(), Kept { held: held.clone(), renew_at });
-        if renew_at < state.wakes_at {
-            self.work.notify_one();
-        }
-        self.run(state);
+        let mut agenda = lock(&self.agenda);
+        agenda.leases.insert(held.id(), Kept { held: held.clone(), renew_at, suspect: false });
+        self.run(agenda, renew_at);
         held
     }
 
     /// Renews a lease no more.
     pub fn let_go(&self, held: &Held) {
-        lock(&self.state).leases.remove(&held.id());
+        lock(&self.agenda).leases.remove(&held.id());
     }
 
     /// Tells the work that the claim at this place is lost; what else the lease has goes with it.
@@ -139,64 +108,57 @@ impl<DB: Database> Keeper<DB> {
     }
 
     /// Ends claims that were stopped, in the background; the receiver hears how that went.
-    pub fn abandon(self: &Arc<Self>, held: Arc<Held>) -> oneshot::Receiver<Outcome> {
+    pub fn abandon(self: &Arc<Self>, held: Arc<Held>) -> oneshot::Receiver<Ended> {
         self.end(held, Change::Abandon)
     }
 
     /// Ends claims that nobody has heard of: no work was begun under them. The article's rules let nobody in
     /// after what looks like a crash.
     pub fn put_back(self: &Arc<Self>, held: Arc<Held>) {
-        let article = self.terms.rules == Rules::Article;
+        let article = self.changes.terms.rules == Rules::Article;
         drop(self.end(held, if article { Change::Release(Status::Succeeded) } else { Change::Abandon }));
     }
 
-    fn end(self: &Arc<Self>, held: Arc<Held>, change: Change) -> oneshot::Receiver<Outcome> {
-        let (outcome, receiver) = oneshot::channel();
-        let mut state = lock(&self.state);
-        state.leases.remove(&held.id());
-        let (left, _ongoing) = (held.claims.clone(), self.background.begin());
-        let outcome = Some(outcome);
-        state.endings.push(Ending { held, change, left, lost: false, outcome, unanswered: false, _ongoing });
-        self.work.notify_one();
-        self.run(state);
+    fn end(self: &Arc<Self>, held: Arc<Held>, change: Change) -> oneshot::Receiver<Ended> {
+        let (ending, receiver) = Ending::new(held, change, self.pauses(), self.background.begin());
+        let at = ending.at;
+        let mut agenda = lock(&self.agenda);
+        agenda.end(ending);
+        self.run(agenda, at);
         receiver
     }
 
-    /// Waits until nothing goes on in the background, or until it is over without that.
-    pub async fn settled(self: &Arc<Self>) {
-        self.run(lock(&self.state));
-        // The time is up where nobody drives the task.
-        let _ = timeout(self.lease + self.attempt(), self.background.over()).await;
+    /// Waits until nothing goes on in the background, for so long at most; whether nothing does.
+    pub async fn settled(self: &Arc<Self>, limit: Duration) -> bool {
+        self.attend();
+        timeout(limit, self.background.over()).await.is_ok()
     }
 
     /// Prolongs one lease now.
-    pub async fn renew(self: &Arc<Self>, held: &Arc<Held>, limit: Instant) -> Result<Outcome, Failure> {
-        let sent = Instant::now();
-        let outcomes = self.change(&held.claims, self.renewal(), limit).await?;
-        if let Some(place) = lost_among(&outcomes) {
-            self.lose(held, place, SEEN_WITHOUT);
-            return Ok(Outcome::Lost);
-        }
-        if let Some(left) = skipped_among(&outcomes) {
-            return Ok(Outcome::Skipped { left });
-        }
-        held.renewed();
-        held.hold_until(self.deadline(sent, self.lease));
-        if let Some(kept) = lock(&self.state).leases.get_mut(&held.id()) {
-            kept.renew_at = sent + self.lease / 3;
-        }
-        Ok(Outcome::Done)
+    pub async fn renew(self: &Arc<Self>, held: &Arc<Held>, limit: Instant) -> Told<Outcome> {
+        self.attend();
+        let Told { reply, unanswered } = self.changes.send(&held.claims, self.renewal(), limit).await;
+        Told { reply: reply.map(|answer| self.renewed(held, &answer)), unanswered }
     }
 
-    /// Sends one change for all of these claims.
-    pub async fn change(&self, claims: &[Claim], change: Change, limit: Instant) -> Result<Vec<Outcome>, Failure> {
-        let mut conn = Borrowed::checkout(&self.pool, limit).await?;
-        let reply = timeout_at(limit, DB::change(conn.get(), claims, change, &self.terms, false)).await;
-        conn.settle(reply)
+    fn renewed(self: &Arc<Self>, held: &Arc<Held>, Answer { sent, outcomes }: &Answer) -> Outcome {
+        if let Some(place) = lost_among(outcomes) {
+            self.lose(held, place, SEEN_WITHOUT);
+            return Outcome::Lost;
+        }
+        if let Some(left) = skipped_among(outcomes) {
+            return Outcome::Skipped { left };
+        }
+        held.renewed();
+        held.hold_until(self.deadline(*sent, self.lease));
+        if let Some(kept) = lock(&self.agenda).leases.get_mut(&held.id()) {
+            (kept.renew_at, kept.suspect) = (*sent + self.lease / 3, false);
+        }
+        Outcome::Done
     }
 
     fn renewal(&self) -> Change {
-        Change::Renew(self.terms.lease)
+        Change::Renew(self.changes.terms.lease)
     }
 
     /// When a claim with `left` at `sent` has to count as lost: a little early, for clocks that run apart and timers that run late.
@@ -209,175 +171,153 @@ impl<DB: Database> Keeper<DB> {
         self.lease - self.lease / 20
     }
 
-    /// How long one statement may take.
-    fn attempt(&self) -> Duration {
-        (self.lease / 3).min(Duration::from_secs(10))
+    /// Between tries to end a claim.
+    pub fn pauses(&self) -> Backoff {
+        Backoff::up_to(self.longest_pause())
     }
 
-    /// How long to wait after a try that brought no answer.
-    fn soon(&self) -> Duration {
-        (self.lease / 12).min(Duration::from_secs(1)).mul_f64(fastrand::f64() / 2.0 + 0.5)
+    fn longest_pause(&self) -> Duration {
+        (self.lease / 12).min(Duration::from_secs(1))
     }
 
-    /// Starts the task, where there is a runtime and none runs yet.
-    fn run(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        let idle = state.leases.is_empty() && state.endings.is_empty();
-        if state.running || idle {
+    /// Has a task of this runtime look after the leases too: the one that does may be on a runtime that stands still.
+    pub fn attend(self: &Arc<Self>) {
+        let agenda = lock(&self.agenda);
+        if !agenda.is_empty() {
+            self.start(agenda);
+        }
+    }
+
+    /// Has a task look after what is due at this time.
+    fn run(self: &Arc<Self>, mut agenda: MutexGuard<'_, Agenda>, due: Instant) {
+        if agenda.duty.expect(due) {
+            self.work.send_replace(());
+        }
+        self.start(agenda);
+    }
+
+    /// Starts the task of this runtime, if it has none.
+    fn start(self: &Arc<Self>, mut agenda: MutexGuard<'_, Agenda>) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        if !agenda.duty.join(runtime.id()) {
             return;
         }
-        let Ok(runtime) = Handle::try_current() else { return };
-        state.running = true;
-        state.wakes_at = Instant::now();
         // A runtime that is shutting down drops the task within `spawn`, and its guard takes this lock.
-        drop(state);
+        drop(agenda);
         // The guard goes in with the task, which may be dropped before it ever runs.
-        runtime.spawn(self.clone().keep(OnStop { keeper: self.clone(), armed: true }));
+        runtime.spawn(self.clone().keep(OnStop { keeper: self.clone(), runtime: runtime.id(), armed: true }));
     }
 
     async fn keep(self: Arc<Self>, mut on_stop: OnStop<DB>) {
-        let (mut renewal, mut ending): (Option<Task>, Option<Task>) = (None, None);
-        while let Some(wakes_at) = self.next(&mut renewal, &mut ending) {
+        let (mut under_way, mut work) = (UnderWay::default(), self.work.subscribe());
+        while let Some(wakes_at) = self.look(on_stop.runtime, &mut under_way) {
+            let UnderWay { renewal, ending } = &mut under_way;
             tokio::select! {
-                () = finish(&mut renewal) => renewal = None,
-                () = finish(&mut ending) => ending = None,
-                () = self.work.notified() => {}
+                () = finish(renewal) => *renewal = None,
+                () = finish(ending) => *ending = None,
+                _ = work.changed() => {}
                 () = sleep_until(wakes_at) => {}
             }
         }
         on_stop.armed = false;
     }
 
-    /// Tells losses, starts what is due, and says when to look again; `None` when there is nothing left to do.
-    fn next(self: &Arc<Self>, renewal: &mut Option<Task>, ending: &mut Option<Task>) -> Option<Instant> {
-        let now = Instant::now();
-        let late: Vec<Kept> =
-            lock(&self.state).leases.extract_if(|_, kept| kept.held.deadline() <= now).map(|(_, kept)| kept).collect();
-        for kept in late {
-            self.lose(&kept.held, 0, "no renewal came through before its lease ended");
+    /// Does what falls to the task of this runtime, and says when to look again; `None` when it is to end.
+    fn look(self: &Arc<Self>, runtime: Id, under_way: &mut UnderWay) -> Option<Instant> {
+        let role = lock(&self.agenda).duty.role(runtime, Instant::now());
+        if role != Role::Work {
+            // Begun before another task took over, and sent anew by that one.
+            *under_way = UnderWay::default();
         }
-        let mut state = lock(&self.state);
-        if renewal.is_none() && state.leases.values().any(|kept| kept.renew_at <= now) {
-            // Those that are due a little later travel along.
-            let due = now + self.lease / 12;
-            let due = state.leases.values().filter(|kept| kept.renew_at <= due).map(|kept| &kept.held);
-            let batch = due.scan(0, within_batch).cloned().collect();
-            *renewal = Some(Box::pin(self.clone().renew_batch(batch)));
+        let late = lock(&self.agenda).take_late();
+        for held in late {
+            self.lose(&held, 0, "no renewal came through before its lease ended");
         }
-        // An abandonment waits for the renewal under way, which might revive what it ended.
-        if renewal.is_none() && ending.is_none() && !state.endings.is_empty() && state.end_at <= now {
-            let (change, mut claims) = (state.endings[0].change, 0);
-            let fits =
-                |ending: &mut Ending| ending.change == change && within_batch(&mut claims, &ending.held).is_some();
-            let batch = state.endings.extract_if(.., fits).collect();
-            *ending = Some(Box::pin(self.clone().end_batch(batch, change)));
-        }
-        if renewal.is_none() && ending.is_none() && state.leases.is_empty() && state.endings.is_empty() {
-            state.running = false;
+        let mut agenda = lock(&self.agenda);
+        if agenda.is_empty() && under_way.renewal.is_none() && under_way.ending.is_none() {
+            agenda.duty.leave(runtime);
             return None;
         }
-        let deadlines = state.leases.values().map(|kept| kept.held.deadline());
-        let renewals = state.leases.values().map(|kept| kept.renew_at).filter(|_| renewal.is_none());
-        let endings = (ending.is_none() && !state.endings.is_empty()).then_some(state.end_at);
-        let wakes_at = deadlines.chain(renewals).chain(endings).min().unwrap_or(now + self.lease);
-        state.wakes_at = wakes_at;
+        match role {
+            Role::StandBy(until) => return Some(until),
+            Role::TakeOver => agenda.take_over(),
+            Role::Work => {}
+        }
+        self.start_what_is_due(&mut agenda, under_way);
+        let next = agenda.next(under_way.renewal.is_some(), under_way.ending.is_some());
+        // A statement under way is given up by then: a task that is driven looks no later.
+        let latest = Instant::now() + attempt(self.lease);
+        let wakes_at = next.map_or(latest, |next| next.min(latest));
+        agenda.duty.wakes_at(wakes_at);
         Some(wakes_at)
     }
 
-    async fn renew_batch(self: Arc<Self>, batch: Vec<Arc<Held>>) {
-        let sent = Instant::now();
-        let claims: Vec<Claim> = batch.iter().flat_map(|held| held.claims.clone()).collect();
-        let reply = self.change(&claims, self.renewal(), sent + self.attempt()).await;
-        let soon = Instant::now() + self.soon();
-        if let Err(failure) = &reply {
-            telemetry::renewals_failed(batch.len());
-            tracing::warn!(
-                leases = batch.len(),
-                ?failure,
-                "renewal brought no answer; the deadlines stand, trying again"
-            );
+    fn start_what_is_due(self: &Arc<Self>, agenda: &mut Agenda, UnderWay { renewal, ending }: &mut UnderWay) {
+        let now = Instant::now();
+        if renewal.is_none() && agenda.leases.values().any(|kept| kept.renew_at <= now) {
+            // Those that are due a little later travel along.
+            *renewal = Some(Box::pin(self.clone().renew_batch(agenda.renewals(now + self.lease / 12))));
         }
-        let mut lost = Vec::new();
-        let mut rest = reply.as_deref().unwrap_or_default();
-        let mut state = lock(&self.state);
-        for held in &batch {
-            let (outcomes, others) = rest.split_at(held.claims.len().min(rest.len()));
-            rest = others;
-            // Who let go of it meanwhile has ended it.
-            let Some(kept) = state.leases.get_mut(&held.id()) else { continue };
-            if outcomes.is_empty() {
-                kept.renew_at = soon;
-            } else if let Some(place) = lost_among(outcomes) {
-                lost.push((held, place));
-            } else if let Some(left) = skipped_among(outcomes) {
-                let left = left.to_std().unwrap_or_default();
-                held.hold_until(self.deadline(sent, left));
-                kept.renew_at = soon.max(sent + left.saturating_sub(self.lease * 2 / 3));
-            } else {
-                held.renewed();
-                held.hold_until(self.deadline(sent, self.lease));
-                kept.renew_at = sent + self.lease / 3;
-            }
-        }
-        drop(state);
-        for (held, place) in lost {
-            self.lose(held, place, SEEN_WITHOUT);
+        // An abandonment waits for the renewal under way, which might revive what it ended.
+        if renewal.is_none()
+            && ending.is_none()
+            && let Some((change, batch)) = agenda.endings()
+        {
+            *ending = Some(Box::pin(self.clone().end_batch(batch, change)));
         }
     }
 
-    async fn end_batch(self: Arc<Self>, batch: Vec<Ending>, change: Change) {
-        let claims: Vec<Claim> = batch.iter().flat_map(|ending| ending.left.clone()).collect();
-        let now = Instant::now();
-        let reply = self.change(&claims, change, now + self.attempt()).await;
-        // What no waiting mends (a closed pool, a table that is gone) is not tried again.
-        let hopeless = reply.as_ref().is_err_and(|failure| !failure.fault().is_transient());
-        if let Err(failure) = &reply {
-            tracing::warn!(
-                claims = batch.len(),
-                ?failure,
-                "abandoning brought no answer; trying again until the lease ends"
-            );
+    async fn renew_batch(self: Arc<Self>, batch: agenda::Batch<Arc<Held>>) {
+        let limit = Instant::now() + attempt(self.lease);
+        let parties: Vec<Vec<Claim>> = batch.items.iter().map(|held| held.claims.clone()).collect();
+        let shares = self.changes.send_apart(&parties, batch.suspects, self.renewal(), limit).await;
+        let failed = shares.iter().filter(|share| share.reply.is_err()).count();
+        if failed > 0 {
+            telemetry::renewals_failed(failed);
+            tracing::warn!(leases = failed, "renewal brought no answer; the deadlines stand, trying again");
         }
-        let unanswered = reply.as_ref().is_err_and(|failure| failure.fault() == Fault::Outage);
-        let reply = reply.unwrap_or_default();
-        let mut rest = reply.as_slice();
-        let unknown = Outcome::Skipped { left: TimeDelta::zero() };
-        let mut state = lock(&self.state);
-        for mut ending in batch {
-            ending.unanswered |= unanswered;
-            let (outcomes, others) = rest.split_at(ending.left.len().min(rest.len()));
+        let soon = Instant::now() + self.longest_pause().mul_f64(fastrand::f64() / 2.0 + 0.5);
+        for (held, Share { reply, .. }) in batch.items.iter().zip(shares) {
+            let outcome = reply.as_ref().map(|answer| (answer.sent, self.renewed(held, answer)));
+            // A lease that was let go of by now is ended.
+            let mut agenda = lock(&self.agenda);
+            let Some(kept) = agenda.leases.get_mut(&held.id()) else { continue };
+            match outcome {
+                Ok((sent, Outcome::Skipped { left })) => {
+                    let left = left.to_std().unwrap_or_default();
+                    held.hold_until(self.deadline(sent, left));
+                    (kept.renew_at, kept.suspect) = (soon.max(sent + left.saturating_sub(self.lease * 2 / 3)), false);
+                }
+                Ok((_, Outcome::Done | Outcome::Lost)) => {}
+                Err(remedy) => (kept.renew_at, kept.suspect) = (soon, *remedy != Remedy::Again),
+            }
+        }
+    }
+
+    async fn end_batch(self: Arc<Self>, batch: agenda::Batch<(u64, Claim)>, change: Change) {
+        let limit = Instant::now() + attempt(self.lease);
+        let parties: Vec<Vec<Claim>> = batch.items.iter().map(|(_, claim)| vec![claim.clone()]).collect();
+        let shares = self.changes.send_apart(&parties, batch.suspects, change, limit).await;
+        let mut rest = shares.as_slice();
+        for claims in batch.items.chunk_by(|one, next| one.0 == next.0) {
+            let (shares, others) = rest.split_at(claims.len().min(rest.len()));
             rest = others;
-            ending.lost |= lost_among(outcomes).is_some();
-            if !outcomes.is_empty() {
-                ending.left = skipped(std::mem::take(&mut ending.left), outcomes);
+            let number = claims[0].0;
+            let mut agenda = lock(&self.agenda);
+            let ended = agenda.hear(number, shares);
+            drop(agenda);
+            if let Some((ended, ending)) = ended {
+                ending.tell(ended);
             }
-            let mut outcome = match ending.lost {
-                _ if !ending.left.is_empty() => unknown,
-                true => Outcome::Lost,
-                false => Outcome::Done,
-            };
-            if matches!(outcome, Outcome::Skipped { .. }) && !hopeless && Instant::now() < ending.held.deadline() {
-                state.endings.push(ending);
-                state.end_at = Instant::now() + self.soon();
-                continue;
-            }
-            // A request that went unanswered may have ended it before somebody else took the key.
-            if outcome == Outcome::Lost && ending.unanswered {
-                outcome = unknown;
-            }
-            ending.held.pass_on();
-            for Claim { key, token, .. } in &ending.held.claims {
-                tracing::info!(%key, %token, ?outcome, "abandoned");
-            }
-            // Whoever dropped the lease does not listen.
-            let _ = ending.outcome.take().map(|sender| sender.send(outcome));
         }
     }
 }
 
-/// The runtime went away under the task: nobody renews any more, and whoever still holds a lease is told.
-/// What was to be abandoned ends with its lease.
+/// The runtime went away under the task. Without another task nothing is renewed any more, and the holders
+/// are told; what was to be abandoned ends with its lease.
 struct OnStop<DB: Database> {
     keeper: Arc<Keeper<DB>>,
+    runtime: Id,
     armed: bool,
 }
 
@@ -386,14 +326,17 @@ impl<DB: Database> Drop for OnStop<DB> {
         if !self.armed {
             return;
         }
-        let mut state = lock(&self.keeper.state);
-        state.running = false;
-        let leases = std::mem::take(&mut state.leases);
-        let endings = std::mem::take(&mut state.endings);
-        drop(state);
+        let mut agenda = lock(&self.keeper.agenda);
+        if agenda.duty.leave(self.runtime) {
+            drop(agenda);
+            self.keeper.work.send_replace(());
+            return;
+        }
+        let (leases, endings) = agenda.clear();
+        drop(agenda);
         drop(endings);
-        for kept in leases.into_values() {
-            kept.held.tell_lost(0, "the runtime that renewed it was shut down");
+        for held in leases {
+            held.tell_lost(0, "the runtime that renewed it was shut down");
         }
     }
 }
@@ -405,8 +348,7 @@ async fn finish(task: &mut Option<Task>) {
     }
 }
 
-/// Goes on while a statement has room for what each of these leases holds.
-fn within_batch<'a>(claims: &mut usize, held: &'a Arc<Held>) -> Option<&'a Arc<Held>> {
-    *claims += held.claims.len();
-    (*claims <= BATCH).then_some(held)
+/// How long one statement may take, with all that is sent in its place.
+fn attempt(lease: Duration) -> Duration {
+    (lease / 3).min(Duration::from_secs(10))
 }

@@ -225,19 +225,21 @@ impl<DB: Database> LeaseLock<DB> {
         }
     }
 
-    /// Waits until all leases that were dropped have been abandoned, or have ended, and so have claims and places in queues of waiters that were dropped.
+    /// Waits until all leases that were dropped have been abandoned, or have ended, and so have claims and places in queues of
+    /// waiters that were dropped; for `limit` at most. Tells whether nothing of it is left.
     ///
     /// Call it before the program ends, so that the next one need not wait for them to run out.
-    /// Leases that are still held stay held.
+    /// Leases that are still held stay held. At the limit the background goes on with what is left, while the runtime lives.
     ///
     /// # Cancel safety
     /// Dropped, it stops waiting; nothing else changes.
-    pub async fn shutdown(&self) {
+    pub async fn shutdown(&self, limit: Duration) -> bool {
         self.waiting.line.go_on();
-        self.keeper.settled().await;
+        let settled = self.keeper.settled(limit).await;
         let limit = Instant::now() + GOODBYE;
         self.settings.pool.close_idle(limit).await;
         self.settings.renewals.close_idle(limit).await;
+        settled
     }
 }
 

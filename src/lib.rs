@@ -5,9 +5,13 @@
 #[cfg(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")))]
 compile_error!("rowlock needs a database: enable one of the features `sqlite`, `postgres`, `mysql`");
 
+mod agenda;
 mod amount;
 mod batch;
+mod changes;
 mod claiming;
+mod duty;
+mod ending;
 mod error;
 mod fault;
 mod fence;

@@ -16,10 +16,10 @@ use tokio::{
 };
 
 use crate::{
+    agenda::BATCH,
     fault::Fault,
     finish::{Background, Finish, Ongoing},
     held::lock,
-    keeper::BATCH,
     key::Key,
     retry::Backoff,
     settings::Settings,

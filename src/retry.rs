@@ -4,7 +4,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::{error::Error, settings};
+use crate::{
+    error::Error,
+    fault::{self, Fault, fault},
+    settings,
+    store::borrowed::Failure,
+};
 
 /// How long conflicts are tried again; whichever limit comes first ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +82,34 @@ impl Tries {
     }
 }
 
+/// What a failure calls for: the one policy of renewals, endings, releases and batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remedy {
+    /// No pause mends it: the pool is closed, the table or a column is missing, or a right is.
+    Nothing,
+    /// The server refused the statement, perhaps for the sake of one of its rows: several requests are sent apart, and one
+    /// again after a pause.
+    Apart,
+    /// It is sent again after a pause.
+    Again,
+}
+
+/// What a failure of one statement calls for that carried so many requests.
+pub(crate) fn remedy(failure: &Failure, requests: usize) -> Remedy {
+    match (failure, failure.fault()) {
+        (Failure::NoConnection(sqlx::Error::PoolClosed), _) => Remedy::Nothing,
+        (Failure::NoConnection(error), _) if fault(error) == Fault::Denied => Remedy::Nothing,
+        (Failure::NoConnection(_) | Failure::NoReply | Failure::Undone, _) => Remedy::Again,
+        (_, Fault::Contention | Fault::Outage | Fault::NoConnection) => Remedy::Again,
+        (_, Fault::MissingTable | Fault::MissingColumn) => Remedy::Nothing,
+        // A policy for rows denies some of them.
+        (_, Fault::Denied) if requests == 1 => Remedy::Nothing,
+        (Failure::Failed(error), Fault::ReadOnly) if !fault::may_take_writes_again(error) => Remedy::Nothing,
+        (failure, _) if failure.is_in_doubt() => Remedy::Again,
+        _ => Remedy::Apart,
+    }
+}
+
 /// Pauses that double, each between half of its bound and the whole.
 #[derive(Clone, Copy)]
 pub(crate) struct Backoff {
@@ -108,4 +141,19 @@ impl Backoff {
 /// A moment before a fresh connection is tried, where the one at hand had gone away.
 pub(crate) async fn outage_pause() {
     sleep(Duration::from_millis(fastrand::u64(5..30))).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_that_a_pause_may_mend_is_tried_again() {
+        assert_eq!(remedy(&Failure::NoConnection(sqlx::Error::PoolClosed), 1), Remedy::Nothing);
+        for failure in [Failure::NoConnection(sqlx::Error::PoolTimedOut), Failure::NoReply, Failure::Undone] {
+            assert_eq!(remedy(&failure, 1), Remedy::Again, "{failure:?}");
+        }
+        // It was carried out, and what it said was not understood.
+        assert_eq!(remedy(&Failure::Failed(sqlx::Error::RowNotFound), 2), Remedy::Again);
+    }
 }

@@ -170,7 +170,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// Sends everything over the application's pool, for servers that allow few connections.
     ///
     /// Unless set, a lock opens connections of its own with the options and hooks of the
-    /// application's pool: up to eight for requests and two for renewals, which all locks of that
+    /// application's pool: up to eight for requests and four for renewals, which all locks of that
     /// pool share, opened when they are needed. Nothing that the application does to its connections
     /// reaches those. On a shared pool each statement takes a round trip more, which undoes or finds
     /// a transaction that was left open there; settings of the session (`SET search_path`) apply to

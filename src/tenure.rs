@@ -10,13 +10,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     batch::Limits,
+    changes::Told,
+    ending::Ended,
     error::{Action, Certainty, Error},
     fault::Fault,
     held::Held,
     keeper::Keeper,
     key::Claim,
     releases::Release,
-    retry::Backoff,
+    retry::{Backoff, Remedy, remedy},
     rules::Status,
     store::{Database, Outcome, borrowed::Failure, skipped},
     telemetry,
@@ -107,6 +109,7 @@ impl<DB: Database> Tenure<DB> {
     }
 
     pub async fn lost(&self) {
+        self.keeper.attend();
         // The keeper tells; the clock is watched here too, for when the runtime that drives the keeper stands still.
         while !self.held.lost.is_cancelled() {
             let deadline = self.held.deadline();
@@ -126,24 +129,23 @@ impl<DB: Database> Tenure<DB> {
             return Err(self.error_lost());
         }
         let limit = Instant::now() + self.time_limit;
-        let mut pauses = pauses();
+        let (mut pauses, mut before) = (pauses(), Certainty::NothingChanged);
         loop {
-            match self.keeper.renew(&self.held, limit).await {
+            let Told { reply, unanswered } = self.keeper.renew(&self.held, limit).await;
+            if unanswered {
+                before = Certainty::Unknown;
+            }
+            match reply {
                 Ok(Outcome::Done) if self.is_held() => return Ok(()),
                 Ok(Outcome::Done | Outcome::Lost) => return Err(self.error_lost()),
                 // Somebody's transaction is at the row; it may be the caller's own.
                 Ok(Outcome::Skipped { .. }) if Instant::now() < limit => pauses.pause(self.time_limit).await,
-                Ok(Outcome::Skipped { .. }) => return Err(self.error_busy(Action::Renew)),
+                Ok(Outcome::Skipped { .. }) => return Err(self.error_busy(Action::Renew, Certainty::Unknown)),
                 Err(failure) if failure.fault() == Fault::Contention && Instant::now() < limit => {
                     pauses.pause(self.time_limit).await;
                 }
                 Err(failure) => {
-                    return Err(failure.into_error(
-                        Action::Renew,
-                        self.subject(),
-                        self.time_limit,
-                        Certainty::NothingChanged,
-                    ));
+                    return Err(failure.into_error(Action::Renew, self.subject(), self.time_limit, before));
                 }
             }
         }
@@ -178,7 +180,7 @@ impl<DB: Database> Tenure<DB> {
         let last = self.held.deadline();
         // What is done is not asked for again: somebody else may have it by then.
         let (mut left, mut lost, mut unanswered) = (self.claims().to_vec(), None, None);
-        let (mut pauses, mut alone) = (pauses(), false);
+        let (mut pauses, mut alone) = (self.keeper.pauses(), false);
         loop {
             let limit = Instant::now() + self.time_limit;
             let release = Release { claims: left.clone(), status, alone };
@@ -194,22 +196,26 @@ impl<DB: Database> Tenure<DB> {
                         // A request that went unanswered may have freed the row before somebody else took it.
                         Some(Claim { key, token, .. }) => {
                             let lost = Error::Lost { key, token };
-                            return Err(unanswered.map_or(lost, |failure| self.error_release(failure)));
+                            return Err(
+                                unanswered.map_or(lost, |failure| self.error_release(failure, Certainty::Unknown))
+                            );
                         }
                     }
                     None
                 }
                 Err(failure) => Some(failure),
             };
-            let again = failure.as_ref().is_none_or(|failure| failure.fault().is_transient());
-            if !again || Instant::now() >= last {
+            let hopeless = failure.as_ref().is_some_and(|failure| remedy(failure, 1) == Remedy::Nothing);
+            if hopeless || Instant::now() >= last {
+                let untouched = unanswered.is_none() && left.len() == self.claims().len();
+                let before = if untouched { Certainty::NothingChanged } else { Certainty::Unknown };
                 return Err(match failure {
-                    Some(failure) => self.error_release(failure),
-                    None => self.error_busy(Action::Release),
+                    Some(failure) => self.error_release(failure, before),
+                    None => self.error_busy(Action::Release, Certainty::Unknown),
                 });
             }
             alone = true;
-            unanswered = failure.filter(|failure| failure.fault() == Fault::Outage).or(unanswered);
+            unanswered = failure.filter(Failure::is_unanswered).or(unanswered);
             pauses.pause(self.time_limit).await;
         }
     }
@@ -223,9 +229,10 @@ impl<DB: Database> Tenure<DB> {
         self.held.over.cancel();
         let limit = self.held.deadline().max(Instant::now() + self.time_limit);
         match timeout_at(limit, self.keeper.abandon(self.held.clone())).await {
-            Ok(Ok(Outcome::Done)) => Ok(()),
-            Ok(Ok(Outcome::Lost)) => Err(self.error_lost()),
-            Ok(Ok(Outcome::Skipped { .. }) | Err(_)) | Err(_) => Err(self.error_busy(Action::Abandon)),
+            Ok(Ok(Ended::Done)) => Ok(()),
+            Ok(Ok(Ended::Lost)) => Err(self.error_lost()),
+            Ok(Ok(Ended::GivenUp(outcome))) => Err(self.error_busy(Action::Abandon, outcome)),
+            Ok(Err(_)) | Err(_) => Err(self.error_busy(Action::Abandon, Certainty::Unknown)),
         }
     }
 
@@ -238,12 +245,12 @@ impl<DB: Database> Tenure<DB> {
         Error::Lost { key, token }
     }
 
-    fn error_release(&self, failure: Failure) -> Error {
-        failure.into_error(Action::Release, self.subject(), self.time_limit, Certainty::Unknown)
+    fn error_release(&self, failure: Failure, before: Certainty) -> Error {
+        failure.into_error(Action::Release, self.subject(), self.time_limit, before)
     }
 
-    fn error_busy(&self, action: Action) -> Error {
-        Error::TimedOut { action, subject: self.subject(), limit: self.time_limit, outcome: Certainty::Unknown }
+    fn error_busy(&self, action: Action, outcome: Certainty) -> Error {
+        Error::TimedOut { action, subject: self.subject(), limit: self.time_limit, outcome }
     }
 }
 

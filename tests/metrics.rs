@@ -22,7 +22,7 @@ async fn what_happens_is_counted() {
     assert!(lock.try_acquire("k").await.unwrap().refused().is_some());
     lease.release(Status::Succeeded).await.unwrap();
     assert!(matches!(lock.acquire("k", Duration::ZERO).await.unwrap(), Attempt::Acquired(_)));
-    lock.shutdown().await;
+    assert!(lock.shutdown(Duration::from_secs(20)).await);
 
     let lost = lock.try_acquire("l").await.unwrap().acquired().unwrap();
     lock.force_release("l", Status::Succeeded).await.unwrap();

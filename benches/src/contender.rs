@@ -133,7 +133,7 @@ async fn contend<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), 
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
-    lock.shutdown().await;
+    lock.shutdown(Duration::from_secs(60)).await;
     Ok(())
 }
 

@@ -219,6 +219,15 @@ impl Failure {
         !matches!(self, Self::Undone | Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. }))
     }
 
+    /// Whether it was sent, and may have been carried out: a server's own error undid it, unless the session ended with it.
+    pub fn is_unanswered(&self) -> bool {
+        match self {
+            Self::NoConnection(_) | Self::Undone => false,
+            Self::NoReply => true,
+            Self::Failed(error) => error.as_database_error().is_none() || self.is_outage(),
+        }
+    }
+
     /// Whether the connection had gone away, or went away on the way.
     pub fn is_outage(&self) -> bool {
         self.fault() == Fault::Outage
@@ -257,7 +266,7 @@ impl Failure {
                 Fault::MissingTable => Error::TableMissing,
                 Fault::MissingColumn => Error::ColumnMissing { columns: source.to_string() },
                 Fault::ReadOnly => Error::ReadOnly { source },
-                Fault::Contention | Fault::NoConnection | Fault::Other | Fault::Outage => {
+                Fault::Contention | Fault::NoConnection | Fault::Denied | Fault::Other | Fault::Outage => {
                     // The server's own error undid its statement; any other leaves open what the server did.
                     let undone = fault != Fault::Outage && source.as_database_error().is_some();
                     let outcome = if undone || action.leaves_nothing() { before } else { Certainty::Unknown };

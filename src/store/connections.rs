@@ -23,8 +23,9 @@ use crate::held::lock;
 
 /// The most connections for requests, and as many for values.
 const MOST: u32 = 8;
-/// The most connections for renewals: one, and another where the first brings no answer.
-const MOST_RENEWALS: u32 = 2;
+/// The most connections for renewals and endings: one each, and another where the first brings no
+/// answer.
+const MOST_RENEWALS: u32 = 4;
 
 /// A source of connections for one purpose.
 pub struct Connections<DB: Database> {

@@ -71,7 +71,7 @@ pub async fn it_waits_for_a_window_that_ends_in_time<DB: Bed>(site: Site<DB>) {
         "SQLite's clock ticks in milliseconds: {:?}",
         since.elapsed()
     );
-    lock.shutdown().await;
+    assert!(lock.shutdown(PATIENCE).await);
 }
 
 /// Nobody is kept out by a version; a row that is not there has none.

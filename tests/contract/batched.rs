@@ -325,7 +325,7 @@ pub async fn whoever_goes_away_before_the_departure_stays_behind<DB: Bed>(site: 
     for answer in timeout(PATIENCE, all(wanted)).await.unwrap() {
         acquired(answer).release(Status::Succeeded).await.unwrap();
     }
-    lock.shutdown().await;
+    assert!(lock.shutdown(PATIENCE).await);
     assert_eq!(site.column("k", "CAST(token AS CHAR(30))").await, before, "it was never asked for");
 }
 
@@ -364,7 +364,7 @@ pub async fn whoever_goes_away_after_the_departure_takes_nothing_along<DB: Bed>(
     drop(wanted.remove(0));
     line.proxy.open();
     let other = acquired(timeout(PATIENCE, wanted.remove(0)).await.unwrap());
-    line.lock.shutdown().await;
+    assert!(line.lock.shutdown(PATIENCE).await);
     assert!(first.is_held() && other.is_held());
     assert_eq!(standing(&site).await, 2, "what came for whoever had gone was given back");
 }

@@ -241,7 +241,7 @@ pub async fn a_shutdown<DB: Bed>(site: Site<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
     let act = async |stage: &Stage<'_, DB>, lease| {
         drop(lease);
-        stage.lock.shutdown().await;
+        assert!(stage.lock.shutdown(PATIENCE).await);
     };
     at_every_stop(&site, prepare, act).await;
 }

@@ -183,7 +183,7 @@ pub async fn a_begin_that_is_not_answered_is_sent_again<DB: Bed>(site: Site<DB>)
             line.lost(way, BEFORE_BEGIN, deduct(lock, account, 1)).await.unwrap();
             has(&site, account, 1).await;
             site.execute(&format!("UPDATE account SET balance = {OPENING} WHERE id = '{account}'")).await;
-            line.lock.shutdown().await;
+            assert!(line.lock.shutdown(PATIENCE).await);
         }
     }
 }
@@ -223,5 +223,5 @@ async fn is_had_again<DB: Bed>(site: &Site<DB>, line: &Line<DB>, lock: &dyn Reso
     timeout(PATIENCE, deduct(lock, account, 1)).await.unwrap().unwrap();
     has(site, account, 1).await;
     site.execute(&format!("UPDATE account SET balance = {OPENING} WHERE id = '{account}'")).await;
-    line.lock.shutdown().await;
+    assert!(line.lock.shutdown(PATIENCE).await);
 }

@@ -242,7 +242,7 @@ pub async fn a_shutdown_closes_the_connections_that_are_idle<DB: Bed>(site: Site
     let lease = acquired(lock.try_acquire("k").await);
     lease.renew().await.unwrap();
     drop(lease);
-    lock.shutdown().await;
+    assert!(lock.shutdown(PATIENCE).await);
     eventually("they are closed", async || connections(&site).await <= before).await;
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }

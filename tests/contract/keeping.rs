@@ -147,11 +147,11 @@ pub async fn releasing_twice_over_a_lost_reply_is_done<DB: Bed>(site: Site<DB>) 
 pub async fn dropping_a_lease_abandons_it<DB: Bed>(site: Site<DB>) {
     let lock = site.lock();
     let token = acquired(lock.try_acquire("k").await).token();
-    timeout(PATIENCE, lock.shutdown()).await.unwrap();
+    assert!(lock.shutdown(PATIENCE).await);
     let next = acquired(lock.try_acquire("k").await);
     assert_eq!(next.taken_over_from().unwrap().token, token);
     next.release(Status::Succeeded).await.unwrap();
-    timeout(PATIENCE, lock.shutdown()).await.unwrap();
+    assert!(lock.shutdown(PATIENCE).await);
 }
 
 pub async fn a_pool_of_one_is_enough<DB: Bed>(site: Site<DB>) {
@@ -187,7 +187,7 @@ pub async fn a_thousand_leases_are_renewed_in_few_statements<DB: Bed>(site: Site
         assert!(after - before - DB::COUNTING <= 10, "{} statements for 1000 renewals", after - before);
     }
     drop(leases);
-    timeout(PATIENCE, lock.shutdown()).await.unwrap();
+    assert!(lock.shutdown(PATIENCE).await);
     assert_eq!(
         site.number(&format!("SELECT COUNT(*) FROM t_resource_lock WHERE expires_at <= {}", DB::ago(0))).await,
         Some(1000)
@@ -244,7 +244,7 @@ pub async fn run_in_a_spawned_task<DB: Bed>(site: Site<DB>) {
     started.notified().await;
     task.abort();
     assert!(task.await.unwrap_err().is_cancelled());
-    timeout(PATIENCE, lock.shutdown()).await.unwrap();
+    assert!(lock.shutdown(PATIENCE).await);
     assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_some());
 }
 
@@ -258,7 +258,7 @@ pub async fn a_panic_in_the_work_abandons_the_key<DB: Bed>(site: Site<DB>) {
         }
     });
     assert!(task.await.unwrap_err().is_panic());
-    timeout(PATIENCE, lock.shutdown()).await.unwrap();
+    assert!(lock.shutdown(PATIENCE).await);
     assert_eq!(refused(site.lock().rules(Rules::Article).try_acquire("k").await).reason, Reason::TimedOutUnfinished);
     assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_some());
 }
@@ -351,7 +351,7 @@ pub async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: Bed>(site: Sit
     drop((one, two));
     sleep(Duration::from_millis(200)).await;
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
-    timeout(PATIENCE, lock.shutdown()).await.unwrap();
+    assert!(lock.shutdown(PATIENCE).await);
     acquired(lock.try_acquire("k").await);
     acquired(lock.try_acquire("l").await);
 }

@@ -208,7 +208,7 @@ pub async fn a_release_is_told_once_where_somebody_waits_and_never_elsewhere<DB:
             _ => drop(holder),
         }
         let (lease, _) = timeout(PATIENCE, next).await.unwrap().unwrap();
-        lock.shutdown().await;
+        assert!(lock.shutdown(PATIENCE).await);
         assert_eq!(told(&site, &mut ears).await, ["k"], "{end}");
         // It does not know that it was the last.
         lease.release(Status::Succeeded).await.unwrap();

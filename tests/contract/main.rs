@@ -9,6 +9,7 @@
 mod acquire;
 mod acquiring;
 mod alone;
+mod apart;
 mod article;
 mod bank;
 mod batched;
@@ -221,6 +222,10 @@ where
             of_those_who_want_the_same_key_one_gets_it, each_release_has_its_own_status,
             a_release_of_what_is_lost_is_that_ones_alone, a_row_that_the_server_refuses_to_change_harms_no_other,
             whoever_goes_away_before_the_departure_stays_behind, more_than_fit_in_one_statement_take_a_few;
+        apart:
+            a_row_that_cannot_be_renewed_loses_no_other_lease, a_row_that_cannot_be_abandoned_keeps_no_other_key,
+            a_release_that_the_server_refuses_is_tried_again, a_release_that_is_refused_to_the_end_changed_nothing,
+            a_runtime_that_stands_still_loses_no_lease_of_another;
         seats: whoever_goes_away_where_an_answer_is_shared_takes_it_from_nobody;
         triggers:
             a_claim_is_told_its_token_and_whom_it_was_taken_from, claims_that_travel_together_are_told_their_tokens,
@@ -324,6 +329,9 @@ where
             a_reply_that_is_lost_is_lost_for_nobody, an_answer_that_is_long_in_coming_holds_nobody_up;
         seats: whoever_goes_away_while_the_question_is_under_way_leaves_no_claim;
         lanes: a_runtime_that_stands_still_takes_nobody_along;
+        apart:
+            a_release_without_the_right_to_it_fails_at_once, silent_connections_lose_no_lease,
+            a_request_on_a_silent_connection_is_sent_on_another, a_renewal_that_is_not_driven_any_more_loses_no_other;
         undone:
             claims_whose_connection_the_server_ends_are_all_granted, releases_whose_connection_the_server_ends_are_all_done,
             releases_that_were_done_unheard_say_so_where_they_know,

@@ -176,7 +176,7 @@ async fn nothing_is_harmed<DB: Bed>(site: &Site<DB>, ours: &LeaseLock<DB>, lease
         "abandoned" => assert_lost(lease.abandon().await),
         _ => drop(lease),
     }
-    ours.shutdown().await;
+    assert!(ours.shutdown(PATIENCE).await);
     assert_eq!(whole(site, key.as_str()).await, before);
 }
 
@@ -200,7 +200,7 @@ pub async fn a_background_renewal_finds_out_too<DB: Bed>(site: Site<DB>) {
             let before = whole(&site, key).await;
             timeout(PATIENCE, lease.lost()).await.unwrap();
             drop(lease);
-            ours.shutdown().await;
+            assert!(ours.shutdown(PATIENCE).await);
             assert_eq!(whole(&site, key).await, before, "nothing of the row changed, on {table:?}");
         }
     }

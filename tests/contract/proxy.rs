@@ -96,6 +96,14 @@ impl Proxy {
         });
     }
 
+    /// Holds whatever passes on the connections that there are; they stay open, and nothing comes out of them. New ones pass.
+    pub fn silence(&self) {
+        self.shared.0.send_modify(|state| {
+            state.left = [Some(0); 2];
+            state.only = Some((0..state.accepted).collect());
+        });
+    }
+
     /// Holds whatever passes on one connection from now on, counted from the first; it stays open, and nothing comes out of it.
     #[cfg(feature = "postgres")]
     pub fn swallow(&self, number: u64) {

@@ -41,7 +41,7 @@ pub async fn the_order_of_the_ends_does_not_matter<DB: Bed>(site: Site<DB>) {
     assert!(inner.is_held() && !told.is_cancelled());
     drop(inner);
     assert!(told.is_cancelled());
-    lock.shutdown().await;
+    assert!(lock.shutdown(PATIENCE).await);
     let next = acquired(lock.try_acquire("k").await);
     assert!(next.taken_over_from().is_some(), "the last one was dropped");
     // Whoever leaves it standing does not take it from the others.

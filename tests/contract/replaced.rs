@@ -31,14 +31,14 @@ pub async fn a_claim_that_nobody_heard_of_is_no_crash<DB: Bed>(site: Site<DB>) {
         for _ in 0..polls {
             if attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())).map(drop).is_ready() {
                 // Somebody has heard of this one.
-                lock.shutdown().await;
+                assert!(lock.shutdown(PATIENCE).await);
                 lock.force_release("k", Status::Succeeded).await.unwrap();
                 break;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         drop(attempt);
-        lock.shutdown().await;
+        assert!(lock.shutdown(PATIENCE).await);
         acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     }
 }

@@ -339,7 +339,7 @@ pub async fn an_abandonment_that_is_never_answered_is_unknown<DB: Bed>(site: Sit
     let since = Instant::now();
     timed_out(line.held(Way::Requests, 0, lease.abandon(), async |_| {}).await);
     had_within_the_lease(&site, since).await;
-    timeout(PATIENCE, line.lock.shutdown()).await.unwrap();
+    assert!(line.lock.shutdown(PATIENCE).await);
 }
 
 pub async fn abandoning_a_lost_lease_changes_nothing<DB: Bed>(site: Site<DB>) {

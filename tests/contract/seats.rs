@@ -62,7 +62,7 @@ async fn goes_away_after<DB: Bed>(site: &Site<DB>, gone: usize, polls: usize) ->
     for lease in leases {
         lease.release(Status::Succeeded).await.unwrap();
     }
-    lock.shutdown().await;
+    assert!(lock.shutdown(PATIENCE).await);
     assert_eq!(standing(site).await, 0, "{gone} after {polls}: nobody holds anything");
     went
 }
@@ -81,7 +81,7 @@ pub async fn whoever_goes_away_while_the_question_is_under_way_leaves_no_claim<D
         for lease in leases.into_iter().chain([first]) {
             lease.release(Status::Succeeded).await.unwrap();
         }
-        line.lock.shutdown().await;
+        assert!(line.lock.shutdown(PATIENCE).await);
         assert_eq!(standing(&site).await, 0, "nobody holds anything");
     }
 }

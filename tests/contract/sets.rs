@@ -109,7 +109,7 @@ pub async fn a_dropped_set_is_abandoned<DB: Bed>(site: Site<DB>) {
     let set = all(lock.try_acquire_all(["a", "b"]).await);
     let tokens: Vec<_> = set.claims().iter().map(|claim| claim.token).collect();
     drop(set);
-    lock.shutdown().await;
+    assert!(lock.shutdown(PATIENCE).await);
     let next = all(lock.try_acquire_all(["a", "b"]).await);
     assert!(next.taken_over_from().map(|(_, prior)| prior.token).eq(tokens));
     next.abandon().await.unwrap();

@@ -144,7 +144,7 @@ pub async fn work<DB: Bed>(lock: LeaseLock<DB>, keys: &str) {
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
     }
-    lock.shutdown().await;
+    assert!(lock.shutdown(PATIENCE).await);
 }
 
 async fn go_on<DB: Bed>(lock: LeaseLock<DB>, keys: Vec<String>, until: Duration, hold: u64, pause: u64) {

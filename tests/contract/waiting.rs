@@ -194,7 +194,7 @@ pub async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: Bed>(site: Site<D
             tokio::task::yield_now().await;
         }
         drop(attempt);
-        lock.shutdown().await;
+        assert!(lock.shutdown(PATIENCE).await);
         acquired(another.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     }
 }
@@ -209,7 +209,7 @@ pub async fn a_shutdown_waits_for_a_place_that_was_dropped<DB: Bed>(site: Site<D
         eventually("it has a place", || async { site.number(places).await == Some(1) }).await;
         waiter.abort();
         waiter.await.unwrap_err();
-        lock.shutdown().await;
+        assert!(lock.shutdown(PATIENCE).await);
         assert_eq!(site.number(places).await, Some(0));
     }
     holder.release(Status::Succeeded).await.unwrap();

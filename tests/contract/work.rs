@@ -319,7 +319,7 @@ pub async fn a_panic_in_the_work_rolls_back_and_abandons_the_key<DB: Bed>(site: 
                 lease.is_some_and(|lease| lease.taken_over_from().is_some())
             };
             eventually("the key is abandoned", taken_over).await;
-            other.shutdown().await;
+            assert!(other.shutdown(PATIENCE).await);
         }
         nothing_happened(&site, name).await;
     })

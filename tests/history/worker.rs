@@ -213,7 +213,7 @@ impl<DB: Bed> Worker<DB> {
             }
             sleep(Duration::from_millis(self.random.u64(..20))).await;
         }
-        self.lock.shutdown().await;
+        self.lock.shutdown(Duration::from_secs(60)).await;
     }
 
     async fn obey(mut self, mut jobs: mpsc::UnboundedReceiver<String>) {

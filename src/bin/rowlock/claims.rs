@@ -1,5 +1,7 @@
 //! `acquire`, `renew` and `release`: claims that outlive the program, for scripts and other languages.
 
+use std::time::Duration;
+
 use rowlock::{Attempt, Claim, Database, LeaseLock, Prior};
 use serde_json::{Value, json};
 use sqlx::Pool;
@@ -9,6 +11,9 @@ use crate::{
     exit::{self, Failure},
     out, show,
 };
+
+/// How long the database has to end a claim that nobody knows of.
+const GRACE: Duration = Duration::from_secs(10);
 
 pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Result<u8, Failure> {
     match lock.acquire(acquire.key.as_str(), acquire.terms.wait).await? {
@@ -20,7 +25,7 @@ pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Res
             } else {
                 // Nobody knows the holder's id: nobody could release it.
                 drop(lease);
-                lock.shutdown().await;
+                lock.shutdown(GRACE).await;
             }
             told
         }

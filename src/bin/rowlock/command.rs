@@ -36,7 +36,7 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run) -> Result<u8, Fail
     let attempt = tokio::select! {
         attempt = lock.acquire(run.key.as_str(), run.terms.wait) => attempt?,
         signal = asked.next() => {
-            lock.shutdown().await;
+            lock.shutdown(run.grace).await;
             return Ok(exit::SIGNAL + number(signal));
         }
     };
@@ -52,7 +52,7 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run) -> Result<u8, Fail
         Ok(work) => work,
         Err(failure) => {
             drop(lease);
-            asked.or_soon(lock.shutdown()).await;
+            asked.or_soon(lock.shutdown(run.grace)).await;
             return Err(failure);
         }
     };
@@ -88,7 +88,7 @@ async fn supervise<DB: Database>(
             // The lease is still renewed while the command takes its leave.
             let status = work.stop(signal, asked, grace).await?;
             drop(lease);
-            asked.or_soon(lock.shutdown()).await;
+            asked.or_soon(lock.shutdown(grace)).await;
             Ok((code(status), "stopped"))
         }
         () = lease.lost() => {

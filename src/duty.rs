@@ -1,0 +1,118 @@
+//! Which of a lock object's background tasks works: one does, on one runtime, and the others stand by.
+//!
+//! Each runtime that uses the lock object has a task. A runtime may stand still without ending (a current-thread runtime
+//! outside of `block_on`): then its task does not look when it said it would, and one that stands by takes over.
+
+use std::{collections::HashSet, time::Duration};
+
+use tokio::{runtime::Id, time::Instant};
+
+/// How late a task may look before another one takes over, at most.
+const LATE: Duration = Duration::from_secs(1);
+
+/// What a task is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It works.
+    Work,
+    /// It works from now on. What the task before had under way may never come to its end.
+    TakeOver,
+    /// It looks again at this time.
+    StandBy(Instant),
+}
+
+pub(crate) struct Duty {
+    /// The runtimes that have a task.
+    tasks: HashSet<Id>,
+    /// The runtime whose task works.
+    active: Option<Id>,
+    /// When it looks next, of its own accord or because it was woken.
+    wakes_at: Instant,
+    late: Duration,
+}
+
+impl Duty {
+    /// With work that can wait for `patience`.
+    pub fn new(patience: Duration) -> Self {
+        Self { tasks: HashSet::new(), active: None, wakes_at: Instant::now(), late: patience.min(LATE) }
+    }
+
+    /// Whether a task is to be started on this runtime.
+    pub fn join(&mut self, runtime: Id) -> bool {
+        self.tasks.insert(runtime)
+    }
+
+    /// What the task of this runtime is to do now.
+    pub fn role(&mut self, runtime: Id, now: Instant) -> Role {
+        let overdue = self.wakes_at + self.late;
+        match self.active {
+            Some(active) if active == runtime => Role::Work,
+            Some(_) if now < overdue => Role::StandBy(overdue),
+            _ => {
+                self.active = Some(runtime);
+                Role::TakeOver
+            }
+        }
+    }
+
+    /// The task that works looks again at this time.
+    pub fn wakes_at(&mut self, at: Instant) {
+        self.wakes_at = at;
+    }
+
+    /// Something is due at this time; whether the tasks are to be woken for it.
+    pub fn expect(&mut self, at: Instant) -> bool {
+        let sooner = self.active.is_none() || at < self.wakes_at;
+        if sooner {
+            self.wakes_at = at.max(Instant::now());
+        }
+        sooner
+    }
+
+    /// The task of this runtime ends; whether there is another one.
+    pub fn leave(&mut self, runtime: Id) -> bool {
+        self.tasks.remove(&runtime);
+        if self.active == Some(runtime) {
+            self.active = None;
+        }
+        !self.tasks.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runtime() -> Id {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        // It goes on, so that the next one has another id.
+        std::mem::ManuallyDrop::new(runtime).handle().id()
+    }
+
+    #[test]
+    fn a_task_that_is_overdue_is_replaced_and_stands_by() {
+        let (one, two, late) = (runtime(), runtime(), Duration::from_millis(100));
+        let mut duty = Duty::new(late);
+        assert!(duty.join(one) && duty.join(two) && !duty.join(one));
+        let now = Instant::now();
+        assert_eq!(duty.role(one, now), Role::TakeOver);
+        duty.wakes_at(now + late);
+        assert_eq!((duty.role(one, now), duty.role(two, now)), (Role::Work, Role::StandBy(now + 2 * late)));
+        assert_eq!(duty.role(two, now + 2 * late), Role::TakeOver);
+        duty.wakes_at(now + 3 * late);
+        assert_eq!(duty.role(one, now + 2 * late), Role::StandBy(now + 4 * late));
+        assert!(duty.leave(two), "there is another one");
+        assert_eq!(duty.role(one, now + 2 * late), Role::TakeOver);
+        assert!(!duty.leave(one));
+    }
+
+    #[test]
+    fn work_that_is_due_sooner_wakes_the_tasks() {
+        let (one, now) = (runtime(), Instant::now());
+        let mut duty = Duty::new(Duration::from_secs(1));
+        assert!(duty.expect(now + LATE), "there is no task that looks");
+        duty.role(one, now);
+        duty.wakes_at(now + 9 * LATE);
+        assert!(duty.expect(now + 8 * LATE) && !duty.expect(now + 9 * LATE));
+    }
+}

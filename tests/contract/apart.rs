@@ -1,0 +1,231 @@
+//! The trouble of one lease is no other's: rows that the server refuses to change, connections that fall silent, runtimes
+//! that are not driven any more.
+
+use std::{sync::Arc, time::Duration};
+
+use rowlock::{Certainty, Error, Lease, LeaseLock, Status};
+use sqlx::Pool;
+use tokio::{
+    runtime::{Builder, Runtime},
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    bed::{Bed, PATIENCE, Site, acquired, eventually},
+    proxy::{Proxy, Way},
+};
+
+/// Long enough for a slow machine to renew within a twelfth of it.
+const LEASE: Duration = Duration::from_secs(3);
+
+/// From now on the server refuses to change the rows of the keys in the table `refused`, for this reason.
+async fn refuse_with<DB: Bed>(site: &Site<DB>, sqlstate: &str, number: i32) {
+    let function = format!(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             IF EXISTS (SELECT 1 FROM refused WHERE of_key = NEW.key_resource) THEN
+                 RAISE EXCEPTION 'not this one' USING ERRCODE = '{sqlstate}';
+             END IF;
+             RETURN NEW; END $$"
+    );
+    let trigger = match site.server.name {
+        "postgres" => {
+            "CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_lock FOR EACH ROW EXECUTE FUNCTION refuse()".to_owned()
+        }
+        "sqlite" => "CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_lock
+             WHEN EXISTS (SELECT 1 FROM refused WHERE of_key = NEW.key_resource)
+             BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+            .to_owned(),
+        _ => format!(
+            "CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_lock FOR EACH ROW BEGIN
+                 IF EXISTS (SELECT 1 FROM refused WHERE of_key = CONVERT(NEW.key_resource USING utf8mb4)) THEN
+                     SIGNAL SQLSTATE 'HY000' SET MESSAGE_TEXT = 'not this one', MYSQL_ERRNO = {number};
+                 END IF; END"
+        ),
+    };
+    site.execute("CREATE TABLE refused (of_key varchar(100) PRIMARY KEY)").await;
+    if site.server.name == "postgres" {
+        site.execute(&function).await;
+    }
+    site.execute(&trigger).await;
+}
+
+/// As for a full disk.
+async fn refuse<DB: Bed>(site: &Site<DB>) {
+    refuse_with(site, "53100", 1021).await;
+}
+
+async fn add<DB: Bed>(site: &Site<DB>, key: &str) {
+    site.execute(&format!("INSERT INTO refused VALUES ('{key}')")).await;
+}
+
+async fn leases<DB: Bed>(lock: &LeaseLock<DB>, count: usize) -> Vec<Lease<DB>> {
+    let mut leases = Vec::new();
+    for number in 0..count {
+        leases.push(acquired(lock.try_acquire(&format!("key {number}")).await));
+    }
+    leases
+}
+
+/// How many claims stand.
+async fn standing<DB: Bed>(site: &Site<DB>) -> i64 {
+    let sql = "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1 AND expires_at > ";
+    site.number(&format!("{sql}{}", DB::ago(0))).await.unwrap()
+}
+
+async fn held_for<DB: Bed>(leases: &[Lease<DB>], time: Duration) {
+    let since = Instant::now();
+    while since.elapsed() < time {
+        for lease in leases {
+            assert!(lease.is_held(), "{} after {:?}", lease.key(), since.elapsed());
+        }
+        sleep(LEASE / 100).await;
+    }
+}
+
+pub async fn a_row_that_cannot_be_renewed_loses_no_other_lease<DB: Bed>(site: Site<DB>) {
+    refuse(&site).await;
+    let lock = site.lock_for(LEASE);
+    let mut leases = leases(&lock, 50).await;
+    add(&site, "key 13").await;
+    let refused = leases.remove(13);
+    timeout(PATIENCE, refused.lost()).await.expect("it is lost when its time is up");
+    held_for(&leases, LEASE).await;
+}
+
+/// The others are ended at once, and the refused one as soon as the server lets it be.
+pub async fn a_row_that_cannot_be_abandoned_keeps_no_other_key<DB: Bed>(site: Site<DB>) {
+    refuse(&site).await;
+    let lock = site.lock_for(Duration::from_secs(300));
+    let leases = leases(&lock, 50).await;
+    add(&site, "key 13").await;
+    drop(leases);
+    eventually("all others are abandoned", || async { standing(&site).await == 1 }).await;
+    site.execute("DELETE FROM refused").await;
+    eventually("the refused one is abandoned", || async { standing(&site).await == 0 }).await;
+}
+
+pub async fn a_release_that_the_server_refuses_is_tried_again<DB: Bed>(site: Site<DB>) {
+    refuse(&site).await;
+    let lease = acquired(site.lock_for(Duration::from_secs(300)).try_acquire("k").await);
+    add(&site, "k").await;
+    let mut release = tokio::spawn(lease.release(Status::Succeeded));
+    let early = timeout(Duration::from_millis(300), &mut release).await;
+    assert!(early.is_err(), "it is not given up: {early:?}");
+    site.execute("DELETE FROM refused").await;
+    timeout(PATIENCE, release).await.expect("it is tried again").unwrap().unwrap();
+    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+}
+
+pub async fn a_release_that_is_refused_to_the_end_changed_nothing<DB: Bed>(site: Site<DB>) {
+    refuse(&site).await;
+    let lease = acquired(site.lock_for(LEASE / 2).try_acquire("k").await);
+    add(&site, "k").await;
+    let since = Instant::now();
+    let error = lease.release(Status::Succeeded).await.unwrap_err();
+    assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
+    assert!(since.elapsed() > LEASE / 4, "it was tried while the lease lasted");
+    assert_eq!(site.column("k", "status").await.as_deref(), Some("P"));
+}
+
+/// No pause mends that.
+pub async fn a_release_without_the_right_to_it_fails_at_once<DB: Bed>(site: Site<DB>) {
+    refuse_with(&site, "42501", 1142).await;
+    let lease = acquired(site.lock_for(Duration::from_secs(300)).try_acquire("k").await);
+    add(&site, "k").await;
+    let released = timeout(PATIENCE, lease.release(Status::Succeeded)).await.expect("it is not tried again");
+    let error = released.unwrap_err();
+    assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
+}
+
+/// Opens all connections of a pool, here: what another runtime has opened, it has to drive.
+async fn opened<DB: Bed>(pool: Pool<DB>) -> Pool<DB> {
+    let mut taken = Vec::new();
+    for _ in 0..pool.options().get_max_connections() {
+        taken.push(pool.acquire().await.unwrap());
+    }
+    drop(taken);
+    all_idle(&pool).await;
+    pool
+}
+
+async fn all_idle<DB: Bed>(pool: &Pool<DB>) {
+    let all = pool.options().get_max_connections() as usize;
+    eventually("all are idle", || async { pool.num_idle() == all }).await;
+}
+
+/// After a fail-over in a cloud the connections there were are neither answered nor closed; new ones are answered.
+pub async fn silent_connections_lose_no_lease<DB: Bed>(site: Site<DB>) {
+    let proxy = site.proxy().await;
+    let pool = opened::<DB>(proxy.pool(2)).await;
+    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
+    let leases = leases(&lock, 3).await;
+    all_idle(&pool).await;
+    proxy.silence();
+    held_for(&leases, 2 * LEASE).await;
+}
+
+/// A request that has no answer is sent again on another connection long before it is given up.
+pub async fn a_request_on_a_silent_connection_is_sent_on_another<DB: Bed>(site: Site<DB>) {
+    let lease = 4 * LEASE;
+    let proxy = site.proxy().await;
+    let pool = opened::<DB>(proxy.pool(2)).await;
+    let lock = LeaseLock::new(pool.clone()).lease(lease).unwrap().time_limit(PATIENCE).unwrap();
+    let (renewed, abandoned) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
+    all_idle(&pool).await;
+    let since = Instant::now();
+    let silent = async |proxy: &Proxy| proxy.let_others_pass();
+    proxy.during(Way::Requests, 0, renewed.renew(), silent).await.unwrap();
+    assert!(since.elapsed() < lease / 4, "{:?}", since.elapsed());
+    proxy.open();
+    let since = Instant::now();
+    proxy.during(Way::Requests, 0, abandoned.abandon(), silent).await.unwrap();
+    assert!(since.elapsed() < lease / 4, "{:?}", since.elapsed());
+    assert_eq!(standing(&site).await, 1);
+}
+
+/// A runtime that is driven for as long as some work takes, and stands still from then on.
+fn still<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> (Runtime, T) {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let driven = std::thread::spawn(move || {
+        let done = runtime.block_on(work);
+        (runtime, done)
+    });
+    driven.join().unwrap()
+}
+
+pub async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: Bed>(site: Site<DB>) {
+    let pool = opened(site.pool_of(4).await).await;
+    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
+    let theirs = lock.clone();
+    let (still, first) = still(async move {
+        let first = acquired(theirs.try_acquire("first").await);
+        // What it gives back comes back while the runtime is driven.
+        all_idle(&pool).await;
+        first
+    });
+    let leases = leases(&lock, 2).await;
+    held_for(&leases, 2 * LEASE).await;
+    drop(first);
+    eventually("it is abandoned", || async { standing(&site).await == 2 }).await;
+    still.shutdown_background();
+    held_for(&leases, LEASE).await;
+}
+
+/// It stands still with a renewal under way.
+pub async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: Bed>(site: Site<DB>) {
+    let proxy = Arc::new(site.proxy().await);
+    let pool = opened::<DB>(proxy.pool(4)).await;
+    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
+    let (theirs, to_hold) = (lock.clone(), proxy.clone());
+    let (still, first) = still(async move {
+        let first = acquired(theirs.try_acquire("first").await);
+        all_idle(&pool).await;
+        to_hold.hold(Way::Replies);
+        to_hold.held(Way::Replies).await;
+        first
+    });
+    proxy.open();
+    let leases = leases(&lock, 2).await;
+    held_for(&leases, 2 * LEASE).await;
+    drop((first, still.shutdown_background()));
+}
