@@ -19,6 +19,8 @@ mod commits;
 mod contention;
 #[cfg(all(feature = "rust_decimal", any(feature = "postgres", feature = "mysql")))]
 mod decimals;
+#[cfg(feature = "mysql")]
+mod delayed;
 mod door;
 mod dropped_waiters;
 mod durability;
@@ -26,6 +28,7 @@ mod events;
 mod examples;
 mod fair;
 mod fenced;
+mod forgetting;
 mod fuzzed;
 mod isolation;
 mod keeping;
@@ -59,9 +62,16 @@ mod rights;
 mod rules_table;
 #[cfg(feature = "sqlite")]
 mod schedules;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod schemas;
 mod seats;
 mod sequences;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod servers;
 mod sets;
+mod snapshots;
+#[cfg(feature = "sqlite")]
+mod sqlite_file;
 mod triggers;
 mod trips;
 mod undone;
@@ -231,6 +241,7 @@ where
     }
     waits::<DB>(server, trials);
     registry::versions::<DB>(server, trials);
+    registry::store::<DB>(server, trials);
     #[cfg(feature = "sqlite")]
     if server.name == "sqlite" {
         tests! { server, trials;
