@@ -21,13 +21,17 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// Creates the tables `t_resource_lock` and `t_resource_lock_queue` if they are not there, and adds the columns that the first lacks.
 ///
+/// On PostgreSQL a table that the connection's `search_path` leads to is completed in its own schema,
+/// with the queue beside it; where there is none, both are made in the first schema of the path. On
+/// MySQL and MariaDB the tables lie in the connection's database, on SQLite in its main file.
+///
 /// The columns and rows of a table that other programs use already stay as they are.
 ///
 /// A complete table is only looked at: no lock, no right to change the schema is needed. It may be called at every start,
 /// by any number of instances at once, and beside `sqlx migrate run`. Nothing is recorded in `_sqlx_migrations` or anywhere.
 ///
 /// # Errors
-/// [`Error::Unsuitable`] if a table that lacks columns would be of no use with them, and nothing is changed;
+/// [`Error::Unsuitable`] if a table that lacks columns would be of no use with them, or the server or file cannot be used, and nothing is changed;
 /// [`Error::Database`] if the database refuses; [`Error::TimedOut`] after a minute.
 ///
 /// # Cancel safety
@@ -38,6 +42,9 @@ pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
     let (mut tries, mut installed) = (0, false);
     loop {
         let schema = schema(&connections, limit, LIMIT).await?;
+        if let Some(wrong) = schema.refused {
+            return Err(Error::Unsuitable { wrong });
+        }
         let missing = schema.missing();
         if missing.is_empty() {
             return Ok(());
@@ -98,6 +105,9 @@ impl Table {
         time_limit: Duration,
     ) -> Result<Self, Error> {
         let schema = schema(connections, limit, time_limit).await?;
+        if let Some(wrong) = schema.refused {
+            return Err(Error::Unsuitable { wrong });
+        }
         if schema.columns.is_empty() {
             return Err(Error::TableMissing);
         }
@@ -107,6 +117,9 @@ impl Table {
         }
         if let Some(wrong) = schema.wrong {
             return Err(Error::Unsuitable { wrong });
+        }
+        if let Some((server, version)) = schema.untried {
+            tracing::warn!(server, version, "nothing is promised on this server: rowlock has not been tried on it");
         }
         let Schema { key_type, key_limit, label_chars, nowait, .. } = schema;
         Ok(Self { key_type, key_limit, label_chars, nowait })

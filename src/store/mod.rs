@@ -13,6 +13,7 @@ mod mysql;
 pub mod operate;
 #[cfg(feature = "postgres")]
 mod postgres;
+pub mod servers;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 pub mod tables;

@@ -194,7 +194,7 @@ fn is_pooled() -> bool {
 fn wants_the_server_itself(module: &str, name: &str) -> bool {
     match module {
         "listening" => !name.starts_with("behind_a_pooler"),
-        "trips" | "rights" | "durability" => true,
+        "trips" | "rights" | "durability" | "schemas" | "servers" => true,
         "versioned_in" => name == "a_row_in_another_transactions_hands_is_a_conflict",
         "program_input" => name == "a_password_is_not_repeated",
         "versioned_lost" => name == "a_write_that_is_answered_too_late_is_unknown_and_not_tried_again",

@@ -31,10 +31,11 @@ pub fn keep() {
 
 /// The events that name this key.
 pub fn about(key: &str) -> Vec<String> {
+    with(&format!("key={key} "))
+}
+
+/// The events in which this text stands.
+pub fn with(text: &str) -> Vec<String> {
     let log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
-    String::from_utf8_lossy(&log)
-        .lines()
-        .filter(|line| line.contains(&format!("key={key} ")))
-        .map(str::to_owned)
-        .collect()
+    String::from_utf8_lossy(&log).lines().filter(|line| line.contains(text)).map(str::to_owned).collect()
 }

@@ -22,6 +22,8 @@ mod connections;
 mod contention;
 #[cfg(all(feature = "rust_decimal", any(feature = "postgres", feature = "mysql")))]
 mod decimals;
+#[cfg(feature = "mysql")]
+mod delayed;
 mod door;
 mod dropped_waiters;
 mod durability;
@@ -29,6 +31,7 @@ mod events;
 mod examples;
 mod fair;
 mod fenced;
+mod forgetting;
 mod fuzzed;
 #[cfg(feature = "sqlite")]
 mod in_memory;
@@ -64,9 +67,16 @@ mod rights;
 mod rules_table;
 #[cfg(feature = "sqlite")]
 mod schedules;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod schemas;
 mod seats;
 mod sequences;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod servers;
 mod sets;
+mod snapshots;
+#[cfg(feature = "sqlite")]
+mod sqlite_file;
 mod triggers;
 mod trips;
 mod undone;
@@ -244,6 +254,7 @@ where
     }
     waits::<DB>(server, trials);
     registry::versions::<DB>(server, trials);
+    registry::store::<DB>(server, trials);
     #[cfg(feature = "sqlite")]
     if server.name == "sqlite" {
         tests! { server, trials;

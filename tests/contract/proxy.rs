@@ -44,6 +44,8 @@ struct State {
     accepted: u64,
     /// What is held at this moment.
     held: Vec<(Way, u64)>,
+    /// In requests, what is written in place of what; of one length.
+    replaced: Option<(&'static str, &'static str)>,
 }
 
 impl State {
@@ -139,6 +141,13 @@ impl Proxy {
         };
         let both = async { join!(work, meanwhile).0 };
         timeout(PATIENCE, both).await.expect("it ends")
+    }
+
+    /// From now on writes one text in the place of another of its length, in every request.
+    #[cfg(feature = "mysql")]
+    pub fn replace(&self, text: &'static str, with: &'static str) {
+        assert_eq!(text.len(), with.len());
+        self.shared.0.send_modify(|state| state.replaced = Some((text, with)));
     }
 
     /// Goes on holding the connections on which something is held; all others, and new ones, pass.
@@ -238,6 +247,13 @@ async fn pump(
         };
         if !free {
             shared.pass(way, number).await;
+        }
+        let replaced = shared.0.borrow().replaced.filter(|_| way == Way::Requests);
+        if let Some((text, with)) = replaced {
+            let found = |at: &usize| chunk[*at..length].starts_with(text.as_bytes());
+            for at in (0..length).filter(found).collect::<Vec<_>>() {
+                chunk[at..at + with.len()].copy_from_slice(with.as_bytes());
+            }
         }
         // Who does not listen any more does not stop who speaks.
         let _ = to.write_all(&chunk[..length]).await;

@@ -1,12 +1,21 @@
-//! The tests of versions, as trials.
+//! The tests of versions and of what the tables' server is like, as trials.
 
 use libtest_mimic::Trial;
 
 #[cfg(all(feature = "rust_decimal", any(feature = "postgres", feature = "mysql")))]
 use crate::decimals;
+#[cfg(feature = "mysql")]
+use crate::delayed;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::schemas;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use crate::servers;
+#[cfg(feature = "sqlite")]
+use crate::sqlite_file;
 use crate::{
     bed::{self, Bed, Server},
-    sequences, tests, versioned, versioned_door, versioned_in, versioned_limits, versioned_lost, versioned_turns,
+    forgetting, sequences, snapshots, tests, versioned, versioned_door, versioned_in, versioned_limits, versioned_lost,
+    versioned_turns,
     versioned_types,
 };
 
@@ -66,6 +75,46 @@ pub fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
         versioned_lost:
             a_write_that_is_not_answered_is_unknown_and_not_tried_again, a_write_that_is_answered_too_late_is_unknown_and_not_tried_again,
             a_read_that_is_not_answered_is_sent_again, a_read_that_is_never_answered_has_changed_nothing;
+    }
+}
+
+/// What is promised of the statements on the lock's own tables, and of the servers that they are sent to.
+pub fn store<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
+    tests! { server, trials;
+        forgetting: a_step_that_fails_leaves_those_before_it_done, minutes_of_any_size_are_counted;
+        snapshots: a_claim_that_was_lost_since_the_snapshot_is_told_at_once;
+    }
+    if server.name != "sqlite" {
+        tests! { server, trials; forgetting: keys_of_other_steps_can_be_had_meanwhile; }
+    }
+    if server.name == "mariadb" {
+        tests! { server, trials; snapshots: snapshot_isolation_tells_it_as_a_conflict; }
+    }
+    #[cfg(feature = "sqlite")]
+    if server.name == "sqlite" {
+        tests! { server, trials;
+            schemas: a_table_in_an_attached_file_is_another;
+            sqlite_file:
+                a_file_in_utf_16_is_refused_unchanged, a_write_transaction_longer_than_a_lease_loses_it_in_time;
+        }
+    }
+    #[cfg(feature = "postgres")]
+    if server.name == "postgres" {
+        tests! { server, trials;
+            schemas:
+                a_table_along_the_path_is_completed_where_it_is, where_there_is_none_both_are_made_in_the_first_schema,
+                a_queue_that_is_not_beside_the_table_is_refused, the_copied_file_leaves_the_path_as_it_was;
+            servers: an_untried_server_is_told_of;
+        }
+    }
+    #[cfg(feature = "mysql")]
+    if server.name.starts_with('m') {
+        tests! { server, trials;
+            delayed:
+                a_renewal_that_was_held_up_moves_no_lease_back, a_claim_that_was_held_up_holds_for_a_whole_lease,
+                a_sign_of_life_that_was_held_up_keeps_its_place, renewals_behind_a_metadata_lock_may_run_in_any_order;
+            servers: tidb_is_refused;
+        }
     }
 }
 

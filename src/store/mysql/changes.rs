@@ -1,6 +1,6 @@
 //! Renewals, releases, abandonments and confirmations: changes of claims that stand.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::LazyLock};
 
 use chrono::TimeDelta;
 use sqlx::{
@@ -8,7 +8,7 @@ use sqlx::{
     mysql::{MySqlQueryResult, MySqlRow},
 };
 
-use super::{NOWAIT, Query, marks, micros, padded, unless_locked};
+use super::{NOW, NOWAIT, Query, marks, micros, padded, unless_locked};
 use crate::{
     fault::{Fault, fault},
     key::Claim,
@@ -146,7 +146,7 @@ async fn end_those_that_stand(
     let sql = format!(
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION; {}; {}; COMMIT",
         change_statement(&named, set_of(change)),
-        look_statement(&named)
+        look_statement(&named, "")
     );
     let sql = fill(&sql, keys().chain(holders).chain(set).chain(keys()));
     let rows = match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *conn).await {
@@ -192,9 +192,11 @@ fn fill(sql: &str, mut values: impl Iterator<Item = String>) -> String {
     })
 }
 
+static RENEW: LazyLock<String> = LazyLock::new(|| format!("t.expires_at = {NOW} + INTERVAL ? MICROSECOND"));
+
 fn set_of(change: Change) -> &'static str {
     match change {
-        Change::Renew(_) => "t.expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND",
+        Change::Renew(_) => &RENEW,
         Change::Release(_) => {
             "t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.holder = NULL,
              t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL"
@@ -215,18 +217,27 @@ fn bind_change<'q>(query: Query<'q>, change: Change, terms: &Terms) -> Query<'q>
     }
 }
 
-fn look_statement(named: &Named<'_>) -> String {
+fn look_statement(named: &Named<'_>, lock: &str) -> String {
     format!(
         "SELECT CONVERT(key_resource USING utf8mb4) AS name, holder, token, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked,
                 CAST(COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS SIGNED) AS stands,
                 COALESCE(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), 0) AS left_micros
-         FROM t_resource_lock WHERE key_resource IN ({})",
+         FROM t_resource_lock WHERE key_resource IN ({}) {lock}",
         named.keys()
     )
 }
 
-pub(super) async fn sightings(conn: &mut MySqlConnection, named: &Named<'_>) -> Reply<HashMap<String, Sighting>> {
-    sighted(&bind_keys(sqlx::query(AssertSqlSafe(look_statement(named))), named).fetch_all(conn).await?)
+/// The row of the one claim that is named.
+pub(super) async fn sighting(conn: &mut MySqlConnection, named: &Named<'_>, lock: &str) -> Reply<Option<Sighting>> {
+    Ok(look(conn, named, lock).await?.into_values().next())
+}
+
+async fn sightings(conn: &mut MySqlConnection, named: &Named<'_>) -> Reply<HashMap<String, Sighting>> {
+    look(conn, named, "").await
+}
+
+async fn look(conn: &mut MySqlConnection, named: &Named<'_>, lock: &str) -> Reply<HashMap<String, Sighting>> {
+    sighted(&bind_keys(sqlx::query(AssertSqlSafe(look_statement(named, lock))), named).fetch_all(conn).await?)
 }
 
 fn sighted(rows: &[MySqlRow]) -> Reply<HashMap<String, Sighting>> {

@@ -6,7 +6,7 @@ use chrono::DateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
-use super::{MICROS, NOWAIT, Query, ROW, commit, marks, micros, padded, read, unless_locked};
+use super::{MICROS, NOW, NOWAIT, Query, ROW, commit, marks, micros, padded, read, unless_locked};
 use crate::{
     key::{Prior, Token},
     rules::{Rules, Terms, Verdict, judge},
@@ -55,7 +55,7 @@ SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time =
     t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now + INTERVAL ? MICROSECOND),
     t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.token END,
     t.prior_client_ip = CASE j.verdict WHEN 'same' THEN j.prior_client_ip WHEN 'taken over' THEN LEFT(j.client_ip, 45) END,
-    t.expires_at = j.now + INTERVAL ? MICROSECOND, t.token = {token}
+    t.expires_at = {NOW} + INTERVAL ? MICROSECOND, t.token = {token}
 WHERE j.verdict IS NOT NULL",
         verdict("?")
     )
@@ -74,7 +74,7 @@ SET c.prior_token = CASE WHEN {same} THEN c.prior_token WHEN c.lock_flag = 1 THE
     c.token = {token},
     c.claimed_at = IF({same}, c.claimed_at, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND),
     c.begin_time = IF({same}, c.begin_time, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND),
-    c.expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND,
+    c.expires_at = {NOW} + INTERVAL ? MICROSECOND,
     c.lock_flag = 1, c.status = 'P', c.client_ip = ?, c.holder = ?, c.end_time = NULL
 WHERE c.key_resource = ? AND {} IS NOT NULL",
         verdict("?")

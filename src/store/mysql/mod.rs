@@ -25,6 +25,10 @@ use crate::{
 pub(super) const MICROS: &str =
     "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))";
 
+/// The time at which a row is changed, UTC. A statement may have waited since its start, behind a metadata lock, and be carried out
+/// after one that was sent later: what it prolongs must not end sooner than the other has said.
+pub(super) const NOW: &str = "SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND";
+
 /// MariaDB's way to make an UPDATE fail at a locked row (error 1205) and not wait for it, nor for what the application's triggers
 /// touch: what fails is sent again in the form that serves both servers, where a derived table skips locked rows.
 const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR";
@@ -121,8 +125,14 @@ impl Store for MySql {
             };
             return Ok(Confirmed::Done(count));
         }
-        let seen = changes::sightings(conn, &named).await?;
-        Ok(unconfirmed(claim, seen.get(claim.key.as_str()).copied()))
+        let seen = unconfirmed(claim, changes::sighting(conn, &named, "").await?);
+        if seen == Confirmed::Lost {
+            return Ok(seen);
+        }
+        // A look shows the row as the transaction's snapshot has it, one that locks as it is now. It finds no row that another
+        // transaction has locked.
+        let now = changes::sighting(conn, &named, "FOR UPDATE SKIP LOCKED").await?;
+        Ok(if now.is_some() { unconfirmed(claim, now) } else { seen })
     }
 
     async fn intact(conn: &mut MySqlConnection) -> Reply<()> {

@@ -45,6 +45,9 @@ pub enum Forced {
     Skipped,
 }
 
+/// How many rows one step of forgetting names.
+const STEP: usize = 500;
+
 /// A step of forgetting: how many rows went, and the key to go on behind, if there may be more.
 #[derive(Clone, Debug)]
 pub struct Forgotten {
@@ -74,7 +77,7 @@ pub trait Operate: Store {
     ) -> impl Future<Output = Reply<Forced>> + Send;
 
     /// Deletes rows that are free, `S`, out of their window (the row's `time` and the lock's `once_per`), and
-    /// have been left alone for so long. Rows that somebody's transaction is at are passed over.
+    /// have been left alone for so long: one step, behind the key `after`. Rows that somebody's transaction is at are passed over.
     fn forget(
         conn: &mut Self::Connection,
         older_than: TimeDelta,

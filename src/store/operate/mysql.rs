@@ -3,7 +3,7 @@ use std::sync::LazyLock;
 use chrono::{NaiveDateTime, TimeDelta};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
-use super::{Forced, Forgotten, Listed, Operate, Page};
+use super::{Forced, Forgotten, Listed, Operate, Page, STEP};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
@@ -43,11 +43,8 @@ SET t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MI
 /// The other programs' offset, older_than, once_per; the offset, older_than.
 const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
       AND (c.begin_time IS NULL OR c.begin_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
-          - INTERVAL GREATEST(?, ?, LEAST(c.time, 500000000) * 60000000) MICROSECOND)
+          - INTERVAL GREATEST(?, ?, LEAST(GREATEST(c.time, 0), 500000000) * 60000000) MICROSECOND)
       AND (c.end_time IS NULL OR c.end_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL ? MICROSECOND)";
-
-/// How many rows one step of forgetting names.
-const STEP: usize = 500;
 
 type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
 

@@ -3,7 +3,7 @@ use std::sync::LazyLock;
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 
-use super::{Forced, Forgotten, Listed, Operate, Page};
+use super::{Forced, Forgotten, Listed, Operate, Page, STEP};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
@@ -39,16 +39,28 @@ WITH locked AS MATERIALIZED (
 )
 SELECT (SELECT token FROM freed) AS token, EXISTS (SELECT FROM t_resource_lock WHERE key_resource = $1) AS seen";
 
-/// $1 older_than, $2 once_per, $3 the other programs' offset. The condition is read again when the row is locked.
-const FORGET: &str = "
-WITH locked AS MATERIALIZED (
+/// $1 older_than, $2 once_per, $3 the other programs' offset.
+const FORGETTABLE: &str = "lock_flag = 0 AND status = 'S'
+      AND (begin_time IS NULL OR begin_time < clock_timestamp() + $3::interval
+          - greatest($1::interval, $2::interval, make_interval(mins => least(greatest(time, 0), 2147483647)::int)))
+      AND (end_time IS NULL OR end_time < clock_timestamp() + $3::interval - $1::interval)";
+
+/// Finds a step's rows without a lock, then locks those and judges them again: the others are in nobody's way.
+static FORGET: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+WITH found AS MATERIALIZED (
+    SELECT key_resource FROM t_resource_lock WHERE {FORGETTABLE} AND key_resource > $4
+    ORDER BY t_resource_lock.key_resource LIMIT {STEP}
+), locked AS MATERIALIZED (
     SELECT key_resource FROM t_resource_lock
-    WHERE lock_flag = 0 AND status = 'S'
-      AND (begin_time IS NULL OR begin_time < clock_timestamp() + $3::interval - greatest($1::interval, $2::interval, make_interval(mins => time)))
-      AND (end_time IS NULL OR end_time < clock_timestamp() + $3::interval - $1::interval)
-    FOR UPDATE SKIP LOCKED
+    WHERE key_resource = ANY (ARRAY(SELECT key_resource FROM found)) AND {FORGETTABLE} FOR UPDATE SKIP LOCKED
+), forgotten AS (
+    DELETE FROM t_resource_lock t USING locked l WHERE t.key_resource = l.key_resource RETURNING 1
 )
-DELETE FROM t_resource_lock t USING locked l WHERE t.key_resource = l.key_resource";
+SELECT (SELECT count(*) FROM forgotten) AS rows, (SELECT max(key_resource)::text FROM found) AS last"
+    )
+});
 
 impl Operate for Postgres {
     async fn list(conn: &mut PgConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
@@ -72,9 +84,11 @@ impl Operate for Postgres {
         })
     }
 
-    async fn forget(conn: &mut PgConnection, older_than: TimeDelta, _: &str, terms: &Terms) -> Reply<Forgotten> {
-        let query = sqlx::query(FORGET).bind(older_than).bind(terms.once_per).bind(terms.offset());
-        Ok(Forgotten { rows: query.execute(conn).await?.rows_affected(), after: None })
+    async fn forget(conn: &mut PgConnection, older_than: TimeDelta, after: &str, terms: &Terms) -> Reply<Forgotten> {
+        let query = sqlx::query(FORGET.as_str()).bind(older_than).bind(terms.once_per).bind(terms.offset());
+        let row = query.bind(after).fetch_one(conn).await?;
+        let rows = u64::try_from(row.try_get::<i64, _>("rows")?).unwrap_or_default();
+        Ok(Forgotten { rows, after: row.try_get("last")? })
     }
 }
 

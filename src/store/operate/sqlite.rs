@@ -1,13 +1,13 @@
 use chrono::TimeDelta;
 use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
-use super::{Forced, Forgotten, Listed, Operate, Page};
+use super::{Forced, Forgotten, Listed, Operate, Page, STEP};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
         Reply,
-        sqlite::{as_micros, kept, micros, now, read, time, written},
+        sqlite::{as_micros, hex, json, kept, micros, now, read, time, written},
         to_utc,
     },
 };
@@ -49,20 +49,31 @@ WHERE key_resource = ?1 RETURNING token"
 );
 
 /// ?1 older_than, ?2 once_per, ?3 the other programs' offset.
+macro_rules! forgettable {
+    () => {
+        concat!(
+            "lock_flag = 0 AND status = 'S' AND (begin_time IS NULL OR ",
+            as_micros!("begin_time"),
+            " - ?3 < ",
+            now!(),
+            " - max(?1, ?2, time * 60000000)) AND (end_time IS NULL OR ",
+            as_micros!("end_time"),
+            " - ?3 < ",
+            now!(),
+            " - ?1)"
+        )
+    };
+}
+
+const FIND: &str = concat!(
+    "SELECT key_resource FROM t_resource_lock WHERE key_resource > ?4 AND ",
+    forgettable!(),
+    " ORDER BY key_resource LIMIT ?5"
+);
+
 const FORGET: &str = concat!(
-    "
-DELETE FROM t_resource_lock
-WHERE lock_flag = 0 AND status = 'S'
-  AND (begin_time IS NULL OR ",
-    as_micros!("begin_time"),
-    " - ?3 < ",
-    now!(),
-    " - max(?1, ?2, time * 60000000))
-  AND (end_time IS NULL OR ",
-    as_micros!("end_time"),
-    " - ?3 < ",
-    now!(),
-    " - ?1)"
+    "DELETE FROM t_resource_lock WHERE key_resource IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?4)) AND ",
+    forgettable!()
 );
 
 impl Operate for Sqlite {
@@ -83,10 +94,23 @@ impl Operate for Sqlite {
         Ok(Forced::Freed(Token::new(row.try_get("token")?)))
     }
 
-    async fn forget(conn: &mut SqliteConnection, older_than: TimeDelta, _: &str, terms: &Terms) -> Reply<Forgotten> {
-        let query = sqlx::query(FORGET).bind(micros(older_than)).bind(micros(terms.once_per));
-        let reply = query.bind(micros(terms.offset())).execute(conn).await?;
-        Ok(Forgotten { rows: reply.rows_affected(), after: None })
+    /// Looks without the file's write lock, which then is kept for one step's rows alone.
+    async fn forget(
+        conn: &mut SqliteConnection,
+        older_than: TimeDelta,
+        after: &str,
+        terms: &Terms,
+    ) -> Reply<Forgotten> {
+        let bind = |sql: &'static str| {
+            sqlx::query(sql).bind(micros(older_than)).bind(micros(terms.once_per)).bind(micros(terms.offset()))
+        };
+        let step = i64::try_from(STEP).unwrap_or(i64::MAX);
+        let rows = bind(FIND).bind(after).bind(step).fetch_all(&mut *conn).await?;
+        let keys = rows.iter().map(|row| row.try_get(0)).collect::<Reply<Vec<String>>>()?;
+        let Some(last) = keys.last().cloned() else { return Ok(Forgotten { rows: 0, after: None }) };
+        let named = json(keys.iter().map(|key| format!("\"{}\"", hex(key))));
+        let reply = bind(FORGET).bind(named).execute(conn).await?;
+        Ok(Forgotten { rows: reply.rows_affected(), after: Some(last) })
     }
 }
 

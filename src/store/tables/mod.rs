@@ -5,10 +5,12 @@ mod mysql;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
-mod sqlite;
+pub mod sqlite;
 
 use std::future::Future;
 
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use super::servers::{Support, refusal, support};
 use super::{Reply, Store};
 use crate::key::Key;
 
@@ -30,6 +32,10 @@ pub struct Schema {
     pub nowait: bool,
     /// What makes the table or the connection unusable.
     pub wrong: Option<String>,
+    /// What makes the database unusable, whatever the table is like.
+    pub refused: Option<String>,
+    /// A server on which nothing has been tried: its name and version banner.
+    pub untried: Option<(&'static str, String)>,
 }
 
 /// How much the key column holds.
@@ -80,6 +86,18 @@ impl Schema {
             label_chars: usize::MAX,
             nowait: false,
             wrong: None,
+            refused: None,
+            untried: None,
+        }
+    }
+
+    /// Takes down what the server's version banner tells of it.
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
+    fn judge_server(&mut self, banner: String) {
+        match support(&banner) {
+            Support::Known => {}
+            Support::Untried(name) => self.untried = Some((name, banner)),
+            Support::Refused(name) => self.refused = Some(refusal(name, &banner)),
         }
     }
 
@@ -100,6 +118,6 @@ pub trait Tables: Store {
     /// Reads what the table is like.
     fn schema(conn: &mut Self::Connection) -> impl Future<Output = Reply<Schema>> + Send;
 
-    /// Creates the table, or adds what it lacks; may run at any time, in any number of processes.
+    /// Creates the tables, or adds what is missing beside the one that is found; may run at any time, in any number of processes.
     fn install(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 }

@@ -9,17 +9,21 @@ const SCHEMA: &str = "
 SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type USING utf8mb4) AS type,
        CONVERT(data_type USING utf8mb4) AS data_type, CONVERT(COALESCE(collation_name, 'binary') USING utf8mb4) AS collation,
        CAST(COALESCE(character_maximum_length, 0) AS SIGNED) AS width, CAST(@@autocommit AS SIGNED) AS autocommit,
-       CAST(VERSION() LIKE '%MariaDB%' AS SIGNED) AS mariadb,
+       CAST(banner.version LIKE '%MariaDB%' AS SIGNED) AS mariadb,
        (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 't_resource_lock_queue') AS queue,
        CONVERT(CONCAT(IF(is_nullable = 'NO' AND column_name = 'end_time', ' NOT NULL', ''), IF(extra LIKE '%on update%', ' ON UPDATE', ''))
-           USING utf8mb4) AS more
-FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 't_resource_lock'";
+           USING utf8mb4) AS more, CONVERT(CONCAT(banner.version, ' ', @@version_comment) USING utf8mb4) AS banner
+FROM (SELECT VERSION() AS version) banner
+LEFT JOIN information_schema.columns ON table_schema = DATABASE() AND table_name = 't_resource_lock'";
 
 impl Tables for MySql {
     async fn schema(conn: &mut MySqlConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
         let mut schema = Schema::empty();
         for row in rows {
+            schema.judge_server(row.try_get("banner")?);
+            // The server tells its version also where there is no table.
+            let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             if row.try_get::<i64, _>("autocommit")? == 0 {
                 schema.wrong = Some(
                     "the connection's autocommit is off, so that a claim would not be committed; switch it on".into(),
@@ -27,7 +31,6 @@ impl Tables for MySql {
             }
             schema.nowait = row.try_get::<i64, _>("mariadb")? == 1;
             schema.queue = row.try_get::<i64, _>("queue")? > 0;
-            let name: String = row.try_get("name")?;
             let column_type: String = row.try_get("type")?;
             let data_type: String = row.try_get("data_type")?;
             let more: String = row.try_get("more")?;

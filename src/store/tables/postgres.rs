@@ -8,9 +8,10 @@ const INSTALL: &str = include_str!("../../../migrations/postgres/20260101000000_
 const SCHEMA: &str = "
 SELECT a.attname::text AS name, a.atttypmod - 4 AS width,
        format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull AND a.attname = 'end_time' THEN ' NOT NULL' ELSE '' END AS type,
-       coalesce(l.collisdeterministic, true) AS exact, current_setting('TimeZone') AS zone,
-       to_regclass('t_resource_lock_queue') IS NOT NULL AS queue
-FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
+       coalesce(l.collisdeterministic, true) AS exact, current_setting('TimeZone') AS zone, version() AS banner,
+       c.relnamespace::regnamespace::text AS place, q.relnamespace::regnamespace::text AS queue_place
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_class q ON q.oid = to_regclass('t_resource_lock_queue')
+LEFT JOIN pg_collation l ON l.oid = a.attcollation
 WHERE a.attrelid = to_regclass('t_resource_lock') AND a.attnum > 0 AND NOT a.attisdropped";
 
 impl Tables for Postgres {
@@ -19,7 +20,13 @@ impl Tables for Postgres {
         let mut schema = Schema::empty();
         for row in rows {
             schema.own_column = Some("awaited");
-            schema.queue = row.try_get("queue")?;
+            schema.judge_server(row.try_get("banner")?);
+            let place: String = row.try_get("place")?;
+            let queue: Option<String> = row.try_get("queue_place")?;
+            schema.queue = queue.is_some();
+            if let Some(queue) = queue.filter(|queue| *queue != place) {
+                schema.wrong = Some(elsewhere(&place, &queue));
+            }
             let name: String = row.try_get("name")?;
             let column_type: String = row.try_get("type")?;
             let width = usize::try_from(row.try_get::<i32, _>("width")?).ok().filter(|width| *width > 0);
@@ -46,6 +53,14 @@ impl Tables for Postgres {
     async fn install(conn: &mut PgConnection) -> Reply<()> {
         sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
     }
+}
+
+/// The statements would use this queue, and connections with another search_path the one beside the table.
+fn elsewhere(place: &str, queue: &str) -> String {
+    format!(
+        "it is {place}.t_resource_lock, and the search_path leads to {queue}.t_resource_lock_queue; name one schema in \
+         the search_path, or drop what is not used"
+    )
 }
 
 /// What is wrong with one of the columns that other programs may have made.

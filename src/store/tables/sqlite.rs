@@ -20,13 +20,28 @@ const ADDED: [(&str, &str); 8] = [
 
 const SCHEMA: &str = "
 SELECT lower(c.name) AS name, upper(c.type) || CASE WHEN c.[notnull] AND c.name = 'end_time' COLLATE NOCASE THEN ' NOT NULL' ELSE '' END AS type,
-    (SELECT sql FROM sqlite_schema WHERE lower(name) = 't_resource_lock') AS definition,
-    EXISTS (SELECT 1 FROM sqlite_schema WHERE lower(name) = 't_resource_lock_queue') AS queue
-FROM pragma_table_info('t_resource_lock') c";
+    (SELECT sql FROM main.sqlite_schema WHERE lower(name) = 't_resource_lock') AS definition,
+    EXISTS (SELECT 1 FROM main.sqlite_schema WHERE lower(name) = 't_resource_lock_queue') AS queue
+FROM pragma_table_info('t_resource_lock', 'main') c";
+
+/// The driver takes any text for UTF-8; SQLite itself compares the two here.
+const IS_WIDE: &str = "SELECT encoding <> 'UTF-8' FROM pragma_encoding";
+
+/// Whether the database keeps its text in UTF-16, and what to say of that.
+pub async fn wide(conn: &mut SqliteConnection) -> Reply<Option<String>> {
+    let wide: bool = sqlx::query_scalar(IS_WIDE).fetch_one(conn).await?;
+    Ok(wide.then(|| {
+        "the database is in UTF-16, from which the driver reads no text; use one in UTF-8 (PRAGMA encoding)".into()
+    }))
+}
 
 impl Tables for Sqlite {
     async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
         let mut schema = Schema::empty();
+        schema.refused = wide(conn).await?;
+        if schema.refused.is_some() {
+            return Ok(schema);
+        }
         for row in sqlx::query(SCHEMA).fetch_all(conn).await? {
             schema.queue = row.try_get("queue")?;
             let name: String = row.try_get("name")?;

@@ -168,11 +168,11 @@ pub struct Statements {
 impl Statements {
     pub fn new<DB: Versions>(names: &Names, seen: &Seen) -> Result<Self, Error> {
         let unfit = |wrong: String| Error::TableUnfit { table: names.table.to_string(), wrong };
-        if seen.columns.is_empty() {
-            return Err(unfit("it does not exist here; create it, or name its schema".into()));
-        }
         if let Some(wrong) = &seen.wrong {
             return Err(unfit(wrong.clone()));
+        }
+        if seen.columns.is_empty() {
+            return Err(unfit("it does not exist here; create it, or name its schema".into()));
         }
         let find = |name: &Name| {
             let same = |column: &&Column| match DB::EXACT_NAMES {

@@ -3,7 +3,10 @@
 use sqlx::{Row as _, Sqlite, SqliteConnection};
 
 use super::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations, whole};
-use crate::{names::TableName, store::Reply};
+use crate::{
+    names::TableName,
+    store::{Reply, tables::sqlite::wide},
+};
 
 const LOOK: &str = "
 SELECT c.name, upper(c.type) AS type,
@@ -25,11 +28,11 @@ impl Versions for Sqlite {
 
     async fn look(conn: &mut SqliteConnection, table: &TableName) -> Reply<Seen> {
         let schema = table.schema.as_ref().map_or("main", |schema| schema.as_str());
-        let rows = match sqlx::query(LOOK).bind(table.table.as_str()).bind(schema).fetch_all(conn).await {
+        let rows = match sqlx::query(LOOK).bind(table.table.as_str()).bind(schema).fetch_all(&mut *conn).await {
             Err(sqlx::Error::Database(error)) if error.message().starts_with("unknown database") => vec![],
             reply => reply?,
         };
-        let mut seen = Seen::default();
+        let mut seen = Seen { wrong: wide(conn).await?, ..Seen::default() };
         for row in rows {
             let column_type: String = row.try_get("type")?;
             let is = |kind| column_type.contains(kind);

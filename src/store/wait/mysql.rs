@@ -1,7 +1,10 @@
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 
 use super::{ALIVE_SECONDS, FRONT, Marked, Place, QUEUED_SECONDS, Wait};
-use crate::{key::Key, store::Reply};
+use crate::{
+    key::Key,
+    store::{Reply, mysql::NOW},
+};
 
 type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
 
@@ -18,7 +21,7 @@ impl Wait for MySql {
                 SELECT c.key_resource FROM t_resource_lock c FORCE INDEX (PRIMARY)
                 WHERE c.key_resource IN ({marks}) LIMIT 1000000 FOR UPDATE SKIP LOCKED
             ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
-            SET t.queued_until = UTC_TIMESTAMP(6) + INTERVAL {QUEUED_SECONDS} SECOND"
+            SET t.queued_until = {NOW} + INTERVAL {QUEUED_SECONDS} SECOND"
         );
         let query = keys.iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, key| query.bind(key.as_str()));
         let matched = query.execute(&mut *conn).await?.rows_affected();
@@ -29,7 +32,7 @@ impl Wait for MySql {
 
     /// The first row draws the number, for the others too.
     async fn join(conn: &mut MySqlConnection, keys: &[Key]) -> Reply<i64> {
-        let alive = format!("UTC_TIMESTAMP(6) + INTERVAL {ALIVE_SECONDS} SECOND");
+        let alive = format!("{NOW} + INTERVAL {ALIVE_SECONDS} SECOND");
         let Some((first, others)) = keys.split_first() else { return Ok(0) };
         let sql = format!("INSERT INTO t_resource_lock_queue (key_resource, alive_until) VALUES (?, {alive})");
         let reply = sqlx::query(AssertSqlSafe(sql)).bind(first.as_str()).execute(&mut *conn).await?;
@@ -59,9 +62,7 @@ impl Wait for MySql {
     }
 
     async fn stay(conn: &mut MySqlConnection, numbers: &[i64]) -> Reply<()> {
-        let set = format!(
-            "UPDATE t_resource_lock_queue SET alive_until = UTC_TIMESTAMP(6) + INTERVAL {ALIVE_SECONDS} SECOND"
-        );
+        let set = format!("UPDATE t_resource_lock_queue SET alive_until = {NOW} + INTERVAL {ALIVE_SECONDS} SECOND");
         send(conn, &set, "", numbers).await
     }
 

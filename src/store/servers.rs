@@ -1,0 +1,84 @@
+//! Servers that speak a database's protocol and are not that database, known by their version banners.
+
+/// What is known of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// The database itself, or a build of it.
+    Known,
+    /// Another server, on which nothing has been tried.
+    Untried(&'static str),
+    /// Another server, on which two can hold a key at a time.
+    Refused(&'static str),
+}
+
+/// TiDB takes `FOR UPDATE SKIP LOCKED` and drops the lock (pingcap/tidb issue 69720).
+const REFUSED: [(&str, &str); 1] = [("tidb", "TiDB")];
+
+/// What the banners of others have in them, and their names.
+const UNTRIED: [(&str, &str); 11] = [
+    ("cockroachdb", "CockroachDB"),
+    ("-yb-", "YugabyteDB"),
+    ("dsql", "Aurora DSQL"),
+    ("redshift", "Redshift"),
+    ("greenplum", "Greenplum"),
+    ("vitess", "Vitess"),
+    ("planetscale", "PlanetScale"),
+    ("oceanbase", "OceanBase"),
+    ("tddl", "PolarDB-X"),
+    ("singlestore", "SingleStore"),
+    ("dolt", "Dolt"),
+];
+
+/// Reads a version banner.
+pub fn support(banner: &str) -> Support {
+    let banner = banner.to_ascii_lowercase();
+    let named =
+        |names: &[(&str, &'static str)]| names.iter().find(|(mark, _)| banner.contains(mark)).map(|(_, name)| *name);
+    if let Some(name) = named(&REFUSED) {
+        return Support::Refused(name);
+    }
+    named(&UNTRIED).map_or(Support::Known, Support::Untried)
+}
+
+/// Why a server cannot be used.
+pub fn refusal(name: &str, banner: &str) -> String {
+    format!(
+        "the server is {name} ({banner}), which does not keep the row locks that a claim rests on; \
+         use PostgreSQL, MySQL, MariaDB or SQLite for the locks"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_banner_tells_the_server() {
+        for (banner, support_of) in [
+            ("8.0.11-TiDB-v8.5.0", Support::Refused("TiDB")),
+            ("5.7.25-TiDB-v7.1.0-serverless", Support::Refused("TiDB")),
+            (
+                "8.0.11 TiDB Server (Apache License 2.0) Community Edition, MySQL 8.0 compatible",
+                Support::Refused("TiDB"),
+            ),
+            ("CockroachDB CCL v24.1.0 (x86_64-pc-linux-gnu, built 2024/05/15)", Support::Untried("CockroachDB")),
+            ("PostgreSQL 11.2-YB-2.20.1.0-b0 on x86_64-pc-linux-gnu, 64-bit", Support::Untried("YugabyteDB")),
+            ("8.0.30-Vitess", Support::Untried("Vitess")),
+            ("8.0.23-PlanetScale", Support::Untried("PlanetScale")),
+            ("5.7.25-OceanBase-v4.2.1.0", Support::Untried("OceanBase")),
+            ("PostgreSQL 8.0.2 on i686-pc-linux-gnu, Redshift 1.0.38698", Support::Untried("Redshift")),
+        ] {
+            assert_eq!(support(banner), support_of, "{banner}");
+        }
+        for known in [
+            "PostgreSQL 15.14 (Debian 15.14-0+deb12u1) on x86_64-pc-linux-gnu, compiled by gcc",
+            "PostgreSQL 18.0 on aarch64-apple-darwin",
+            "9.7.0 MySQL Community Server - GPL",
+            "8.0.36-28 Percona Server (GPL), Release 28",
+            "10.11.14-MariaDB-0+deb12u2 Debian 12",
+            "11.8.3-MariaDB-ubu2404 mariadb.org binary distribution",
+        ] {
+            assert_eq!(support(known), Support::Known, "{known}");
+        }
+    }
+}

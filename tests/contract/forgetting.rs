@@ -1,0 +1,115 @@
+//! Forgetting goes in steps, and stands in nobody's way meanwhile.
+
+use std::time::Duration;
+
+use rowlock::Status;
+
+use crate::bed::{Bed, PATIENCE, Site, acquired, eventually};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// So many keys that are old enough to be forgotten.
+async fn old<DB: Bed>(site: &Site<DB>, count: usize) {
+    let rows: Vec<String> = (0..count).map(|number| format!("('old {number:04}')")).collect();
+    site.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(","))).await;
+}
+
+async fn rows<DB: Bed>(site: &Site<DB>) -> i64 {
+    site.number("SELECT COUNT(*) FROM t_resource_lock").await.unwrap()
+}
+
+pub async fn a_step_that_fails_leaves_those_before_it_done<DB: Bed>(site: Site<DB>) {
+    old(&site, 1203).await;
+    let refuse: &[&str] = match site.server.name {
+        "sqlite" => &["CREATE TRIGGER refuse BEFORE DELETE ON t_resource_lock WHEN OLD.key_resource = 'old 1100'
+             BEGIN SELECT RAISE(ABORT, 'not this one'); END"],
+        "postgres" => &[
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$",
+            "CREATE TRIGGER refuse BEFORE DELETE ON t_resource_lock FOR EACH ROW WHEN (OLD.key_resource = 'old 1100') EXECUTE FUNCTION refuse()",
+        ],
+        _ => &["CREATE TRIGGER refuse BEFORE DELETE ON t_resource_lock FOR EACH ROW
+             IF OLD.key_resource = 'old 1100' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF"],
+    };
+    for sql in refuse {
+        site.execute(sql).await;
+    }
+    let error = site.lock().forget(HOUR).await.unwrap_err();
+    assert!(format!("{error:?}").contains("not this one"), "{error:?}");
+    assert_eq!(rows(&site).await, 203, "two steps of 500 are done");
+    site.execute(if site.server.name == "postgres" {
+        "DROP TRIGGER refuse ON t_resource_lock"
+    } else {
+        "DROP TRIGGER refuse"
+    })
+    .await;
+    assert_eq!(site.lock().forget(HOUR).await.unwrap(), 203);
+}
+
+/// The article's programs may have made the column of any integer type.
+pub async fn minutes_of_any_size_are_counted<DB: Bed>(site: Site<DB>) {
+    match site.server.name {
+        "sqlite" => 0,
+        "postgres" => site.execute("ALTER TABLE t_resource_lock ALTER COLUMN time TYPE bigint").await,
+        _ => site.execute("ALTER TABLE t_resource_lock MODIFY time BIGINT NOT NULL DEFAULT 60").await,
+    };
+    for (key, minutes) in [
+        ("usual", "60"),
+        ("negative", "-9223372036854775808"),
+        ("long", "3000000000"),
+        ("longest", "9223372036854775807"),
+    ] {
+        acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        site.set(key, &format!("begin_time = {0}, end_time = {0}, time = {minutes}", DB::ago(2 * 3_600_000))).await;
+    }
+    assert_eq!(site.lock().forget(HOUR).await.unwrap(), 2);
+    assert_eq!(rows(&site).await, 2);
+    assert_eq!(
+        site.number("SELECT COUNT(*) FROM t_resource_lock WHERE key_resource IN ('long', 'longest')").await,
+        Some(2)
+    );
+}
+
+/// While it waits at one row, keys of other steps are free to be had.
+pub async fn keys_of_other_steps_can_be_had_meanwhile<DB: Bed>(site: Site<DB>) {
+    old(&site, 1203).await;
+    let mut gate = site.pool_of(1).await.acquire().await.unwrap();
+    let (create, close, waits, open): (&[&str], _, _, _) = match site.server.name {
+        "postgres" => (
+            &[
+                "CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN OLD; END $$",
+                "CREATE TRIGGER gate BEFORE DELETE ON t_resource_lock FOR EACH ROW WHEN (OLD.key_resource = 'old 0700') EXECUTE FUNCTION gate()",
+            ],
+            "SELECT pg_advisory_lock(1)",
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'",
+            "SELECT pg_advisory_unlock(1)",
+        ),
+        server => (
+            &["CREATE TRIGGER gate BEFORE DELETE ON t_resource_lock FOR EACH ROW
+                 IF OLD.key_resource = 'old 0700' THEN DO GET_LOCK(DATABASE(), 60); DO RELEASE_LOCK(DATABASE()); END IF"],
+            "SELECT GET_LOCK(DATABASE(), 0)",
+            if server == "mysql" {
+                "SELECT COUNT(*) FROM performance_schema.threads WHERE processlist_db = DATABASE() AND processlist_state = 'User lock'"
+            } else {
+                "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state = 'User lock'"
+            },
+            "SELECT RELEASE_LOCK(DATABASE())",
+        ),
+    };
+    for sql in create {
+        site.execute(sql).await;
+    }
+    DB::execute_on(&mut gate, close).await.unwrap();
+    let lock = site.lock().time_limit(2 * PATIENCE).unwrap();
+    let forgetting = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.forget(HOUR).await }
+    });
+    eventually("it waits", || async { site.number(waits).await == Some(1) }).await;
+    for key in ["old 0000", "old 0499", "old 1000", "old 1202"] {
+        acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+    }
+    DB::execute_on(&mut gate, open).await.unwrap();
+    // Not those that were used a moment ago.
+    assert_eq!(forgetting.await.unwrap().unwrap(), 1201);
+    assert_eq!(rows(&site).await, 4);
+}

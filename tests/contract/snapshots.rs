@@ -1,0 +1,72 @@
+//! What a transaction that has read something before makes of a claim that was lost meanwhile.
+
+use rowlock::{Error, Grant, LeaseLock, ResourceLock, Status};
+use sqlx::{AssertSqlSafe, Pool};
+use tokio::time::timeout;
+
+use crate::{
+    bank::granted,
+    bed::{Bed, PATIENCE, Site, acquired},
+    isolation::pool_at,
+};
+
+/// How a claim is lost.
+#[derive(Clone, Copy, Debug)]
+enum Loss {
+    TakenOver,
+    Freed,
+    FreedAndTaken,
+}
+
+async fn lose<DB: Bed>(site: &Site<DB>, key: &str, loss: Loss) {
+    if let Loss::Freed | Loss::FreedAndTaken = loss {
+        site.lock().force_release(key, Status::Succeeded).await.unwrap().unwrap();
+    } else {
+        site.set(key, &format!("expires_at = {}", DB::ago(1))).await;
+    }
+    if let Loss::TakenOver | Loss::FreedAndTaken = loss {
+        acquired(site.lock().try_acquire(key).await).detach();
+    }
+}
+
+/// What is told of a claim that is lost after the transaction has looked at its row.
+async fn confirmed<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, loss: Loss) -> (Grant<DB>, Error) {
+    let lock = LeaseLock::new(pool.clone()).time_limit(2 * PATIENCE).unwrap();
+    let key = format!("{loss:?}");
+    let grant = granted(ResourceLock::try_acquire(&lock, &key).await);
+    let begin = match site.server.name {
+        "postgres" => "BEGIN ISOLATION LEVEL REPEATABLE READ",
+        "sqlite" => "BEGIN",
+        _ => "START TRANSACTION WITH CONSISTENT SNAPSHOT",
+    };
+    let mut tx = pool.begin_with(AssertSqlSafe(begin)).await.unwrap();
+    let look = format!("SELECT status FROM t_resource_lock WHERE key_resource = '{key}'");
+    assert_eq!(DB::text_on(&mut tx, &look).await.unwrap().as_deref(), Some("P"));
+    lose(site, &key, loss).await;
+    let confirmed = timeout(PATIENCE, lock.confirm(grant.claim(), &mut tx)).await;
+    let error = confirmed.expect("it does not go on asking to its limit").unwrap_err();
+    tx.rollback().await.unwrap();
+    (grant, error)
+}
+
+/// PostgreSQL, SQLite, and MariaDB with snapshot isolation refuse to change what is newer than the snapshot; the others see what is there now.
+pub async fn a_claim_that_was_lost_since_the_snapshot_is_told_at_once<DB: Bed>(site: Site<DB>) {
+    let looks_again = site.server.name == "mysql"
+        || (site.server.name == "mariadb" && site.number("SELECT @@innodb_snapshot_isolation").await == Some(0));
+    for loss in [Loss::TakenOver, Loss::Freed, Loss::FreedAndTaken] {
+        let (grant, error) = confirmed(&site, &site.pool, loss).await;
+        match error {
+            Error::Lost { token, .. } if looks_again => assert_eq!(token, grant.token(), "{loss:?}"),
+            Error::Conflict { attempts: 1, .. } if !looks_again => {}
+            other => panic!("{loss:?}: {other:?}"),
+        }
+    }
+}
+
+pub async fn snapshot_isolation_tells_it_as_a_conflict<DB: Bed>(site: Site<DB>) {
+    let pool = pool_at(&site, "snapshot isolation").await;
+    for loss in [Loss::TakenOver, Loss::Freed, Loss::FreedAndTaken] {
+        let (_, error) = confirmed(&site, &pool, loss).await;
+        assert!(matches!(error, Error::Conflict { attempts: 1, .. }), "{loss:?}: {error:?}");
+    }
+}

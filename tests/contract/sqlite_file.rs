@@ -1,0 +1,76 @@
+//! What a SQLite file as such brings with it: its encoding, and its one writer.
+
+use std::time::Duration;
+
+use rowlock::{Columns, Error, LeaseLock, Status, VersionedTable};
+use tokio::time::{Instant, timeout};
+
+use crate::bed::{Bed, PATIENCE, Site, acquired, eventually, pool};
+
+/// The driver does not read text from such a file.
+pub async fn a_file_in_utf_16_is_refused_unchanged<DB: Bed>(_: Site<DB>) {
+    for encoding in ["UTF-16le", "UTF-16be"] {
+        let folder = tempfile::tempdir().unwrap();
+        let pool = pool::<DB>(&format!("sqlite://{}?mode=rwc", folder.path().join("wide.db").display()), 1).await;
+        let account = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+        for sql in [&format!("PRAGMA encoding = '{encoding}'"), account] {
+            let mut first = pool.acquire().await.unwrap();
+            DB::execute_on(&mut first, sql).await.unwrap();
+        }
+        assert_refused(rowlock::migrate(&pool).await.unwrap_err(), encoding);
+        assert_eq!(
+            DB::number(&pool, "SELECT count(*) FROM sqlite_schema WHERE name LIKE 't_resource%'").await,
+            Some(0)
+        );
+        let ours = include_str!("../../migrations/sqlite/20260101000000_rowlock.sql");
+        DB::execute(&pool, ours).await.unwrap();
+        assert_refused(rowlock::migrate(&pool).await.unwrap_err(), encoding);
+        assert_refused(LeaseLock::new(pool.clone()).try_acquire("k").await.unwrap_err(), encoding);
+        let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
+        let accounts = VersionedTable::new(pool.clone(), columns).unwrap();
+        let error = accounts.read("alice").await.unwrap_err();
+        assert!(error.to_string().contains("UTF-16"), "{error}");
+        assert_eq!(DB::number(&pool, "SELECT count(*) FROM t_resource_lock").await, Some(0));
+    }
+}
+
+fn assert_refused(error: Error, encoding: &str) {
+    assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("UTF-16"), "{encoding}: {error:?}");
+}
+
+/// A file has one writer: nobody renews while it writes. Every lease in the file ends if that takes longer, each holder is told so before
+/// another can get in, and what it says afterwards changes nothing that another holds.
+pub async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: Bed>(site: Site<DB>) {
+    let lease = Duration::from_millis(900);
+    let (lock, other) = (site.lock_for(lease), site.lock_for(lease));
+    let held = [acquired(lock.try_acquire("taken").await), acquired(lock.try_acquire("left").await)];
+    let mut writer = site.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut writer, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut writer, "CREATE TABLE big (id INTEGER)").await.unwrap();
+    let begun = Instant::now();
+    let ended = async |key: &str| {
+        let sql = format!(
+            "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = '{key}' AND expires_at <= {}",
+            DB::ago(0)
+        );
+        site.number(&sql).await == Some(1)
+    };
+    for lease in &held {
+        timeout(PATIENCE, lease.lost()).await.expect("it is lost");
+        assert!(!lease.is_held());
+    }
+    assert!(begun.elapsed() < 2 * lease, "told within the lease: {:?}", begun.elapsed());
+    eventually("both leases have ended", || async { ended("taken").await && ended("left").await }).await;
+    let tried = other.try_acquire("taken").await;
+    assert!(matches!(tried, Ok(rowlock::Attempt::Refused(_))), "nobody gets in while the file is written: {tried:?}");
+    DB::execute_on(&mut writer, "COMMIT").await.unwrap();
+    // A renewal that waited for the file may come through now, for a lease of its own.
+    let next = acquired(other.acquire("taken", PATIENCE).await);
+    assert_eq!(next.taken_over_from().unwrap().token, held[0].token());
+    let [taken, left] = held;
+    assert!(matches!(taken.release(Status::Succeeded).await, Err(Error::Lost { .. })));
+    // Nobody took this one: that its work came to its end is recorded.
+    left.release(Status::Succeeded).await.unwrap();
+    assert_eq!(site.column("left", "status").await.as_deref(), Some("S"));
+    next.release(Status::Succeeded).await.unwrap();
+}
