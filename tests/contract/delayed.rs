@@ -6,7 +6,7 @@ use rowlock::LeaseLock;
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{task::JoinSet, time::sleep};
 
-use crate::bed::{Bed, Site, acquired, eventually};
+use crate::bed::{Bed, PATIENCE, Site, acquired, eventually};
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -65,7 +65,7 @@ pub async fn a_sign_of_life_that_was_held_up_keeps_its_place<DB: Bed>(site: Site
     }
     waiter.abort();
     lease.abandon().await.unwrap();
-    late.shutdown().await;
+    assert!(late.shutdown(PATIENCE).await);
 }
 
 /// Whichever of them comes last, the row's lease ends no sooner than the holder believes.
