@@ -4,7 +4,9 @@ use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, str::FromStr as _, ti
 
 use sqlx::{
     ConnectOptions, Connection, Pool, SqlitePool,
+    mysql::MySqlConnectOptions,
     pool::PoolOptions,
+    postgres::PgConnectOptions,
     sqlite::{SqliteConnectOptions, SqliteJournalMode},
 };
 
@@ -76,19 +78,57 @@ pub async fn open_sqlite(url: &str, create: bool, timeout: Duration) -> Result<S
     connect(options, timeout).await
 }
 
-pub async fn open<DB: sqlx::Database>(url: &str, timeout: Duration) -> Result<Pool<DB>, Failure> {
+pub async fn open<DB>(url: &str, timeout: Duration) -> Result<Pool<DB>, Failure>
+where
+    DB: sqlx::Database<Connection: Connection<Options: Place>>,
+{
     let options = <DB::Connection as Connection>::Options::from_str(url).map_err(unreadable)?;
     connect(options, timeout).await
+}
+
+/// Where a database is, for people: neither who asks for it nor with what settings.
+pub trait Place: ConnectOptions {
+    fn place(&self) -> String;
+    /// What to do when it cannot be reached.
+    const NEXT: &'static str = "check that the server runs, and the database URL";
+}
+
+impl Place for SqliteConnectOptions {
+    fn place(&self) -> String {
+        self.get_filename().display().to_string()
+    }
+
+    const NEXT: &'static str = "check the path; if there is no such file, `rowlock migrate` creates it";
+}
+
+fn on_server(host: &str, port: u16, socket: Option<&PathBuf>, database: Option<&str>) -> String {
+    let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() };
+    let server = socket.map_or(format!("{host}:{port}"), |socket| socket.display().to_string());
+    database.map_or(server.clone(), |database| format!("{server}, database {database}"))
+}
+
+impl Place for PgConnectOptions {
+    fn place(&self) -> String {
+        on_server(self.get_host(), self.get_port(), self.get_socket(), self.get_database())
+    }
+}
+
+impl Place for MySqlConnectOptions {
+    fn place(&self) -> String {
+        on_server(self.get_host(), self.get_port(), self.get_socket(), self.get_database())
+    }
 }
 
 /// One connection first, by itself: its error says what is wrong, where a pool's says only that the time is up.
 async fn connect<DB, O>(options: O, timeout: Duration) -> Result<Pool<DB>, Failure>
 where
     DB: sqlx::Database<Connection: Connection<Options = O>>,
-    O: ConnectOptions<Connection = DB::Connection> + Clone,
+    O: Place<Connection = DB::Connection> + Clone,
 {
-    let failed =
-        |why: &dyn std::fmt::Display| Failure::new(UNAVAILABLE, format_args!("no connection to {}: {why}", DB::NAME));
+    let failed = |why: &dyn std::fmt::Display| {
+        let (place, next) = (options.place(), O::NEXT);
+        Failure::new(UNAVAILABLE, format_args!("no connection to {} at {place}: {why}; {next}", DB::NAME))
+    };
     match tokio::time::timeout(timeout, options.connect()).await {
         Ok(Ok(conn)) => soon(conn.close()).await,
         Ok(Err(error)) => return Err(failed(&error)),

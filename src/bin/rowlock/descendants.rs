@@ -1,0 +1,121 @@
+//! What the command has started, and what those have started: read from `/proc`, where the system has one.
+//!
+//! This program is the reaper of its descendants (Linux): one whose parent has ended becomes its child, so that
+//! none leaves the tree, whatever group or session it makes for itself.
+
+use std::collections::HashMap;
+
+use rustix::process::{Pid, Signal, WaitOptions, getpid, getsid, kill_process, test_kill_process, waitpid};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    pid: Pid,
+    parent: i32,
+    session: i32,
+    /// It has ended, and its parent has not waited for it.
+    dead: bool,
+}
+
+impl Process {
+    pub fn send(self, signal: Signal) {
+        // One that has ended in the meantime is not there, and need not be.
+        let _ = kill_process(self.pid, signal);
+    }
+
+    /// Whether it made a session of its own, as daemons do.
+    pub fn is_daemon(self) -> bool {
+        getsid(None).is_ok_and(|session| session.as_raw_nonzero().get() != self.session)
+    }
+}
+
+/// Makes this program the parent of its descendants whose own parents end.
+pub fn adopt() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::set_child_subreaper(Some(getpid())) {
+        tracing::debug!(%error, "orphans of the command go to another reaper");
+    }
+}
+
+/// The descendants that are alive and may be signalled; `None` where the system does not tell.
+pub fn alive() -> Option<Vec<Process>> {
+    let mut processes = below(getpid(), &all()?);
+    processes.retain(|process| !process.dead && test_kill_process(process.pid).is_ok());
+    Some(processes)
+}
+
+/// Waits for adopted children that have ended. The one that another part of the program waits for is left to it.
+pub fn bury(but: Option<Pid>) {
+    let own = getpid().as_raw_nonzero().get();
+    for process in all().unwrap_or_default() {
+        if process.parent == own && process.dead && Some(process.pid) != but {
+            let _ = waitpid(Some(process.pid), WaitOptions::NOHANG);
+        }
+    }
+}
+
+fn all() -> Option<Vec<Process>> {
+    let entries = std::fs::read_dir("/proc").ok()?;
+    let stats = entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
+    let read: Vec<_> =
+        stats.filter_map(|entry| std::fs::read(entry.path().join("stat")).ok().and_then(|stat| parse(&stat))).collect();
+    // This program is there at least, where `/proc` is what Linux has.
+    (!read.is_empty()).then_some(read)
+}
+
+/// `pid (name) state parent group session ...`; the twentieth is the number of threads. A name may have anything in it.
+fn parse(stat: &[u8]) -> Option<Process> {
+    let stat = String::from_utf8_lossy(stat);
+    let pid = Pid::from_raw(stat.split_once(' ')?.0.parse().ok()?)?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    let session = fields.nth(1)?.parse().ok()?;
+    let threads: u32 = fields.nth(13)?.parse().ok()?;
+    // The first thread may have ended before the others.
+    Some(Process { pid, parent, session, dead: matches!(state, "Z" | "X") && threads <= 1 })
+}
+
+fn below(root: Pid, all: &[Process]) -> Vec<Process> {
+    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+    for process in all {
+        children.entry(process.parent).or_default().push(*process);
+    }
+    let mut found = children.remove(&root.as_raw_nonzero().get()).unwrap_or_default();
+    let mut seen = 0;
+    while let Some(process) = found.get(seen) {
+        found.extend(children.remove(&process.pid.as_raw_nonzero().get()).unwrap_or_default());
+        seen += 1;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Pid, Process, below, parse};
+
+    fn process(pid: i32, parent: i32) -> Process {
+        Process { pid: Pid::from_raw(pid).unwrap(), parent, session: 1, dead: false }
+    }
+
+    #[test]
+    fn a_name_may_have_anything_in_it() {
+        let stat = |state, threads| {
+            format!("7 (a) Z 9 (b) {state} 3 7 1 0 -1 4194304 90 0 0 0 0 0 0 0 20 0 {threads} 0 1 2 3\n")
+        };
+        let read = |state, threads| parse(stat(state, threads).as_bytes());
+        assert_eq!(read("S", 1), Some(process(7, 3)));
+        assert_eq!(read("Z", 1), Some(Process { dead: true, ..process(7, 3) }));
+        assert_eq!(read("Z", 2), Some(process(7, 3)), "another thread goes on");
+        assert_eq!(parse(b"7 (a"), None);
+    }
+
+    #[test]
+    fn descendants_are_found_in_any_order() {
+        let all = [process(5, 4), process(9, 1), process(4, 2), process(3, 2), process(2, 1)];
+        let found = |root| -> Vec<i32> {
+            let below = below(Pid::from_raw(root).unwrap(), &all);
+            below.iter().map(|process| process.pid.as_raw_nonzero().get()).collect()
+        };
+        assert_eq!((found(2), found(5)), (vec![4, 3, 5], vec![]));
+    }
+}
