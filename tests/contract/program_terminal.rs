@@ -5,6 +5,7 @@ use std::{
     io::{Read as _, Write as _},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
 };
 
 use rustix::{
@@ -28,6 +29,7 @@ pub const TICKS: &str =
 struct Terminal {
     keys: File,
     shell: Child,
+    screen: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Terminal {
@@ -44,15 +46,16 @@ impl Terminal {
         shell.stdin(line.try_clone().unwrap()).stdout(line.try_clone().unwrap()).stderr(Stdio::from(line));
         let shell = shell.spawn().unwrap();
         let keys = File::from(master);
-        // A terminal that is not read stops those who write to it; a test that fails shows what it said.
-        let mut screen = keys.try_clone().unwrap();
+        let screen = Arc::new(Mutex::new(Vec::new()));
+        // A terminal that is not read stops those who write to it.
+        let (mut line, seen) = (keys.try_clone().unwrap(), screen.clone());
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            while let Ok(n @ 1..) = screen.read(&mut bytes) {
-                eprint!("{}", String::from_utf8_lossy(&bytes[..n]));
+            while let Ok(n @ 1..) = line.read(&mut bytes) {
+                seen.lock().unwrap().extend_from_slice(&bytes[..n]);
             }
         });
-        Self { keys, shell }
+        Self { keys, shell, screen }
     }
 
     fn types(&self, keys: &str) {
@@ -66,6 +69,9 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", String::from_utf8_lossy(&self.screen.lock().unwrap()));
+        }
         let _ = self.shell.kill();
         let _ = self.shell.wait();
     }
@@ -140,8 +146,6 @@ pub async fn a_suspended_command_whose_claim_is_lost_does_not_go_on<DB: Bed>(sit
     eventually("the command is stopped", async || state(&command) == Some('T')).await;
     site.rowlock("release k --force", &[]).await.with(0);
     eventually("the command is gone", async || state(&command).is_none()).await;
-    terminal.enters(&format!("fg; echo ${{PIPESTATUS[1]}} > {}/code", stage.path()));
-    terminal.types(INTERRUPT);
 }
 
 pub async fn the_interrupt_key_reaches_the_command_once<DB: Bed>(site: Site<DB>) {

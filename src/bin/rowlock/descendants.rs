@@ -12,11 +12,36 @@ pub struct Process {
     pid: Pid,
     parent: i32,
     session: i32,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Alive,
+    Stopped,
     /// It has ended, and its parent has not waited for it.
-    dead: bool,
+    Dead,
 }
 
 impl Process {
+    /// Looks at one process; `None` where the system does not tell.
+    pub fn look(pid: Pid) -> Option<Self> {
+        parse(&std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?)
+    }
+
+    pub fn pid(self) -> Pid {
+        self.pid
+    }
+
+    pub fn is_stopped(self) -> bool {
+        self.state == State::Stopped
+    }
+
+    /// Whether its parent is the one that it had when `earlier` was looked at.
+    pub fn has_parent_of(self, earlier: Self) -> bool {
+        self.parent == earlier.parent
+    }
+
     pub fn send(self, signal: Signal) {
         // One that has ended in the meantime is not there, and need not be.
         let _ = kill_process(self.pid, signal);
@@ -39,7 +64,7 @@ pub fn adopt() {
 /// The descendants that are alive and may be signalled; `None` where the system does not tell.
 pub fn alive() -> Option<Vec<Process>> {
     let mut processes = below(getpid(), &all()?);
-    processes.retain(|process| !process.dead && test_kill_process(process.pid).is_ok());
+    processes.retain(|process| process.state != State::Dead && test_kill_process(process.pid).is_ok());
     Some(processes)
 }
 
@@ -47,7 +72,7 @@ pub fn alive() -> Option<Vec<Process>> {
 pub fn bury(but: Option<Pid>) {
     let own = getpid().as_raw_nonzero().get();
     for process in all().unwrap_or_default() {
-        if process.parent == own && process.dead && Some(process.pid) != but {
+        if process.parent == own && process.state == State::Dead && Some(process.pid) != but {
             let _ = waitpid(Some(process.pid), WaitOptions::NOHANG);
         }
     }
@@ -71,8 +96,13 @@ fn parse(stat: &[u8]) -> Option<Process> {
     let parent = fields.next()?.parse().ok()?;
     let session = fields.nth(1)?.parse().ok()?;
     let threads: u32 = fields.nth(13)?.parse().ok()?;
-    // The first thread may have ended before the others.
-    Some(Process { pid, parent, session, dead: matches!(state, "Z" | "X") && threads <= 1 })
+    let state = match state {
+        // The first thread may have ended before the others.
+        "Z" | "X" if threads <= 1 => State::Dead,
+        "T" => State::Stopped,
+        _ => State::Alive,
+    };
+    Some(Process { pid, parent, session, state })
 }
 
 fn below(root: Pid, all: &[Process]) -> Vec<Process> {
@@ -91,10 +121,10 @@ fn below(root: Pid, all: &[Process]) -> Vec<Process> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Pid, Process, below, parse};
+    use super::{Pid, Process, State, below, parse};
 
     fn process(pid: i32, parent: i32) -> Process {
-        Process { pid: Pid::from_raw(pid).unwrap(), parent, session: 1, dead: false }
+        Process { pid: Pid::from_raw(pid).unwrap(), parent, session: 1, state: State::Alive }
     }
 
     #[test]
@@ -104,7 +134,8 @@ mod tests {
         };
         let read = |state, threads| parse(stat(state, threads).as_bytes());
         assert_eq!(read("S", 1), Some(process(7, 3)));
-        assert_eq!(read("Z", 1), Some(Process { dead: true, ..process(7, 3) }));
+        assert_eq!(read("Z", 1), Some(Process { state: State::Dead, ..process(7, 3) }));
+        assert_eq!(read("T", 1), Some(Process { state: State::Stopped, ..process(7, 3) }));
         assert_eq!(read("Z", 2), Some(process(7, 3)), "another thread goes on");
         assert_eq!(parse(b"7 (a"), None);
     }

@@ -22,7 +22,7 @@ use crate::{
     exit::{self, Failure},
     front::this_program,
     out,
-    signals::{Asked, came, listen},
+    signals::{Asked, SOON, came, listen},
 };
 use rowlock::Claim;
 
@@ -67,7 +67,7 @@ pub struct Work {
     target: Target,
     /// Where the command's beginning tells that it failed, and the other end, which it opens.
     report: (PipeReader, PipeWriter),
-    _attendant: JoinSet<()>,
+    _attendants: JoinSet<()>,
 }
 
 impl Work {
@@ -90,14 +90,17 @@ impl Work {
             .env("ROWLOCK_KEY", claim.key.as_str())
             .env("ROWLOCK_TOKEN", claim.token.to_string())
             .env("ROWLOCK_HOLDER", claim.holder.to_string());
-        let group = match front {
-            Some(front) => getpgid(Some(front)).map_err(|error| cannot(error.into()))?.as_raw_nonzero().get(),
-            None => 0,
-        };
-        let child = command.process_group(group).spawn().map_err(cannot)?;
+        let group = front.map(|front| getpgid(Some(front))).transpose().map_err(|error| cannot(error.into()))?;
+        command.process_group(group.map_or(0, |group| group.as_raw_nonzero().get()));
+        let child = command.spawn().map_err(cannot)?;
         let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         let target = Target { pid, own_group: front.is_none() };
-        Ok(Self { child, target, report, _attendant: attendant(target)? })
+        let mut attendants = JoinSet::new();
+        attendants.spawn(attend(target)?);
+        if let Some((front, group)) = front.and_then(Process::look).zip(group) {
+            attendants.spawn(hang_up_when_orphaned(front, group));
+        }
+        Ok(Self { child, target, report, _attendants: attendants })
     }
 
     /// Waits for the command, and for what it leaves behind in its session: that is stopped when it has taken
@@ -168,12 +171,11 @@ impl Work {
 
 /// Waits for orphans that have ended, and passes on what suspends and continues. The lease is renewed all the while: a command that
 /// is suspended has not ended.
-fn attendant(target: Target) -> Result<JoinSet<()>, Failure> {
+fn attend(target: Target) -> Result<impl Future<Output = ()>, Failure> {
     let mut children = listen(SignalKind::child())?;
     let mut suspend = listen(SignalKind::from_raw(Signal::TSTP.as_raw()))?;
     let mut resume = listen(SignalKind::from_raw(Signal::CONT.as_raw()))?;
-    let mut attendant = JoinSet::new();
-    attendant.spawn(async move {
+    Ok(async move {
         loop {
             tokio::select! {
                 () = came(&mut children) => {
@@ -185,8 +187,20 @@ fn attendant(target: Target) -> Result<JoinSet<()>, Failure> {
                 () = came(&mut resume) => target.send(Signal::CONT),
             }
         }
-    });
-    Ok(attendant)
+    })
+}
+
+/// Does what the system does for a suspended job whose shell has ended: nobody else could continue it. The system does not, as
+/// this process, outside of the job, has a child in it.
+async fn hang_up_when_orphaned(front: Process, group: Pid) {
+    loop {
+        sleep(SOON).await;
+        if Process::look(front.pid()).is_some_and(|now| now.is_stopped() && !now.has_parent_of(front)) {
+            for signal in [Signal::HUP, Signal::CONT] {
+                let _ = kill_process_group(group, signal);
+            }
+        }
+    }
 }
 
 /// A process's exit code as a shell tells it.
