@@ -11,7 +11,7 @@ use tokio::process::Command;
 use crate::{
     bed::{Bed, Site, eventually},
     program::{PROGRAM, STAYS, Stage, ended, read, start, within},
-    program_terminal::{TICKS, signal, state},
+    program_terminal::{TICKS, is_stopped, signal, state},
 };
 
 /// Whether a process namespace of one's own can be had here.
@@ -105,12 +105,12 @@ pub async fn a_suspension_is_passed_on_and_the_key_kept<DB: Bed>(site: Site<DB>)
     let job = site.start("run k --lease 1s -- sh -c", &[TICKS, stage.path()]);
     let command = stage.up().await;
     job.signal(Signal::TSTP);
-    eventually("the command is stopped", async || state(&command) == Some('T')).await;
+    eventually("the command is stopped", async || is_stopped(&command)).await;
     site.rowlock("run k --wait 3s -- true", &[]).await.with(75);
     job.signal(Signal::CONT);
-    eventually("the command goes on", async || state(&command) != Some('T')).await;
+    eventually("the command goes on", async || !is_stopped(&command)).await;
     job.signal(Signal::TSTP);
-    eventually("the command is stopped", async || state(&command) == Some('T')).await;
+    eventually("the command is stopped", async || is_stopped(&command)).await;
     // A stopped process hears of nothing before it goes on.
     job.signal(Signal::TERM);
     job.ended().await.with(143);

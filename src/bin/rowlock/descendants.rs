@@ -26,6 +26,7 @@ enum State {
 impl Process {
     /// Looks at one process; `None` where the system does not tell.
     pub fn look(pid: Pid) -> Option<Self> {
+        proc_is_ours().then_some(())?;
         parse(&std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?)
     }
 
@@ -78,13 +79,19 @@ pub fn bury(but: Option<Pid>) {
     }
 }
 
+/// Whether `/proc` is there and shows this process under its own number. In a namespace of processes that has kept another's `/proc`,
+/// the numbers are other processes'.
+pub fn proc_is_ours() -> bool {
+    std::fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == std::process::id().to_string().as_str())
+}
+
 fn all() -> Option<Vec<Process>> {
+    proc_is_ours().then_some(())?;
     let entries = std::fs::read_dir("/proc").ok()?;
     let stats = entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
-    let read: Vec<_> =
-        stats.filter_map(|entry| std::fs::read(entry.path().join("stat")).ok().and_then(|stat| parse(&stat))).collect();
-    // This program is there at least, where `/proc` is what Linux has.
-    (!read.is_empty()).then_some(read)
+    Some(
+        stats.filter_map(|entry| std::fs::read(entry.path().join("stat")).ok().and_then(|stat| parse(&stat))).collect(),
+    )
 }
 
 /// `pid (name) state parent group session ...`; the twentieth is the number of threads. A name may have anything in it.

@@ -4,6 +4,7 @@ use std::{fs::File, io::Write as _, os::unix::process::CommandExt as _, process:
 
 use crate::{
     args::Stub,
+    descendants,
     exit::{self, Failure},
 };
 
@@ -17,11 +18,9 @@ pub fn become_command(stub: Stub) -> Failure {
     let error = Command::new(&stub.program).arg0(&name).args(words).exec();
     let failure = Failure::new(exit::NOT_EXECUTABLE, format_args!("{}: {error}", stub.program.display()));
     // The parent puts the key back then. This end of its pipe is opened only here: the command inherits nothing of it.
-    let report = File::options().write(true).open(format!("/proc/{}/fd/{}", stub.parent, stub.report));
-    match report.and_then(|mut report| write!(report, "{failure}")) {
-        Ok(()) => Failure::new(exit::NOT_EXECUTABLE, ""),
-        Err(_) => failure,
-    }
+    let report = format!("/proc/{}/fd/{}", stub.parent, stub.report);
+    let report = || File::options().write(true).open(report).and_then(|mut report| write!(report, "{failure}"));
+    if descendants::proc_is_ours() && report().is_ok() { Failure::new(exit::NOT_EXECUTABLE, "") } else { failure }
 }
 
 /// Linux: this process is killed when its parent ends, however that happens.

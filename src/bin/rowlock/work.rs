@@ -55,10 +55,12 @@ impl Target {
 
     /// Whether anything that the command has started is there, and `counts`.
     fn is_left(self, counts: impl Fn(&Process) -> bool) -> bool {
-        match descendants::alive() {
-            Some(processes) => processes.iter().any(counts),
+        let look = || match descendants::alive() {
+            Some(processes) => processes.iter().any(&counts),
             None => self.own_group && self.pid.is_some_and(|pid| test_kill_process_group(pid).is_ok()),
-        }
+        };
+        // Twice: a look takes its time, and a process whose parent ends within it may belong to none.
+        look() || look()
     }
 }
 
@@ -119,8 +121,7 @@ impl Work {
             out::complain(format_args!("{key}: stopping what the command has left running"));
         }
         if timeout(grace, gone()).await.is_err() {
-            self.target.send_to(Signal::KILL, of_session);
-            gone().await;
+            self.kill(of_session).await;
         }
         Ok(status)
     }
@@ -160,12 +161,16 @@ impl Work {
             out::complain(format_args!("{key}: not ended within {grace:?}: killed"));
         }
         let status = self.child.wait().await.map_err(lost_sight)?;
-        // One that was being born is killed in the next round.
-        while self.target.is_left(|_| true) {
-            self.target.send(Signal::KILL);
+        self.kill(|_| true).await;
+        Ok(status)
+    }
+
+    /// Kills until nothing is left: what is being born in one round is there in the next.
+    async fn kill(&self, counts: impl Fn(&Process) -> bool) {
+        while self.target.is_left(&counts) {
+            self.target.send_to(Signal::KILL, &counts);
             sleep(LOOK).await;
         }
-        Ok(status)
     }
 }
 
