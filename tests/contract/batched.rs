@@ -311,7 +311,7 @@ pub async fn a_row_that_the_server_refuses_to_change_harms_no_other<DB: Bed>(sit
     drop([acquired(first), acquired(good), acquired(fine)]);
     let error = bad.unwrap_err();
     assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
-    assert!(error.to_string().contains("not this one"), "{error}");
+    assert!(format!("{error:?}").contains("not this one"), "{error}");
 }
 
 pub async fn whoever_goes_away_before_the_departure_stays_behind<DB: Bed>(site: Site<DB>) {

@@ -81,7 +81,7 @@ pub async fn a_full_disk_grants_nothing_and_takes_nothing<DB: Bed>(site: Site<DB
         }
         assert!(leases.len() < 1000, "the disk is full at some time");
     };
-    assert!(matches!(&error, Error::Database { .. }) && error.to_string().contains("full"), "{error}");
+    assert!(matches!(&error, Error::Database { .. }) && format!("{error:?}").contains("full"), "{error}");
     held.renew().await.unwrap();
     let locked = "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1";
     assert_eq!(only.number(locked).await, Some(i64::try_from(leases.len() + 1).unwrap()));

@@ -175,7 +175,7 @@ pub async fn a_column_or_table_that_goes_away_is_named<DB: Bed>(site: Site<DB>) 
             errors.push(changed_nothing(lock.try_acquire("a").await));
         }
         for error in errors {
-            let says = error.to_string();
+            let says = format!("{error:?}");
             assert!(says.contains(gone) && !says.contains("t_resource_lock"), "{statement}: {says}");
         }
     }
