@@ -116,7 +116,7 @@ impl<DB: Store> Borrowed<DB> {
     /// Waits for a connection on which a statement commits by itself, up to the limit.
     pub async fn checkout(connections: &Connections<DB>, limit: Instant) -> Result<Self, Failure> {
         loop {
-            let mut conn = Self::unchecked(connections.pool()?, limit).await?;
+            let mut conn = Self::unchecked(&connections.pool()?, limit).await?;
             if !connections.is_shared() {
                 return Ok(conn);
             }

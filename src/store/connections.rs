@@ -8,12 +8,16 @@
 use std::{
     any::Any,
     collections::HashMap,
-    sync::{Arc, LazyLock, Mutex, OnceLock, Weak},
+    sync::{Arc, LazyLock, Mutex, Weak},
     time::Duration,
 };
 
 use sqlx::{Database, Pool};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::{
+    runtime::{Handle, Id},
+    task::AbortHandle,
+    time::{Instant, sleep, timeout_at},
+};
 
 use super::{
     Store,
@@ -72,11 +76,11 @@ impl<DB: Store> Connections<DB> {
     }
 
     /// The pool to take a connection from. With the application's pool a lock is closed, too.
-    pub fn pool(&self) -> Result<&Pool<DB>, Failure> {
+    pub fn pool(&self) -> Result<Pool<DB>, Failure> {
         if self.application.is_closed() {
             return Err(Failure::NoConnection(sqlx::Error::PoolClosed));
         }
-        Ok(self.own().map_or(&self.application, |own| own.pool(&self.application)))
+        Ok(self.own().map_or_else(|| self.application.clone(), |own| own.pool(&self.application)))
     }
 
     /// How many connections there may be.
@@ -91,7 +95,7 @@ impl<DB: Store> Connections<DB> {
 
     /// Takes leave of the server on the lock's own connections, as they become idle.
     pub async fn close_idle(&self, limit: Instant) {
-        let Some(pool) = self.own().and_then(|own| own.pool.get()) else { return };
+        let Some(pool) = self.own().and_then(|own| own.opened()) else { return };
         while pool.size() > 0 && Instant::now() < limit {
             match pool.try_acquire() {
                 // A server that does not answer sees the connection end.
@@ -102,7 +106,7 @@ impl<DB: Store> Connections<DB> {
         }
     }
 
-    fn own(&self) -> Option<&Own<DB>> {
+    fn own(&self) -> Option<&Arc<Own<DB>>> {
         self.own.as_ref().map(|(own, purpose)| match purpose {
             Purpose::Requests => &own.requests,
             Purpose::Renewals => &own.renewals,
@@ -115,9 +119,9 @@ impl<DB: Store> Connections<DB> {
 struct OfLocks<DB: Database> {
     /// Kept, so that no other pool gets its address.
     _application: Pool<DB>,
-    requests: Own<DB>,
-    renewals: Own<DB>,
-    values: Own<DB>,
+    requests: Arc<Own<DB>>,
+    renewals: Arc<Own<DB>>,
+    values: Arc<Own<DB>>,
 }
 
 /// By the address of a pool's options, which lie within what all clones of the pool share.
@@ -140,33 +144,82 @@ impl<DB: Database> OfLocks<DB> {
     }
 }
 
-/// A pool of the lock's own, opened when it is first used.
+/// Pools of the locks' own, one for each runtime that uses them: a connection that was opened on a
+/// runtime answers only while that one is driven.
 struct Own<DB: Database> {
     most: u32,
-    pool: OnceLock<Pool<DB>>,
+    pools: Mutex<HashMap<Id, Opened<DB>>>,
+}
+
+struct Opened<DB: Database> {
+    pool: Pool<DB>,
     /// What its connections are opened with: the options of the application's pool, which may be
     /// given others (a password that was changed).
-    options: Mutex<Option<Arc<Options<DB>>>>,
+    options: Arc<Options<DB>>,
+    /// Ends with the runtime, and takes the pool out.
+    watch: Option<AbortHandle>,
+}
+
+impl<DB: Database> Drop for Opened<DB> {
+    fn drop(&mut self) {
+        if let Some(watch) = self.watch.take() {
+            watch.abort();
+        }
+    }
 }
 
 impl<DB: Database> Own<DB> {
-    fn new(most: u32) -> Self {
-        Self { most, pool: OnceLock::new(), options: Mutex::new(None) }
+    fn new(most: u32) -> Arc<Self> {
+        Arc::new(Self { most, pools: Mutex::default() })
     }
 
-    /// Not opened earlier: that takes a runtime.
-    fn pool(&self, application: &Pool<DB>) -> &Pool<DB> {
-        let wanted = application.connect_options();
-        let mut options = lock(&self.options);
-        let pool = self.pool.get_or_init(|| {
-            let like = application.options().clone().min_connections(0).max_connections(self.most);
-            // A connection that went away shows in the statement, which is sent again.
-            like.test_before_acquire(false).connect_lazy_with((*wanted).clone())
+    /// The pool of this runtime, if it has one.
+    fn opened(&self) -> Option<Pool<DB>> {
+        let runtime = Handle::try_current().ok()?;
+        lock(&self.pools).get(&runtime.id()).map(|opened| opened.pool.clone())
+    }
+
+    /// The pool of this runtime. Without one nothing can be awaited, nor opened: the application's.
+    fn pool(self: &Arc<Self>, application: &Pool<DB>) -> Pool<DB> {
+        let Ok(runtime) = Handle::try_current() else { return application.clone() };
+        let options = application.connect_options();
+        let mut pools = lock(&self.pools);
+        if let Some(opened) = pools.get_mut(&runtime.id()) {
+            if !Arc::ptr_eq(&opened.options, &options) {
+                opened.pool.set_connect_options((*options).clone());
+                opened.options = options;
+            }
+            return opened.pool.clone();
+        }
+        let like = application.options().clone().min_connections(0).max_connections(self.most);
+        // A connection that went away shows in the statement, which is sent again.
+        let pool = like.test_before_acquire(false).connect_lazy_with((*options).clone());
+        pools.insert(runtime.id(), Opened { pool: pool.clone(), options, watch: None });
+        drop(pools);
+        let ends = Ends { own: Arc::downgrade(self), runtime: runtime.id() };
+        // Of a runtime that is shutting down the task is dropped within `spawn`, and takes this lock.
+        let watch = runtime.spawn(async move {
+            let _ends = ends;
+            std::future::pending::<()>().await;
         });
-        if options.as_ref().is_none_or(|options| !Arc::ptr_eq(options, &wanted)) {
-            pool.set_connect_options((*wanted).clone());
-            *options = Some(wanted);
+        if let Some(opened) = lock(&self.pools).get_mut(&runtime.id()) {
+            opened.watch = Some(watch.abort_handle());
         }
         pool
+    }
+}
+
+/// Dropped with its runtime, whose connections end with it.
+struct Ends<DB: Database> {
+    own: Weak<Own<DB>>,
+    runtime: Id,
+}
+
+impl<DB: Database> Drop for Ends<DB> {
+    fn drop(&mut self) {
+        if let Some(own) = self.own.upgrade() {
+            let opened = lock(&own.pools).remove(&self.runtime);
+            drop(opened);
+        }
     }
 }

@@ -15,8 +15,7 @@ use crate::sqlite_file;
 use crate::{
     bed::{self, Bed, Server},
     forgetting, sequences, snapshots, tests, versioned, versioned_door, versioned_in, versioned_limits, versioned_lost,
-    versioned_turns,
-    versioned_types,
+    versioned_turns, versioned_types,
 };
 
 /// What is promised of versions in the application's own table.
