@@ -30,7 +30,7 @@ use crate::{
     key::Claim,
     migrate::Table,
     releases::Releases,
-    rules::{Rules, Status, Terms},
+    rules::Terms,
     settings::Settings,
     store::{
         Change, Database, Outcome,
@@ -144,14 +144,8 @@ impl<DB: Database> Keeper<DB> {
         self.end(held, Change::Abandon)
     }
 
-    /// Ends claims that nobody has heard of: no work was begun under them. The article's rules let nobody in
-    /// after what looks like a crash.
-    pub fn put_back(self: &Arc<Self>, held: Arc<Held>) {
-        let article = self.terms.rules == Rules::Article;
-        drop(self.end(held, if article { Change::Release(Status::Succeeded) } else { Change::Abandon }));
-    }
-
-    fn end(self: &Arc<Self>, held: Arc<Held>, change: Change) -> oneshot::Receiver<Outcome> {
+    /// Ends claims in the background, like this; the receiver hears how that went.
+    pub fn end(self: &Arc<Self>, held: Arc<Held>, change: Change) -> oneshot::Receiver<Outcome> {
         let (outcome, receiver) = oneshot::channel();
         let mut state = lock(&self.state);
         state.leases.remove(&held.id());

@@ -13,17 +13,21 @@ DO $$
 DECLARE
     begin_type text := (SELECT format_type(atttypid, atttypmod) FROM pg_attribute
                         WHERE attrelid = 't_resource_lock'::regclass AND attname = 'begin_time');
+    end_type text := (SELECT format_type(atttypid, atttypmod) FROM pg_attribute
+                      WHERE attrelid = 't_resource_lock'::regclass AND attname = 'end_time');
 BEGIN
-    -- claimed_at repeats begin_time, so it has its type: both then round alike.
+    -- claimed_at and prior_begin_time repeat begin_time, so they have its type: they then round alike. So does prior_end_time.
     EXECUTE format('ALTER TABLE t_resource_lock ADD COLUMN IF NOT EXISTS holder uuid,
         ADD COLUMN IF NOT EXISTS token bigint NOT NULL DEFAULT 0,
         ADD COLUMN IF NOT EXISTS expires_at timestamptz,
-        ADD COLUMN IF NOT EXISTS claimed_at %s,
+        ADD COLUMN IF NOT EXISTS claimed_at %1$s,
         ADD COLUMN IF NOT EXISTS confirms bigint NOT NULL DEFAULT 0,
         ADD COLUMN IF NOT EXISTS prior_token bigint,
         ADD COLUMN IF NOT EXISTS prior_client_ip varchar(45),
-        ADD COLUMN IF NOT EXISTS awaited boolean NOT NULL DEFAULT false,
-        ADD COLUMN IF NOT EXISTS queued_until timestamptz', begin_type);
+        ADD COLUMN IF NOT EXISTS prior_status char(1),
+        ADD COLUMN IF NOT EXISTS prior_begin_time %1$s,
+        ADD COLUMN IF NOT EXISTS prior_end_time %2$s,
+        ADD COLUMN IF NOT EXISTS awaited boolean NOT NULL DEFAULT false', begin_type, end_type);
 END $$;
 
 CREATE TABLE IF NOT EXISTS t_resource_lock_queue (
