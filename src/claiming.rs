@@ -18,10 +18,11 @@ use crate::{
     lease_lock::LeaseLock,
     lock::Attempt,
     migrate::Table,
+    retry::Backoff,
     rules::{Reason, Refusal, Row, Terms, Verdict, judge},
     standing::At,
     store::{
-        Answer, Ask, Database, Reply,
+        Answer, Ask, Change, Database, Reply,
         borrowed::{Borrowed, Failure},
     },
     telemetry,
@@ -30,6 +31,9 @@ use crate::{
 
 /// For how long a busy row is worth another question within the same try.
 const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How far apart creations of the same row are in the end.
+const MOST_BETWEEN_CREATES: Duration = Duration::from_millis(500);
 
 /// What was granted: all that was asked for.
 pub(crate) struct Granted<DB: Database> {
@@ -41,7 +45,12 @@ pub(crate) struct Try<'a, DB: Database> {
     lock: &'a LeaseLock<DB>,
     runtime: Handle,
     asks: Vec<Ask>,
-    /// When the caller stops waiting.
+    /// Nobody in the keys' queues is before it, or order is none of its business.
+    in_turn: bool,
+    /// When the caller goes away. What was sent before is answered, or given up with its connection, before the try ends otherwise:
+    /// no late grant is ended behind the back of the same holder's next try.
+    caller: Instant,
+    /// When this try ends.
     limit: Instant,
     /// When a statement is given up.
     last: Instant,
@@ -49,6 +58,8 @@ pub(crate) struct Try<'a, DB: Database> {
     patience: Duration,
     /// A claim was sent whose outcome is not known.
     unanswered: bool,
+    /// Rows that it created: one that is missing all the same is not to be seen.
+    created: Vec<Key>,
     /// Others got in its way, perhaps some that it travelled with, or it was not for a statement of many.
     contended: bool,
 }
@@ -69,7 +80,6 @@ pub(crate) enum Claimed<DB: Database> {
 enum Next {
     Refuse(Refusal),
     Create(Vec<Key>),
-    LookAtQueue,
     /// Somebody is at a row, which was seen like this; or it is for a claim that goes alone.
     Busy {
         row: Option<Row>,
@@ -78,26 +88,36 @@ enum Next {
 }
 
 impl<'a, DB: Database> Try<'a, DB> {
-    /// By a new holder, who waits for no connection beyond `until`.
-    pub fn new(lock: &'a LeaseLock<DB>, keys: &[Key], until: Option<Instant>) -> Result<Self, Error> {
+    /// By a new holder, or by one whose claim was sent `before` and is unanswered; for no longer than `until`.
+    pub fn new(
+        lock: &'a LeaseLock<DB>,
+        keys: &[Key],
+        until: Option<Instant>,
+        before: Option<Holder>,
+    ) -> Result<Self, Error> {
+        let holder = before.unwrap_or_else(Holder::unique);
         let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let last = Instant::now() + lock.settings().time_limit;
-        let holder = Holder::unique();
-        let asks = keys.iter().map(|key| Ask { key: key.clone(), holder, in_turn: false, waited: false }).collect();
-        let limit = until.map_or(last, |until| until.min(last));
-        Ok(Self { lock, runtime, asks, limit, last, patience: PATIENCE, unanswered: false, contended: false })
+        let asks = keys.iter().map(|key| Ask { key: key.clone(), holder, waited: false }).collect();
+        // It was in turn when its claim was sent.
+        let in_turn = !lock.settings().fair || before.is_some();
+        let (caller, limit) = (until.unwrap_or(last), until.map_or(last, |until| until.min(last)));
+        let (unanswered, contended) = (before.is_some(), false);
+        let (created, patience) = (Vec::new(), PATIENCE);
+        Ok(Self { lock, runtime, asks, in_turn, caller, limit, last, patience, unanswered, created, contended })
     }
 
     /// Comes after waiting, to ask again before long, and perhaps first in the queue.
     pub fn after_waiting(mut self, in_turn: bool) -> Self {
         for ask in &mut self.asks {
-            (ask.in_turn, ask.waited) = (in_turn, true);
+            ask.waited = true;
         }
+        self.in_turn |= in_turn;
         self.patience = Duration::ZERO;
         self
     }
 
-    pub async fn run(mut self) -> Result<Attempt<Granted<DB>>, Error> {
+    pub async fn run(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
         let attempt = self.ask().await?;
         match &attempt {
             Attempt::Acquired(granted) => {
@@ -114,25 +134,34 @@ impl<'a, DB: Database> Try<'a, DB> {
         Ok(attempt)
     }
 
+    /// The holder, if it may have been granted what it did not hear of.
+    pub fn unanswered(&self) -> Option<Holder> {
+        self.asks.first().filter(|_| self.unanswered).map(|ask| ask.holder)
+    }
+
     async fn ask(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
-        // In order, nobody comes in without a look, whether the row tells of a queue or not.
-        if self.lock.settings().fair
-            && !self.asks[0].in_turn
+        if !self.in_turn
             && let Some(refusal) = self.look_at_queue().await?
         {
             return Ok(Attempt::Refused(refusal));
         }
-        let mut busy_since = None;
+        let (began, mut busy_since) = (Instant::now(), None);
+        let mut pauses = Backoff::up_to(MOST_BETWEEN_CREATES);
         loop {
             let answers = match self.claim().await {
-                // Dropped, it is abandoned.
-                Ok(Claimed::Granted(granted)) if !granted.tenure.is_held() => return Err(self.too_late()),
-                Ok(Claimed::Granted(granted)) => return Ok(Attempt::Acquired(granted)),
-                Ok(Claimed::Late) if Instant::now() < self.limit => {
-                    self.unanswered = true;
-                    continue;
+                // Dropped, it is put back; the next one to ask is another holder.
+                Ok(Claimed::Granted(granted)) if !granted.tenure.is_held() => {
+                    self.unanswered = false;
+                    return Err(self.too_late());
                 }
-                Ok(Claimed::Late) => return Err(self.error(Failure::NoReply)),
+                Ok(Claimed::Granted(granted)) => return Ok(Attempt::Acquired(granted)),
+                Ok(Claimed::Late) => {
+                    self.unanswered = true;
+                    if Instant::now() < self.limit {
+                        continue;
+                    }
+                    return Err(self.too_late());
+                }
                 Ok(Claimed::Not { answers, .. }) => answers,
                 Err(failure) => match failure.fault() {
                     Fault::Contention => {
@@ -145,8 +174,11 @@ impl<'a, DB: Database> Try<'a, DB> {
                         continue;
                     }
                     // Sent, and no answer: the same holder asks again, and gets the same claim if it was granted.
-                    Fault::Outage if Instant::now() < self.limit => {
+                    Fault::Outage => {
                         self.unanswered = true;
+                        if Instant::now() >= self.limit {
+                            return Err(self.error(failure));
+                        }
                         pause(20..60).await;
                         continue;
                     }
@@ -155,11 +187,16 @@ impl<'a, DB: Database> Try<'a, DB> {
             };
             match self.next(answers) {
                 Next::Refuse(refusal) => return Ok(Attempt::Refused(refusal)),
-                Next::Create(keys) => self.create(&keys).await?,
-                Next::LookAtQueue => {
-                    if let Some(refusal) = self.look_at_queue().await? {
-                        return Ok(Attempt::Refused(refusal));
+                Next::Create(keys) => {
+                    if let Some(key) = keys.iter().find(|key| self.created.contains(key)) {
+                        let left = self.limit.saturating_duration_since(Instant::now());
+                        // Not to the end of the time: a claim that is cut short has another error.
+                        if left < self.limit.saturating_duration_since(began) / 4 {
+                            return Err(Error::RowNotVisible { key: key.clone() });
+                        }
+                        pauses.pause(left / 2).await;
                     }
+                    self.create(keys).await?;
                 }
                 Next::Busy { lone: true, .. } if self.goes_alone() => {}
                 Next::Busy { row, .. } => {
@@ -179,15 +216,14 @@ impl<'a, DB: Database> Try<'a, DB> {
     /// The first refusal decides; what is created, nobody may want to claim yet.
     fn next(&self, answers: Vec<Answer>) -> Next {
         let terms = &self.lock.settings().terms;
-        let (mut create, mut queued, mut busy, mut lone) = (Vec::new(), false, None, false);
+        let (mut create, mut busy, mut lone) = (Vec::new(), None, false);
         for (ask, answer) in self.asks.iter().zip(answers) {
             let Answer::Seen { row, now } = answer else { continue };
-            match (judge(row.as_ref(), now, ask.holder, ask.in_turn, terms), row) {
+            match (judge(row.as_ref(), now, ask.holder, terms), row) {
                 (Verdict::Refuse(reason, until), Some(row)) => {
                     return Next::Refuse(Refusal::new(ask.key.clone(), reason, until, &row, now));
                 }
                 (Verdict::Create, _) => create.push(ask.key.clone()),
-                (Verdict::Queue, _) => queued = true,
                 (verdict, row) => {
                     lone |= is_lone(verdict, row.as_ref(), now);
                     busy = row;
@@ -196,7 +232,6 @@ impl<'a, DB: Database> Try<'a, DB> {
         }
         match create.is_empty() {
             false => Next::Create(create),
-            true if queued => Next::LookAtQueue,
             true => Next::Busy { row: busy, lone },
         }
     }
@@ -204,18 +239,18 @@ impl<'a, DB: Database> Try<'a, DB> {
     async fn claim(&self) -> Result<Claimed<DB>, Failure> {
         // Once something was in its way it goes alone: neither gets in the other's, and what it is told is its own.
         let wish = Wish { asks: self.asks.clone(), alone: self.contended || self.unanswered };
-        let limits = Limits { caller: self.limit, statement: self.last };
+        let limits = Limits { caller: self.caller, statement: self.last };
         self.lock.claims().send(&self.runtime, wish, limits).await
     }
 
     /// Somebody else's create wins just as well; contention is met by asking again.
-    async fn create(&self, keys: &[Key]) -> Result<(), Error> {
+    async fn create(&mut self, keys: Vec<Key>) -> Result<(), Error> {
         let terms = &self.lock.settings().terms;
         // The server gives up a little earlier than this end, so that no backend goes on waiting there.
         let patience = self.limit.saturating_duration_since(Instant::now()).mul_f64(0.9);
         let conn = Borrowed::checkout(&self.lock.settings().pool, self.limit).await;
         let mut conn = conn.map_err(|failure| self.error(failure))?;
-        let reply = timeout_at(self.limit, DB::create(conn.get(), keys, terms.minutes(), patience)).await;
+        let reply = timeout_at(self.limit, DB::create(conn.get(), &keys, terms.minutes(), patience)).await;
         match conn.settle(reply) {
             Err(failure)
                 if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
@@ -223,21 +258,22 @@ impl<'a, DB: Database> Try<'a, DB> {
                 pause(2..10).await;
                 Ok(())
             }
-            other => other.map_err(|failure| self.error(failure)),
+            Err(failure) => Err(self.error(failure)),
+            Ok(()) => {
+                self.created.extend(keys);
+                Ok(())
+            }
         }
     }
 
     /// Nobody in it, and the keys may be claimed; otherwise the refusal.
-    async fn look_at_queue(&mut self) -> Result<Option<Refusal>, Error> {
+    async fn look_at_queue(&self) -> Result<Option<Refusal>, Error> {
         let keys: Vec<Key> = self.asks.iter().map(|ask| ask.key.clone()).collect();
         let standing = self.lock.waiting().line.stand(&keys, i64::MAX, self.limit).await;
-        if let At::Behind { key, left, .. } = standing.map_err(|failure| self.error(failure))? {
-            return Ok(Some(queued(key, left)));
-        }
-        for ask in &mut self.asks {
-            ask.in_turn = true;
-        }
-        Ok(None)
+        Ok(match standing.map_err(|failure| self.error(failure))? {
+            At::Behind { key, left, .. } => Some(queued(key, left)),
+            At::First | At::Gone | At::Unseen => None,
+        })
     }
 
     /// Waits a moment for whoever is at the row; when its patience is over, gives the refusal.
@@ -289,12 +325,6 @@ pub(crate) struct Wish {
     alone: bool,
 }
 
-impl Wish {
-    fn in_turn(&self) -> bool {
-        self.asks.iter().all(|ask| ask.in_turn)
-    }
-}
-
 impl<DB: Database> Errand<DB> for Claims<DB> {
     type Request = Wish;
     type Answer = Claimed<DB>;
@@ -303,9 +333,8 @@ impl<DB: Database> Errand<DB> for Claims<DB> {
         if let ([ask], false) = (&wish.asks[..], wish.alone) { Some(&ask.key) } else { None }
     }
 
-    /// Whoever stands elsewhere in the key's queue may be told something else.
-    fn goes_with(wish: &Wish, other: &Wish) -> bool {
-        wish.in_turn() == other.in_turn()
+    fn goes_with(_: &Wish, _: &Wish) -> bool {
+        true
     }
 
     /// A refusal is one for all who had come before it was sent.
@@ -339,7 +368,7 @@ impl<DB: Database> Claims<DB> {
             let terms = &self.terms;
             let is_lone = |(ask, answer): (&Ask, &Answer)| {
                 let Answer::Seen { row, now } = answer else { return false };
-                is_lone(judge(row.as_ref(), *now, ask.holder, ask.in_turn, terms), row.as_ref(), *now)
+                is_lone(judge(row.as_ref(), *now, ask.holder, terms), row.as_ref(), *now)
             };
             let for_all = !asks.iter().zip(&answers).any(is_lone);
             return Claimed::Not { answers, for_all };
@@ -347,7 +376,10 @@ impl<DB: Database> Claims<DB> {
         if sent.elapsed() >= self.keeper.counted() {
             return Claimed::Late;
         }
-        Claimed::Granted(Granted { tenure: Tenure::begin(&self.keeper, claims, sent, self.time_limit), priors })
+        // What was taken over cannot be put back; the next one takes it over in its turn.
+        let unheard = if priors.iter().any(Option::is_some) { Change::Abandon } else { Change::PutBack };
+        let tenure = Tenure::begin(&self.keeper, claims, sent, self.time_limit, unheard);
+        Claimed::Granted(Granted { tenure, priors })
     }
 }
 

@@ -87,6 +87,13 @@ pub enum Error {
         columns: String,
     },
 
+    /// The key's row was created, and no later statement sees it; the key is not held.
+    #[error("key {:?}: its row was created and is not visible; look for a trigger on t_resource_lock that deletes or changes new rows, a row policy that hides them, or a replica that answers reads", key.as_str())]
+    RowNotVisible {
+        /// The key.
+        key: Key,
+    },
+
     /// The table cannot be used as it is.
     #[error("the table t_resource_lock cannot be used: {wrong}")]
     Unsuitable {

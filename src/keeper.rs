@@ -32,7 +32,6 @@ use crate::{
     migrate::Table,
     releases::Releases,
     retry::{Backoff, Remedy},
-    rules::{Rules, Status},
     settings::Settings,
     store::{Change, Database, Outcome, lost_among, skipped_among},
     telemetry,
@@ -112,14 +111,8 @@ impl<DB: Database> Keeper<DB> {
         self.end(held, Change::Abandon)
     }
 
-    /// Ends claims that nobody has heard of: no work was begun under them. The article's rules let nobody in
-    /// after what looks like a crash.
-    pub fn put_back(self: &Arc<Self>, held: Arc<Held>) {
-        let article = self.changes.terms.rules == Rules::Article;
-        drop(self.end(held, if article { Change::Release(Status::Succeeded) } else { Change::Abandon }));
-    }
-
-    fn end(self: &Arc<Self>, held: Arc<Held>, change: Change) -> oneshot::Receiver<Ended> {
+    /// Ends claims in the background, like this; the receiver hears how that went.
+    pub fn end(self: &Arc<Self>, held: Arc<Held>, change: Change) -> oneshot::Receiver<Ended> {
         let (ending, receiver) = Ending::new(held, change, self.pauses(), self.background.begin());
         let at = ending.at;
         let mut agenda = lock(&self.agenda);

@@ -25,7 +25,7 @@ use crate::{
     rules::Status,
     settings::Settings,
     store::Database,
-    wait::{Waiting, wait_for},
+    wait::{Waiting, table_within, wait_for},
 };
 
 /// How long a caller waits for another's look at the table.
@@ -126,7 +126,7 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Errors
     /// [`Error::InvalidKey`] and [`Error::KeyTooLong`] before anything is sent; [`Error::TableMissing`] and its like
-    /// say what to run; [`Error::Database`] and [`Error::TimedOut`] say whether the key may have been taken.
+    /// say what to run; [`Error::RowNotVisible`] if the row that it created cannot be seen; [`Error::Database`] and [`Error::TimedOut`] say whether the key may have been taken.
     /// A database that fails never counts as a refusal.
     ///
     /// # Cancel safety
@@ -141,10 +141,12 @@ impl<DB: Database> LeaseLock<DB> {
     /// (or a clone) take turns in the order of their coming: one of them asks, and none while one of them holds the key.
     ///
     /// # Errors
-    /// As [`try_acquire`](Self::try_acquire). [`Error::TimedOut`] if the time was over before anything came back.
+    /// As [`try_acquire`](Self::try_acquire), but what passes by itself (an outage, contention, a pool without a connection to
+    /// spare) is waited out. It is the error only where the time ends without a refusal.
     ///
     /// # Cancel safety
-    /// Dropped, it stops waiting; a claim that was under way is brought to its end in the background, and abandoned.
+    /// Dropped, it stops waiting. A claim that was under way is brought to its end in the background, and its row put back as
+    /// it was before; one that took over an expired claim is abandoned.
     pub async fn acquire(&self, key: &str, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
         let lease = |Granted { tenure, mut priors }| Lease::new(tenure, priors.pop().flatten());
         Ok(self.granted([Key::new(key)?].into(), wait).await?.map(lease))
@@ -193,11 +195,7 @@ impl<DB: Database> LeaseLock<DB> {
     async fn granted(&self, keys: Arc<[Key]>, wait: Duration) -> Result<Attempt<Granted<DB>>, Error> {
         Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let now = Instant::now();
-        let mut limit = now + self.settings.time_limit;
-        if !wait.is_zero() {
-            limit = limit.min(now + wait.min(self.settings.time_limit));
-        }
-        let table = self.table(limit).await?;
+        let table = table_within(self, now, wait).await?;
         for key in &*keys {
             table.admits(key, &self.settings.terms.label)?;
         }

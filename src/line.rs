@@ -4,7 +4,7 @@
 //! is alive may claim. A place that is not kept alive lapses after [`ALIVE_SECONDS`]; the others look past it.
 
 use std::{
-    collections::HashMap,
+    collections::HashSet,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -34,12 +34,12 @@ use crate::{
 
 /// How often the places are kept alive.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(ALIVE_SECONDS / 3);
-/// How soon a row is marked that somebody was at, at first and in the end.
-const SOON: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// Between two attempts at a statement that met contention, at most.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How soon places are given up after an attempt that failed.
+const SOON: Duration = Duration::from_millis(250);
 /// How long a statement of the background may take.
 const LIMIT: Duration = Duration::from_secs(ALIVE_SECONDS / 4);
-
-type Places = HashMap<i64, Arc<[Key]>>;
 
 /// The places of one lock object.
 pub(crate) struct Line<DB: Database> {
@@ -53,14 +53,12 @@ pub(crate) struct Line<DB: Database> {
 
 struct State {
     running: bool,
-    places: Places,
+    places: HashSet<i64>,
     leaving: Vec<Leaving>,
     /// When to give up what is to be given up.
     leave_at: Instant,
     /// When to give the next sign of life.
     stay_at: Instant,
-    /// When to mark rows that could not be marked.
-    mark_at: Option<Instant>,
 }
 
 /// A place that is to be given up, for as long as it would be alive.
@@ -72,7 +70,7 @@ struct Leaving {
 
 /// What is due, or when something will be.
 enum Due {
-    Work { leaving: Vec<Leaving>, places: Places, stay: bool },
+    Work { leaving: Vec<Leaving>, places: Vec<i64> },
     Later(Instant),
 }
 
@@ -105,8 +103,7 @@ impl<DB: Database> Drop for Ticket<DB> {
 impl<DB: Database> Line<DB> {
     pub fn new(settings: &Settings<DB>, background: Background) -> Arc<Self> {
         let now = Instant::now();
-        let (places, leaving) = (HashMap::new(), Vec::new());
-        let state = State { running: false, places, leaving, leave_at: now, stay_at: now, mark_at: None };
+        let state = State { running: false, places: HashSet::new(), leaving: Vec::new(), leave_at: now, stay_at: now };
         let (pool, renewals) = (settings.pool.clone(), settings.renewals.clone());
         Arc::new(Self { pool, renewals, state: Mutex::new(state), work: Notify::new(), background })
     }
@@ -127,7 +124,7 @@ impl<DB: Database> Line<DB> {
                 Err(failure)
                     if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < limit =>
                 {
-                    pauses.pause(SOON.0).await;
+                    pauses.pause(PAUSE).await;
                 }
                 other => return other,
             }
@@ -141,30 +138,23 @@ impl<DB: Database> Line<DB> {
         limit: Instant,
     ) -> Result<Ticket<DB>, Failure> {
         let reply = timeout_at(limit, DB::join(conn.get(), &keys)).await;
-        let (mut conn, number) = conn.proceed(reply)?;
-        let ticket = self.take(number, keys.clone());
-        // From here on nobody comes in without a look at the queue, out of order neither.
-        let reply = timeout_at(limit, DB::announce(conn.get(), &keys, true)).await;
-        if !conn.settle(reply).is_ok_and(|marked| marked.all) {
-            self.mark_within(SOON.0);
-        }
-        Ok(ticket)
+        Ok(self.take(conn.settle(reply)?))
     }
 
     /// Keeps a place alive that was drawn.
-    fn take(self: &Arc<Self>, number: i64, keys: Arc<[Key]>) -> Ticket<DB> {
+    fn take(self: &Arc<Self>, number: i64) -> Ticket<DB> {
         let mut state = lock(&self.state);
         if state.places.is_empty() {
             state.stay_at = Instant::now() + SIGN_OF_LIFE;
         }
-        state.places.insert(number, keys);
+        state.places.insert(number);
         self.run(state);
         Ticket { line: self.clone(), number, left: false }
     }
 
     /// Where somebody stands in the queues of these keys; `i64::MAX` is for one who has no place.
     pub async fn stand(&self, keys: &[Key], number: i64, limit: Instant) -> Result<At, Failure> {
-        let mut pauses = Backoff::up_to(SOON.0);
+        let mut pauses = Backoff::up_to(PAUSE);
         loop {
             match self.send(&self.pool, limit, async |conn| DB::front(conn, keys, number).await).await {
                 Ok(front) => {
@@ -177,7 +167,7 @@ impl<DB: Database> Line<DB> {
                     }
                 }
                 Err(failure) if failure.fault().is_transient() && Instant::now() < limit => {
-                    pauses.pause(SOON.0).await;
+                    pauses.pause(PAUSE).await;
                 }
                 Err(failure) => return Err(failure),
             }
@@ -214,22 +204,18 @@ impl<DB: Database> Line<DB> {
 
     /// Gives signs of life, and gives places up, as long as there are any.
     async fn tend(self: Arc<Self>, mut on_stop: OnStop<DB>) {
-        let mut pauses = Backoff::between(SOON.0, SOON.1);
         while let Some(due) = self.due() {
             match due {
                 Due::Later(at) => tokio::select! {
                     () = self.work.notified() => {}
                     () = sleep_until(at) => {}
                 },
-                Due::Work { leaving, places, stay } => {
-                    if stay {
+                Due::Work { leaving, places } => {
+                    if !places.is_empty() {
                         self.stay(&places).await;
                     }
                     if !leaving.is_empty() {
                         self.clear(leaving).await;
-                    }
-                    if !places.is_empty() {
-                        self.mark(&places, &mut pauses).await;
                     }
                 }
             }
@@ -242,27 +228,24 @@ impl<DB: Database> Line<DB> {
         let mut state = lock(&self.state);
         let now = Instant::now();
         if state.leaving.is_empty() && state.places.is_empty() {
-            (state.running, state.mark_at) = (false, None);
+            state.running = false;
             return None;
         }
         let leaves = !state.leaving.is_empty() && state.leave_at <= now;
         let stay = !state.places.is_empty() && state.stay_at <= now;
-        let mark = stay || state.mark_at.is_some_and(|at| at <= now);
-        if !(leaves || mark) {
+        if !(leaves || stay) {
             let leave_at = (!state.leaving.is_empty()).then_some(state.leave_at);
             let stay_at = (!state.places.is_empty()).then_some(state.stay_at);
-            return leave_at.into_iter().chain(stay_at).chain(state.mark_at).min().map(Due::Later);
+            return leave_at.into_iter().chain(stay_at).min().map(Due::Later);
         }
         // From now on they are only put earlier.
         if stay {
             state.stay_at = now + SIGN_OF_LIFE;
         }
-        if mark {
-            state.mark_at = None;
-        }
         let count = if leaves { state.leaving.len().min(BATCH) } else { 0 };
         let leaving = state.leaving.drain(..count).collect();
-        Some(Due::Work { leaving, places: if mark { state.places.clone() } else { HashMap::new() }, stay })
+        let places = if stay { state.places.iter().copied().collect() } else { Vec::new() };
+        Some(Due::Work { leaving, places })
     }
 
     async fn clear(&self, leaving: Vec<Leaving>) {
@@ -272,16 +255,15 @@ impl<DB: Database> Line<DB> {
         if let Err(failure) = left {
             tracing::debug!(?failure, "places in queues were not given up, trying again until they lapse");
             let mut state = lock(&self.state);
-            state.leave_at = Instant::now() + SOON.1 / 4;
+            state.leave_at = Instant::now() + SOON;
             let alive = Duration::from_secs(ALIVE_SECONDS);
             state.leaving.extend(leaving.into_iter().filter(|leaving| leaving.since.elapsed() < alive));
         }
     }
 
     /// A sign of life for these places.
-    async fn stay(&self, places: &Places) {
-        let numbers: Vec<i64> = places.keys().copied().collect();
-        for numbers in numbers.chunks(BATCH) {
+    async fn stay(&self, places: &[i64]) {
+        for numbers in places.chunks(BATCH) {
             let limit = Instant::now() + LIMIT;
             let stayed = self.send(&self.renewals, limit, async |conn| DB::stay(conn, numbers).await).await;
             if let Err(failure) = stayed {
@@ -292,29 +274,6 @@ impl<DB: Database> Line<DB> {
                 return;
             }
         }
-    }
-
-    /// Says on the rows of their keys that there are queues.
-    async fn mark(&self, places: &Places, pauses: &mut Backoff) {
-        let mut keys: Vec<Key> = places.values().flat_map(|keys| keys.iter().cloned()).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        for keys in keys.chunks(BATCH) {
-            let limit = Instant::now() + LIMIT;
-            let marked = self.send(&self.renewals, limit, async |conn| DB::announce(conn, keys, true).await).await;
-            if !marked.is_ok_and(|marked| marked.all) {
-                return self.mark_within(pauses.next());
-            }
-        }
-        *pauses = Backoff::between(SOON.0, SOON.1);
-    }
-
-    /// Somebody was at a row: it is marked before long.
-    fn mark_within(&self, pause: Duration) {
-        let at = Instant::now() + pause;
-        let mut state = lock(&self.state);
-        state.mark_at = Some(state.mark_at.map_or(at, |mark_at| mark_at.min(at)));
-        self.work.notify_one();
     }
 
     async fn send<T>(

@@ -78,8 +78,6 @@ pub struct Row {
     pub claimed_at: Option<DateTime<Utc>>,
     /// `end_time` is set: some program has ended what the row tells of.
     pub ended: bool,
-    /// Others may be waiting in order until then: whoever comes without a turn looks at the queue first.
-    pub queued_until: Option<DateTime<Utc>>,
     /// Somebody is told when the row is freed (PostgreSQL).
     pub awaited: bool,
 }
@@ -104,8 +102,6 @@ pub enum Verdict {
     Same,
     /// Expired, or another program's time is over.
     TakeOver,
-    /// It could be had, but others may be waiting in order: look at the queue.
-    Queue,
     /// Not now; with the time from which on asking makes sense, where there is one.
     Refuse(Reason, Option<DateTime<Utc>>),
 }
@@ -127,7 +123,7 @@ pub enum Reason {
     LastRunFailed,
     /// Its status is not `S`; [`Rules::Article`] leaves that to an operator.
     NotSucceeded,
-    /// Others wait for it in order ([`LeaseLock::fair`](crate::LeaseLock::fair)), and were there before.
+    /// Others wait for it in order ([`LeaseLock::fair`](crate::LeaseLock::fair)), and were there before. Only fair lock objects are told so.
     Queued,
     /// Somebody else's transaction was at the row all the while (on SQLite: at the file).
     Busy,
@@ -164,16 +160,8 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// The rules table: may `holder` have the key of this row now, on these terms? `in_turn` says that nobody in the queue is before it.
-pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, in_turn: bool, terms: &Terms) -> Verdict {
-    let queued = !in_turn && row.and_then(|row| row.queued_until).is_some_and(|until| now < until);
-    match by_the_table(row, now, holder, terms) {
-        Verdict::Acquire | Verdict::TakeOver if queued => Verdict::Queue,
-        verdict => verdict,
-    }
-}
-
-fn by_the_table(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Terms) -> Verdict {
+/// The rules table: may `holder` have the key of this row now, on these terms?
+pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Terms) -> Verdict {
     use Reason::*;
     use Verdict::*;
     let recover = terms.rules == Rules::Recover;

@@ -133,8 +133,9 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.label = label.to_owned())))
     }
 
-    /// First come, first served, also among processes: whoever has to wait takes a place in the table `t_resource_lock_queue`, and
-    /// no try gets in before, of whichever lock object. Off unless set; without it, those who wait in one process take turns, and processes race.
+    /// First come, first served, also among processes: a task that has to wait takes a place in the table
+    /// `t_resource_lock_queue`, and no try of a fair lock object gets in before. Off unless set; without it, those who wait in one
+    /// process take turns, and processes race. A key is fair if every lock object on it is: others may overtake.
     ///
     /// A waiter whose process died is passed over after 12 s. See the README for what it costs.
     pub fn fair(self, fair: bool) -> Self {

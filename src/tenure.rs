@@ -20,7 +20,7 @@ use crate::{
     releases::Release,
     retry::{Backoff, Remedy, remedy},
     rules::Status,
-    store::{Database, Outcome, borrowed::Failure, skipped},
+    store::{Change, Database, Outcome, borrowed::Failure, skipped},
     telemetry,
     turns::Turn,
 };
@@ -31,8 +31,8 @@ pub(crate) struct Tenure<DB: Database> {
     held: Arc<Held>,
     time_limit: Duration,
     part: Part,
-    /// Whoever asked has heard of the grant, and may have begun to work.
-    heard: bool,
+    /// What ends the claims while their caller has not heard of them, so that no work was begun under them.
+    unheard: Option<Change>,
 }
 
 /// What is left to do for this handle.
@@ -56,19 +56,26 @@ impl<DB: Database> fmt::Debug for Tenure<DB> {
 
 impl<DB: Database> Tenure<DB> {
     /// Begins with claims that were granted to a request sent at `sent`.
-    pub fn begin(keeper: &Arc<Keeper<DB>>, claims: Vec<Claim>, sent: Instant, time_limit: Duration) -> Self {
-        Self { held: keeper.hold(claims, sent), keeper: keeper.clone(), time_limit, part: Part::Counted, heard: false }
+    pub fn begin(
+        keeper: &Arc<Keeper<DB>>,
+        claims: Vec<Claim>,
+        sent: Instant,
+        time_limit: Duration,
+        unheard: Change,
+    ) -> Self {
+        let (held, unheard) = (keeper.hold(claims, sent), Some(unheard));
+        Self { held, keeper: keeper.clone(), time_limit, part: Part::Counted, unheard }
     }
 
     /// Hands it to whoever asked.
     pub fn heard(mut self) -> Self {
-        self.heard = true;
+        self.unheard = None;
         self
     }
 
     /// Takes up a claim that stands in the table: renewed once, then kept like any other.
     pub async fn resume(keeper: &Arc<Keeper<DB>>, claim: Claim, time_limit: Duration) -> Result<Self, Error> {
-        let mut tenure = Self::begin(keeper, vec![claim], Instant::now(), time_limit);
+        let mut tenure = Self::begin(keeper, vec![claim], Instant::now(), time_limit, Change::Abandon);
         // Until the renewal is answered it is not this one's to abandon.
         tenure.part = Part::Ended;
         tenure.renew().await?;
@@ -83,7 +90,7 @@ impl<DB: Database> Tenure<DB> {
         }
         self.held.share();
         let (keeper, held) = (self.keeper.clone(), self.held.clone());
-        Ok(Self { keeper, held, time_limit: self.time_limit, part: Part::Counted, heard: true })
+        Ok(Self { keeper, held, time_limit: self.time_limit, part: Part::Counted, unheard: None })
     }
 
     /// Leaves the claims standing, if this is the last handle.
@@ -263,10 +270,8 @@ impl<DB: Database> Drop for Tenure<DB> {
         self.held.over.cancel();
         if self.part == Part::Ended || self.held.lost.is_cancelled() {
             self.keeper.let_go(&self.held);
-        } else if self.heard {
-            drop(self.keeper.abandon(self.held.clone()));
         } else {
-            self.keeper.put_back(self.held.clone());
+            drop(self.keeper.end(self.held.clone(), self.unheard.unwrap_or(Change::Abandon)));
         }
     }
 }

@@ -53,17 +53,20 @@ pub(crate) struct Queue<N = ()> {
     pub entry: tokio::sync::Mutex<()>,
 }
 
+/// Who comes before whom: by the number in the database's queue, then by the order of entry, in which no two are alike.
+type Rank = (i64, u64);
+
 struct State<N> {
     taken: bool,
-    last_number: i64,
-    waiting: BTreeMap<i64, oneshot::Sender<Turn<N>>>,
+    entries: u64,
+    waiting: BTreeMap<Rank, oneshot::Sender<Turn<N>>>,
     refusal: Option<Refusal>,
     pace: Option<(Backoff, Instant)>,
 }
 
 impl<N> Default for State<N> {
     fn default() -> Self {
-        Self { taken: false, last_number: 0, waiting: BTreeMap::new(), refusal: None, pace: None }
+        Self { taken: false, entries: 0, waiting: BTreeMap::new(), refusal: None, pace: None }
     }
 }
 
@@ -72,7 +75,7 @@ impl<N> Queue<N> {
     pub async fn turn(self: &Arc<Self>) -> Turn<N> {
         match self.try_take() {
             Some(turn) => turn,
-            None => self.enter(None).turn().await,
+            None => self.enter(0).turn().await,
         }
     }
 
@@ -86,17 +89,29 @@ impl<N> Queue<N> {
         Some(Turn::of(self))
     }
 
-    /// A place in the queue, by this number or else behind all the others.
-    pub fn enter(self: &Arc<Self>, number: Option<i64>) -> Entry<N> {
+    /// A place in the queue, in front of those with higher numbers and behind all the others.
+    pub fn enter(self: &Arc<Self>, number: i64) -> Entry<N> {
+        let mut state = lock(&self.state);
+        state.entries += 1;
+        let rank = (number, state.entries);
+        drop(state);
+        Entry { queue: self.clone(), rank, turn: self.wait_at(rank) }
+    }
+
+    /// What a rank's turn comes through; a turn that is free comes at once.
+    fn wait_at(self: &Arc<Self>, rank: Rank) -> oneshot::Receiver<Turn<N>> {
         let (sender, turn) = oneshot::channel();
         let mut state = lock(&self.state);
-        let number = number.unwrap_or(state.last_number + 1);
-        state.last_number = number;
-        state.waiting.insert(number, sender);
+        state.waiting.insert(rank, sender);
         let was_free = !std::mem::replace(&mut state.taken, true);
         drop(state);
         drop(was_free.then(|| Turn::of(self)));
-        Entry { queue: self.clone(), number, turn }
+        turn
+    }
+
+    /// Whether one with this number waits for its turn.
+    pub fn has_waiting(&self, number: i64) -> bool {
+        lock(&self.state).waiting.range((number, 0)..=(number, u64::MAX)).next().is_some()
     }
 
     /// What the one who asked was told last, for those who did not get to ask.
@@ -131,23 +146,25 @@ impl<N> Drop for Queue<N> {
 /// A place in a queue; dropped, it is given up.
 pub(crate) struct Entry<N = ()> {
     queue: Arc<Queue<N>>,
-    number: i64,
+    rank: Rank,
     turn: oneshot::Receiver<Turn<N>>,
 }
 
 impl<N> Entry<N> {
     pub async fn turn(mut self) -> Turn<N> {
-        // The sender is dropped by this very entry alone.
-        match (&mut self.turn).await {
-            Ok(turn) => turn,
-            Err(_) => std::future::pending().await,
+        loop {
+            match (&mut self.turn).await {
+                Ok(turn) => return turn,
+                // A rank is one entry's alone, so that no other drops its sender. It would cost nothing but this: it waits anew.
+                Err(_) => self.turn = self.queue.wait_at(self.rank),
+            }
         }
     }
 }
 
 impl<N> Drop for Entry<N> {
     fn drop(&mut self) {
-        lock(&self.queue.state).waiting.remove(&self.number);
+        lock(&self.queue.state).waiting.remove(&self.rank);
     }
 }
 

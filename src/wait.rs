@@ -21,11 +21,12 @@ use crate::{
     error::{Action, Certainty, Error},
     finish::Background,
     held::lock,
-    key::Key,
+    key::{Holder, Key},
     lease_lock::LeaseLock,
     line::{Line, Ticket},
     listen::Listener,
     lock::Attempt,
+    migrate::Table,
     retry::Backoff,
     rules::{Reason, Refusal},
     settings::{DAY, Settings},
@@ -45,6 +46,8 @@ const PACE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_se
 const LAG: Duration = Duration::from_millis(100);
 /// How long it may take to ask for word of a release.
 const HINT: Duration = Duration::from_secs(1);
+/// What counts as waiting for ever: ten years.
+const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
 
 /// What the waiting tasks of one lock object share.
 pub(crate) struct Waiting<DB: Database> {
@@ -70,7 +73,7 @@ pub(crate) async fn wait_for<DB: Database>(
     wait: Duration,
 ) -> Result<Attempt<Granted<DB>>, Error> {
     let attempt = match wait.is_zero() {
-        true => Try::new(asker, &keys, None)?.run().await?,
+        true => Try::new(asker, &keys, None, None)?.run().await?,
         false => wait_long(asker, keys, since, wait).await?,
     };
     if matches!(attempt, Attempt::Acquired(_)) {
@@ -86,20 +89,85 @@ async fn wait_long<DB: Database>(
     wait: Duration,
 ) -> Result<Attempt<Granted<DB>>, Error> {
     let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
-    let until = since + wait.min(3653 * DAY);
+    let until = since + wait.min(LONGEST);
     let queue = asker.waiting().turns.queue(&keys);
-    let wanted =
-        Wanted { lock: asker, runtime, keys, until, queue, asking: AtomicBool::new(false), told: Mutex::default() };
+    let (unsure, told, trouble) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+    let wanted = Wanted { lock: asker, runtime, keys, until, queue, unsure, told, trouble };
     match timeout_at(until, wanted.granted_or_refused()).await {
-        Ok(Err(mut error @ (Error::TimedOut { .. } | Error::NoConnection { .. }))) if Instant::now() >= until => {
-            if let Error::TimedOut { limit, .. } | Error::NoConnection { limit, .. } = &mut error {
-                *limit = wait;
-            }
-            wanted.refused_last().ok_or(error)
+        Ok(Err(error)) if error.is_retryable() && Instant::now() >= until => {
+            wanted.refused_last().ok_or_else(|| wanted.out_of_time(error, wait))
         }
         Ok(attempt) => attempt,
-        Err(_) => wanted.refused_last().ok_or_else(|| wanted.out_of_time(wait)),
+        Err(_) => wanted.refused_last().ok_or_else(|| {
+            let trouble = lock(&wanted.trouble).take();
+            wanted.out_of_time(trouble.unwrap_or_else(|| wanted.unanswered()), wait)
+        }),
     }
+}
+
+/// The table's shape, which the first call of a lock object looks at. A try has its time limit for that, and a wait as long as it lasts.
+pub(crate) async fn table_within<DB: Database>(
+    asker: &LeaseLock<DB>,
+    since: Instant,
+    wait: Duration,
+) -> Result<&Table, Error> {
+    let time_limit = asker.settings().time_limit;
+    if wait.is_zero() {
+        return asker.table(since + time_limit).await;
+    }
+    let (until, trouble) = (since + wait.min(LONGEST), Mutex::default());
+    let mut patience = Patience::new(until, &trouble);
+    loop {
+        let table = asker.table(until.min(Instant::now() + time_limit)).await;
+        if let Some(table) = patience.last(table).await {
+            return table.map_err(|error| late(error, wait, false));
+        }
+    }
+}
+
+/// Goes on through what passes by itself: an outage, contention, a pool that has no connection to spare.
+struct Patience<'a> {
+    until: Instant,
+    pauses: Backoff,
+    /// What is being waited out.
+    trouble: &'a Mutex<Option<Error>>,
+}
+
+impl<'a> Patience<'a> {
+    fn new(until: Instant, trouble: &'a Mutex<Option<Error>>) -> Self {
+        Self { until, pauses: Backoff::between(PACE.0, PACE.1), trouble }
+    }
+
+    /// Gives the reply back if it is the last; `None`, after a pause, if it makes sense to ask again.
+    async fn last<T>(&mut self, reply: Result<T, Error>) -> Option<Result<T, Error>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        match reply {
+            Err(error) if error.is_retryable() && !left.is_zero() => {
+                tracing::warn!(%error, ?left, "the wait goes on");
+                *lock(self.trouble) = Some(error);
+                self.pauses.pause(left).await;
+                None
+            }
+            reply => {
+                *lock(self.trouble) = None;
+                Some(reply)
+            }
+        }
+    }
+}
+
+/// The error at the end of a wait: how long it was, and what is known of the outcome by then.
+fn late(mut error: Error, wait: Duration, unsure: bool) -> Error {
+    if let Error::TimedOut { limit, .. } | Error::NoConnection { limit, .. } = &mut error {
+        *limit = wait;
+    }
+    if let Error::TimedOut { outcome, .. } | Error::NoConnection { outcome, .. } | Error::Database { outcome, .. } =
+        &mut error
+        && unsure
+    {
+        *outcome = Certainty::Unknown;
+    }
+    error
 }
 
 /// One task's wish.
@@ -109,17 +177,19 @@ struct Wanted<'a, DB: Database> {
     keys: Arc<[Key]>,
     until: Instant,
     queue: Arc<Queue>,
-    /// It had the turn, and may have been granted something that it did not hear of.
-    asking: AtomicBool,
+    /// A claim is under way, or no answer came to one: it may have been granted.
+    unsure: AtomicBool,
     /// What it was told last itself.
     told: Mutex<Option<Refusal>>,
+    /// The failure that is being waited out.
+    trouble: Mutex<Option<Error>>,
 }
 
 /// Where it stands in the queues of the database.
 struct Spot<DB: Database> {
     ticket: Option<Ticket<DB>>,
-    /// Nobody is before it, and nobody gets there any more.
-    first: bool,
+    /// A claim of this holder was sent and not answered: asked again, it is found, if it was granted.
+    unanswered: Option<Holder>,
 }
 
 /// What became of a question, and what shows whether things have moved since the last.
@@ -128,29 +198,33 @@ enum Asked<DB: Database> {
     Refused(Refusal, i64),
     /// The place in the queue is gone.
     Displaced,
+    /// One of this queue's own is before it, and waits for the turn.
+    BehindOwn,
 }
 
 /// How asking by turns ended.
 enum Ended<DB: Database> {
     With(Attempt<Granted<DB>>),
+    /// The turn is another's of this process: numbers that were drawn one after the other need not grow, where several nodes give them.
+    Behind(Option<Ticket<DB>>),
     /// A place in the queue is needed.
     WithoutPlace,
 }
 
 impl<DB: Database> Wanted<'_, DB> {
     async fn granted_or_refused(&self) -> Result<Attempt<Granted<DB>>, Error> {
-        let mut in_order = self.lock.settings().fair;
-        let mut turn = self.queue.try_take();
+        let fair = self.lock.settings().fair;
+        let mut next = self.queue.try_take();
         let mut ticket = None;
         loop {
-            let turn = match turn.take() {
+            let turn = match next.take() {
                 Some(turn) => turn,
-                None if !in_order => self.queue.turn().await,
+                None if !fair => self.queue.turn().await,
                 None => {
                     // Drawn one by one, so that the order within the process is the order of the numbers.
                     let drawing = self.queue.entry.lock().await;
                     let drawn = self.draw().await?;
-                    let entry = self.queue.enter(Some(drawn.number));
+                    let entry = self.queue.enter(drawn.number);
                     drop(drawing);
                     ticket = Some(drawn);
                     entry.turn().await
@@ -158,7 +232,11 @@ impl<DB: Database> Wanted<'_, DB> {
             };
             match self.ask_in_turn(turn, ticket.take()).await? {
                 Ended::With(attempt) => return Ok(attempt),
-                Ended::WithoutPlace => in_order = true,
+                Ended::WithoutPlace => {}
+                Ended::Behind(place) => {
+                    let entry = self.queue.enter(place.as_ref().map_or(0, |place| place.number));
+                    (next, ticket) = (Some(entry.turn().await), place);
+                }
             }
         }
     }
@@ -169,8 +247,7 @@ impl<DB: Database> Wanted<'_, DB> {
         // Before the first question, so that no word after it is missed.
         let ear = waiting.bells.listen(&self.keys);
         let mut listening = None;
-        let mut spot = Spot { ticket, first: false };
-        self.asking.store(true, Ordering::Relaxed);
+        let mut spot = Spot { ticket, unanswered: None };
         let (mut pace, mut sign, mut waited, mut told_free) = (Backoff::between(PACE.0, PACE.1), None, false, false);
         if let Some((before, next)) = self.queue.pace() {
             // Whoever had the turn has given up: that is no reason to ask sooner.
@@ -178,11 +255,11 @@ impl<DB: Database> Wanted<'_, DB> {
             ear.heard_before(next).await;
         }
         loop {
-            let asked = self.ask(&mut spot, waited).await.inspect_err(|_| self.failed())?;
-            let (refusal, seen) = match asked {
+            let (refusal, seen) = match self.ask_on(&mut spot, waited).await.inspect_err(|_| self.failed())? {
                 Asked::Granted(granted) => return Ok(self.have(granted, turn, spot.ticket).await),
                 Asked::Refused(refusal, seen) => (refusal, seen),
                 Asked::Displaced => return Ok(Ended::WithoutPlace),
+                Asked::BehindOwn => return Ok(Ended::Behind(spot.ticket)),
             };
             self.queue.note(Some(refusal.clone()));
             *lock(&self.told) = Some(refusal.clone());
@@ -191,9 +268,7 @@ impl<DB: Database> Wanted<'_, DB> {
             if window.is_some_and(|window| window > left) {
                 return Ok(Ended::With(Attempt::Refused(refusal)));
             }
-            // Where others stand in line, nobody gets in who does not.
-            let in_order = self.lock.settings().fair || refusal.reason == Reason::Queued;
-            if in_order && spot.ticket.is_none() {
+            if self.lock.settings().fair && spot.ticket.is_none() {
                 return Ok(Ended::WithoutPlace);
             }
             if sign.replace(seen).is_some_and(|before| before != seen) {
@@ -229,26 +304,43 @@ impl<DB: Database> Wanted<'_, DB> {
         Ended::With(Attempt::Acquired(granted))
     }
 
-    /// A failure is no refusal, for the others neither; running out of time is none.
+    /// A failure that ends the wait is no refusal, for the others neither; running out of time is none.
     fn failed(&self) {
         if Instant::now() < self.until {
             self.queue.note(None);
         }
     }
 
+    async fn ask_on(&self, spot: &mut Spot<DB>, waited: bool) -> Result<Asked<DB>, Error> {
+        let mut patience = Patience::new(self.until, &self.trouble);
+        loop {
+            let asked = self.ask(spot, waited).await;
+            if let Some(asked) = patience.last(asked).await {
+                return asked;
+            }
+        }
+    }
+
     async fn ask(&self, spot: &mut Spot<DB>, waited: bool) -> Result<Asked<DB>, Error> {
-        if let Some(ticket) = spot.ticket.as_ref().filter(|_| !spot.first) {
+        // Before each claim: a place may lapse at any time, and whoever was first is not any more. What may have been granted
+        // is asked about first of all, since it keeps the others out.
+        if let (Some(ticket), None) = (&spot.ticket, spot.unanswered) {
             match self.look(ticket.number).await? {
-                At::First => spot.first = true,
+                At::First => {}
+                At::Behind { number, .. } if self.queue.has_waiting(number) => return Ok(Asked::BehindOwn),
                 At::Behind { key, number, left } => return Ok(Asked::Refused(queued(key, left), number)),
                 At::Gone | At::Unseen => return Ok(Asked::Displaced),
             }
         }
-        let mut attempt = Try::new(self.lock, &self.keys, Some(self.until))?;
+        let mut attempt = Try::new(self.lock, &self.keys, Some(self.until), spot.unanswered)?;
         if waited || spot.ticket.is_some() {
             attempt = attempt.after_waiting(spot.ticket.is_some());
         }
-        Ok(match attempt.run().await? {
+        self.unsure.store(true, Ordering::Relaxed);
+        let answer = attempt.run().await;
+        spot.unanswered = answer.as_ref().err().and_then(|_| attempt.unanswered());
+        self.unsure.store(spot.unanswered.is_some(), Ordering::Relaxed);
+        Ok(match answer? {
             Attempt::Acquired(granted) => Asked::Granted(granted),
             Attempt::Refused(refusal) => {
                 let since = refusal.since.map_or(0, |since| since.timestamp_micros());
@@ -260,7 +352,13 @@ impl<DB: Database> Wanted<'_, DB> {
     /// Draws a place in the queues of the database.
     async fn draw(&self) -> Result<Ticket<DB>, Error> {
         let line = &self.lock.waiting().line;
-        line.join(&self.runtime, &self.keys, self.limit()).await.map_err(|failure| self.error(failure))
+        let mut patience = Patience::new(self.until, &self.trouble);
+        loop {
+            let drawn = line.join(&self.runtime, &self.keys, self.limit()).await;
+            if let Some(drawn) = patience.last(drawn.map_err(|failure| self.error(failure))).await {
+                return drawn;
+            }
+        }
     }
 
     /// Where a place stands. What is not there may only be late, where a node of a cluster lags behind.
@@ -278,8 +376,8 @@ impl<DB: Database> Wanted<'_, DB> {
     async fn ask_for_word(&self, key: &Key) -> bool {
         let limit = self.until.min(Instant::now() + HINT);
         let Ok(mut conn) = Borrowed::checkout(&self.lock.settings().pool, limit).await else { return false };
-        let reply = timeout_at(limit, DB::announce(conn.get(), std::slice::from_ref(key), false)).await;
-        conn.settle(reply).is_ok_and(|marked| marked.free)
+        let reply = timeout_at(limit, DB::announce(conn.get(), key)).await;
+        conn.settle(reply).is_ok_and(|free| free)
     }
 
     /// When one statement is given up.
@@ -305,10 +403,13 @@ impl<DB: Database> Wanted<'_, DB> {
         self.queue.refusal().or(told).map(Attempt::Refused)
     }
 
-    fn out_of_time(&self, limit: Duration) -> Error {
-        let asking = self.asking.load(Ordering::Relaxed);
-        let outcome = if asking { Certainty::Unknown } else { Certainty::NothingChanged };
-        Error::TimedOut { action: Action::Acquire, subject: self.subject(), limit, outcome }
+    fn unanswered(&self) -> Error {
+        let (action, outcome) = (Action::Acquire, Certainty::NothingChanged);
+        Error::TimedOut { action, subject: self.subject(), limit: Duration::ZERO, outcome }
+    }
+
+    fn out_of_time(&self, error: Error, wait: Duration) -> Error {
+        late(error, wait, self.unsure.load(Ordering::Relaxed))
     }
 
     fn error(&self, failure: Failure) -> Error {

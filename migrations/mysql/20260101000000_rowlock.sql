@@ -10,7 +10,7 @@ CREATE TABLE IF NOT EXISTS t_resource_lock (
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4;
 
 -- MySQL has no ADD COLUMN IF NOT EXISTS: the statement is put together from the columns that are missing.
--- claimed_at repeats begin_time, so it has its type: both then round alike.
+-- claimed_at and prior_begin_time repeat begin_time, so they have its type: they then round alike. So does prior_end_time.
 SET @rowlock_alter = (
     SELECT COALESCE(CONCAT('ALTER TABLE t_resource_lock ', GROUP_CONCAT('ADD COLUMN ', wanted.name, ' ', wanted.type ORDER BY wanted.place SEPARATOR ', ')), 'DO 0')
     FROM (
@@ -23,7 +23,13 @@ SET @rowlock_alter = (
         UNION ALL SELECT 5, 'confirms', 'BIGINT NOT NULL DEFAULT 0'
         UNION ALL SELECT 6, 'prior_token', 'BIGINT NULL'
         UNION ALL SELECT 7, 'prior_client_ip', 'VARCHAR(45) CHARACTER SET utf8mb4 NULL' -- an existing table's default may hold less
-        UNION ALL SELECT 8, 'queued_until', 'DATETIME(6) NULL'
+        UNION ALL SELECT 8, 'prior_status', 'CHAR(1) CHARACTER SET utf8mb4 NULL'
+        UNION ALL SELECT 9, 'prior_begin_time', (
+            SELECT CONCAT(column_type, ' NULL') FROM information_schema.columns
+            WHERE table_schema = DATABASE() AND table_name = 't_resource_lock' AND column_name = 'begin_time')
+        UNION ALL SELECT 10, 'prior_end_time', (
+            SELECT CONCAT(column_type, ' NULL') FROM information_schema.columns
+            WHERE table_schema = DATABASE() AND table_name = 't_resource_lock' AND column_name = 'end_time')
     ) wanted
     WHERE wanted.name NOT IN (
         SELECT LOWER(column_name) FROM information_schema.columns

@@ -8,6 +8,7 @@ DECLARE
         (SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('t_resource_lock')),
         quote_ident(current_schema()), '');
     begin_type text;
+    end_type   text;
 BEGIN
     PERFORM set_config('search_path', place, true);
 
@@ -21,18 +22,22 @@ BEGIN
         time         int         NOT NULL DEFAULT 60       -- minutes within which only one node may take it
     );
 
-    -- claimed_at repeats begin_time, so it has its type: both then round alike.
+    -- claimed_at and prior_begin_time repeat begin_time, so they have its type: they then round alike. So does prior_end_time.
     SELECT format_type(atttypid, atttypmod) INTO begin_type FROM pg_attribute
     WHERE attrelid = 't_resource_lock'::regclass AND attname = 'begin_time';
+    SELECT format_type(atttypid, atttypmod) INTO end_type FROM pg_attribute
+    WHERE attrelid = 't_resource_lock'::regclass AND attname = 'end_time';
     EXECUTE format('ALTER TABLE t_resource_lock ADD COLUMN IF NOT EXISTS holder uuid,
         ADD COLUMN IF NOT EXISTS token bigint NOT NULL DEFAULT 0,
         ADD COLUMN IF NOT EXISTS expires_at timestamptz,
-        ADD COLUMN IF NOT EXISTS claimed_at %s,
+        ADD COLUMN IF NOT EXISTS claimed_at %1$s,
         ADD COLUMN IF NOT EXISTS confirms bigint NOT NULL DEFAULT 0,
         ADD COLUMN IF NOT EXISTS prior_token bigint,
         ADD COLUMN IF NOT EXISTS prior_client_ip varchar(45),
-        ADD COLUMN IF NOT EXISTS awaited boolean NOT NULL DEFAULT false,
-        ADD COLUMN IF NOT EXISTS queued_until timestamptz', begin_type);
+        ADD COLUMN IF NOT EXISTS prior_status char(1),
+        ADD COLUMN IF NOT EXISTS prior_begin_time %1$s,
+        ADD COLUMN IF NOT EXISTS prior_end_time %2$s,
+        ADD COLUMN IF NOT EXISTS awaited boolean NOT NULL DEFAULT false', begin_type, end_type);
 
     CREATE TABLE IF NOT EXISTS t_resource_lock_queue (
         key_resource varchar(255) COLLATE "C" NOT NULL,

@@ -13,8 +13,10 @@ CREATE TABLE IF NOT EXISTS t_resource_lock (
     claimed_at      INTEGER,                            -- repeats our claim's begin_time
     confirms        INTEGER NOT NULL DEFAULT 0,         -- confirmed transactions
     prior_token     INTEGER,                            -- the claim that this one took over from
-    prior_client_ip TEXT,
-    queued_until    INTEGER                             -- others may be waiting in order until then
+    prior_client_ip TEXT,                               -- what the row was before the claim, for one that its caller never heard of
+    prior_status    TEXT,
+    prior_begin_time INTEGER,
+    prior_end_time  INTEGER
 ) STRICT;
 
 CREATE TABLE IF NOT EXISTS t_resource_lock_queue (

@@ -39,8 +39,6 @@ pub type Reply<T> = Result<T, sqlx::Error>;
 pub struct Ask {
     pub key: Key,
     pub holder: Holder,
-    /// Nobody in the key's queue is before it.
-    pub in_turn: bool,
     /// It has waited, and so may others: the row goes on saying so.
     pub waited: bool,
 }
@@ -91,6 +89,8 @@ pub enum Change {
     Release(Status),
     /// `expires_at = now`, still locked: stopped, not ended.
     Abandon,
+    /// Free, and as it was before the claim, which took it from no other.
+    PutBack,
 }
 
 /// What became of a [`Change`] to one claim.
@@ -153,7 +153,9 @@ pub fn unmatched(change: Change, claim: &Claim, seen: Option<Sighting>) -> Outco
     match change {
         // A token is never given twice: the row was freed by an earlier request of ours whose reply was lost.
         // Another program that frees our claim knows nothing of the holder, and leaves it.
-        Change::Release(_) | Change::Abandon if !seen.locked && seen.holder.is_none() => Outcome::Done,
+        Change::Release(_) | Change::Abandon | Change::PutBack if !seen.locked && seen.holder.is_none() => {
+            Outcome::Done
+        }
         Change::Abandon if ours && seen.left <= TimeDelta::zero() => Outcome::Done,
         _ if ours => Outcome::Skipped { left: seen.left },
         _ => Outcome::Lost,
@@ -207,7 +209,7 @@ pub trait Store: sqlx::Database {
     ) -> impl Future<Output = Reply<()>> + Send;
 
     /// Takes the rows that the rules grant; one answer an ask, in order. They are of one holder, who gets all of them or
-    /// none, or each of another, for another key, and has nothing to do with the others; then all are in turn, or none is.
+    /// none, or each of another, for another key, and has nothing to do with the others.
     /// `nowait`: a statement can be told not to wait for a locked row.
     fn claim(
         conn: &mut Self::Connection,

@@ -26,8 +26,9 @@ SELECT key, 'S', 0, 'epoch', '', $2, 0, 0 FROM patience, unnest($1::text[]) AS k
 ON CONFLICT (key_resource) DO NOTHING";
 
 /// One request's parameters, or those of many. One has no list that a planner would have to guess the length of.
-const ONE_ASK: &str = "NOT MATERIALIZED (SELECT $1::text AS key, $2::uuid AS asker, $10::bool AS in_turn, $11::bool AS waited, 1 AS place)";
-const MANY_ASKS: &str = "(SELECT * FROM unnest($1::text[], $2::uuid[], $10::bool[], $11::bool[]) WITH ORDINALITY AS r (key, asker, in_turn, waited, place))";
+const ONE_ASK: &str = "NOT MATERIALIZED (SELECT $1::text AS key, $2::uuid AS asker, $10::bool AS waited, 1 AS place)";
+const MANY_ASKS: &str =
+    "(SELECT * FROM unnest($1::text[], $2::uuid[], $10::bool[]) WITH ORDINALITY AS r (key, asker, waited, place))";
 const ONE_CLAIM: &str =
     "NOT MATERIALIZED (SELECT $1::text AS key, $2::uuid AS holder, $3::bigint AS token, 1 AS place)";
 const MANY_CLAIMS: &str =
@@ -37,7 +38,6 @@ const MANY_CLAIMS: &str =
 /// $3 once_per, $5 the other programs' offset, $6 Recover, $7 retry_failed, $8 article_clients.
 const GRANTS: &str = "
 CASE WHEN c.lock_flag = 1 AND c.holder = r.asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
-     WHEN NOT r.in_turn AND n.now < c.queued_until THEN NULL
      WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
          CASE WHEN $6 AND n.now >= c.expires_at THEN 'taken over' END
      WHEN c.lock_flag = 1 THEN
@@ -53,7 +53,10 @@ begin_time = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now + $5::inter
 claimed_at = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now + $5::interval END,
 token = CASE j.verdict WHEN 'same' THEN t.token ELSE greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint) END,
 prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN t.token END,
-prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip WHEN 'taken over' THEN left(t.client_ip, 45) END,
+prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip ELSE left(t.client_ip, 45) END,
+prior_status = CASE j.verdict WHEN 'same' THEN t.prior_status ELSE t.status END,
+prior_begin_time = CASE j.verdict WHEN 'same' THEN t.prior_begin_time ELSE t.begin_time END,
+prior_end_time = CASE j.verdict WHEN 'same' THEN t.prior_end_time ELSE t.end_time END,
 expires_at = j.now + $4::interval, awaited = t.awaited AND (j.verdict = 'same' OR j.waited)";
 
 /// Each for itself. What is not granted is not locked: a refusal writes nothing, not even to the WAL. The clock is read just
@@ -129,7 +132,7 @@ macro_rules! finite {
 /// A row as `rules::Row` has it, in types that are the same whatever the table's are.
 pub(super) const ROW: &str = concat!(
     "key_resource::text COLLATE \"C\" AS key_resource, lock_flag = 1 AS locked, status::text, time::bigint AS minutes,
-    client_ip::text, holder, token, end_time IS NOT NULL AS ended, queued_until, awaited, ",
+    client_ip::text, holder, token, end_time IS NOT NULL AS ended, awaited, ",
     finite!("begin_time"),
     " AS begin_time, ",
     finite!("claimed_at"),
@@ -194,6 +197,14 @@ static ABANDON: LazyLock<ChangeStatement> = LazyLock::new(|| {
     ChangeStatement::new("expires_at = least(t.expires_at, clock_timestamp())", &told)
 });
 
+static PUT_BACK: LazyLock<ChangeStatement> = LazyLock::new(|| {
+    ChangeStatement::new(
+        "lock_flag = 0, status = t.prior_status, begin_time = t.prior_begin_time, end_time = t.prior_end_time,
+        client_ip = t.prior_client_ip, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_client_ip = NULL",
+        TOLD,
+    )
+});
+
 /// Does not wait for the disk. Should the server crash in that moment, the claim may stand again, with nobody to renew it, and end with
 /// its lease; the next claim's commit makes both of them last.
 fn at_ease(when: &str) -> String {
@@ -243,17 +254,16 @@ impl Store for Postgres {
 
     async fn claim(conn: &mut PgConnection, asks: &[Ask], terms: &Terms, _: bool) -> Reply<Vec<Answer>> {
         let query = match asks {
-            [Ask { key, holder, in_turn, waited }] => {
+            [Ask { key, holder, waited }] => {
                 let query = sqlx::query(CLAIM.as_str()).bind(key.as_str()).bind(holder.as_uuid());
-                bind_terms(query, terms).bind(in_turn).bind(waited)
+                bind_terms(query, terms).bind(waited)
             }
             _ => {
                 let sql = if is_apart(asks) { CLAIM_APART.as_str() } else { CLAIM_TOGETHER.as_str() };
                 let keys: Vec<&str> = asks.iter().map(|ask| ask.key.as_str()).collect();
                 let holders: Vec<Uuid> = asks.iter().map(|ask| *ask.holder.as_uuid()).collect();
-                let in_turn: Vec<bool> = asks.iter().map(|ask| ask.in_turn).collect();
                 let waited: Vec<bool> = asks.iter().map(|ask| ask.waited).collect();
-                bind_terms(sqlx::query(sql).bind(keys).bind(holders), terms).bind(in_turn).bind(waited)
+                bind_terms(sqlx::query(sql).bind(keys).bind(holders), terms).bind(waited)
             }
         };
         let rows = query.fetch_all(conn).await?;
@@ -297,6 +307,7 @@ impl Store for Postgres {
             Change::Renew(_) => &RENEW,
             Change::Release(_) => &RELEASE,
             Change::Abandon => &ABANDON,
+            Change::PutBack => &PUT_BACK,
         };
         let query = match claims {
             [Claim { key, holder, token }] => {
@@ -317,7 +328,7 @@ impl Store for Postgres {
                 let again = terms.once_per.is_zero() && ours_alone;
                 query.bind(status.letter()).bind(terms.offset()).bind(again)
             }
-            Change::Abandon => query,
+            Change::Abandon | Change::PutBack => query,
         };
         let rows = query.fetch_all(conn).await?;
         rows.iter()
@@ -373,7 +384,6 @@ pub(super) fn read(row: &PgRow, terms: &Terms) -> Reply<Row> {
         expires_at: row.try_get("expires_at")?,
         claimed_at: utc("claimed_at")?,
         ended: row.try_get("ended")?,
-        queued_until: row.try_get("queued_until")?,
         awaited: row.try_get("awaited")?,
     })
 }

@@ -79,7 +79,7 @@ ON CONFLICT (key_resource) DO NOTHING"
 
 const LOOK: &str = concat!(
     "
-SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at, queued_until, prior_token, prior_client_ip,
+SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at, prior_token, prior_client_ip,
        end_time IS NOT NULL AS ended, COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS stands, ",
     as_micros!("begin_time"),
     " AS begin_time, ",
@@ -107,7 +107,10 @@ SET lock_flag = 1, status = 'P', client_ip = ?3, holder = ?2, end_time = NULL,
     now!(),
     ") END,
     prior_token = CASE ?6 WHEN 'same' THEN prior_token WHEN 'taken over' THEN token END,
-    prior_client_ip = CASE ?6 WHEN 'same' THEN prior_client_ip WHEN 'taken over' THEN client_ip END,
+    prior_client_ip = CASE WHEN ?6 = 'same' THEN prior_client_ip ELSE client_ip END,
+    prior_status = CASE WHEN ?6 = 'same' THEN prior_status ELSE status END,
+    prior_begin_time = CASE WHEN ?6 = 'same' THEN prior_begin_time ELSE begin_time END,
+    prior_end_time = CASE WHEN ?6 = 'same' THEN prior_end_time ELSE end_time END,
     expires_at = ",
     now!(),
     " + ?4
@@ -141,6 +144,11 @@ const RELEASE: &str = change!(concat!(
     ", holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL"
 ));
 const ABANDON: &str = change!(concat!("expires_at = min(expires_at, ", now!(), ")"));
+
+const PUT_BACK: &str = change!(
+    "lock_flag = 0, status = prior_status, begin_time = prior_begin_time, end_time = prior_end_time,
+    client_ip = prior_client_ip, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_client_ip = NULL"
+);
 
 /// What is set decides whether it counts one more, or only waits until no other transaction writes.
 macro_rules! confirms {
@@ -227,6 +235,7 @@ impl Store for Sqlite {
                 sqlx::query(RELEASE).bind(named).bind(status.letter()).bind(micros(terms.offset()))
             }
             Change::Abandon => sqlx::query(ABANDON).bind(named),
+            Change::PutBack => sqlx::query(PUT_BACK).bind(named),
         };
         let done = query.fetch_all(&mut *conn).await?;
         let done = done.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
@@ -277,11 +286,11 @@ async fn find(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Reply<Re
     };
     let row = read(&found, terms)?;
     let now = time(&found, "now")?.unwrap_or_default();
-    let verdict = match judge(Some(&row), now, ask.holder, ask.in_turn, terms) {
+    let verdict = match judge(Some(&row), now, ask.holder, terms) {
         Verdict::Acquire => "acquired",
         Verdict::Same => "same",
         Verdict::TakeOver => "taken over",
-        Verdict::Create | Verdict::Queue | Verdict::Refuse(..) => return Ok(Err(Answer::Seen { row: Some(row), now })),
+        Verdict::Create | Verdict::Refuse(..) => return Ok(Err(Answer::Seen { row: Some(row), now })),
     };
     Ok(Ok(Free { found, row, now, verdict }))
 }
@@ -393,7 +402,6 @@ pub(super) fn read(row: &SqliteRow, terms: &Terms) -> Reply<Row> {
         expires_at: time(row, "expires_at")?,
         claimed_at: utc("claimed_at")?,
         ended: row.try_get("ended")?,
-        queued_until: time(row, "queued_until")?,
         awaited: false,
     })
 }

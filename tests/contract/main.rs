@@ -43,8 +43,10 @@ mod line;
 #[cfg(feature = "postgres")]
 mod listening;
 mod migrations;
+mod mixed;
 mod neighbours;
 mod operating;
+mod outages;
 mod philosophers;
 #[cfg(feature = "cli")]
 mod program;
@@ -84,6 +86,8 @@ mod sqlite_file;
 mod triggers;
 mod trips;
 mod undone;
+mod unheard;
+mod unseen;
 mod upgrade;
 mod versioned;
 mod versioned_door;
@@ -393,8 +397,11 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
         fair:
             grants_come_in_the_order_of_arrival, nobody_is_overtaken_and_nobody_starves,
             the_waiters_of_a_killed_process_are_passed_over, no_try_gets_in_before_those_in_line,
-            a_waiter_that_goes_away_leaves_its_place, a_try_in_order_looks_at_the_queue_whatever_the_row_says,
-            whoever_waits_where_others_stand_in_line_joins_them;
+            a_waiter_that_goes_away_leaves_its_place, a_try_in_order_looks_at_the_queue;
+        mixed: nobody_is_forgotten_where_some_are_fair, a_waiter_whose_place_is_gone_is_not_the_first_any_more;
+        outages: a_wait_outlives_a_transaction_that_is_longer_than_the_time_limit, what_does_not_pass_by_itself_ends_a_wait;
+        unheard: the_row_is_as_it_was_before, what_was_taken_over_is_there_to_be_taken_over;
+        unseen: a_row_that_vanishes_is_told_and_is_not_created_all_the_time;
         philosophers: philosophers_eat_as_they_please, philosophers_eat_in_order;
         dropped_waiters:
             a_waiter, a_waiter_in_order, a_waiter_for_several_keys, a_waiter_for_several_keys_in_order;
@@ -406,6 +413,15 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
     if server.name == "sqlite" {
         tests! { server, trials; replaced: a_grant_that_cannot_be_committed_is_none, a_full_disk_grants_nothing_and_takes_nothing; }
     }
+    if server.name != "sqlite" {
+        tests! { server, trials;
+            outages:
+                a_wait_outlives_an_outage, a_wait_outlives_an_outage_that_was_there_before_it,
+                a_grant_that_goes_unheard_in_an_outage_is_found_after_it, a_wait_that_ends_in_an_outage_tells_what_is_known;
+        }
+        #[cfg(feature = "cli")]
+        tests! { server, trials; outages: the_program_waits_through_an_outage; }
+    }
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     if server.name != "sqlite" {
         tests! { server, trials; rights: the_rights_that_are_stated_are_enough; }
@@ -413,6 +429,7 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
     #[cfg(feature = "postgres")]
     if server.name == "postgres" {
         tests! { server, trials;
+            mixed: numbers_that_do_not_grow_hang_nobody;
             listening:
                 a_lock_object_listens_on_one_connection_while_somebody_waits, a_connection_that_listens_is_kept_for_the_next_who_waits,
                 word_of_a_release_comes_before_the_next_question, a_listener_that_is_terminated_hangs_nobody_and_comes_back,

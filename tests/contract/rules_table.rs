@@ -25,21 +25,12 @@ struct Cell {
     claimed: Option<i64>,
     expires: Option<i64>,
     ended: bool,
-    queued: Option<i64>,
 }
 
 fn cells() -> Vec<Option<Cell>> {
     let mut cells = vec![None];
-    let cell = Cell {
-        locked: false,
-        status: "P",
-        begin: None,
-        holder: false,
-        claimed: None,
-        expires: None,
-        ended: false,
-        queued: None,
-    };
+    let cell =
+        Cell { locked: false, status: "P", begin: None, holder: false, claimed: None, expires: None, ended: false };
     // Ahead: rounded up by its column, or of a clock that was stepped back.
     let begins = [None, Some(-HOUR), Some(RECENT), Some(3 * HOUR)];
     for begin in begins {
@@ -64,10 +55,7 @@ fn cells() -> Vec<Option<Cell>> {
             cells.push(Some(Cell { ended: true, ..cells.last().cloned().flatten().unwrap() }));
         }
     }
-    // Others may be waiting in order, or may have been.
-    let queued = |queued| cells.iter().flatten().map(move |cell| Some(Cell { queued: Some(queued), ..cell.clone() }));
-    let (waiting, gone): (Vec<_>, Vec<_>) = (queued(-HOUR).collect(), queued(RECENT).step_by(5).collect());
-    [cells, waiting, gone].concat()
+    cells
 }
 
 /// The lock, and the same settings as `rules.rs` takes them.
@@ -112,14 +100,6 @@ pub async fn every_cell_on_the_articles_own_table<DB: Bed>(site: Site<DB>) {
 async fn every_cell<DB: Bed>(site: Site<DB>, table: Table) {
     let settings = settings(&site);
     let holder = acquired_holder(&site).await;
-    // One who waits for all these keys, and is before everybody who comes.
-    for number in 0..settings.len() {
-        let ahead = DB::ago(-24 * HOUR);
-        site.execute(&format!(
-            "INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES ('{number}', 1, {ahead})"
-        ))
-        .await;
-    }
     let mut seen = std::collections::BTreeMap::<String, usize>::new();
     for cell in cells() {
         for (number, (lock, terms)) in settings.iter().enumerate() {
@@ -136,10 +116,9 @@ async fn every_cell<DB: Bed>(site: Site<DB>, table: Table) {
                 expires_at: ago(cell.expires),
                 claimed_at: ago(cell.claimed),
                 ended: cell.ended,
-                queued_until: ago(cell.queued),
                 awaited: false,
             });
-            let verdict = judge(row.as_ref(), now, holder, false, terms);
+            let verdict = judge(row.as_ref(), now, holder, terms);
             let key = format!("{number}");
             site.execute(&format!("DELETE FROM t_resource_lock WHERE key_resource = '{key}'")).await;
             if let Some(cell) = &cell {
@@ -168,14 +147,13 @@ async fn every_cell<DB: Bed>(site: Site<DB>, table: Table) {
                         assert!((*expected - got).num_seconds().abs() < 120, "{context}");
                     }
                 }
-                (Verdict::Queue, Attempt::Refused(refusal)) if refusal.reason == rowlock::Reason::Queued => {}
                 _ => panic!("{context}"),
             }
             let kind = format!("{verdict:?}").split(['(', ',']).take(2).collect::<Vec<_>>().join(" ");
             *seen.entry(kind).or_default() += 1;
         }
     }
-    assert_eq!(seen.len(), 10, "every verdict and every reason that a row can give came up: {seen:?}");
+    assert_eq!(seen.len(), 9, "every verdict and every reason that a row can give came up: {seen:?}");
 }
 
 /// A holder id that no row has: `rules.rs` and the database must both see a stranger.
@@ -198,7 +176,6 @@ async fn write<DB: Bed>(site: &Site<DB>, key: &str, cell: &Cell, offset: TimeDel
     ))
     .await;
     let same = cell.claimed.is_some() && cell.claimed == cell.begin;
-    let queued = cell.queued.map_or("NULL".into(), DB::ago);
     let claimed = if same { "begin_time" } else { &claimed };
-    site.set(key, &format!("claimed_at = {claimed}, queued_until = {queued}")).await;
+    site.set(key, &format!("claimed_at = {claimed}")).await;
 }

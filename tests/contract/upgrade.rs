@@ -13,8 +13,18 @@ use crate::{
 
 const MINUTE: Duration = Duration::from_secs(60);
 const THEIRS: [&str; 7] = ["key_resource", "status", "lock_flag", "begin_time", "end_time", "client_ip", "time"];
-const OURS: [&str; 8] =
-    ["holder", "token", "expires_at", "claimed_at", "confirms", "prior_token", "prior_client_ip", "queued_until"];
+const OURS: [&str; 10] = [
+    "holder",
+    "token",
+    "expires_at",
+    "claimed_at",
+    "confirms",
+    "prior_token",
+    "prior_client_ip",
+    "prior_status",
+    "prior_begin_time",
+    "prior_end_time",
+];
 
 /// These columns of a row as one text, NULLs included.
 fn columns(server: &str, columns: &[&str]) -> String {

@@ -63,10 +63,9 @@ pub fn judge(design: &Design, row: Option<&Row>, now: Tick, holder: u8) -> Verdi
         expires_at: row.expires_at.map(at),
         claimed_at: if row.stands(design) { Some(at(row.begin_time)) } else { row.claimed_at.map(at) },
         ended: row.ended && !row.stands(design),
-        queued_until: None,
         awaited: false,
     });
-    rules::judge(row.as_ref(), at(now), Holder::of(holder), false, &design.terms)
+    rules::judge(row.as_ref(), at(now), Holder::of(holder), &design.terms)
 }
 
 impl State {
@@ -102,8 +101,6 @@ impl State {
         let Some(mut row) = self.db.row else { return Answer::NoRow };
         match verdict {
             Verdict::Create => return Answer::NoRow,
-            // No row of the model has a queue.
-            Verdict::Queue => return Answer::Refused,
             Verdict::Refuse(reason, _) => {
                 match reason {
                     Reason::HeldByAnotherProgram => design.meet(Event::ForeignLockSeen),

@@ -66,7 +66,7 @@ impl From<Error> for Failure {
                     format_args!("the table t_resource_lock lacks {columns}: run `rowlock migrate` once"),
                 );
             }
-            Error::Unsuitable { .. } | Error::ReadOnly { .. } => UNFIT,
+            Error::Unsuitable { .. } | Error::ReadOnly { .. } | Error::RowNotVisible { .. } => UNFIT,
             Error::InvalidKey { .. }
             | Error::KeyTooLong { .. }
             | Error::LabelTooLong { .. }

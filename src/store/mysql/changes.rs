@@ -141,7 +141,7 @@ async fn end_those_that_stand(
         claims.iter().flat_map(|claim| [format!("x'{}'", claim.holder.as_uuid().simple()), claim.token.to_string()]);
     let set = match change {
         Change::Release(status) => vec![text(status.letter()), micros(terms.offset()).to_string()],
-        Change::Renew(_) | Change::Abandon => Vec::new(),
+        Change::Renew(_) | Change::Abandon | Change::PutBack => Vec::new(),
     };
     let sql = format!(
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION; {}; {}; COMMIT",
@@ -202,6 +202,10 @@ fn set_of(change: Change) -> &'static str {
              t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL"
         }
         Change::Abandon => "t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6))",
+        Change::PutBack => {
+            "t.lock_flag = 0, t.status = t.prior_status, t.begin_time = t.prior_begin_time, t.end_time = t.prior_end_time,
+             t.client_ip = t.prior_client_ip, t.holder = NULL, t.expires_at = NULL, t.claimed_at = NULL"
+        }
     }
 }
 
@@ -213,7 +217,7 @@ fn bind_change<'q>(query: Query<'q>, change: Change, terms: &Terms) -> Query<'q>
     match change {
         Change::Renew(lease) => query.bind(micros(lease)),
         Change::Release(status) => query.bind(status.letter()).bind(micros(terms.offset())),
-        Change::Abandon => query,
+        Change::Abandon | Change::PutBack => query,
     }
 }
 

@@ -13,6 +13,10 @@ use crate::{
     store::{Answer, Ask, Reply, is_refused, put_back, unanswered},
 };
 
+/// The times that the row keeps for one that is put back. A zero date, which a strict server does not write, is as good as none.
+const BEGAN: &str = "IF(c.begin_time >= '1000-01-01', c.begin_time, NULL)";
+const ENDED: &str = "IF(c.end_time >= '1000-01-01', c.end_time, NULL)";
+
 /// An earlier request of `asker` came through.
 fn same(asker: &str) -> String {
     format!("c.lock_flag = 1 AND c.holder = {asker} AND c.claimed_at = c.begin_time AND c.end_time IS NULL")
@@ -25,7 +29,6 @@ fn verdict(asker: &str) -> String {
     format!(
         "
         CASE WHEN {same} THEN 'same'
-             WHEN NOT ? AND UTC_TIMESTAMP(6) < c.queued_until THEN NULL
              WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
                  CASE WHEN ? AND UTC_TIMESTAMP(6) >= c.expires_at THEN 'taken over' END
              WHEN c.lock_flag = 1 THEN
@@ -47,14 +50,18 @@ static CLAIM: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
 UPDATE (
-    SELECT c.key_resource, c.token, c.client_ip, c.prior_token, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros, {} AS verdict
+    SELECT c.key_resource, c.token, c.status, {BEGAN} AS began, {ENDED} AS ended, c.client_ip, c.prior_token, c.prior_status,
+           c.prior_begin_time, c.prior_end_time, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros, {} AS verdict
     FROM t_resource_lock c WHERE c.key_resource = ? LIMIT 1 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
 SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time = NULL,
     t.begin_time = IF(j.verdict = 'same', t.begin_time, j.now + INTERVAL ? MICROSECOND),
     t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now + INTERVAL ? MICROSECOND),
     t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.token END,
-    t.prior_client_ip = CASE j.verdict WHEN 'same' THEN j.prior_client_ip WHEN 'taken over' THEN LEFT(j.client_ip, 45) END,
+    t.prior_client_ip = IF(j.verdict = 'same', j.prior_client_ip, LEFT(j.client_ip, 45)),
+    t.prior_status = IF(j.verdict = 'same', j.prior_status, j.status),
+    t.prior_begin_time = IF(j.verdict = 'same', j.prior_begin_time, j.began),
+    t.prior_end_time = IF(j.verdict = 'same', j.prior_end_time, j.ended),
     t.expires_at = {NOW} + INTERVAL ? MICROSECOND, t.token = {token}
 WHERE j.verdict IS NOT NULL",
         verdict("?")
@@ -70,7 +77,10 @@ static CLAIM_NOWAIT: LazyLock<String> = LazyLock::new(|| {
         "
 {NOWAIT} UPDATE t_resource_lock c FORCE INDEX (PRIMARY)
 SET c.prior_token = CASE WHEN {same} THEN c.prior_token WHEN c.lock_flag = 1 THEN c.token END,
-    c.prior_client_ip = CASE WHEN {same} THEN c.prior_client_ip WHEN c.lock_flag = 1 THEN LEFT(c.client_ip, 45) END,
+    c.prior_client_ip = IF({same}, c.prior_client_ip, LEFT(c.client_ip, 45)),
+    c.prior_status = IF({same}, c.prior_status, c.status),
+    c.prior_begin_time = IF({same}, c.prior_begin_time, {BEGAN}),
+    c.prior_end_time = IF({same}, c.prior_end_time, {ENDED}),
     c.token = {token},
     c.claimed_at = IF({same}, c.claimed_at, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND),
     c.begin_time = IF({same}, c.begin_time, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND),
@@ -92,18 +102,21 @@ const BEGIN: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 /// Several, for different keys, of those that are free, and whose tokens the clock has passed: the statement's time is the token of all
 /// of them, and travels in the reply. (It waits for nobody: between its begin and its locks, no row ends a life and begins another.)
 fn claim_several_statement(count: usize) -> String {
-    let (asker, free, take) = (asker_of_several(count), free_of_several(count), take_several("j.asker"));
+    let (asker, free) = (asker_of_several(count), free_of_several(count));
+    let take = take_several("j.asker", ["j.was", "j.began", "j.ended", "j.label"]);
     format!(
         "
 UPDATE (
-    SELECT c.key_resource, {asker} AS asker FROM t_resource_lock c FORCE INDEX (PRIMARY) WHERE {free} LIMIT 1000000 FOR UPDATE SKIP LOCKED
+    SELECT c.key_resource, {asker} AS asker, c.status AS was, {BEGAN} AS began, {ENDED} AS ended, c.client_ip AS label
+    FROM t_resource_lock c FORCE INDEX (PRIMARY) WHERE {free} LIMIT 1000000 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {take}"
     )
 }
 
 /// The same on MariaDB, which grants nothing if one of the rows is locked.
 fn claim_several_nowait_statement(count: usize) -> String {
-    let (free, take) = (free_of_several(count), take_several(&asker_of_several(count)));
+    let before = ["c.status", BEGAN, ENDED, "c.client_ip"];
+    let (free, take) = (free_of_several(count), take_several(&asker_of_several(count), before));
     format!("{NOWAIT} UPDATE t_resource_lock c FORCE INDEX (PRIMARY) SET {take} WHERE {free}")
 }
 
@@ -117,9 +130,11 @@ fn free_of_several(count: usize) -> String {
     format!("c.key_resource IN ({keys}) AND c.token < {BEGIN} AND {verdict} = 'acquired'")
 }
 
-fn take_several(asker: &str) -> String {
+/// What the rows were before comes first: on MariaDB assignments may see what those before them wrote.
+fn take_several(asker: &str, [status, begin_time, end_time, client_ip]: [&str; 4]) -> String {
     format!(
-        "lock_flag = 1, status = 'P', end_time = NULL, prior_token = NULL, prior_client_ip = NULL, token = LAST_INSERT_ID({BEGIN}),
+        "prior_token = NULL, prior_status = {status}, prior_begin_time = {begin_time}, prior_end_time = {end_time},
+    prior_client_ip = LEFT({client_ip}, 45), lock_flag = 1, status = 'P', end_time = NULL, token = LAST_INSERT_ID({BEGIN}),
     client_ip = ?, begin_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, claimed_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND,
     expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, holder = {asker}"
     )
@@ -137,10 +152,9 @@ fn look_at_several_statement(count: usize) -> String {
     )
 }
 
-fn bind_rules<'q>(query: Query<'q>, ask: &Ask, terms: &Terms) -> Query<'q> {
+fn bind_rules<'q>(query: Query<'q>, terms: &Terms) -> Query<'q> {
     let (recover, offset) = (terms.rules == Rules::Recover, micros(terms.offset()));
     query
-        .bind(ask.in_turn)
         .bind(recover)
         .bind(recover && terms.article_clients.is_some())
         .bind(offset)
@@ -158,15 +172,15 @@ fn bind_times<'q>(query: Query<'q>, terms: &Terms) -> Query<'q> {
 
 fn bind_claim<'q>(ask: &'q Ask, terms: &'q Terms) -> Query<'q> {
     let (key, holder) = (ask.key.as_str(), *ask.holder.as_uuid());
-    let query = bind_rules(sqlx::query(CLAIM.as_str()).bind(holder), ask, terms).bind(key);
+    let query = bind_rules(sqlx::query(CLAIM.as_str()).bind(holder), terms).bind(key);
     bind_times(query.bind(&terms.label).bind(holder), terms)
 }
 
 fn bind_claim_nowait<'q>(ask: &'q Ask, terms: &'q Terms) -> Query<'q> {
     let (key, holder, offset) = (ask.key.as_str(), *ask.holder.as_uuid(), micros(terms.offset()));
-    let query = (0..5).fold(sqlx::query(CLAIM_NOWAIT.as_str()), |query, _| query.bind(holder));
+    let query = (0..8).fold(sqlx::query(CLAIM_NOWAIT.as_str()), |query, _| query.bind(holder));
     let query = query.bind(offset).bind(holder).bind(offset).bind(micros(terms.lease));
-    bind_rules(query.bind(&terms.label).bind(holder).bind(key).bind(holder), ask, terms)
+    bind_rules(query.bind(&terms.label).bind(holder).bind(key).bind(holder), terms)
 }
 
 /// Whoever waits is refused most of the time, and a look alone tells why.
@@ -178,7 +192,7 @@ pub(super) async fn look_and_claim(
 ) -> Reply<Answer> {
     if let Some(row) = sqlx::query(LOOK.as_str()).bind(ask.key.as_str()).fetch_optional(&mut *conn).await? {
         let (row, now) = read(&row, terms)?;
-        if let Verdict::Refuse(..) | Verdict::Queue = judge(Some(&row), now, ask.holder, ask.in_turn, terms) {
+        if let Verdict::Refuse(..) = judge(Some(&row), now, ask.holder, terms) {
             return Ok(Answer::Seen { row: Some(row), now });
         }
     }
@@ -217,7 +231,7 @@ pub(super) async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Ter
 }
 
 /// Each for itself, all that are free in one statement; what may be taken over is left to a claim of its own. Where that is not all of
-/// them, a look tells which. All of them are in turn, or none is.
+/// them, a look tells which.
 pub(super) async fn claim_apart(
     conn: &mut MySqlConnection,
     asks: &[Ask],
@@ -244,14 +258,14 @@ pub(super) async fn claim_apart(
 
 fn bind_several<'q>(named: &[&Ask], terms: &Terms) -> Query<'q> {
     let query = sqlx::query(AssertSqlSafe(claim_several_statement(named.len())));
-    let query = bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), named[0], terms);
+    let query = bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), terms);
     bind_times(query.bind(terms.label.clone()), terms)
 }
 
 fn bind_several_nowait<'q>(named: &[&Ask], terms: &Terms) -> Query<'q> {
     let query = sqlx::query(AssertSqlSafe(claim_several_nowait_statement(named.len())));
     let query = bind_times(query.bind(terms.label.clone()), terms);
-    bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), named[0], terms)
+    bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), terms)
 }
 
 fn bind_keys<'q>(query: Query<'q>, named: &[&Ask]) -> Query<'q> {
@@ -276,7 +290,7 @@ async fn tell_apart(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms, gra
             continue;
         };
         let (read, now) = read(row, terms)?;
-        answers.push(match judge(Some(&read), now, ask.holder, ask.in_turn, terms) {
+        answers.push(match judge(Some(&read), now, ask.holder, terms) {
             // The holder has asked for nothing before.
             Verdict::Same => {
                 found += 1;

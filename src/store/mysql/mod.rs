@@ -45,7 +45,7 @@ fn unless_locked(reply: Reply<MySqlQueryResult>) -> Reply<Option<MySqlQueryResul
 pub(super) const ROW: &str = "
 CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, CAST(time AS SIGNED) AS minutes,
 IF(begin_time >= '1000-01-01', begin_time, NULL) AS begin_time, IF(end_time >= '1000-01-01', end_time, NULL) AS end_time,
-CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, queued_until, end_time IS NOT NULL AS ended, UTC_TIMESTAMP(6) AS now";
+CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, end_time IS NOT NULL AS ended, UTC_TIMESTAMP(6) AS now";
 
 /// Not INSERT IGNORE, which hides errors, and deadlocks.
 fn create_statement(rows: usize) -> String {
@@ -160,7 +160,9 @@ impl Store for MySql {
         match change {
             Change::Renew(_) => changes::change(conn, claims, change, terms, false).await,
             _ if claims.len() == 1 => changes::change(conn, claims, change, terms, nowait).await,
-            Change::Release(_) | Change::Abandon => changes::end_several(conn, claims, change, terms).await,
+            Change::Release(_) | Change::Abandon | Change::PutBack => {
+                changes::end_several(conn, claims, change, terms).await
+            }
         }
     }
 }
@@ -196,7 +198,6 @@ pub(super) fn read(row: &MySqlRow, terms: &Terms) -> Reply<(Row, DateTime<Utc>)>
         expires_at: time("expires_at")?,
         claimed_at: utc("claimed_at")?,
         ended: row.try_get("ended")?,
-        queued_until: time("queued_until")?,
         awaited: false,
     };
     Ok((read, time("now")?.unwrap_or_default()))

@@ -15,7 +15,7 @@ use crate::{
 macro_rules! select {
     ($rest:literal) => {
         concat!(
-            "SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at, queued_until,
+            "SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at,
                     end_time IS NOT NULL AS ended, ",
             as_micros!("begin_time"),
             " AS begin_time, ",

@@ -57,7 +57,7 @@ impl KeyLimit {
 }
 
 /// The columns that a complete table has on every database.
-const COLUMNS: [&str; 15] = [
+const COLUMNS: [&str; 17] = [
     "key_resource",
     "status",
     "lock_flag",
@@ -72,7 +72,9 @@ const COLUMNS: [&str; 15] = [
     "confirms",
     "prior_token",
     "prior_client_ip",
-    "queued_until",
+    "prior_status",
+    "prior_begin_time",
+    "prior_end_time",
 ];
 
 impl Schema {

@@ -6,8 +6,8 @@ use crate::store::Reply;
 const INSTALL: &str = include_str!("../../../migrations/sqlite/20260101000000_rowlock.sql");
 
 /// The columns that a table of another program lacks: SQLite has no ADD COLUMN IF NOT EXISTS.
-/// `claimed_at` repeats `begin_time`, whichever type that has.
-const ADDED: [(&str, &str); 8] = [
+/// `claimed_at` and `prior_begin_time` repeat `begin_time`, and `prior_end_time` `end_time`, whichever type these have.
+const ADDED: [(&str, &str); 10] = [
     ("holder", "holder BLOB"),
     ("token", "token INTEGER NOT NULL DEFAULT 0"),
     ("expires_at", "expires_at INTEGER"),
@@ -15,7 +15,9 @@ const ADDED: [(&str, &str); 8] = [
     ("confirms", "confirms INTEGER NOT NULL DEFAULT 0"),
     ("prior_token", "prior_token INTEGER"),
     ("prior_client_ip", "prior_client_ip TEXT"),
-    ("queued_until", "queued_until INTEGER"),
+    ("prior_status", "prior_status TEXT"),
+    ("prior_begin_time", "prior_begin_time ANY"),
+    ("prior_end_time", "prior_end_time ANY"),
 ];
 
 const SCHEMA: &str = "

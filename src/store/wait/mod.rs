@@ -16,8 +16,6 @@ use crate::key::Key;
 
 /// How long a place in a queue is kept for somebody who gives no sign of life, in seconds.
 pub const ALIVE_SECONDS: u64 = 12;
-/// How long a row says that there may be a queue: a sign of life that was skipped does not end it.
-const QUEUED_SECONDS: u64 = 2 * ALIVE_SECONDS;
 /// How much of a queue is looked at: the front of it decides.
 pub const FRONT: u64 = 16;
 
@@ -28,15 +26,6 @@ pub struct Place {
     pub number: i64,
     /// How long it is kept; nothing, if whoever had it has gone.
     pub left_micros: i64,
-}
-
-/// What became of saying on the rows that somebody waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Marked {
-    /// Every row says so now, if there is one.
-    pub all: bool,
-    /// One of them is free: whoever frees it has not told.
-    pub free: bool,
 }
 
 /// The waiters' side of a [`Store`]. None of it waits for a row that another transaction has locked.
@@ -61,8 +50,10 @@ pub trait Wait: Store {
         ready(())
     }
 
-    /// Says on the rows of these keys that a release is to be told, and if `queued`, that others wait in order.
-    fn announce(conn: &mut Self::Connection, keys: &[Key], queued: bool) -> impl Future<Output = Reply<Marked>> + Send;
+    /// Says on the key's row that its release is to be told; whether the row is free, so that its release was not told.
+    fn announce(_conn: &mut Self::Connection, _key: &Key) -> impl Future<Output = Reply<bool>> + Send {
+        ready(Ok(false))
+    }
 
     /// Takes a place at the end of the queues of these keys, under one number, which is higher than any before.
     fn join(conn: &mut Self::Connection, keys: &[Key]) -> impl Future<Output = Reply<i64>> + Send;

@@ -1,6 +1,6 @@
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 
-use super::{ALIVE_SECONDS, FRONT, Marked, Place, QUEUED_SECONDS, Wait};
+use super::{ALIVE_SECONDS, FRONT, Place, Wait};
 use crate::{
     key::Key,
     store::{Reply, mysql::NOW},
@@ -10,25 +10,6 @@ type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
 
 impl Wait for MySql {
     type Ears = ();
-
-    async fn announce(conn: &mut MySqlConnection, keys: &[Key], queued: bool) -> Reply<Marked> {
-        if !queued {
-            return Ok(Marked { all: true, free: false });
-        }
-        let marks = vec!["?"; keys.len()].join(", ");
-        let sql = format!(
-            "UPDATE (
-                SELECT c.key_resource FROM t_resource_lock c FORCE INDEX (PRIMARY)
-                WHERE c.key_resource IN ({marks}) LIMIT 1000000 FOR UPDATE SKIP LOCKED
-            ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
-            SET t.queued_until = {NOW} + INTERVAL {QUEUED_SECONDS} SECOND"
-        );
-        let query = keys.iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, key| query.bind(key.as_str()));
-        let matched = query.execute(&mut *conn).await?.rows_affected();
-        let all =
-            usize::try_from(matched).is_ok_and(|matched| matched == keys.len()) || !lacks_mark(conn, keys).await?;
-        Ok(Marked { all, free: false })
-    }
 
     /// The first row draws the number, for the others too.
     async fn join(conn: &mut MySqlConnection, keys: &[Key]) -> Reply<i64> {
@@ -78,18 +59,6 @@ impl Wait for MySql {
         let sql = "DELETE FROM t_resource_lock_queue WHERE alive_until < UTC_TIMESTAMP(6) - INTERVAL 1 HOUR";
         sqlx::query(sql).execute(conn).await.map(drop)
     }
-}
-
-/// Whether one of these rows does not say for long enough that there is a queue. A key without a row lacks nothing.
-async fn lacks_mark(conn: &mut MySqlConnection, keys: &[Key]) -> Reply<bool> {
-    let marks = vec!["?"; keys.len()].join(", ");
-    let sql = format!(
-        "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource IN ({marks})
-         AND (queued_until IS NULL OR queued_until < UTC_TIMESTAMP(6) + INTERVAL {ALIVE_SECONDS} SECOND)"
-    );
-    let query = sqlx::query_scalar::<_, i64>(AssertSqlSafe(sql));
-    let lacking = keys.iter().fold(query, |query, key| query.bind(key.as_str())).fetch_one(conn).await?;
-    Ok(lacking > 0)
 }
 
 /// Sizes are powers of two, the last number repeated, so that few statements are ever prepared.

@@ -6,7 +6,7 @@ use sqlx::{
     postgres::{PgListener, PgRow},
 };
 
-use super::{ALIVE_SECONDS, FRONT, Marked, Place, QUEUED_SECONDS, Wait};
+use super::{ALIVE_SECONDS, FRONT, Place, Wait};
 use crate::{key::Key, store::Reply};
 
 /// What the releases call (`store/postgres.rs`); the payload is the key.
@@ -17,24 +17,14 @@ const CHANNEL: &str = "rowlock";
 const OWN: (&str, &str) = ("rowlock.own_session", "on");
 
 /// It is a hint that may get lost, so its commit does not wait for the disk: the row is in nobody's way for long.
-static MARK: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "
+const MARK: &str = "
 WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)
 ), locked AS MATERIALIZED (
-    SELECT t.key_resource, t.lock_flag, t.awaited AND (NOT $2 OR t.queued_until > clock_timestamp() + interval '{ALIVE_SECONDS} s') AS fresh
-    FROM quick, t_resource_lock t WHERE t.key_resource = ANY ($1::text[]) FOR UPDATE OF t SKIP LOCKED
+    SELECT t.key_resource, t.lock_flag, t.awaited FROM quick, t_resource_lock t WHERE t.key_resource = $1::text FOR UPDATE OF t SKIP LOCKED
 ), marked AS (
-    UPDATE t_resource_lock t
-    SET awaited = true, queued_until = CASE WHEN $2 THEN clock_timestamp() + interval '{QUEUED_SECONDS} s' ELSE t.queued_until END
-    FROM locked l WHERE t.key_resource = l.key_resource AND l.fresh IS NOT TRUE
+    UPDATE t_resource_lock t SET awaited = true FROM locked l WHERE t.key_resource = l.key_resource AND NOT l.awaited
 )
-SELECT coalesce(bool_and(l.key_resource IS NOT NULL OR (t.awaited AND (NOT $2 OR t.queued_until > clock_timestamp() + interval '{ALIVE_SECONDS} s'))), true) AS marked,
-       coalesce(bool_or(l.lock_flag <> 1), false) AS free
-FROM t_resource_lock t LEFT JOIN locked l ON l.key_resource = t.key_resource
-WHERE t.key_resource = ANY ($1::text[])"
-    )
-});
+SELECT coalesce(bool_or(lock_flag <> 1), false) FROM locked";
 
 /// The first row draws the number, for the others too: that needs no right on the sequence.
 static JOIN: LazyLock<String> = LazyLock::new(|| {
@@ -108,9 +98,8 @@ impl Wait for Postgres {
         own.close().await;
     }
 
-    async fn announce(conn: &mut PgConnection, keys: &[Key], queued: bool) -> Reply<Marked> {
-        let row = sqlx::query(MARK.as_str()).bind(names(keys)).bind(queued).fetch_one(conn).await?;
-        Ok(Marked { all: row.try_get("marked")?, free: row.try_get("free")? })
+    async fn announce(conn: &mut PgConnection, key: &Key) -> Reply<bool> {
+        sqlx::query_scalar(MARK).bind(key.as_str()).fetch_one(conn).await
     }
 
     async fn join(conn: &mut PgConnection, keys: &[Key]) -> Reply<i64> {

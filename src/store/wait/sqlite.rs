@@ -1,6 +1,6 @@
 use sqlx::{Row as _, Sqlite, SqliteConnection};
 
-use super::{ALIVE_SECONDS, FRONT, Marked, Place, QUEUED_SECONDS, Wait};
+use super::{ALIVE_SECONDS, FRONT, Place, Wait};
 use crate::{
     key::Key,
     store::{
@@ -8,12 +8,6 @@ use crate::{
         sqlite::{hex, json, now, written},
     },
 };
-
-const MARK: &str = concat!(
-    "UPDATE t_resource_lock SET queued_until = ",
-    now!(),
-    " + ?2 * 1000000 FROM json_each(?1) AS j WHERE key_resource = CAST(unhex(j.value) AS TEXT)"
-);
 
 /// The number is a time as well, so that one which was given up is not given again.
 const JOIN: &str = concat!(
@@ -46,13 +40,6 @@ const SWEEP: &str = concat!("DELETE FROM t_resource_lock_queue WHERE alive_until
 
 impl Wait for Sqlite {
     type Ears = ();
-
-    async fn announce(conn: &mut SqliteConnection, keys: &[Key], queued: bool) -> Reply<Marked> {
-        if queued {
-            sqlx::query(MARK).bind(names(keys)).bind(seconds(QUEUED_SECONDS)).execute(conn).await?;
-        }
-        Ok(Marked { all: true, free: false })
-    }
 
     async fn join(conn: &mut SqliteConnection, keys: &[Key]) -> Reply<i64> {
         let query = sqlx::query(JOIN).bind(names(keys)).bind(seconds(ALIVE_SECONDS));

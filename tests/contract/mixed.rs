@@ -1,0 +1,105 @@
+//! Turns and places where they do not come one after the other as usual: fair and plain lock objects on one key, a place
+//! that was cleared away.
+
+use std::time::Duration;
+
+use rowlock::{Lease, LeaseLock, Reason, Status};
+use tokio::{
+    task::{JoinHandle, JoinSet},
+    time::timeout,
+};
+
+use crate::{
+    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    events,
+    waiters::places,
+};
+
+async fn rounds<DB: Bed>(lock: LeaseLock<DB>) {
+    for _ in 0..3 {
+        let lease = acquired(lock.acquire("k", Duration::MAX).await);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// Without an order between the two kinds; within each lock object the order of the coming holds.
+pub async fn nobody_is_forgotten_where_some_are_fair<DB: Bed>(site: Site<DB>) {
+    let mut tasks = JoinSet::new();
+    for _ in 0..4 {
+        let fair = site.lock().fair(true);
+        for _ in 0..2 {
+            tasks.spawn(rounds(fair.clone()));
+        }
+    }
+    let plain = site.lock();
+    for _ in 0..8 {
+        tasks.spawn(rounds(plain.clone()));
+    }
+    let mut done = 0;
+    let all = async {
+        while let Some(task) = tasks.join_next().await {
+            task.unwrap();
+            done += 1;
+        }
+    };
+    let all = timeout(3 * PATIENCE, all).await;
+    assert!(all.is_ok(), "{done} of 16 tasks had all of their turns");
+    eventually("no place is left", || async { places(&site).await == 0 }).await;
+}
+
+type Waiter<DB> = JoinHandle<Lease<DB>>;
+
+fn waiter<DB: Bed>(lock: LeaseLock<DB>, key: &str) -> Waiter<DB> {
+    let key = key.to_owned();
+    tokio::spawn(async move { acquired(lock.acquire(&key, Duration::MAX).await) })
+}
+
+/// As if its process had given no sign of life for too long: others have cleared its place away, and are before it now.
+pub async fn a_waiter_whose_place_is_gone_is_not_the_first_any_more<DB: Bed>(site: Site<DB>) {
+    let key = format!("passed over on {}", site.server.name);
+    let holder = acquired(site.lock().try_acquire(&key).await);
+    let mut passed_over = waiter(LeaseLock::new(site.pool_of(2).await).fair(true), &key);
+    eventually("it has a place", || async { places(&site).await == 1 }).await;
+    // The first refusal came before it had its place; the next ones are those of the first in line.
+    let asked = || events::about(&key).iter().filter(|line| line.contains(": refused ")).count();
+    let before = asked();
+    eventually("it asks as the first in line", || async { asked() >= before + 2 }).await;
+    let alive = DB::ago(-60_000);
+    site.execute(&format!(
+        "INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES ('{key}', -1, {alive})"
+    ))
+    .await;
+    site.execute("DELETE FROM t_resource_lock_queue WHERE ticket > 0").await;
+    let next = waiter(LeaseLock::new(site.pool_of(2).await).fair(true), &key);
+    eventually("another takes a place", || async { places(&site).await == 2 }).await;
+    holder.release(Status::Succeeded).await.unwrap();
+    assert_eq!(refused(site.lock().fair(true).try_acquire(&key).await).reason, Reason::Queued);
+    site.execute("DELETE FROM t_resource_lock_queue WHERE ticket = -1").await;
+    let lease = tokio::select! {
+        lease = next => lease.unwrap(),
+        granted = &mut passed_over => panic!("granted before the one whose turn it is: {granted:?}"),
+        () = tokio::time::sleep(PATIENCE) => panic!("nobody is granted the key"),
+    };
+    let token = lease.token();
+    lease.release(Status::Succeeded).await.unwrap();
+    let lease = timeout(PATIENCE, passed_over).await.expect("its turn has come").unwrap();
+    assert!(lease.token() > token);
+    lease.release(Status::Succeeded).await.unwrap();
+    eventually("no place is left", || async { places(&site).await == 0 }).await;
+}
+
+/// As where several nodes of a cluster give the numbers: the first one has the turn, and the second one has the lower number.
+pub async fn numbers_that_do_not_grow_hang_nobody<DB: Bed>(site: Site<DB>) {
+    let holder = acquired(site.lock().try_acquire("k").await);
+    let lock = site.lock().fair(true);
+    let mut tasks = JoinSet::new();
+    for (before, number) in [1000, 1].into_iter().enumerate() {
+        site.execute(&format!("ALTER TABLE t_resource_lock_queue ALTER COLUMN ticket RESTART WITH {number}")).await;
+        tasks.spawn(rounds(lock.clone()));
+        let before = i64::try_from(before).unwrap();
+        eventually("it has a place", || async { places(&site).await == before + 1 }).await;
+    }
+    holder.release(Status::Succeeded).await.unwrap();
+    timeout(PATIENCE, tasks.join_all()).await.expect("both have their turns");
+}

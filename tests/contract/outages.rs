@@ -1,0 +1,184 @@
+//! Waiting outlives an outage: what passes by itself is waited out, what does not ends the wait at once.
+
+use std::time::Duration;
+
+use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, Reason, Status};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    events,
+    line::Line,
+    proxy::{Proxy, Way},
+    waiters::places,
+};
+
+const LIMIT: Duration = Duration::from_millis(300);
+/// How long an outage lasts: some time limits.
+const OUTAGE: Duration = Duration::from_millis(1500);
+
+fn waiting<DB: Bed>(lock: &LeaseLock<DB>, key: &str, wait: Duration) -> JoinHandle<Result<Attempt<Lease<DB>>, Error>> {
+    let (lock, key) = (lock.clone(), key.to_owned());
+    tokio::spawn(async move { lock.acquire(&key, wait).await })
+}
+
+/// Neither answers nor hangs up, on old connections and new ones.
+fn fall_silent(proxy: &Proxy) {
+    proxy.hold(Way::Requests);
+    proxy.hold(Way::Replies);
+}
+
+#[track_caller]
+fn has_not_given_up<T: std::fmt::Debug>(task: &mut JoinHandle<T>) {
+    assert!(!task.is_finished(), "it has given up");
+}
+
+async fn refused_once(key: &str) {
+    eventually("it asks", || async { events::about(key).iter().any(|line| line.contains(": refused ")) }).await;
+}
+
+pub async fn a_wait_outlives_an_outage<DB: Bed>(site: Site<DB>) {
+    for fair in [false, true] {
+        let key = format!("outlives {fair} on {}", site.server.name);
+        let holder = acquired(site.lock().try_acquire(&key).await);
+        let proxy = site.proxy().await;
+        let lock = LeaseLock::<DB>::new(proxy.pool(2)).time_limit(LIMIT).unwrap().fair(fair);
+        // Which of the two comes first is not said: each lets go of the key itself.
+        let mut tasks = [0, 1].map(|_| {
+            let waiting = waiting(&lock, &key, Duration::MAX);
+            tokio::spawn(async move { acquired(waiting.await.unwrap()).release(Status::Succeeded).await })
+        });
+        refused_once(&key).await;
+        if fair {
+            // A place that is drawn unheard would be in its own way until it lapses.
+            eventually("both have their places", || async { places(&site).await == 2 }).await;
+        }
+        fall_silent(&proxy);
+        sleep(OUTAGE).await;
+        tasks.iter_mut().for_each(has_not_given_up);
+        holder.release(Status::Succeeded).await.unwrap();
+        proxy.cut();
+        for task in tasks {
+            timeout(PATIENCE, task).await.expect("it is granted").unwrap().unwrap();
+        }
+    }
+}
+
+pub async fn a_wait_outlives_an_outage_that_was_there_before_it<DB: Bed>(site: Site<DB>) {
+    let proxy = site.proxy().await;
+    let lock = LeaseLock::<DB>::new(proxy.pool(2)).time_limit(LIMIT).unwrap();
+    fall_silent(&proxy);
+    let since = Instant::now();
+    let error = lock.try_acquire("k").await.unwrap_err();
+    assert!(error.is_retryable() && since.elapsed() < PATIENCE / 4, "one try is bounded: {error}");
+    let mut task = waiting(&lock, "k", Duration::MAX);
+    sleep(OUTAGE).await;
+    has_not_given_up(&mut task);
+    proxy.cut();
+    acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release(Status::Succeeded).await.unwrap();
+}
+
+/// The server has granted it, and its reply never arrives: nobody else could have it for an hour.
+pub async fn a_grant_that_goes_unheard_in_an_outage_is_found_after_it<DB: Bed>(site: Site<DB>) {
+    let line = Line::with_free_row(&site, Duration::from_secs(3600), LIMIT).await;
+    line.proxy.hold(Way::Replies);
+    let mut task = waiting(&line.lock, "k", Duration::MAX);
+    line.proxy.held(Way::Replies).await;
+    eventually("it is granted", || async { site.column("k", "status").await.as_deref() == Some("P") }).await;
+    sleep(OUTAGE).await;
+    has_not_given_up(&mut task);
+    line.proxy.cut();
+    let lease = acquired(timeout(PATIENCE, task).await.expect("it is its own").unwrap());
+    assert_eq!(
+        site.number("SELECT token FROM t_resource_lock WHERE key_resource = 'k'").await,
+        Some(lease.token().get())
+    );
+    lease.release(Status::Succeeded).await.unwrap();
+}
+
+pub async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: Bed>(site: Site<DB>) {
+    let wait = 4 * LIMIT;
+    let key = format!("ends in an outage on {}", site.server.name);
+    let holder = acquired(site.lock().try_acquire(&key).await);
+    let line = Line::with_free_row(&site, Duration::from_secs(3600), LIMIT).await;
+    // It was refused before.
+    let since = Instant::now();
+    let task = waiting(&line.lock, &key, wait);
+    refused_once(&key).await;
+    fall_silent(&line.proxy);
+    assert_eq!(refused(task.await.unwrap()).reason, Reason::Held);
+    assert!(since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 4, "{:?}", since.elapsed());
+    // Nothing was ever sent.
+    line.proxy.cut();
+    eventually("it is back", || async { line.lock.inspect("k").await.is_ok() }).await;
+    let taken = line.pool.acquire().await.unwrap();
+    let since = Instant::now();
+    let error = line.lock.acquire("k", wait).await.unwrap_err();
+    let nothing =
+        matches!(&error, Error::NoConnection { outcome: Certainty::NothingChanged, limit, .. } if *limit == wait);
+    assert!(nothing, "{error:?}");
+    assert!(since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 4, "{:?}", since.elapsed());
+    drop(taken);
+    // A claim was sent.
+    line.proxy.hold(Way::Replies);
+    let error = line.lock.acquire("k", wait).await.unwrap_err();
+    let unknown = matches!(
+        &error,
+        Error::TimedOut { outcome: Certainty::Unknown, .. } | Error::NoConnection { outcome: Certainty::Unknown, .. }
+    );
+    assert!(unknown, "{error:?}");
+    line.proxy.open();
+    holder.release(Status::Succeeded).await.unwrap();
+}
+
+/// Behind another's uncommitted insert; on SQLite it is the whole file that another writes to.
+pub async fn a_wait_outlives_a_transaction_that_is_longer_than_the_time_limit<DB: Bed>(site: Site<DB>) {
+    for fair in [false, true] {
+        let mut other = site.pool_of(1).await.acquire().await.unwrap();
+        DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+        DB::execute_on(&mut other, "INSERT INTO t_resource_lock (key_resource) VALUES ('k')").await.unwrap();
+        let lock = site.lock().time_limit(LIMIT).unwrap().fair(fair);
+        let mut task = waiting(&lock, "k", Duration::MAX);
+        sleep(OUTAGE).await;
+        has_not_given_up(&mut task);
+        DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+        acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release(Status::Succeeded).await.unwrap();
+        site.execute("DELETE FROM t_resource_lock").await;
+    }
+}
+
+pub async fn what_does_not_pass_by_itself_ends_a_wait<DB: Bed>(site: Site<DB>) {
+    let key = format!("hopeless on {}", site.server.name);
+    let holder = acquired(site.lock().try_acquire(&key).await);
+    let pool = site.pool_of(1).await;
+    let task = waiting(&LeaseLock::new(pool.clone()), &key, Duration::MAX);
+    refused_once(&key).await;
+    pool.close().await;
+    let error = timeout(PATIENCE, task).await.expect("a closed pool ends it").unwrap().unwrap_err();
+    assert!(matches!(error, Error::Database { .. }) && !error.is_retryable(), "{error:?}");
+    let task = waiting(&LeaseLock::new(site.pool_of(1).await), &key, Duration::MAX);
+    site.execute("DROP TABLE t_resource_lock").await;
+    let error = timeout(PATIENCE, task).await.expect("a missing table ends it").unwrap().unwrap_err();
+    assert!(matches!(error, Error::TableMissing), "{error:?}");
+    drop(holder);
+}
+
+/// The time limit is the default one: 5 s.
+#[cfg(feature = "cli")]
+pub async fn the_program_waits_through_an_outage<DB: Bed>(site: Site<DB>) {
+    let holder = acquired(site.lock().try_acquire("k").await);
+    let proxy = site.proxy().await;
+    let mut command = site.command("run k --wait 10m -vv -- echo", &["it runs"]);
+    command.env("DATABASE_URL", &proxy.url);
+    let mut waiting = crate::program::start(command);
+    waiting.complains("refused").await;
+    fall_silent(&proxy);
+    sleep(Duration::from_secs(8)).await;
+    assert!(!waiting.is_over(), "{:?}", waiting.ended().await);
+    holder.release(Status::Succeeded).await.unwrap();
+    proxy.cut();
+    assert_eq!(waiting.ended().await.with(0).out, "it runs\n");
+}

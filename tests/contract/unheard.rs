@@ -1,0 +1,111 @@
+//! A claim that its caller never heard of leaves the row as it was: no window is closed, and no run is recorded.
+
+use std::{
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use rowlock::{LeaseLock, Reason, Rules, Status};
+use tokio::time::sleep;
+
+use crate::bed::{Bed, PATIENCE, Site, acquired, refused};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const RECORD: &str = "lock_flag, status, begin_time, end_time, client_ip, holder, expires_at, claimed_at";
+
+/// What the row tells of its last run, and whether it is free.
+async fn record<DB: Bed>(site: &Site<DB>) -> Vec<Option<String>> {
+    let mut record = Vec::new();
+    for column in RECORD.split(", ").filter(|column| *column != "holder") {
+        record.push(
+            site.cell(
+                &format!("COALESCE(CAST({column} AS char(80)), 'none')"),
+                "t_resource_lock WHERE key_resource = 'k'",
+            )
+            .await,
+        );
+    }
+    record
+}
+
+/// A run of two hours ago that ended like this.
+async fn ran<DB: Bed>(site: &Site<DB>, status: &str) {
+    let (begin, end) = (DB::ago(2 * 3_600_000), DB::ago(2 * 3_600_000 - 60_000));
+    site.set("k", &format!("lock_flag = 0, status = '{status}', begin_time = {begin}, end_time = {end}, client_ip = 'earlier', holder = NULL, expires_at = NULL, claimed_at = NULL")).await;
+}
+
+/// Goes away when the server has granted the key, and before it hears of that.
+async fn goes_away_unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>) -> bool {
+    let mut attempt = Box::pin(lock.acquire("k", PATIENCE));
+    for _ in 0..400 {
+        match attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending => {}
+            Poll::Ready(heard) => {
+                acquired(heard).release(Status::Succeeded).await.unwrap();
+                return false;
+            }
+        }
+        sleep(Duration::from_millis(5)).await;
+        if site.column("k", "status").await.as_deref() == Some("P") {
+            drop(attempt);
+            lock.shutdown().await;
+            return true;
+        }
+    }
+    panic!("it was neither granted nor refused");
+}
+
+async fn unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, prepare: impl AsyncFn()) {
+    for _ in 0..50 {
+        prepare().await;
+        if goes_away_unheard(site, lock).await {
+            return;
+        }
+    }
+    panic!("it always heard of its grant");
+}
+
+pub async fn the_row_is_as_it_was_before<DB: Bed>(site: Site<DB>) {
+    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    for (rules, status) in [(Rules::Article, "S"), (Rules::Recover, "S"), (Rules::Recover, "F")] {
+        let lock = site.lock().rules(rules).once_per(HOUR).unwrap();
+        ran(&site, status).await;
+        let (before, token) = (std::cell::RefCell::new(Vec::new()), site.column_number("token").await);
+        unheard(&site, &lock, async || {
+            ran(&site, status).await;
+            *before.borrow_mut() = record(&site).await;
+        })
+        .await;
+        assert_eq!(record(&site).await, before.into_inner(), "{rules:?} {status}");
+        assert!(site.column_number("token").await > token);
+        // The window of the earlier run is what counts, for those who have a longer one too.
+        let longer = site.lock().rules(rules).once_per(3 * HOUR).unwrap();
+        assert_eq!(refused(longer.try_acquire("k").await).reason, Reason::WithinWindow);
+        let lease = acquired(lock.try_acquire("k").await);
+        assert!(lease.taken_over_from().is_none());
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// What was taken over stays taken over: the next one is told of a claim whose work may be half done.
+pub async fn what_was_taken_over_is_there_to_be_taken_over<DB: Bed>(site: Site<DB>) {
+    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    let lock = site.lock().once_per(HOUR).unwrap();
+    unheard(&site, &lock, async || {
+        lock.force_release("k", Status::Succeeded).await.unwrap();
+        ran(&site, "S").await;
+        acquired(site.lock().try_acquire("k").await).abandon().await.unwrap();
+        // Seen as taken by its status alone.
+        site.set("k", "status = 'X'").await;
+    })
+    .await;
+    let lease = acquired(lock.try_acquire("k").await);
+    assert!(lease.taken_over_from().is_some());
+    lease.release(Status::Succeeded).await.unwrap();
+}
+
+impl<DB: Bed> Site<DB> {
+    async fn column_number(&self, column: &str) -> i64 {
+        self.number(&format!("SELECT {column} FROM t_resource_lock WHERE key_resource = 'k'")).await.unwrap()
+    }
+}
