@@ -14,7 +14,7 @@ use rowlock::{Grant, LeaseLock, ResourceLockExt as _, Run};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
-const PERIOD: Duration = Duration::from_secs(1);
+const PERIOD: Duration = Duration::from_secs(2);
 
 /// The program.
 #[tokio::main]

@@ -130,7 +130,7 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
             BUSY | LOCKED => Fault::Contention,
             READONLY => Fault::ReadOnly,
             AUTH => Fault::Denied,
-            _ if error.message().starts_with("no such table: t_resource_lock") => Fault::MissingTable,
+            _ if error.message().starts_with("no such table") => Fault::MissingTable,
             _ if error.message().starts_with("no such column") => Fault::MissingColumn,
             _ => Fault::Other,
         };

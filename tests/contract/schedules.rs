@@ -54,8 +54,7 @@ async fn send(signal: &str, example: &Child) {
 }
 
 /// As the examples have it.
-const INTERVAL: Duration = Duration::from_secs(1);
-const SHUTDOWN: Duration = Duration::from_secs(2);
+const PERIOD: Duration = Duration::from_secs(2);
 
 fn file(folder: &Path) -> String {
     folder.join("locks.db").to_str().unwrap().to_owned()
@@ -74,7 +73,7 @@ pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: Bed>(_: Site
     for _ in 0..3 {
         // They begin at different moments of the period.
         instances.push(tokio::spawn(lines(example("interval", &[&file, "4"]))));
-        sleep(INTERVAL / 4).await;
+        sleep(PERIOD / 4).await;
     }
     let mut all = Vec::new();
     for instance in instances {
@@ -82,7 +81,7 @@ pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: Bed>(_: Site
     }
     let refused = all.iter().filter(|line| line.starts_with("not now: report: ")).count();
     assert_eq!(tokens(&all).len() + refused, 12, "{all:?}");
-    let periods = periods(&all, INTERVAL);
+    let periods = periods(&all, PERIOD);
     assert!(periods.len() >= 4, "{all:?}");
     assert!(periods.windows(2).all(|two| two[1] - two[0] == 1), "no tick is left out: {all:?}");
 }
@@ -93,15 +92,15 @@ pub async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: Bed>(_: S
     let file = file(folder.path());
     let stopped = example("interval", &[&file, "4"]);
     let others = [(); 2].map(|()| tokio::spawn(lines(example("interval", &[&file, "7"]))));
-    after_the_middle(INTERVAL).await;
+    after_the_middle(PERIOD).await;
     send("-STOP", &stopped).await;
-    after_the_middle(INTERVAL).await;
+    after_the_middle(PERIOD).await;
     send("-CONT", &stopped).await;
     let mut all = lines(stopped).await;
     for other in others {
         all.extend(other.await.unwrap());
     }
-    let periods = periods(&all, INTERVAL);
+    let periods = periods(&all, PERIOD);
     assert!(periods.len() >= 6 && periods.windows(2).all(|two| two[1] - two[0] == 1), "no tick is left out: {all:?}");
 }
 
@@ -109,12 +108,12 @@ pub async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: Bed>(_: S
 pub async fn an_interval_is_on_the_clock_again_after_a_stop<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let alone = example("interval", &[&file(folder.path()), "3"]);
-    after_the_middle(INTERVAL).await;
+    after_the_middle(PERIOD).await;
     send("-STOP", &alone).await;
-    after_the_middle(INTERVAL).await;
+    after_the_middle(PERIOD).await;
     send("-CONT", &alone).await;
     let lines = lines(alone).await;
-    assert_eq!(periods(&lines, INTERVAL).len(), 3, "{lines:?}");
+    assert_eq!(periods(&lines, PERIOD).len(), 3, "{lines:?}");
 }
 
 /// Instances that begin at any moment of the period run the job once in each, on the clock; when the one that runs it is asked to
@@ -122,18 +121,18 @@ pub async fn an_interval_is_on_the_clock_again_after_a_stop<DB: Bed>(_: Site<DB>
 pub async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_clock<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
-    after_the_middle(SHUTDOWN).await;
+    after_the_middle(PERIOD).await;
     let mut first = example("graceful_shutdown", &[&file, "9", "3600000"]);
     let mut said = BufReader::new(first.stdout.take().unwrap()).lines();
     let mut began = vec![timeout(PATIENCE, said.next_line()).await.unwrap().unwrap().unwrap()];
-    after_the_middle(SHUTDOWN).await;
+    after_the_middle(PERIOD).await;
     let second = example("graceful_shutdown", &[&file, "2", "1"]);
     let lock = LeaseLock::new(crate::bed::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
     assert_eq!(refused(lock.try_acquire("report").await).reason, Reason::Held);
     send("-TERM", &first).await;
     assert!(timeout(PATIENCE, first.wait()).await.unwrap().unwrap().success());
     began.extend(lines(second).await);
-    assert!(periods(&began, SHUTDOWN).len() >= 2, "it was taken over: {began:?}");
+    assert!(periods(&began, PERIOD).len() >= 2, "it was taken over: {began:?}");
 }
 
 pub async fn a_cron_schedule_runs_the_job_on_each_tick<DB: Bed>(_: Site<DB>) {
@@ -160,5 +159,5 @@ pub async fn asked_to_stop_it_gives_the_key_back_at_once<DB: Bed>(_: Site<DB>) {
     // And a job that comes to its end is done.
     let other = folder.path().join("other.db");
     let done = lines(example("graceful_shutdown", &[other.to_str().unwrap(), "1", "10"])).await;
-    assert!(done.len() == 2 && periods(&done, SHUTDOWN).len() == 1 && done[1] == "done", "{done:?}");
+    assert!(done.len() == 2 && periods(&done, PERIOD).len() == 1 && done[1] == "done", "{done:?}");
 }

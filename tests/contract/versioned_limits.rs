@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Long for a statement on a busy machine, and short beside the 10 s of the retries.
-const LIMIT: Duration = Duration::from_secs(1);
+const LIMIT: Duration = Duration::from_secs(2);
 
 const CHANGES: [&str; 3] = ["update", "deduct", "deposit"];
 
@@ -91,11 +91,11 @@ pub async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_c
 pub async fn a_connection_that_comes_within_the_time_of_the_retries_is_taken<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     let pool = site.pool_of(1).await;
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().time_limit(LIMIT / 4).unwrap();
+    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().time_limit(LIMIT).unwrap();
     for (place, name) in CHANGES.into_iter().enumerate() {
         let conn = pool.acquire().await.unwrap();
         let later = async {
-            sleep(LIMIT / 2).await;
+            sleep(LIMIT * 3 / 2).await;
             drop(conn);
         };
         let (changed, ()) = tokio::join!(change(&table, name), later);
