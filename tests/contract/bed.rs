@@ -219,6 +219,10 @@ where
             Some("a direct connection")
         }
         _ if name.starts_with("behind_a_pooler") && !is_pooled() => Some("POSTGRES_DIRECT_URL"),
+        #[cfg(feature = "cli")]
+        _ if name.starts_with("as_pid_1") && !crate::program_end::has_process_namespaces() => {
+            Some("unshare -pf --mount-proc")
+        }
         _ if module == "examples" && !crate::examples::are_built() => Some("cargo build --examples"),
         _ => None,
     };

@@ -43,11 +43,15 @@ mod program;
 #[cfg(feature = "cli")]
 mod program_claims;
 #[cfg(feature = "cli")]
+mod program_end;
+#[cfg(feature = "cli")]
 mod program_input;
 #[cfg(feature = "cli")]
 mod program_run;
 #[cfg(feature = "cli")]
 mod program_stop;
+#[cfg(feature = "cli")]
+mod program_terminal;
 mod proxy;
 mod race;
 mod reentry;
@@ -255,6 +259,8 @@ where
         program_claims:
             a_claim_is_taken_renewed_and_released, list_and_show_tell_every_field, forget_deletes_old_rows,
             watch_prints_the_list_until_it_is_interrupted, what_others_wrote_moves_no_cursor;
+        program_end: a_suspension_is_passed_on_and_the_key_kept, what_is_told_to_the_database_is_within_the_grace, a_command_whose_beginning_fails_leaves_the_key_free;
+        program_terminal: a_command_that_is_suspended_keeps_its_key, a_suspended_command_whose_claim_is_lost_does_not_go_on;
         program_input:
             a_table_that_is_missing_says_what_to_run, a_command_that_cannot_be_run_takes_no_key,
             bad_arguments_are_refused_and_say_why;
@@ -265,6 +271,12 @@ where
         tests! { server, trials;
             program_run: the_command_begins_with_the_signals_of_a_fresh_process, a_local_lock_needs_nothing,
                 a_program_that_is_replaced_while_it_waits_runs_its_command, a_command_that_does_not_start_leaves_the_key_free;
+            program_end:
+                as_pid_1_it_stops_as_soon_as_its_command_does, orphans_are_buried_while_the_command_works,
+                descendants_in_other_sessions_are_stopped_too, what_the_command_leaves_behind_is_ended_first;
+            program_terminal:
+                a_command_may_read_the_terminal, the_interrupt_key_reaches_the_command_once,
+                on_a_terminal_descendants_do_not_outlive_the_claim, a_terminal_that_is_closed_ends_the_command;
             program_stop: the_commands_descendants_are_stopped_too, a_signal_that_was_ignored_stays_ignored;
             program_claims: a_reader_that_has_enough_is_no_failure, a_log_that_cannot_be_written_stops_nothing;
             program_input:

@@ -24,10 +24,11 @@ pub const PROGRAM: &str = env!("CARGO_BIN_EXE_rowlock");
 pub const STAYS: &str =
     r#"echo "$ROWLOCK_HOLDER" > "$0/new"; mv "$0/new" "$0/up"; while [ ! -e "$0/go" ]; do sleep 0.05; done"#;
 
-/// A command that does not know any database; `words` are split, `more` are taken as they are.
+/// A command that does not know any database; `words` are split, `more` are taken as they are. In a session of its own, so that
+/// it has no terminal, from wherever the suite is started.
 pub fn rowlock(words: &str, more: &[&str]) -> Command {
-    let mut command = Command::new(PROGRAM);
-    command.args(words.split_whitespace()).args(more).stdin(Stdio::null());
+    let mut command = Command::new("setsid");
+    command.arg(PROGRAM).args(words.split_whitespace()).args(more).stdin(Stdio::null());
     for variable in ["DATABASE_URL", "XDG_STATE_HOME"] {
         command.env_remove(variable);
     }
@@ -65,11 +66,11 @@ pub struct Started {
 }
 
 /// A suite that `nohup` or a shell's `&` started ignores signals, and would hand that on. What has a handler is not handed on.
-fn hear_all_signals() {
+pub fn hear_all_signals() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0");
     let ignored = u64::from_str_radix(ignored.trim(), 16).unwrap();
-    for kind in [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::terminate()] {
+    for kind in [SignalKind::hangup(), SignalKind::interrupt(), SignalKind::terminate(), SignalKind::quit()] {
         if ignored >> (kind.as_raw_value() - 1) & 1 == 1 {
             drop(signal(kind).unwrap());
         }
@@ -86,9 +87,12 @@ pub fn start(mut command: Command) -> Started {
 }
 
 impl Started {
+    pub fn id(&self) -> u32 {
+        self.child.id().expect("it has not been waited for")
+    }
+
     pub fn signal(&self, signal: Signal) {
-        let id = self.child.id().expect("it has not been waited for");
-        kill_process(Pid::from_raw(i32::try_from(id).unwrap()).unwrap(), signal).unwrap();
+        kill_process(Pid::from_raw(i32::try_from(self.id()).unwrap()).unwrap(), signal).unwrap();
     }
 
     /// Waits for a line with this text on stderr.

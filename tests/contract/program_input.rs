@@ -36,9 +36,18 @@ async fn list(url: &str) -> Ended {
 
 pub async fn a_table_that_is_missing_says_what_to_run<DB: Bed>(site: Site<DB>) {
     site.execute("DROP TABLE t_resource_lock").await;
-    for words in
-        ["run k -- true", "acquire k", "list", "show k", "forget --older-than 1h", "watch", "release k --force"]
-    {
+    for words in [
+        "run k -- true",
+        "acquire k",
+        "list",
+        "show k",
+        "forget --older-than 1h",
+        "watch",
+        "release k --force",
+        "acquire k --wait 1s",
+        "list --json",
+        "renew k --holder 0b9f6a52-3a4e-4c58-9d3c-2f1f6f0f7c11",
+    ] {
         let missing = site.rowlock(words, &[]).await.with(78);
         assert!(missing.err.lines().count() == 1 && missing.err.contains("run `rowlock migrate`"), "{missing:?}");
     }
@@ -52,12 +61,18 @@ pub async fn a_server_out_of_reach_is_no_refusal<DB: Bed>(site: Site<DB>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let started = Instant::now();
-    let silent = list(&url(&site, &format!("somebody:hunter2@{address}"))).await.with(69);
+    let place = format!("at {address}, database {}", site.url.rsplit_once('/').unwrap().1.split('?').next().unwrap());
+    let url = url(&site, &format!("somebody:hunter2@{address}"));
+    let url = format!("{url}{}application_name=hunter2", if url.contains('?') { '&' } else { '?' });
+    let silent = list(&url).await.with(69);
     assert!(silent.err.contains("no answer within 500ms") && started.elapsed() < Duration::from_secs(5), "{silent:?}");
     drop(listener);
-    let closed = list(&url(&site, &format!("somebody:hunter2@{address}"))).await.with(69);
+    let closed = list(&url).await.with(69);
     assert!(closed.err.contains("refused") && closed.err.contains("no connection to"), "{closed:?}");
-    assert!(!silent.err.contains("hunter2") && !closed.err.contains("hunter2"));
+    for ended in [silent, closed] {
+        assert!(!ended.err.contains("hunter2") && !ended.err.contains("somebody"), "{ended:?}");
+        assert!(ended.err.contains(&place) && ended.err.contains("check that the server runs"), "{ended:?}");
+    }
 }
 
 /// PostgreSQL that trusts everybody still does not know everybody.
@@ -92,7 +107,8 @@ pub async fn a_file_that_is_missing_is_not_made<DB: Bed>(_: Site<DB>) {
     let stage = Stage::new();
     let missing = format!("sqlite:{}", stage.file("locks.db").display());
     let ended = list(&missing).await.with(69);
-    assert!(ended.err.contains("unable to open"), "{ended:?}");
+    assert!(ended.err.contains("unable to open") && ended.err.contains(stage.path()), "{ended:?}");
+    assert!(ended.err.contains("`rowlock migrate` creates it"), "{ended:?}");
     assert!(!stage.file("locks.db").exists());
 }
 
@@ -155,12 +171,17 @@ pub async fn a_command_that_cannot_be_run_takes_no_key<DB: Bed>(site: Site<DB>) 
     let file = stage.file("script");
     std::fs::write(&file, "#!/bin/sh\n").unwrap();
     let there = file.to_str().unwrap();
+    let script = stage.file("missing");
+    std::fs::write(&script, "#! /no/such/interpreter -x\n").unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let missing = script.to_str().unwrap();
     for (command, code, says) in [
         ("no-such-program", 127, "no-such-program: command not found"),
         ("/no/such/program", 127, "command not found"),
         ("", 127, "command not found"),
         (there, 126, "cannot be run"),
         (stage.path(), 126, "cannot be run"),
+        (missing, 126, "its interpreter /no/such/interpreter cannot be run"),
     ] {
         let ended = site.rowlock("run k --once-per 1h --", &[command]).await.with(code);
         assert!(ended.err.lines().count() == 1 && ended.err.contains(says), "{ended:?}");

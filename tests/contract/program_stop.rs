@@ -12,13 +12,12 @@ use crate::{
 
 /// A command that ends with 7 when it is asked to, by whichever signal.
 const OBEYS: &str =
-    r#"trap 'echo bye; exit 7' TERM INT HUP; touch "$0/up"; while [ ! -e "$0/go" ]; do sleep 0.05; done"#;
+    r#"trap 'echo bye; exit 7' TERM INT HUP QUIT; touch "$0/up"; while [ ! -e "$0/go" ]; do sleep 0.05; done"#;
 /// One that does not listen.
-const IGNORES: &str =
-    r#"trap '' TERM INT HUP; echo "$ROWLOCK_HOLDER" > "$0/new"; mv "$0/new" "$0/up"; while :; do sleep 0.05; done"#;
+const IGNORES: &str = r#"trap '' TERM INT HUP QUIT; echo "$ROWLOCK_HOLDER" > "$0/new"; mv "$0/new" "$0/up"; while :; do sleep 0.05; done"#;
 
 pub async fn a_command_that_obeys_is_waited_for_and_the_next_may_run_at_once<DB: Bed>(site: Site<DB>) {
-    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let stage = Stage::new();
         let job = site.start("run k --once-per 1h --lease 1h --grace 1h -- sh -c", &[OBEYS, stage.path()]);
         stage.up().await;
@@ -37,7 +36,8 @@ pub async fn a_command_that_does_not_listen_is_killed_after_the_grace<DB: Bed>(s
     stage.up().await;
     let asked = Instant::now();
     job.signal(Signal::TERM);
-    job.ended().await.with(137);
+    let ended = job.ended().await.with(137);
+    assert!(ended.err.contains("k: not ended within 700ms: killed") && ended.err.lines().count() == 1, "{ended:?}");
     assert!(asked.elapsed() >= Duration::from_millis(700), "{:?}", asked.elapsed());
     site.rowlock("run k --once-per 1h -- true", &[]).await.with(0);
 }

@@ -18,6 +18,9 @@ pub struct Arguments {
     /// Tell on stderr what is done; twice: everything
     #[arg(long, short, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
+    /// The process that stands before this one on a terminal
+    #[arg(long, hide = true)]
+    pub behind: Option<i32>,
     #[command(subcommand)]
     pub action: Action,
 }
@@ -86,6 +89,8 @@ pub enum Action {
 #[derive(Debug, Args)]
 pub struct Stub {
     pub parent: i32,
+    /// The parent's descriptor of a pipe, for why the command did not begin
+    pub report: i32,
     pub program: PathBuf,
     #[arg(last = true, required = true)]
     pub command: Vec<OsString>,
@@ -145,7 +150,7 @@ pub struct Run {
     pub key: Key,
     #[command(flatten)]
     pub terms: Terms,
-    /// How long a command that is to stop may take before it is killed; after a loss, another holder may be at work meanwhile
+    /// How long a command that is to stop may take before it is killed, and how long to try to record its end; after a loss, another holder may be at work in that time
     #[arg(long, value_name = "D", default_value = "10s", value_parser = duration)]
     pub grace: Duration,
     /// Exit with 0 when refused

@@ -20,7 +20,7 @@ pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Res
             } else {
                 // Nobody knows the holder's id: nobody could release it.
                 drop(lease);
-                lock.shutdown().await;
+                crate::database::soon(lock.shutdown()).await;
             }
             told
         }

@@ -4,7 +4,9 @@ use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, str::FromStr as _, ti
 
 use sqlx::{
     ConnectOptions, Connection, Pool, SqlitePool,
+    mysql::MySqlConnectOptions,
     pool::PoolOptions,
+    postgres::PgConnectOptions,
     sqlite::{SqliteConnectOptions, SqliteJournalMode},
 };
 
@@ -73,22 +75,59 @@ pub async fn open_sqlite(url: &str, create: bool, timeout: Duration) -> Result<S
     };
     // The journal mode stays in the file: whoever only looks at it leaves it as it is.
     let options = if create { options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal) } else { options };
-    connect(options, timeout).await
+    let place = options.get_filename().display().to_string();
+    connect(options, Some(place), "check the path; if there is no such file, `rowlock migrate` creates it", timeout)
+        .await
 }
 
-pub async fn open<DB: sqlx::Database>(url: &str, timeout: Duration) -> Result<Pool<DB>, Failure> {
+pub async fn open<DB>(url: &str, timeout: Duration) -> Result<Pool<DB>, Failure>
+where
+    DB: sqlx::Database<Connection: Connection<Options: Place>>,
+{
     let options = <DB::Connection as Connection>::Options::from_str(url).map_err(unreadable)?;
-    connect(options, timeout).await
+    let place = is_plain(url).then(|| options.place());
+    connect(options, place, "check that the server runs, and the database URL", timeout).await
+}
+
+/// Whether the URL was read as it was meant: a password with a slash in it makes the rest of it a part of the path.
+fn is_plain(url: &str) -> bool {
+    let rest = url.split_once("://").and_then(|(_, rest)| rest.find(['/', '?', '#']).map(|end| &rest[end..]));
+    rest.is_some_and(|rest| !rest.contains('@'))
+}
+
+/// Where a server is, for people: neither who asks for it nor with what settings.
+pub trait Place {
+    fn place(&self) -> String;
+}
+
+fn on_server(host: &str, port: u16, socket: Option<&PathBuf>, database: Option<&str>) -> String {
+    let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() };
+    let server = socket.map_or(format!("{host}:{port}"), |socket| socket.display().to_string());
+    database.map_or(server.clone(), |database| format!("{server}, database {database}"))
+}
+
+impl Place for PgConnectOptions {
+    fn place(&self) -> String {
+        on_server(self.get_host(), self.get_port(), self.get_socket(), self.get_database())
+    }
+}
+
+impl Place for MySqlConnectOptions {
+    fn place(&self) -> String {
+        on_server(self.get_host(), self.get_port(), self.get_socket(), self.get_database())
+    }
 }
 
 /// One connection first, by itself: its error says what is wrong, where a pool's says only that the time is up.
-async fn connect<DB, O>(options: O, timeout: Duration) -> Result<Pool<DB>, Failure>
+async fn connect<DB, O>(options: O, place: Option<String>, next: &str, timeout: Duration) -> Result<Pool<DB>, Failure>
 where
     DB: sqlx::Database<Connection: Connection<Options = O>>,
     O: ConnectOptions<Connection = DB::Connection> + Clone,
 {
-    let failed =
-        |why: &dyn std::fmt::Display| Failure::new(UNAVAILABLE, format_args!("no connection to {}: {why}", DB::NAME));
+    let failed = |why: &dyn std::fmt::Display| {
+        let place = place.as_ref().map(|place| format!(" at {place}")).unwrap_or_default();
+        Failure::new(UNAVAILABLE, format_args!("no connection to {}{place}: {why}; {next}", DB::NAME))
+    };
     match tokio::time::timeout(timeout, options.connect()).await {
         Ok(Ok(conn)) => soon(conn.close()).await,
         Ok(Err(error)) => return Err(failed(&error)),

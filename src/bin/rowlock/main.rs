@@ -4,15 +4,21 @@ mod args;
 mod claims;
 mod command;
 mod database;
+mod descendants;
 mod exit;
+mod find;
+mod front;
 mod out;
 mod show;
+mod signals;
 mod stub;
+mod work;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
 use rowlock::{Database, LeaseLock};
+use rustix::process::Pid;
 use tracing_subscriber::{filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use args::{Action, Arguments};
@@ -43,7 +49,7 @@ fn tell(verbose: u8) {
         1 => tracing::Level::INFO,
         _ => tracing::Level::DEBUG,
     };
-    let to_stderr = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false);
+    let to_stderr = tracing_subscriber::fmt().with_max_level(level).with_writer(out::stderr).with_ansi(false);
     // A stderr that takes nothing is no reason to panic.
     let to_stderr = to_stderr.log_internal_errors(false).finish();
     let ours = Targets::new().with_target("rowlock", level);
@@ -53,8 +59,10 @@ fn tell(verbose: u8) {
 }
 
 async fn act(arguments: Arguments) -> Result<u8, Failure> {
-    let Arguments { source, action, .. } = arguments;
+    let Arguments { source, action, behind, .. } = arguments;
+    let front = behind.and_then(Pid::from_raw);
     match action {
+        Action::Run(_) if front.is_none() && front::has_terminal() => return front::stand_before().await,
         Action::Exec(stub) => return Err(stub::become_command(stub)),
         Action::Completions { shell } => {
             let mut program = Arguments::command();
@@ -69,6 +77,10 @@ async fn act(arguments: Arguments) -> Result<u8, Failure> {
         }
         _ => {}
     }
+    if let Some(front) = front {
+        stub::die_with(front.as_raw_nonzero().get())?;
+        out::never_stop();
+    }
     let Source { kind, url, own_file, timeout } = Source::choose(&source)?;
     match kind {
         Kind::Sqlite => {
@@ -76,26 +88,26 @@ async fn act(arguments: Arguments) -> Result<u8, Failure> {
             if own_file {
                 rowlock::migrate(&pool).await?;
             }
-            on(pool, action).await
+            on(pool, action, front).await
         }
-        Kind::Postgres => on(database::open::<sqlx::Postgres>(&url, timeout).await?, action).await,
-        Kind::MySql => on(database::open::<sqlx::MySql>(&url, timeout).await?, action).await,
+        Kind::Postgres => on(database::open::<sqlx::Postgres>(&url, timeout).await?, action, front).await,
+        Kind::MySql => on(database::open::<sqlx::MySql>(&url, timeout).await?, action, front).await,
     }
 }
 
-async fn on<DB: Database>(pool: sqlx::Pool<DB>, action: Action) -> Result<u8, Failure> {
-    let done = act_on(pool.clone(), action).await;
+async fn on<DB: Database>(pool: sqlx::Pool<DB>, action: Action, front: Option<Pid>) -> Result<u8, Failure> {
+    let done = act_on(pool.clone(), action, front).await;
     database::soon(pool.close()).await;
     done
 }
 
-async fn act_on<DB: Database>(pool: sqlx::Pool<DB>, action: Action) -> Result<u8, Failure> {
+async fn act_on<DB: Database>(pool: sqlx::Pool<DB>, action: Action, front: Option<Pid>) -> Result<u8, Failure> {
     match action {
         Action::Migrate => {
             rowlock::migrate(&pool).await?;
             Ok(exit::OK)
         }
-        Action::Run(run) => command::run(run.terms.lock(pool)?, run).await,
+        Action::Run(run) => command::run(run.terms.lock(pool)?, run, front).await,
         Action::Acquire(acquire) => claims::acquire(acquire.terms.lock(pool)?, acquire).await,
         Action::Renew(renew) => claims::renew(pool, renew).await,
         Action::Release(release) => claims::release(LeaseLock::new(pool), release).await,

@@ -2,7 +2,13 @@
 
 use std::{
     fmt::Display,
-    io::{ErrorKind, Write as _},
+    io::{ErrorKind, Write},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use rustix::{
+    process::getpgrp,
+    termios::{LocalModes, tcgetattr, tcgetpgrp},
 };
 
 use serde_json::Value;
@@ -30,7 +36,27 @@ pub fn say_json(value: &Value) -> Result<(), Failure> {
 
 /// What went wrong, on stderr. Where nobody can be told, the work goes on.
 pub fn complain(text: impl Display) {
-    let _ = writeln!(anstream::stderr(), "rowlock: {}", printable(&text.to_string()));
+    let _ = writeln!(stderr(), "rowlock: {}", printable(&text.to_string()));
+}
+
+static NEVER_STOP: AtomicBool = AtomicBool::new(false);
+
+/// For a process that renews a lease: a terminal with `stty tostop` suspends those that write to it from the background.
+pub fn never_stop() {
+    NEVER_STOP.store(true, Ordering::Relaxed);
+}
+
+/// Where nothing is written that would suspend the process.
+pub fn stderr() -> Box<dyn Write> {
+    let err = std::io::stderr();
+    let stops = || {
+        tcgetattr(&err).is_ok_and(|terminal| terminal.local_modes.contains(LocalModes::TOSTOP))
+            && tcgetpgrp(&err).is_ok_and(|foreground| foreground != getpgrp())
+    };
+    match NEVER_STOP.load(Ordering::Relaxed) && stops() {
+        true => Box::new(std::io::sink()),
+        false => Box::new(anstream::AutoStream::auto(err)),
+    }
 }
 
 /// What others wrote into the table moves no cursor here, and turns no text around.

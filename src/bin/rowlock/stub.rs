@@ -1,29 +1,39 @@
 //! The command's own beginning: it is to die with the program that started it.
 
-use std::process::Command;
+use std::{fs::File, io::Write as _, os::unix::process::CommandExt as _, process::Command};
 
 use crate::{
     args::Stub,
+    descendants,
     exit::{self, Failure},
 };
 
 /// Becomes the command, on Linux with a signal for when its parent dies, however that happens.
 pub fn become_command(stub: Stub) -> Failure {
-    #[cfg(target_os = "linux")]
-    {
-        use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-        if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-            return Failure::new(exit::NOT_EXECUTABLE, error);
-        }
-        // It may have died before.
-        if getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(stub.parent) {
-            return Failure::new(exit::LOST, "its parent is gone");
-        }
+    if let Err(failure) = die_with(stub.parent) {
+        return failure;
     }
     let mut words = stub.command.into_iter();
     let name = words.next().unwrap_or_default();
-    let mut command = Command::new(&stub.program);
-    std::os::unix::process::CommandExt::arg0(&mut command, &name).args(words);
-    let error = std::os::unix::process::CommandExt::exec(&mut command);
-    Failure::new(exit::NOT_EXECUTABLE, format_args!("{}: {error}", stub.program.display()))
+    let error = Command::new(&stub.program).arg0(&name).args(words).exec();
+    let failure = Failure::new(exit::NOT_EXECUTABLE, format_args!("{}: {error}", stub.program.display()));
+    // The parent puts the key back then. This end of its pipe is opened only here: the command inherits nothing of it.
+    let report = format!("/proc/{}/fd/{}", stub.parent, stub.report);
+    let report = || File::options().write(true).open(report).and_then(|mut report| write!(report, "{failure}"));
+    if descendants::proc_is_ours() && report().is_ok() { Failure::new(exit::NOT_EXECUTABLE, "") } else { failure }
+}
+
+/// Linux: this process is killed when its parent ends, however that happens.
+pub fn die_with(parent: i32) -> Result<(), Failure> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+        set_parent_process_death_signal(Some(Signal::KILL))
+            .map_err(|error| Failure::new(exit::NOT_EXECUTABLE, error))?;
+        // It may have ended before.
+        if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent) {
+            return Err(Failure::new(exit::LOST, "its parent is gone"));
+        }
+    }
+    Ok(())
 }

@@ -1,0 +1,159 @@
+//! What the command has started, and what those have started: read from `/proc`, where the system has one.
+//!
+//! This program is the reaper of its descendants (Linux): one whose parent has ended becomes its child, so that
+//! none leaves the tree, whatever group or session it makes for itself.
+
+use std::collections::HashMap;
+
+use rustix::process::{Pid, Signal, WaitOptions, getpid, getsid, kill_process, test_kill_process, waitpid};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    pid: Pid,
+    parent: i32,
+    session: i32,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Alive,
+    Stopped,
+    /// It has ended, and its parent has not waited for it.
+    Dead,
+}
+
+impl Process {
+    /// Looks at one process; `None` where the system does not tell.
+    pub fn look(pid: Pid) -> Option<Self> {
+        proc_is_ours().then_some(())?;
+        parse(&std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?)
+    }
+
+    pub fn pid(self) -> Pid {
+        self.pid
+    }
+
+    pub fn is_stopped(self) -> bool {
+        self.state == State::Stopped
+    }
+
+    /// Whether its parent is the one that it had when `earlier` was looked at.
+    pub fn has_parent_of(self, earlier: Self) -> bool {
+        self.parent == earlier.parent
+    }
+
+    pub fn send(self, signal: Signal) {
+        // One that has ended in the meantime is not there, and need not be.
+        let _ = kill_process(self.pid, signal);
+    }
+
+    /// Whether it made a session of its own, as daemons do.
+    pub fn is_daemon(self) -> bool {
+        getsid(None).is_ok_and(|session| session.as_raw_nonzero().get() != self.session)
+    }
+}
+
+/// Makes this program the parent of its descendants whose own parents end.
+pub fn adopt() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::set_child_subreaper(Some(getpid())) {
+        tracing::debug!(%error, "orphans of the command go to another reaper");
+    }
+}
+
+/// The descendants that are alive and may be signalled; `None` where the system does not tell.
+pub fn alive() -> Option<Vec<Process>> {
+    let mut processes = below(getpid(), &all()?);
+    processes.retain(|process| process.state != State::Dead && test_kill_process(process.pid).is_ok());
+    Some(processes)
+}
+
+/// Waits for adopted children that have ended. The one that another part of the program waits for is left to it.
+pub fn bury(but: Option<Pid>) {
+    let own = getpid().as_raw_nonzero().get();
+    for process in all().unwrap_or_default() {
+        if process.parent == own && process.state == State::Dead && Some(process.pid) != but {
+            let _ = waitpid(Some(process.pid), WaitOptions::NOHANG);
+        }
+    }
+}
+
+/// Whether `/proc` is there and shows this process under its own number. In a namespace of processes that has kept another's `/proc`,
+/// the numbers are other processes'.
+pub fn proc_is_ours() -> bool {
+    std::fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == std::process::id().to_string().as_str())
+}
+
+fn all() -> Option<Vec<Process>> {
+    proc_is_ours().then_some(())?;
+    let entries = std::fs::read_dir("/proc").ok()?;
+    let stats = entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
+    Some(
+        stats.filter_map(|entry| std::fs::read(entry.path().join("stat")).ok().and_then(|stat| parse(&stat))).collect(),
+    )
+}
+
+/// `pid (name) state parent group session ...`; the twentieth is the number of threads. A name may have anything in it.
+fn parse(stat: &[u8]) -> Option<Process> {
+    let stat = String::from_utf8_lossy(stat);
+    let pid = Pid::from_raw(stat.split_once(' ')?.0.parse().ok()?)?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    let session = fields.nth(1)?.parse().ok()?;
+    let threads: u32 = fields.nth(13)?.parse().ok()?;
+    let state = match state {
+        // The first thread may have ended before the others.
+        "Z" | "X" if threads <= 1 => State::Dead,
+        "T" => State::Stopped,
+        _ => State::Alive,
+    };
+    Some(Process { pid, parent, session, state })
+}
+
+fn below(root: Pid, all: &[Process]) -> Vec<Process> {
+    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+    for process in all {
+        children.entry(process.parent).or_default().push(*process);
+    }
+    let mut found = children.remove(&root.as_raw_nonzero().get()).unwrap_or_default();
+    let mut seen = 0;
+    while let Some(process) = found.get(seen) {
+        found.extend(children.remove(&process.pid.as_raw_nonzero().get()).unwrap_or_default());
+        seen += 1;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Pid, Process, State, below, parse};
+
+    fn process(pid: i32, parent: i32) -> Process {
+        Process { pid: Pid::from_raw(pid).unwrap(), parent, session: 1, state: State::Alive }
+    }
+
+    #[test]
+    fn a_name_may_have_anything_in_it() {
+        let stat = |state, threads| {
+            format!("7 (a) Z 9 (b) {state} 3 7 1 0 -1 4194304 90 0 0 0 0 0 0 0 20 0 {threads} 0 1 2 3\n")
+        };
+        let read = |state, threads| parse(stat(state, threads).as_bytes());
+        assert_eq!(read("S", 1), Some(process(7, 3)));
+        assert_eq!(read("Z", 1), Some(Process { state: State::Dead, ..process(7, 3) }));
+        assert_eq!(read("T", 1), Some(Process { state: State::Stopped, ..process(7, 3) }));
+        assert_eq!(read("Z", 2), Some(process(7, 3)), "another thread goes on");
+        assert_eq!(parse(b"7 (a"), None);
+    }
+
+    #[test]
+    fn descendants_are_found_in_any_order() {
+        let all = [process(5, 4), process(9, 1), process(4, 2), process(3, 2), process(2, 1)];
+        let found = |root| -> Vec<i32> {
+            let below = below(Pid::from_raw(root).unwrap(), &all);
+            below.iter().map(|process| process.pid.as_raw_nonzero().get()).collect()
+        };
+        assert_eq!((found(2), found(5)), (vec![4, 3, 5], vec![]));
+    }
+}

@@ -1,0 +1,50 @@
+//! The program on a terminal: two processes.
+//!
+//! The one that the shell has started, the front, stays in the shell's job, and the command runs in that group too:
+//! it may read the terminal, and the terminal's keys reach it as if there were no lock. The other one, behind it, has the
+//! claim and is the command's parent. It is in a group of its own, which no key suspends: the lease is renewed
+//! while the job is.
+
+use std::{fs::File, path::PathBuf};
+
+use rustix::process::{Pid, kill_process};
+use tokio::{process::Command, signal::unix::SignalKind};
+
+use crate::{
+    descendants,
+    exit::{Failure, NOT_EXECUTABLE},
+    signals::{Asked, came, listen},
+    work::{code, lost_sight},
+};
+
+/// Whether this process has a controlling terminal, whatever its stdin is, and whichever job is in the foreground.
+pub fn has_terminal() -> bool {
+    File::open("/dev/tty").is_ok()
+}
+
+/// Starts the program anew behind this process, passes on what asks it to stop, and ends as it does.
+pub async fn stand_before() -> Result<u8, Failure> {
+    let cannot = |error: std::io::Error| Failure::new(NOT_EXECUTABLE, error);
+    let mut asked = Asked::listen()?;
+    let mut children = listen(SignalKind::child())?;
+    let mut command = Command::new(this_program()?);
+    command.arg0("rowlock").arg(format!("--behind={}", std::process::id())).args(std::env::args_os().skip(1));
+    let mut behind = command.process_group(0).kill_on_drop(true).spawn().map_err(cannot)?;
+    let pid = behind.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    loop {
+        tokio::select! {
+            status = behind.wait() => return status.map(code).map_err(lost_sight),
+            signal = asked.next() => drop(pid.map(|pid| kill_process(pid, signal))),
+            // As a container's first process it has orphans to wait for.
+            () = came(&mut children) => descendants::bury(pid),
+        }
+    }
+}
+
+/// This very program, also if its file was replaced while it waited for the key.
+pub fn this_program() -> Result<PathBuf, Failure> {
+    if cfg!(target_os = "linux") {
+        return Ok("/proc/self/exe".into());
+    }
+    std::env::current_exe().map_err(|error| Failure::new(NOT_EXECUTABLE, error))
+}

@@ -1,0 +1,169 @@
+//! What of the command's outlives its claim: nothing; and nothing outlives the grace.
+
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use tokio::process::Command;
+
+use crate::{
+    bed::{Bed, Site, eventually},
+    program::{PROGRAM, STAYS, Stage, ended, read, start, within},
+    program_terminal::{TICKS, is_stopped, signal, state},
+};
+
+/// Whether a process namespace of one's own can be had here.
+pub fn has_process_namespaces() -> bool {
+    let mut trial = std::process::Command::new("unshare");
+    trial.args(["-pf", "--kill-child", "--mount-proc", "true"]).stderr(std::process::Stdio::null());
+    trial.status().is_ok_and(|status| status.success())
+}
+
+/// As in a container: orphans become its children, and some of them are dead before it is asked to stop.
+pub async fn as_pid_1_it_stops_as_soon_as_its_command_does<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let script = r#"trap 'exit 7' TERM; (true & true & true &); touch "$0/up"; while :; do sleep 0.05; done"#;
+    let mut unshare = Command::new("unshare");
+    unshare.args([
+        "-pf",
+        "--kill-child",
+        "--mount-proc",
+        PROGRAM,
+        "run",
+        "k",
+        "--lease",
+        "1h",
+        "--grace",
+        "1h",
+        "--",
+        "sh",
+        "-c",
+    ]);
+    unshare.args([script, stage.path()]).env("DATABASE_URL", &site.url);
+    let job = start(unshare);
+    stage.up().await;
+    let first = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", job.id())).unwrap();
+    signal(first.trim(), Signal::TERM);
+    job.ended().await.with(7);
+}
+
+/// A long run collects no dead processes.
+pub async fn orphans_are_buried_while_the_command_works<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let script = format!(r#"for n in 1 2 3; do (sh -c 'echo $$ >> "$0/orphans"' "$0" &); done; {STAYS}"#);
+    let job = site.start("run k -- sh -c", &[&script, stage.path()]);
+    stage.up().await;
+    let orphans = stage.file("orphans");
+    eventually("three orphans", async || orphans.exists() && read(&orphans).lines().count() == 3).await;
+    for orphan in read(&orphans).lines() {
+        let there = format!("/proc/{orphan}");
+        eventually("it is buried", async || !std::path::Path::new(&there).exists()).await;
+    }
+    stage.go();
+    job.ended().await.with(0);
+}
+
+/// Also what has made a session of its own.
+pub async fn descendants_in_other_sessions_are_stopped_too<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    std::fs::write(stage.file("child"), format!("trap '' TERM\n{TICKS}")).unwrap();
+    for (start, words) in [("", "& wait"), ("(", "&); while :; do sleep 0.05; done")] {
+        let script = format!(r#"{start} setsid sh -c "$(cat "$0/child")" "$0" > /dev/null 2>&1 {words}"#);
+        let job = site.start("run k --lease 1h --grace 300ms -- sh -c", &[&script, stage.path()]);
+        let grandchild = stage.up().await;
+        job.signal(Signal::TERM);
+        let ended = job.ended().await.with(143);
+        assert_eq!(state(&grandchild), None, "it works beside the next holder");
+        assert!(ended.err.contains("k: not ended within 300ms: killed"), "{ended:?}");
+        std::fs::remove_file(stage.file("up")).unwrap();
+    }
+}
+
+/// What the command leaves behind in its session is ended before the key is released; a daemon lives on.
+pub async fn what_the_command_leaves_behind_is_ended_first<DB: Bed>(site: Site<DB>) {
+    for (own_session, lives) in [("", false), ("setsid ", true)] {
+        let stage = Stage::new();
+        std::fs::write(stage.file("child"), TICKS).unwrap();
+        let up = r#"while [ ! -e "$0/up" ]; do sleep 0.05; done"#;
+        let script = format!(r#"{own_session}sh -c "$(cat "$0/child")" "$0" > /dev/null 2>&1 & {up}"#);
+        let job = site.start("run k --lease 1h --grace 300ms -- sh -c", &[&script, stage.path()]);
+        let ended = job.ended().await.with(0);
+        let child = read(&stage.file("up"));
+        assert_eq!(state(&child).is_some(), lives, "{ended:?}");
+        assert_eq!(ended.err.contains("left running"), !lives, "{ended:?}");
+        assert_eq!(site.show("k").await["status"], "S");
+        stage.go();
+        eventually("it is gone", async || state(&child).is_none()).await;
+    }
+}
+
+/// Without a terminal: the command is suspended, and the program goes on renewing.
+pub async fn a_suspension_is_passed_on_and_the_key_kept<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let job = site.start("run k --lease 4s -- sh -c", &[TICKS, stage.path()]);
+    let command = stage.up().await;
+    job.signal(Signal::TSTP);
+    eventually("the command is stopped", async || is_stopped(&command)).await;
+    site.rowlock("run k --wait 9s -- true", &[]).await.with(75);
+    job.signal(Signal::CONT);
+    eventually("the command goes on", async || !is_stopped(&command)).await;
+    job.signal(Signal::TSTP);
+    eventually("the command is stopped", async || is_stopped(&command)).await;
+    // A stopped process hears of nothing before it goes on.
+    job.signal(Signal::TERM);
+    job.ended().await.with(143);
+}
+
+/// A transaction sits on the row, so that the end cannot be written; the lease would go on for an hour.
+pub async fn what_is_told_to_the_database_is_within_the_grace<DB: Bed>(site: Site<DB>) {
+    for (asked, code) in [(false, 0), (true, 143)] {
+        let stage = Stage::new();
+        let job = site.start("run k --lease 1h --grace 1500ms -- sh -c", &[STAYS, stage.path()]);
+        stage.up().await;
+        let mut other = site.pool_of(1).await.acquire().await.unwrap();
+        DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+        DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+        let begun = Instant::now();
+        if asked {
+            job.signal(Signal::TERM);
+        } else {
+            stage.go();
+        }
+        let ended = job.ended().await.with(code);
+        // Its connections are closed within a second more.
+        within(begun.elapsed(), Duration::from_millis(2500));
+        assert!(ended.err.starts_with("rowlock: k: its end was not recorded: no answer within 1.5s\n"), "{ended:?}");
+        DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+        site.rowlock("release k --force", &[]).await.with(0);
+    }
+}
+
+/// Its interpreter's own interpreter is missing: that shows only when it is to begin.
+pub async fn a_command_whose_beginning_fails_leaves_the_key_free<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let script = |name: &str, interpreter: &str| {
+        std::fs::write(stage.file(name), format!("#!{interpreter}\n")).unwrap();
+        std::fs::set_permissions(stage.file(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+        stage.file(name).display().to_string()
+    };
+    let inner = script("inner", "/no/such/interpreter");
+    let outer = script("outer", &inner);
+    for rules in ["recover", "article"] {
+        let mut command = site.command("run k --lease 1h --rules", &[rules, "--", &outer]);
+        command.env("LANG", "C");
+        let failed = ended(command).await.with(126);
+        assert!(failed.err.contains(&format!("{outer}: No such file or directory")), "{failed:?}");
+        assert_eq!(failed.err.lines().count(), 1, "{failed:?}");
+        assert_ne!(site.show("k").await["status"], "F");
+        site.rowlock("run k --rules", &[rules, "--", "true"]).await.with(0);
+        if rules == "recover" {
+            site.rowlock("run w --once-per 1h --lease 1h --", &[&outer]).await.with(126);
+            site.rowlock("run w --once-per 1h -- true", &[]).await.with(0);
+        }
+    }
+    // A command's own 126 is its own.
+    site.rowlock("run k -- sh -c", &["exit 126"]).await.with(126);
+    assert_eq!(site.show("k").await["status"], "F");
+}

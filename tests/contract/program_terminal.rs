@@ -1,0 +1,223 @@
+//! The program on a terminal, under a shell with job control: real keys, real signals.
+
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use rustix::{
+    process::{Pid, Signal, kill_process},
+    pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt},
+};
+
+use crate::{
+    bed::{Bed, Site, eventually},
+    program::{PROGRAM, Stage, hear_all_signals, read},
+};
+
+const INTERRUPT: &str = "\x03";
+const SUSPEND: &str = "\x1a";
+
+/// A command that writes its process id into `up`, and works until it finds `go`: `ticks` grows.
+pub const TICKS: &str =
+    r#"echo $$ > "$0/new"; mv "$0/new" "$0/up"; while [ ! -e "$0/go" ]; do echo >> "$0/ticks"; sleep 0.05; done"#;
+
+/// An interactive shell on a terminal of its own. Dropped, the line is cut.
+struct Terminal {
+    keys: File,
+    shell: Child,
+    screen: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Terminal {
+    fn new<DB: Bed>(site: &Site<DB>) -> Self {
+        hear_all_signals();
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let master = openpt(flags).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let line = File::from(ioctl_tiocgptpeer(&master, flags).unwrap());
+        let mut shell = Command::new("setsid");
+        shell.args(["--ctty", "bash", "--norc", "--noprofile", "--noediting", "-i"]);
+        shell.env("DATABASE_URL", &site.url).env("ROWLOCK", PROGRAM).env("HISTFILE", "/dev/null");
+        shell.stdin(line.try_clone().unwrap()).stdout(line.try_clone().unwrap()).stderr(Stdio::from(line));
+        let shell = shell.spawn().unwrap();
+        let keys = File::from(master);
+        let screen = Arc::new(Mutex::new(Vec::new()));
+        // A terminal that is not read stops those who write to it.
+        let (mut line, seen) = (keys.try_clone().unwrap(), screen.clone());
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = line.read(&mut bytes) {
+                seen.lock().unwrap().extend_from_slice(&bytes[..n]);
+            }
+        });
+        Self { keys, shell, screen }
+    }
+
+    fn types(&self, keys: &str) {
+        (&self.keys).write_all(keys.as_bytes()).unwrap();
+    }
+
+    fn enters(&self, line: &str) {
+        self.types(&format!("{line}\n"));
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let screen = self.screen.lock().unwrap().clone();
+            let _ = std::io::stderr().write_all(&screen);
+        }
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+    }
+}
+
+fn stat(pid: &str, field: usize) -> Option<String> {
+    let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")).ok()?;
+    Some(stat.rsplit_once(") ")?.1.split(' ').nth(field)?.to_owned())
+}
+
+/// A process's state as the system tells it, such as `T` for stopped; none if it is gone, or dead and only not waited for.
+pub fn state(pid: &str) -> Option<char> {
+    stat(pid, 0)?.chars().next().filter(|state| *state != 'Z')
+}
+
+fn parent(pid: &str) -> String {
+    stat(pid, 1).unwrap()
+}
+
+/// A shell whose child was stopped between its birth and its first word (`vfork`) waits for that, and is not marked.
+pub fn is_stopped(pid: &str) -> bool {
+    let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    match state(pid) {
+        Some('T') => true,
+        Some('D') => children().split_whitespace().any(|child| state(child) == Some('T')),
+        _ => false,
+    }
+}
+
+pub fn signal(pid: &str, signal: Signal) {
+    kill_process(Pid::from_raw(pid.parse().unwrap()).unwrap(), signal).unwrap();
+}
+
+async fn ended_well<DB: Bed>(site: &Site<DB>) {
+    eventually("the key is free, and the run succeeded", async || {
+        let row = site.show("k").await;
+        row["state"] == "free" && row["status"] == "S"
+    })
+    .await;
+}
+
+async fn ticks_on(stage: &Stage) {
+    let length = || std::fs::metadata(stage.file("ticks")).map_or(0, |file| file.len());
+    let before = length();
+    eventually("the command works", async || length() > before).await;
+}
+
+/// As `ssh`, `sudo` and `psql` do: in a pipeline, and after a while in the background.
+pub async fn a_command_may_read_the_terminal<DB: Bed>(site: Site<DB>) {
+    let reads = r#""$ROWLOCK" run k -- sh -c 'echo $$ > "$0/new"; mv "$0/new" "$0/up"; read word < /dev/tty; echo "$word" > "$0/word"'"#;
+    for (before, after) in [("true |", ""), ("", "| cat"), ("true |", "&")] {
+        let (terminal, stage) = (Terminal::new(&site), Stage::new());
+        terminal.enters(&format!("{before} {reads} {} {after}", stage.path()));
+        let command = stage.up().await;
+        if after == "&" {
+            // The whole job is stopped when one of it reads. A shell that does not know it yet would not continue it.
+            let front = parent(&parent(&command));
+            eventually("the job is stopped", async || is_stopped(&command) && is_stopped(&front)).await;
+            terminal.enters("fg");
+        }
+        terminal.enters("hello");
+        let word = stage.file("word");
+        eventually("the command has read a line", async || word.exists() && read(&word) == "hello").await;
+        ended_well(&site).await;
+    }
+}
+
+pub async fn a_command_that_is_suspended_keeps_its_key<DB: Bed>(site: Site<DB>) {
+    for before in ["sleep 1000 |", ""] {
+        let (terminal, stage) = (Terminal::new(&site), Stage::new());
+        terminal.enters(&format!(r#"{before} "$ROWLOCK" run k --lease 4s -- sh -c '{TICKS}' {}"#, stage.path()));
+        let command = stage.up().await;
+        terminal.types(SUSPEND);
+        eventually("the command is stopped", async || is_stopped(&command)).await;
+        // Two leases long.
+        let refused = site.rowlock("run k --wait 9s -- true", &[]).await.with(75);
+        assert!(refused.err.contains("held"), "{refused:?}");
+        assert!(is_stopped(&command), "{:?}", state(&command));
+        terminal.enters("fg");
+        ticks_on(&stage).await;
+        stage.go();
+        ended_well(&site).await;
+        terminal.types(INTERRUPT);
+    }
+}
+
+pub async fn a_suspended_command_whose_claim_is_lost_does_not_go_on<DB: Bed>(site: Site<DB>) {
+    let (terminal, stage) = (Terminal::new(&site), Stage::new());
+    terminal.enters(&format!(
+        r#"sleep 1000 | "$ROWLOCK" run k --lease 1s --grace 200ms -- sh -c 'trap "" TERM; {TICKS}' {}"#,
+        stage.path()
+    ));
+    let command = stage.up().await;
+    terminal.types(SUSPEND);
+    eventually("the command is stopped", async || is_stopped(&command)).await;
+    site.rowlock("release k --force", &[]).await.with(0);
+    eventually("the command is gone", async || state(&command).is_none()).await;
+}
+
+pub async fn the_interrupt_key_reaches_the_command_once<DB: Bed>(site: Site<DB>) {
+    let (terminal, stage) = (Terminal::new(&site), Stage::new());
+    let counts = r#"trap 'echo >> "$0/interrupts"; touch "$0/go"' INT; touch "$0/up"; while [ ! -e "$0/go" ]; do sleep 0.05; done; sleep 0.5; exit 7"#;
+    std::fs::write(stage.file("counts"), counts).unwrap();
+    terminal.enters(&format!(r#""$ROWLOCK" run k -- sh -c "$(cat {0}/counts)" {0}; echo $? > {0}/code"#, stage.path()));
+    stage.up().await;
+    terminal.types(INTERRUPT);
+    let code = stage.file("code");
+    eventually("it has ended", async || code.exists() && !read(&code).is_empty()).await;
+    assert_eq!((read(&code).as_str(), std::fs::read(stage.file("interrupts")).unwrap().len()), ("7", 1));
+}
+
+/// The claim is given up when everything that the command has started is gone.
+pub async fn on_a_terminal_descendants_do_not_outlive_the_claim<DB: Bed>(site: Site<DB>) {
+    for own_session in ["", "setsid "] {
+        let (terminal, stage) = (Terminal::new(&site), Stage::new());
+        let child = format!("trap '' TERM\n{TICKS}");
+        std::fs::write(stage.file("child"), child).unwrap();
+        let starts = format!(r#"{own_session}sh -c "$(cat "$0/child")" "$0" & wait"#);
+        terminal.enters(&format!(
+            r#""$ROWLOCK" run k --lease 1h --grace 300ms -- sh -c '{starts}' {0} & echo $! > {0}/pid"#,
+            stage.path()
+        ));
+        let grandchild = stage.up().await;
+        signal(&read(&stage.file("pid")), Signal::TERM);
+        let lock = site.lock();
+        eventually("the claim is given up", async || {
+            lock.inspect("k").await.unwrap().unwrap().state != rowlock::State::Held
+        })
+        .await;
+        assert_eq!(state(&grandchild), None, "it works beside the next holder");
+    }
+}
+
+/// The shell that goes away takes its job with it, a stopped one too.
+pub async fn a_terminal_that_is_closed_ends_the_command<DB: Bed>(site: Site<DB>) {
+    for suspended in [false, true] {
+        let (terminal, stage) = (Terminal::new(&site), Stage::new());
+        terminal.enters(&format!(r#""$ROWLOCK" run k --lease 1h -- sh -c '{TICKS}' {}"#, stage.path()));
+        let command = stage.up().await;
+        if suspended {
+            terminal.types(SUSPEND);
+            eventually("the command is stopped", async || is_stopped(&command)).await;
+        }
+        drop(terminal);
+        eventually("the command is gone", async || state(&command).is_none()).await;
+        site.rowlock("run k --wait 10s -- true", &[]).await.with(0);
+    }
+}
