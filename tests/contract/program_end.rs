@@ -102,11 +102,11 @@ pub async fn what_the_command_leaves_behind_is_ended_first<DB: Bed>(site: Site<D
 /// Without a terminal: the command is suspended, and the program goes on renewing.
 pub async fn a_suspension_is_passed_on_and_the_key_kept<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
-    let job = site.start("run k --lease 1s -- sh -c", &[TICKS, stage.path()]);
+    let job = site.start("run k --lease 4s -- sh -c", &[TICKS, stage.path()]);
     let command = stage.up().await;
     job.signal(Signal::TSTP);
     eventually("the command is stopped", async || is_stopped(&command)).await;
-    site.rowlock("run k --wait 3s -- true", &[]).await.with(75);
+    site.rowlock("run k --wait 9s -- true", &[]).await.with(75);
     job.signal(Signal::CONT);
     eventually("the command goes on", async || !is_stopped(&command)).await;
     job.signal(Signal::TSTP);
