@@ -31,9 +31,6 @@ use crate::{
 /// How long a caller waits for another's look at the table.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How long taking leave of the server may take.
-const GOODBYE: Duration = Duration::from_millis(200);
-
 /// The most keys of a set: elsewhere than on PostgreSQL each takes a statement of its own.
 const MOST_KEYS: usize = 100;
 
@@ -234,9 +231,8 @@ impl<DB: Database> LeaseLock<DB> {
     pub async fn shutdown(&self, limit: Duration) -> bool {
         self.waiting.line.go_on();
         let settled = self.keeper.settled(limit).await;
-        let limit = Instant::now() + GOODBYE;
-        self.settings.pool.close_idle(limit).await;
-        self.settings.renewals.close_idle(limit).await;
+        self.settings.pool.close_idle().await;
+        self.settings.renewals.close_idle().await;
         settled
     }
 }

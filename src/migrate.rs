@@ -37,11 +37,17 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// # Cancel safety
 /// Dropped, it leaves the table as it was, or complete, or (MySQL, MariaDB) created but not complete; call it again.
 pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
-    let limit = Instant::now() + LIMIT;
     let connections = Connections::new(pool.clone(), Purpose::Requests);
+    let migrated = complete(&connections).await;
+    connections.close_idle().await;
+    migrated
+}
+
+async fn complete<DB: Database>(connections: &Connections<DB>) -> Result<(), Error> {
+    let limit = Instant::now() + LIMIT;
     let (mut tries, mut installed) = (0, false);
     loop {
-        let schema = schema(&connections, limit, LIMIT).await?;
+        let schema = schema(connections, limit, LIMIT).await?;
         if let Some(wrong) = schema.refused {
             return Err(Error::Unsuitable { wrong });
         }
@@ -57,7 +63,7 @@ pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
                 format!("it lacks {}, which rowlock does not add to a table of another program", missing.join(", "));
             return Err(Error::Unsuitable { wrong });
         }
-        let mut conn = Borrowed::checkout(&connections, limit).await.map_err(|failure| failed(failure, LIMIT))?;
+        let mut conn = Borrowed::checkout(connections, limit).await.map_err(|failure| failed(failure, LIMIT))?;
         let reply = timeout_at(limit, DB::install(conn.get())).await;
         tries += 1;
         match conn.settle(reply) {

@@ -30,6 +30,8 @@ const MOST: u32 = 8;
 /// The most connections for renewals and endings: one each, and another where the first brings no
 /// answer.
 const MOST_RENEWALS: u32 = 4;
+/// How long taking leave of the server may take.
+const GOODBYE: Duration = Duration::from_millis(200);
 
 /// A source of connections for one purpose.
 pub struct Connections<DB: Database> {
@@ -94,8 +96,9 @@ impl<DB: Store> Connections<DB> {
     }
 
     /// Takes leave of the server on the lock's own connections, as they become idle.
-    pub async fn close_idle(&self, limit: Instant) {
+    pub async fn close_idle(&self) {
         let Some(pool) = self.own().and_then(|own| own.opened()) else { return };
+        let limit = Instant::now() + GOODBYE;
         while pool.size() > 0 && Instant::now() < limit {
             match pool.try_acquire() {
                 // A server that does not answer sees the connection end.

@@ -258,7 +258,7 @@ pub async fn a_transaction_under_a_lease<DB: Bed>(site: Site<DB>) {
 }
 
 pub async fn a_transaction_under_a_version<DB: Bed>(site: Site<DB>) {
-    a_transaction(&site, |stage| Box::new(version_lock(&stage.pool))).await;
+    a_transaction(&site, |stage| Box::new(version_lock(&stage.pool).share_pool())).await;
 }
 
 /// It takes from one account what it adds to another: both or neither, and the mark of a confirmation with them.

@@ -188,7 +188,8 @@ pub async fn locks_of_one_pool_share_connections<DB: Bed>(site: Site<DB>) {
     sleep(2 * SHORT).await;
     assert!(leases.iter().all(|(lease, _)| lease.is_held()));
     let opened = connections(&site).await - before;
-    assert!((1..=3).contains(&opened), "{opened} connections");
+    // No more than eight for requests and four for renewals, however many locks there are.
+    assert!((1..=12).contains(&opened), "{opened} connections");
     for (lease, _) in leases {
         lease.release(Status::Succeeded).await.unwrap();
     }

@@ -138,8 +138,11 @@ pub async fn a_runtime_that_stands_still_takes_nobody_along<DB: Bed>(site: Site<
     eventually("both are idle", || async { pool.num_idle() == 2 }).await;
     proxy.hold(Way::Replies);
     let theirs = lock.clone();
-    let (elsewhere, _) = Elsewhere::new(async move { theirs.try_acquire("first").await }).driven(2).await;
-    proxy.held(Way::Replies).await;
+    // It yields, has its connection checked, and sends its claim.
+    let (mut elsewhere, _) = Elsewhere::new(async move { theirs.try_acquire("first").await }).driven(3).await;
+    while timeout(PATIENCE / 100, proxy.held(Way::Replies)).await.is_err() {
+        elsewhere = elsewhere.driven(2).await.0;
+    }
     proxy.let_others_pass();
     let mut wanted = tries(&lock, ["k"]);
     begin(&mut wanted).await;

@@ -242,8 +242,13 @@ async fn pump(
     let mut chunk = vec![0; 1 << 16];
     while let Ok(length @ 1..) = from.read(&mut chunk).await {
         let free = match way {
-            Way::Requests => is_ping(&chunk[..length]) && !pinged.swap(true, Ordering::SeqCst),
-            Way::Replies => pinged.swap(false, Ordering::SeqCst),
+            Way::Requests => {
+                let ping = is_ping(&chunk[..length]);
+                pinged.store(ping, Ordering::SeqCst);
+                ping
+            }
+            // The answer to one may come in several chunks.
+            Way::Replies => pinged.load(Ordering::SeqCst),
         };
         if !free {
             shared.pass(way, number).await;

@@ -48,7 +48,7 @@ async fn goes_away_unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>) -> bo
         sleep(Duration::from_millis(5)).await;
         if site.column("k", "status").await.as_deref() == Some("P") {
             drop(attempt);
-            lock.shutdown().await;
+            lock.shutdown(PATIENCE).await;
             return true;
         }
     }

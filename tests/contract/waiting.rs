@@ -56,7 +56,7 @@ pub async fn tasks_are_served_in_the_order_of_their_coming<DB: Bed>(site: Site<D
 pub async fn nobody_asks_while_the_process_holds_the_key<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     let Some(_) = DB::statements(&pool).await else { return }; // SQLite counts none
-    let lock = LeaseLock::new(pool.clone());
+    let lock = LeaseLock::new(pool.clone()).share_pool();
     let holder = holding(&lock).await;
     let mut waiters: Vec<_> = (0..1000).map(|_| waiter(&lock, FOR_EVER)).collect();
     let before = DB::statements(&pool).await.unwrap();
@@ -75,7 +75,7 @@ pub async fn a_thousand_tasks_ask_like_one<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     let Some(_) = DB::statements(&pool).await else { return };
     let holder = holding(&LeaseLock::new(site.pool_of(1).await)).await;
-    let lock = LeaseLock::new(pool.clone());
+    let lock = LeaseLock::new(pool.clone()).share_pool();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
     let mut tasks = JoinSet::new();
     let before = DB::statements(&pool).await.unwrap();

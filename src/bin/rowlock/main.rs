@@ -14,7 +14,7 @@ mod signals;
 mod stub;
 mod work;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use clap::{CommandFactory as _, Parser as _};
 use rowlock::{Database, LeaseLock};
@@ -97,6 +97,8 @@ async fn act(arguments: Arguments) -> Result<u8, Failure> {
 
 async fn on<DB: Database>(pool: sqlx::Pool<DB>, action: Action, front: Option<Pid>) -> Result<u8, Failure> {
     let done = act_on(pool.clone(), action, front).await;
+    // All locks of a pool share their connections: these are closed, too.
+    LeaseLock::new(pool.clone()).shutdown(Duration::ZERO).await;
     database::soon(pool.close()).await;
     done
 }
