@@ -160,10 +160,12 @@ impl<DB: Store> Drop for Borrowed<DB> {
     }
 }
 
+type Waiting<DB> = Pin<Box<dyn Future<Output = Reply<PoolConnection<DB>>> + Send>>;
+
 /// A connection being waited for. A pool closes the one that it tests when this is dropped: a database in memory is waited for
 /// in the background instead, and goes back.
 struct Acquiring<DB: Store> {
-    work: Option<Pin<Box<dyn Future<Output = Reply<PoolConnection<DB>>> + Send>>>,
+    work: Option<Waiting<DB>>,
     options: Arc<Options<DB>>,
 }
 

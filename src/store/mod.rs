@@ -13,6 +13,7 @@ mod mysql;
 pub mod operate;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub mod servers;
 #[cfg(feature = "sqlite")]
 mod sqlite;

@@ -17,13 +17,16 @@ const ALONE: &[&str] = &[
     "keeping::a_pool_of_one_is_enough",
     "keeping::a_renewal_that_finds_the_row_locked_is_unknown_not_lost",
     "lanes::a_runtime_that_stands_still_holds_up_no_other",
+    "operating::a_forced_release_does_not_pass_a_transaction_at_the_row",
     "listening::word_of_a_release_comes_before_the_next_question",
     "program_run::a_command_that_does_not_start_leaves_the_key_free",
+    "program_run::it_takes_leave_of_the_server",
     "program_run::waiting_ends_with_the_key_or_with_the_time",
     "sets::a_set_is_renewed_in_the_background",
     "trips::a_transactions_round_trips_are_as_stated",
     "trips::round_trips_are_as_stated",
     "trips::round_trips_of_versions_are_as_stated",
+    "work::retries_that_are_used_up_are_a_conflict",
 ];
 
 static MACHINE: RwLock<()> = RwLock::new(());

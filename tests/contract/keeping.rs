@@ -284,16 +284,19 @@ pub async fn a_runtime_that_ends_tells_the_leases<DB: Bed>(site: Site<DB>) {
 pub async fn loss_is_told_while_the_keepers_runtime_stands_still<DB: Bed>(site: Site<DB>) {
     let url = site.url.clone();
     let still = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (lease, still) = std::thread::spawn(move || {
-        let lease = still.block_on(async {
-            let lock = LeaseLock::new(crate::bed::pool::<DB>(&url, 1).await).lease(SHORT).unwrap();
-            acquired(lock.try_acquire("k").await)
+    let (lease, pool, still) = std::thread::spawn(move || {
+        let (lease, pool) = still.block_on(async {
+            let pool = crate::bed::pool::<DB>(&url, 1).await;
+            let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
+            (acquired(lock.try_acquire("k").await), pool)
         });
-        (lease, still)
+        (lease, pool, still)
     })
     .join()
     .unwrap();
     let token = lease.cancellation_token();
+    // Nothing renews it any more: this runtime would. Closing waits for what the other one has.
+    drop(pool.close());
     timeout(PATIENCE, lease.lost()).await.unwrap();
     assert!(token.is_cancelled());
     drop(lease);

@@ -1,6 +1,9 @@
 //! `rowlock run`: a command that runs while its key is held.
 
-use std::{fmt, time::Instant};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 use rowlock::{Attempt, Database, Error, Lease, LeaseLock, Status};
 use rustix::process::{Pid, Signal};
@@ -21,7 +24,7 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>
     let attempt = tokio::select! {
         attempt = lock.acquire(run.key.as_str(), run.terms.wait) => attempt?,
         signal = asked.next() => {
-            let _ = asked.within(run.grace, lock.shutdown(run.grace)).await;
+            let _ = asked.within(run.grace, lock.shutdown(Duration::MAX)).await;
             return Ok(exit::SIGNAL + number(signal));
         }
     };
@@ -77,7 +80,7 @@ async fn supervise<DB: Database>(
             work.pass_on(signal);
             let status = work.stopped(key, asked, run.grace).await?;
             drop(lease);
-            if let Err(why) = asked.within(run.grace, lock.shutdown(run.grace)).await {
+            if let Err(why) = asked.within(run.grace, lock.shutdown(Duration::MAX)).await {
                 not_recorded(key, why);
             }
             Ok((code(status), "stopped"))
@@ -109,7 +112,7 @@ async fn put_back<DB: Database>(
             RuleSet::Recover => drop(lease),
             RuleSet::Article => drop(lease.release(Status::Succeeded).await),
         }
-        lock.shutdown(run.grace).await;
+        lock.shutdown(Duration::MAX).await;
     };
     if let Err(why) = asked.within(run.grace, put_back).await {
         not_recorded(run.key.as_str(), why);
