@@ -101,15 +101,17 @@ impl Memory {
 async fn outlives<P>(prepare: impl AsyncFn(&Memory, &str) -> P, act: impl AsyncFn(&Memory, &str, P)) {
     for (url, test) in URLS.into_iter().flat_map(|url| [(url, true), (url, false)]) {
         let memory = Memory::new(url, test).await;
-        for polls in 1.. {
-            assert!(polls < 300, "it never ends");
-            let key = format!("k{polls}");
+        let (mut polls, mut rounds) = (1, 0..300);
+        loop {
+            let key = format!("k{}", rounds.next().expect("it is dropped, and ends"));
             let prepared = prepare(&memory, &key).await;
             let ended = polled(polls, act(&memory, &key, prepared)).await;
             memory.is_whole(&format!("{url}, tested: {test}, dropped after {polls}")).await;
-            if ended {
-                assert!(polls > 1, "it was never dropped");
-                break;
+            match ended {
+                false => polls += 1,
+                // The driver's thread may be so quick that each answer is there at the first poll.
+                true if polls == 1 => {}
+                true => break,
             }
         }
     }
