@@ -136,17 +136,18 @@ pub async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: Bed>(site: Si
 
 /// Behind another's uncommitted insert; on SQLite it is the whole file that another writes to.
 pub async fn a_wait_outlives_a_transaction_that_is_longer_than_the_time_limit<DB: Bed>(site: Site<DB>) {
-    for fair in [false, true] {
+    // A creation that was given up may arrive late: each has a key of its own.
+    for (key, fair) in [("k", false), ("l", true)] {
         let mut other = site.pool_of(1).await.acquire().await.unwrap();
         DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-        DB::execute_on(&mut other, "INSERT INTO t_resource_lock (key_resource) VALUES ('k')").await.unwrap();
+        let insert = format!("INSERT INTO t_resource_lock (key_resource) VALUES ('{key}')");
+        DB::execute_on(&mut other, &insert).await.unwrap();
         let lock = site.lock().time_limit(LIMIT).unwrap().fair(fair);
-        let mut task = waiting(&lock, "k", Duration::MAX);
+        let mut task = waiting(&lock, key, Duration::MAX);
         sleep(OUTAGE).await;
         has_not_given_up(&mut task);
         DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
         acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release(Status::Succeeded).await.unwrap();
-        site.execute("DELETE FROM t_resource_lock").await;
     }
 }
 
