@@ -136,13 +136,12 @@ pub async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: Bed>(site: Si
 
 /// Behind another's uncommitted insert; on SQLite it is the whole file that another writes to.
 pub async fn a_wait_outlives_a_transaction_that_is_longer_than_the_time_limit<DB: Bed>(site: Site<DB>) {
-    // A creation that was given up may be carried out later: each round has a key of its own.
-    for (key, fair) in [("k", false), ("other", true)] {
+    // A creation that was given up may arrive late: each has a key of its own.
+    for (key, fair) in [("k", false), ("l", true)] {
         let mut other = site.pool_of(1).await.acquire().await.unwrap();
         DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-        DB::execute_on(&mut other, &format!("INSERT INTO t_resource_lock (key_resource) VALUES ('{key}')"))
-            .await
-            .unwrap();
+        let insert = format!("INSERT INTO t_resource_lock (key_resource) VALUES ('{key}')");
+        DB::execute_on(&mut other, &insert).await.unwrap();
         let lock = site.lock().time_limit(LIMIT).unwrap().fair(fair);
         let mut task = waiting(&lock, key, Duration::MAX);
         sleep(OUTAGE).await;
