@@ -17,6 +17,7 @@ use super::{Reply, Store, connections::Connections};
 use crate::{
     error::{Action, Certainty, Error},
     fault::{Fault, fault},
+    retry::outage_pause,
 };
 
 /// Why there is no result.
@@ -126,10 +127,11 @@ impl<DB: Store> Borrowed<DB> {
                 Ok(Ok(false) | Err(sqlx::Error::Io(_) | sqlx::Error::Database(_) | sqlx::Error::WorkerCrashed)) => {
                     tracing::debug!("closed a connection of the pool that was in a transaction, or had gone away");
                     drop(conn);
+                    outage_pause().await;
                 }
                 Ok(Err(error)) => {
                     conn.give_back();
-                    return Err(Failure::Failed(error));
+                    return Err(Failure::NoConnection(error));
                 }
                 Err(_) => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
             }
