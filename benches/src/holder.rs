@@ -108,24 +108,23 @@ pub async fn run(options: &Options, queries: &Queries) -> Result<(), Error> {
     on!(options.database, hold(options, queries))
 }
 
-/// Keys are taken over one pool, which is closed then, so that the other shows how few connections renewing needs.
+/// The pool is shared with the lock, so that it shows how few connections renewing uses at a time. Each statement is then
+/// preceded by a check of its connection, which counts as a statement.
 async fn hold<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Error> {
-    let taking = patient_pool::<DB>(&options.url, u32::try_from(TAKERS)?, false).await?;
-    let renewing = patient_pool::<DB>(&options.url, options.connections, false).await?;
-    let lock = LeaseLock::new(taking.clone()).renewal_pool(renewing.clone()).lease(options.lease)?;
+    let pool = patient_pool::<DB>(&options.url, options.connections, false).await?;
+    let lock = LeaseLock::new(pool.clone()).share_pool().lease(options.lease)?;
     for lease in take(&lock, "warm-up", WARM_UP).await? {
         lease.abandon().await?;
     }
     let before = resident();
     let leases = take(&lock, "held", options.keys).await?;
     let after = resident();
-    taking.close().await;
     println!("{}", Taken { before, after });
     let (statements, renewals) = (queries.so_far(), queries.renewals());
     let until = Instant::now() + options.seconds;
     let mut connections = 0;
     while Instant::now() < until {
-        connections = connections.max(renewing.size());
+        connections = connections.max(pool.size().saturating_sub(u32::try_from(pool.num_idle())?));
         sleep(Duration::from_millis(20).min(until.saturating_duration_since(Instant::now()))).await;
     }
     let (statements, renewals) = (queries.so_far() - statements, queries.renewals() - renewals);

@@ -144,7 +144,6 @@ impl Proxy {
     }
 
     /// From now on writes one text in the place of another of its length, in every request.
-    #[cfg(feature = "mysql")]
     pub fn replace(&self, text: &'static str, with: &'static str) {
         assert_eq!(text.len(), with.len());
         self.shared.0.send_modify(|state| state.replaced = Some((text, with)));
