@@ -75,6 +75,11 @@ impl<DB: Database> Changes<DB> {
     async fn send_once(&self, claims: &[Claim], change: Change, limit: Instant) -> Result<Answer, Failure> {
         let mut conn = Borrowed::checkout(&self.pool, limit).await?;
         let sent = Instant::now();
+        if sent >= limit {
+            // Begun and given up at once, it might be carried out all the same. Others were at the row so long.
+            conn.give_back();
+            return Err(Failure::Undone);
+        }
         let reply = timeout_at(limit, DB::change(conn.get(), claims, change, &self.terms, false)).await;
         conn.settle(reply).map(|outcomes| Answer { sent, outcomes })
     }

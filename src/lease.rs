@@ -121,9 +121,9 @@ impl<DB: Database> Lease<DB> {
     /// disk: should the server crash within the next moments, the claim stands again, and keeps others out until its lease ends.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the row was seen without the claim, so that nothing was written. Any other error means that it is
-    /// not known whether the ending was recorded: nothing came back before the lease was over, or somebody else had
-    /// taken the key by the time that something did.
+    /// [`Error::Lost`] if the row was seen without the claim, so that nothing was written. Any other error says by its
+    /// [`Certainty`](crate::Certainty) what is known: the server refused the ending to the last, and nothing was changed; or
+    /// no answer came before the lease was over, and it may have been recorded.
     ///
     /// # Cancel safety
     /// Dropped, the key is released or abandoned.

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::{
     error::{Action, Certainty, Error},
     key::Key,
+    retry::outage_pause,
     store::{
         Database,
         borrowed::{Borrowed, Failure},
@@ -84,9 +85,15 @@ async fn schema<DB: Database>(
     let failed = |failure: Failure| {
         failure.into_error(Action::Inspect, "the table t_resource_lock".into(), time_limit, Certainty::NothingChanged)
     };
-    let mut conn = Borrowed::checkout(connections, limit).await.map_err(failed)?;
-    let reply = timeout_at(limit, DB::schema(conn.get())).await;
-    conn.settle(reply).map_err(failed)
+    loop {
+        let mut conn = Borrowed::checkout(connections, limit).await.map_err(failed)?;
+        let reply = timeout_at(limit, DB::schema(conn.get())).await;
+        match conn.settle(reply) {
+            // The connection may have gone away while it was idle; a look may be sent again.
+            Err(failure) if failure.is_outage() && Instant::now() < limit => outage_pause().await,
+            reply => return reply.map_err(failed),
+        }
+    }
 }
 
 fn failed(failure: Failure, limit: Duration) -> Error {

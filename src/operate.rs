@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use sqlx::Connection as _;
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep, timeout_at},
@@ -13,6 +14,7 @@ use crate::{
     fault::Fault,
     key::{Holder, Key, Token},
     lease_lock::LeaseLock,
+    retry::outage_pause,
     rules::{State, Status, Terms, state},
     settings::{DAY, within},
     store::{
@@ -154,8 +156,19 @@ impl<DB: Database> LeaseLock<DB> {
     pub async fn force_release(&self, key: &str, status: Status) -> Result<Option<Token>, Error> {
         let key = Key::new(key)?;
         let limit = self.door().await?;
+        let busy = || Error::TimedOut {
+            action: Action::ForceRelease,
+            subject: quoted(&key),
+            limit: self.settings().time_limit,
+            outcome: Certainty::NothingChanged,
+        };
+        let mut skipped = false;
         loop {
-            let mut conn = self.checkout(limit, Action::ForceRelease, &quoted(&key)).await?;
+            let conn = self.checkout(limit, Action::ForceRelease, &quoted(&key)).await;
+            let mut conn = match conn {
+                Err(Error::NoConnection { .. }) if skipped => return Err(busy()),
+                conn => conn?,
+            };
             let reply = timeout_at(limit, DB::force(conn.get(), &key, status, &self.settings().terms)).await;
             match conn.settle(reply) {
                 Ok(Forced::Freed(token)) => {
@@ -163,18 +176,14 @@ impl<DB: Database> LeaseLock<DB> {
                     return Ok(Some(token));
                 }
                 Ok(Forced::NoRow) => return Ok(None),
-                Ok(Forced::Skipped) if Instant::now() >= limit => {
-                    return Err(Error::TimedOut {
-                        action: Action::ForceRelease,
-                        subject: quoted(&key),
-                        limit: self.settings().time_limit,
-                        outcome: Certainty::NothingChanged,
-                    });
-                }
+                Ok(Forced::Skipped) if Instant::now() >= limit => return Err(busy()),
                 Err(failure) if failure.fault() != Fault::Contention || Instant::now() >= limit => {
                     return Err(self.failed(failure, Action::ForceRelease, &quoted(&key)));
                 }
-                Ok(Forced::Skipped) | Err(_) => sleep(Duration::from_millis(fastrand::u64(10..40))).await,
+                Ok(Forced::Skipped) | Err(_) => {
+                    skipped = true;
+                    sleep(Duration::from_millis(fastrand::u64(10..40))).await;
+                }
             }
         }
     }
@@ -220,9 +229,20 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(limit)
     }
 
+    /// A connection that has just answered: what an operator asks for is not sent again.
     async fn checkout(&self, limit: Instant, action: Action, subject: &str) -> Result<Borrowed<DB>, Error> {
-        let conn = Borrowed::checkout(&self.settings().pool, limit).await;
-        conn.map_err(|failure| self.failed(failure, action, subject))
+        let failed = |failure| self.failed(failure, action, subject);
+        loop {
+            let mut conn = Borrowed::checkout(&self.settings().pool, limit).await.map_err(failed)?;
+            match timeout_at(limit, conn.get().ping()).await {
+                Ok(Ok(())) => return Ok(conn),
+                // It went away while it was idle.
+                Ok(Err(_)) if Instant::now() < limit => drop(conn),
+                Ok(Err(error)) => return Err(failed(Failure::NoConnection(error))),
+                Err(_) => return Err(failed(Failure::NoConnection(sqlx::Error::PoolTimedOut))),
+            }
+            outage_pause().await;
+        }
     }
 
     fn failed(&self, failure: Failure, action: Action, subject: &str) -> Error {

@@ -172,7 +172,7 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// Unless set, a lock opens connections of its own with the options and hooks of the
     /// application's pool: up to eight for requests and four for renewals, which all locks of that
-    /// pool share, opened when they are needed. Nothing that the application does to its connections
+    /// pool share, opened when they are needed by each runtime. Nothing that the application does to its connections
     /// reaches those. On a shared pool each statement takes a round trip more, which undoes or finds
     /// a transaction that was left open there; settings of the session (`SET search_path`) apply to
     /// the lock, and a pool that is used up for longer than the lease loses it. SQLite always shares.

@@ -23,7 +23,7 @@ SET @rowlock_alter = (
         UNION ALL SELECT 5, 'confirms', 'BIGINT NOT NULL DEFAULT 0'
         UNION ALL SELECT 6, 'prior_token', 'BIGINT NULL'
         UNION ALL SELECT 7, 'prior_client_ip', 'VARCHAR(45) CHARACTER SET utf8mb4 NULL' -- an existing table's default may hold less
-        UNION ALL SELECT 8, 'prior_status', 'CHAR(1) CHARACTER SET utf8mb4 NULL'
+        UNION ALL SELECT 8, 'prior_status', 'VARCHAR(255) CHARACTER SET utf8mb4 NULL'
         UNION ALL SELECT 9, 'prior_begin_time', (
             SELECT CONCAT(column_type, ' NULL') FROM information_schema.columns
             WHERE table_schema = DATABASE() AND table_name = 't_resource_lock' AND column_name = 'begin_time')

@@ -23,6 +23,7 @@ BEGIN
     );
 
     -- claimed_at and prior_begin_time repeat begin_time, so they have its type: they then round alike. So does prior_end_time.
+    -- prior_status holds the status of any program.
     SELECT format_type(atttypid, atttypmod) INTO begin_type FROM pg_attribute
     WHERE attrelid = 't_resource_lock'::regclass AND attname = 'begin_time';
     SELECT format_type(atttypid, atttypmod) INTO end_type FROM pg_attribute
@@ -34,7 +35,7 @@ BEGIN
         ADD COLUMN IF NOT EXISTS confirms bigint NOT NULL DEFAULT 0,
         ADD COLUMN IF NOT EXISTS prior_token bigint,
         ADD COLUMN IF NOT EXISTS prior_client_ip varchar(45),
-        ADD COLUMN IF NOT EXISTS prior_status char(1),
+        ADD COLUMN IF NOT EXISTS prior_status text,
         ADD COLUMN IF NOT EXISTS prior_begin_time %1$s,
         ADD COLUMN IF NOT EXISTS prior_end_time %2$s,
         ADD COLUMN IF NOT EXISTS awaited boolean NOT NULL DEFAULT false', begin_type, end_type);

@@ -9,7 +9,7 @@ use std::{
 
 use sqlx::{Connection, Pool, pool::PoolConnection};
 use tokio::{
-    runtime::Handle,
+    runtime::{Handle, Id},
     time::{Instant, error::Elapsed, timeout_at},
 };
 
@@ -129,10 +129,12 @@ impl<DB: Store> Borrowed<DB> {
                     drop(conn);
                     outage_pause().await;
                 }
-                Ok(Err(error)) => {
+                // The check was answered: nothing is under way.
+                Ok(Err(error @ sqlx::Error::Configuration(_))) => {
                     conn.give_back();
                     return Err(Failure::NoConnection(error));
                 }
+                Ok(Err(error)) => return Err(Failure::NoConnection(error)),
                 Err(_) => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
             }
         }
@@ -140,8 +142,11 @@ impl<DB: Store> Borrowed<DB> {
 
     /// Keeps a connection that is idle for a next statement, for a while, if others find one in the pool meanwhile.
     pub fn keep(self, connections: &Connections<DB>) -> Option<Kept<DB>> {
-        if connections.has_spare() && self.since.elapsed() < LOAN {
-            return Some(Kept(Some(self)));
+        if connections.has_spare()
+            && self.since.elapsed() < LOAN
+            && let Ok(runtime) = Handle::try_current()
+        {
+            return Some(Kept { conn: Some(self), runtime: runtime.id() });
         }
         self.give_back();
         None
@@ -193,24 +198,29 @@ impl<DB: Store> Drop for Acquiring<DB> {
 }
 
 /// A connection kept for a next statement; dropped, it goes back.
-pub struct Kept<DB: Store>(Option<Borrowed<DB>>);
+pub struct Kept<DB: Store> {
+    conn: Option<Borrowed<DB>>,
+    /// Where it was used: it answers while that runtime is driven.
+    runtime: Id,
+}
 
 impl<DB: Store> Kept<DB> {
-    /// Whether it was in use a moment ago. Later it may have gone away unseen.
+    /// Whether it was in use on this runtime a moment ago. Later it may have gone away unseen.
     pub fn is_fresh(&self) -> bool {
-        self.0.as_ref().is_some_and(|conn| conn.since.elapsed() < LOAN)
+        let here = Handle::try_current().is_ok_and(|runtime| runtime.id() == self.runtime);
+        here && self.conn.as_ref().is_some_and(|conn| conn.since.elapsed() < LOAN)
     }
 
     #[expect(clippy::expect_used, reason = "it is taken out here and by `drop` alone")]
     pub fn lend(mut self) -> Borrowed<DB> {
-        self.0.take().expect("it was kept")
+        self.conn.take().expect("it was kept")
     }
 }
 
 impl<DB: Store> Drop for Kept<DB> {
     fn drop(&mut self) {
         // Outside of a runtime the pool cannot take it back, and it is closed.
-        if let (Some(conn), Ok(_)) = (self.0.take(), Handle::try_current()) {
+        if let (Some(conn), Ok(_)) = (self.conn.take(), Handle::try_current()) {
             conn.give_back();
         }
     }

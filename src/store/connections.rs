@@ -159,7 +159,7 @@ struct Opened<DB: Database> {
     /// What its connections are opened with: the options of the application's pool, which may be
     /// given others (a password that was changed).
     options: Arc<Options<DB>>,
-    /// Ends with the runtime, and takes the pool out.
+    /// Closes the pool with the application's, or ends with the runtime, and takes it out.
     watch: Option<AbortHandle>,
 }
 
@@ -200,10 +200,12 @@ impl<DB: Database> Own<DB> {
         pools.insert(runtime.id(), Opened { pool: pool.clone(), options, watch: None });
         drop(pools);
         let ends = Ends { own: Arc::downgrade(self), runtime: runtime.id() };
+        let (closed, own) = (application.close_event(), pool.clone());
         // Of a runtime that is shutting down the task is dropped within `spawn`, and takes this lock.
         let watch = runtime.spawn(async move {
             let _ends = ends;
-            std::future::pending::<()>().await;
+            closed.await;
+            own.close().await;
         });
         if let Some(opened) = lock(&self.pools).get_mut(&runtime.id()) {
             opened.watch = Some(watch.abort_handle());

@@ -227,7 +227,8 @@ WHERE t.key_resource = $1 AND {OURS} FOR UPDATE OF t"
 const ALONE: &str = "SELECT now() = statement_timestamp()";
 /// Fails where BEGIN found a transaction that was open already.
 const OPEN: &str = "BEGIN; SAVEPOINT rowlock; SELECT 1 / (now() = statement_timestamp())::int";
-const DIVISION_BY_ZERO: &str = "22012";
+/// What it fails with: a division by zero, or anything at all in a transaction that has failed already.
+const IN_ANOTHER: [&str; 2] = ["22012", "25P02"];
 
 type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
@@ -240,7 +241,9 @@ impl Store for Postgres {
 
     async fn open(conn: &mut PgConnection) -> Reply<bool> {
         match PgTransactionManager::begin(conn, Some(OPEN.into_sql_str())).await {
-            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(DIVISION_BY_ZERO) => Ok(false),
+            Err(sqlx::Error::Database(error)) if IN_ANOTHER.contains(&error.code().as_deref().unwrap_or_default()) => {
+                Ok(false)
+            }
             Err(sqlx::Error::InvalidSavePointStatement) => Ok(false),
             begun => begun.map(|()| true),
         }

@@ -159,6 +159,9 @@ pub async fn silent_connections_lose_no_lease<DB: Bed>(site: Site<DB>) {
     let pool = opened::<DB>(proxy.pool(2)).await;
     let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
     let leases = leases(&lock, 3).await;
+    // Two connections for renewals are open by then.
+    let (first, second) = tokio::join!(leases[0].renew(), leases[1].renew());
+    first.and(second).unwrap();
     all_idle(&pool).await;
     proxy.silence();
     held_for(&leases, 2 * LEASE).await;

@@ -127,6 +127,11 @@ pub async fn a_transaction_is_one_of_its_own<DB: Bed>(site: Site<DB>) {
         deduct(&*lock, account, 1).await.unwrap();
         roll_back(&pool).await;
         assert_eq!(balance(&site, account).await, OPENING - 2);
+        // One that has failed takes no statement but its end (PostgreSQL).
+        begin_as_text(&pool).await;
+        DB::execute_on(&mut pool.acquire().await.unwrap(), "SELECT nonsense").await.unwrap_err();
+        deduct(&*lock, account, 1).await.unwrap();
+        assert_eq!(balance(&site, account).await, OPENING - 3);
     }
 }
 
@@ -276,4 +281,43 @@ pub async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<
     acquired(lease).release(Status::Succeeded).await.unwrap();
     proxy.open();
     acquired(timeout(PATIENCE, first).await.unwrap()).release(Status::Succeeded).await.unwrap();
+}
+
+/// With the application's pool the lock's connections are closed, and not by the next call.
+pub async fn the_connections_of_a_lock_are_closed_with_the_pool<DB: Bed>(site: Site<DB>) {
+    let before = connections(&site).await;
+    let pool = site.pool_of(1).await;
+    let lock = LeaseLock::new(pool.clone());
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    pool.close().await;
+    eventually("they are closed", async || connections(&site).await <= before).await;
+    assert!(matches!(lock.try_acquire("k").await, Err(Error::Database { .. })));
+}
+
+/// Connections went away while they were idle: what is asked for is asked on others.
+pub async fn connections_that_went_away_while_idle_are_found_out<DB: Bed>(site: Site<DB>) {
+    let proxy = site.proxy().await;
+    let lock = LeaseLock::new(proxy.pool::<DB>(4));
+    let go_away = async || {
+        let leases = ["a", "b", "c"].map(|key| lock.acquire(key, PATIENCE));
+        for lease in futures(leases).await {
+            acquired(lease).release(Status::Succeeded).await.unwrap();
+        }
+        proxy.cut();
+    };
+    go_away().await;
+    acquired(LeaseLock::new(proxy.pool::<DB>(4)).try_acquire("k").await).detach();
+    go_away().await;
+    assert!(lock.inspect("k").await.unwrap().is_some());
+    go_away().await;
+    assert_eq!(lock.list(&rowlock::Filter::default()).await.unwrap().len(), 4);
+    go_away().await;
+    lock.force_release("k", Status::Succeeded).await.unwrap().unwrap();
+    go_away().await;
+    lock.forget(Duration::from_secs(1)).await.unwrap();
+}
+
+async fn futures<T>([a, b, c]: [impl Future<Output = T>; 3]) -> [T; 3] {
+    let (a, b, c) = tokio::join!(a, b, c);
+    [a, b, c]
 }

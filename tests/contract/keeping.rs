@@ -88,7 +88,7 @@ pub async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: Bed>(si
 pub async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     let lease = Duration::from_secs(4);
-    let lock = LeaseLock::new(pool.clone()).lease(lease).unwrap();
+    let lock = LeaseLock::new(pool.clone()).share_pool().lease(lease).unwrap();
     let lease_held = acquired(lock.try_acquire("k").await);
     let started = Instant::now();
     sleep(lease / 4).await;
@@ -156,7 +156,7 @@ pub async fn dropping_a_lease_abandons_it<DB: Bed>(site: Site<DB>) {
 
 pub async fn a_pool_of_one_is_enough<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
-    let lock = LeaseLock::new(pool.clone()).lease(3 * SHORT).unwrap();
+    let lock = LeaseLock::new(pool.clone()).share_pool().lease(3 * SHORT).unwrap();
     let (one, two) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
     let started = Instant::now();
     while started.elapsed() < 6 * SHORT {

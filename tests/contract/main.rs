@@ -377,7 +377,8 @@ where
             a_begin_that_is_not_answered_is_sent_again, a_confirmation_or_check_that_is_not_answered_changes_nothing;
         connections:
             a_pool_that_is_used_up_stops_nothing, locks_of_one_pool_share_connections, settings_of_a_session_do_not_reach_a_lock,
-            new_options_of_the_pool_are_taken_over, a_shutdown_closes_the_connections_that_are_idle,
+            new_options_of_the_pool_are_taken_over, the_connections_of_a_lock_are_closed_with_the_pool,
+            connections_that_went_away_while_idle_are_found_out, a_shutdown_closes_the_connections_that_are_idle,
             the_first_look_at_the_table_is_waited_for_within_the_callers_limit;
         isolation: read_committed, repeatable_read, serializable;
         replies:

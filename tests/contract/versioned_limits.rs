@@ -91,7 +91,7 @@ pub async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_c
 pub async fn a_connection_that_comes_within_the_time_of_the_retries_is_taken<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     let pool = site.pool_of(1).await;
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().time_limit(LIMIT).unwrap();
+    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool().time_limit(LIMIT).unwrap();
     for (place, name) in CHANGES.into_iter().enumerate() {
         let conn = pool.acquire().await.unwrap();
         let later = async {

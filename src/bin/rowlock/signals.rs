@@ -24,6 +24,8 @@ pub struct Asked {
 
 impl Asked {
     pub fn listen() -> Result<Self, Failure> {
+        // Before any child begins, and for good: the program may have been started with its children's ends ignored.
+        listen(SignalKind::child())?;
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
@@ -56,9 +58,11 @@ impl Asked {
     }
 }
 
-/// Listens for a signal, unless it was ignored when the program began.
+/// Listens for a signal, unless it was ignored when the program began. The end of a child is always heard of: it could
+/// not be waited for otherwise.
 pub fn listen(kind: SignalKind) -> Result<Option<Signals>, Failure> {
-    match ignored_signals() >> (kind.as_raw_value() - 1) & 1 {
+    let ignored = if kind == SignalKind::child() { 0 } else { ignored_signals() >> (kind.as_raw_value() - 1) & 1 };
+    match ignored {
         0 => signal(kind).map(Some).map_err(|error| Failure::new(NOT_EXECUTABLE, error)),
         _ => Ok(None),
     }

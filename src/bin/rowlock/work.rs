@@ -118,10 +118,11 @@ impl Work {
         if timeout(grace, gone()).await.is_err() {
             self.target.send_to(Signal::TERM, of_session);
             self.target.send_to(Signal::CONT, of_session);
-            out::complain(format_args!("{key}: stopping what the command has left running"));
-        }
-        if timeout(grace, gone()).await.is_err() {
-            self.kill(of_session).await;
+            if timeout(grace, gone()).await.is_err() {
+                self.kill(of_session).await;
+            }
+            // Last, as a stderr that is not read would keep this waiting.
+            out::complain(format_args!("{key}: stopped what the command had left running"));
         }
         Ok(status)
     }

@@ -9,7 +9,7 @@ const LOOK: &str = "
 SELECT CONVERT(c.column_name USING utf8mb4) AS name, CONVERT(c.column_type USING utf8mb4) AS type,
        CONVERT(LOWER(c.data_type) USING utf8mb4) AS base, CAST(c.numeric_scale AS SIGNED) AS scale,
        CAST(COALESCE(c.character_maximum_length, 0) AS SIGNED) AS width,
-       CONVERT(COALESCE(t.engine, '') USING utf8mb4) AS engine, CONVERT(@@sql_mode USING utf8mb4) AS mode,
+       CONVERT(COALESCE(t.engine, '') USING utf8mb4) AS engine, CONVERT(@@sql_mode USING utf8mb4) AS mode, CAST(@@autocommit AS SIGNED) AS autocommit,
        CAST(EXISTS (SELECT 1 FROM information_schema.statistics s
                     WHERE s.table_schema = c.table_schema AND s.table_name = c.table_name AND s.non_unique = 0
                     GROUP BY s.index_name HAVING COUNT(*) = 1 AND MAX(s.column_name) = c.column_name) AS SIGNED) AS single
@@ -36,6 +36,11 @@ impl Versions for MySql {
             let (engine, mode): (String, String) = (row.try_get("engine")?, row.try_get("mode")?);
             if !["innodb", "rocksdb"].contains(&engine.to_ascii_lowercase().as_str()) {
                 seen.wrong = Some(format!("its engine ({engine}) has no transactions; use InnoDB"));
+            }
+            if row.try_get::<i64, _>("autocommit")? == 0 {
+                seen.wrong = Some(
+                    "the connection's autocommit is off, so that no change would be committed; switch it on".into(),
+                );
             }
             if !mode.contains("STRICT_") {
                 seen.wrong =
