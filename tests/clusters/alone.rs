@@ -40,7 +40,7 @@ where
     async fn new(folder: &Path, name: &str) -> Self {
         let folder = folder.join(name);
         let url = fs::read_to_string(folder.join("url")).unwrap();
-        let pool = PoolOptions::new().max_connections(10).test_before_acquire(false).connect_lazy(url.trim()).unwrap();
+        let pool = PoolOptions::new().max_connections(10).connect_lazy(url.trim()).unwrap();
         let alone = Self { folder, pool };
         alone.step("+0");
         alone.is_back().await;

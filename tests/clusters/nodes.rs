@@ -146,5 +146,5 @@ pub fn pool(url: &str) -> MySqlPool {
 }
 
 pub fn pool_of(url: &str, connections: u32) -> MySqlPool {
-    MySqlPoolOptions::new().max_connections(connections).test_before_acquire(false).connect_lazy(url).unwrap()
+    MySqlPoolOptions::new().max_connections(connections).connect_lazy(url).unwrap()
 }

@@ -62,7 +62,7 @@ impl Pair {
 }
 
 fn pool(url: &str) -> PgPool {
-    PgPoolOptions::new().max_connections(8).test_before_acquire(false).connect_lazy(url).unwrap()
+    PgPoolOptions::new().max_connections(8).connect_lazy(url).unwrap()
 }
 
 async fn until(what: &str, pool: &PgPool, sql: &'static str) {

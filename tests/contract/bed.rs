@@ -190,11 +190,19 @@ fn is_pooled() -> bool {
 }
 
 /// Whether a test is about what a pooler in transaction mode keeps to itself: word of releases, settings and locks of a session, who a user is,
-/// how many statements there were (it sends some of its own), a request that arrives after its sender has gone.
+/// how many connections there are, how many statements there were (it sends some of its own), a request that arrives after its sender has gone.
 fn wants_the_server_itself(module: &str, name: &str) -> bool {
     match module {
         "listening" => !name.starts_with("behind_a_pooler"),
         "trips" | "rights" | "durability" | "schemas" | "servers" => true,
+        "connections" => [
+            "settings_of_a_session_do_not_reach_a_lock",
+            "locks_of_one_pool_share_connections",
+            "a_shutdown_closes_the_connections_that_are_idle",
+            "the_connections_of_a_lock_are_closed_with_the_pool",
+        ]
+        .contains(&name),
+        "forgetting" => name == "keys_of_other_steps_can_be_had_meanwhile",
         "versioned_in" => name == "a_row_in_another_transactions_hands_is_a_conflict",
         "program_input" => name == "a_password_is_not_repeated",
         "versioned_lost" => name == "a_write_that_is_answered_too_late_is_unknown_and_not_tried_again",
