@@ -45,7 +45,7 @@ pub(crate) struct Try<'a, DB: Database> {
     lock: &'a LeaseLock<DB>,
     runtime: Handle,
     asks: Vec<Ask>,
-    /// Nobody in the keys' queues is before it, or order is none of its business.
+    /// No other is before it in the keys' queues, or the lock is not fair.
     in_turn: bool,
     /// When the caller goes away. What was sent before is answered, or given up with its connection, before the try ends otherwise:
     /// no late grant is ended behind the back of the same holder's next try.

@@ -322,7 +322,7 @@ impl<DB: Database> Wanted<'_, DB> {
     }
 
     async fn ask(&self, spot: &mut Spot<DB>, waited: bool) -> Result<Asked<DB>, Error> {
-        // Before each claim: a place may lapse at any time, and whoever was first is not any more. What may have been granted
+        // Before each claim: a place may lapse at any time, and its waiter is not first any more. What may have been granted
         // is asked about first of all, since it keeps the others out.
         if let (Some(ticket), None) = (&spot.ticket, spot.unanswered) {
             match self.look(ticket.number).await? {

@@ -140,7 +140,7 @@ impl<DB: Store> Borrowed<DB> {
         }
     }
 
-    /// Keeps a connection that is idle for a next statement, for a while, if others find one in the pool meanwhile.
+    /// Keeps a connection that is idle for a next statement, for a while, if other requests still find one.
     pub fn keep(self, connections: &Connections<DB>) -> Option<Kept<DB>> {
         if connections.has_spare()
             && self.since.elapsed() < LOAN

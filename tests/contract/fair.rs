@@ -193,7 +193,7 @@ pub async fn no_try_gets_in_before_those_in_line<DB: Bed>(site: Site<DB>) {
     let alive = || async { site.cell("alive_until", "t_resource_lock_queue").await };
     let before = alive().await;
     eventually("it gives a sign of life", || async { alive().await != before }).await;
-    // On SQLite nobody gets at the file while somebody is stopped at it.
+    // On SQLite no process gets at the file while another is stopped at it.
     sleep(SIGN / 8).await;
     first.signal(Signal::STOP);
     let stopped = Instant::now();
@@ -259,7 +259,7 @@ pub async fn a_waiter_that_goes_away_leaves_its_place<DB: Bed>(site: Site<DB>) {
     nobody_is_left(&site).await;
 }
 
-/// A place of somebody who gives no further sign of life.
+/// A place whose waiter gives no further sign of life.
 async fn a_place<DB: Bed>(site: &Site<DB>) {
     let alive = DB::ago(-60_000);
     site.execute(&format!(

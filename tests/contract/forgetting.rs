@@ -1,4 +1,4 @@
-//! Forgetting goes in steps, and stands in nobody's way meanwhile.
+//! Forgetting goes in steps, and delays no claim.
 
 use std::time::Duration;
 

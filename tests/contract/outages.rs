@@ -81,7 +81,7 @@ pub async fn a_wait_outlives_an_outage_that_was_there_before_it<DB: Bed>(site: S
     acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release(Status::Succeeded).await.unwrap();
 }
 
-/// The server has granted it, and its reply never arrives: nobody else could have it for an hour.
+/// The server has granted it, and its reply never arrives: no other could have it for an hour.
 pub async fn a_grant_that_goes_unheard_in_an_outage_is_found_after_it<DB: Bed>(site: Site<DB>) {
     let line = Line::with_free_row(&site, Duration::from_secs(3600), LIMIT).await;
     line.proxy.hold(Way::Replies);

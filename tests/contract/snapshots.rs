@@ -1,4 +1,4 @@
-//! What a transaction that has read something before makes of a claim that was lost meanwhile.
+//! What a transaction that has read something before makes of a claim that was lost since.
 
 use rowlock::{Error, Grant, LeaseLock, ResourceLock, Status};
 use sqlx::{AssertSqlSafe, Pool};

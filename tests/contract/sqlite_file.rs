@@ -38,7 +38,7 @@ fn assert_refused(error: Error, encoding: &str) {
     assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("UTF-16"), "{encoding}: {error:?}");
 }
 
-/// A file has one writer: nobody renews while it writes. Every lease in the file ends if that takes longer, each holder is told so before
+/// A file has one writer: no lease is renewed while it writes. Every lease in the file ends if that takes longer, each holder is told so before
 /// another can get in, and what it says afterwards changes nothing that another holds.
 pub async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: Bed>(site: Site<DB>) {
     let lease = Duration::from_millis(900);
@@ -69,7 +69,7 @@ pub async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: Bed>(s
     assert_eq!(next.taken_over_from().unwrap().token, held[0].token());
     let [taken, left] = held;
     assert!(matches!(taken.release(Status::Succeeded).await, Err(Error::Lost { .. })));
-    // Nobody took this one: that its work came to its end is recorded.
+    // No other took this one: that its work came to its end is recorded.
     left.release(Status::Succeeded).await.unwrap();
     assert_eq!(site.column("left", "status").await.as_deref(), Some("S"));
     next.release(Status::Succeeded).await.unwrap();

@@ -12,7 +12,7 @@ use crate::{
     out, show,
 };
 
-/// How long the database has to end a claim that nobody knows of.
+/// How long the database has to end a claim whose holder was not told.
 const GRACE: Duration = Duration::from_secs(10);
 
 pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Result<u8, Failure> {

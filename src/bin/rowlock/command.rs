@@ -99,7 +99,7 @@ fn not_recorded(key: &str, why: impl fmt::Display) {
     out::complain(format_args!("{key}: its end was not recorded: {why}"));
 }
 
-/// Ends a claim under which no work was begun. The article's rules let nobody in after what looks like a crash.
+/// Ends a claim under which no work was begun. The article's rules refuse every claim after what looks like a crash.
 async fn put_back<DB: Database>(
     lock: &LeaseLock<DB>,
     lease: Lease<DB>,

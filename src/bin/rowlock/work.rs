@@ -196,7 +196,7 @@ fn attend(target: Target) -> Result<impl Future<Output = ()>, Failure> {
     })
 }
 
-/// Does what the system does for a suspended job whose shell has ended: nobody else could continue it. The system does not, as
+/// Does what the system does for a suspended job whose shell has ended: no other process could continue it. The system does not, as
 /// this process, outside of the job, has a child in it.
 async fn hang_up_when_orphaned(front: Process, group: Pid) {
     loop {

@@ -77,7 +77,7 @@ pub trait Operate: Store {
     ) -> impl Future<Output = Reply<Forced>> + Send;
 
     /// Deletes rows that are free, `S`, out of their window (the row's `time` and the lock's `once_per`), and
-    /// have been left alone for so long: one step, behind the key `after`. Rows that somebody's transaction is at are passed over.
+    /// have been left alone for so long: one step, behind the key `after`. Rows that another transaction has locked are passed over.
     fn forget(
         conn: &mut Self::Connection,
         older_than: TimeDelta,
