@@ -8,7 +8,7 @@ use std::sync::{PoisonError, RwLock};
 use libtest_mimic::{Arguments, Trial};
 
 /// How many tests run at once, unless `--test-threads` says.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 8;
 
 /// The tests that measure, as `module::name`.
 const ALONE: &[&str] = &[

@@ -13,7 +13,7 @@ use crate::{
     proxy::Way,
 };
 
-const SHORT: Duration = Duration::from_millis(1500);
+const SHORT: Duration = Duration::from_secs(3);
 
 /// Leaves the pool's only connection inside a transaction, as a `begin()` does whose future is
 /// dropped at its first await.
