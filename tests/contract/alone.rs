@@ -17,6 +17,7 @@ const ALONE: &[&str] = &[
     "keeping::a_pool_of_one_is_enough",
     "keeping::a_renewal_that_finds_the_row_locked_is_unknown_not_lost",
     "lanes::a_runtime_that_stands_still_holds_up_no_other",
+    "lanes::a_runtime_that_stands_still_takes_nobody_along",
     "operating::a_forced_release_does_not_pass_a_transaction_at_the_row",
     "listening::word_of_a_release_comes_before_the_next_question",
     "program_run::a_command_that_does_not_start_leaves_the_key_free",
