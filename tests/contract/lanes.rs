@@ -9,14 +9,14 @@ use rowlock::{LeaseLock, Reason, Status};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},
-    task::spawn_blocking,
+    task::{block_in_place, spawn_blocking},
     time::{Instant, sleep, timeout},
 };
 
 use crate::{
     batched::{Asking, all, assert_statements, begin, counted, names, numbered, released, releases, together, tries},
     bed::{Bed, PATIENCE, Site, acquired, eventually},
-    proxy::Way,
+    proxy::{Proxy, Way},
 };
 
 /// A runtime, and work that only it drives.
@@ -46,6 +46,20 @@ impl<T: Send + 'static> Elsewhere<T> {
             (self, result)
         };
         timeout(PATIENCE, spawn_blocking(drive)).await.expect("it gets there").unwrap()
+    }
+
+    /// Drives the work until an answer to it is held, and leaves the runtime standing still.
+    fn driven_until_held(mut self, proxy: &Proxy) -> Self {
+        block_in_place(|| {
+            let Self { runtime, work } = &mut self;
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = work => panic!("it was answered"),
+                    () = proxy.held(Way::Replies) => {}
+                }
+            });
+        });
+        self
     }
 
     /// Drives what the work has left to the runtime, for a moment.
@@ -138,11 +152,7 @@ pub async fn a_runtime_that_stands_still_takes_nobody_along<DB: Bed>(site: Site<
     eventually("both are idle", || async { pool.num_idle() == 2 }).await;
     proxy.hold(Way::Replies);
     let theirs = lock.clone();
-    // It yields, has its connection checked, and sends its claim.
-    let (mut elsewhere, _) = Elsewhere::new(async move { theirs.try_acquire("first").await }).driven(3).await;
-    while timeout(PATIENCE / 100, proxy.held(Way::Replies)).await.is_err() {
-        elsewhere = elsewhere.driven(2).await.0;
-    }
+    let elsewhere = Elsewhere::new(async move { theirs.try_acquire("first").await }).driven_until_held(&proxy);
     proxy.let_others_pass();
     let mut wanted = tries(&lock, ["k"]);
     begin(&mut wanted).await;
