@@ -8,7 +8,7 @@ use std::sync::{PoisonError, RwLock};
 use libtest_mimic::{Arguments, Trial};
 
 /// How many tests run at once, unless `--test-threads` says.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 6;
 
 /// The tests that measure, as `module::name`.
 const ALONE: &[&str] = &[
@@ -27,6 +27,7 @@ const ALONE: &[&str] = &[
     "trips::a_transactions_round_trips_are_as_stated",
     "trips::round_trips_are_as_stated",
     "trips::round_trips_of_versions_are_as_stated",
+    "waiting::whoever_gives_up_passes_the_turn_on",
     "work::retries_that_are_used_up_are_a_conflict",
 ];
 
