@@ -9,11 +9,11 @@ use tokio::time::Instant;
 
 use crate::{
     changes::Share,
-    duty::Duty,
     ending::{Ended, Ending},
     held::Held,
     key::Claim,
     store::Change,
+    task::Duty,
 };
 
 /// The most claims one statement names.

@@ -22,6 +22,8 @@ const FAILURES: usize = 64;
 
 pub(crate) struct Changes<DB: Database> {
     pub pool: Connections<DB>,
+    /// Where a connection comes from if the server grants no other one.
+    pub requests: Connections<DB>,
     pub terms: Arc<Terms>,
     /// How long a request waits for its answer before it is sent on another connection as well.
     pub patience: Duration,
@@ -73,7 +75,7 @@ impl<DB: Database> Changes<DB> {
     }
 
     async fn send_once(&self, claims: &[Claim], change: Change, limit: Instant) -> Result<Answer, Failure> {
-        let mut conn = Borrowed::checkout(&self.pool, limit).await?;
+        let mut conn = self.connection(limit).await?;
         let sent = Instant::now();
         if sent >= limit {
             // Begun and given up at once, it might be carried out all the same. Others were at the row so long.
@@ -82,6 +84,16 @@ impl<DB: Database> Changes<DB> {
         }
         let reply = timeout_at(limit, DB::change(conn.get(), claims, change, &self.terms, false)).await;
         conn.settle(reply).map(|outcomes| Answer { sent, outcomes })
+    }
+
+    async fn connection(&self, limit: Instant) -> Result<Borrowed<DB>, Failure> {
+        if self.pool.is_shared() {
+            return Borrowed::checkout(&self.pool, limit).await;
+        }
+        match Borrowed::checkout(&self.pool, limit.min(Instant::now() + self.patience)).await {
+            Err(Failure::NoConnection(_)) => Borrowed::checkout(&self.requests, limit).await,
+            taken => taken,
+        }
     }
 
     /// Sends one change for the claims of several parties, in one statement if nothing is in the way. A statement that the

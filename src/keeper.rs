@@ -5,26 +5,24 @@
 //! was seen without the claim. The deadline is on this machine's monotonic clock, counted from before
 //! the request was sent: it comes before the server could let another in.
 //!
-//! One task serves the lock while it has leases or endings, with one timer; on other runtimes tasks stand by (`duty.rs`).
+//! One task serves the lock while it has leases or endings, with one timer; on other runtimes tasks stand by (`task.rs`).
 //! A renewal and an ending take one connection each, and a second one where the first does not answer (`changes.rs`).
 
 use std::{
-    pin::Pin,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
 use tokio::{
-    runtime::{Handle, Id},
+    runtime::Id,
     sync::{OnceCell, oneshot, watch},
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, timeout},
 };
 
 use crate::{
     agenda::{self, Agenda, Kept},
     batch::Batch,
     changes::{Answer, Changes, Share, Told},
-    duty::{Duty, Role},
     ending::{Ended, Ending},
     finish::Background,
     held::{Held, lock},
@@ -34,6 +32,7 @@ use crate::{
     retry::{Backoff, Remedy},
     settings::Settings,
     store::{Change, Database, Outcome, lost_among, skipped_among},
+    task::{self, Duty, Role, UnderWay, Work},
     telemetry,
     turns::Bells,
 };
@@ -52,15 +51,6 @@ pub(crate) struct Keeper<DB: Database> {
     pub background: Background,
 }
 
-type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// Statements of a task, beside its timer.
-#[derive(Default)]
-struct UnderWay {
-    renewal: Option<Task>,
-    ending: Option<Task>,
-}
-
 impl<DB: Database> Keeper<DB> {
     pub fn new(
         settings: &Settings<DB>,
@@ -71,9 +61,10 @@ impl<DB: Database> Keeper<DB> {
         let Settings { pool: requests, renewals: pool, terms, batching, .. } = settings;
         let (requests, pool, terms) = (requests.clone(), pool.clone(), terms.clone());
         let lease = terms.lease.to_std().unwrap_or_default();
-        let releases = Batch::new(Releases { terms: terms.clone(), table }, requests, background.clone(), *batching);
+        let changes = Changes { pool, requests: requests.clone(), terms: terms.clone(), patience: attempt(lease) / 4 };
+        let releases = Batch::new(Releases { terms, table }, requests, background.clone(), *batching);
         Arc::new(Self {
-            changes: Changes { pool, terms, patience: attempt(lease) / 4 },
+            changes,
             lease,
             releases,
             bells,
@@ -175,74 +166,19 @@ impl<DB: Database> Keeper<DB> {
 
     /// Has a task of this runtime look after the leases too: the one that does may be on a runtime that stands still.
     pub fn attend(self: &Arc<Self>) {
-        let agenda = lock(&self.agenda);
-        if !agenda.is_empty() {
-            self.start(agenda);
+        if !lock(&self.agenda).is_empty() {
+            task::start(self);
         }
     }
 
     /// Has a task look after what is due at this time.
     fn run(self: &Arc<Self>, mut agenda: MutexGuard<'_, Agenda>, due: Instant) {
-        if agenda.duty.expect(due) {
+        let sooner = agenda.duty.expect(due);
+        drop(agenda);
+        if sooner {
             self.work.send_replace(());
         }
-        self.start(agenda);
-    }
-
-    /// Starts the task of this runtime, if it has none.
-    fn start(self: &Arc<Self>, mut agenda: MutexGuard<'_, Agenda>) {
-        let Ok(runtime) = Handle::try_current() else { return };
-        if !agenda.duty.join(runtime.id()) {
-            return;
-        }
-        // A runtime that is shutting down drops the task within `spawn`, and its guard takes this lock.
-        drop(agenda);
-        // The guard goes in with the task, which may be dropped before it ever runs.
-        runtime.spawn(self.clone().keep(OnStop { keeper: self.clone(), runtime: runtime.id(), armed: true }));
-    }
-
-    async fn keep(self: Arc<Self>, mut on_stop: OnStop<DB>) {
-        let (mut under_way, mut work) = (UnderWay::default(), self.work.subscribe());
-        while let Some(wakes_at) = self.look(on_stop.runtime, &mut under_way) {
-            let UnderWay { renewal, ending } = &mut under_way;
-            tokio::select! {
-                () = finish(renewal) => *renewal = None,
-                () = finish(ending) => *ending = None,
-                _ = work.changed() => {}
-                () = sleep_until(wakes_at) => {}
-            }
-        }
-        on_stop.armed = false;
-    }
-
-    /// Does what falls to the task of this runtime, and says when to look again; `None` when it is to end.
-    fn look(self: &Arc<Self>, runtime: Id, under_way: &mut UnderWay) -> Option<Instant> {
-        let role = lock(&self.agenda).duty.role(runtime, Instant::now());
-        if role != Role::Work {
-            // Begun before another task took over, and sent anew by that one.
-            *under_way = UnderWay::default();
-        }
-        let late = lock(&self.agenda).take_late();
-        for held in late {
-            self.lose(&held, 0, "no renewal came through before its lease ended");
-        }
-        let mut agenda = lock(&self.agenda);
-        if agenda.is_empty() && under_way.renewal.is_none() && under_way.ending.is_none() {
-            agenda.duty.leave(runtime);
-            return None;
-        }
-        match role {
-            Role::StandBy(until) => return Some(until),
-            Role::TakeOver => agenda.take_over(),
-            Role::Work => {}
-        }
-        self.start_what_is_due(&mut agenda, under_way);
-        let next = agenda.next(under_way.renewal.is_some(), under_way.ending.is_some());
-        // A statement under way is given up by then: a task that is driven looks no later.
-        let latest = Instant::now() + attempt(self.lease);
-        let wakes_at = next.map_or(latest, |next| next.min(latest));
-        agenda.duty.wakes_at(wakes_at);
-        Some(wakes_at)
+        task::start(self);
     }
 
     fn start_what_is_due(self: &Arc<Self>, agenda: &mut Agenda, UnderWay { renewal, ending }: &mut UnderWay) {
@@ -306,23 +242,50 @@ impl<DB: Database> Keeper<DB> {
     }
 }
 
-/// The runtime went away under the task. Without another task nothing is renewed any more, and the holders
-/// are told; what was to be abandoned ends with its lease.
-struct OnStop<DB: Database> {
-    keeper: Arc<Keeper<DB>>,
-    runtime: Id,
-    armed: bool,
-}
+impl<DB: Database> Work for Keeper<DB> {
+    fn join(&self, runtime: Id) -> bool {
+        lock(&self.agenda).duty.join(runtime)
+    }
 
-impl<DB: Database> Drop for OnStop<DB> {
-    fn drop(&mut self) {
-        if !self.armed {
-            return;
+    fn woken(&self) -> &watch::Sender<()> {
+        &self.work
+    }
+
+    fn look(self: &Arc<Self>, runtime: Id, under_way: &mut UnderWay) -> Option<Instant> {
+        let role = lock(&self.agenda).duty.role(runtime, Instant::now());
+        if role != Role::Work {
+            // Begun before another task took over, and sent anew by that one.
+            *under_way = UnderWay::default();
         }
-        let mut agenda = lock(&self.keeper.agenda);
-        if agenda.duty.leave(self.runtime) {
+        let late = lock(&self.agenda).take_late();
+        for held in late {
+            self.lose(&held, 0, "no renewal came through before its lease ended");
+        }
+        let mut agenda = lock(&self.agenda);
+        if agenda.is_empty() && under_way.renewal.is_none() && under_way.ending.is_none() {
+            agenda.duty.leave(runtime);
+            return None;
+        }
+        match role {
+            Role::StandBy(until) => return Some(until),
+            Role::TakeOver => agenda.take_over(),
+            Role::Work => {}
+        }
+        self.start_what_is_due(&mut agenda, under_way);
+        let next = agenda.next(under_way.renewal.is_some(), under_way.ending.is_some());
+        // A statement under way is given up by then: a task that is driven looks no later.
+        let latest = Instant::now() + attempt(self.lease);
+        let wakes_at = next.map_or(latest, |next| next.min(latest));
+        agenda.duty.wakes_at(wakes_at);
+        Some(wakes_at)
+    }
+
+    /// Without another task nothing is renewed any more, and the holders are told; what was to be abandoned ends with its lease.
+    fn leave(&self, runtime: Id) {
+        let mut agenda = lock(&self.agenda);
+        if agenda.duty.leave(runtime) {
             drop(agenda);
-            self.keeper.work.send_replace(());
+            self.work.send_replace(());
             return;
         }
         let (leases, endings) = agenda.clear();
@@ -331,13 +294,6 @@ impl<DB: Database> Drop for OnStop<DB> {
         for held in leases {
             held.tell_lost(0, "the runtime that renewed it was shut down");
         }
-    }
-}
-
-async fn finish(task: &mut Option<Task>) {
-    match task {
-        Some(task) => task.await,
-        None => std::future::pending().await,
     }
 }
 

@@ -230,7 +230,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Cancel safety
     /// Dropped, it stops waiting; nothing else changes.
     pub async fn shutdown(&self, limit: Duration) -> bool {
-        self.waiting.line.go_on();
+        self.waiting.line.attend();
         let settled = self.keeper.settled(limit).await;
         self.settings.pool.close_idle().await;
         self.settings.renewals.close_idle().await;

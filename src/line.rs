@@ -10,9 +10,9 @@ use std::{
 };
 
 use tokio::{
-    runtime::Handle,
-    sync::Notify,
-    time::{Instant, sleep_until, timeout_at},
+    runtime::{Handle, Id},
+    sync::watch,
+    time::{Instant, timeout_at},
 };
 
 use crate::{
@@ -30,6 +30,7 @@ use crate::{
         connections::Connections,
         wait::ALIVE_SECONDS,
     },
+    task::{self, Duty, Role, UnderWay, Work},
 };
 
 /// How often the places are kept alive.
@@ -47,12 +48,13 @@ pub(crate) struct Line<DB: Database> {
     /// Where the signs of life have their connection.
     renewals: Connections<DB>,
     state: Mutex<State>,
-    work: Notify,
+    /// Wakes the tasks.
+    work: watch::Sender<()>,
     background: Background,
 }
 
 struct State {
-    running: bool,
+    duty: Duty,
     places: HashSet<i64>,
     leaving: Vec<Leaving>,
     /// When to give up what is to be given up.
@@ -68,10 +70,17 @@ struct Leaving {
     _ongoing: Ongoing,
 }
 
-/// What is due, or when something will be.
-enum Due {
-    Work { leaving: Vec<Leaving>, places: Vec<i64> },
-    Later(Instant),
+impl State {
+    fn is_empty(&self) -> bool {
+        self.places.is_empty() && self.leaving.is_empty()
+    }
+
+    /// When something is due, as far as no statement for it is under way.
+    fn next(&self, staying: bool, leaving: bool) -> Option<Instant> {
+        let stay_at = (!staying && !self.places.is_empty()).then_some(self.stay_at);
+        let leave_at = (!leaving && !self.leaving.is_empty()).then_some(self.leave_at);
+        stay_at.into_iter().chain(leave_at).min()
+    }
 }
 
 /// A place; dropped, it is given up in the background.
@@ -103,9 +112,10 @@ impl<DB: Database> Drop for Ticket<DB> {
 impl<DB: Database> Line<DB> {
     pub fn new(settings: &Settings<DB>, background: Background) -> Arc<Self> {
         let now = Instant::now();
-        let state = State { running: false, places: HashSet::new(), leaving: Vec::new(), leave_at: now, stay_at: now };
+        let duty = Duty::new(SIGN_OF_LIFE);
+        let state = State { duty, places: HashSet::new(), leaving: Vec::new(), leave_at: now, stay_at: now };
         let (pool, renewals) = (settings.pool.clone(), settings.renewals.clone());
-        Arc::new(Self { pool, renewals, state: Mutex::new(state), work: Notify::new(), background })
+        Arc::new(Self { pool, renewals, state: Mutex::new(state), work: watch::Sender::new(()), background })
     }
 
     /// Takes a place behind all that are there.
@@ -148,7 +158,8 @@ impl<DB: Database> Line<DB> {
             state.stay_at = Instant::now() + SIGN_OF_LIFE;
         }
         state.places.insert(number);
-        self.run(state);
+        let stay_at = state.stay_at;
+        self.run(state, stay_at);
         Ticket { line: self.clone(), number, left: false }
     }
 
@@ -181,83 +192,53 @@ impl<DB: Database> Line<DB> {
         state.places.remove(&number);
         state.leaving.push(Leaving { number, since: now, _ongoing: self.background.begin() });
         state.leave_at = now;
-        self.work.notify_one();
-        self.run(state);
+        self.run(state, now);
     }
 
-    /// Goes on giving places up, if the runtime that did so has ended.
-    pub fn go_on(self: &Arc<Self>) {
-        self.run(lock(&self.state));
-    }
-
-    /// Starts the task, where there is a runtime and none runs yet.
-    fn run(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        let idle = state.leaving.is_empty() && state.places.is_empty();
-        if state.running || idle {
-            return;
+    /// Has a task of this runtime look after the places too: the one that does may be on a runtime that stands still.
+    pub fn attend(self: &Arc<Self>) {
+        if !lock(&self.state).is_empty() {
+            task::start(self);
         }
-        let Ok(runtime) = Handle::try_current() else { return };
-        state.running = true;
+    }
+
+    /// Has a task look after what is due at this time.
+    fn run(self: &Arc<Self>, mut state: MutexGuard<'_, State>, due: Instant) {
+        let sooner = state.duty.expect(due);
         drop(state);
-        runtime.spawn(self.clone().tend(OnStop { line: self.clone(), armed: true }));
-    }
-
-    /// Gives signs of life, and gives places up, as long as there are any.
-    async fn tend(self: Arc<Self>, mut on_stop: OnStop<DB>) {
-        while let Some(due) = self.due() {
-            match due {
-                Due::Later(at) => tokio::select! {
-                    () = self.work.notified() => {}
-                    () = sleep_until(at) => {}
-                },
-                Due::Work { leaving, places } => {
-                    if !places.is_empty() {
-                        self.stay(&places).await;
-                    }
-                    if !leaving.is_empty() {
-                        self.clear(leaving).await;
-                    }
-                }
-            }
+        if sooner {
+            self.work.send_replace(());
         }
-        on_stop.armed = false;
+        task::start(self);
     }
 
-    /// What is to be done; nothing any more, if there are no places.
-    fn due(&self) -> Option<Due> {
-        let mut state = lock(&self.state);
+    fn start_what_is_due(self: &Arc<Self>, state: &mut State, under_way: &mut UnderWay) {
         let now = Instant::now();
-        if state.leaving.is_empty() && state.places.is_empty() {
-            state.running = false;
-            return None;
-        }
-        let leaves = !state.leaving.is_empty() && state.leave_at <= now;
-        let stay = !state.places.is_empty() && state.stay_at <= now;
-        if !(leaves || stay) {
-            let leave_at = (!state.leaving.is_empty()).then_some(state.leave_at);
-            let stay_at = (!state.places.is_empty()).then_some(state.stay_at);
-            return leave_at.into_iter().chain(stay_at).min().map(Due::Later);
-        }
-        // From now on they are only put earlier.
-        if stay {
+        if under_way.renewal.is_none() && !state.places.is_empty() && state.stay_at <= now {
+            // From now on it is only put earlier.
             state.stay_at = now + SIGN_OF_LIFE;
+            let (line, places) = (self.clone(), state.places.iter().copied().collect::<Vec<_>>());
+            under_way.renewal = Some(Box::pin(async move { line.stay(&places).await }));
         }
-        let count = if leaves { state.leaving.len().min(BATCH) } else { 0 };
-        let leaving = state.leaving.drain(..count).collect();
-        let places = if stay { state.places.iter().copied().collect() } else { Vec::new() };
-        Some(Due::Work { leaving, places })
+        if under_way.ending.is_none() && !state.leaving.is_empty() && state.leave_at <= now {
+            let (line, leaving) =
+                (self.clone(), state.leaving.iter().take(BATCH).map(|leaving| leaving.number).collect());
+            under_way.ending = Some(Box::pin(async move { line.clear(leaving).await }));
+        }
     }
 
-    async fn clear(&self, leaving: Vec<Leaving>) {
-        let numbers: Vec<i64> = leaving.iter().map(|leaving| leaving.number).collect();
+    async fn clear(&self, numbers: Vec<i64>) {
         let limit = Instant::now() + LIMIT;
         let left = self.send(&self.renewals, limit, async |conn| DB::leave(conn, &numbers).await).await;
-        if let Err(failure) = left {
-            tracing::debug!(?failure, "places in queues were not given up, trying again until they lapse");
-            let mut state = lock(&self.state);
-            state.leave_at = Instant::now() + SOON;
-            let alive = Duration::from_secs(ALIVE_SECONDS);
-            state.leaving.extend(leaving.into_iter().filter(|leaving| leaving.since.elapsed() < alive));
+        let alive = Duration::from_secs(ALIVE_SECONDS);
+        let mut state = lock(&self.state);
+        match left {
+            Ok(_) => state.leaving.retain(|leaving| !numbers.contains(&leaving.number)),
+            Err(failure) => {
+                tracing::debug!(?failure, "places in queues were not given up, trying again until they lapse");
+                state.leave_at = Instant::now() + SOON;
+                state.leaving.retain(|leaving| leaving.since.elapsed() < alive);
+            }
         }
     }
 
@@ -288,16 +269,45 @@ impl<DB: Database> Line<DB> {
     }
 }
 
-/// The runtime may go away under the task.
-struct OnStop<DB: Database> {
-    line: Arc<Line<DB>>,
-    armed: bool,
-}
+impl<DB: Database> Work for Line<DB> {
+    fn join(&self, runtime: Id) -> bool {
+        lock(&self.state).duty.join(runtime)
+    }
 
-impl<DB: Database> Drop for OnStop<DB> {
-    fn drop(&mut self) {
-        if self.armed {
-            lock(&self.line.state).running = false;
+    fn woken(&self) -> &watch::Sender<()> {
+        &self.work
+    }
+
+    fn look(self: &Arc<Self>, runtime: Id, under_way: &mut UnderWay) -> Option<Instant> {
+        let now = Instant::now();
+        let role = lock(&self.state).duty.role(runtime, now);
+        if role != Role::Work {
+            // Begun before another task took over, and sent anew by that one.
+            *under_way = UnderWay::default();
+        }
+        let mut state = lock(&self.state);
+        if state.is_empty() && under_way.renewal.is_none() && under_way.ending.is_none() {
+            state.duty.leave(runtime);
+            return None;
+        }
+        match role {
+            Role::StandBy(until) => return Some(until),
+            Role::TakeOver => (state.stay_at, state.leave_at) = (now, now),
+            Role::Work => {}
+        }
+        self.start_what_is_due(&mut state, under_way);
+        // A statement under way is given up by then.
+        let latest = now + LIMIT;
+        let next = state.next(under_way.renewal.is_some(), under_way.ending.is_some());
+        let wakes_at = next.map_or(latest, |next| next.min(latest));
+        state.duty.wakes_at(wakes_at);
+        Some(wakes_at)
+    }
+
+    /// Without another task, what was to be given up lapses, unless the next one comes sooner.
+    fn leave(&self, runtime: Id) {
+        if lock(&self.state).duty.leave(runtime) {
+            self.work.send_replace(());
         }
     }
 }

@@ -91,8 +91,9 @@ async fn wait_long<DB: Database>(
     let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
     let until = since + wait.min(LONGEST);
     let queue = asker.waiting().turns.queue(&keys);
-    let (unsure, told, trouble) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
-    let wanted = Wanted { lock: asker, runtime, keys, until, queue, unsure, told, trouble };
+    let (claiming, unanswered) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (told, trouble) = (Mutex::default(), Mutex::default());
+    let wanted = Wanted { lock: asker, runtime, keys, until, queue, claiming, unanswered, told, trouble };
     match timeout_at(until, wanted.granted_or_refused()).await {
         Ok(Err(error)) if error.is_retryable() && Instant::now() >= until => {
             wanted.refused_last().ok_or_else(|| wanted.out_of_time(error, wait))
@@ -177,8 +178,10 @@ struct Wanted<'a, DB: Database> {
     keys: Arc<[Key]>,
     until: Instant,
     queue: Arc<Queue>,
-    /// A claim is under way, or no answer came to one: it may have been granted.
-    unsure: AtomicBool,
+    /// A claim is under way.
+    claiming: AtomicBool,
+    /// A claim was given up without an answer: it may have been granted.
+    unanswered: AtomicBool,
     /// What it was told last itself.
     told: Mutex<Option<Refusal>>,
     /// The failure that is being waited out.
@@ -336,10 +339,11 @@ impl<DB: Database> Wanted<'_, DB> {
         if waited || spot.ticket.is_some() {
             attempt = attempt.after_waiting(spot.ticket.is_some());
         }
-        self.unsure.store(true, Ordering::Relaxed);
+        self.claiming.store(true, Ordering::Relaxed);
         let answer = attempt.run().await;
+        self.claiming.store(false, Ordering::Relaxed);
         spot.unanswered = answer.as_ref().err().and_then(|_| attempt.unanswered());
-        self.unsure.store(spot.unanswered.is_some(), Ordering::Relaxed);
+        self.unanswered.store(spot.unanswered.is_some(), Ordering::Relaxed);
         Ok(match answer? {
             Attempt::Acquired(granted) => Asked::Granted(granted),
             Attempt::Refused(refusal) => {
@@ -398,7 +402,12 @@ impl<DB: Database> Wanted<'_, DB> {
         }
     }
 
+    /// The last refusal, unless a later claim may have been granted unheard. One that is under way is brought to its end,
+    /// and put back if it is granted.
     fn refused_last(&self) -> Option<Attempt<Granted<DB>>> {
+        if self.unanswered.load(Ordering::Relaxed) {
+            return None;
+        }
         let told = lock(&self.told).take();
         self.queue.refusal().or(told).map(Attempt::Refused)
     }
@@ -409,7 +418,8 @@ impl<DB: Database> Wanted<'_, DB> {
     }
 
     fn out_of_time(&self, error: Error, wait: Duration) -> Error {
-        late(error, wait, self.unsure.load(Ordering::Relaxed))
+        let unsure = [&self.claiming, &self.unanswered].iter().any(|flag| flag.load(Ordering::Relaxed));
+        late(error, wait, unsure)
     }
 
     fn error(&self, failure: Failure) -> Error {

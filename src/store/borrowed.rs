@@ -10,7 +10,8 @@ use std::{
 use sqlx::{Connection, Pool, pool::PoolConnection};
 use tokio::{
     runtime::{Handle, Id},
-    time::{Instant, error::Elapsed, timeout_at},
+    sync::Semaphore,
+    time::{Instant, error::Elapsed, timeout, timeout_at},
 };
 
 use super::{Reply, Store, connections::Connections};
@@ -46,14 +47,21 @@ pub struct Borrowed<DB: Store> {
     options: Option<Arc<Options<DB>>>,
 }
 
+/// How long opening a connection goes on that no caller waits for any more: a silent server would keep its place in the pool.
+const HANDSHAKE: Duration = Duration::from_secs(5);
 /// For how long a connection is kept while there is always a next statement.
 const LOAN: Duration = Duration::from_secs(1);
 
 impl<DB: Store> Borrowed<DB> {
     /// Waits for a connection of a pool, up to the limit. It is as the pool gives it.
     pub async fn unchecked(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
+        Self::take(pool, None, limit).await
+    }
+
+    async fn take(pool: &Pool<DB>, may_go_on: Option<Arc<Semaphore>>, limit: Instant) -> Result<Self, Failure> {
         let options = pool.connect_options();
-        let acquiring = Acquiring::<DB> { work: Some(Box::pin(pool.acquire())), options: options.clone() };
+        let work: Waiting<DB> = Box::pin(pool.acquire());
+        let acquiring = Acquiring { work: Some(work), options: options.clone(), may_go_on };
         match timeout_at(limit, acquiring).await {
             Ok(Ok(conn)) => Ok(Self::of(conn, Some(options))),
             Ok(Err(error)) => Err(Failure::NoConnection(error)),
@@ -117,7 +125,7 @@ impl<DB: Store> Borrowed<DB> {
     /// Waits for a connection on which a statement commits by itself, up to the limit.
     pub async fn checkout(connections: &Connections<DB>, limit: Instant) -> Result<Self, Failure> {
         loop {
-            let mut conn = Self::unchecked(&connections.pool()?, limit).await?;
+            let mut conn = Self::take(&connections.pool()?, connections.may_go_on(), limit).await?;
             if !connections.is_shared() {
                 return Ok(conn);
             }
@@ -169,11 +177,12 @@ impl<DB: Store> Drop for Borrowed<DB> {
 
 type Waiting<DB> = Pin<Box<dyn Future<Output = Reply<PoolConnection<DB>>> + Send>>;
 
-/// A connection being waited for. A pool closes the one that it tests when this is dropped: a database in memory is waited for
-/// in the background instead, and goes back.
+/// A connection being waited for. A pool closes the one that it tests or opens when this is dropped: a database in memory, and
+/// one of the lock's own connections at a time, is waited for in the background instead, and goes back.
 struct Acquiring<DB: Store> {
     work: Option<Waiting<DB>>,
     options: Arc<Options<DB>>,
+    may_go_on: Option<Arc<Semaphore>>,
 }
 
 impl<DB: Store> Future for Acquiring<DB> {
@@ -189,10 +198,14 @@ impl<DB: Store> Future for Acquiring<DB> {
 
 impl<DB: Store> Drop for Acquiring<DB> {
     fn drop(&mut self) {
-        if let (Some(work), Ok(runtime)) = (self.work.take(), Handle::try_current())
-            && DB::may_be_in_memory(&self.options)
-        {
-            runtime.spawn(async { drop(work.await) });
+        let (Some(work), Ok(runtime)) = (self.work.take(), Handle::try_current()) else { return };
+        let permit = self.may_go_on.take().and_then(|may_go_on| may_go_on.try_acquire_owned().ok());
+        if permit.is_some() || DB::may_be_in_memory(&self.options) {
+            let limit = if permit.is_some() { HANDSHAKE } else { Duration::MAX };
+            runtime.spawn(async move {
+                drop(timeout(limit, work).await);
+                drop(permit);
+            });
         }
     }
 }

@@ -15,6 +15,7 @@ use std::{
 use sqlx::{Database, Pool};
 use tokio::{
     runtime::{Handle, Id},
+    sync::Semaphore,
     task::AbortHandle,
     time::{Instant, sleep, timeout_at},
 };
@@ -85,6 +86,12 @@ impl<DB: Store> Connections<DB> {
         Ok(self.own().map_or_else(|| self.application.clone(), |own| own.pool(&self.application)))
     }
 
+    /// Whether a connection that a caller no longer waits for is opened to its end, for the next one; the permit says so
+    /// until it is. With a time limit shorter than the handshake no request would ever get one.
+    pub fn may_go_on(&self) -> Option<Arc<Semaphore>> {
+        self.own().map(|own| own.going_on.clone())
+    }
+
     /// How many connections there may be.
     pub fn most(&self) -> u32 {
         self.own().map_or_else(|| self.application.options().get_max_connections(), |own| own.most)
@@ -151,6 +158,8 @@ impl<DB: Database> OfLocks<DB> {
 /// runtime answers only while that one is driven.
 struct Own<DB: Database> {
     most: u32,
+    /// One permit: while the server is out of reach, not every caller leaves one behind.
+    going_on: Arc<Semaphore>,
     pools: Mutex<HashMap<Id, Opened<DB>>>,
 }
 
@@ -173,7 +182,7 @@ impl<DB: Database> Drop for Opened<DB> {
 
 impl<DB: Database> Own<DB> {
     fn new(most: u32) -> Arc<Self> {
-        Arc::new(Self { most, pools: Mutex::default() })
+        Arc::new(Self { most, going_on: Arc::new(Semaphore::new(1)), pools: Mutex::default() })
     }
 
     /// The pool of this runtime, if it has one.

@@ -11,8 +11,10 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, acquired, eventually},
+    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    fair::KEPT,
     proxy::{Proxy, Way},
+    waiters::places,
 };
 
 /// Long enough for a slow machine to renew within a twelfth of it.
@@ -167,6 +169,18 @@ pub async fn silent_connections_lose_no_lease<DB: Bed>(site: Site<DB>) {
     held_for(&leases, 2 * LEASE).await;
 }
 
+/// The server grants no further connection: those for requests serve the renewals too.
+pub async fn leases_are_renewed_though_no_connection_can_be_opened<DB: Bed>(site: Site<DB>) {
+    let proxy = site.proxy().await;
+    let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE).unwrap();
+    let leases = leases(&lock, 3).await;
+    proxy.hold_new();
+    held_for(&leases, 2 * LEASE).await;
+    for lease in leases {
+        lease.abandon().await.unwrap();
+    }
+}
+
 /// A request that has no answer is sent again on another connection long before it is given up.
 pub async fn a_request_on_a_silent_connection_is_sent_on_another<DB: Bed>(site: Site<DB>) {
     let lease = 4 * LEASE;
@@ -231,4 +245,29 @@ pub async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: Bed>(site:
     let leases = leases(&lock, 2).await;
     held_for(&leases, 2 * LEASE).await;
     drop((first, still.shutdown_background()));
+}
+
+/// A place in a queue is kept alive, and given up, by a task of a runtime that is driven.
+pub async fn a_runtime_that_stands_still_loses_no_place_of_another<DB: Bed>(site: Site<DB>) {
+    let holder = acquired(site.lock().try_acquire("k").await);
+    let pool = opened(site.pool_of(4).await).await;
+    let lock = LeaseLock::new(pool.clone()).fair(true);
+    let place = async || site.number("SELECT MAX(ticket) FROM t_resource_lock_queue").await;
+    let theirs = lock.clone();
+    let (still, ()) = still(async move {
+        refused(theirs.acquire("k", LEASE / 10).await);
+        all_idle(&pool).await;
+    });
+    let (left, to_wait) = (place().await, lock.clone());
+    let waiting = tokio::spawn(async move { acquired(to_wait.acquire("k", Duration::MAX).await) });
+    eventually("it has a place", || async { place().await > left }).await;
+    let before = place().await;
+    eventually("the other place is given up", || async { places(&site).await == 1 }).await;
+    sleep(KEPT + LEASE).await;
+    assert_eq!(place().await, before);
+    holder.abandon().await.unwrap();
+    let lease = timeout(PATIENCE, waiting).await.expect("its turn comes").unwrap();
+    lease.abandon().await.unwrap();
+    assert!(lock.shutdown(PATIENCE).await, "nothing is left to be done");
+    still.shutdown_background();
 }

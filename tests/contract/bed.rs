@@ -205,6 +205,7 @@ fn wants_the_server_itself(module: &str, name: &str) -> bool {
         "forgetting" => name == "keys_of_other_steps_can_be_had_meanwhile",
         "versioned_in" => name == "a_row_in_another_transactions_hands_is_a_conflict",
         "program_input" => name == "a_password_is_not_repeated",
+        "versioned_limits" => name == "a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_again",
         "versioned_lost" => name == "a_write_that_is_answered_too_late_is_unknown_and_not_tried_again",
         "replies" => {
             ["a_claim_that_arrives_too_late_is_unknown", "a_create_that_is_too_late_leaves_a_free_row"].contains(&name)

@@ -79,12 +79,9 @@ impl<'a, DB: Bed> Stage<'a, DB> {
             match other.try_acquire(key).await.unwrap() {
                 Attempt::Acquired(lease) => break lease,
                 Attempt::Refused(refusal) => {
-                    let most = LEASE + Duration::from_secs(1);
-                    assert!(
-                        since.elapsed() < most,
-                        "{}: not to be had within the lease and a second: {refusal}",
-                        self.key
-                    );
+                    // A server that stands still for a moment holds up what is done in the background.
+                    let most = LEASE + PATIENCE / 5;
+                    assert!(since.elapsed() < most, "{}: not to be had within {most:?}: {refusal}", self.key);
                     sleep(LEASE / 50).await;
                 }
             }

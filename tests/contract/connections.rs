@@ -284,6 +284,18 @@ pub async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<
 }
 
 /// With the application's pool the lock's connections are closed, and not by the next call.
+/// A handshake that takes longer than a request has time is not begun anew for each.
+pub async fn a_connection_that_is_slow_to_open_serves_a_later_request<DB: Bed>(site: Site<DB>) {
+    let limit = Duration::from_millis(500);
+    let proxy = site.proxy().await;
+    let lock = LeaseLock::<DB>::new(proxy.pool(4)).time_limit(limit).unwrap();
+    proxy.delay_first(2 * limit);
+    let error = lock.try_acquire("k").await.unwrap_err();
+    assert!(matches!(error, Error::NoConnection { .. }), "{error:?}");
+    let granted = async || lock.try_acquire("k").await.is_ok_and(|attempt| attempt.acquired().is_some());
+    eventually("it is granted", granted).await;
+}
+
 pub async fn the_connections_of_a_lock_are_closed_with_the_pool<DB: Bed>(site: Site<DB>) {
     let before = connections(&site).await;
     let pool = site.pool_of(1).await;

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// How long a place is kept for somebody who gives no sign of life, and how often one is given.
-const KEPT: Duration = Duration::from_secs(12);
+pub const KEPT: Duration = Duration::from_secs(12);
 const SIGN: Duration = Duration::from_secs(4);
 /// What a slow machine may take on top.
 const SLACK: Duration = Duration::from_secs(3);

@@ -315,7 +315,7 @@ where
                 descendants_in_other_sessions_are_stopped_too, what_the_command_leaves_behind_is_ended_first;
             program_terminal:
                 a_command_may_read_the_terminal, the_interrupt_key_reaches_the_command_once,
-                on_a_terminal_descendants_do_not_outlive_the_claim, a_terminal_that_is_closed_ends_the_command;
+                on_a_terminal_descendants_do_not_outlive_the_claim, a_terminal_that_is_closed_ends_the_command, without_a_shell_nothing_stays_suspended;
             program_stop: the_commands_descendants_are_stopped_too, a_signal_that_was_ignored_stays_ignored;
             program_claims: a_reader_that_has_enough_is_no_failure, a_log_that_cannot_be_written_stops_nothing;
             program_input:
@@ -363,7 +363,9 @@ where
         lanes: a_runtime_that_stands_still_takes_nobody_along;
         apart:
             a_release_without_the_right_to_it_fails_at_once, silent_connections_lose_no_lease,
-            a_request_on_a_silent_connection_is_sent_on_another, a_renewal_that_is_not_driven_any_more_loses_no_other;
+            a_request_on_a_silent_connection_is_sent_on_another, a_renewal_that_is_not_driven_any_more_loses_no_other,
+            a_runtime_that_stands_still_loses_no_place_of_another,
+            leases_are_renewed_though_no_connection_can_be_opened;
         undone:
             claims_whose_connection_the_server_ends_are_all_granted, releases_whose_connection_the_server_ends_are_all_done,
             releases_that_were_done_unheard_say_so_where_they_know,
@@ -379,7 +381,8 @@ where
             a_pool_that_is_used_up_stops_nothing, locks_of_one_pool_share_connections, settings_of_a_session_do_not_reach_a_lock,
             new_options_of_the_pool_are_taken_over, the_connections_of_a_lock_are_closed_with_the_pool,
             connections_that_went_away_while_idle_are_found_out, a_shutdown_closes_the_connections_that_are_idle,
-            the_first_look_at_the_table_is_waited_for_within_the_callers_limit;
+            the_first_look_at_the_table_is_waited_for_within_the_callers_limit,
+            a_connection_that_is_slow_to_open_serves_a_later_request;
         isolation: read_committed, repeatable_read, serializable;
         replies:
             a_claim_whose_reply_is_lost_is_the_same_claim_again, a_takeover_whose_reply_is_lost_still_tells_from_whom,

@@ -25,7 +25,7 @@ const SUSPEND: &str = "\x1a";
 pub const TICKS: &str =
     r#"echo $$ > "$0/new"; mv "$0/new" "$0/up"; while [ ! -e "$0/go" ]; do echo >> "$0/ticks"; sleep 0.05; done"#;
 
-/// An interactive shell on a terminal of its own. Dropped, the line is cut.
+/// A program on a terminal of its own, as a rule an interactive shell. Dropped, the line is cut.
 struct Terminal {
     keys: File,
     shell: Child,
@@ -34,6 +34,10 @@ struct Terminal {
 
 impl Terminal {
     fn new<DB: Bed>(site: &Site<DB>) -> Self {
+        Self::of(site, &["bash", "--norc", "--noprofile", "--noediting", "-i"])
+    }
+
+    fn of<DB: Bed>(site: &Site<DB>, program: &[&str]) -> Self {
         hear_all_signals();
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let master = openpt(flags).unwrap();
@@ -41,7 +45,7 @@ impl Terminal {
         unlockpt(&master).unwrap();
         let line = File::from(ioctl_tiocgptpeer(&master, flags).unwrap());
         let mut shell = Command::new("setsid");
-        shell.args(["--ctty", "bash", "--norc", "--noprofile", "--noediting", "-i"]);
+        shell.arg("--ctty").args(program);
         shell.env("DATABASE_URL", &site.url).env("ROWLOCK", PROGRAM).env("HISTFILE", "/dev/null");
         shell.stdin(line.try_clone().unwrap()).stdout(line.try_clone().unwrap()).stderr(Stdio::from(line));
         let shell = shell.spawn().unwrap();
@@ -204,6 +208,20 @@ pub async fn on_a_terminal_descendants_do_not_outlive_the_claim<DB: Bed>(site: S
         .await;
         assert_eq!(state(&grandchild), None, "it works beside the next holder");
     }
+}
+
+/// As under `ssh -t host rowlock ...`: no shell could continue what the key has suspended.
+pub async fn without_a_shell_nothing_stays_suspended<DB: Bed>(site: Site<DB>) {
+    let stage = Stage::new();
+    let command = [PROGRAM, "run", "k", "--lease", "1h", "--", "sh", "-c", TICKS, stage.path()];
+    let terminal = Terminal::of(&site, &command);
+    stage.up().await;
+    terminal.types(SUSPEND);
+    for _ in 0..3 {
+        ticks_on(&stage).await;
+    }
+    stage.go();
+    ended_well(&site).await;
 }
 
 /// The shell that goes away takes its job with it, a stopped one too.

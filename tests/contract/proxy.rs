@@ -5,9 +5,12 @@
 //! a request in one piece and waits for its reply. A chunk that is held and then let through arrives even
 //! when its sender has gone meanwhile, as on a slow network.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use sqlx::pool::PoolOptions;
@@ -19,7 +22,7 @@ use tokio::{
         tcp::{ReadHalf, WriteHalf},
     },
     sync::watch,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use crate::bed::{Bed, PATIENCE, Site};
@@ -44,6 +47,8 @@ struct State {
     accepted: u64,
     /// What is held at this moment.
     held: Vec<(Way, u64)>,
+    /// How long the first reply of a connection takes.
+    delay: Duration,
     /// In requests, what is written in place of what; of one length.
     replaced: Option<(&'static str, &'static str)>,
 }
@@ -104,6 +109,19 @@ impl Proxy {
             state.left = [Some(0); 2];
             state.only = Some((0..state.accepted).collect());
         });
+    }
+
+    /// Holds whatever passes on connections that are not there yet: none can be opened.
+    pub fn hold_new(&self) {
+        self.shared.0.send_modify(|state| {
+            state.left = [Some(0); 2];
+            state.only = Some((state.accepted..state.accepted + 1000).collect());
+        });
+    }
+
+    /// From now on delays the server's first word on each connection.
+    pub fn delay_first(&self, delay: Duration) {
+        self.shared.0.send_modify(|state| state.delay = delay);
     }
 
     /// Holds whatever passes on one connection from now on, counted from the first; it stays open, and nothing comes out of it.
@@ -238,7 +256,7 @@ async fn pump(
     mut to: WriteHalf<'_>,
     pinged: &AtomicBool,
 ) {
-    let mut chunk = vec![0; 1 << 16];
+    let (mut chunk, mut is_first) = (vec![0; 1 << 16], true);
     while let Ok(length @ 1..) = from.read(&mut chunk).await {
         let free = match way {
             Way::Requests => {
@@ -249,6 +267,10 @@ async fn pump(
             // The answer to one may come in several chunks.
             Way::Replies => pinged.load(Ordering::SeqCst),
         };
+        if std::mem::take(&mut is_first) && way == Way::Replies {
+            let delay = shared.0.borrow().delay;
+            sleep(delay).await;
+        }
         if !free {
             shared.pass(way, number).await;
         }

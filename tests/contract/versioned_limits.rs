@@ -14,8 +14,8 @@ use crate::{
     versioned_lost::{READING, WRITING, distant},
 };
 
-/// Long for a statement on a busy machine whose disk may stand still for a while, and short beside the 10 s of the retries.
-const LIMIT: Duration = Duration::from_secs(4);
+/// Long for a statement on a busy machine, and short beside the 10 s of the retries.
+const LIMIT: Duration = Duration::from_secs(2);
 
 const CHANGES: [&str; 3] = ["update", "deduct", "deposit"];
 
@@ -43,7 +43,7 @@ fn is_unknown(result: Result<rowlock::Updated<i64>, Error>, since: Instant, what
     let text = error.to_string();
     assert!(text.contains("may have been") && !text.contains("lease"), "{what}: {text}");
     assert!(!error.is_retryable(), "{what}: {text}");
-    assert!(since.elapsed() < 2 * LIMIT, "{what}: after {:?}", since.elapsed());
+    assert!(since.elapsed() < 4 * LIMIT, "{what}: after {:?}", since.elapsed());
 }
 
 pub async fn a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_again<DB: Bed>(site: Site<DB>) {
@@ -115,7 +115,7 @@ pub async fn in_a_transaction_each_statement_has_the_limit<DB: Bed>(site: Site<D
         let update = table.update_in(&mut tx, "a", |balance| Ok::<_, Infallible>(balance - 1));
         let error = proxy.during(Way::Replies, after, update, async |_| {}).await.unwrap_err();
         assert!(matches!(&error, UpdateError::Failed(Error::TimedOut { .. })), "{error:?}");
-        assert!(!error.to_string().contains("lease") && since.elapsed() < 2 * LIMIT, "{error}");
+        assert!(!error.to_string().contains("lease") && since.elapsed() < 4 * LIMIT, "{error}");
         proxy.cut();
         drop(tx);
         eventually("it is rolled back", || async {
@@ -142,6 +142,6 @@ pub async fn a_begin_that_is_not_answered_within_the_limit_is_sent_over_another_
         // After the read of the version.
         let since = Instant::now();
         proxy.during(way, 1, write(&lock), async |proxy| proxy.let_others_pass()).await.unwrap();
-        assert!(since.elapsed() < 2 * LIMIT, "{way:?}: after {:?}", since.elapsed());
+        assert!(since.elapsed() < 4 * LIMIT, "{way:?}: after {:?}", since.elapsed());
     }
 }

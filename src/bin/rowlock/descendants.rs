@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, getsid, kill_process, te
 pub struct Process {
     pid: Pid,
     parent: i32,
+    group: i32,
     session: i32,
     state: State,
 }
@@ -38,11 +39,6 @@ impl Process {
         self.state == State::Stopped
     }
 
-    /// Whether its parent is the one that it had when `earlier` was looked at.
-    pub fn has_parent_of(self, earlier: Self) -> bool {
-        self.parent == earlier.parent
-    }
-
     pub fn send(self, signal: Signal) {
         // One that has ended in the meantime is not there, and need not be.
         let _ = kill_process(self.pid, signal);
@@ -67,6 +63,19 @@ pub fn alive() -> Option<Vec<Process>> {
     let mut processes = below(getpid(), &all()?);
     processes.retain(|process| process.state != State::Dead && test_kill_process(process.pid).is_ok());
     Some(processes)
+}
+
+/// Whether a shell could continue this group of processes once it is stopped: the parent of one of them, in the same session
+/// and in another group. This process, which has a child in the group, is no shell.
+pub fn has_shell(group: Pid) -> bool {
+    let (Some(all), group, own) = (all(), group.as_raw_nonzero().get(), getpid().as_raw_nonzero().get()) else {
+        return true;
+    };
+    let is_shell = |process: &Process, of: &Process| {
+        process.pid.as_raw_nonzero().get() == of.parent && process.session == of.session && process.group != group
+    };
+    let mut members = all.iter().filter(|process| process.group == group && process.parent != own);
+    members.any(|member| all.iter().any(|process| is_shell(process, member)))
 }
 
 /// Waits for adopted children that have ended. The one that another part of the program waits for is left to it.
@@ -101,7 +110,8 @@ fn parse(stat: &[u8]) -> Option<Process> {
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
-    let session = fields.nth(1)?.parse().ok()?;
+    let group = fields.next()?.parse().ok()?;
+    let session = fields.next()?.parse().ok()?;
     let threads: u32 = fields.nth(13)?.parse().ok()?;
     let state = match state {
         // The first thread may have ended before the others.
@@ -109,7 +119,7 @@ fn parse(stat: &[u8]) -> Option<Process> {
         "T" => State::Stopped,
         _ => State::Alive,
     };
-    Some(Process { pid, parent, session, state })
+    Some(Process { pid, parent, group, session, state })
 }
 
 fn below(root: Pid, all: &[Process]) -> Vec<Process> {
@@ -131,7 +141,7 @@ mod tests {
     use super::{Pid, Process, State, below, parse};
 
     fn process(pid: i32, parent: i32) -> Process {
-        Process { pid: Pid::from_raw(pid).unwrap(), parent, session: 1, state: State::Alive }
+        Process { pid: Pid::from_raw(pid).unwrap(), parent, group: 7, session: 1, state: State::Alive }
     }
 
     #[test]

@@ -36,7 +36,9 @@ pub fn say_json(value: &Value) -> Result<(), Failure> {
 
 /// What went wrong, on stderr. Where nobody can be told, the work goes on.
 pub fn complain(text: impl Display) {
-    let _ = writeln!(stderr(), "rowlock: {}", printable(&text.to_string()));
+    let line = format!("rowlock: {}\n", printable(&text.to_string()));
+    // In one piece: the command writes to the same stderr.
+    let _ = stderr().write_all(line.as_bytes());
 }
 
 static NEVER_STOP: AtomicBool = AtomicBool::new(false);

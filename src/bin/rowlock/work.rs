@@ -100,7 +100,7 @@ impl Work {
         let mut attendants = JoinSet::new();
         attendants.spawn(attend(target)?);
         if let Some((front, group)) = front.and_then(Process::look).zip(group) {
-            attendants.spawn(hang_up_when_orphaned(front, group));
+            attendants.spawn(continue_when_orphaned(front, group));
         }
         Ok(Self { child, target, report, _attendants: attendants })
     }
@@ -196,14 +196,16 @@ fn attend(target: Target) -> Result<impl Future<Output = ()>, Failure> {
     })
 }
 
-/// Does what the system does for a suspended job whose shell has ended: no other process could continue it. The system does not, as
-/// this process, outside of the job, has a child in it.
-async fn hang_up_when_orphaned(front: Process, group: Pid) {
+/// Does for a job that no shell can continue what the system does. The system does not, as this process, outside of the job,
+/// has a child in it.
+async fn continue_when_orphaned(front: Process, group: Pid) {
+    // A job whose shell has ended is hung up. One that never had a shell (`ssh -t host rowlock ...`) is not to be suspended.
+    let signals: &[Signal] = if descendants::has_shell(group) { &[Signal::HUP, Signal::CONT] } else { &[Signal::CONT] };
     loop {
         sleep(SOON).await;
-        if Process::look(front.pid()).is_some_and(|now| now.is_stopped() && !now.has_parent_of(front)) {
-            for signal in [Signal::HUP, Signal::CONT] {
-                let _ = kill_process_group(group, signal);
+        if Process::look(front.pid()).is_some_and(|now| now.is_stopped()) && !descendants::has_shell(group) {
+            for signal in signals {
+                let _ = kill_process_group(group, *signal);
             }
         }
     }

@@ -1,11 +1,84 @@
-//! Which of a lock object's background tasks works: one does, on one runtime, and the others stand by.
+//! Background work of a lock object: one task does it, on one runtime, and the others stand by.
 //!
 //! Each runtime that uses the lock object has a task. A runtime may stand still without ending (a current-thread runtime
 //! outside of `block_on`): then its task does not look when it said it would, and one that stands by takes over.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, pin::Pin, sync::Arc, time::Duration};
 
-use tokio::{runtime::Id, time::Instant};
+use tokio::{
+    runtime::{Handle, Id},
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+
+type Statement = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The statements of a task, at most one of each kind.
+#[derive(Default)]
+pub(crate) struct UnderWay {
+    pub renewal: Option<Statement>,
+    pub ending: Option<Statement>,
+}
+
+/// Work that is due at certain times.
+pub(crate) trait Work: Send + Sync + 'static {
+    /// [`Duty::join`].
+    fn join(&self, runtime: Id) -> bool;
+
+    /// Wakes the tasks, which look again.
+    fn woken(&self) -> &watch::Sender<()>;
+
+    /// Does what falls to the task of this runtime, and says when to look again; `None` when the task is to end.
+    fn look(self: &Arc<Self>, runtime: Id, under_way: &mut UnderWay) -> Option<Instant>;
+
+    /// The runtime went away, and its task with it.
+    fn leave(&self, runtime: Id);
+}
+
+/// Starts the task of this runtime, if it has none; the caller holds no lock.
+pub(crate) fn start<W: Work>(work: &Arc<W>) {
+    let Ok(runtime) = Handle::try_current() else { return };
+    if work.join(runtime.id()) {
+        // The guard goes in with the task, which may be dropped before it ever runs.
+        runtime.spawn(run(OnStop { work: work.clone(), runtime: runtime.id(), armed: true }));
+    }
+}
+
+async fn run<W: Work>(mut task: OnStop<W>) {
+    let (mut under_way, mut woken) = (UnderWay::default(), task.work.woken().subscribe());
+    while let Some(wakes_at) = task.work.look(task.runtime, &mut under_way) {
+        let UnderWay { renewal, ending } = &mut under_way;
+        tokio::select! {
+            () = finish(renewal) => *renewal = None,
+            () = finish(ending) => *ending = None,
+            _ = woken.changed() => {}
+            () = sleep_until(wakes_at) => {}
+        }
+    }
+    task.armed = false;
+}
+
+async fn finish(statement: &mut Option<Statement>) {
+    match statement {
+        Some(statement) => statement.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The runtime may go away under the task.
+struct OnStop<W: Work> {
+    work: Arc<W>,
+    runtime: Id,
+    armed: bool,
+}
+
+impl<W: Work> Drop for OnStop<W> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.work.leave(self.runtime);
+        }
+    }
+}
 
 /// How late a task may look before another one takes over, at most.
 const LATE: Duration = Duration::from_secs(1);
