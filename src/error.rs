@@ -3,8 +3,8 @@
 use std::{error::Error as _, fmt, time::Duration};
 
 use crate::{
-    fault::fault,
     key::{Holder, Key, Token},
+    store::fault::fault,
 };
 
 /// Everything that is not an answer. A refusal is an answer; a database that failed is never one.

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::Error,
     key::{Claim, Key, Prior, Token},
-    lease::Lease,
+    lease::guard::Lease,
     retry::Retry,
     rules::{Refusal, Status},
     store::Database,

@@ -6,9 +6,11 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     error::Error,
-    fault::{self, Fault, fault},
-    settings,
-    store::borrowed::Failure,
+    lease::settings,
+    store::{
+        connection::Failure,
+        fault::{self, Fault, fault},
+    },
 };
 
 /// How long conflicts are tried again; whichever limit comes first ends it.

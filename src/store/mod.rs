@@ -4,22 +4,21 @@
 //! slice, works on a connection that it is lent, leaves no transaction open, and waits for no row that
 //! another transaction has locked.
 
-pub mod borrowed;
-pub mod connections;
-#[cfg(feature = "sqlite")]
-mod in_memory;
+pub mod admin;
+pub mod connection;
+pub mod fault;
 #[cfg(feature = "mysql")]
 mod mysql;
-pub mod operate;
+pub mod pools;
 #[cfg(feature = "postgres")]
 mod postgres;
+pub mod queue;
+pub mod schema;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub mod servers;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-pub mod tables;
-pub mod versions;
-pub mod wait;
+pub mod version;
 
 use std::{future::Future, time::Duration};
 
@@ -255,8 +254,8 @@ pub fn to_utc(time: DateTime<Utc>, ahead: TimeDelta) -> DateTime<Utc> {
     label = "a feature of rowlock is missing",
     note = "add it in Cargo.toml: `rowlock = {{ features = [\"postgres\"] }}`, or \"mysql\" (MariaDB too), or \"sqlite\" (the default)"
 )]
-pub trait Database: operate::Operate + tables::Tables + versions::Versions + wait::Wait {}
+pub trait Database: admin::Operate + schema::Tables + version::Versions + queue::Wait {}
 
 // What is missing is the feature, not one of these.
 #[diagnostic::do_not_recommend]
-impl<DB: operate::Operate + tables::Tables + versions::Versions + wait::Wait> Database for DB {}
+impl<DB: admin::Operate + schema::Tables + version::Versions + queue::Wait> Database for DB {}

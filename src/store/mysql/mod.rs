@@ -1,7 +1,11 @@
 //! MySQL 8.0 and MariaDB 10.6, and later. Times are UTC whatever the session's time zone is.
 
-mod changes;
-mod claims;
+mod admin;
+mod change;
+mod claim;
+mod queue;
+mod schema;
+mod version;
 
 use std::time::Duration;
 
@@ -12,12 +16,14 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use self::changes::Named;
-use super::{Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Store, is_apart, to_utc, unanswered, unconfirmed};
+use crate::store::mysql::change::Named;
+use crate::store::{
+    Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Store, is_apart, to_utc, unanswered, unconfirmed,
+};
 use crate::{
-    fault::{Fault, fault, refuses_commit},
     key::{Claim, Key},
     rules::{Row, Terms},
+    store::fault::{Fault, fault, refuses_commit},
 };
 
 /// The clock for tokens: SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's start), and is
@@ -104,18 +110,18 @@ impl Store for MySql {
 
     async fn claim(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms, nowait: bool) -> Reply<Vec<Answer>> {
         match asks {
-            [ask] if ask.waited => Ok(vec![claims::look_and_claim(conn, ask, terms, nowait).await?]),
-            [ask] => Ok(vec![claims::claim_one(conn, ask, terms, nowait).await?]),
-            _ if is_apart(asks) => claims::claim_apart(conn, asks, terms, nowait).await,
-            _ => claims::claim_together(conn, asks, terms).await,
+            [ask] if ask.waited => Ok(vec![claim::look_and_claim(conn, ask, terms, nowait).await?]),
+            [ask] => Ok(vec![claim::claim_one(conn, ask, terms, nowait).await?]),
+            _ if is_apart(asks) => claim::claim_apart(conn, asks, terms, nowait).await,
+            _ => claim::claim_together(conn, asks, terms).await,
         }
     }
 
     async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
         let named = Named::new(std::slice::from_ref(claim));
         // The count travels in the reply, as the last insert id.
-        let sql = changes::change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)");
-        let query = changes::bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);
+        let sql = change::change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)");
+        let query = change::bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);
         let reply = query.execute(&mut *conn).await?;
         if reply.rows_affected() > 0 {
             let count = match reply.last_insert_id() {
@@ -125,13 +131,13 @@ impl Store for MySql {
             };
             return Ok(Confirmed::Done(count));
         }
-        let seen = unconfirmed(claim, changes::sighting(conn, &named, "").await?);
+        let seen = unconfirmed(claim, change::sighting(conn, &named, "").await?);
         if seen == Confirmed::Lost {
             return Ok(seen);
         }
         // A look shows the row as the transaction's snapshot has it, one that locks as it is now. It finds no row that another
         // transaction has locked.
-        let now = changes::sighting(conn, &named, "FOR UPDATE SKIP LOCKED").await?;
+        let now = change::sighting(conn, &named, "FOR UPDATE SKIP LOCKED").await?;
         Ok(if now.is_some() { unconfirmed(claim, now) } else { seen })
     }
 
@@ -158,10 +164,10 @@ impl Store for MySql {
         nowait: bool,
     ) -> Reply<Vec<Outcome>> {
         match change {
-            Change::Renew(_) => changes::change(conn, claims, change, terms, false).await,
-            _ if claims.len() == 1 => changes::change(conn, claims, change, terms, nowait).await,
+            Change::Renew(_) => change::change(conn, claims, change, terms, false).await,
+            _ if claims.len() == 1 => change::change(conn, claims, change, terms, nowait).await,
             Change::Release(_) | Change::Abandon | Change::PutBack => {
-                changes::end_several(conn, claims, change, terms).await
+                change::end_several(conn, claims, change, terms).await
             }
         }
     }

@@ -1,0 +1,409 @@
+//! One try: the same holder asks for its keys until there is an answer.
+
+use std::{sync::Arc, time::Duration};
+
+use chrono::{DateTime, Utc};
+use tokio::{
+    runtime::Handle,
+    sync::OnceCell,
+    time::{Instant, sleep, timeout_at},
+};
+
+use crate::{
+    batch::{Errand, Limits},
+    error::{Action, Certainty, Error},
+    key::{Claim, Holder, Key, Prior},
+    lease::{
+        handle::{Tenure, subject},
+        lock::LeaseLock,
+        renewer::Keeper,
+    },
+    lock::Attempt,
+    metrics,
+    queue::position::At,
+    retry::Backoff,
+    rules::{Reason, Refusal, Row, Terms, Verdict, judge},
+    schema::Table,
+    store::{
+        Answer, Ask, Change, Database, Reply,
+        connection::{Borrowed, Failure},
+        fault::Fault,
+    },
+};
+
+/// For how long a busy row is worth another question within the same try.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// How far apart creations of the same row are in the end.
+const MOST_BETWEEN_CREATES: Duration = Duration::from_millis(500);
+
+/// What was granted: all that was asked for.
+pub(crate) struct Granted<DB: Database> {
+    pub tenure: Tenure<DB>,
+    pub priors: Vec<Option<Prior>>,
+}
+
+pub(crate) struct Try<'a, DB: Database> {
+    lock: &'a LeaseLock<DB>,
+    runtime: Handle,
+    asks: Vec<Ask>,
+    /// No other is before it in the keys' queues, or the lock is not fair.
+    in_turn: bool,
+    /// When the caller goes away. What was sent before is answered, or given up with its connection, before the try ends otherwise:
+    /// no late grant is ended behind the back of the same holder's next try.
+    caller: Instant,
+    /// When this try ends.
+    limit: Instant,
+    /// When a statement is given up.
+    last: Instant,
+    /// How long it goes on while somebody else's transaction is at a row.
+    patience: Duration,
+    /// A claim was sent whose outcome is not known.
+    unanswered: bool,
+    /// Rows that it created: one that is missing all the same is not to be seen.
+    created: Vec<Key>,
+    /// Others got in its way, perhaps some that it travelled with, or it was not for a statement of many.
+    contended: bool,
+}
+
+/// What a claim came back with.
+pub(crate) enum Claimed<DB: Database> {
+    Granted(Granted<DB>),
+    /// The answer came so late that its lease is over; asked again, it begins anew.
+    Late,
+    Not {
+        answers: Vec<Answer>,
+        /// They are the answers to whoever had come for the same keys.
+        for_all: bool,
+    },
+}
+
+/// What the answers to a claim call for.
+enum Next {
+    Refuse(Refusal),
+    Create(Vec<Key>),
+    /// Somebody is at a row, which was seen like this; or it is for a claim that goes alone.
+    Busy {
+        row: Option<Row>,
+        lone: bool,
+    },
+}
+
+impl<'a, DB: Database> Try<'a, DB> {
+    /// By a new holder, or by one whose claim was sent `before` and is unanswered; for no longer than `until`.
+    pub fn new(
+        lock: &'a LeaseLock<DB>,
+        keys: &[Key],
+        until: Option<Instant>,
+        before: Option<Holder>,
+    ) -> Result<Self, Error> {
+        let holder = before.unwrap_or_else(Holder::unique);
+        let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let last = Instant::now() + lock.settings().time_limit;
+        let asks = keys.iter().map(|key| Ask { key: key.clone(), holder, waited: false }).collect();
+        // It was in turn when its claim was sent.
+        let in_turn = !lock.settings().fair || before.is_some();
+        let (caller, limit) = (until.unwrap_or(last), until.map_or(last, |until| until.min(last)));
+        let (unanswered, contended) = (before.is_some(), false);
+        let (created, patience) = (Vec::new(), PATIENCE);
+        Ok(Self { lock, runtime, asks, in_turn, caller, limit, last, patience, unanswered, created, contended })
+    }
+
+    /// Comes after waiting, to ask again before long, and perhaps first in the queue.
+    pub fn after_waiting(mut self, in_turn: bool) -> Self {
+        for ask in &mut self.asks {
+            ask.waited = true;
+        }
+        self.in_turn |= in_turn;
+        self.patience = Duration::ZERO;
+        self
+    }
+
+    pub async fn run(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
+        let attempt = self.ask().await?;
+        match &attempt {
+            Attempt::Acquired(granted) => {
+                metrics::acquired();
+                for (Claim { key, token, .. }, prior) in granted.tenure.claims().iter().zip(&granted.priors) {
+                    tracing::info!(%key, %token, taken_over_from = ?prior, "acquired");
+                }
+            }
+            Attempt::Refused(refusal) => {
+                metrics::refused(refusal.reason);
+                tracing::debug!(key = %refusal.key, reason = %refusal.reason, %refusal, "refused");
+            }
+        }
+        Ok(attempt)
+    }
+
+    /// The holder, if it may have been granted what it did not hear of.
+    pub fn unanswered(&self) -> Option<Holder> {
+        self.asks.first().filter(|_| self.unanswered).map(|ask| ask.holder)
+    }
+
+    async fn ask(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
+        if !self.in_turn
+            && let Some(refusal) = self.look_at_queue().await?
+        {
+            return Ok(Attempt::Refused(refusal));
+        }
+        let (began, mut busy_since) = (Instant::now(), None);
+        let mut pauses = Backoff::up_to(MOST_BETWEEN_CREATES);
+        loop {
+            let answers = match self.claim().await {
+                // Dropped, it is put back; the next one to ask is another holder.
+                Ok(Claimed::Granted(granted)) if !granted.tenure.is_held() => {
+                    self.unanswered = false;
+                    return Err(self.too_late());
+                }
+                Ok(Claimed::Granted(granted)) => return Ok(Attempt::Acquired(granted)),
+                Ok(Claimed::Late) => {
+                    self.unanswered = true;
+                    if Instant::now() < self.limit {
+                        continue;
+                    }
+                    return Err(self.too_late());
+                }
+                Ok(Claimed::Not { answers, .. }) => answers,
+                Err(failure) => match failure.fault() {
+                    Fault::Contention => {
+                        if self.goes_alone() {
+                            continue;
+                        }
+                        if let Some(refusal) = self.busy(&mut busy_since, None).await? {
+                            return Ok(Attempt::Refused(refusal));
+                        }
+                        continue;
+                    }
+                    // Sent, and no answer: the same holder asks again, and gets the same claim if it was granted.
+                    Fault::Outage => {
+                        self.unanswered = true;
+                        if Instant::now() >= self.limit {
+                            return Err(self.error(failure));
+                        }
+                        pause(20..60).await;
+                        continue;
+                    }
+                    _ => return Err(self.error(failure)),
+                },
+            };
+            match self.next(answers) {
+                Next::Refuse(refusal) => return Ok(Attempt::Refused(refusal)),
+                Next::Create(keys) => {
+                    if let Some(key) = keys.iter().find(|key| self.created.contains(key)) {
+                        let left = self.limit.saturating_duration_since(Instant::now());
+                        // Not to the end of the time: a claim that is cut short has another error.
+                        if left < self.limit.saturating_duration_since(began) / 4 {
+                            return Err(Error::RowNotVisible { key: key.clone() });
+                        }
+                        pauses.pause(left / 2).await;
+                    }
+                    self.create(keys).await?;
+                }
+                Next::Busy { lone: true, .. } if self.goes_alone() => {}
+                Next::Busy { row, .. } => {
+                    if let Some(refusal) = self.busy(&mut busy_since, row.as_ref()).await? {
+                        return Ok(Attempt::Refused(refusal));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Once: perhaps it was only for those it travelled with. By itself, it is asked for at once.
+    fn goes_alone(&mut self) -> bool {
+        Instant::now() < self.limit && !std::mem::replace(&mut self.contended, true)
+    }
+
+    /// The first refusal decides; what is created, nobody may want to claim yet.
+    fn next(&self, answers: Vec<Answer>) -> Next {
+        let terms = &self.lock.settings().terms;
+        let (mut create, mut busy, mut lone) = (Vec::new(), None, false);
+        for (ask, answer) in self.asks.iter().zip(answers) {
+            let Answer::Seen { row, now } = answer else { continue };
+            match (judge(row.as_ref(), now, ask.holder, terms), row) {
+                (Verdict::Refuse(reason, until), Some(row)) => {
+                    return Next::Refuse(Refusal::new(ask.key.clone(), reason, until, &row, now));
+                }
+                (Verdict::Create, _) => create.push(ask.key.clone()),
+                (verdict, row) => {
+                    lone |= is_lone(verdict, row.as_ref(), now);
+                    busy = row;
+                }
+            }
+        }
+        match create.is_empty() {
+            false => Next::Create(create),
+            true => Next::Busy { row: busy, lone },
+        }
+    }
+
+    async fn claim(&self) -> Result<Claimed<DB>, Failure> {
+        // Once something was in its way it goes alone: neither gets in the other's, and what it is told is its own.
+        let wish = Wish { asks: self.asks.clone(), alone: self.contended || self.unanswered };
+        let limits = Limits { caller: self.caller, statement: self.last };
+        self.lock.claims().send(&self.runtime, wish, limits).await
+    }
+
+    /// Somebody else's create wins just as well; contention is met by asking again.
+    async fn create(&mut self, keys: Vec<Key>) -> Result<(), Error> {
+        let terms = &self.lock.settings().terms;
+        // The server gives up a little earlier than this end, so that no backend goes on waiting there.
+        let patience = self.limit.saturating_duration_since(Instant::now()).mul_f64(0.9);
+        let conn = Borrowed::checkout(&self.lock.settings().pool, self.limit).await;
+        let mut conn = conn.map_err(|failure| self.error(failure))?;
+        let reply = timeout_at(self.limit, DB::create(conn.get(), &keys, terms.minutes(), patience)).await;
+        match conn.settle(reply) {
+            Err(failure)
+                if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
+            {
+                pause(2..10).await;
+                Ok(())
+            }
+            Err(failure) => Err(self.error(failure)),
+            Ok(()) => {
+                self.created.extend(keys);
+                Ok(())
+            }
+        }
+    }
+
+    /// Nobody in it, and the keys may be claimed; otherwise the refusal.
+    async fn look_at_queue(&self) -> Result<Option<Refusal>, Error> {
+        let keys: Vec<Key> = self.asks.iter().map(|ask| ask.key.clone()).collect();
+        let standing = self.lock.waiting().line.stand(&keys, i64::MAX, self.limit).await;
+        Ok(match standing.map_err(|failure| self.error(failure))? {
+            At::Behind { key, left, .. } => Some(queued(key, left)),
+            At::First | At::Gone | At::Unseen => None,
+        })
+    }
+
+    /// Waits a moment for whoever is at the row; when its patience is over, gives the refusal.
+    ///
+    /// Not while an earlier request of this try has no answer: the row may be its own.
+    async fn busy(&self, since: &mut Option<Instant>, row: Option<&Row>) -> Result<Option<Refusal>, Error> {
+        let now = Instant::now();
+        let since = *since.get_or_insert(now);
+        if now < self.limit && (self.unanswered || now < since + self.patience) {
+            pause(2..10).await;
+            return Ok(None);
+        }
+        if self.unanswered {
+            return Err(self.too_late());
+        }
+        Ok(Some(Refusal {
+            key: self.asks[0].key.clone(),
+            reason: Reason::Busy,
+            by: row.map(|row| row.client_ip.clone()).unwrap_or_default(),
+            since: row.and_then(|row| row.begin_time),
+            until: None,
+            retry_after: Some(PATIENCE),
+            awaited: false,
+        }))
+    }
+
+    fn too_late(&self) -> Error {
+        self.error(Failure::NoReply)
+    }
+
+    fn error(&self, failure: Failure) -> Error {
+        let before = if self.unanswered { Certainty::Unknown } else { Certainty::NothingChanged };
+        let keys = subject(self.asks.iter().map(|ask| ask.key.as_str()));
+        failure.into_error(Action::Acquire, keys, self.lock.settings().time_limit, before)
+    }
+}
+
+/// Claims, sent for those who try. What is granted is held from here on, and abandoned if nobody waits for it any more.
+pub(crate) struct Claims<DB: Database> {
+    pub keeper: Arc<Keeper<DB>>,
+    pub terms: Arc<Terms>,
+    pub time_limit: Duration,
+    pub table: Arc<OnceCell<Table>>,
+}
+
+/// What one holder asks for.
+pub(crate) struct Wish {
+    asks: Vec<Ask>,
+    alone: bool,
+}
+
+impl<DB: Database> Errand<DB> for Claims<DB> {
+    type Request = Wish;
+    type Answer = Claimed<DB>;
+
+    fn key(wish: &Wish) -> Option<&Key> {
+        if let ([ask], false) = (&wish.asks[..], wish.alone) { Some(&ask.key) } else { None }
+    }
+
+    fn goes_with(_: &Wish, _: &Wish) -> bool {
+        true
+    }
+
+    /// A refusal is one for all who had come before it was sent.
+    fn share(claimed: &Claimed<DB>) -> Option<Claimed<DB>> {
+        match claimed {
+            Claimed::Not { answers, for_all: true } => Some(Claimed::Not { answers: answers.clone(), for_all: true }),
+            _ => None,
+        }
+    }
+
+    async fn run(&self, conn: &mut DB::Connection, wishes: &[Wish], sent: Instant) -> Reply<Vec<Claimed<DB>>> {
+        let asks: Vec<Ask> = wishes.iter().flat_map(|wish| wish.asks.clone()).collect();
+        let nowait = self.table.get().is_some_and(|table| table.nowait);
+        let mut answers = DB::claim(conn, &asks, &self.terms, nowait).await?.into_iter();
+        let mut claimed =
+            |Wish { asks, .. }: &Wish| self.claimed(asks, answers.by_ref().take(asks.len()).collect(), sent);
+        Ok(wishes.iter().map(&mut claimed).collect())
+    }
+}
+
+impl<DB: Database> Claims<DB> {
+    fn claimed(&self, asks: &[Ask], answers: Vec<Answer>, sent: Instant) -> Claimed<DB> {
+        let (mut claims, mut priors) = (Vec::with_capacity(asks.len()), Vec::with_capacity(asks.len()));
+        for (ask, answer) in asks.iter().zip(&answers) {
+            if let Answer::Granted { token, prior } = answer {
+                claims.push(Claim { key: ask.key.clone(), holder: ask.holder, token: *token });
+                priors.push(prior.clone());
+            }
+        }
+        if claims.len() < asks.len() {
+            let terms = &self.terms;
+            let is_lone = |(ask, answer): (&Ask, &Answer)| {
+                let Answer::Seen { row, now } = answer else { return false };
+                is_lone(judge(row.as_ref(), *now, ask.holder, terms), row.as_ref(), *now)
+            };
+            let for_all = !asks.iter().zip(&answers).any(is_lone);
+            return Claimed::Not { answers, for_all };
+        }
+        if sent.elapsed() >= self.keeper.counted() {
+            return Claimed::Late;
+        }
+        // What was taken over cannot be put back; the next one takes it over in its turn.
+        let unheard = if priors.iter().any(Option::is_some) { Change::Abandon } else { Change::PutBack };
+        let tenure = Tenure::begin(&self.keeper, claims, sent, self.time_limit, unheard);
+        Claimed::Granted(Granted { tenure, priors })
+    }
+}
+
+/// Whether the rules grant it, and a statement of many may not: to be taken over, or with a token that the clock has not passed.
+fn is_lone(verdict: Verdict, row: Option<&Row>, now: DateTime<Utc>) -> bool {
+    let ahead = row.is_some_and(|row| row.token >= now.timestamp_micros());
+    verdict == Verdict::TakeOver || (verdict == Verdict::Acquire && ahead)
+}
+
+/// Others are before whoever asks.
+pub(crate) fn queued(key: Key, left: Duration) -> Refusal {
+    Refusal {
+        key,
+        reason: Reason::Queued,
+        by: String::new(),
+        since: None,
+        until: None,
+        retry_after: Some(left),
+        awaited: true,
+    }
+}
+
+async fn pause(millis: std::ops::Range<u64>) {
+    sleep(Duration::from_millis(fastrand::u64(millis))).await;
+}

@@ -1,0 +1,154 @@
+//! Changes of claims that stand: renewals and endings, sent so that neither a connection that falls silent nor a row that
+//! the server refuses to change does harm to the others.
+
+use std::{ops::Range, pin::pin, sync::Arc, time::Duration};
+
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::{
+    key::Claim,
+    retry::{Remedy, remedy},
+    rules::Terms,
+    store::{
+        Change, Database, Outcome,
+        connection::{Borrowed, Failure},
+        pools::Connections,
+        skipped_among,
+    },
+};
+
+/// How many statements in a row may fail before the rest waits for the next time: then it is hardly for the sake of some rows.
+const FAILURES: usize = 64;
+
+pub(crate) struct Changes<DB: Database> {
+    pub pool: Connections<DB>,
+    /// Where a connection comes from if the server grants no other one.
+    pub requests: Connections<DB>,
+    pub terms: Arc<Terms>,
+    /// How long a request waits for its answer before it is sent on another connection as well.
+    pub patience: Duration,
+}
+
+/// What a request came to.
+pub(crate) struct Told<T> {
+    pub reply: Result<T, Failure>,
+    /// A request was sent of which it is not known whether it was carried out.
+    pub unanswered: bool,
+}
+
+pub(crate) struct Answer {
+    /// When the request that was answered was sent.
+    pub sent: Instant,
+    /// One for each claim, in order.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// What a request came to for one of several parties.
+pub(crate) struct Share {
+    pub reply: Result<Answer, Remedy>,
+    pub unanswered: bool,
+}
+
+impl<DB: Database> Changes<DB> {
+    /// Sends one change for all of these claims. Where no answer comes in time to act on it, the same goes on another
+    /// connection, and the first of the two that settles it counts. The other request is dropped, its connection closed.
+    ///
+    /// A pool of one connection has none for the second request: it waits for the first.
+    pub async fn send(&self, claims: &[Claim], change: Change, limit: Instant) -> Told<Answer> {
+        let mut first = pin!(self.send_once(claims, change, limit));
+        if let Ok(reply) = timeout(self.patience, &mut first).await {
+            return Told { unanswered: is_unanswered(&reply), reply };
+        }
+        let mut second = pin!(self.send_once(claims, change, limit));
+        let (reply, other) = tokio::select! {
+            reply = &mut first => (reply, second),
+            reply = &mut second => (reply, first),
+        };
+        // What it could not get at may be in the hands of the other request.
+        if reply.as_ref().is_ok_and(|answer| skipped_among(&answer.outcomes).is_none()) {
+            return Told { reply, unanswered: true };
+        }
+        let later = other.await;
+        let unanswered = is_unanswered(&reply) || is_unanswered(&later);
+        let earlier_tells_more = reply.is_ok() || matches!(later, Err(Failure::NoConnection(_)));
+        Told { reply: if later.is_err() && earlier_tells_more { reply } else { later }, unanswered }
+    }
+
+    async fn send_once(&self, claims: &[Claim], change: Change, limit: Instant) -> Result<Answer, Failure> {
+        let mut conn = self.connection(limit).await?;
+        let sent = Instant::now();
+        if sent >= limit {
+            // Begun and given up at once, it might be carried out all the same. Others were at the row so long.
+            conn.give_back();
+            return Err(Failure::Undone);
+        }
+        let reply = timeout_at(limit, DB::change(conn.get(), claims, change, &self.terms, false)).await;
+        conn.settle(reply).map(|outcomes| Answer { sent, outcomes })
+    }
+
+    async fn connection(&self, limit: Instant) -> Result<Borrowed<DB>, Failure> {
+        if self.pool.is_shared() {
+            return Borrowed::checkout(&self.pool, limit).await;
+        }
+        match Borrowed::checkout(&self.pool, limit.min(Instant::now() + self.patience)).await {
+            Err(Failure::NoConnection(_)) => Borrowed::checkout(&self.requests, limit).await,
+            taken => taken,
+        }
+    }
+
+    /// Sends one change for the claims of several parties, in one statement if nothing is in the way. A statement that the
+    /// server refuses is sent again by halves, so that it is refused only to those for whose sake it was.
+    ///
+    /// The last ones, from `suspects` on, go apart from the others: they were refused before.
+    pub async fn send_apart(
+        &self,
+        parties: &[Vec<Claim>],
+        suspects: usize,
+        change: Change,
+        limit: Instant,
+    ) -> Vec<Share> {
+        let mut shares: Vec<Share> = Vec::with_capacity(parties.len());
+        // In the order of the parties, the next one last.
+        let mut left: Vec<Range<usize>> = vec![suspects..parties.len(), 0..suspects];
+        let mut failures = 0;
+        while let Some(range) = left.pop() {
+            let (many, all) = (range.len(), &parties[range.clone()]);
+            if many == 0 {
+                continue;
+            }
+            if failures >= FAILURES || Instant::now() >= limit {
+                shares.extend(all.iter().map(|_| Share { reply: Err(Remedy::Apart), unanswered: false }));
+                continue;
+            }
+            let Told { reply, unanswered } = self.send(&all.concat(), change, limit).await;
+            failures = if reply.is_ok() { 0 } else { failures + 1 };
+            match reply {
+                Ok(Answer { sent, outcomes }) => {
+                    let mut rest = outcomes.into_iter();
+                    shares.extend(all.iter().map(|claims| {
+                        let outcomes = rest.by_ref().take(claims.len()).collect();
+                        Share { reply: Ok(Answer { sent, outcomes }), unanswered }
+                    }));
+                }
+                Err(failure) => {
+                    let remedy = remedy(&failure, many);
+                    let halves = remedy == Remedy::Apart && many > 1 && !unanswered;
+                    if halves {
+                        tracing::debug!(?change, parties = many, ?failure, "refused, and sent again by halves");
+                        let middle = range.start + many / 2;
+                        left.extend([middle..range.end, range.start..middle]);
+                    } else {
+                        tracing::warn!(?change, parties = many, ?failure, "not answered, or refused");
+                        shares.extend(all.iter().map(|_| Share { reply: Err(remedy), unanswered }));
+                    }
+                }
+            }
+        }
+        shares
+    }
+}
+
+/// Whether it is not known what was done.
+fn is_unanswered(reply: &Result<Answer, Failure>) -> bool {
+    reply.as_ref().is_err_and(Failure::is_unanswered)
+}

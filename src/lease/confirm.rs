@@ -1,0 +1,78 @@
+//! A lease, made a condition of a commit: its row counts the transactions that confirmed it.
+
+use std::time::Duration;
+
+use sqlx::Connection as _;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::{
+    error::{Action, Certainty, Error},
+    key::Claim,
+    lock::{Receipt, Settled},
+    store::{
+        Confirmed, Database,
+        connection::{Borrowed, Failure},
+        fault::Fault,
+        pools::Connections,
+    },
+};
+
+/// Counts a confirmation in the caller's transaction. It waits for whoever is at the row by asking again, so that no statement outlives its limit.
+pub(crate) async fn confirm<DB: Database>(
+    claim: &Claim,
+    tx: &mut DB::Connection,
+    time_limit: Duration,
+) -> Result<Receipt, Error> {
+    let key = claim.key.clone();
+    if !tx.is_in_transaction() {
+        return Err(Error::NotInTransaction { key });
+    }
+    let limit = Instant::now() + time_limit;
+    loop {
+        let failure = match timeout_at(limit, DB::confirm(tx, claim)).await {
+            Ok(Ok(Confirmed::Done(count))) => return Ok(Receipt(count)),
+            Ok(Ok(Confirmed::Lost)) => return Err(Error::Lost { key, token: claim.token }),
+            Ok(Ok(Confirmed::TooOld)) => return Err(Error::conflict(key, 1)),
+            Ok(Ok(Confirmed::Skipped)) if Instant::now() < limit => {
+                pause().await;
+                continue;
+            }
+            Ok(Ok(Confirmed::Skipped)) | Err(_) => Failure::NoReply,
+            Ok(Err(error)) => Failure::Failed(error),
+        };
+        if failure.fault() == Fault::Contention {
+            return Err(Error::conflict(key, 1));
+        }
+        let subject = format!("{:?}", key.as_str());
+        return Err(failure.into_error(Action::Confirm, subject, time_limit, Certainty::NothingChanged));
+    }
+}
+
+/// Reads from the count whether a transaction was committed: nobody else counts under this claim.
+pub(crate) async fn settle<DB: Database>(
+    pool: &Connections<DB>,
+    claim: &Claim,
+    receipt: Receipt,
+    time_limit: Duration,
+) -> Settled {
+    let limit = Instant::now() + time_limit;
+    loop {
+        match confirms(pool, claim, limit).await {
+            Ok(Some(count)) if count == receipt.0 => return Settled::Committed,
+            Ok(Some(count)) if count == receipt.0 - 1 => return Settled::RolledBack,
+            Ok(_) => return Settled::Unknown,
+            Err(failure) if failure.fault().is_transient() && Instant::now() < limit => pause().await,
+            Err(_) => return Settled::Unknown,
+        }
+    }
+}
+
+async fn confirms<DB: Database>(pool: &Connections<DB>, claim: &Claim, limit: Instant) -> Result<Option<i64>, Failure> {
+    let mut conn = Borrowed::checkout(pool, limit).await?;
+    let reply = timeout_at(limit, DB::confirms(conn.get(), claim)).await;
+    conn.settle(reply)
+}
+
+async fn pause() {
+    sleep(Duration::from_millis(fastrand::u64(5..20))).await;
+}

@@ -1,0 +1,283 @@
+//! Holding claims, one or several: renewed in the background, told when they are lost, ended once.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    batch::Limits,
+    error::{Action, Certainty, Error},
+    key::Claim,
+    lease::{changes::Told, ending::Ended, releases::Release, renewer::Keeper, state::Held},
+    metrics,
+    queue::local::Turn,
+    retry::{Backoff, Remedy, remedy},
+    rules::Status,
+    store::{Change, Database, Outcome, connection::Failure, fault::Fault, skipped},
+};
+
+/// One handle on the claims of a lease. Dropped, the last one abandons them.
+pub(crate) struct Tenure<DB: Database> {
+    keeper: Arc<Keeper<DB>>,
+    held: Arc<Held>,
+    time_limit: Duration,
+    part: Part,
+    /// What ends the claims while their caller has not heard of them, so that no work was begun under them.
+    unheard: Option<Change>,
+}
+
+/// What is left to do for this handle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// It counts among the handles.
+    Counted,
+    /// It was the last one, and has not ended the claims yet.
+    Last,
+    /// The claims are ended, or not its to end: they are only to be let go.
+    Ended,
+    /// Nothing: another handle ends them, or has.
+    None,
+}
+
+impl<DB: Database> fmt::Debug for Tenure<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tenure").field("claims", &self.held.claims).field("time_left", &self.held.time_left()).finish()
+    }
+}
+
+impl<DB: Database> Tenure<DB> {
+    /// Begins with claims that were granted to a request sent at `sent`.
+    pub fn begin(
+        keeper: &Arc<Keeper<DB>>,
+        claims: Vec<Claim>,
+        sent: Instant,
+        time_limit: Duration,
+        unheard: Change,
+    ) -> Self {
+        let (held, unheard) = (keeper.hold(claims, sent), Some(unheard));
+        Self { held, keeper: keeper.clone(), time_limit, part: Part::Counted, unheard }
+    }
+
+    /// Hands it to whoever asked.
+    pub fn heard(mut self) -> Self {
+        self.unheard = None;
+        self
+    }
+
+    /// Takes up a claim that stands in the table: renewed once, then kept like any other.
+    pub async fn resume(keeper: &Arc<Keeper<DB>>, claim: Claim, time_limit: Duration) -> Result<Self, Error> {
+        let mut tenure = Self::begin(keeper, vec![claim], Instant::now(), time_limit, Change::Abandon);
+        // Until the renewal is answered it is not this one's to abandon.
+        tenure.part = Part::Ended;
+        tenure.renew().await?;
+        tenure.part = Part::Counted;
+        Ok(tenure.heard())
+    }
+
+    /// One handle more.
+    pub fn reenter(&self) -> Result<Self, Error> {
+        if !self.held.stands() {
+            return Err(self.error_lost());
+        }
+        self.held.share();
+        let (keeper, held) = (self.keeper.clone(), self.held.clone());
+        Ok(Self { keeper, held, time_limit: self.time_limit, part: Part::Counted, unheard: None })
+    }
+
+    /// Leaves the claims standing, if this is the last handle.
+    pub fn detach(mut self) {
+        self.part = if self.held.give_up() { Part::Ended } else { Part::None };
+    }
+
+    /// Keeps the turn by which it was acquired until it is over.
+    pub fn keep(&self, turn: Turn) {
+        self.held.keep(turn);
+    }
+
+    pub fn claims(&self) -> &[Claim] {
+        &self.held.claims
+    }
+
+    pub fn is_held(&self) -> bool {
+        self.held.stands()
+    }
+
+    pub fn time_left(&self) -> Duration {
+        self.held.time_left()
+    }
+
+    pub async fn lost(&self) {
+        self.keeper.attend();
+        // The keeper tells; the clock is watched here too, for when the runtime that drives the keeper stands still.
+        while !self.held.lost.is_cancelled() {
+            let deadline = self.held.deadline();
+            if timeout_at(deadline, self.held.lost.cancelled()).await.is_err() && !self.is_held() {
+                self.keeper.lose(&self.held, 0, "no renewal came through before its lease ended");
+            }
+        }
+    }
+
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.held.over.child_token()
+    }
+
+    pub async fn renew(&self) -> Result<(), Error> {
+        if !self.is_held() {
+            self.keeper.lose(&self.held, 0, "its time was up before it was renewed");
+            return Err(self.error_lost());
+        }
+        let limit = Instant::now() + self.time_limit;
+        let (mut pauses, mut before) = (pauses(), Certainty::NothingChanged);
+        loop {
+            let Told { reply, unanswered } = self.keeper.renew(&self.held, limit).await;
+            if unanswered {
+                before = Certainty::Unknown;
+            }
+            match reply {
+                Ok(Outcome::Done) if self.is_held() => return Ok(()),
+                Ok(Outcome::Done | Outcome::Lost) => return Err(self.error_lost()),
+                // Somebody's transaction is at the row; it may be the caller's own.
+                Ok(Outcome::Skipped { .. }) if Instant::now() < limit => pauses.pause(self.time_limit).await,
+                Ok(Outcome::Skipped { .. }) => return Err(self.error_busy(Action::Renew, Certainty::Unknown)),
+                Err(failure) if failure.fault() == Fault::Contention && Instant::now() < limit => {
+                    pauses.pause(self.time_limit).await;
+                }
+                Err(failure) => {
+                    return Err(failure.into_error(Action::Renew, self.subject(), self.time_limit, before));
+                }
+            }
+        }
+    }
+
+    pub async fn release(mut self, status: Status) -> Result<(), Error> {
+        if !self.held.give_up() {
+            self.part = Part::None;
+            return if self.held.lost.is_cancelled() { Err(self.error_lost()) } else { Ok(()) };
+        }
+        self.part = Part::Last;
+        self.keeper.let_go(&self.held);
+        self.held.over.cancel();
+        let result = self.try_release(status).await;
+        // What is not known to be ended is abandoned when `self` is dropped; so is the rest of a set of which one is lost.
+        if result.is_ok() || (self.claims().len() == 1 && matches!(result, Err(Error::Lost { .. }))) {
+            self.part = Part::Ended;
+            self.held.pass_on();
+        }
+        let status = status.letter();
+        for Claim { key, token, .. } in self.claims() {
+            match &result {
+                Ok(()) => tracing::info!(%key, %token, status, "released"),
+                Err(error) => tracing::info!(%key, %token, status, ?error, "not released"),
+            }
+        }
+        result
+    }
+
+    async fn try_release(&self, status: Status) -> Result<(), Error> {
+        let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let last = self.held.deadline();
+        // What is done is not asked for again: somebody else may have it by then.
+        let (mut left, mut lost, mut unanswered) = (self.claims().to_vec(), None, None);
+        let (mut pauses, mut alone) = (self.keeper.pauses(), false);
+        loop {
+            let limit = Instant::now() + self.time_limit;
+            let release = Release { claims: left.clone(), status, alone };
+            let limits = Limits { caller: limit, statement: limit };
+            let failure = match self.keeper.releases.send(&runtime, release, limits).await {
+                Ok(outcomes) => {
+                    let gone = outcomes.iter().position(|outcome| *outcome == Outcome::Lost);
+                    lost = lost.or(gone.map(|place| left[place].clone()));
+                    left = skipped(left, &outcomes);
+                    match lost {
+                        _ if !left.is_empty() => {}
+                        None => return Ok(()),
+                        // A request that went unanswered may have freed the row before somebody else took it.
+                        Some(Claim { key, token, .. }) => {
+                            let lost = Error::Lost { key, token };
+                            return Err(
+                                unanswered.map_or(lost, |failure| self.error_release(failure, Certainty::Unknown))
+                            );
+                        }
+                    }
+                    None
+                }
+                Err(failure) => Some(failure),
+            };
+            let hopeless = failure.as_ref().is_some_and(|failure| remedy(failure, 1) == Remedy::Nothing);
+            if hopeless || Instant::now() >= last {
+                let untouched = unanswered.is_none() && left.len() == self.claims().len();
+                let before = if untouched { Certainty::NothingChanged } else { Certainty::Unknown };
+                return Err(match failure {
+                    Some(failure) => self.error_release(failure, before),
+                    None => self.error_busy(Action::Release, Certainty::Unknown),
+                });
+            }
+            alone = true;
+            unanswered = failure.filter(Failure::is_unanswered).or(unanswered);
+            pauses.pause(self.time_limit).await;
+        }
+    }
+
+    pub async fn abandon(mut self) -> Result<(), Error> {
+        let last = self.held.give_up();
+        self.part = if last { Part::Ended } else { Part::None };
+        if !last {
+            return if self.held.lost.is_cancelled() { Err(self.error_lost()) } else { Ok(()) };
+        }
+        self.held.over.cancel();
+        let limit = self.held.deadline().max(Instant::now() + self.time_limit);
+        match timeout_at(limit, self.keeper.abandon(self.held.clone())).await {
+            Ok(Ok(Ended::Done)) => Ok(()),
+            Ok(Ok(Ended::Lost)) => Err(self.error_lost()),
+            Ok(Ok(Ended::GivenUp(outcome))) => Err(self.error_busy(Action::Abandon, outcome)),
+            Ok(Err(_)) | Err(_) => Err(self.error_busy(Action::Abandon, Certainty::Unknown)),
+        }
+    }
+
+    fn subject(&self) -> String {
+        subject(self.claims().iter().map(|claim| claim.key.as_str()))
+    }
+
+    fn error_lost(&self) -> Error {
+        let Claim { key, token, .. } = self.held.lost_claim().clone();
+        Error::Lost { key, token }
+    }
+
+    fn error_release(&self, failure: Failure, before: Certainty) -> Error {
+        failure.into_error(Action::Release, self.subject(), self.time_limit, before)
+    }
+
+    fn error_busy(&self, action: Action, outcome: Certainty) -> Error {
+        Error::TimedOut { action, subject: self.subject(), limit: self.time_limit, outcome }
+    }
+}
+
+impl<DB: Database> Drop for Tenure<DB> {
+    fn drop(&mut self) {
+        if self.part == Part::None || (self.part == Part::Counted && !self.held.give_up()) {
+            return;
+        }
+        metrics::held(self.held.since.elapsed());
+        self.held.over.cancel();
+        if self.part == Part::Ended || self.held.lost.is_cancelled() {
+            self.keeper.let_go(&self.held);
+        } else {
+            drop(self.keeper.end(self.held.clone(), self.unheard.unwrap_or(Change::Abandon)));
+        }
+    }
+}
+
+/// Between tries while somebody is at the row, or a server is coming back.
+fn pauses() -> Backoff {
+    Backoff::up_to(Duration::from_millis(40))
+}
+
+/// Keys, as an error names them.
+pub(crate) fn subject<'a>(mut keys: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let (count, first) = (keys.len(), keys.next().unwrap_or_default());
+    if count > 1 { format!("{first:?} and {} more", count - 1) } else { format!("{first:?}") }
+}

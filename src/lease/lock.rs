@@ -1,0 +1,285 @@
+//! The pessimistic lock: asks for keys, and runs work under them.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use sqlx::Pool;
+use tokio::{
+    runtime::Handle,
+    sync::{Mutex, OnceCell},
+    time::{Instant, timeout_at},
+};
+
+use crate::{
+    batch::Batch,
+    error::Error,
+    finish::Background,
+    key::{Claim, Holder, Key},
+    lease::{
+        attempt::{Claims, Granted},
+        confirm,
+        guard::Lease,
+        renewer::Keeper,
+        set::LeaseSet,
+        settings::Settings,
+        wait::{Waiting, table_within, wait_for},
+    },
+    lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled},
+    retry::Retry,
+    rules::Status,
+    schema::Table,
+    store::Database,
+};
+
+/// How long a caller waits for another's look at the table.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The most keys of a set: elsewhere than on PostgreSQL each takes a statement of its own.
+const MOST_KEYS: usize = 100;
+
+/// A lock on named resources, kept in the table `t_resource_lock`.
+///
+/// Cheap to clone; the clones share one background task that renews their leases. Statements go over
+/// a few connections that all locks of the same application pool share; see
+/// [`share_pool`](Self::share_pool).
+pub struct LeaseLock<DB: Database> {
+    settings: Settings<DB>,
+    keeper: Arc<Keeper<DB>>,
+    table: Arc<OnceCell<Table>>,
+    looking: Arc<Mutex<()>>,
+    claims: Arc<Batch<DB, Claims<DB>>>,
+    waiting: Arc<Waiting<DB>>,
+}
+
+impl<DB: Database> Clone for LeaseLock<DB> {
+    fn clone(&self) -> Self {
+        Self {
+            settings: self.settings.clone(),
+            keeper: self.keeper.clone(),
+            table: self.table.clone(),
+            looking: self.looking.clone(),
+            claims: self.claims.clone(),
+            waiting: self.waiting.clone(),
+        }
+    }
+}
+
+impl<DB: Database> fmt::Debug for LeaseLock<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseLock").field("database", &DB::NAME).field("terms", &self.settings.terms).finish()
+    }
+}
+
+impl<DB: Database> LeaseLock<DB> {
+    /// A lock on the pool's database, with the default settings. Sends nothing yet.
+    pub fn new(pool: Pool<DB>) -> Self {
+        Self::with(Settings::new(pool), Arc::default())
+    }
+
+    fn with(settings: Settings<DB>, table: Arc<OnceCell<Table>>) -> Self {
+        let background = Background::default();
+        let waiting = Waiting::new(&settings, background.clone());
+        let keeper = Keeper::new(&settings, table.clone(), waiting.bells.clone(), background.clone());
+        let (terms, time_limit) = (settings.terms.clone(), settings.time_limit);
+        let claims = Claims { keeper: keeper.clone(), terms, time_limit, table: table.clone() };
+        let claims = Batch::new(claims, settings.pool.clone(), background, settings.batching);
+        Self { settings, keeper, table, looking: Arc::default(), claims, waiting: Arc::new(waiting) }
+    }
+
+    pub(crate) fn rebuild(self, change: impl FnOnce(Settings<DB>) -> Settings<DB>) -> Self {
+        // The pool stays, and with it what is known of its table.
+        Self::with(change(self.settings), self.table)
+    }
+
+    pub(crate) fn settings(&self) -> &Settings<DB> {
+        &self.settings
+    }
+
+    pub(crate) fn claims(&self) -> &Arc<Batch<DB, Claims<DB>>> {
+        &self.claims
+    }
+
+    pub(crate) fn waiting(&self) -> &Waiting<DB> {
+        &self.waiting
+    }
+
+    /// The table's shape, looked at by the first call alone.
+    pub(crate) async fn table(&self, limit: Instant) -> Result<&Table, Error> {
+        let Settings { pool, time_limit, .. } = &self.settings;
+        if let Some(table) = self.table.get() {
+            return Ok(table);
+        }
+        // One caller looks for all, but none waits long for another, whose future may not be polled.
+        let looking = timeout_at(limit.min(Instant::now() + LOOK), self.looking.lock()).await;
+        if let Some(table) = self.table.get() {
+            return Ok(table);
+        }
+        let table = Table::read(pool, limit, *time_limit).await?;
+        drop(looking);
+        Ok(self.table.get_or_init(async || table).await)
+    }
+
+    /// Asks for a key once, and never waits for another holder.
+    ///
+    /// One round trip where the row exists (see the README's table for the rest); the first call of a lock
+    /// object looks at the table's shape as well.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] and [`Error::KeyTooLong`] before anything is sent; [`Error::TableMissing`] and its like
+    /// say what to run; [`Error::RowNotVisible`] if the row that it created cannot be seen; [`Error::Database`] and [`Error::TimedOut`] say whether the key may have been taken.
+    /// A database that fails never counts as a refusal.
+    ///
+    /// # Cancel safety
+    /// Dropped while a claim is under way, it may leave the key taken until the lease ends.
+    pub async fn try_acquire(&self, key: &str) -> Result<Attempt<Lease<DB>>, Error> {
+        self.acquire(key, Duration::ZERO).await
+    }
+
+    /// Asks for a key until it is granted, or for `wait` at most: zero asks once, [`Duration::MAX`] waits for ever. The last refusal tells why not.
+    ///
+    /// Where nothing but time can help (a window) and that ends too late, it refuses at once. Tasks that wait for the same key on the same lock object
+    /// (or a clone) take turns in the order of their coming: one of them asks, and none while one of them holds the key.
+    ///
+    /// # Errors
+    /// As [`try_acquire`](Self::try_acquire), but what passes by itself (an outage, contention, a pool without a connection to
+    /// spare) is waited out. It is the error only where the time ends without a refusal.
+    ///
+    /// # Cancel safety
+    /// Dropped, it stops waiting. A claim that was under way is brought to its end in the background, and its row put back as
+    /// it was before; one that took over an expired claim is abandoned.
+    pub async fn acquire(&self, key: &str, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
+        let lease = |Granted { tenure, mut priors }| Lease::new(tenure, priors.pop().flatten());
+        Ok(self.granted([Key::new(key)?].into(), wait).await?.map(lease))
+    }
+
+    /// Asks for several keys once, and gets all of them or none; as [`acquire_all`](Self::acquire_all).
+    ///
+    /// # Errors
+    /// As [`acquire_all`](Self::acquire_all).
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire_all(
+        &self,
+        keys: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Attempt<LeaseSet<DB>>, Error> {
+        self.acquire_all(keys, Duration::ZERO).await
+    }
+
+    /// Asks for several keys until all of them are granted, or for `wait` at most; none is held while another is waited for, so nobody deadlocks.
+    ///
+    /// One to a hundred keys; one that is named twice counts once. The refusal names the first, in the order of keys, that could not be had.
+    /// One round trip on PostgreSQL; a transaction with a statement or two for each key elsewhere.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire). [`Error::InvalidSetting`] for no keys, or too many.
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    pub async fn acquire_all(
+        &self,
+        keys: impl IntoIterator<Item = impl AsRef<str>>,
+        wait: Duration,
+    ) -> Result<Attempt<LeaseSet<DB>>, Error> {
+        let mut keys = keys.into_iter().map(|key| Key::new(key.as_ref())).collect::<Result<Vec<_>, _>>()?;
+        keys.sort_unstable();
+        keys.dedup();
+        if keys.is_empty() || keys.len() > MOST_KEYS {
+            let (setting, value) = ("a set", format!("{} keys", keys.len()));
+            return Err(Error::InvalidSetting { setting, value, rule: "it has to have 1 to 100 keys" });
+        }
+        let set = |Granted { tenure, priors }| LeaseSet::new(tenure, priors);
+        Ok(self.granted(keys.into(), wait).await?.map(set))
+    }
+
+    async fn granted(&self, keys: Arc<[Key]>, wait: Duration) -> Result<Attempt<Granted<DB>>, Error> {
+        Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let now = Instant::now();
+        let table = table_within(self, now, wait).await?;
+        for key in &*keys {
+            table.admits(key, &self.settings.terms.label)?;
+        }
+        wait_for(self, keys, now, wait).await
+    }
+
+    /// Takes up a claim again by the id of its holder: one that another process was granted, and [detached](Lease::detach).
+    ///
+    /// It is renewed, if it stands, even expired; nothing is acquired anew. Three round trips.
+    ///
+    /// # Errors
+    /// [`Error::NotHeld`] or [`Error::Lost`] if the claim does not stand; otherwise as [`inspect`](Self::inspect) and [`Lease::renew`].
+    ///
+    /// # Cancel safety
+    /// Dropped, the claim may have been prolonged; it is not abandoned.
+    pub async fn resume(&self, key: &str, holder: Holder) -> Result<Lease<DB>, Error> {
+        let entry = self.inspect(key).await?.filter(|entry| entry.holder == Some(holder));
+        let key = Key::new(key)?;
+        match entry {
+            Some(entry) => {
+                let claim = Claim { key, holder, token: entry.token };
+                Lease::resume(&self.keeper, claim, self.settings.time_limit).await
+            }
+            None => Err(Error::NotHeld { key, holder }),
+        }
+    }
+
+    /// Waits until all leases that were dropped have been abandoned, or have ended, and so have claims and places in queues of
+    /// waiters that were dropped; for `limit` at most. Tells whether nothing of it is left.
+    ///
+    /// Call it before the program ends, so that the next one need not wait for them to run out.
+    /// Leases that are still held stay held. Connections that are idle by then are closed, within 400 ms more; another lock of
+    /// the same pool opens new ones. At the limit the background goes on with what is left, while the runtime lives.
+    ///
+    /// # Cancel safety
+    /// Dropped, it stops waiting; nothing else changes.
+    pub async fn shutdown(&self, limit: Duration) -> bool {
+        self.waiting.line.attend();
+        let settled = self.keeper.settled(limit).await;
+        self.settings.pool.close_idle().await;
+        self.settings.renewals.close_idle().await;
+        settled
+    }
+}
+
+impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
+    fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+        Box::pin(async move { Ok(LeaseLock::try_acquire(self, key).await?.map(Grant::from)) })
+    }
+
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+        Box::pin(async move { Ok(LeaseLock::acquire(self, key, wait).await?.map(Grant::from)) })
+    }
+
+    fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
+        Box::pin(confirm::confirm::<DB>(claim, tx, self.settings.time_limit))
+    }
+
+    fn release(&self, grant: Grant<DB>, status: Status) -> Answering<'_, Result<(), Error>> {
+        Box::pin(async move {
+            let Claim { key, token, .. } = grant.claim().clone();
+            match grant.into_lease() {
+                Some(lease) => lease.release(status).await,
+                None => Err(Error::Lost { key, token }),
+            }
+        })
+    }
+
+    fn settle<'a>(&'a self, claim: &'a Claim, receipt: Receipt) -> Answering<'a, Settled> {
+        Box::pin(confirm::settle(&self.settings.pool, claim, receipt, self.settings.time_limit))
+    }
+
+    fn order(&self) -> Order {
+        Order::First
+    }
+
+    fn retry(&self) -> Retry {
+        self.settings.retry
+    }
+
+    fn time_limit(&self) -> Duration {
+        self.settings.time_limit
+    }
+
+    fn pool(&self) -> &Pool<DB> {
+        self.settings.pool.application()
+    }
+}

@@ -1,0 +1,17 @@
+//! The pessimistic lock: leases on keys in the table `t_resource_lock`.
+
+pub(crate) mod admin;
+pub(crate) mod agenda;
+pub(crate) mod attempt;
+pub(crate) mod changes;
+pub(crate) mod confirm;
+pub(crate) mod ending;
+pub(crate) mod guard;
+pub(crate) mod handle;
+pub(crate) mod lock;
+pub(crate) mod releases;
+pub(crate) mod renewer;
+pub(crate) mod set;
+pub(crate) mod settings;
+pub(crate) mod state;
+pub(crate) mod wait;

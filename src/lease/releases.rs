@@ -1,0 +1,50 @@
+//! Releases, of one lease each or of a set.
+
+use std::sync::Arc;
+
+use tokio::{sync::OnceCell, time::Instant};
+
+use crate::{
+    batch::Errand,
+    key::{Claim, Key},
+    rules::{Status, Terms},
+    schema::Table,
+    store::{Change, Database, Outcome, Reply},
+};
+
+pub(crate) struct Releases {
+    pub terms: Arc<Terms>,
+    pub table: Arc<OnceCell<Table>>,
+}
+
+pub(crate) struct Release {
+    pub claims: Vec<Claim>,
+    pub status: Status,
+    /// It was tried before, and something was in its way.
+    pub alone: bool,
+}
+
+impl<DB: Database> Errand<DB> for Releases {
+    type Request = Release;
+    type Answer = Vec<Outcome>;
+
+    fn key(release: &Release) -> Option<&Key> {
+        if let ([claim], false) = (&release.claims[..], release.alone) { Some(&claim.key) } else { None }
+    }
+
+    fn goes_with(release: &Release, other: &Release) -> bool {
+        release.status == other.status
+    }
+
+    fn share(_: &Vec<Outcome>) -> Option<Vec<Outcome>> {
+        None
+    }
+
+    async fn run(&self, conn: &mut DB::Connection, requests: &[Release], _: Instant) -> Reply<Vec<Vec<Outcome>>> {
+        let Some(Release { status, .. }) = requests.first() else { return Ok(Vec::new()) };
+        let claims: Vec<Claim> = requests.iter().flat_map(|release| release.claims.clone()).collect();
+        let nowait = self.table.get().is_some_and(|table| table.nowait);
+        let mut outcomes = DB::change(conn, &claims, Change::Release(*status), &self.terms, nowait).await?.into_iter();
+        Ok(requests.iter().map(|release| outcomes.by_ref().take(release.claims.len()).collect()).collect())
+    }
+}

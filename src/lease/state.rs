@@ -1,0 +1,140 @@
+//! What is held: the state that a lease's handles share with its keeper.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    key::Claim,
+    metrics,
+    queue::local::{Bells, Turn},
+    sync::lock,
+};
+
+/// The claims of one lease, which live and die together.
+pub(crate) struct Held {
+    /// In the order of their keys; never empty.
+    pub claims: Vec<Claim>,
+    pub since: Instant,
+    pub lost: CancellationToken,
+    /// Cancelled when the lease is lost, and when it ends in any other way.
+    pub over: CancellationToken,
+    deadline: Mutex<Instant>,
+    /// How many handles there are; the last one ends the lease.
+    handles: AtomicUsize,
+    /// Which claim was found to be lost.
+    lost_at: AtomicUsize,
+    /// Those of this process who want the same wait until it is dropped.
+    turn: Mutex<Option<Turn>>,
+    bells: Arc<Bells>,
+}
+
+impl Held {
+    pub fn new(claims: Vec<Claim>, deadline: Instant, bells: Arc<Bells>) -> Self {
+        Self {
+            claims,
+            since: Instant::now(),
+            lost: CancellationToken::new(),
+            over: CancellationToken::new(),
+            deadline: Mutex::new(deadline),
+            handles: AtomicUsize::new(1),
+            lost_at: AtomicUsize::new(0),
+            turn: Mutex::default(),
+            bells,
+        }
+    }
+
+    /// What tells this lease from all others of the process, for as long as it lives.
+    pub fn id(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    pub fn deadline(&self) -> Instant {
+        *lock(&self.deadline)
+    }
+
+    pub fn time_left(&self) -> Duration {
+        if self.lost.is_cancelled() {
+            return Duration::ZERO;
+        }
+        self.deadline().saturating_duration_since(Instant::now())
+    }
+
+    /// Whether the claims are known to stand at this moment. A loss that was told is final.
+    pub fn stands(&self) -> bool {
+        !self.time_left().is_zero()
+    }
+
+    /// Moves the deadline on; an answer that comes late never moves it back.
+    pub fn hold_until(&self, deadline: Instant) {
+        let mut current = lock(&self.deadline);
+        *current = deadline.max(*current);
+    }
+
+    /// One handle more, made from one that there is.
+    pub fn share(&self) {
+        self.handles.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One handle less; whether it was the last.
+    pub fn give_up(&self) -> bool {
+        self.handles.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Keeps the turn by which it was acquired until the lease is over.
+    pub fn keep(&self, turn: Turn) {
+        *lock(&self.turn) = Some(turn);
+        if self.lost.is_cancelled() {
+            self.pass_on();
+        }
+    }
+
+    /// The claim that was lost, or the first.
+    pub fn lost_claim(&self) -> &Claim {
+        &self.claims[self.lost_at.load(Ordering::Acquire)]
+    }
+
+    /// Tells the work that the claim at this place is lost; whether that is news.
+    pub fn tell_lost(&self, place: usize, why: &str) -> bool {
+        if self.lost.is_cancelled() {
+            return false;
+        }
+        self.lost_at.store(place, Ordering::Release);
+        metrics::lost();
+        let Claim { key, token, .. } = self.lost_claim();
+        tracing::warn!(%key, %token, why, "lost");
+        self.over.cancel();
+        self.lost.cancel();
+        self.pass_on();
+        true
+    }
+
+    pub fn renewed(&self) {
+        for Claim { key, token, .. } in &self.claims {
+            tracing::trace!(%key, %token, "renewed");
+        }
+    }
+
+    /// Lets the next ones of this process ask: the claims are ended, or lost.
+    pub fn pass_on(&self) {
+        let turn = lock(&self.turn).take();
+        drop(turn);
+        for claim in &self.claims {
+            self.bells.ring(claim.key.as_str());
+        }
+    }
+}
+
+/// Nobody has it any more, however it ended.
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.pass_on();
+    }
+}

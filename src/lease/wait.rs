@@ -1,0 +1,437 @@
+//! Waiting for keys: in turn within this process, in order across processes where that is asked for, never past the limit.
+//!
+//! One task of all that want the same asks the database, at a pace that slows down, and sooner where there is word: of a
+//! release in this process, of a release elsewhere (PostgreSQL), of the end of a lease or window as the refusal told it.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout_at},
+};
+
+use crate::{
+    error::{Action, Certainty, Error},
+    finish::Background,
+    key::{Holder, Key},
+    lease::{
+        attempt::{Granted, Try, queued},
+        handle::subject,
+        lock::LeaseLock,
+        settings::{DAY, Settings},
+    },
+    lock::Attempt,
+    metrics,
+    queue::{
+        listener::Listener,
+        local::{Bells, Queue, Turn, Turns},
+        position::At,
+        tickets::{Line, Ticket},
+    },
+    retry::Backoff,
+    rules::{Reason, Refusal},
+    schema::Table,
+    store::{
+        Database,
+        connection::{Borrowed, Failure},
+    },
+    sync::lock,
+};
+
+/// Between two questions, at first and in the end.
+const PACE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// How long a place that is not seen is waited for before it counts as gone.
+const LAG: Duration = Duration::from_millis(100);
+/// How long it may take to ask for word of a release.
+const HINT: Duration = Duration::from_secs(1);
+/// What counts as waiting for ever: ten years.
+const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
+
+/// What the waiting tasks of one lock object share.
+pub(crate) struct Waiting<DB: Database> {
+    turns: Arc<Turns>,
+    pub bells: Arc<Bells>,
+    pub line: Arc<Line<DB>>,
+    listener: Arc<Listener<DB>>,
+}
+
+impl<DB: Database> Waiting<DB> {
+    pub fn new(settings: &Settings<DB>, background: Background) -> Self {
+        let bells = Arc::<Bells>::default();
+        let listener = Listener::new(settings.pool.application().clone(), bells.clone());
+        Self { turns: Arc::default(), line: Line::new(settings, background), listener, bells }
+    }
+}
+
+/// Waits for all of these keys, sorted, for so long at most; no time at all is one try.
+pub(crate) async fn wait_for<DB: Database>(
+    asker: &LeaseLock<DB>,
+    keys: Arc<[Key]>,
+    since: Instant,
+    wait: Duration,
+) -> Result<Attempt<Granted<DB>>, Error> {
+    let attempt = match wait.is_zero() {
+        true => Try::new(asker, &keys, None, None)?.run().await?,
+        false => wait_long(asker, keys, since, wait).await?,
+    };
+    if matches!(attempt, Attempt::Acquired(_)) {
+        metrics::waited(since.elapsed());
+    }
+    Ok(attempt)
+}
+
+async fn wait_long<DB: Database>(
+    asker: &LeaseLock<DB>,
+    keys: Arc<[Key]>,
+    since: Instant,
+    wait: Duration,
+) -> Result<Attempt<Granted<DB>>, Error> {
+    let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+    let until = since + wait.min(LONGEST);
+    let queue = asker.waiting().turns.queue(&keys);
+    let (claiming, unanswered) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (told, trouble) = (Mutex::default(), Mutex::default());
+    let wanted = Wanted { lock: asker, runtime, keys, until, queue, claiming, unanswered, told, trouble };
+    match timeout_at(until, wanted.granted_or_refused()).await {
+        Ok(Err(error)) if error.is_retryable() && Instant::now() >= until => {
+            wanted.refused_last().ok_or_else(|| wanted.out_of_time(error, wait))
+        }
+        Ok(attempt) => attempt,
+        Err(_) => wanted.refused_last().ok_or_else(|| {
+            let trouble = lock(&wanted.trouble).take();
+            wanted.out_of_time(trouble.unwrap_or_else(|| wanted.unanswered()), wait)
+        }),
+    }
+}
+
+/// The table's shape, which the first call of a lock object looks at. A try has its time limit for that, and a wait as long as it lasts.
+pub(crate) async fn table_within<DB: Database>(
+    asker: &LeaseLock<DB>,
+    since: Instant,
+    wait: Duration,
+) -> Result<&Table, Error> {
+    let time_limit = asker.settings().time_limit;
+    if wait.is_zero() {
+        return asker.table(since + time_limit).await;
+    }
+    let (until, trouble) = (since + wait.min(LONGEST), Mutex::default());
+    let mut patience = Patience::new(until, &trouble);
+    loop {
+        let table = asker.table(until.min(Instant::now() + time_limit)).await;
+        if let Some(table) = patience.last(table).await {
+            return table.map_err(|error| late(error, wait, false));
+        }
+    }
+}
+
+/// Goes on through what passes by itself: an outage, contention, a pool that has no connection to spare.
+struct Patience<'a> {
+    until: Instant,
+    pauses: Backoff,
+    /// What is being waited out.
+    trouble: &'a Mutex<Option<Error>>,
+}
+
+impl<'a> Patience<'a> {
+    fn new(until: Instant, trouble: &'a Mutex<Option<Error>>) -> Self {
+        Self { until, pauses: Backoff::between(PACE.0, PACE.1), trouble }
+    }
+
+    /// Gives the reply back if it is the last; `None`, after a pause, if it makes sense to ask again.
+    async fn last<T>(&mut self, reply: Result<T, Error>) -> Option<Result<T, Error>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        match reply {
+            Err(error) if error.is_retryable() && !left.is_zero() => {
+                tracing::warn!(%error, ?left, "the wait goes on");
+                *lock(self.trouble) = Some(error);
+                self.pauses.pause(left).await;
+                None
+            }
+            reply => {
+                *lock(self.trouble) = None;
+                Some(reply)
+            }
+        }
+    }
+}
+
+/// The error at the end of a wait: how long it was, and what is known of the outcome by then.
+fn late(mut error: Error, wait: Duration, unsure: bool) -> Error {
+    if let Error::TimedOut { limit, .. } | Error::NoConnection { limit, .. } = &mut error {
+        *limit = wait;
+    }
+    if let Error::TimedOut { outcome, .. } | Error::NoConnection { outcome, .. } | Error::Database { outcome, .. } =
+        &mut error
+        && unsure
+    {
+        *outcome = Certainty::Unknown;
+    }
+    error
+}
+
+/// One task's wish.
+struct Wanted<'a, DB: Database> {
+    lock: &'a LeaseLock<DB>,
+    runtime: Handle,
+    keys: Arc<[Key]>,
+    until: Instant,
+    queue: Arc<Queue>,
+    /// A claim is under way.
+    claiming: AtomicBool,
+    /// A claim was given up without an answer: it may have been granted.
+    unanswered: AtomicBool,
+    /// What it was told last itself.
+    told: Mutex<Option<Refusal>>,
+    /// The failure that is being waited out.
+    trouble: Mutex<Option<Error>>,
+}
+
+/// Where it stands in the queues of the database.
+struct Spot<DB: Database> {
+    ticket: Option<Ticket<DB>>,
+    /// A claim of this holder was sent and not answered: asked again, it is found, if it was granted.
+    unanswered: Option<Holder>,
+}
+
+/// What became of a question, and what shows whether things have moved since the last.
+enum Asked<DB: Database> {
+    Granted(Granted<DB>),
+    Refused(Refusal, i64),
+    /// The place in the queue is gone.
+    Displaced,
+    /// One of this queue's own is before it, and waits for the turn.
+    BehindOwn,
+}
+
+/// How asking by turns ended.
+enum Ended<DB: Database> {
+    With(Attempt<Granted<DB>>),
+    /// The turn is another's of this process: numbers that were drawn one after the other need not grow, where several nodes give them.
+    Behind(Option<Ticket<DB>>),
+    /// A place in the queue is needed.
+    WithoutPlace,
+}
+
+impl<DB: Database> Wanted<'_, DB> {
+    async fn granted_or_refused(&self) -> Result<Attempt<Granted<DB>>, Error> {
+        let fair = self.lock.settings().fair;
+        let mut next = self.queue.try_take();
+        let mut ticket = None;
+        loop {
+            let turn = match next.take() {
+                Some(turn) => turn,
+                None if !fair => self.queue.turn().await,
+                None => {
+                    // Drawn one by one, so that the order within the process is the order of the numbers.
+                    let drawing = self.queue.entry.lock().await;
+                    let drawn = self.draw().await?;
+                    let entry = self.queue.enter(drawn.number);
+                    drop(drawing);
+                    ticket = Some(drawn);
+                    entry.turn().await
+                }
+            };
+            match self.ask_in_turn(turn, ticket.take()).await? {
+                Ended::With(attempt) => return Ok(attempt),
+                Ended::WithoutPlace => {}
+                Ended::Behind(place) => {
+                    let entry = self.queue.enter(place.as_ref().map_or(0, |place| place.number));
+                    (next, ticket) = (Some(entry.turn().await), place);
+                }
+            }
+        }
+    }
+
+    /// Asks until it is granted, or nothing but time can help and there is not enough of it.
+    async fn ask_in_turn(&self, turn: Turn, ticket: Option<Ticket<DB>>) -> Result<Ended<DB>, Error> {
+        let waiting = self.lock.waiting();
+        // Before the first question, so that no word after it is missed.
+        let ear = waiting.bells.listen(&self.keys);
+        let mut listening = None;
+        let mut spot = Spot { ticket, unanswered: None };
+        let (mut pace, mut sign, mut waited, mut told_free) = (Backoff::between(PACE.0, PACE.1), None, false, false);
+        if let Some((before, next)) = self.queue.pace() {
+            // Whoever had the turn has given up: that is no reason to ask sooner.
+            (pace, waited) = (before, true);
+            ear.heard_before(next).await;
+        }
+        loop {
+            let (refusal, seen) = match self.ask_on(&mut spot, waited).await.inspect_err(|_| self.failed())? {
+                Asked::Granted(granted) => return Ok(self.have(granted, turn, spot.ticket).await),
+                Asked::Refused(refusal, seen) => (refusal, seen),
+                Asked::Displaced => return Ok(Ended::WithoutPlace),
+                Asked::BehindOwn => return Ok(Ended::Behind(spot.ticket)),
+            };
+            self.queue.note(Some(refusal.clone()));
+            *lock(&self.told) = Some(refusal.clone());
+            let left = self.until.saturating_duration_since(Instant::now());
+            let window = refusal.retry_after.filter(|_| refusal.reason == Reason::WithinWindow);
+            if window.is_some_and(|window| window > left) {
+                return Ok(Ended::With(Attempt::Refused(refusal)));
+            }
+            if self.lock.settings().fair && spot.ticket.is_none() {
+                return Ok(Ended::WithoutPlace);
+            }
+            if sign.replace(seen).is_some_and(|before| before != seen) {
+                pace = Backoff::between(PACE.0, PACE.1);
+            }
+            waited = true;
+            // Who is served at once opens no connection.
+            let listening = listening.get_or_insert_with(|| waiting.listener.attend(&self.runtime));
+            let may_end = matches!(refusal.reason, Reason::Held | Reason::TimedOutUnfinished);
+            // Once in a row: a key that stays free and refused is waited for like any other.
+            told_free =
+                may_end && !refusal.awaited && listening.hears() && !told_free && self.ask_for_word(&refusal.key).await;
+            if told_free {
+                continue;
+            }
+            // A holder may end early; the end of its lease is not slept through.
+            let pause = window.unwrap_or_else(|| pace.next().min(refusal.retry_after.unwrap_or(left)));
+            let next = Instant::now() + pause;
+            // The end of a window may be further off than whoever comes next has time.
+            self.queue.note_pace(window.is_none().then_some((pace, next)));
+            ear.heard_before(next).await;
+        }
+    }
+
+    /// The lease keeps the turn until it is over; the place has served.
+    async fn have(&self, granted: Granted<DB>, turn: Turn, ticket: Option<Ticket<DB>>) -> Ended<DB> {
+        self.queue.note(Some(self.held_here(&granted)));
+        self.queue.note_pace(None);
+        granted.tenure.keep(turn);
+        if let Some(ticket) = ticket {
+            ticket.leave(Instant::now() + HINT).await;
+        }
+        Ended::With(Attempt::Acquired(granted))
+    }
+
+    /// A failure that ends the wait is no refusal, for the others neither; running out of time is none.
+    fn failed(&self) {
+        if Instant::now() < self.until {
+            self.queue.note(None);
+        }
+    }
+
+    async fn ask_on(&self, spot: &mut Spot<DB>, waited: bool) -> Result<Asked<DB>, Error> {
+        let mut patience = Patience::new(self.until, &self.trouble);
+        loop {
+            let asked = self.ask(spot, waited).await;
+            if let Some(asked) = patience.last(asked).await {
+                return asked;
+            }
+        }
+    }
+
+    async fn ask(&self, spot: &mut Spot<DB>, waited: bool) -> Result<Asked<DB>, Error> {
+        // Before each claim: a place may lapse at any time, and its waiter is not first any more. What may have been granted
+        // is asked about first of all, since it keeps the others out.
+        if let (Some(ticket), None) = (&spot.ticket, spot.unanswered) {
+            match self.look(ticket.number).await? {
+                At::First => {}
+                At::Behind { number, .. } if self.queue.has_waiting(number) => return Ok(Asked::BehindOwn),
+                At::Behind { key, number, left } => return Ok(Asked::Refused(queued(key, left), number)),
+                At::Gone | At::Unseen => return Ok(Asked::Displaced),
+            }
+        }
+        let mut attempt = Try::new(self.lock, &self.keys, Some(self.until), spot.unanswered)?;
+        if waited || spot.ticket.is_some() {
+            attempt = attempt.after_waiting(spot.ticket.is_some());
+        }
+        self.claiming.store(true, Ordering::Relaxed);
+        let answer = attempt.run().await;
+        self.claiming.store(false, Ordering::Relaxed);
+        spot.unanswered = answer.as_ref().err().and_then(|_| attempt.unanswered());
+        self.unanswered.store(spot.unanswered.is_some(), Ordering::Relaxed);
+        Ok(match answer? {
+            Attempt::Acquired(granted) => Asked::Granted(granted),
+            Attempt::Refused(refusal) => {
+                let since = refusal.since.map_or(0, |since| since.timestamp_micros());
+                Asked::Refused(refusal, since)
+            }
+        })
+    }
+
+    /// Draws a place in the queues of the database.
+    async fn draw(&self) -> Result<Ticket<DB>, Error> {
+        let line = &self.lock.waiting().line;
+        let mut patience = Patience::new(self.until, &self.trouble);
+        loop {
+            let drawn = line.join(&self.runtime, &self.keys, self.limit()).await;
+            if let Some(drawn) = patience.last(drawn.map_err(|failure| self.error(failure))).await {
+                return drawn;
+            }
+        }
+    }
+
+    /// Where a place stands. What is not there may only be late, where a node of a cluster lags behind.
+    async fn look(&self, number: i64) -> Result<At, Error> {
+        let line = &self.lock.waiting().line;
+        let at = line.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))?;
+        if at != At::Gone {
+            return Ok(at);
+        }
+        sleep(LAG).await;
+        line.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))
+    }
+
+    /// Has the holder tell of its release; whether the key is free already.
+    async fn ask_for_word(&self, key: &Key) -> bool {
+        let limit = self.until.min(Instant::now() + HINT);
+        let Ok(mut conn) = Borrowed::checkout(&self.lock.settings().pool, limit).await else { return false };
+        let reply = timeout_at(limit, DB::announce(conn.get(), key)).await;
+        conn.settle(reply).is_ok_and(|free| free)
+    }
+
+    /// When one statement is given up.
+    fn limit(&self) -> Instant {
+        self.until.min(Instant::now() + self.lock.settings().time_limit)
+    }
+
+    /// What those are told who wait for this process's own lease.
+    fn held_here(&self, granted: &Granted<DB>) -> Refusal {
+        Refusal {
+            key: self.keys[0].clone(),
+            reason: Reason::Held,
+            by: self.lock.settings().terms.label.clone(),
+            since: None,
+            until: None,
+            retry_after: Some(granted.tenure.time_left()),
+            awaited: true,
+        }
+    }
+
+    /// The last refusal, unless a later claim may have been granted unheard. One that is under way is brought to its end,
+    /// and put back if it is granted.
+    fn refused_last(&self) -> Option<Attempt<Granted<DB>>> {
+        if self.unanswered.load(Ordering::Relaxed) {
+            return None;
+        }
+        let told = lock(&self.told).take();
+        self.queue.refusal().or(told).map(Attempt::Refused)
+    }
+
+    fn unanswered(&self) -> Error {
+        let (action, outcome) = (Action::Acquire, Certainty::NothingChanged);
+        Error::TimedOut { action, subject: self.subject(), limit: Duration::ZERO, outcome }
+    }
+
+    fn out_of_time(&self, error: Error, wait: Duration) -> Error {
+        let unsure = [&self.claiming, &self.unanswered].iter().any(|flag| flag.load(Ordering::Relaxed));
+        late(error, wait, unsure)
+    }
+
+    fn error(&self, failure: Failure) -> Error {
+        let limit = self.lock.settings().time_limit;
+        failure.into_error(Action::Acquire, self.subject(), limit, Certainty::NothingChanged)
+    }
+
+    fn subject(&self) -> String {
+        subject(self.keys.iter().map(Key::as_str))
+    }
+}

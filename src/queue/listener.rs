@@ -1,0 +1,156 @@
+//! Word of releases from other processes, where the database passes it on: one connection for a lock object, while somebody waits.
+//!
+//! It is a hint. Nobody relies on it: a waiter asks at its own pace as well.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use sqlx::Pool;
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{queue::local::Bells, retry::Backoff, store::Database, sync::lock};
+
+/// How long the connection is kept for the next one who waits.
+const LINGER: Duration = Duration::from_secs(5);
+/// How long opening it may take, and closing it.
+const LIMIT: Duration = Duration::from_secs(10);
+
+pub(crate) struct Listener<DB: Database> {
+    pool: Pool<DB>,
+    bells: Arc<Bells>,
+    running: Mutex<bool>,
+    /// Nothing can be heard here, now or later.
+    deaf: AtomicBool,
+    waiters: watch::Sender<usize>,
+    open: watch::Sender<bool>,
+}
+
+/// Somebody waits, until it is dropped.
+pub(crate) struct Listening<DB: Database>(Arc<Listener<DB>>);
+
+impl<DB: Database> Listening<DB> {
+    /// Whether releases are heard at the moment.
+    pub fn hears(&self) -> bool {
+        *self.0.open.borrow()
+    }
+}
+
+impl<DB: Database> Drop for Listening<DB> {
+    fn drop(&mut self) {
+        self.0.waiters.send_modify(|count| *count -= 1);
+    }
+}
+
+impl<DB: Database> Listener<DB> {
+    pub fn new(pool: Pool<DB>, bells: Arc<Bells>) -> Arc<Self> {
+        let (waiters, open) = (watch::Sender::new(0), watch::Sender::new(false));
+        Arc::new(Self { pool, bells, running: Mutex::new(false), deaf: AtomicBool::new(false), waiters, open })
+    }
+
+    /// Somebody begins to wait.
+    pub fn attend(self: &Arc<Self>, runtime: &Handle) -> Listening<DB> {
+        self.waiters.send_modify(|count| *count += 1);
+        let mut running = lock(&self.running);
+        if DB::TELLS && !*running && !self.deaf.load(Ordering::Relaxed) {
+            *running = true;
+            drop(running);
+            runtime.spawn(self.clone().run(OnStop { listener: self.clone(), armed: true }));
+        }
+        Listening(self.clone())
+    }
+
+    async fn run(self: Arc<Self>, mut on_stop: OnStop<DB>) {
+        let fresh = || Backoff::between(Duration::from_millis(100), Duration::from_secs(30));
+        let mut pauses = fresh();
+        loop {
+            match timeout(LIMIT, DB::listen(&self.pool)).await {
+                Ok(Ok(None)) => {
+                    tracing::info!(
+                        "a pooler stands before the server: word of releases is not heard, waiting asks instead"
+                    );
+                    self.deaf.store(true, Ordering::Relaxed);
+                    return;
+                }
+                Ok(Ok(Some(mut ears))) => {
+                    let began = Instant::now();
+                    self.hear(&mut ears).await;
+                    let _ = timeout(LIMIT, DB::stop_listening(ears)).await;
+                    if began.elapsed() > LINGER {
+                        pauses = fresh();
+                    }
+                }
+                failed => {
+                    let error = failed.map(|opened| opened.err());
+                    tracing::warn!(?error, "word of releases cannot be heard; waiting goes on without it");
+                }
+            }
+            {
+                let mut running = lock(&self.running);
+                if *self.waiters.borrow() == 0 {
+                    *running = false;
+                    on_stop.armed = false;
+                    return;
+                }
+            }
+            sleep(pauses.next()).await;
+        }
+    }
+
+    /// Until nobody waits any more, or the connection is gone.
+    async fn hear(&self, ears: &mut DB::Ears) {
+        self.open.send_replace(true);
+        // Whoever is waiting already has the holder tell.
+        self.bells.ring_all();
+        let mut unwanted = std::pin::pin!(self.unwanted());
+        loop {
+            let told = tokio::select! {
+                told = DB::hear(ears) => told,
+                () = &mut unwanted => break,
+            };
+            match told {
+                Ok(Some(key)) => self.bells.ring(&key),
+                lost => {
+                    tracing::warn!(?lost, "word of releases is not heard any more; opening it anew");
+                    break;
+                }
+            }
+        }
+        self.open.send_replace(false);
+    }
+
+    /// Nobody has waited for a while.
+    async fn unwanted(&self) {
+        let mut waiters = self.waiters.subscribe();
+        loop {
+            // The sender lives in `self`, so that waiting does not fail.
+            let _ = waiters.wait_for(|count| *count == 0).await;
+            if timeout(LINGER, waiters.wait_for(|count| *count > 0)).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The runtime may go away under the task.
+struct OnStop<DB: Database> {
+    listener: Arc<Listener<DB>>,
+    armed: bool,
+}
+
+impl<DB: Database> Drop for OnStop<DB> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.listener.open.send_replace(false);
+            *lock(&self.listener.running) = false;
+        }
+    }
+}

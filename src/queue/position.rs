@@ -1,0 +1,102 @@
+//! Who comes next: a pure reading of the fronts of queues.
+
+use std::time::Duration;
+
+use crate::{
+    key::Key,
+    store::queue::{FRONT, Place},
+};
+
+/// Where somebody stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    pub at: At,
+    /// Places before it whose waiters have gone.
+    pub lapsed: Vec<i64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum At {
+    /// Nobody is before it.
+    First,
+    /// Somebody is, whose place is kept for so long unless there is another sign of life.
+    Behind { key: Key, number: i64, left: Duration },
+    /// Its own place has lapsed, and somebody has cleared it away.
+    Gone,
+    /// Nobody knows: the front of a queue has lapsed altogether, and hides the rest.
+    Unseen,
+}
+
+/// Reads the fronts of the queues of these keys; a number of `i64::MAX` stands for somebody without a place.
+pub(crate) fn standing(keys: &[Key], number: i64, front: &[Place]) -> Standing {
+    let mut at = At::First;
+    let mut lapsed = Vec::new();
+    for key in keys {
+        let places: Vec<&Place> = front.iter().filter(|place| place.key == key.as_str()).collect();
+        lapsed.extend(
+            places.iter().filter(|place| place.number < number && place.left_micros <= 0).map(|place| place.number),
+        );
+        let first = places.iter().find(|place| place.number == number || place.left_micros > 0);
+        let full = u64::try_from(places.len()).is_ok_and(|count| count >= FRONT);
+        let here = match first {
+            Some(place) if place.number == number => At::First,
+            Some(place) => {
+                let left = Duration::from_micros(place.left_micros.unsigned_abs());
+                At::Behind { key: key.clone(), number: place.number, left }
+            }
+            None if full => At::Unseen,
+            None if number == i64::MAX => At::First,
+            None => At::Gone,
+        };
+        if at == At::First || matches!(here, At::Gone | At::Unseen) {
+            at = here;
+        }
+    }
+    Standing { at, lapsed }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(key: &str, number: i64, left_micros: i64) -> Place {
+        Place { key: key.into(), number, left_micros }
+    }
+
+    fn at(keys: &[&str], number: i64, front: &[Place]) -> Standing {
+        let keys: Vec<Key> = keys.iter().map(|key| Key::new(key).unwrap()).collect();
+        standing(&keys, number, front)
+    }
+
+    #[test]
+    fn the_lowest_number_that_is_alive_is_first() {
+        let front = [place("a", 1, -5), place("a", 2, 7), place("a", 3, 7)];
+        assert_eq!(at(&["a"], 2, &front[..2]), Standing { at: At::First, lapsed: vec![1] });
+        let key = Key::new("a").unwrap();
+        let behind = At::Behind { key, number: 2, left: Duration::from_micros(7) };
+        assert_eq!(at(&["a"], 3, &front), Standing { at: behind.clone(), lapsed: vec![1] });
+        assert_eq!(at(&["a"], i64::MAX, &front).at, behind);
+        assert_eq!(at(&["a"], i64::MAX, &front[..1]).at, At::First);
+        assert_eq!(at(&["a"], 1, &front[..1]).at, At::First, "its own sign of life may be late");
+    }
+
+    #[test]
+    fn a_place_that_is_not_there_is_gone() {
+        assert_eq!(at(&["a"], 3, &[place("a", 1, -5)]).at, At::Gone);
+        assert_eq!(at(&["a", "b"], 3, &[place("a", 3, 5)]).at, At::Gone);
+    }
+
+    #[test]
+    fn one_queue_that_somebody_else_leads_is_enough() {
+        let front = [place("a", 3, 5), place("b", 2, 5), place("b", 3, 5)];
+        assert!(matches!(at(&["a", "b"], 3, &front).at, At::Behind { number: 2, .. }));
+        assert_eq!(at(&["a"], 3, &front).at, At::First);
+    }
+
+    #[test]
+    fn a_front_of_places_that_have_lapsed_hides_the_rest() {
+        let front: Vec<Place> = (0..16).map(|number| place("a", number, -1)).collect();
+        let Standing { at, lapsed } = at(&["a"], 99, &front);
+        assert_eq!((at, lapsed.len()), (At::Unseen, 16));
+    }
+}

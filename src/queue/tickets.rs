@@ -1,0 +1,312 @@
+//! Waiting in order, across processes: places in the table `t_resource_lock_queue`.
+//!
+//! A place is a number, drawn when its waiter arrives, and kept alive by the process. Whoever has the lowest number that
+//! is alive may claim. A place that is not kept alive lapses after [`ALIVE_SECONDS`]; the others look past it.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::{Handle, Id},
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+
+use crate::{
+    finish::{Background, Finish, Ongoing},
+    key::Key,
+    lease::{agenda::BATCH, settings::Settings},
+    queue::position::{At, standing},
+    retry::Backoff,
+    store::{
+        Database, Reply,
+        connection::{Borrowed, Failure},
+        fault::Fault,
+        pools::Connections,
+        queue::ALIVE_SECONDS,
+    },
+    sync::lock,
+    task::{self, Duty, Role, UnderWay, Work},
+};
+
+/// How often the places are kept alive.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(ALIVE_SECONDS / 3);
+/// Between two attempts at a statement that met contention, at most.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How soon places are given up after an attempt that failed.
+const SOON: Duration = Duration::from_millis(250);
+/// How long a statement of the background may take.
+const LIMIT: Duration = Duration::from_secs(ALIVE_SECONDS / 4);
+
+/// The places of one lock object.
+pub(crate) struct Line<DB: Database> {
+    pool: Connections<DB>,
+    /// Where the signs of life have their connection.
+    renewals: Connections<DB>,
+    state: Mutex<State>,
+    /// Wakes the tasks.
+    work: watch::Sender<()>,
+    background: Background,
+}
+
+struct State {
+    duty: Duty,
+    places: HashSet<i64>,
+    leaving: Vec<Leaving>,
+    /// When to give up what is to be given up.
+    leave_at: Instant,
+    /// When to give the next sign of life.
+    stay_at: Instant,
+}
+
+/// A place that is to be given up, for as long as it would be alive.
+struct Leaving {
+    number: i64,
+    since: Instant,
+    _ongoing: Ongoing,
+}
+
+impl State {
+    fn is_empty(&self) -> bool {
+        self.places.is_empty() && self.leaving.is_empty()
+    }
+
+    /// When something is due, as far as no statement for it is under way.
+    fn next(&self, staying: bool, leaving: bool) -> Option<Instant> {
+        let stay_at = (!staying && !self.places.is_empty()).then_some(self.stay_at);
+        let leave_at = (!leaving && !self.leaving.is_empty()).then_some(self.leave_at);
+        stay_at.into_iter().chain(leave_at).min()
+    }
+}
+
+/// A place; dropped, it is given up in the background.
+pub(crate) struct Ticket<DB: Database> {
+    line: Arc<Line<DB>>,
+    pub number: i64,
+    left: bool,
+}
+
+impl<DB: Database> Ticket<DB> {
+    /// Gives the place up after it has served.
+    pub async fn leave(mut self, limit: Instant) {
+        let number = self.number;
+        self.left = self.line.send(&self.line.pool, limit, async |conn| DB::leave(conn, &[number]).await).await.is_ok();
+        if self.left {
+            lock(&self.line.state).places.remove(&number);
+        }
+    }
+}
+
+impl<DB: Database> Drop for Ticket<DB> {
+    fn drop(&mut self) {
+        if !self.left {
+            self.line.give_up(self.number);
+        }
+    }
+}
+
+impl<DB: Database> Line<DB> {
+    pub fn new(settings: &Settings<DB>, background: Background) -> Arc<Self> {
+        let now = Instant::now();
+        let duty = Duty::new(SIGN_OF_LIFE);
+        let state = State { duty, places: HashSet::new(), leaving: Vec::new(), leave_at: now, stay_at: now };
+        let (pool, renewals) = (settings.pool.clone(), settings.renewals.clone());
+        Arc::new(Self { pool, renewals, state: Mutex::new(state), work: watch::Sender::new(()), background })
+    }
+
+    /// Takes a place behind all that are there.
+    pub async fn join(
+        self: &Arc<Self>,
+        runtime: &Handle,
+        keys: &Arc<[Key]>,
+        limit: Instant,
+    ) -> Result<Ticket<DB>, Failure> {
+        let mut pauses = Backoff::up_to(Duration::from_millis(40));
+        loop {
+            let conn = Borrowed::checkout(&self.pool, limit).await?;
+            let joining = self.clone().draw(conn, keys.clone(), limit);
+            match Finish::new(runtime.clone(), &self.background, joining).await {
+                // A place that was drawn unheard lapses.
+                Err(failure)
+                    if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < limit =>
+                {
+                    pauses.pause(PAUSE).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    async fn draw(
+        self: Arc<Self>,
+        mut conn: Borrowed<DB>,
+        keys: Arc<[Key]>,
+        limit: Instant,
+    ) -> Result<Ticket<DB>, Failure> {
+        let reply = timeout_at(limit, DB::join(conn.get(), &keys)).await;
+        Ok(self.take(conn.settle(reply)?))
+    }
+
+    /// Keeps a place alive that was drawn.
+    fn take(self: &Arc<Self>, number: i64) -> Ticket<DB> {
+        let mut state = lock(&self.state);
+        if state.places.is_empty() {
+            state.stay_at = Instant::now() + SIGN_OF_LIFE;
+        }
+        state.places.insert(number);
+        let stay_at = state.stay_at;
+        self.run(state, stay_at);
+        Ticket { line: self.clone(), number, left: false }
+    }
+
+    /// Where somebody stands in the queues of these keys; `i64::MAX` is for one who has no place.
+    pub async fn stand(&self, keys: &[Key], number: i64, limit: Instant) -> Result<At, Failure> {
+        let mut pauses = Backoff::up_to(PAUSE);
+        loop {
+            match self.send(&self.pool, limit, async |conn| DB::front(conn, keys, number).await).await {
+                Ok(front) => {
+                    let standing = standing(keys, number, &front);
+                    if !standing.lapsed.is_empty() && matches!(standing.at, At::First | At::Unseen) {
+                        self.send(&self.pool, limit, async |conn| DB::clear(conn, &standing.lapsed).await).await?;
+                    }
+                    if standing.at != At::Unseen {
+                        return Ok(standing.at);
+                    }
+                }
+                Err(failure) if failure.fault().is_transient() && Instant::now() < limit => {
+                    pauses.pause(PAUSE).await;
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Gives a place up in the background.
+    fn give_up(self: &Arc<Self>, number: i64) {
+        let mut state = lock(&self.state);
+        let now = Instant::now();
+        state.places.remove(&number);
+        state.leaving.push(Leaving { number, since: now, _ongoing: self.background.begin() });
+        state.leave_at = now;
+        self.run(state, now);
+    }
+
+    /// Has a task of this runtime look after the places too: the one that does may be on a runtime that stands still.
+    pub fn attend(self: &Arc<Self>) {
+        if !lock(&self.state).is_empty() {
+            task::start(self);
+        }
+    }
+
+    /// Has a task look after what is due at this time.
+    fn run(self: &Arc<Self>, mut state: MutexGuard<'_, State>, due: Instant) {
+        let sooner = state.duty.expect(due);
+        drop(state);
+        if sooner {
+            self.work.send_replace(());
+        }
+        task::start(self);
+    }
+
+    fn start_what_is_due(self: &Arc<Self>, state: &mut State, under_way: &mut UnderWay) {
+        let now = Instant::now();
+        if under_way.renewal.is_none() && !state.places.is_empty() && state.stay_at <= now {
+            // From now on it is only put earlier.
+            state.stay_at = now + SIGN_OF_LIFE;
+            let (line, places) = (self.clone(), state.places.iter().copied().collect::<Vec<_>>());
+            under_way.renewal = Some(Box::pin(async move { line.stay(&places).await }));
+        }
+        if under_way.ending.is_none() && !state.leaving.is_empty() && state.leave_at <= now {
+            let (line, leaving) =
+                (self.clone(), state.leaving.iter().take(BATCH).map(|leaving| leaving.number).collect());
+            under_way.ending = Some(Box::pin(async move { line.clear(leaving).await }));
+        }
+    }
+
+    async fn clear(&self, numbers: Vec<i64>) {
+        let limit = Instant::now() + LIMIT;
+        let left = self.send(&self.renewals, limit, async |conn| DB::leave(conn, &numbers).await).await;
+        let alive = Duration::from_secs(ALIVE_SECONDS);
+        let mut state = lock(&self.state);
+        match left {
+            Ok(_) => state.leaving.retain(|leaving| !numbers.contains(&leaving.number)),
+            Err(failure) => {
+                tracing::debug!(?failure, "places in queues were not given up, trying again until they lapse");
+                state.leave_at = Instant::now() + SOON;
+                state.leaving.retain(|leaving| leaving.since.elapsed() < alive);
+            }
+        }
+    }
+
+    /// A sign of life for these places.
+    async fn stay(&self, places: &[i64]) {
+        for numbers in places.chunks(BATCH) {
+            let limit = Instant::now() + LIMIT;
+            let stayed = self.send(&self.renewals, limit, async |conn| DB::stay(conn, numbers).await).await;
+            if let Err(failure) = stayed {
+                tracing::warn!(places = numbers.len(), ?failure, "places in queues were not kept alive, trying again");
+                let soon = Instant::now() + SIGN_OF_LIFE / 4;
+                let mut state = lock(&self.state);
+                state.stay_at = state.stay_at.min(soon);
+                return;
+            }
+        }
+    }
+
+    async fn send<T>(
+        &self,
+        pool: &Connections<DB>,
+        limit: Instant,
+        statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>,
+    ) -> Result<T, Failure> {
+        let mut conn = Borrowed::checkout(pool, limit).await?;
+        let reply = timeout_at(limit, statement(conn.get())).await;
+        conn.settle(reply)
+    }
+}
+
+impl<DB: Database> Work for Line<DB> {
+    fn join(&self, runtime: Id) -> bool {
+        lock(&self.state).duty.join(runtime)
+    }
+
+    fn woken(&self) -> &watch::Sender<()> {
+        &self.work
+    }
+
+    fn look(self: &Arc<Self>, runtime: Id, under_way: &mut UnderWay) -> Option<Instant> {
+        let now = Instant::now();
+        let role = lock(&self.state).duty.role(runtime, now);
+        if role != Role::Work {
+            // Begun before another task took over, and sent anew by that one.
+            *under_way = UnderWay::default();
+        }
+        let mut state = lock(&self.state);
+        if state.is_empty() && under_way.renewal.is_none() && under_way.ending.is_none() {
+            state.duty.leave(runtime);
+            return None;
+        }
+        match role {
+            Role::StandBy(until) => return Some(until),
+            Role::TakeOver => (state.stay_at, state.leave_at) = (now, now),
+            Role::Work => {}
+        }
+        self.start_what_is_due(&mut state, under_way);
+        // A statement under way is given up by then.
+        let latest = now + LIMIT;
+        let next = state.next(under_way.renewal.is_some(), under_way.ending.is_some());
+        let wakes_at = next.map_or(latest, |next| next.min(latest));
+        state.duty.wakes_at(wakes_at);
+        Some(wakes_at)
+    }
+
+    /// Without another task, what was to be given up lapses, unless the next one comes sooner.
+    fn leave(&self, runtime: Id) {
+        if lock(&self.state).duty.leave(runtime) {
+            self.work.send_replace(());
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! A pool's connection that goes back only when it is known to be idle.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use sqlx::{Connection, Pool, pool::PoolConnection};
+use tokio::{
+    runtime::{Handle, Id},
+    sync::Semaphore,
+    time::{Instant, error::Elapsed, timeout, timeout_at},
+};
+
+use crate::store::{Reply, Store, pools::Connections};
+use crate::{
+    error::{Action, Certainty, Error},
+    retry::outage_pause,
+    store::fault::{Fault, fault},
+};
+
+/// Why there is no result.
+#[derive(Debug)]
+pub enum Failure {
+    /// No connection was to be had: nothing was sent.
+    NoConnection(sqlx::Error),
+    /// Sent, and no reply within the limit.
+    NoReply,
+    /// Sent, and failed.
+    Failed(sqlx::Error),
+    /// Sent together with others, in a statement that was undone for contention.
+    Undone,
+}
+
+/// What a pool opens its connections with.
+pub type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Options;
+
+/// A connection on loan. Dropped with a statement under way (a cancelled future, a limit reached) it
+/// is closed: the pool never gets back a connection on which something may still be running. One that
+/// may be a database in memory, which would be gone with it, is brought to rest in the background instead.
+pub struct Borrowed<DB: Store> {
+    conn: Option<PoolConnection<DB>>,
+    since: Instant,
+    /// `None`: it is to be closed, whatever it holds.
+    options: Option<Arc<Options<DB>>>,
+}
+
+/// How long opening a connection goes on that no caller waits for any more: a silent server would keep its place in the pool.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// For how long a connection is kept while there is always a next statement.
+const LOAN: Duration = Duration::from_secs(1);
+
+impl<DB: Store> Borrowed<DB> {
+    /// Waits for a connection of a pool, up to the limit. It is as the pool gives it.
+    pub async fn unchecked(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
+        Self::take(pool, None, limit).await
+    }
+
+    async fn take(pool: &Pool<DB>, may_go_on: Option<Arc<Semaphore>>, limit: Instant) -> Result<Self, Failure> {
+        let options = pool.connect_options();
+        let work: Waiting<DB> = Box::pin(pool.acquire());
+        let acquiring = Acquiring { work: Some(work), options: options.clone(), may_go_on };
+        match timeout_at(limit, acquiring).await {
+            Ok(Ok(conn)) => Ok(Self::of(conn, Some(options))),
+            Ok(Err(error)) => Err(Failure::NoConnection(error)),
+            Err(_) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
+        }
+    }
+
+    fn of(conn: PoolConnection<DB>, options: Option<Arc<Options<DB>>>) -> Self {
+        Self { conn: Some(conn), since: Instant::now(), options }
+    }
+
+    /// The connection, for one statement.
+    #[expect(clippy::expect_used, reason = "it is taken out by `settle` and `drop` alone, which end the loan")]
+    pub fn get(&mut self) -> &mut DB::Connection {
+        self.conn.as_deref_mut().expect("the loan has not ended")
+    }
+
+    /// The connection, to look at.
+    #[expect(clippy::expect_used, reason = "as for `get`")]
+    pub fn peek(&self) -> &DB::Connection {
+        self.conn.as_deref().expect("the loan has not ended")
+    }
+
+    /// Goes on with the loan if the statement succeeded. Otherwise it ends: an error of the server's, which ended the
+    /// statement, gives the connection back; after anything else its state is not known.
+    pub fn proceed<T>(self, reply: Result<Reply<T>, Elapsed>) -> Result<(Self, T), Failure> {
+        match reply {
+            Ok(Ok(value)) => Ok((self, value)),
+            Ok(Err(error)) => {
+                let failure = Failure::Failed(error);
+                if !failure.is_in_doubt() {
+                    self.give_back();
+                }
+                Err(failure)
+            }
+            Err(_) => Err(Failure::NoReply),
+        }
+    }
+
+    /// Ends the loan of a connection that is idle.
+    pub fn give_back(mut self) {
+        drop(self.conn.take());
+    }
+
+    /// Ends the loan of a connection that may be a database in memory, once nothing is running on it or open.
+    async fn rest(mut self) {
+        if DB::rest(self.get()).await {
+            self.give_back();
+        }
+    }
+
+    /// Ends the loan with what the statement came to; an answer gives the connection back too.
+    pub fn settle<T>(self, reply: Result<Reply<T>, Elapsed>) -> Result<T, Failure> {
+        let (loan, value) = self.proceed(reply)?;
+        loan.give_back();
+        Ok(value)
+    }
+}
+
+impl<DB: Store> Borrowed<DB> {
+    /// Waits for a connection on which a statement commits by itself, up to the limit.
+    pub async fn checkout(connections: &Connections<DB>, limit: Instant) -> Result<Self, Failure> {
+        loop {
+            let mut conn = Self::take(&connections.pool()?, connections.may_go_on(), limit).await?;
+            if !connections.is_shared() {
+                return Ok(conn);
+            }
+            match timeout_at(limit, DB::leave_transaction(conn.get())).await {
+                Ok(Ok(true)) => return Ok(conn),
+                // The pool may hold connections that went away, and a transaction may have failed.
+                Ok(Ok(false) | Err(sqlx::Error::Io(_) | sqlx::Error::Database(_) | sqlx::Error::WorkerCrashed)) => {
+                    tracing::debug!("closed a connection of the pool that was in a transaction, or had gone away");
+                    drop(conn);
+                    outage_pause().await;
+                }
+                // The check was answered: nothing is under way.
+                Ok(Err(error @ sqlx::Error::Configuration(_))) => {
+                    conn.give_back();
+                    return Err(Failure::NoConnection(error));
+                }
+                Ok(Err(error)) => return Err(Failure::NoConnection(error)),
+                Err(_) => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
+            }
+        }
+    }
+
+    /// Keeps a connection that is idle for a next statement, for a while, if other requests still find one.
+    pub fn keep(self, connections: &Connections<DB>) -> Option<Kept<DB>> {
+        if connections.has_spare()
+            && self.since.elapsed() < LOAN
+            && let Ok(runtime) = Handle::try_current()
+        {
+            return Some(Kept { conn: Some(self), runtime: runtime.id() });
+        }
+        self.give_back();
+        None
+    }
+}
+
+impl<DB: Store> Drop for Borrowed<DB> {
+    fn drop(&mut self) {
+        let Some(conn) = self.conn.take() else { return };
+        match (Handle::try_current(), self.options.take()) {
+            (Ok(runtime), Some(options)) if DB::may_be_in_memory(&options) => {
+                // Should the runtime end first, it is closed.
+                let conn = Self::of(conn, None);
+                runtime.spawn(conn.rest());
+            }
+            _ => drop(conn.detach()),
+        }
+    }
+}
+
+type Waiting<DB> = Pin<Box<dyn Future<Output = Reply<PoolConnection<DB>>> + Send>>;
+
+/// A connection being waited for. A pool closes the one that it tests or opens when this is dropped: a database in memory, and
+/// one of the lock's own connections at a time, is waited for in the background instead, and goes back.
+struct Acquiring<DB: Store> {
+    work: Option<Waiting<DB>>,
+    options: Arc<Options<DB>>,
+    may_go_on: Option<Arc<Semaphore>>,
+}
+
+impl<DB: Store> Future for Acquiring<DB> {
+    type Output = Reply<PoolConnection<DB>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(work) = &mut self.work else { return Poll::Pending };
+        let acquired = ready!(work.as_mut().poll(context));
+        self.work = None;
+        Poll::Ready(acquired)
+    }
+}
+
+impl<DB: Store> Drop for Acquiring<DB> {
+    fn drop(&mut self) {
+        let (Some(work), Ok(runtime)) = (self.work.take(), Handle::try_current()) else { return };
+        let permit = self.may_go_on.take().and_then(|may_go_on| may_go_on.try_acquire_owned().ok());
+        if permit.is_some() || DB::may_be_in_memory(&self.options) {
+            let limit = if permit.is_some() { HANDSHAKE } else { Duration::MAX };
+            runtime.spawn(async move {
+                drop(timeout(limit, work).await);
+                drop(permit);
+            });
+        }
+    }
+}
+
+/// A connection kept for a next statement; dropped, it goes back.
+pub struct Kept<DB: Store> {
+    conn: Option<Borrowed<DB>>,
+    /// Where it was used: it answers while that runtime is driven.
+    runtime: Id,
+}
+
+impl<DB: Store> Kept<DB> {
+    /// Whether it was in use on this runtime a moment ago. Later it may have gone away unseen.
+    pub fn is_fresh(&self) -> bool {
+        let here = Handle::try_current().is_ok_and(|runtime| runtime.id() == self.runtime);
+        here && self.conn.as_ref().is_some_and(|conn| conn.since.elapsed() < LOAN)
+    }
+
+    #[expect(clippy::expect_used, reason = "it is taken out here and by `drop` alone")]
+    pub fn lend(mut self) -> Borrowed<DB> {
+        self.conn.take().expect("it was kept")
+    }
+}
+
+impl<DB: Store> Drop for Kept<DB> {
+    fn drop(&mut self) {
+        // Outside of a runtime the pool cannot take it back, and it is closed.
+        if let (Some(conn), Ok(_)) = (self.conn.take(), Handle::try_current()) {
+            conn.give_back();
+        }
+    }
+}
+
+impl Failure {
+    /// Whether something may still be running on the connection: a server's error says that its statement ended, and
+    /// what could not be decoded had been read to its end.
+    pub fn is_in_doubt(&self) -> bool {
+        !matches!(self, Self::Undone | Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. }))
+    }
+
+    /// Whether it was sent, and may have been carried out: a server's own error undid it, unless the session ended with it.
+    pub fn is_unanswered(&self) -> bool {
+        match self {
+            Self::NoConnection(_) | Self::Undone => false,
+            Self::NoReply => true,
+            Self::Failed(error) => error.as_database_error().is_none() || self.is_outage(),
+        }
+    }
+
+    /// Whether the connection had gone away, or went away on the way.
+    pub fn is_outage(&self) -> bool {
+        self.fault() == Fault::Outage
+    }
+
+    /// Whether what changes nothing may be sent again: another connection may be better, or be had by then.
+    pub fn may_pass(&self) -> bool {
+        matches!(self.fault(), Fault::Outage | Fault::NoConnection)
+    }
+
+    /// What the driver's error means, if there is one.
+    pub fn fault(&self) -> Fault {
+        match self {
+            // A closed pool or a wrong password does not mend itself.
+            Self::NoConnection(error) if fault(error).is_transient() => Fault::NoConnection,
+            Self::NoConnection(_) => Fault::Other,
+            Self::NoReply => Fault::Outage,
+            Self::Undone => Fault::Contention,
+            Self::Failed(error) => fault(error),
+        }
+    }
+
+    /// The error to report; `before` is what was known of the outcome before this request.
+    pub fn into_error(self, action: Action, subject: String, limit: Duration, before: Certainty) -> Error {
+        let timed_out = |outcome| Error::TimedOut { action, subject: subject.clone(), limit, outcome };
+        let fault = self.fault();
+        match self {
+            Self::NoConnection(sqlx::Error::PoolTimedOut) => {
+                Error::NoConnection { action, subject, limit, outcome: before }
+            }
+            Self::NoConnection(source) => Error::Database { action, subject, outcome: before, source },
+            Self::Undone => timed_out(before),
+            Self::NoReply if action.leaves_nothing() => timed_out(before),
+            Self::NoReply => timed_out(Certainty::Unknown),
+            Self::Failed(source) => match fault {
+                Fault::MissingTable => Error::TableMissing,
+                Fault::MissingColumn => Error::ColumnMissing { columns: source.to_string() },
+                Fault::ReadOnly => Error::ReadOnly { source },
+                Fault::Contention | Fault::NoConnection | Fault::Denied | Fault::Other | Fault::Outage => {
+                    // The server's own error undid its statement; any other leaves open what the server did.
+                    let undone = fault != Fault::Outage && source.as_database_error().is_some();
+                    let outcome = if undone || action.leaves_nothing() { before } else { Certainty::Unknown };
+                    Error::Database { action, subject, outcome, source }
+                }
+            },
+        }
+    }
+}

@@ -1,0 +1,119 @@
+use std::sync::LazyLock;
+
+use chrono::{NaiveDateTime, TimeDelta};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
+
+use crate::store::admin::{Forced, Forgotten, Listed, Operate, Page, STEP};
+use crate::{
+    key::{Key, Token},
+    rules::{Status, Terms},
+    store::{
+        Reply,
+        mysql::{MICROS, ROW, micros, read},
+        to_utc, unanswered,
+    },
+};
+
+static LIST: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW} FROM t_resource_lock
+WHERE key_resource > ? AND LOCATE(?, key_resource) = 1 AND (lock_flag = 1 OR NOT ?)
+ORDER BY key_resource LIMIT ?"
+    )
+});
+
+static INSPECT: LazyLock<String> = LazyLock::new(|| {
+    format!("SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW} FROM t_resource_lock WHERE key_resource = ?")
+});
+
+static FORCE: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+UPDATE (
+    SELECT c.key_resource, c.token, {MICROS} AS micros FROM t_resource_lock c WHERE c.key_resource = ?
+    LIMIT 1 FOR UPDATE SKIP LOCKED
+) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+SET t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.holder = NULL,
+    t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL,
+    t.token = LAST_INSERT_ID(GREATEST(j.token + 1, j.micros))"
+    )
+});
+
+/// The other programs' offset, older_than, once_per; the offset, older_than.
+const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
+      AND (c.begin_time IS NULL OR c.begin_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
+          - INTERVAL GREATEST(?, ?, LEAST(GREATEST(c.time, 0), 500000000) * 60000000) MICROSECOND)
+      AND (c.end_time IS NULL OR c.end_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL ? MICROSECOND)";
+
+type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
+
+impl Operate for MySql {
+    async fn list(conn: &mut MySqlConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
+        let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
+        let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
+        rows.iter().map(|row| listed(row, terms)).collect()
+    }
+
+    async fn inspect(conn: &mut MySqlConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
+        let row = sqlx::query(INSPECT.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
+        row.map(|row| listed(&row, terms)).transpose()
+    }
+
+    async fn force(conn: &mut MySqlConnection, key: &Key, status: Status, terms: &Terms) -> Reply<Forced> {
+        let query = sqlx::query(FORCE.as_str()).bind(key.as_str()).bind(status.letter());
+        let reply = query.bind(micros(terms.offset())).execute(&mut *conn).await?;
+        if reply.rows_affected() > 0 {
+            let token = match reply.last_insert_id() {
+                // A trigger of the application's that writes hides it.
+                0 => {
+                    let query = sqlx::query_scalar("SELECT token FROM t_resource_lock WHERE key_resource = ?");
+                    query.bind(key.as_str()).fetch_one(conn).await.map_err(unanswered)?
+                }
+                token => i64::try_from(token).unwrap_or_default(),
+            };
+            return Ok(Forced::Freed(Token::new(token)));
+        }
+        let row = sqlx::query("SELECT 1 FROM t_resource_lock WHERE key_resource = ?").bind(key.as_str());
+        Ok(if row.fetch_optional(conn).await?.is_some() { Forced::Skipped } else { Forced::NoRow })
+    }
+
+    /// Looks for candidates without a lock, then locks those by their keys and asks again: a locking scan
+    /// would stand in the way of everybody.
+    async fn forget(conn: &mut MySqlConnection, older_than: TimeDelta, after: &str, terms: &Terms) -> Reply<Forgotten> {
+        let forgettable = |query: Query<'static>| {
+            let (offset, older_than) = (micros(terms.offset()), micros(older_than));
+            query.bind(offset).bind(older_than).bind(micros(terms.once_per)).bind(offset).bind(older_than)
+        };
+        let find = format!(
+            "SELECT CONVERT(c.key_resource USING utf8mb4) FROM t_resource_lock c
+             WHERE {FORGETTABLE} AND c.key_resource > ? ORDER BY c.key_resource LIMIT {STEP}"
+        );
+        let query = forgettable(sqlx::query(AssertSqlSafe(find))).bind(after.to_owned());
+        let rows = query.fetch_all(&mut *conn).await?;
+        let keys = rows.iter().map(|row| row.try_get(0)).collect::<Reply<Vec<String>>>()?;
+        let Some(last) = keys.last().cloned() else { return Ok(Forgotten { rows: 0, after: None }) };
+        let marks = vec!["?"; STEP].join(", ");
+        let delete = format!(
+            "DELETE t FROM (
+                 SELECT c.key_resource FROM t_resource_lock c FORCE INDEX (PRIMARY)
+                 WHERE {FORGETTABLE} AND c.key_resource IN ({marks}) LIMIT {STEP} FOR UPDATE SKIP LOCKED
+             ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource"
+        );
+        // Padded with the last key, so that there is one statement to prepare.
+        let padded = keys.iter().chain(std::iter::repeat(&last)).take(STEP);
+        let query = padded.fold(forgettable(sqlx::query(AssertSqlSafe(delete))), |query, key| query.bind(key.clone()));
+        Ok(Forgotten { rows: query.execute(conn).await?.rows_affected(), after: Some(last) })
+    }
+}
+
+fn listed(row: &MySqlRow, terms: &Terms) -> Reply<Listed> {
+    let end_time: Option<NaiveDateTime> = row.try_get("end_time")?;
+    let (row_read, now) = read(row, terms)?;
+    Ok(Listed {
+        key: row.try_get("name")?,
+        row: row_read,
+        end_time: end_time.map(|time| to_utc(time.and_utc(), terms.offset())),
+        now,
+    })
+}

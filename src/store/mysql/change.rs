@@ -1,0 +1,263 @@
+//! Renewals, releases, abandonments and confirmations: changes of claims that stand.
+
+use std::{collections::HashMap, sync::LazyLock};
+
+use chrono::TimeDelta;
+use sqlx::{
+    AssertSqlSafe, MySqlConnection, Row as _,
+    mysql::{MySqlQueryResult, MySqlRow},
+};
+
+use crate::store::mysql::{NOW, NOWAIT, Query, marks, micros, padded, unless_locked};
+use crate::{
+    key::Claim,
+    rules::Terms,
+    store::{
+        Change, Outcome, Reply, Sighting,
+        fault::{Fault, fault},
+        unanswered, unmatched,
+    },
+};
+
+/// Claims a statement names, as (key, ...) and ((holder, token), ...).
+pub(super) struct Named<'a>(Vec<&'a Claim>);
+
+impl<'a> Named<'a> {
+    pub fn new(claims: &'a [Claim]) -> Self {
+        Self(padded(claims))
+    }
+
+    fn keys(&self) -> String {
+        marks("?", self.0.len())
+    }
+
+    fn claims(&self) -> String {
+        marks("(?, ?)", self.0.len())
+    }
+}
+
+/// Whether the row is that of one of these claims, and the claim stands.
+fn ours(named: &Named<'_>, row: &str) -> String {
+    let (keys, claims) = (named.keys(), named.claims());
+    format!(
+        "{row}.key_resource IN ({keys}) AND ({row}.holder, {row}.token) IN ({claims})
+    AND {row}.lock_flag = 1 AND {row}.claimed_at = {row}.begin_time AND {row}.end_time IS NULL"
+    )
+}
+
+/// Locks the rows of those that stand, and perhaps tells more of them.
+fn locked(named: &Named<'_>, more: &str) -> String {
+    let ours = ours(named, "c");
+    format!(
+        "
+    SELECT c.key_resource, c.token{more} FROM t_resource_lock c FORCE INDEX (PRIMARY)
+    WHERE {ours} LIMIT 1000000 FOR UPDATE SKIP LOCKED"
+    )
+}
+
+/// Changes those of the claims that stand.
+pub(super) fn change_statement(named: &Named<'_>, set: &str) -> String {
+    let locked = locked(named, "");
+    format!("UPDATE ({locked}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set}")
+}
+
+/// The same on MariaDB, which changes nothing if one of the rows is locked, or what a trigger touches.
+fn change_nowait_statement(named: &Named<'_>, set: &str) -> String {
+    let ours = ours(named, "t");
+    format!("{NOWAIT} UPDATE t_resource_lock t FORCE INDEX (PRIMARY) SET {set} WHERE {ours}")
+}
+
+/// Changes all of the claims, or none if one of them does not stand.
+fn change_all_statement(named: &Named<'_>, set: &str) -> String {
+    let locked = locked(named, ", COUNT(*) OVER () AS standing");
+    format!(
+        "UPDATE ({locked}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set} WHERE j.standing = ?"
+    )
+}
+
+fn bind_keys<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
+    named.0.iter().fold(query, |query, claim| query.bind(claim.key.as_str().to_owned()))
+}
+
+pub(super) fn bind_claims<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
+    let query = bind_keys(query, named);
+    named.0.iter().fold(query, |query, claim| query.bind(*claim.holder.as_uuid()).bind(claim.token.get()))
+}
+
+/// One statement. It reports only how many rows there were: where they stay claimed, or there was one, a look tells which.
+pub(super) async fn change(
+    conn: &mut MySqlConnection,
+    claims: &[Claim],
+    change: Change,
+    terms: &Terms,
+    nowait: bool,
+) -> Reply<Vec<Outcome>> {
+    let (named, set) = (Named::new(claims), set_of(change));
+    let mut reply = None;
+    if nowait {
+        let query = sqlx::query(AssertSqlSafe(change_nowait_statement(&named, set)));
+        reply = unless_locked(bind_claims(bind_change(query, change, terms), &named).execute(&mut *conn).await)?;
+    }
+    let reply = match reply {
+        Some(reply) => reply,
+        None => {
+            let query = sqlx::query(AssertSqlSafe(change_statement(&named, set)));
+            bind_change(bind_claims(query, &named), change, terms).execute(&mut *conn).await?
+        }
+    };
+    if is_all(&reply, claims) {
+        return Ok(vec![Outcome::Done; claims.len()]);
+    }
+    let seen = sightings(conn, &named).await?;
+    Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
+}
+
+/// One statement that ends all of them, as a rule. What it would free somebody might take before a look could tell which, so
+/// it frees nothing where one of them does not stand, or is locked.
+pub(super) async fn end_several(
+    conn: &mut MySqlConnection,
+    claims: &[Claim],
+    change: Change,
+    terms: &Terms,
+) -> Reply<Vec<Outcome>> {
+    let named = Named::new(claims);
+    let query = bind_claims(sqlx::query(AssertSqlSafe(change_all_statement(&named, set_of(change)))), &named);
+    let query = bind_change(query, change, terms).bind(i64::try_from(claims.len()).unwrap_or(i64::MAX));
+    let reply = query.execute(&mut *conn).await?;
+    if is_all(&reply, claims) {
+        return Ok(vec![Outcome::Done; claims.len()]);
+    }
+    end_those_that_stand(conn, claims, change, terms).await
+}
+
+/// A change and a look in one transaction: sent at once, as text, so that no client that falls silent leaves it open. What
+/// fails leaves open whether it was committed, unless all claims still stand.
+async fn end_those_that_stand(
+    conn: &mut MySqlConnection,
+    claims: &[Claim],
+    change: Change,
+    terms: &Terms,
+) -> Reply<Vec<Outcome>> {
+    let named = Named(claims.iter().collect());
+    let keys = || claims.iter().map(|claim| text(claim.key.as_str()));
+    let holders =
+        claims.iter().flat_map(|claim| [format!("x'{}'", claim.holder.as_uuid().simple()), claim.token.to_string()]);
+    let set = match change {
+        Change::Release(status) => vec![text(status.letter()), micros(terms.offset()).to_string()],
+        Change::Renew(_) | Change::Abandon | Change::PutBack => Vec::new(),
+    };
+    let sql = format!(
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION; {}; {}; COMMIT",
+        change_statement(&named, set_of(change)),
+        look_statement(&named, "")
+    );
+    let sql = fill(&sql, keys().chain(holders).chain(set).chain(keys()));
+    let rows = match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *conn).await {
+        Ok(rows) => rows,
+        Err(error) => return Err(undone(conn, claims, change, error).await),
+    };
+    let seen = sighted(&rows).map_err(unanswered)?;
+    Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
+}
+
+/// Where all of the claims still stand, nothing was committed, and the error is the statement's own.
+async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, error: sqlx::Error) -> sqlx::Error {
+    if error.as_database_error().is_none() || fault(&error) == Fault::Outage {
+        return unanswered(error);
+    }
+    if let Err(error) = sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await {
+        return unanswered(error);
+    }
+    if matches!(fault(&error), Fault::Contention | Fault::MissingTable) {
+        return error;
+    }
+    let Ok(seen) = sightings(conn, &Named::new(claims)).await else { return unanswered(error) };
+    let stands = |claim: &Claim| {
+        matches!(unmatched(change, claim, seen.get(claim.key.as_str()).copied()), Outcome::Skipped { .. })
+    };
+    if claims.iter().all(stands) { error } else { unanswered(error) }
+}
+
+/// As hex, so that nothing in it needs escaping.
+fn text(value: &str) -> String {
+    let hex: String = value.bytes().map(|byte| format!("{byte:02x}")).collect();
+    format!("_utf8mb4 x'{hex}'")
+}
+
+/// Writes values where a statement has its marks.
+fn fill(sql: &str, mut values: impl Iterator<Item = String>) -> String {
+    sql.split('?').fold(String::with_capacity(2 * sql.len()), |mut filled, part| {
+        if !filled.is_empty() {
+            filled.extend(values.next());
+        }
+        filled.push_str(part);
+        filled
+    })
+}
+
+static RENEW: LazyLock<String> = LazyLock::new(|| format!("t.expires_at = {NOW} + INTERVAL ? MICROSECOND"));
+
+fn set_of(change: Change) -> &'static str {
+    match change {
+        Change::Renew(_) => &RENEW,
+        Change::Release(_) => {
+            "t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.holder = NULL,
+             t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL"
+        }
+        Change::Abandon => "t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6))",
+        Change::PutBack => {
+            "t.lock_flag = 0, t.status = t.prior_status, t.begin_time = t.prior_begin_time, t.end_time = t.prior_end_time,
+             t.client_ip = t.prior_client_ip, t.holder = NULL, t.expires_at = NULL, t.claimed_at = NULL"
+        }
+    }
+}
+
+fn is_all(reply: &MySqlQueryResult, claims: &[Claim]) -> bool {
+    usize::try_from(reply.rows_affected()).is_ok_and(|rows| rows == claims.len())
+}
+
+fn bind_change<'q>(query: Query<'q>, change: Change, terms: &Terms) -> Query<'q> {
+    match change {
+        Change::Renew(lease) => query.bind(micros(lease)),
+        Change::Release(status) => query.bind(status.letter()).bind(micros(terms.offset())),
+        Change::Abandon | Change::PutBack => query,
+    }
+}
+
+fn look_statement(named: &Named<'_>, lock: &str) -> String {
+    format!(
+        "SELECT CONVERT(key_resource USING utf8mb4) AS name, holder, token, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked,
+                CAST(COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS SIGNED) AS stands,
+                COALESCE(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), 0) AS left_micros
+         FROM t_resource_lock WHERE key_resource IN ({}) {lock}",
+        named.keys()
+    )
+}
+
+/// The row of the one claim that is named.
+pub(super) async fn sighting(conn: &mut MySqlConnection, named: &Named<'_>, lock: &str) -> Reply<Option<Sighting>> {
+    Ok(look(conn, named, lock).await?.into_values().next())
+}
+
+async fn sightings(conn: &mut MySqlConnection, named: &Named<'_>) -> Reply<HashMap<String, Sighting>> {
+    look(conn, named, "").await
+}
+
+async fn look(conn: &mut MySqlConnection, named: &Named<'_>, lock: &str) -> Reply<HashMap<String, Sighting>> {
+    sighted(&bind_keys(sqlx::query(AssertSqlSafe(look_statement(named, lock))), named).fetch_all(conn).await?)
+}
+
+fn sighted(rows: &[MySqlRow]) -> Reply<HashMap<String, Sighting>> {
+    let mut sightings = HashMap::with_capacity(rows.len());
+    for row in rows {
+        let sighting = Sighting {
+            holder: row.try_get("holder")?,
+            token: row.try_get("token")?,
+            locked: row.try_get::<i64, _>("locked")? == 1,
+            stands: row.try_get::<i64, _>("stands")? == 1,
+            left: TimeDelta::microseconds(row.try_get("left_micros")?),
+        };
+        sightings.insert(row.try_get::<String, _>("name")?, sighting);
+    }
+    Ok(sightings)
+}

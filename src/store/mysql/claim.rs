@@ -1,0 +1,341 @@
+//! Claims: the granting half of the rules (`rules.rs`), as one statement.
+
+use std::{collections::HashMap, sync::LazyLock};
+
+use chrono::DateTime;
+use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
+use uuid::Uuid;
+
+use crate::store::mysql::{MICROS, NOW, NOWAIT, Query, ROW, commit, marks, micros, padded, read, unless_locked};
+use crate::{
+    key::{Prior, Token},
+    rules::{Rules, Terms, Verdict, judge},
+    store::{Answer, Ask, Reply, is_refused, put_back, unanswered},
+};
+
+/// The times that the row keeps for one that is put back. A zero date, which a strict server does not write, is as good as none.
+const BEGAN: &str = "IF(c.begin_time >= '1000-01-01', c.begin_time, NULL)";
+const ENDED: &str = "IF(c.end_time >= '1000-01-01', c.end_time, NULL)";
+
+/// An earlier request of `asker` came through.
+fn same(asker: &str) -> String {
+    format!("c.lock_flag = 1 AND c.holder = {asker} AND c.claimed_at = c.begin_time AND c.end_time IS NULL")
+}
+
+/// The granting half of the rules table (`rules.rs`), over a row `c` that `asker` asks for: see [`bind_rules`].
+/// Distances are never added to the row's times, which may be any: an overflow would be an error here.
+fn verdict(asker: &str) -> String {
+    let same = same(asker);
+    format!(
+        "
+        CASE WHEN {same} THEN 'same'
+             WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
+                 CASE WHEN ? AND UTC_TIMESTAMP(6) >= c.expires_at THEN 'taken over' END
+             WHEN c.lock_flag = 1 THEN
+                 CASE WHEN ? AND TIMESTAMPDIFF(MICROSECOND, c.begin_time, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND) >= LEAST(c.time, 2147483647) * 60000000 THEN 'taken over' END
+             WHEN (? OR CAST(c.status AS BINARY) = 'S') AND (c.begin_time IS NULL OR ? OR (CAST(c.status AS BINARY) = 'F' AND ?)
+                 OR UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL ? MICROSECOND >= c.begin_time) THEN 'acquired'
+        END"
+    )
+}
+
+/// Set in the last insert id of a claim that took over: a look at the row then tells from whom.
+const TOOK_OVER: u64 = 1 << 63;
+
+/// One claim: its token travels in the reply, as the last insert id. The derived table locks and judges, the update takes.
+/// Without LIMIT, MySQL would merge the two, lock first and wait.
+static CLAIM: LazyLock<String> = LazyLock::new(|| {
+    let took_over = "j.verdict = 'taken over' OR (j.verdict = 'same' AND j.prior_token IS NOT NULL)";
+    let token = token("j.verdict = 'same'", "j", "j.micros", took_over);
+    format!(
+        "
+UPDATE (
+    SELECT c.key_resource, c.token, c.status, {BEGAN} AS began, {ENDED} AS ended, c.client_ip, c.prior_token, c.prior_status,
+           c.prior_begin_time, c.prior_end_time, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros, {} AS verdict
+    FROM t_resource_lock c WHERE c.key_resource = ? LIMIT 1 FOR UPDATE SKIP LOCKED
+) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time = NULL,
+    t.begin_time = IF(j.verdict = 'same', t.begin_time, j.now + INTERVAL ? MICROSECOND),
+    t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now + INTERVAL ? MICROSECOND),
+    t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.token END,
+    t.prior_client_ip = IF(j.verdict = 'same', j.prior_client_ip, LEFT(j.client_ip, 45)),
+    t.prior_status = IF(j.verdict = 'same', j.prior_status, j.status),
+    t.prior_begin_time = IF(j.verdict = 'same', j.prior_begin_time, j.began),
+    t.prior_end_time = IF(j.verdict = 'same', j.prior_end_time, j.ended),
+    t.expires_at = {NOW} + INTERVAL ? MICROSECOND, t.token = {token}
+WHERE j.verdict IS NOT NULL",
+        verdict("?")
+    )
+});
+
+/// The same on MariaDB. Assignments see what those before them wrote, or not (SIMULTANEOUS_ASSIGNMENT): in this order it is all the same.
+static CLAIM_NOWAIT: LazyLock<String> = LazyLock::new(|| {
+    let same = same("?");
+    let took_over = format!("IF({same}, c.prior_token IS NOT NULL, c.lock_flag = 1)");
+    let token = token(&same, "c", MICROS, &took_over);
+    format!(
+        "
+{NOWAIT} UPDATE t_resource_lock c FORCE INDEX (PRIMARY)
+SET c.prior_token = CASE WHEN {same} THEN c.prior_token WHEN c.lock_flag = 1 THEN c.token END,
+    c.prior_client_ip = IF({same}, c.prior_client_ip, LEFT(c.client_ip, 45)),
+    c.prior_status = IF({same}, c.prior_status, c.status),
+    c.prior_begin_time = IF({same}, c.prior_begin_time, {BEGAN}),
+    c.prior_end_time = IF({same}, c.prior_end_time, {ENDED}),
+    c.token = {token},
+    c.claimed_at = IF({same}, c.claimed_at, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND),
+    c.begin_time = IF({same}, c.begin_time, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND),
+    c.expires_at = {NOW} + INTERVAL ? MICROSECOND,
+    c.lock_flag = 1, c.status = 'P', c.client_ip = ?, c.holder = ?, c.end_time = NULL
+WHERE c.key_resource = ? AND {} IS NOT NULL",
+        verdict("?")
+    )
+});
+
+/// The token of a claim on the row, with [`TOOK_OVER`] in the reply.
+fn token(same: &str, row: &str, micros: &str, took_over: &str) -> String {
+    let token = format!("IF({same}, {row}.token, GREATEST({row}.token + 1, {micros}))");
+    format!("LAST_INSERT_ID({token} | IF({took_over}, {TOOK_OVER}, 0)) & {}", !TOOK_OVER)
+}
+
+const BEGIN: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
+
+/// Several, for different keys, of those that are free, and whose tokens the clock has passed: the statement's time is the token of all
+/// of them, and travels in the reply. (It waits for nobody: between its begin and its locks, no row ends a life and begins another.)
+fn claim_several_statement(count: usize) -> String {
+    let (asker, free) = (asker_of_several(count), free_of_several(count));
+    let take = take_several("j.asker", ["j.was", "j.began", "j.ended", "j.label"]);
+    format!(
+        "
+UPDATE (
+    SELECT c.key_resource, {asker} AS asker, c.status AS was, {BEGAN} AS began, {ENDED} AS ended, c.client_ip AS label
+    FROM t_resource_lock c FORCE INDEX (PRIMARY) WHERE {free} LIMIT 1000000 FOR UPDATE SKIP LOCKED
+) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {take}"
+    )
+}
+
+/// The same on MariaDB, which grants nothing if one of the rows is locked.
+fn claim_several_nowait_statement(count: usize) -> String {
+    let before = ["c.status", BEGAN, ENDED, "c.client_ip"];
+    let (free, take) = (free_of_several(count), take_several(&asker_of_several(count), before));
+    format!("{NOWAIT} UPDATE t_resource_lock c FORCE INDEX (PRIMARY) SET {take} WHERE {free}")
+}
+
+fn asker_of_several(count: usize) -> String {
+    let keys = marks("?", count);
+    format!("UNHEX(ELT(FIELD(c.key_resource, {keys}), {keys}))")
+}
+
+fn free_of_several(count: usize) -> String {
+    let (keys, verdict) = (marks("?", count), verdict("NULL"));
+    format!("c.key_resource IN ({keys}) AND c.token < {BEGIN} AND {verdict} = 'acquired'")
+}
+
+/// What the rows were before comes first: on MariaDB assignments may see what those before them wrote.
+fn take_several(asker: &str, [status, begin_time, end_time, client_ip]: [&str; 4]) -> String {
+    format!(
+        "prior_token = NULL, prior_status = {status}, prior_begin_time = {begin_time}, prior_end_time = {end_time},
+    prior_client_ip = LEFT({client_ip}, 45), lock_flag = 1, status = 'P', end_time = NULL, token = LAST_INSERT_ID({BEGIN}),
+    client_ip = ?, begin_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, claimed_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND,
+    expires_at = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, holder = {asker}"
+    )
+}
+
+const TAKEN_OVER: &str = "prior_token, CONVERT(prior_client_ip USING utf8mb4) AS prior_client_ip";
+
+static LOOK: LazyLock<String> =
+    LazyLock::new(|| format!("SELECT {ROW}, {TAKEN_OVER} FROM t_resource_lock WHERE key_resource = ?"));
+
+fn look_at_several_statement(count: usize) -> String {
+    let keys = marks("?", count);
+    format!(
+        "SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW}, {TAKEN_OVER} FROM t_resource_lock WHERE key_resource IN ({keys})"
+    )
+}
+
+fn bind_rules<'q>(query: Query<'q>, terms: &Terms) -> Query<'q> {
+    let (recover, offset) = (terms.rules == Rules::Recover, micros(terms.offset()));
+    query
+        .bind(recover)
+        .bind(recover && terms.article_clients.is_some())
+        .bind(offset)
+        .bind(recover)
+        .bind(terms.once_per.is_zero())
+        .bind(terms.retry_failed)
+        .bind(offset)
+        .bind(micros(terms.once_per))
+}
+
+fn bind_times<'q>(query: Query<'q>, terms: &Terms) -> Query<'q> {
+    let offset = micros(terms.offset());
+    query.bind(offset).bind(offset).bind(micros(terms.lease))
+}
+
+fn bind_claim<'q>(ask: &'q Ask, terms: &'q Terms) -> Query<'q> {
+    let (key, holder) = (ask.key.as_str(), *ask.holder.as_uuid());
+    let query = bind_rules(sqlx::query(CLAIM.as_str()).bind(holder), terms).bind(key);
+    bind_times(query.bind(&terms.label).bind(holder), terms)
+}
+
+fn bind_claim_nowait<'q>(ask: &'q Ask, terms: &'q Terms) -> Query<'q> {
+    let (key, holder, offset) = (ask.key.as_str(), *ask.holder.as_uuid(), micros(terms.offset()));
+    let query = (0..8).fold(sqlx::query(CLAIM_NOWAIT.as_str()), |query, _| query.bind(holder));
+    let query = query.bind(offset).bind(holder).bind(offset).bind(micros(terms.lease));
+    bind_rules(query.bind(&terms.label).bind(holder).bind(key).bind(holder), terms)
+}
+
+/// Whoever waits is refused most of the time, and a look alone tells why.
+pub(super) async fn look_and_claim(
+    conn: &mut MySqlConnection,
+    ask: &Ask,
+    terms: &Terms,
+    nowait: bool,
+) -> Reply<Answer> {
+    if let Some(row) = sqlx::query(LOOK.as_str()).bind(ask.key.as_str()).fetch_optional(&mut *conn).await? {
+        let (row, now) = read(&row, terms)?;
+        if let Verdict::Refuse(..) = judge(Some(&row), now, ask.holder, terms) {
+            return Ok(Answer::Seen { row: Some(row), now });
+        }
+    }
+    claim_one(conn, ask, terms, nowait).await
+}
+
+pub(super) async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms, nowait: bool) -> Reply<Answer> {
+    let (key, holder) = (ask.key.as_str(), *ask.holder.as_uuid());
+    let mut reply = None;
+    if nowait {
+        reply = unless_locked(bind_claim_nowait(ask, terms).execute(&mut *conn).await)?;
+    }
+    let reply = match reply {
+        Some(reply) => reply,
+        None => bind_claim(ask, terms).execute(&mut *conn).await?,
+    };
+    let (granted, receipt) = (reply.rows_affected() > 0, reply.last_insert_id());
+    // A trigger of the application's that writes hides the receipt: the row tells the token, too.
+    let token = (receipt != 0).then(|| Token::new(i64::try_from(receipt & !TOOK_OVER).unwrap_or_default()));
+    if let (true, Some(token)) = (granted && receipt & TOOK_OVER == 0, token) {
+        return Ok(Answer::Granted { token, prior: None });
+    }
+    let row = sqlx::query(LOOK.as_str()).bind(key).fetch_optional(conn).await;
+    // Granted, and the look failed: reported as a lost reply, so that the same holder asks again.
+    let row = if granted { row.map_err(unanswered)? } else { row? };
+    if granted {
+        let seen = row.as_ref().map(|row| seen(row, holder)).transpose()?.flatten();
+        let token = token.or(seen.as_ref().map(|seen| seen.0));
+        // Lost again by now, and it cannot be told what.
+        let token = token.ok_or_else(|| unanswered(sqlx::Error::RowNotFound))?;
+        return Ok(Answer::Granted { token, prior: seen.and_then(|seen| seen.1) });
+    }
+    let Some(row) = row else { return Ok(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH }) };
+    let (row, now) = read(&row, terms)?;
+    Ok(Answer::Seen { row: Some(row), now })
+}
+
+/// Each for itself, all that are free in one statement; what may be taken over is left to a claim of its own. Where that is not all of
+/// them, a look tells which.
+pub(super) async fn claim_apart(
+    conn: &mut MySqlConnection,
+    asks: &[Ask],
+    terms: &Terms,
+    nowait: bool,
+) -> Reply<Vec<Answer>> {
+    let mut reply = None;
+    if nowait {
+        reply = unless_locked(bind_several_nowait(&padded(asks), terms).execute(&mut *conn).await)?;
+    }
+    let reply = match reply {
+        Some(reply) => reply,
+        None => bind_several(&padded(asks), terms).execute(&mut *conn).await?,
+    };
+    let rows = reply.rows_affected();
+    // A trigger of the application's that writes hides it: the rows tell, too.
+    let token = i64::try_from(reply.last_insert_id()).ok().filter(|token| *token > 0);
+    let all = usize::try_from(rows).is_ok_and(|rows| rows == asks.len());
+    if let (true, Some(token)) = (all, token) {
+        return Ok(vec![Answer::Granted { token: Token::new(token), prior: None }; asks.len()]);
+    }
+    tell_apart(conn, asks, terms, rows).await.map_err(unanswered)
+}
+
+fn bind_several<'q>(named: &[&Ask], terms: &Terms) -> Query<'q> {
+    let query = sqlx::query(AssertSqlSafe(claim_several_statement(named.len())));
+    let query = bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), terms);
+    bind_times(query.bind(terms.label.clone()), terms)
+}
+
+fn bind_several_nowait<'q>(named: &[&Ask], terms: &Terms) -> Query<'q> {
+    let query = sqlx::query(AssertSqlSafe(claim_several_nowait_statement(named.len())));
+    let query = bind_times(query.bind(terms.label.clone()), terms);
+    bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), terms)
+}
+
+fn bind_keys<'q>(query: Query<'q>, named: &[&Ask]) -> Query<'q> {
+    named.iter().fold(query, |query, ask| query.bind(ask.key.as_str().to_owned()))
+}
+
+fn bind_holders<'q>(query: Query<'q>, named: &[&Ask]) -> Query<'q> {
+    named.iter().fold(query, |query, ask| query.bind(ask.holder.as_uuid().simple().to_string()))
+}
+
+/// What became of each, after so many were granted.
+async fn tell_apart(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms, granted: u64) -> Reply<Vec<Answer>> {
+    let named = padded(asks);
+    let look = sqlx::query(AssertSqlSafe(look_at_several_statement(named.len())));
+    let rows = bind_keys(look, &named).fetch_all(conn).await?;
+    let name = |row| Ok((MySqlRow::try_get::<String, _>(row, "name")?, row));
+    let rows = rows.iter().map(name).collect::<Reply<HashMap<_, _>>>()?;
+    let (mut answers, mut found) = (Vec::with_capacity(asks.len()), 0);
+    for ask in asks {
+        let Some(row) = rows.get(ask.key.as_str()) else {
+            answers.push(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH });
+            continue;
+        };
+        let (read, now) = read(row, terms)?;
+        answers.push(match judge(Some(&read), now, ask.holder, terms) {
+            // The holder has asked for nothing before.
+            Verdict::Same => {
+                found += 1;
+                let (token, prior) = seen(row, *ask.holder.as_uuid())?.ok_or(sqlx::Error::RowNotFound)?;
+                Answer::Granted { token, prior }
+            }
+            _ => Answer::Seen { row: Some(read), now },
+        });
+    }
+    // Lost again by now, or the look went to another server.
+    if found == granted { Ok(answers) } else { Err(sqlx::Error::RowNotFound) }
+}
+
+/// All in one transaction, which is rolled back at the first that cannot be had. No claim waits for a row, so none deadlocks.
+pub(super) async fn claim_together(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+    let claimed = claim_each(conn, asks, terms).await;
+    if claimed.as_ref().is_ok_and(|answers| !is_refused(answers)) {
+        commit(conn).await?;
+        return claimed;
+    }
+    sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
+    claimed.map(|answers| put_back(answers, asks.len()))
+}
+
+/// Up to the first that is refused.
+async fn claim_each(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    let mut answers = Vec::with_capacity(asks.len());
+    for ask in asks {
+        // A statement that fails at a locked row may end the transaction (innodb_rollback_on_timeout).
+        answers.push(claim_one(conn, ask, terms, false).await?);
+        if is_refused(&answers) {
+            break;
+        }
+    }
+    Ok(answers)
+}
+
+/// The claim's token, and whom it took over from, unless it is lost by now.
+fn seen(row: &MySqlRow, holder: Uuid) -> Reply<Option<(Token, Option<Prior>)>> {
+    if row.try_get::<Option<Uuid>, _>("holder")? != Some(holder) {
+        return Ok(None);
+    }
+    let token: Option<i64> = row.try_get("prior_token")?;
+    let label: Option<String> = row.try_get("prior_client_ip")?;
+    let prior = token.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() });
+    Ok(Some((Token::new(row.try_get("token")?), prior)))
+}

@@ -1,0 +1,72 @@
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
+
+use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, Wait};
+use crate::{
+    key::Key,
+    store::{Reply, mysql::NOW},
+};
+
+type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
+
+impl Wait for MySql {
+    type Ears = ();
+
+    /// The first row draws the number, for the others too.
+    async fn join(conn: &mut MySqlConnection, keys: &[Key]) -> Reply<i64> {
+        let alive = format!("{NOW} + INTERVAL {ALIVE_SECONDS} SECOND");
+        let Some((first, others)) = keys.split_first() else { return Ok(0) };
+        let sql = format!("INSERT INTO t_resource_lock_queue (key_resource, alive_until) VALUES (?, {alive})");
+        let reply = sqlx::query(AssertSqlSafe(sql)).bind(first.as_str()).execute(&mut *conn).await?;
+        let number = i64::try_from(reply.last_insert_id()).unwrap_or(i64::MAX);
+        if !others.is_empty() {
+            let rows = vec![format!("(?, ?, {alive})"); others.len()].join(", ");
+            let sql = format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES {rows}");
+            let bind = |query: Query<'static>, key: &Key| query.bind(key.as_str().to_owned()).bind(number);
+            others.iter().fold(sqlx::query(AssertSqlSafe(sql)), bind).execute(conn).await?;
+        }
+        Ok(number)
+    }
+
+    async fn front(conn: &mut MySqlConnection, keys: &[Key], number: i64) -> Reply<Vec<Place>> {
+        let sql = format!(
+            "SELECT CONVERT(key_resource USING utf8mb4), ticket, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), alive_until)
+             FROM t_resource_lock_queue WHERE key_resource = ? AND ticket <= ? ORDER BY ticket LIMIT {FRONT}"
+        );
+        let mut front = Vec::new();
+        for key in keys {
+            let query = sqlx::query(AssertSqlSafe(sql.clone())).bind(key.as_str()).bind(number);
+            for row in query.fetch_all(&mut *conn).await? {
+                front.push(Place { key: row.try_get(0)?, number: row.try_get(1)?, left_micros: row.try_get(2)? });
+            }
+        }
+        Ok(front)
+    }
+
+    async fn stay(conn: &mut MySqlConnection, numbers: &[i64]) -> Reply<()> {
+        let set = format!("UPDATE t_resource_lock_queue SET alive_until = {NOW} + INTERVAL {ALIVE_SECONDS} SECOND");
+        send(conn, &set, "", numbers).await
+    }
+
+    async fn leave(conn: &mut MySqlConnection, numbers: &[i64]) -> Reply<()> {
+        send(conn, "DELETE FROM t_resource_lock_queue", "", numbers).await
+    }
+
+    async fn clear(conn: &mut MySqlConnection, numbers: &[i64]) -> Reply<()> {
+        send(conn, "DELETE FROM t_resource_lock_queue", "AND alive_until <= UTC_TIMESTAMP(6)", numbers).await
+    }
+
+    async fn sweep(conn: &mut MySqlConnection) -> Reply<()> {
+        let sql = "DELETE FROM t_resource_lock_queue WHERE alive_until < UTC_TIMESTAMP(6) - INTERVAL 1 HOUR";
+        sqlx::query(sql).execute(conn).await.map(drop)
+    }
+}
+
+/// Sizes are powers of two, the last number repeated, so that few statements are ever prepared.
+async fn send(conn: &mut MySqlConnection, what: &str, more: &str, numbers: &[i64]) -> Reply<()> {
+    let Some(last) = numbers.last() else { return Ok(()) };
+    let size = numbers.len().next_power_of_two();
+    let marks = vec!["?"; size].join(", ");
+    let query = sqlx::query(AssertSqlSafe(format!("{what} WHERE ticket IN ({marks}) {more}")));
+    let padded = numbers.iter().chain(std::iter::repeat(last)).take(size);
+    padded.fold(query, |query, number| query.bind(*number)).execute(conn).await.map(drop)
+}

@@ -1,0 +1,75 @@
+use sqlx::{MySql, MySqlConnection, Row as _};
+
+use crate::store::Reply;
+use crate::store::schema::{Schema, Tables, unfit};
+
+const INSTALL: &str = include_str!("../../../migrations/mysql/20260101000000_rowlock.sql");
+
+const SCHEMA: &str = "
+SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type USING utf8mb4) AS type,
+       CONVERT(data_type USING utf8mb4) AS data_type, CONVERT(COALESCE(collation_name, 'binary') USING utf8mb4) AS collation,
+       CAST(COALESCE(character_maximum_length, 0) AS SIGNED) AS width, CAST(@@autocommit AS SIGNED) AS autocommit,
+       CAST(banner.version LIKE '%MariaDB%' AS SIGNED) AS mariadb,
+       (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 't_resource_lock_queue') AS queue,
+       CONVERT(CONCAT(IF(is_nullable = 'NO' AND column_name = 'end_time', ' NOT NULL', ''), IF(extra LIKE '%on update%', ' ON UPDATE', ''))
+           USING utf8mb4) AS more, CONVERT(CONCAT(banner.version, ' ', @@version_comment) USING utf8mb4) AS banner
+FROM (SELECT VERSION() AS version) banner
+LEFT JOIN information_schema.columns ON table_schema = DATABASE() AND table_name = 't_resource_lock'";
+
+impl Tables for MySql {
+    async fn schema(conn: &mut MySqlConnection) -> Reply<Schema> {
+        let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
+        let mut schema = Schema::empty();
+        for row in rows {
+            schema.judge_server(row.try_get("banner")?);
+            // The server tells its version also where there is no table.
+            let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
+            if row.try_get::<i64, _>("autocommit")? == 0 {
+                schema.wrong = Some(
+                    "the connection's autocommit is off, so that a claim would not be committed; switch it on".into(),
+                );
+            }
+            schema.nowait = row.try_get::<i64, _>("mariadb")? == 1;
+            schema.queue = row.try_get::<i64, _>("queue")? > 0;
+            let column_type: String = row.try_get("type")?;
+            let data_type: String = row.try_get("data_type")?;
+            let more: String = row.try_get("more")?;
+            let width = usize::try_from(row.try_get::<i64, _>("width")?).unwrap_or_default();
+            // A TIMESTAMP holds no epoch, and a time that moves with each update would make every renewal a loss.
+            let fit = match name.as_str() {
+                "begin_time" | "end_time" if data_type != "datetime" || !more.is_empty() => Some("DATETIME(6) NULL"),
+                "lock_flag" | "time" if !data_type.ends_with("int") => Some("INT"),
+                _ => None,
+            };
+            if let Some(fit) = fit {
+                schema.wrong = Some(unfit(&name, &format!("{column_type}{more}"), fit));
+            }
+            if name == "client_ip" {
+                schema.label_chars = width;
+            }
+            if name == "key_resource" {
+                let collation: String = row.try_get("collation")?;
+                schema.key_type = format!("{column_type} {collation}");
+                match data_type.as_str() {
+                    "varbinary" => schema.key_limit.bytes = width,
+                    "varchar" if collation.starts_with("utf8") && collation.ends_with("_bin") => {
+                        schema.key_limit.chars = width;
+                        schema.key_limit.three_byte_chars = !collation.starts_with("utf8mb4");
+                    }
+                    _ => {
+                        schema.wrong = Some(format!(
+                            "its column key_resource ({}) does not compare byte by byte; use VARBINARY(255)",
+                            schema.key_type
+                        ));
+                    }
+                }
+            }
+            schema.columns.push(name);
+        }
+        Ok(schema)
+    }
+
+    async fn install(conn: &mut MySqlConnection) -> Reply<()> {
+        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+    }
+}

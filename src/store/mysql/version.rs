@@ -1,0 +1,73 @@
+//! Compare-and-set on MySQL and MariaDB.
+
+use sqlx::{MySql, MySqlConnection, Row as _};
+
+use crate::store::version::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations, whole};
+use crate::{store::Reply, version::identifier::TableName};
+
+const LOOK: &str = "
+SELECT CONVERT(c.column_name USING utf8mb4) AS name, CONVERT(c.column_type USING utf8mb4) AS type,
+       CONVERT(LOWER(c.data_type) USING utf8mb4) AS base, CAST(c.numeric_scale AS SIGNED) AS scale,
+       CAST(COALESCE(c.character_maximum_length, 0) AS SIGNED) AS width,
+       CONVERT(COALESCE(t.engine, '') USING utf8mb4) AS engine, CONVERT(@@sql_mode USING utf8mb4) AS mode, CAST(@@autocommit AS SIGNED) AS autocommit,
+       CAST(EXISTS (SELECT 1 FROM information_schema.statistics s
+                    WHERE s.table_schema = c.table_schema AND s.table_name = c.table_name AND s.non_unique = 0
+                    GROUP BY s.index_name HAVING COUNT(*) = 1 AND MAX(s.column_name) = c.column_name) AS SIGNED) AS single
+FROM information_schema.columns c
+JOIN information_schema.tables t ON t.table_schema = c.table_schema AND t.table_name = c.table_name
+WHERE c.table_schema = COALESCE(?, DATABASE()) AND c.table_name = ?";
+
+bind_key!(MySql);
+
+impl Versions for MySql {
+    const QUOTE: char = '`';
+    const EXACT_NAMES: bool = false;
+
+    fn mark(_: usize) -> String {
+        "?".into()
+    }
+
+    async fn look(conn: &mut MySqlConnection, table: &TableName) -> Reply<Seen> {
+        let schema = table.schema.as_ref().map(|schema| schema.as_str().to_owned());
+        let rows = sqlx::query(LOOK).bind(schema).bind(table.table.as_str()).fetch_all(conn).await?;
+        let mut seen = Seen::default();
+        for row in rows {
+            let (base, column_type): (String, String) = (row.try_get("base")?, row.try_get("type")?);
+            let (engine, mode): (String, String) = (row.try_get("engine")?, row.try_get("mode")?);
+            if !["innodb", "rocksdb"].contains(&engine.to_ascii_lowercase().as_str()) {
+                seen.wrong = Some(format!("its engine ({engine}) has no transactions; use InnoDB"));
+            }
+            if row.try_get::<i64, _>("autocommit")? == 0 {
+                seen.wrong = Some(
+                    "the connection's autocommit is off, so that no change would be committed; switch it on".into(),
+                );
+            }
+            if !mode.contains("STRICT_") {
+                seen.wrong =
+                    Some("the session's sql_mode is not strict, so that numbers would be cut in silence; add STRICT_TRANS_TABLES".into());
+            }
+            let width: i64 = row.try_get("width")?;
+            let holds = match base.as_str() {
+                "char" | "varchar" | "varbinary" | "text" | "tinytext" => Holds::Text,
+                "tinyint" | "smallint" | "mediumint" | "int" | "bigint" => Holds::Integer,
+                "binary" if width == 16 => Holds::Uuid,
+                "uuid" => Holds::UuidAsText,
+                _ => Holds::Other,
+            };
+            // Beyond 64 bits with a sign it is read as NULL, which is an error, never as another number.
+            let unsigned = holds == Holds::Integer && column_type.to_ascii_lowercase().contains("unsigned");
+            seen.columns.push(Column {
+                name: row.try_get("name")?,
+                column_type,
+                holds,
+                unique: row.try_get::<i64, _>("single")? == 1,
+                scale: row.try_get::<Option<i64>, _>("scale")?.and_then(|scale| scale.try_into().ok()),
+                read: if unsigned { "IF({} <= 9223372036854775807, CAST({} AS SIGNED), NULL)" } else { "{}" },
+                parameter: "{}",
+            });
+        }
+        Ok(seen)
+    }
+
+    operations!(MySqlConnection);
+}

@@ -1,0 +1,103 @@
+use std::sync::LazyLock;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
+
+use crate::store::admin::{Forced, Forgotten, Listed, Operate, Page, STEP};
+use crate::{
+    key::{Key, Token},
+    rules::{Status, Terms},
+    store::{
+        Reply,
+        postgres::{ROW, read},
+        to_utc,
+    },
+};
+
+static LIST: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock
+WHERE key_resource > $1 AND strpos(key_resource, $2) = 1 AND (lock_flag = 1 OR NOT $3)
+ORDER BY t_resource_lock.key_resource LIMIT $4"
+    )
+});
+
+static INSPECT: LazyLock<String> =
+    LazyLock::new(|| format!("SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock WHERE key_resource = $1"));
+
+const FORCE: &str = "
+WITH locked AS MATERIALIZED (
+    SELECT key_resource FROM t_resource_lock WHERE key_resource = $1 FOR UPDATE SKIP LOCKED
+), freed AS (
+    UPDATE t_resource_lock t
+    SET lock_flag = 0, status = $2, end_time = clock_timestamp() + $3::interval, holder = NULL, expires_at = NULL,
+        claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL,
+        token = greatest(t.token + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+    FROM locked l WHERE t.key_resource = l.key_resource
+    RETURNING t.token, CASE WHEN t.awaited THEN pg_notify('rowlock', t.key_resource) END IS NULL AS told
+)
+SELECT (SELECT token FROM freed) AS token, EXISTS (SELECT FROM t_resource_lock WHERE key_resource = $1) AS seen";
+
+/// $1 older_than, $2 once_per, $3 the other programs' offset.
+const FORGETTABLE: &str = "lock_flag = 0 AND status = 'S'
+      AND (begin_time IS NULL OR begin_time < clock_timestamp() + $3::interval
+          - greatest($1::interval, $2::interval, make_interval(mins => least(greatest(time, 0), 2147483647)::int)))
+      AND (end_time IS NULL OR end_time < clock_timestamp() + $3::interval - $1::interval)";
+
+/// Finds a step's rows without a lock, then locks those and judges them again: all other rows stay unlocked.
+static FORGET: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+WITH found AS MATERIALIZED (
+    SELECT key_resource FROM t_resource_lock WHERE {FORGETTABLE} AND key_resource > $4
+    ORDER BY t_resource_lock.key_resource LIMIT {STEP}
+), locked AS MATERIALIZED (
+    SELECT key_resource FROM t_resource_lock
+    WHERE key_resource = ANY (ARRAY(SELECT key_resource FROM found)) AND {FORGETTABLE} FOR UPDATE SKIP LOCKED
+), forgotten AS (
+    DELETE FROM t_resource_lock t USING locked l WHERE t.key_resource = l.key_resource RETURNING 1
+)
+SELECT (SELECT count(*) FROM forgotten) AS rows, (SELECT max(key_resource)::text FROM found) AS last"
+    )
+});
+
+impl Operate for Postgres {
+    async fn list(conn: &mut PgConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
+        let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
+        let rows = query.bind(page.locked_only).bind(i64::from(page.limit)).fetch_all(conn).await?;
+        rows.iter().map(|row| listed(row, terms)).collect()
+    }
+
+    async fn inspect(conn: &mut PgConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
+        let row = sqlx::query(INSPECT.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
+        row.map(|row| listed(&row, terms)).transpose()
+    }
+
+    async fn force(conn: &mut PgConnection, key: &Key, status: Status, terms: &Terms) -> Reply<Forced> {
+        let query = sqlx::query(FORCE).bind(key.as_str()).bind(status.letter()).bind(terms.offset());
+        let row = query.fetch_one(conn).await?;
+        Ok(match (row.try_get::<Option<i64>, _>("token")?, row.try_get("seen")?) {
+            (Some(token), _) => Forced::Freed(Token::new(token)),
+            (None, true) => Forced::Skipped,
+            (None, false) => Forced::NoRow,
+        })
+    }
+
+    async fn forget(conn: &mut PgConnection, older_than: TimeDelta, after: &str, terms: &Terms) -> Reply<Forgotten> {
+        let query = sqlx::query(FORGET.as_str()).bind(older_than).bind(terms.once_per).bind(terms.offset());
+        let row = query.bind(after).fetch_one(conn).await?;
+        let rows = u64::try_from(row.try_get::<i64, _>("rows")?).unwrap_or_default();
+        Ok(Forgotten { rows, after: row.try_get("last")? })
+    }
+}
+
+fn listed(row: &PgRow, terms: &Terms) -> Reply<Listed> {
+    let end_time: Option<DateTime<Utc>> = row.try_get("end_time")?;
+    Ok(Listed {
+        key: row.try_get("key_resource")?,
+        row: read(row, terms)?,
+        end_time: end_time.map(|time| to_utc(time, terms.offset())),
+        now: row.try_get("now")?,
+    })
+}

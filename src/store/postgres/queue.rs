@@ -1,0 +1,141 @@
+use std::sync::LazyLock;
+
+use sqlx::{
+    PgConnection, Pool, Postgres, Row as _,
+    pool::PoolOptions,
+    postgres::{PgListener, PgRow},
+};
+
+use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, Wait};
+use crate::{key::Key, store::Reply};
+
+/// What the releases call (`store/postgres.rs`); the payload is the key.
+const CHANNEL: &str = "rowlock";
+
+/// A setting by which a session is known to be ours alone. A pooler in between refuses it, or leaves it out: what listens is then a
+/// connection of the server's that others use as well, and word that arrives in the middle of their answers breaks these.
+const OWN: (&str, &str) = ("rowlock.own_session", "on");
+
+/// It is a hint that may get lost, so its commit does not wait for the disk: the row is in nobody's way for long.
+const MARK: &str = "
+WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)
+), locked AS MATERIALIZED (
+    SELECT t.key_resource, t.lock_flag, t.awaited FROM quick, t_resource_lock t WHERE t.key_resource = $1::text FOR UPDATE OF t SKIP LOCKED
+), marked AS (
+    UPDATE t_resource_lock t SET awaited = true FROM locked l WHERE t.key_resource = l.key_resource AND NOT l.awaited
+)
+SELECT coalesce(bool_or(lock_flag <> 1), false) FROM locked";
+
+/// The first row draws the number, for the others too: that needs no right on the sequence.
+static JOIN: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+WITH first AS (
+    INSERT INTO t_resource_lock_queue (key_resource, alive_until)
+    VALUES (($1::text[])[1], clock_timestamp() + interval '{ALIVE_SECONDS} s') RETURNING ticket, alive_until
+), others AS (
+    INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until)
+    SELECT key, first.ticket, first.alive_until FROM first, unnest(($1::text[])[2:]) AS key
+)
+SELECT ticket FROM first"
+    )
+});
+
+static FRONT_OF_QUEUE: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+SELECT f.* FROM unnest($1::text[]) AS key CROSS JOIN LATERAL (
+    SELECT q.key_resource::text, q.ticket, (extract(epoch FROM q.alive_until - clock_timestamp()) * 1000000)::bigint AS left_micros
+    FROM t_resource_lock_queue q WHERE q.key_resource = key AND q.ticket <= $2 ORDER BY q.ticket LIMIT {FRONT}) f
+ORDER BY f.key_resource COLLATE \"C\", f.ticket"
+    )
+});
+
+static STAY: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+UPDATE t_resource_lock_queue SET alive_until = clock_timestamp() + interval '{ALIVE_SECONDS} s'
+WHERE ticket = ANY ($1::bigint[])"
+    )
+});
+
+const LEAVE: &str = "DELETE FROM t_resource_lock_queue WHERE ticket = ANY ($1::bigint[])";
+
+const CLEAR: &str =
+    "DELETE FROM t_resource_lock_queue WHERE ticket = ANY ($1::bigint[]) AND alive_until <= clock_timestamp()";
+const SWEEP: &str = "DELETE FROM t_resource_lock_queue WHERE alive_until < clock_timestamp() - interval '1 hour'";
+
+impl Wait for Postgres {
+    const TELLS: bool = true;
+    type Ears = (PgListener, Pool<Postgres>);
+
+    /// A pool of its own for one connection: the application's may have none to spare.
+    async fn listen(pool: &Pool<Self>) -> Reply<Option<Self::Ears>> {
+        let options = PoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
+        let server = (*pool.connect_options()).clone().options([OWN]);
+        let own = options.test_before_acquire(false).connect_lazy_with(server);
+        let mut listener = match PgListener::connect_with(&own).await {
+            Err(error) if refuses_settings(&error) => return Ok(None),
+            opened => opened?,
+        };
+        listener.eager_reconnect(false);
+        let seen: Option<String> =
+            sqlx::query_scalar("SELECT current_setting($1, true)").bind(OWN.0).fetch_one(&mut listener).await?;
+        if seen.as_deref() != Some(OWN.1) {
+            Self::stop_listening((listener, own)).await;
+            return Ok(None);
+        }
+        listener.listen(CHANNEL).await?;
+        Ok(Some((listener, own)))
+    }
+
+    async fn hear((listener, _): &mut Self::Ears) -> Reply<Option<String>> {
+        Ok(listener.try_recv().await?.map(|told| told.payload().to_owned()))
+    }
+
+    async fn stop_listening((listener, own): Self::Ears) {
+        drop(listener);
+        own.close().await;
+    }
+
+    async fn announce(conn: &mut PgConnection, key: &Key) -> Reply<bool> {
+        sqlx::query_scalar(MARK).bind(key.as_str()).fetch_one(conn).await
+    }
+
+    async fn join(conn: &mut PgConnection, keys: &[Key]) -> Reply<i64> {
+        sqlx::query(JOIN.as_str()).bind(names(keys)).fetch_one(conn).await?.try_get(0)
+    }
+
+    async fn front(conn: &mut PgConnection, keys: &[Key], number: i64) -> Reply<Vec<Place>> {
+        let rows = sqlx::query(FRONT_OF_QUEUE.as_str()).bind(names(keys)).bind(number).fetch_all(conn).await?;
+        let place = |row: &PgRow| -> Reply<Place> {
+            Ok(Place { key: row.try_get(0)?, number: row.try_get(1)?, left_micros: row.try_get(2)? })
+        };
+        rows.iter().map(place).collect()
+    }
+
+    async fn stay(conn: &mut PgConnection, numbers: &[i64]) -> Reply<()> {
+        sqlx::query(STAY.as_str()).bind(numbers).execute(conn).await.map(drop)
+    }
+
+    async fn leave(conn: &mut PgConnection, numbers: &[i64]) -> Reply<()> {
+        sqlx::query(LEAVE).bind(numbers).execute(conn).await.map(drop)
+    }
+
+    async fn clear(conn: &mut PgConnection, numbers: &[i64]) -> Reply<()> {
+        sqlx::query(CLEAR).bind(numbers).execute(conn).await.map(drop)
+    }
+
+    async fn sweep(conn: &mut PgConnection) -> Reply<()> {
+        sqlx::query(SWEEP).execute(conn).await.map(drop)
+    }
+}
+
+/// A pooler's way to say that it does not know what a session asks for; the server itself takes it.
+fn refuses_settings(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("08P01"))
+}
+
+fn names(keys: &[Key]) -> Vec<&str> {
+    keys.iter().map(Key::as_str).collect()
+}

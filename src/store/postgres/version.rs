@@ -1,0 +1,60 @@
+//! Compare-and-set on PostgreSQL.
+
+use sqlx::{PgConnection, Postgres, Row as _};
+
+use crate::store::version::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations, whole};
+use crate::{store::Reply, version::identifier::TableName};
+
+/// A domain counts as what it is made of, down to the type that is none. The scale of a numeric stands in the lowest eleven bits
+/// of its modifier, with a sign.
+const LOOK: &str = "
+WITH RECURSIVE made_of AS (
+    SELECT a.attnum, a.atttypid AS type, a.atttypmod AS modifier FROM pg_attribute a
+    WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL
+    SELECT m.attnum, t.typbasetype, t.typtypmod FROM made_of m JOIN pg_type t ON t.oid = m.type WHERE t.typtype = 'd'
+)
+SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type, format_type(m.type, NULL) AS base,
+       CASE WHEN t.typname = 'numeric' AND m.modifier >= 4 THEN (((m.modifier - 4) & 2047) # 1024) - 1024 END AS scale,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
+               AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS single
+FROM pg_attribute a JOIN made_of m ON m.attnum = a.attnum JOIN pg_type t ON t.oid = m.type AND t.typtype <> 'd'
+WHERE a.attrelid = to_regclass($1)";
+
+bind_key!(Postgres);
+
+impl Versions for Postgres {
+    const QUOTE: char = '"';
+    const EXACT_NAMES: bool = true;
+
+    fn mark(place: usize) -> String {
+        format!("${place}")
+    }
+
+    async fn look(conn: &mut PgConnection, table: &TableName) -> Reply<Seen> {
+        let rows = sqlx::query(LOOK).bind(table.quoted(Self::QUOTE)).fetch_all(conn).await?;
+        let mut seen = Seen::default();
+        for row in rows {
+            let base: String = row.try_get("base")?;
+            let holds = match base.as_str() {
+                "text" | "character varying" | "character" => Holds::Text,
+                "smallint" | "integer" | "bigint" => Holds::Integer,
+                "uuid" => Holds::Uuid,
+                _ => Holds::Other,
+            };
+            seen.columns.push(Column {
+                name: row.try_get("name")?,
+                column_type: row.try_get("type")?,
+                holds,
+                unique: row.try_get("single")?,
+                scale: row.try_get("scale")?,
+                read: if holds == Holds::Integer { "{}::bigint" } else { "{}" },
+                // Compared as text, a padded column could not use its index.
+                parameter: if base == "character" { "{}::bpchar" } else { "{}" },
+            });
+        }
+        Ok(seen)
+    }
+
+    operations!(PgConnection);
+}

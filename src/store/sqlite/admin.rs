@@ -1,0 +1,125 @@
+use chrono::TimeDelta;
+use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
+
+use crate::store::admin::{Forced, Forgotten, Listed, Operate, Page, STEP};
+use crate::{
+    key::{Key, Token},
+    rules::{Status, Terms},
+    store::{
+        Reply,
+        sqlite::{as_micros, hex, json, kept, micros, now, read, time, written},
+        to_utc,
+    },
+};
+
+macro_rules! select {
+    ($rest:literal) => {
+        concat!(
+            "SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at,
+                    end_time IS NOT NULL AS ended, ",
+            as_micros!("begin_time"),
+            " AS begin_time, ",
+            as_micros!("claimed_at"),
+            " AS claimed_at, ",
+            as_micros!("end_time"),
+            " AS end_time, ",
+            now!(),
+            " AS now FROM t_resource_lock ",
+            $rest
+        )
+    };
+}
+
+const LIST: &str = select!(
+    "WHERE key_resource > ?1 AND instr(key_resource, ?2) = 1 AND (lock_flag = 1 OR NOT ?3) ORDER BY key_resource LIMIT ?4"
+);
+
+const INSPECT: &str = select!("WHERE key_resource = ?1");
+
+const FORCE: &str = concat!(
+    "
+UPDATE t_resource_lock
+SET lock_flag = 0, status = ?2, end_time = ",
+    kept!("end_time", now!(), " + ?3"),
+    ", holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL,
+    token = max(token + 1, ",
+    now!(),
+    ")
+WHERE key_resource = ?1 RETURNING token"
+);
+
+/// ?1 older_than, ?2 once_per, ?3 the other programs' offset.
+macro_rules! forgettable {
+    () => {
+        concat!(
+            "lock_flag = 0 AND status = 'S' AND (begin_time IS NULL OR ",
+            as_micros!("begin_time"),
+            " - ?3 < ",
+            now!(),
+            " - max(?1, ?2, time * 60000000)) AND (end_time IS NULL OR ",
+            as_micros!("end_time"),
+            " - ?3 < ",
+            now!(),
+            " - ?1)"
+        )
+    };
+}
+
+const FIND: &str = concat!(
+    "SELECT key_resource FROM t_resource_lock WHERE key_resource > ?4 AND ",
+    forgettable!(),
+    " ORDER BY key_resource LIMIT ?5"
+);
+
+const FORGET: &str = concat!(
+    "DELETE FROM t_resource_lock WHERE key_resource IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?4)) AND ",
+    forgettable!()
+);
+
+impl Operate for Sqlite {
+    async fn list(conn: &mut SqliteConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
+        let query = sqlx::query(LIST).bind(&page.after).bind(&page.prefix);
+        let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
+        rows.iter().map(|row| listed(row, terms)).collect()
+    }
+
+    async fn inspect(conn: &mut SqliteConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
+        let row = sqlx::query(INSPECT).bind(key.as_str()).fetch_optional(conn).await?;
+        row.map(|row| listed(&row, terms)).transpose()
+    }
+
+    async fn force(conn: &mut SqliteConnection, key: &Key, status: Status, terms: &Terms) -> Reply<Forced> {
+        let query = sqlx::query(FORCE).bind(key.as_str()).bind(status.letter()).bind(micros(terms.offset()));
+        let Some(row) = written(query, conn).await? else { return Ok(Forced::NoRow) };
+        Ok(Forced::Freed(Token::new(row.try_get("token")?)))
+    }
+
+    /// Looks without the file's write lock, which then is kept for one step's rows alone.
+    async fn forget(
+        conn: &mut SqliteConnection,
+        older_than: TimeDelta,
+        after: &str,
+        terms: &Terms,
+    ) -> Reply<Forgotten> {
+        let bind = |sql: &'static str| {
+            sqlx::query(sql).bind(micros(older_than)).bind(micros(terms.once_per)).bind(micros(terms.offset()))
+        };
+        let step = i64::try_from(STEP).unwrap_or(i64::MAX);
+        let rows = bind(FIND).bind(after).bind(step).fetch_all(&mut *conn).await?;
+        let keys = rows.iter().map(|row| row.try_get(0)).collect::<Reply<Vec<String>>>()?;
+        let Some(last) = keys.last().cloned() else { return Ok(Forgotten { rows: 0, after: None }) };
+        let named = json(keys.iter().map(|key| format!("\"{}\"", hex(key))));
+        let reply = bind(FORGET).bind(named).execute(conn).await?;
+        Ok(Forgotten { rows: reply.rows_affected(), after: Some(last) })
+    }
+}
+
+fn listed(row: &SqliteRow, terms: &Terms) -> Reply<Listed> {
+    let end_time = time(row, "end_time")?;
+    Ok(Listed {
+        key: row.try_get("key_resource")?,
+        row: read(row, terms)?,
+        end_time: end_time.map(|time| to_utc(time, terms.offset())),
+        now: time(row, "now")?.unwrap_or_default(),
+    })
+}

@@ -1,0 +1,87 @@
+use sqlx::{Row as _, Sqlite, SqliteConnection};
+
+use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, Wait};
+use crate::{
+    key::Key,
+    store::{
+        Reply,
+        sqlite::{hex, json, now, written},
+    },
+};
+
+/// The number is a time as well, so that one which was given up is not given again.
+const JOIN: &str = concat!(
+    "INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until)
+    SELECT CAST(unhex(j.value) AS TEXT), n.ticket, ",
+    now!(),
+    " + ?2 * 1000000 FROM json_each(?1) AS j, (
+        SELECT max(COALESCE((SELECT max(ticket) + 1 FROM t_resource_lock_queue), 0), ",
+    now!(),
+    ") AS ticket) AS n RETURNING ticket"
+);
+
+const FRONT_OF_QUEUE: &str = concat!(
+    "SELECT key_resource, ticket, alive_until - ",
+    now!(),
+    " FROM t_resource_lock_queue WHERE key_resource = ?1 AND ticket <= ?2 ORDER BY ticket LIMIT ?3"
+);
+
+const STAY: &str = concat!(
+    "UPDATE t_resource_lock_queue SET alive_until = ",
+    now!(),
+    " + ?2 * 1000000 WHERE ticket IN (SELECT value FROM json_each(?1))"
+);
+const LEAVE: &str = "DELETE FROM t_resource_lock_queue WHERE ticket IN (SELECT value FROM json_each(?1))";
+const CLEAR: &str = concat!(
+    "DELETE FROM t_resource_lock_queue WHERE ticket IN (SELECT value FROM json_each(?1)) AND alive_until <= ",
+    now!()
+);
+const SWEEP: &str = concat!("DELETE FROM t_resource_lock_queue WHERE alive_until < ", now!(), " - 3600 * 1000000");
+
+impl Wait for Sqlite {
+    type Ears = ();
+
+    async fn join(conn: &mut SqliteConnection, keys: &[Key]) -> Reply<i64> {
+        let query = sqlx::query(JOIN).bind(names(keys)).bind(seconds(ALIVE_SECONDS));
+        written(query, conn).await?.ok_or(sqlx::Error::RowNotFound)?.try_get(0)
+    }
+
+    async fn front(conn: &mut SqliteConnection, keys: &[Key], number: i64) -> Reply<Vec<Place>> {
+        let mut front = Vec::new();
+        for key in keys {
+            let query = sqlx::query(FRONT_OF_QUEUE).bind(key.as_str()).bind(number).bind(seconds(FRONT));
+            for row in query.fetch_all(&mut *conn).await? {
+                front.push(Place { key: row.try_get(0)?, number: row.try_get(1)?, left_micros: row.try_get(2)? });
+            }
+        }
+        Ok(front)
+    }
+
+    async fn stay(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
+        sqlx::query(STAY).bind(array(numbers)).bind(seconds(ALIVE_SECONDS)).execute(conn).await.map(drop)
+    }
+
+    async fn leave(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
+        sqlx::query(LEAVE).bind(array(numbers)).execute(conn).await.map(drop)
+    }
+
+    async fn clear(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
+        sqlx::query(CLEAR).bind(array(numbers)).execute(conn).await.map(drop)
+    }
+
+    async fn sweep(conn: &mut SqliteConnection) -> Reply<()> {
+        sqlx::query(SWEEP).execute(conn).await.map(drop)
+    }
+}
+
+fn seconds(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+fn names(keys: &[Key]) -> String {
+    json(keys.iter().map(|key| format!("\"{}\"", hex(key.as_str()))))
+}
+
+fn array(numbers: &[i64]) -> String {
+    json(numbers.iter().map(i64::to_string))
+}

@@ -1,0 +1,62 @@
+//! Compare-and-set on SQLite.
+
+use sqlx::{Row as _, Sqlite, SqliteConnection};
+
+use crate::store::version::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations, whole};
+use crate::{
+    store::{Reply, sqlite::schema::wide},
+    version::identifier::TableName,
+};
+
+const LOOK: &str = "
+SELECT c.name, upper(c.type) AS type,
+       (c.pk = 1 AND (SELECT count(*) FROM pragma_table_info(?1, ?2) k WHERE k.pk > 0) = 1)
+       OR EXISTS (SELECT 1 FROM pragma_index_list(?1, ?2) i
+                  WHERE i.[unique] = 1 AND i.partial = 0
+                    AND (SELECT count(*) = 1 AND max(k.name) = c.name FROM pragma_index_info(i.name, ?2) k)) AS single
+FROM pragma_table_info(?1, ?2) c";
+
+bind_key!(Sqlite);
+
+impl Versions for Sqlite {
+    const QUOTE: char = '`';
+    const EXACT_NAMES: bool = false;
+
+    fn mark(place: usize) -> String {
+        format!("?{place}")
+    }
+
+    async fn look(conn: &mut SqliteConnection, table: &TableName) -> Reply<Seen> {
+        let schema = table.schema.as_ref().map_or("main", |schema| schema.as_str());
+        let rows = match sqlx::query(LOOK).bind(table.table.as_str()).bind(schema).fetch_all(&mut *conn).await {
+            Err(sqlx::Error::Database(error)) if error.message().starts_with("unknown database") => vec![],
+            reply => reply?,
+        };
+        let mut seen = Seen { wrong: wide(conn).await?, ..Seen::default() };
+        for row in rows {
+            let column_type: String = row.try_get("type")?;
+            let is = |kind| column_type.contains(kind);
+            let holds = if is("INT") {
+                Holds::Integer
+            } else if is("CHAR") || is("TEXT") || is("CLOB") {
+                Holds::Text
+            } else if is("BLOB") || is("UUID") {
+                Holds::Uuid
+            } else {
+                Holds::Other
+            };
+            seen.columns.push(Column {
+                name: row.try_get("name")?,
+                column_type,
+                holds,
+                unique: row.try_get("single")?,
+                scale: None,
+                read: "{}",
+                parameter: "{}",
+            });
+        }
+        Ok(seen)
+    }
+
+    operations!(SqliteConnection);
+}

@@ -1,0 +1,320 @@
+//! Compare-and-set on the application's own table: the statements, and what a database must do for them.
+
+use std::future::Future;
+
+use sqlx::{Row as _, ValueRef as _};
+use uuid::Uuid;
+
+use crate::store::{Reply, Store};
+use crate::{
+    error::Error,
+    key::Key,
+    version::identifier::{Name, TableName},
+};
+
+/// The application's table and the columns that matter.
+#[derive(Clone, Debug)]
+pub struct Names {
+    pub table: TableName,
+    pub key: Name,
+    pub version: Name,
+    /// What is read and written beside the version.
+    pub value: Name,
+}
+
+/// What a column holds, as far as it matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    Text,
+    Integer,
+    Uuid,
+    /// UUIDs that are sent as text.
+    UuidAsText,
+    Other,
+}
+
+/// One column of the application's table.
+#[derive(Clone, Debug)]
+pub struct Column {
+    pub name: String,
+    /// The type, in the database's words.
+    pub column_type: String,
+    pub holds: Holds,
+    /// No two rows have the same.
+    pub unique: bool,
+    /// How many decimals a decimal number keeps.
+    pub scale: Option<i32>,
+    /// How it is read, with `{}` for its name: integers of any width as 64 bits.
+    pub read: &'static str,
+    /// How a key is compared with it, with `{}` for the parameter.
+    pub parameter: &'static str,
+}
+
+/// What was seen of a table.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Empty if there is no such table.
+    pub columns: Vec<Column>,
+    /// What makes the table or the connection unusable.
+    pub wrong: Option<String>,
+}
+
+/// A key as the table's column has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeyValue {
+    Text(String),
+    Integer(i64),
+    Uuid(Uuid),
+}
+
+/// A type that the value's column holds: any that sqlx reads and writes on the database.
+pub trait Value<DB: sqlx::Database>:
+    for<'q> sqlx::Encode<'q, DB> + for<'r> sqlx::Decode<'r, DB> + sqlx::Type<DB> + Clone + Send + Sync + Unpin + 'static
+{
+}
+
+impl<DB: sqlx::Database, V> Value<DB> for V where
+    V: for<'q> sqlx::Encode<'q, DB>
+        + for<'r> sqlx::Decode<'r, DB>
+        + sqlx::Type<DB>
+        + Clone
+        + Send
+        + Sync
+        + Unpin
+        + 'static
+{
+}
+
+/// The new value of a row, and what beside the version it has to have been until now.
+#[derive(Clone, Debug)]
+pub struct Write<V> {
+    pub value: V,
+    pub guard: Option<Guard<V>>,
+}
+
+/// The value that was read catches a program that does not move the version; the least value is the promise itself.
+#[derive(Clone, Debug)]
+pub struct Guard<V> {
+    pub was: V,
+    pub least: V,
+}
+
+/// A database on which values are compared and set.
+pub trait Versions: Store {
+    /// Around names. On SQLite not `"`, within which a misspelt column would be read as a text.
+    const QUOTE: char;
+    /// Whether names differ by the case of their letters.
+    const EXACT_NAMES: bool;
+
+    /// The parameter at a place, from 1.
+    fn mark(place: usize) -> String;
+
+    /// Reads what the table is like.
+    fn look(conn: &mut Self::Connection, table: &TableName) -> impl Future<Output = Reply<Seen>> + Send;
+
+    /// Runs [`Statements::version`].
+    fn version(
+        conn: &mut Self::Connection,
+        sql: &str,
+        key: &KeyValue,
+    ) -> impl Future<Output = Reply<Option<i64>>> + Send;
+
+    /// Runs [`Statements::read`].
+    fn read<V: Value<Self>>(
+        conn: &mut Self::Connection,
+        sql: &str,
+        key: &KeyValue,
+    ) -> impl Future<Output = Reply<Option<(V, i64)>>> + Send;
+
+    /// Runs [`Statements::write`] or [`Statements::write_guarded`]; how many rows matched.
+    fn write<V: Value<Self>>(
+        conn: &mut Self::Connection,
+        sql: &str,
+        write: &Write<V>,
+        key: &KeyValue,
+        version: i64,
+    ) -> impl Future<Output = Reply<u64>> + Send;
+
+    /// Runs [`Statements::raise`]; how many rows matched.
+    fn raise(
+        conn: &mut Self::Connection,
+        sql: &str,
+        key: &KeyValue,
+        version: i64,
+    ) -> impl Future<Output = Reply<u64>> + Send;
+}
+
+/// The statements on one table, made when it was first looked at.
+#[derive(Debug)]
+pub struct Statements {
+    key: Holds,
+    key_name: String,
+    /// How many decimals the value keeps, if they are limited.
+    pub scale: Option<i32>,
+    pub read: String,
+    pub version: String,
+    pub write: String,
+    pub write_guarded: String,
+    pub raise: String,
+}
+
+impl Statements {
+    pub fn new<DB: Versions>(names: &Names, seen: &Seen) -> Result<Self, Error> {
+        let unfit = |wrong: String| Error::TableUnfit { table: names.table.to_string(), wrong };
+        if let Some(wrong) = &seen.wrong {
+            return Err(unfit(wrong.clone()));
+        }
+        if seen.columns.is_empty() {
+            return Err(unfit("it does not exist here; create it, or name its schema".into()));
+        }
+        let find = |name: &Name| {
+            let same = |column: &&Column| match DB::EXACT_NAMES {
+                true => column.name == name.as_str(),
+                false => column.name.eq_ignore_ascii_case(name.as_str()),
+            };
+            let column = seen.columns.iter().find(same);
+            column.ok_or_else(|| unfit(format!("it has no column {}", name.as_str())))
+        };
+        let (key, version, value) = (find(&names.key)?, find(&names.version)?, find(&names.value)?);
+        let named = |column: &Column| format!("its column {} ({})", column.name, column.column_type);
+        if key.holds == Holds::Other {
+            return Err(unfit(format!("{} is no key; use a text, an integer or a UUID", named(key))));
+        }
+        if !key.unique {
+            return Err(unfit(format!(
+                "{} has no unique index of its own, so that a key may mean several rows",
+                named(key)
+            )));
+        }
+        if version.holds != Holds::Integer {
+            return Err(unfit(format!("{} does not count; use an integer", named(version))));
+        }
+        let quoted = |name: &Name| name.quoted(DB::QUOTE);
+        let (table, v, n) = (names.table.quoted(DB::QUOTE), quoted(&names.version), quoted(&names.value));
+        let is_key = |place| format!("{} = {}", quoted(&names.key), key.parameter.replace("{}", &DB::mark(place)));
+        let (value_read, version_read) = (value.read.replace("{}", &n), version.read.replace("{}", &v));
+        let mark = DB::mark;
+        let write =
+            format!("UPDATE {table} SET {n} = {}, {v} = {v} + 1 WHERE {} AND {v} = {}", mark(1), is_key(2), mark(3));
+        Ok(Self {
+            key: key.holds,
+            key_name: format!("{}.{}", names.table, names.key.as_str()),
+            scale: value.scale,
+            read: format!("SELECT {value_read}, {version_read} FROM {table} WHERE {}", is_key(1)),
+            version: format!("SELECT {version_read} FROM {table} WHERE {}", is_key(1)),
+            write_guarded: format!("{write} AND {n} = {} AND {n} >= {}", mark(4), mark(5)),
+            write,
+            raise: format!("UPDATE {table} SET {v} = {v} + 1 WHERE {} AND {v} = {}", is_key(1), mark(2)),
+        })
+    }
+
+    /// The key as its column has it.
+    pub fn key(&self, key: &Key) -> Result<KeyValue, Error> {
+        let text = key.as_str();
+        let (value, holds) = match self.key {
+            Holds::Integer => (text.parse().ok().map(KeyValue::Integer), "integers"),
+            Holds::Uuid => (Uuid::parse_str(text).ok().map(KeyValue::Uuid), "UUIDs"),
+            Holds::UuidAsText => {
+                (Uuid::parse_str(text).ok().map(|uuid| KeyValue::Text(uuid.hyphenated().to_string())), "UUIDs")
+            }
+            Holds::Text | Holds::Other => (Some(KeyValue::Text(text.to_owned())), "texts"),
+        };
+        value.ok_or_else(|| Error::KeyUnfit { key: key.clone(), column: self.key_name.clone(), holds })
+    }
+}
+
+/// A column, where NULL is an error unless the type has it too: SQLite's driver reads it as 0, or as an empty text.
+pub fn whole<DB, V>(row: &DB::Row, place: usize) -> Reply<V>
+where
+    DB: sqlx::Database<ArgumentBuffer: Default>,
+    V: Value<DB>,
+    usize: sqlx::ColumnIndex<DB::Row>,
+{
+    let value: V = row.try_get(place)?;
+    let undecoded = |source| sqlx::Error::ColumnDecode { index: place.to_string(), source };
+    if row.try_get_raw(place)?.is_null() {
+        let again = value.encode_by_ref(&mut Default::default()).map_err(undecoded)?;
+        if !again.is_null() {
+            return Err(undecoded(Box::new(sqlx::error::UnexpectedNullError)));
+        }
+    }
+    Ok(value)
+}
+
+/// The operations are the same on every database, but for the types of its driver.
+macro_rules! operations {
+    ($connection:ty) => {
+        async fn version(conn: &mut $connection, sql: &str, key: &KeyValue) -> Reply<Option<i64>> {
+            let query = bind_key(sqlx::query(sqlx::AssertSqlSafe(sql)), key);
+            query.fetch_optional(conn).await?.map(|row| whole::<Self, _>(&row, 0)).transpose()
+        }
+
+        async fn read<V: Value<Self>>(conn: &mut $connection, sql: &str, key: &KeyValue) -> Reply<Option<(V, i64)>> {
+            let query = bind_key(sqlx::query(sqlx::AssertSqlSafe(sql)), key);
+            let Some(row) = query.fetch_optional(conn).await? else { return Ok(None) };
+            Ok(Some((whole::<Self, _>(&row, 0)?, whole::<Self, _>(&row, 1)?)))
+        }
+
+        async fn write<V: Value<Self>>(
+            conn: &mut $connection,
+            sql: &str,
+            write: &Write<V>,
+            key: &KeyValue,
+            version: i64,
+        ) -> Reply<u64> {
+            let query = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(write.value.clone());
+            let query = bind_key(query, key).bind(version);
+            let query = match &write.guard {
+                Some(guard) => query.bind(guard.was.clone()).bind(guard.least.clone()),
+                None => query,
+            };
+            Ok(query.execute(conn).await?.rows_affected())
+        }
+
+        async fn raise(conn: &mut $connection, sql: &str, key: &KeyValue, version: i64) -> Reply<u64> {
+            let query = bind_key(sqlx::query(sqlx::AssertSqlSafe(sql)), key).bind(version);
+            Ok(query.execute(conn).await?.rows_affected())
+        }
+    };
+}
+
+/// Binds a key as what its column holds.
+macro_rules! bind_key {
+    ($database:ty) => {
+        type Query<'q> = sqlx::query::Query<'q, $database, <$database as sqlx::Database>::Arguments>;
+
+        fn bind_key<'q>(query: Query<'q>, key: &KeyValue) -> Query<'q> {
+            match key {
+                KeyValue::Text(text) => query.bind(text.clone()),
+                KeyValue::Integer(number) => query.bind(*number),
+                KeyValue::Uuid(uuid) => query.bind(*uuid),
+            }
+        }
+    };
+}
+
+pub(super) use {bind_key, operations};
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use super::*;
+
+    fn column(name: &str, holds: Holds) -> Column {
+        let (name, column_type) = (name.to_owned(), String::new());
+        Column { name, column_type, holds, unique: true, scale: None, read: "{}", parameter: "{}" }
+    }
+
+    /// The last guard repeats in SQL what was decided in Rust, so that no run can show that it is there.
+    #[test]
+    fn a_guarded_write_compares_the_version_the_value_and_the_least_value() {
+        let name = |text| Name::column(text).unwrap();
+        let table = TableName::new("account").unwrap();
+        let names = Names { table, key: name("id"), version: name("version"), value: name("balance") };
+        let columns =
+            vec![column("id", Holds::Text), column("balance", Holds::Integer), column("version", Holds::Integer)];
+        let statements = Statements::new::<sqlx::Sqlite>(&names, &Seen { columns, wrong: None }).unwrap();
+        let write = "UPDATE `account` SET `balance` = ?1, `version` = `version` + 1 WHERE `id` = ?2 AND `version` = ?3";
+        assert_eq!(statements.write, write);
+        assert_eq!(statements.write_guarded, format!("{write} AND `balance` = ?4 AND `balance` >= ?5"));
+    }
+}

@@ -1,0 +1,365 @@
+//! A transaction whose commit depends on a claim.
+
+use std::{
+    error::Error as StdError,
+    fmt,
+    ops::{Deref, DerefMut},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use sqlx::Pool;
+use sqlx_core::transaction::TransactionManager as _;
+use tokio::time::{Instant, timeout_at};
+
+use crate::{
+    error::{Action, Certainty, Error},
+    key::{Claim, Key},
+    lock::{Attempt, Order, Receipt, ResourceLock, Settled},
+    metrics,
+    retry::outage_pause,
+    rules::{Refusal, Status},
+    store::{
+        Database,
+        connection::{Borrowed, Failure},
+        fault::{self, Fault, fault},
+    },
+};
+
+/// How long a rollback may take before the connection is closed instead.
+const ROLLBACK: Duration = Duration::from_secs(5);
+
+/// Why a transaction has no result. Nothing was committed, unless it is [`Error::CommitUnknown`].
+#[derive(Debug, thiserror::Error)]
+pub enum TransactionError<E> {
+    /// The work's own error.
+    #[error("the work failed: {0}")]
+    Work(E),
+    /// The key was not to be had in time.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// Anything else.
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+/// An error of work in a transaction: every [`std::error::Error`], and [`AnyError`] for those that have no type of their own.
+///
+/// Its chain of sources is searched for a database error that means contention.
+pub trait WorkError {
+    /// The error to begin the search with.
+    fn cause(&self) -> &(dyn StdError + 'static);
+}
+
+impl<E: StdError + 'static> WorkError for E {
+    fn cause(&self) -> &(dyn StdError + 'static) {
+        self
+    }
+}
+
+/// Any error at all, with `?`: for work whose errors are `Box<dyn Error>`, `anyhow::Error`, or texts.
+#[derive(Debug)]
+pub struct AnyError(pub Box<dyn StdError + Send + Sync>);
+
+impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for AnyError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl fmt::Display for AnyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl WorkError for AnyError {
+    fn cause(&self) -> &(dyn StdError + 'static) {
+        &*self.0
+    }
+}
+
+/// The transaction, lent to the work: use `&mut *tx` where sqlx asks for a connection. Dropped, it goes back to be committed or rolled back.
+pub struct Tx<DB: Database> {
+    conn: Option<Borrowed<DB>>,
+    back: Arc<Mutex<Option<Borrowed<DB>>>>,
+}
+
+impl<DB: Database> Tx<DB> {
+    fn lend(conn: Borrowed<DB>) -> (Self, Lent<DB>) {
+        let back = Arc::new(Mutex::new(None));
+        (Self { conn: Some(conn), back: back.clone() }, Lent(back))
+    }
+}
+
+impl<DB: Database> fmt::Debug for Tx<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tx").finish_non_exhaustive()
+    }
+}
+
+impl<DB: Database> Deref for Tx<DB> {
+    type Target = DB::Connection;
+
+    #[expect(clippy::expect_used, reason = "it is taken out by `drop` alone")]
+    fn deref(&self) -> &DB::Connection {
+        self.conn.as_ref().expect("the transaction was not dropped").peek()
+    }
+}
+
+impl<DB: Database> DerefMut for Tx<DB> {
+    #[expect(clippy::expect_used, reason = "it is taken out by `drop` alone")]
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        self.conn.as_mut().expect("the transaction was not dropped").get()
+    }
+}
+
+impl<DB: Database> Drop for Tx<DB> {
+    fn drop(&mut self) {
+        *self.back.lock().unwrap_or_else(PoisonError::into_inner) = self.conn.take();
+    }
+}
+
+/// Where a lent transaction comes back to. If nobody waits for it any more, its connection is closed.
+struct Lent<DB: Database>(Arc<Mutex<Option<Borrowed<DB>>>>);
+
+impl<DB: Database> Lent<DB> {
+    fn returned(self) -> Option<Borrowed<DB>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// How an attempt ended without a result.
+enum Stop<E> {
+    /// Rolled back, and worth another attempt.
+    Again {
+        claim_stands: bool,
+    },
+    /// Rolled back by the work's own error.
+    Work(E),
+    Failed(Error),
+}
+
+/// See [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction).
+pub(crate) async fn run<DB, L, T, E, W, F>(lock: &L, key: &str, mut work: W) -> Result<T, TransactionError<E>>
+where
+    DB: Database,
+    L: ResourceLock<DB> + ?Sized,
+    E: WorkError,
+    W: FnMut(Tx<DB>, Claim) -> F,
+    F: Future<Output = Result<T, E>>,
+{
+    let mut tries = lock.retry().begin();
+    let mut kept = None;
+    loop {
+        let grant = match kept.take() {
+            Some(grant) => grant,
+            None => match lock.acquire(key, tries.left()).await {
+                Ok(Attempt::Acquired(grant)) => grant,
+                Ok(Attempt::Refused(refusal)) => return Err(TransactionError::Refused(refusal)),
+                // All connections are in use, or the server is on its way back: there is time left to wait for that.
+                Err(error) if error.is_harmless() && !tries.left().is_zero() => {
+                    outage_pause().await;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            },
+        };
+        let fenced = Fenced { lock, pool: lock.pool(), claim: grant.claim(), until: tries.until };
+        match fenced.attempt(&mut work).await {
+            Ok(value) => {
+                // It is committed, whatever becomes of the lease; that was dropped with the error, and is abandoned.
+                if let Err(error) = lock.release(grant, Status::Succeeded).await {
+                    tracing::warn!(key, ?error, "committed, but not released");
+                }
+                return Ok(value);
+            }
+            Err(Stop::Again { claim_stands }) => {
+                metrics::conflict();
+                tracing::debug!(key, attempt = tries.attempt, "conflict");
+                if !tries.again().await {
+                    let Claim { key, .. } = grant.claim().clone();
+                    return Err(Error::conflict(key, tries.attempt).into());
+                }
+                // A lease that stands is kept: released, it might be refused within its window.
+                kept = claim_stands.then_some(grant);
+            }
+            Err(Stop::Work(error)) => {
+                if let Err(error) = lock.release(grant, Status::Failed).await {
+                    tracing::warn!(key, ?error, "rolled back, but not released");
+                }
+                return Err(TransactionError::Work(error));
+            }
+            Err(Stop::Failed(error)) => return Err(error.into()),
+        }
+    }
+}
+
+/// One attempt under one claim.
+struct Fenced<'a, DB: Database, L: ?Sized> {
+    lock: &'a L,
+    pool: &'a Pool<DB>,
+    claim: &'a Claim,
+    until: Instant,
+}
+
+impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
+    async fn attempt<T, E, W, F>(&self, work: &mut W) -> Result<T, Stop<E>>
+    where
+        E: WorkError,
+        W: FnMut(Tx<DB>, Claim) -> F,
+        F: Future<Output = Result<T, E>>,
+    {
+        let mut conn = self.begin().await?;
+        let mut receipt = None;
+        if self.lock.order() == Order::First {
+            (conn, receipt) = self.confirm(conn).await?;
+        }
+        let (tx, lent) = Tx::lend(conn);
+        let result = work(tx, self.claim.clone()).await;
+        let (value, conn) = match (result, lent.returned()) {
+            (Ok(value), Some(conn)) => (value, conn),
+            (Ok(_), None) => return Err(self.over(None)),
+            (Err(error), conn) => {
+                if let Some(conn) = conn {
+                    roll_back(conn).await;
+                }
+                return Err(if fault::contended(error.cause()) { self.again() } else { Stop::Work(error) });
+            }
+        };
+        let mut conn = self.check(conn).await?;
+        if self.lock.order() == Order::Last {
+            (conn, receipt) = self.confirm(conn).await?;
+        }
+        self.commit(conn, receipt).await?;
+        Ok(value)
+    }
+
+    async fn begin<E>(&self) -> Result<Borrowed<DB>, Stop<E>> {
+        let begin = async || {
+            let limit = self.limit().min(self.until);
+            let mut conn = Borrowed::unchecked(self.pool, limit).await?;
+            // Unless it has begun, the connection is closed: what it is in is not known.
+            match timeout_at(limit, DB::open(conn.get())).await {
+                Ok(Ok(alone)) => Ok(alone.then_some(conn)),
+                Ok(Err(error)) => {
+                    let failure = Failure::Failed(error);
+                    if failure.fault() == Fault::Contention {
+                        conn.give_back();
+                    }
+                    Err(failure)
+                }
+                Err(_) => Err(Failure::NoReply),
+            }
+        };
+        loop {
+            match begin().await {
+                Ok(Some(conn)) => return Ok(conn),
+                // It was inside a transaction; the next one may not be.
+                Ok(None) if Instant::now() < self.until => {}
+                Ok(None) => {
+                    let failure = Failure::NoConnection(sqlx::Error::PoolTimedOut);
+                    return Err(self.failed(Action::Begin, failure));
+                }
+                // The pool may hold connections that went away or say nothing, or have none to give at the moment.
+                Err(failure) if failure.may_pass() && Instant::now() < self.until => outage_pause().await,
+                Err(failure) => return Err(self.failed(Action::Begin, failure)),
+            }
+        }
+    }
+
+    async fn confirm<E>(&self, mut conn: Borrowed<DB>) -> Result<(Borrowed<DB>, Option<Receipt>), Stop<E>> {
+        let error = match self.lock.confirm(self.claim, conn.get()).await {
+            Ok(receipt) => return Ok((conn, Some(receipt))),
+            Err(error) => error,
+        };
+        // After a timeout the statement may still be running: the connection is closed.
+        if !matches!(error, Error::TimedOut { .. }) {
+            roll_back(conn).await;
+        }
+        Err(match error {
+            Error::Lost { .. } => Stop::Again { claim_stands: false },
+            Error::Conflict { .. } => self.again(),
+            error => Stop::Failed(error),
+        })
+    }
+
+    /// The work may have swallowed an error that ended the transaction, or have ended it itself.
+    async fn check<E>(&self, mut conn: Borrowed<DB>) -> Result<Borrowed<DB>, Stop<E>> {
+        match timeout_at(self.limit(), DB::intact(conn.get())).await {
+            // Counted now that a savepoint which the work dropped has been rolled back: SQLite's driver does that by and by.
+            Ok(Ok(())) if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 => Err(self.over(None)),
+            Ok(Ok(())) => Ok(conn),
+            Ok(Err(error)) if error.as_database_error().is_some() && !fault(&error).is_transient() => {
+                roll_back(conn).await;
+                Err(self.over(Some(error)))
+            }
+            Ok(Err(error)) => Err(self.failed(Action::Commit, Failure::Failed(error))),
+            Err(_) => Err(self.failed(Action::Commit, Failure::NoReply)),
+        }
+    }
+
+    async fn commit<E>(&self, mut conn: Borrowed<DB>, receipt: Option<Receipt>) -> Result<(), Stop<E>> {
+        let reply = timeout_at(self.limit(), DB::TransactionManager::commit(conn.get())).await;
+        let source = match reply {
+            Ok(Ok(())) => return conn.settle(reply).map_err(|failure| self.failed(Action::Commit, failure)),
+            // The server says that it did not commit.
+            Ok(Err(error)) if fault::refuses_commit(&error) => {
+                roll_back(conn).await;
+                return Err(self.failed(Action::Commit, Failure::Failed(error)));
+            }
+            Ok(Err(error)) => Some(error),
+            Err(_) => None,
+        };
+        // Closed first: the server then ends what it has not committed.
+        drop(conn);
+        let settled = match receipt {
+            Some(receipt) => self.lock.settle(self.claim, receipt).await,
+            None => Settled::Unknown,
+        };
+        match settled {
+            Settled::Committed => Ok(()),
+            Settled::RolledBack => Err(self.again()),
+            Settled::Unknown => Err(Stop::Failed(Error::CommitUnknown { key: self.key(), source })),
+        }
+    }
+
+    fn limit(&self) -> Instant {
+        Instant::now() + self.lock.time_limit()
+    }
+
+    fn again<E>(&self) -> Stop<E> {
+        Stop::Again { claim_stands: self.lock.order() == Order::First }
+    }
+
+    fn over<E>(&self, source: Option<sqlx::Error>) -> Stop<E> {
+        Stop::Failed(Error::TransactionOver { key: self.key(), source })
+    }
+
+    /// What failed before the commit was sent changed nothing.
+    fn failed<E>(&self, action: Action, failure: Failure) -> Stop<E> {
+        if failure.fault() == Fault::Contention {
+            return self.again();
+        }
+        let subject = format!("{:?}", self.claim.key.as_str());
+        let error = failure.into_error(action, subject, self.lock.time_limit(), Certainty::NothingChanged);
+        Stop::Failed(error)
+    }
+
+    fn key(&self) -> Key {
+        self.claim.key.clone()
+    }
+}
+
+/// Gives the connection back if our transaction is over for sure, and closes it otherwise: the rollback has no answer, or the work
+/// left a transaction of its own within ours, or had ended ours itself, so that the driver has lost count.
+async fn roll_back<DB: Database>(mut conn: Borrowed<DB>) {
+    if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 {
+        return;
+    }
+    let limit = Instant::now() + ROLLBACK;
+    match timeout_at(limit, DB::TransactionManager::rollback(conn.get())).await {
+        Ok(Ok(())) => conn.give_back(),
+        reply => tracing::debug!(?reply, "not rolled back; closing the connection does it"),
+    }
+}

@@ -1,0 +1,325 @@
+//! The optimistic lock: a version that moves with every change of a row.
+
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use sqlx::{Connection as _, Pool};
+use tokio::time::{Instant, error::Elapsed, timeout_at};
+
+use crate::{
+    error::{Action, Certainty, Error},
+    key::{Claim, Holder, Key, Token},
+    lease::settings,
+    lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled},
+    retry::{Retry, outage_pause},
+    rules::Status,
+    store::{
+        Database, Reply,
+        connection::{Borrowed, Failure},
+        fault::{Fault, fault},
+        pools::{Connections, Purpose},
+        version::{Names, Seen, Statements},
+    },
+    version::identifier::{Name, TableName},
+};
+
+/// A table of the application's whose rows have versions; what is known of it is looked up once.
+pub(crate) struct Rows<DB: Database> {
+    pub pool: Connections<DB>,
+    pub names: Arc<Names>,
+    pub retry: Retry,
+    pub time_limit: Duration,
+    statements: Arc<OnceLock<Statements>>,
+}
+
+impl<DB: Database> Clone for Rows<DB> {
+    fn clone(&self) -> Self {
+        Self {
+            pool: self.pool.clone(),
+            names: self.names.clone(),
+            retry: self.retry,
+            time_limit: self.time_limit,
+            statements: self.statements.clone(),
+        }
+    }
+}
+
+impl<DB: Database> Rows<DB> {
+    pub fn new(pool: Pool<DB>, table: &str, key: &str, version: &str, value: &str) -> Result<Self, Error> {
+        let names = Names {
+            table: TableName::new(table)?,
+            key: Name::column(key)?,
+            version: Name::column(version)?,
+            value: Name::column(value)?,
+        };
+        if same::<DB>(&names.key, &names.version) || same::<DB>(&names.key, &names.value) {
+            return Err(taken(key));
+        }
+        let time_limit = Duration::from_secs(5);
+        let pool = Connections::new(pool, Purpose::Values);
+        Ok(Self { pool, names: Arc::new(names), retry: Retry::default(), time_limit, statements: Arc::default() })
+    }
+
+    pub fn share_pool(mut self) -> Self {
+        self.pool = Connections::shared(self.pool.application().clone());
+        self
+    }
+
+    pub fn limit(&self) -> Instant {
+        Instant::now() + self.time_limit
+    }
+
+    /// The statements, after a look at the table the first time.
+    pub async fn prepared(&self, limit: Instant) -> Result<&Statements, Failed> {
+        if let Some(statements) = self.statements.get() {
+            return Ok(statements);
+        }
+        let mut conn = Borrowed::checkout(&self.pool, limit).await?;
+        let reply = timeout_at(limit, DB::look(conn.get(), &self.names.table)).await;
+        self.prepare(&conn.settle(reply)?)
+    }
+
+    /// The same over a transaction's connection: the pool may have no other to give.
+    pub async fn prepared_on(&self, tx: &mut DB::Connection, limit: Instant) -> Result<&Statements, Failed> {
+        if let Some(statements) = self.statements.get() {
+            return Ok(statements);
+        }
+        let reply = timeout_at(limit, DB::look(tx, &self.names.table)).await;
+        self.prepare(&answered(reply)?)
+    }
+
+    fn prepare(&self, seen: &Seen) -> Result<&Statements, Failed> {
+        let statements = Statements::new::<DB>(&self.names, seen)?;
+        Ok(self.statements.get_or_init(|| statements))
+    }
+
+    pub fn not_found(&self, key: &Key) -> Error {
+        Error::NotFound { table: self.names.table.to_string(), key: key.clone() }
+    }
+
+    /// The version after this one. Beyond 64 bits SQLite would go on with a rounded number.
+    pub fn next(&self, key: &Key, version: i64) -> Result<i64, Error> {
+        let wrong = || format!("the version of key {:?} is {version}, and cannot grow", key.as_str());
+        version.checked_add(1).ok_or_else(|| Error::TableUnfit { table: self.names.table.to_string(), wrong: wrong() })
+    }
+
+    pub fn error(&self, failed: Failed, action: Action, key: &Key) -> Error {
+        match failed {
+            Failed::Refused(error) => error,
+            // What was there when the table was looked at.
+            Failed::Database(Failure::Failed(error))
+                if matches!(fault(&error), Fault::MissingTable | Fault::MissingColumn) =>
+            {
+                Error::TableUnfit { table: self.names.table.to_string(), wrong: error.to_string() }
+            }
+            Failed::Database(failure) => {
+                let subject = format!("{:?}", key.as_str());
+                failure.into_error(action, subject, self.time_limit, Certainty::NothingChanged)
+            }
+        }
+    }
+}
+
+/// Whether two names are one column's.
+pub(crate) fn same<DB: Database>(one: &Name, other: &Name) -> bool {
+    if DB::EXACT_NAMES { one == other } else { one.as_str().eq_ignore_ascii_case(other.as_str()) }
+}
+
+pub(crate) fn taken(name: &str) -> Error {
+    let rule = "key, value and version are columns of their own";
+    Error::InvalidName { name: name.into(), what: "column", rule }
+}
+
+/// Why there is no answer about a row.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    Refused(Error),
+    Database(Failure),
+}
+
+impl Failed {
+    pub fn is_outage(&self) -> bool {
+        matches!(self, Self::Database(failure) if failure.is_outage())
+    }
+
+    /// Whether what changes nothing may be sent again.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Database(failure) if failure.may_pass())
+    }
+
+    pub fn is_contention(&self) -> bool {
+        matches!(self, Self::Database(failure) if failure.fault() == Fault::Contention)
+    }
+
+    /// Whether something may still be running on the connection.
+    pub fn is_in_doubt(&self) -> bool {
+        match self {
+            Self::Refused(_) => false,
+            Self::Database(failure) => failure.is_in_doubt(),
+        }
+    }
+}
+
+impl From<Failure> for Failed {
+    fn from(failure: Failure) -> Self {
+        Self::Database(failure)
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// The answer to a statement in somebody else's transaction, whose connection is theirs to close.
+pub(crate) fn answered<T>(reply: Result<Reply<T>, Elapsed>) -> Result<T, Failed> {
+    Ok(reply.map_err(|_| Failure::NoReply)?.map_err(Failure::Failed)?)
+}
+
+/// A lock on rows of the application's own table: nobody is kept out, and of those who began with the same version one commits.
+///
+/// The work that it guards reads and writes in the transaction of [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction), or in the caller's own, confirmed last.
+/// Every program that changes such a row has to raise its version.
+pub struct VersionLock<DB: Database> {
+    rows: Rows<DB>,
+}
+
+impl<DB: Database> Clone for VersionLock<DB> {
+    fn clone(&self) -> Self {
+        Self { rows: self.rows.clone() }
+    }
+}
+
+impl<DB: Database> fmt::Debug for VersionLock<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VersionLock").field("database", &DB::NAME).field("names", &self.rows.names).finish()
+    }
+}
+
+impl<DB: Database> VersionLock<DB> {
+    /// A lock on the rows of `table` (`name` or `schema.name`), by a unique column of texts, integers or UUIDs and an integer column for the
+    /// version. Names are taken as they are written: ASCII letters, digits and underscores. Sends nothing yet.
+    ///
+    /// # Errors
+    /// [`Error::InvalidName`] for any other name.
+    pub fn new(pool: Pool<DB>, table: &str, key: &str, version: &str) -> Result<Self, Error> {
+        Ok(Self { rows: Rows::new(pool, table, key, version, version)? })
+    }
+
+    /// How long a [`transaction`](crate::ResourceLockExt::transaction) tries again: 100 attempts within 10 s unless set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for limits that are not possible.
+    pub fn retry(mut self, retry: Retry) -> Result<Self, Error> {
+        self.rows.retry = retry.checked()?;
+        Ok(self)
+    }
+
+    /// How long one statement may take, waiting for a connection included: 1 ms to one hour, 5 s unless set.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for anything shorter or longer.
+    pub fn time_limit(mut self, limit: Duration) -> Result<Self, Error> {
+        self.rows.time_limit = settings::time_limit(limit)?;
+        Ok(self)
+    }
+
+    /// Reads versions over the application's pool, as
+    /// [`LeaseLock::share_pool`](crate::LeaseLock::share_pool) does.
+    pub fn share_pool(mut self) -> Self {
+        self.rows = self.rows.share_pool();
+        self
+    }
+
+    async fn read(&self, key: &Key, limit: Instant) -> Result<Option<i64>, Failed> {
+        let statements = self.rows.prepared(limit).await?;
+        let value = statements.key(key)?;
+        let mut conn = Borrowed::checkout(&self.rows.pool, limit).await?;
+        let reply = timeout_at(limit, DB::version(conn.get(), &statements.version, &value)).await;
+        Ok(conn.settle(reply)?)
+    }
+
+    /// The version that was written; `None` if it was not the claim's any more.
+    async fn raise(&self, claim: &Claim, tx: &mut DB::Connection) -> Result<Option<i64>, Failed> {
+        let limit = self.rows.limit();
+        let next = self.rows.next(&claim.key, claim.token.get())?;
+        let statements = self.rows.prepared_on(tx, limit).await?;
+        let key = statements.key(&claim.key)?;
+        let rows = answered(timeout_at(limit, DB::raise(tx, &statements.raise, &key, claim.token.get())).await)?;
+        Ok((rows > 0).then_some(next))
+    }
+}
+
+impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
+    /// Reads the version, which becomes the claim's token.
+    fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+        Box::pin(async move {
+            let key = Key::new(key)?;
+            let limit = self.rows.limit();
+            let read = loop {
+                match self.read(&key, limit).await {
+                    Err(failed) if failed.is_outage() && Instant::now() < limit => outage_pause().await,
+                    read => break read,
+                }
+            };
+            match read {
+                Ok(Some(version)) => {
+                    let claim = Claim { key, holder: Holder::unique(), token: Token::new(version) };
+                    Ok(Attempt::Acquired(claim.into()))
+                }
+                Ok(None) => Err(self.rows.not_found(&key)),
+                Err(failed) => Err(self.rows.error(failed, Action::Read, &key)),
+            }
+        })
+    }
+
+    /// Raises the version, if it is still the one that was read.
+    /// Nobody is kept out, so nobody waits.
+    fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+        self.try_acquire(key)
+    }
+
+    fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
+        Box::pin(async move {
+            let key = claim.key.clone();
+            if !tx.is_in_transaction() {
+                return Err(Error::NotInTransaction { key });
+            }
+            match self.raise(claim, tx).await {
+                Ok(None) => Err(Error::conflict(key, 1)),
+                Ok(Some(version)) => Ok(Receipt(version)),
+                Err(failed) if failed.is_contention() => Err(Error::conflict(key, 1)),
+                Err(failed) => Err(self.rows.error(failed, Action::Confirm, &key)),
+            }
+        })
+    }
+
+    fn release(&self, _: Grant<DB>, _: Status) -> Answering<'_, Result<(), Error>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// A version bears no mark of who raised it.
+    fn settle<'a>(&'a self, _: &'a Claim, _: Receipt) -> Answering<'a, Settled> {
+        Box::pin(std::future::ready(Settled::Unknown))
+    }
+
+    fn order(&self) -> Order {
+        Order::Last
+    }
+
+    fn retry(&self) -> Retry {
+        self.rows.retry
+    }
+
+    fn time_limit(&self) -> Duration {
+        self.rows.time_limit
+    }
+
+    fn pool(&self) -> &Pool<DB> {
+        self.rows.pool.application()
+    }
+}

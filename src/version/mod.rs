@@ -1,0 +1,6 @@
+//! The optimistic lock: a version column in the application's own tables.
+
+pub(crate) mod amount;
+pub(crate) mod identifier;
+pub(crate) mod lock;
+pub(crate) mod table;
