@@ -3,8 +3,8 @@
 use std::{error::Error as _, fmt, time::Duration};
 
 use crate::{
-    key::{Holder, Key, Token},
-    store::fault::fault,
+    key::{Holder, InvalidHolder, InvalidKey, Key, Token},
+    store::fault::{Contention, fault},
 };
 
 /// Everything that is not an answer. A refusal is an answer; a database that failed is never one.
@@ -14,16 +14,9 @@ use crate::{
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The key was refused at the door; nothing was sent.
-    #[error(
-        "key {key:?} {wrong}: use 1 to 255 bytes of UTF-8, without NUL and without white space at the start or end"
-    )]
-    InvalidKey {
-        /// The text, or its first 80 characters.
-        key: String,
-        /// What is wrong with it.
-        wrong: String,
-    },
+    /// The text is not a key; nothing was sent.
+    #[error(transparent)]
+    InvalidKey(#[from] InvalidKey),
 
     /// The table's key column cannot hold this key; nothing was changed.
     #[error("key {:?} does not fit: the column t_resource_lock.key_resource is {column}", key.as_str())]
@@ -34,12 +27,9 @@ pub enum Error {
         column: String,
     },
 
-    /// A text is not the id of a holder; nothing was sent.
-    #[error("{text:?} is not the id of a holder: use the UUID that was given with the claim")]
-    InvalidHolder {
-        /// The text, or its first 80 characters.
-        text: String,
-    },
+    /// The text is not the id of a holder; nothing was sent.
+    #[error(transparent)]
+    InvalidHolder(#[from] InvalidHolder),
 
     /// The key is not held under this id: its claim was ended, taken over, or never made. Nothing was changed.
     #[error("key {:?} is not held by {holder}: that claim was ended or taken over, or never made", key.as_str())]
@@ -290,12 +280,6 @@ fn told(action: Action, outcome: Certainty) -> String {
     };
     format!("{outcome}{next}")
 }
-
-/// What lies at the root of a conflict.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("somebody else was at the same row")]
-#[non_exhaustive]
-pub struct Contention;
 
 /// What was being done when an error came up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

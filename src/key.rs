@@ -4,8 +4,6 @@ use std::{fmt, sync::Arc};
 
 use uuid::Uuid;
 
-use crate::error::Error;
-
 /// The name of one resource: 1 to 255 bytes of UTF-8, no NUL, no white space at the start or end.
 ///
 /// Keys are compared byte by byte on every database.
@@ -19,8 +17,8 @@ impl Key {
     /// Checks `text` and makes a key of it.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`] says what is wrong with the text.
-    pub fn new(text: &str) -> Result<Self, Error> {
+    /// [`InvalidKey`] says what is wrong with the text.
+    pub fn new(text: &str) -> Result<Self, InvalidKey> {
         let wrong = if text.is_empty() {
             "is empty"
         } else if text.len() > Self::MAX_BYTES {
@@ -32,7 +30,7 @@ impl Key {
         } else {
             return Ok(Self(text.into()));
         };
-        Err(Error::InvalidKey { key: text.chars().take(80).collect(), wrong: wrong.into() })
+        Err(InvalidKey { key: text.chars().take(80).collect(), wrong })
     }
 
     /// The key's text.
@@ -59,6 +57,26 @@ impl AsRef<str> for Key {
     }
 }
 
+/// The error for a text that is not a key. Nothing was sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("key {key:?} {wrong}: use 1 to 255 bytes of UTF-8, without NUL and without white space at the start or end")]
+#[non_exhaustive]
+pub struct InvalidKey {
+    /// The text, or its first 80 characters.
+    pub key: String,
+    /// What is wrong with it.
+    pub wrong: &'static str,
+}
+
+/// The error for a text that is not the id of a holder. Nothing was sent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not the id of a holder: use the UUID that was given with the claim")]
+#[non_exhaustive]
+pub struct InvalidHolder {
+    /// The text, or its first 80 characters.
+    pub text: String,
+}
+
 /// The identity of one claim: a UUID made for it and never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Holder(Uuid);
@@ -75,9 +93,9 @@ impl Holder {
     /// Reads the id that another process was given with its claim.
     ///
     /// # Errors
-    /// [`Error::InvalidHolder`] if the text is not a UUID.
-    pub fn parse(text: &str) -> Result<Self, Error> {
-        let invalid = || Error::InvalidHolder { text: text.chars().take(80).collect() };
+    /// [`InvalidHolder`] if the text is not a UUID.
+    pub fn parse(text: &str) -> Result<Self, InvalidHolder> {
+        let invalid = || InvalidHolder { text: text.chars().take(80).collect() };
         Uuid::parse_str(text).map(Self).map_err(|_| invalid())
     }
 

@@ -2,16 +2,12 @@
 
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use tokio::time::{Instant, sleep};
 
-use crate::{
-    error::Error,
-    lease::settings,
-    store::{
-        connection::Failure,
-        fault::{self, Fault, fault},
-    },
-};
+use crate::error::Error;
+
+pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How long conflicts are tried again; whichever limit comes first ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +29,7 @@ impl Retry {
     /// [`Error::InvalidSetting`] for limits that are not possible.
     pub(crate) fn checked(self) -> Result<Self, Error> {
         let rule = "it has to be from 1 ms to one day";
-        settings::within("a time for retries", self.within, Duration::from_millis(1), settings::DAY, rule)?;
+        within("a time for retries", self.within, Duration::from_millis(1), DAY, rule)?;
         if !(1..=1_000_000).contains(&self.attempts) {
             let value = self.attempts.to_string();
             return Err(Error::InvalidSetting {
@@ -84,32 +80,27 @@ impl Tries {
     }
 }
 
-/// What a failure calls for: the one policy of renewals, endings, releases and batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Remedy {
-    /// No pause mends it: the pool is closed, the table or a column is missing, or a right is.
-    Nothing,
-    /// The server refused the statement, perhaps for the sake of one of its rows: several requests are sent apart, and one
-    /// again after a pause.
-    Apart,
-    /// It is sent again after a pause.
-    Again,
+/// Checks how long a statement may take.
+pub(crate) fn time_limit(limit: Duration) -> Result<Duration, Error> {
+    let hour = Duration::from_secs(60 * 60);
+    within("a time limit", limit, Duration::from_millis(1), hour, "it has to be from 1 ms to one hour")?;
+    Ok(limit)
 }
 
-/// What a failure of one statement calls for that carried so many requests.
-pub(crate) fn remedy(failure: &Failure, requests: usize) -> Remedy {
-    match (failure, failure.fault()) {
-        (Failure::NoConnection(sqlx::Error::PoolClosed), _) => Remedy::Nothing,
-        (Failure::NoConnection(error), _) if fault(error) == Fault::Denied => Remedy::Nothing,
-        (Failure::NoConnection(_) | Failure::NoReply | Failure::Undone, _) => Remedy::Again,
-        (_, Fault::Contention | Fault::Outage | Fault::NoConnection) => Remedy::Again,
-        (_, Fault::MissingTable | Fault::MissingColumn) => Remedy::Nothing,
-        // A policy for rows denies some of them.
-        (_, Fault::Denied) if requests == 1 => Remedy::Nothing,
-        (Failure::Failed(error), Fault::ReadOnly) if !fault::may_take_writes_again(error) => Remedy::Nothing,
-        (failure, _) if failure.is_in_doubt() => Remedy::Again,
-        _ => Remedy::Apart,
-    }
+/// Checks a duration and brings it to the databases' precision, the microsecond.
+pub(crate) fn within(
+    setting: &'static str,
+    value: Duration,
+    least: Duration,
+    most: Duration,
+    rule: &'static str,
+) -> Result<TimeDelta, Error> {
+    let micros = i64::try_from(value.as_micros()).ok().filter(|_| value >= least && value <= most);
+    micros.map(TimeDelta::microseconds).ok_or_else(|| Error::InvalidSetting {
+        setting,
+        value: format!("{value:?}"),
+        rule,
+    })
 }
 
 /// Pauses that double, each between half of its bound and the whole.
@@ -143,19 +134,4 @@ impl Backoff {
 /// A moment before a fresh connection is tried, where the one at hand had gone away.
 pub(crate) async fn outage_pause() {
     sleep(Duration::from_millis(fastrand::u64(5..30))).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_failure_that_a_pause_may_mend_is_tried_again() {
-        assert_eq!(remedy(&Failure::NoConnection(sqlx::Error::PoolClosed), 1), Remedy::Nothing);
-        for failure in [Failure::NoConnection(sqlx::Error::PoolTimedOut), Failure::NoReply, Failure::Undone] {
-            assert_eq!(remedy(&failure, 1), Remedy::Again, "{failure:?}");
-        }
-        // It was carried out, and what it said was not understood.
-        assert_eq!(remedy(&Failure::Failed(sqlx::Error::RowNotFound), 2), Remedy::Again);
-    }
 }

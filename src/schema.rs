@@ -11,7 +11,8 @@ use crate::{
     retry::outage_pause,
     store::{
         Database,
-        connection::{Borrowed, Failure},
+        connection::Borrowed,
+        failure::Failure,
         pools::{Connections, Purpose},
         schema::{KeyLimit, Schema},
     },

@@ -6,6 +6,7 @@
 //! is no answer to anybody but the first: the others ask again, or are sent one by one. Where an answer or a connection is
 //! long in coming, the next ones take another (`lanes.rs`).
 
+pub(crate) mod op;
 mod worker;
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,50 +19,20 @@ use tokio::{
 };
 
 use crate::{
-    batch::worker::{Lane, Numbered, Place, Seat, State, Waiting},
+    batch::{
+        op::{Errand, Limits},
+        worker::{Lane, Numbered, Place, Seat, State, Waiting},
+    },
     finish::{Background, Finish},
-    key::Key,
-    retry::{Remedy, remedy},
     store::{
-        Database, Reply,
-        connection::{Borrowed, Failure},
+        Database,
+        connection::Borrowed,
+        failure::{Failure, Remedy, remedy},
         fault::Fault,
         pools::Connections,
     },
     sync::lock,
 };
-
-/// A kind of request.
-pub(crate) trait Errand<DB: Database>: Send + Sync + 'static {
-    type Request: Send + Sync + 'static;
-    type Answer: Send + 'static;
-
-    /// What it is about: two for the same key never travel in one statement. Without one it goes alone.
-    fn key(request: &Self::Request) -> Option<&Key>;
-
-    /// Whether one statement can do both.
-    fn goes_with(request: &Self::Request, other: &Self::Request) -> bool;
-
-    /// The same answer once more, if it is one for all who had come for the same key before it was asked for.
-    fn share(answer: &Self::Answer) -> Option<Self::Answer>;
-
-    /// Sends all of them; one answer each, in order.
-    fn run(
-        &self,
-        conn: &mut DB::Connection,
-        requests: &[Self::Request],
-        sent: Instant,
-    ) -> impl Future<Output = Reply<Vec<Self::Answer>>> + Send;
-}
-
-/// When a request is given up.
-#[derive(Clone, Copy)]
-pub(crate) struct Limits {
-    /// By whoever waits for it.
-    pub caller: Instant,
-    /// By the statement.
-    pub statement: Instant,
-}
 
 /// Sends the requests of one lock object.
 pub(crate) struct Batch<DB: Database, E: Errand<DB>> {

@@ -16,11 +16,15 @@ use tokio::{
 };
 
 use crate::{
-    batch::{Batch, Errand, Limits},
+    batch::{
+        Batch,
+        op::{Errand, Limits},
+    },
     key::Key,
     store::{
         Database,
-        connection::{Borrowed, Failure, Kept},
+        connection::{Borrowed, Kept},
+        failure::Failure,
     },
     sync::lock,
 };

@@ -12,16 +12,14 @@ use tokio::{
 use crate::{
     error::{Action, Certainty, Error},
     key::{Holder, Key, Token},
-    lease::{
-        lock::LeaseLock,
-        settings::{DAY, within},
-    },
-    retry::outage_pause,
+    lease::lock::LeaseLock,
+    retry::{DAY, outage_pause, within},
     rules::{State, Status, Terms, state},
     store::{
         Database,
         admin::{Forced, Listed, Page},
-        connection::{Borrowed, Failure},
+        connection::Borrowed,
+        failure::Failure,
         fault::Fault,
     },
 };
@@ -122,7 +120,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// It only reads.
     pub async fn list(&self, filter: &Filter) -> Result<Vec<Entry>, Error> {
         let limit = self.door().await?;
-        let terms = &self.settings().terms;
+        let terms = &self.shared.settings.terms;
         let mut conn = self.checkout(limit, Action::Inspect, TABLE).await?;
         let reply = timeout_at(limit, DB::list(conn.get(), &filter.0, terms)).await;
         let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, TABLE))?;
@@ -139,7 +137,7 @@ impl<DB: Database> LeaseLock<DB> {
     pub async fn inspect(&self, key: &str) -> Result<Option<Entry>, Error> {
         let key = Key::new(key)?;
         let limit = self.door().await?;
-        let terms = &self.settings().terms;
+        let terms = &self.shared.settings.terms;
         let mut conn = self.checkout(limit, Action::Inspect, &quoted(&key)).await?;
         let reply = timeout_at(limit, DB::inspect(conn.get(), &key, terms)).await;
         let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, &quoted(&key)))?;
@@ -161,7 +159,7 @@ impl<DB: Database> LeaseLock<DB> {
         let busy = || Error::TimedOut {
             action: Action::ForceRelease,
             subject: quoted(&key),
-            limit: self.settings().time_limit,
+            limit: self.shared.settings.time_limit,
             outcome: Certainty::NothingChanged,
         };
         let mut skipped = false;
@@ -171,7 +169,7 @@ impl<DB: Database> LeaseLock<DB> {
                 Err(Error::NoConnection { .. }) if skipped => return Err(busy()),
                 conn => conn?,
             };
-            let reply = timeout_at(limit, DB::force(conn.get(), &key, status, &self.settings().terms)).await;
+            let reply = timeout_at(limit, DB::force(conn.get(), &key, status, &self.shared.settings.terms)).await;
             match conn.settle(reply) {
                 Ok(Forced::Freed(token)) => {
                     tracing::warn!(%key, %token, status = status.letter(), "released by force");
@@ -203,7 +201,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// Dropped, some of the rows are gone; call it again.
     pub async fn forget(&self, older_than: Duration) -> Result<u64, Error> {
         let older_than = within("an age", older_than, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
-        let terms = &self.settings().terms;
+        let terms = &self.shared.settings.terms;
         let (mut rows, mut after) = (0, String::new());
         loop {
             let limit = self.door().await?;
@@ -226,8 +224,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// Refuses what cannot be served, and says when the time is up.
     async fn door(&self) -> Result<Instant, Error> {
         Handle::try_current().map_err(|_| Error::NoRuntime)?;
-        let limit = Instant::now() + self.settings().time_limit;
-        self.table(limit).await?;
+        let limit = Instant::now() + self.shared.settings.time_limit;
+        self.shared.known_table(limit).await?;
         Ok(limit)
     }
 
@@ -235,7 +233,7 @@ impl<DB: Database> LeaseLock<DB> {
     async fn checkout(&self, limit: Instant, action: Action, subject: &str) -> Result<Borrowed<DB>, Error> {
         let failed = |failure| self.failed(failure, action, subject);
         loop {
-            let mut conn = Borrowed::checkout(&self.settings().pool, limit).await.map_err(failed)?;
+            let mut conn = Borrowed::checkout(&self.shared.settings.pool, limit).await.map_err(failed)?;
             match timeout_at(limit, conn.get().ping()).await {
                 Ok(Ok(())) => return Ok(conn),
                 // It went away while it was idle.
@@ -248,6 +246,6 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     fn failed(&self, failure: Failure, action: Action, subject: &str) -> Error {
-        failure.into_error(action, subject.to_owned(), self.settings().time_limit, Certainty::NothingChanged)
+        failure.into_error(action, subject.to_owned(), self.shared.settings.time_limit, Certainty::NothingChanged)
     }
 }

@@ -14,12 +14,9 @@ use crate::{
         ending::{Ended, Ending},
         state::Held,
     },
-    store::Change,
+    store::{BATCH, Change},
     task::Duty,
 };
-
-/// The most claims one statement names.
-pub(crate) const BATCH: usize = 1000;
 
 pub(crate) struct Kept {
     pub held: Arc<Held>,

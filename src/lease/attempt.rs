@@ -1,34 +1,27 @@
 //! One try: the same holder asks for its keys until there is an answer.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use tokio::{
     runtime::Handle,
-    sync::OnceCell,
     time::{Instant, sleep, timeout_at},
 };
 
 use crate::{
-    batch::{Errand, Limits},
+    batch::op::Limits,
     error::{Action, Certainty, Error},
-    key::{Claim, Holder, Key, Prior},
+    key::{Claim, Holder, Key},
     lease::{
-        handle::{Tenure, subject},
-        lock::LeaseLock,
-        renewer::Keeper,
+        claims::{Claimed, Granted, Wish, is_lone},
+        handle::subject,
+        shared::Shared,
     },
     lock::Attempt,
     metrics,
     queue::position::At,
     retry::Backoff,
-    rules::{Reason, Refusal, Row, Terms, Verdict, judge},
-    schema::Table,
-    store::{
-        Answer, Ask, Change, Database, Reply,
-        connection::{Borrowed, Failure},
-        fault::Fault,
-    },
+    rules::{Reason, Refusal, Row, Verdict, judge},
+    store::{Answer, Ask, Database, connection::Borrowed, failure::Failure, fault::Fault},
 };
 
 /// For how long a busy row is worth another question within the same try.
@@ -37,14 +30,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// How far apart creations of the same row are in the end.
 const MOST_BETWEEN_CREATES: Duration = Duration::from_millis(500);
 
-/// What was granted: all that was asked for.
-pub(crate) struct Granted<DB: Database> {
-    pub tenure: Tenure<DB>,
-    pub priors: Vec<Option<Prior>>,
-}
-
 pub(crate) struct Try<'a, DB: Database> {
-    lock: &'a LeaseLock<DB>,
+    lock: &'a Shared<DB>,
     runtime: Handle,
     asks: Vec<Ask>,
     /// No other is before it in the keys' queues, or the lock is not fair.
@@ -66,18 +53,6 @@ pub(crate) struct Try<'a, DB: Database> {
     contended: bool,
 }
 
-/// What a claim came back with.
-pub(crate) enum Claimed<DB: Database> {
-    Granted(Granted<DB>),
-    /// The answer came so late that its lease is over; asked again, it begins anew.
-    Late,
-    Not {
-        answers: Vec<Answer>,
-        /// They are the answers to whoever had come for the same keys.
-        for_all: bool,
-    },
-}
-
 /// What the answers to a claim call for.
 enum Next {
     Refuse(Refusal),
@@ -92,17 +67,17 @@ enum Next {
 impl<'a, DB: Database> Try<'a, DB> {
     /// By a new holder, or by one whose claim was sent `before` and is unanswered; for no longer than `until`.
     pub fn new(
-        lock: &'a LeaseLock<DB>,
+        lock: &'a Shared<DB>,
         keys: &[Key],
         until: Option<Instant>,
         before: Option<Holder>,
     ) -> Result<Self, Error> {
         let holder = before.unwrap_or_else(Holder::unique);
         let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
-        let last = Instant::now() + lock.settings().time_limit;
+        let last = Instant::now() + lock.settings.time_limit;
         let asks = keys.iter().map(|key| Ask { key: key.clone(), holder, waited: false }).collect();
         // It was in turn when its claim was sent.
-        let in_turn = !lock.settings().fair || before.is_some();
+        let in_turn = !lock.settings.fair || before.is_some();
         let (caller, limit) = (until.unwrap_or(last), until.map_or(last, |until| until.min(last)));
         let (unanswered, contended) = (before.is_some(), false);
         let (created, patience) = (Vec::new(), PATIENCE);
@@ -217,7 +192,7 @@ impl<'a, DB: Database> Try<'a, DB> {
 
     /// The first refusal decides; what is created, nobody may want to claim yet.
     fn next(&self, answers: Vec<Answer>) -> Next {
-        let terms = &self.lock.settings().terms;
+        let terms = &self.lock.settings.terms;
         let (mut create, mut busy, mut lone) = (Vec::new(), None, false);
         for (ask, answer) in self.asks.iter().zip(answers) {
             let Answer::Seen { row, now } = answer else { continue };
@@ -242,15 +217,15 @@ impl<'a, DB: Database> Try<'a, DB> {
         // Once something was in its way it goes alone: neither gets in the other's, and what it is told is its own.
         let wish = Wish { asks: self.asks.clone(), alone: self.contended || self.unanswered };
         let limits = Limits { caller: self.caller, statement: self.last };
-        self.lock.claims().send(&self.runtime, wish, limits).await
+        self.lock.claims.send(&self.runtime, wish, limits).await
     }
 
     /// Somebody else's create wins just as well; contention is met by asking again.
     async fn create(&mut self, keys: Vec<Key>) -> Result<(), Error> {
-        let terms = &self.lock.settings().terms;
+        let terms = &self.lock.settings.terms;
         // The server gives up a little earlier than this end, so that no backend goes on waiting there.
         let patience = self.limit.saturating_duration_since(Instant::now()).mul_f64(0.9);
-        let conn = Borrowed::checkout(&self.lock.settings().pool, self.limit).await;
+        let conn = Borrowed::checkout(&self.lock.settings.pool, self.limit).await;
         let mut conn = conn.map_err(|failure| self.error(failure))?;
         let reply = timeout_at(self.limit, DB::create(conn.get(), &keys, terms.minutes(), patience)).await;
         match conn.settle(reply) {
@@ -271,7 +246,7 @@ impl<'a, DB: Database> Try<'a, DB> {
     /// Nobody in it, and the keys may be claimed; otherwise the refusal.
     async fn look_at_queue(&self) -> Result<Option<Refusal>, Error> {
         let keys: Vec<Key> = self.asks.iter().map(|ask| ask.key.clone()).collect();
-        let standing = self.lock.waiting().line.stand(&keys, i64::MAX, self.limit).await;
+        let standing = self.lock.waiting.line.stand(&keys, i64::MAX, self.limit).await;
         Ok(match standing.map_err(|failure| self.error(failure))? {
             At::Behind { key, left, .. } => Some(queued(key, left)),
             At::First | At::Gone | At::Unseen => None,
@@ -309,86 +284,8 @@ impl<'a, DB: Database> Try<'a, DB> {
     fn error(&self, failure: Failure) -> Error {
         let before = if self.unanswered { Certainty::Unknown } else { Certainty::NothingChanged };
         let keys = subject(self.asks.iter().map(|ask| ask.key.as_str()));
-        failure.into_error(Action::Acquire, keys, self.lock.settings().time_limit, before)
+        failure.into_error(Action::Acquire, keys, self.lock.settings.time_limit, before)
     }
-}
-
-/// Claims, sent for those who try. What is granted is held from here on, and abandoned if nobody waits for it any more.
-pub(crate) struct Claims<DB: Database> {
-    pub keeper: Arc<Keeper<DB>>,
-    pub terms: Arc<Terms>,
-    pub time_limit: Duration,
-    pub table: Arc<OnceCell<Table>>,
-}
-
-/// What one holder asks for.
-pub(crate) struct Wish {
-    asks: Vec<Ask>,
-    alone: bool,
-}
-
-impl<DB: Database> Errand<DB> for Claims<DB> {
-    type Request = Wish;
-    type Answer = Claimed<DB>;
-
-    fn key(wish: &Wish) -> Option<&Key> {
-        if let ([ask], false) = (&wish.asks[..], wish.alone) { Some(&ask.key) } else { None }
-    }
-
-    fn goes_with(_: &Wish, _: &Wish) -> bool {
-        true
-    }
-
-    /// A refusal is one for all who had come before it was sent.
-    fn share(claimed: &Claimed<DB>) -> Option<Claimed<DB>> {
-        match claimed {
-            Claimed::Not { answers, for_all: true } => Some(Claimed::Not { answers: answers.clone(), for_all: true }),
-            _ => None,
-        }
-    }
-
-    async fn run(&self, conn: &mut DB::Connection, wishes: &[Wish], sent: Instant) -> Reply<Vec<Claimed<DB>>> {
-        let asks: Vec<Ask> = wishes.iter().flat_map(|wish| wish.asks.clone()).collect();
-        let nowait = self.table.get().is_some_and(|table| table.nowait);
-        let mut answers = DB::claim(conn, &asks, &self.terms, nowait).await?.into_iter();
-        let mut claimed =
-            |Wish { asks, .. }: &Wish| self.claimed(asks, answers.by_ref().take(asks.len()).collect(), sent);
-        Ok(wishes.iter().map(&mut claimed).collect())
-    }
-}
-
-impl<DB: Database> Claims<DB> {
-    fn claimed(&self, asks: &[Ask], answers: Vec<Answer>, sent: Instant) -> Claimed<DB> {
-        let (mut claims, mut priors) = (Vec::with_capacity(asks.len()), Vec::with_capacity(asks.len()));
-        for (ask, answer) in asks.iter().zip(&answers) {
-            if let Answer::Granted { token, prior } = answer {
-                claims.push(Claim { key: ask.key.clone(), holder: ask.holder, token: *token });
-                priors.push(prior.clone());
-            }
-        }
-        if claims.len() < asks.len() {
-            let terms = &self.terms;
-            let is_lone = |(ask, answer): (&Ask, &Answer)| {
-                let Answer::Seen { row, now } = answer else { return false };
-                is_lone(judge(row.as_ref(), *now, ask.holder, terms), row.as_ref(), *now)
-            };
-            let for_all = !asks.iter().zip(&answers).any(is_lone);
-            return Claimed::Not { answers, for_all };
-        }
-        if sent.elapsed() >= self.keeper.counted() {
-            return Claimed::Late;
-        }
-        // What was taken over cannot be put back; the next one takes it over in its turn.
-        let unheard = if priors.iter().any(Option::is_some) { Change::Abandon } else { Change::PutBack };
-        let tenure = Tenure::begin(&self.keeper, claims, sent, self.time_limit, unheard);
-        Claimed::Granted(Granted { tenure, priors })
-    }
-}
-
-/// Whether the rules grant it, and a statement of many may not: to be taken over, or with a token that the clock has not passed.
-fn is_lone(verdict: Verdict, row: Option<&Row>, now: DateTime<Utc>) -> bool {
-    let ahead = row.is_some_and(|row| row.token >= now.timestamp_micros());
-    verdict == Verdict::TakeOver || (verdict == Verdict::Acquire && ahead)
 }
 
 /// Others are before whoever asks.

@@ -7,11 +7,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::{
     key::Claim,
-    retry::{Remedy, remedy},
     rules::Terms,
     store::{
         Change, Database, Outcome,
-        connection::{Borrowed, Failure},
+        connection::Borrowed,
+        failure::{Failure, Remedy, remedy},
         pools::Connections,
         skipped_among,
     },

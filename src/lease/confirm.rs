@@ -9,12 +9,7 @@ use crate::{
     error::{Action, Certainty, Error},
     key::Claim,
     lock::{Receipt, Settled},
-    store::{
-        Confirmed, Database,
-        connection::{Borrowed, Failure},
-        fault::Fault,
-        pools::Connections,
-    },
+    store::{Confirmed, Database, connection::Borrowed, failure::Failure, fault::Fault, pools::Connections},
 };
 
 /// Counts a confirmation in the caller's transaction. It waits for whoever is at the row by asking again, so that no statement outlives its limit.

@@ -12,8 +12,8 @@ use crate::{
         changes::{Answer, Share},
         state::Held,
     },
-    retry::{Backoff, Remedy},
-    store::{Change, Outcome},
+    retry::Backoff,
+    store::{Change, Outcome, failure::Remedy},
 };
 
 /// How an ending came out.

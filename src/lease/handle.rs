@@ -9,15 +9,20 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    batch::Limits,
+    batch::op::Limits,
     error::{Action, Certainty, Error},
     key::Claim,
     lease::{changes::Told, ending::Ended, releases::Release, renewer::Keeper, state::Held},
     metrics,
     queue::local::Turn,
-    retry::{Backoff, Remedy, remedy},
+    retry::Backoff,
     rules::Status,
-    store::{Change, Database, Outcome, connection::Failure, fault::Fault, skipped},
+    store::{
+        Change, Database, Outcome,
+        failure::{Failure, Remedy, remedy},
+        fault::Fault,
+        skipped,
+    },
 };
 
 /// One handle on the claims of a lease. Dropped, the last one abandons them.

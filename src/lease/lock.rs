@@ -3,35 +3,25 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use sqlx::Pool;
-use tokio::{
-    runtime::Handle,
-    sync::{Mutex, OnceCell},
-    time::{Instant, timeout_at},
-};
+use tokio::{runtime::Handle, time::Instant};
 
 use crate::{
-    batch::Batch,
     error::Error,
-    finish::Background,
     key::{Claim, Holder, Key},
     lease::{
-        attempt::{Claims, Granted},
+        claims::Granted,
         confirm,
         guard::Lease,
-        renewer::Keeper,
         set::LeaseSet,
         settings::Settings,
-        wait::{Waiting, table_within, wait_for},
+        shared::Shared,
+        wait::{table_within, wait_for},
     },
     lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled},
     retry::Retry,
     rules::Status,
-    schema::Table,
     store::Database,
 };
-
-/// How long a caller waits for another's look at the table.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// The most keys of a set: elsewhere than on PostgreSQL each takes a statement of its own.
 const MOST_KEYS: usize = 100;
@@ -42,80 +32,31 @@ const MOST_KEYS: usize = 100;
 /// a few connections that all locks of the same application pool share; see
 /// [`share_pool`](Self::share_pool).
 pub struct LeaseLock<DB: Database> {
-    settings: Settings<DB>,
-    keeper: Arc<Keeper<DB>>,
-    table: Arc<OnceCell<Table>>,
-    looking: Arc<Mutex<()>>,
-    claims: Arc<Batch<DB, Claims<DB>>>,
-    waiting: Arc<Waiting<DB>>,
+    pub(crate) shared: Arc<Shared<DB>>,
 }
 
 impl<DB: Database> Clone for LeaseLock<DB> {
     fn clone(&self) -> Self {
-        Self {
-            settings: self.settings.clone(),
-            keeper: self.keeper.clone(),
-            table: self.table.clone(),
-            looking: self.looking.clone(),
-            claims: self.claims.clone(),
-            waiting: self.waiting.clone(),
-        }
+        Self { shared: self.shared.clone() }
     }
 }
 
 impl<DB: Database> fmt::Debug for LeaseLock<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseLock").field("database", &DB::NAME).field("terms", &self.settings.terms).finish()
+        f.debug_struct("LeaseLock").field("database", &DB::NAME).field("terms", &self.shared.settings.terms).finish()
     }
 }
 
 impl<DB: Database> LeaseLock<DB> {
     /// A lock on the pool's database, with the default settings. Sends nothing yet.
     pub fn new(pool: Pool<DB>) -> Self {
-        Self::with(Settings::new(pool), Arc::default())
-    }
-
-    fn with(settings: Settings<DB>, table: Arc<OnceCell<Table>>) -> Self {
-        let background = Background::default();
-        let waiting = Waiting::new(&settings, background.clone());
-        let keeper = Keeper::new(&settings, table.clone(), waiting.bells.clone(), background.clone());
-        let (terms, time_limit) = (settings.terms.clone(), settings.time_limit);
-        let claims = Claims { keeper: keeper.clone(), terms, time_limit, table: table.clone() };
-        let claims = Batch::new(claims, settings.pool.clone(), background, settings.batching);
-        Self { settings, keeper, table, looking: Arc::default(), claims, waiting: Arc::new(waiting) }
+        Self { shared: Shared::new(Settings::new(pool), Arc::default()) }
     }
 
     pub(crate) fn rebuild(self, change: impl FnOnce(Settings<DB>) -> Settings<DB>) -> Self {
         // The pool stays, and with it what is known of its table.
-        Self::with(change(self.settings), self.table)
-    }
-
-    pub(crate) fn settings(&self) -> &Settings<DB> {
-        &self.settings
-    }
-
-    pub(crate) fn claims(&self) -> &Arc<Batch<DB, Claims<DB>>> {
-        &self.claims
-    }
-
-    pub(crate) fn waiting(&self) -> &Waiting<DB> {
-        &self.waiting
-    }
-
-    /// The table's shape, looked at by the first call alone.
-    pub(crate) async fn table(&self, limit: Instant) -> Result<&Table, Error> {
-        let Settings { pool, time_limit, .. } = &self.settings;
-        if let Some(table) = self.table.get() {
-            return Ok(table);
-        }
-        // One caller looks for all, but none waits long for another, whose future may not be polled.
-        let looking = timeout_at(limit.min(Instant::now() + LOOK), self.looking.lock()).await;
-        if let Some(table) = self.table.get() {
-            return Ok(table);
-        }
-        let table = Table::read(pool, limit, *time_limit).await?;
-        drop(looking);
-        Ok(self.table.get_or_init(async || table).await)
+        let Shared { settings, table, .. } = &*self.shared;
+        Self { shared: Shared::new(change(settings.clone()), table.clone()) }
     }
 
     /// Asks for a key once, and never waits for another holder.
@@ -194,11 +135,11 @@ impl<DB: Database> LeaseLock<DB> {
     async fn granted(&self, keys: Arc<[Key]>, wait: Duration) -> Result<Attempt<Granted<DB>>, Error> {
         Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let now = Instant::now();
-        let table = table_within(self, now, wait).await?;
+        let table = table_within(&self.shared, now, wait).await?;
         for key in &*keys {
-            table.admits(key, &self.settings.terms.label)?;
+            table.admits(key, &self.shared.settings.terms.label)?;
         }
-        wait_for(self, keys, now, wait).await
+        wait_for(&self.shared, keys, now, wait).await
     }
 
     /// Takes up a claim again by the id of its holder: one that another process was granted, and [detached](Lease::detach).
@@ -216,7 +157,7 @@ impl<DB: Database> LeaseLock<DB> {
         match entry {
             Some(entry) => {
                 let claim = Claim { key, holder, token: entry.token };
-                Lease::resume(&self.keeper, claim, self.settings.time_limit).await
+                Lease::resume(&self.shared.keeper, claim, self.shared.settings.time_limit).await
             }
             None => Err(Error::NotHeld { key, holder }),
         }
@@ -232,10 +173,10 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Cancel safety
     /// Dropped, it stops waiting; nothing else changes.
     pub async fn shutdown(&self, limit: Duration) -> bool {
-        self.waiting.line.attend();
-        let settled = self.keeper.settled(limit).await;
-        self.settings.pool.close_idle().await;
-        self.settings.renewals.close_idle().await;
+        self.shared.waiting.line.attend();
+        let settled = self.shared.keeper.settled(limit).await;
+        self.shared.settings.pool.close_idle().await;
+        self.shared.settings.renewals.close_idle().await;
         settled
     }
 }
@@ -250,7 +191,7 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     }
 
     fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
-        Box::pin(confirm::confirm::<DB>(claim, tx, self.settings.time_limit))
+        Box::pin(confirm::confirm::<DB>(claim, tx, self.shared.settings.time_limit))
     }
 
     fn release(&self, grant: Grant<DB>, status: Status) -> Answering<'_, Result<(), Error>> {
@@ -264,7 +205,7 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     }
 
     fn settle<'a>(&'a self, claim: &'a Claim, receipt: Receipt) -> Answering<'a, Settled> {
-        Box::pin(confirm::settle(&self.settings.pool, claim, receipt, self.settings.time_limit))
+        Box::pin(confirm::settle(&self.shared.settings.pool, claim, receipt, self.shared.settings.time_limit))
     }
 
     fn order(&self) -> Order {
@@ -272,14 +213,14 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     }
 
     fn retry(&self) -> Retry {
-        self.settings.retry
+        self.shared.settings.retry
     }
 
     fn time_limit(&self) -> Duration {
-        self.settings.time_limit
+        self.shared.settings.time_limit
     }
 
     fn pool(&self) -> &Pool<DB> {
-        self.settings.pool.application()
+        self.shared.settings.pool.application()
     }
 }

@@ -3,7 +3,9 @@
 pub(crate) mod admin;
 pub(crate) mod agenda;
 pub(crate) mod attempt;
+pub(crate) mod builder;
 pub(crate) mod changes;
+pub(crate) mod claims;
 pub(crate) mod confirm;
 pub(crate) mod ending;
 pub(crate) mod guard;
@@ -13,5 +15,6 @@ pub(crate) mod releases;
 pub(crate) mod renewer;
 pub(crate) mod set;
 pub(crate) mod settings;
+pub(crate) mod shared;
 pub(crate) mod state;
 pub(crate) mod wait;

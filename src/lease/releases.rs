@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::{sync::OnceCell, time::Instant};
 
 use crate::{
-    batch::Errand,
+    batch::op::Errand,
     key::{Claim, Key},
     rules::{Status, Terms},
     schema::Table,

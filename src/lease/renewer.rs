@@ -33,9 +33,9 @@ use crate::{
     },
     metrics,
     queue::local::Bells,
-    retry::{Backoff, Remedy},
+    retry::Backoff,
     schema::Table,
-    store::{Change, Database, Outcome, lost_among, skipped_among},
+    store::{Change, Database, Outcome, failure::Remedy, lost_among, skipped_among},
     sync::lock,
     task::{self, Duty, Role, UnderWay, Work},
 };

@@ -18,29 +18,24 @@ use tokio::{
 
 use crate::{
     error::{Action, Certainty, Error},
-    finish::Background,
     key::{Holder, Key},
     lease::{
-        attempt::{Granted, Try, queued},
+        attempt::{Try, queued},
+        claims::Granted,
         handle::subject,
-        lock::LeaseLock,
-        settings::{DAY, Settings},
+        shared::Shared,
     },
     lock::Attempt,
     metrics,
     queue::{
-        listener::Listener,
-        local::{Bells, Queue, Turn, Turns},
+        local::{Queue, Turn},
         position::At,
-        tickets::{Line, Ticket},
+        tickets::Ticket,
     },
-    retry::Backoff,
+    retry::{Backoff, DAY},
     rules::{Reason, Refusal},
     schema::Table,
-    store::{
-        Database,
-        connection::{Borrowed, Failure},
-    },
+    store::{Database, connection::Borrowed, failure::Failure},
     sync::lock,
 };
 
@@ -53,25 +48,9 @@ const HINT: Duration = Duration::from_secs(1);
 /// What counts as waiting for ever: ten years.
 const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
 
-/// What the waiting tasks of one lock object share.
-pub(crate) struct Waiting<DB: Database> {
-    turns: Arc<Turns>,
-    pub bells: Arc<Bells>,
-    pub line: Arc<Line<DB>>,
-    listener: Arc<Listener<DB>>,
-}
-
-impl<DB: Database> Waiting<DB> {
-    pub fn new(settings: &Settings<DB>, background: Background) -> Self {
-        let bells = Arc::<Bells>::default();
-        let listener = Listener::new(settings.pool.application().clone(), bells.clone());
-        Self { turns: Arc::default(), line: Line::new(settings, background), listener, bells }
-    }
-}
-
 /// Waits for all of these keys, sorted, for so long at most; no time at all is one try.
 pub(crate) async fn wait_for<DB: Database>(
-    asker: &LeaseLock<DB>,
+    asker: &Shared<DB>,
     keys: Arc<[Key]>,
     since: Instant,
     wait: Duration,
@@ -87,14 +66,14 @@ pub(crate) async fn wait_for<DB: Database>(
 }
 
 async fn wait_long<DB: Database>(
-    asker: &LeaseLock<DB>,
+    asker: &Shared<DB>,
     keys: Arc<[Key]>,
     since: Instant,
     wait: Duration,
 ) -> Result<Attempt<Granted<DB>>, Error> {
     let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
     let until = since + wait.min(LONGEST);
-    let queue = asker.waiting().turns.queue(&keys);
+    let queue = asker.waiting.turns.queue(&keys);
     let (claiming, unanswered) = (AtomicBool::new(false), AtomicBool::new(false));
     let (told, trouble) = (Mutex::default(), Mutex::default());
     let wanted = Wanted { lock: asker, runtime, keys, until, queue, claiming, unanswered, told, trouble };
@@ -112,18 +91,18 @@ async fn wait_long<DB: Database>(
 
 /// The table's shape, which the first call of a lock object looks at. A try has its time limit for that, and a wait as long as it lasts.
 pub(crate) async fn table_within<DB: Database>(
-    asker: &LeaseLock<DB>,
+    asker: &Shared<DB>,
     since: Instant,
     wait: Duration,
 ) -> Result<&Table, Error> {
-    let time_limit = asker.settings().time_limit;
+    let time_limit = asker.settings.time_limit;
     if wait.is_zero() {
-        return asker.table(since + time_limit).await;
+        return asker.known_table(since + time_limit).await;
     }
     let (until, trouble) = (since + wait.min(LONGEST), Mutex::default());
     let mut patience = Patience::new(until, &trouble);
     loop {
-        let table = asker.table(until.min(Instant::now() + time_limit)).await;
+        let table = asker.known_table(until.min(Instant::now() + time_limit)).await;
         if let Some(table) = patience.last(table).await {
             return table.map_err(|error| late(error, wait, false));
         }
@@ -177,7 +156,7 @@ fn late(mut error: Error, wait: Duration, unsure: bool) -> Error {
 
 /// One task's wish.
 struct Wanted<'a, DB: Database> {
-    lock: &'a LeaseLock<DB>,
+    lock: &'a Shared<DB>,
     runtime: Handle,
     keys: Arc<[Key]>,
     until: Instant,
@@ -220,7 +199,7 @@ enum Ended<DB: Database> {
 
 impl<DB: Database> Wanted<'_, DB> {
     async fn granted_or_refused(&self) -> Result<Attempt<Granted<DB>>, Error> {
-        let fair = self.lock.settings().fair;
+        let fair = self.lock.settings.fair;
         let mut next = self.queue.try_take();
         let mut ticket = None;
         loop {
@@ -250,7 +229,7 @@ impl<DB: Database> Wanted<'_, DB> {
 
     /// Asks until it is granted, or nothing but time can help and there is not enough of it.
     async fn ask_in_turn(&self, turn: Turn, ticket: Option<Ticket<DB>>) -> Result<Ended<DB>, Error> {
-        let waiting = self.lock.waiting();
+        let waiting = &self.lock.waiting;
         // Before the first question, so that no word after it is missed.
         let ear = waiting.bells.listen(&self.keys);
         let mut listening = None;
@@ -275,7 +254,7 @@ impl<DB: Database> Wanted<'_, DB> {
             if window.is_some_and(|window| window > left) {
                 return Ok(Ended::With(Attempt::Refused(refusal)));
             }
-            if self.lock.settings().fair && spot.ticket.is_none() {
+            if self.lock.settings.fair && spot.ticket.is_none() {
                 return Ok(Ended::WithoutPlace);
             }
             if sign.replace(seen).is_some_and(|before| before != seen) {
@@ -359,7 +338,7 @@ impl<DB: Database> Wanted<'_, DB> {
 
     /// Draws a place in the queues of the database.
     async fn draw(&self) -> Result<Ticket<DB>, Error> {
-        let line = &self.lock.waiting().line;
+        let line = &self.lock.waiting.line;
         let mut patience = Patience::new(self.until, &self.trouble);
         loop {
             let drawn = line.join(&self.runtime, &self.keys, self.limit()).await;
@@ -371,7 +350,7 @@ impl<DB: Database> Wanted<'_, DB> {
 
     /// Where a place stands. What is not there may only be late, where a node of a cluster lags behind.
     async fn look(&self, number: i64) -> Result<At, Error> {
-        let line = &self.lock.waiting().line;
+        let line = &self.lock.waiting.line;
         let at = line.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))?;
         if at != At::Gone {
             return Ok(at);
@@ -383,14 +362,14 @@ impl<DB: Database> Wanted<'_, DB> {
     /// Has the holder tell of its release; whether the key is free already.
     async fn ask_for_word(&self, key: &Key) -> bool {
         let limit = self.until.min(Instant::now() + HINT);
-        let Ok(mut conn) = Borrowed::checkout(&self.lock.settings().pool, limit).await else { return false };
+        let Ok(mut conn) = Borrowed::checkout(&self.lock.settings.pool, limit).await else { return false };
         let reply = timeout_at(limit, DB::announce(conn.get(), key)).await;
         conn.settle(reply).is_ok_and(|free| free)
     }
 
     /// When one statement is given up.
     fn limit(&self) -> Instant {
-        self.until.min(Instant::now() + self.lock.settings().time_limit)
+        self.until.min(Instant::now() + self.lock.settings.time_limit)
     }
 
     /// What those are told who wait for this process's own lease.
@@ -398,7 +377,7 @@ impl<DB: Database> Wanted<'_, DB> {
         Refusal {
             key: self.keys[0].clone(),
             reason: Reason::Held,
-            by: self.lock.settings().terms.label.clone(),
+            by: self.lock.settings.terms.label.clone(),
             since: None,
             until: None,
             retry_after: Some(granted.tenure.time_left()),
@@ -427,7 +406,7 @@ impl<DB: Database> Wanted<'_, DB> {
     }
 
     fn error(&self, failure: Failure) -> Error {
-        let limit = self.lock.settings().time_limit;
+        let limit = self.lock.settings.time_limit;
         failure.into_error(Action::Acquire, self.subject(), limit, Certainty::NothingChanged)
     }
 

@@ -18,14 +18,10 @@ use tokio::{
 use crate::{
     finish::{Background, Finish, Ongoing},
     key::Key,
-    lease::{agenda::BATCH, settings::Settings},
     queue::position::{At, standing},
     retry::Backoff,
     store::{
-        Database, Reply,
-        connection::{Borrowed, Failure},
-        fault::Fault,
-        pools::Connections,
+        BATCH, Database, Reply, connection::Borrowed, failure::Failure, fault::Fault, pools::Connections,
         queue::ALIVE_SECONDS,
     },
     sync::lock,
@@ -109,11 +105,11 @@ impl<DB: Database> Drop for Ticket<DB> {
 }
 
 impl<DB: Database> Line<DB> {
-    pub fn new(settings: &Settings<DB>, background: Background) -> Arc<Self> {
+    pub fn new(requests: &Connections<DB>, renewals: &Connections<DB>, background: Background) -> Arc<Self> {
         let now = Instant::now();
         let duty = Duty::new(SIGN_OF_LIFE);
         let state = State { duty, places: HashSet::new(), leaving: Vec::new(), leave_at: now, stay_at: now };
-        let (pool, renewals) = (settings.pool.clone(), settings.renewals.clone());
+        let (pool, renewals) = (requests.clone(), renewals.clone());
         Arc::new(Self { pool, renewals, state: Mutex::new(state), work: watch::Sender::new(()), background })
     }
 

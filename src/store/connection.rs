@@ -7,35 +7,21 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Connection, Pool, pool::PoolConnection};
+use sqlx::{Pool, pool::PoolConnection};
 use tokio::{
     runtime::{Handle, Id},
     sync::Semaphore,
     time::{Instant, error::Elapsed, timeout, timeout_at},
 };
 
-use crate::store::{Reply, Store, pools::Connections};
 use crate::{
-    error::{Action, Certainty, Error},
     retry::outage_pause,
-    store::fault::{Fault, fault},
+    store::{
+        Reply, Store,
+        failure::Failure,
+        pools::{Connections, Options},
+    },
 };
-
-/// Why there is no result.
-#[derive(Debug)]
-pub enum Failure {
-    /// No connection was to be had: nothing was sent.
-    NoConnection(sqlx::Error),
-    /// Sent, and no reply within the limit.
-    NoReply,
-    /// Sent, and failed.
-    Failed(sqlx::Error),
-    /// Sent together with others, in a statement that was undone for contention.
-    Undone,
-}
-
-/// What a pool opens its connections with.
-pub type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Options;
 
 /// A connection on loan. Dropped with a statement under way (a cancelled future, a limit reached) it
 /// is closed: the pool never gets back a connection on which something may still be running. One that
@@ -235,71 +221,6 @@ impl<DB: Store> Drop for Kept<DB> {
         // Outside of a runtime the pool cannot take it back, and it is closed.
         if let (Some(conn), Ok(_)) = (self.conn.take(), Handle::try_current()) {
             conn.give_back();
-        }
-    }
-}
-
-impl Failure {
-    /// Whether something may still be running on the connection: a server's error says that its statement ended, and
-    /// what could not be decoded had been read to its end.
-    pub fn is_in_doubt(&self) -> bool {
-        !matches!(self, Self::Undone | Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. }))
-    }
-
-    /// Whether it was sent, and may have been carried out: a server's own error undid it, unless the session ended with it.
-    pub fn is_unanswered(&self) -> bool {
-        match self {
-            Self::NoConnection(_) | Self::Undone => false,
-            Self::NoReply => true,
-            Self::Failed(error) => error.as_database_error().is_none() || self.is_outage(),
-        }
-    }
-
-    /// Whether the connection had gone away, or went away on the way.
-    pub fn is_outage(&self) -> bool {
-        self.fault() == Fault::Outage
-    }
-
-    /// Whether what changes nothing may be sent again: another connection may be better, or be had by then.
-    pub fn may_pass(&self) -> bool {
-        matches!(self.fault(), Fault::Outage | Fault::NoConnection)
-    }
-
-    /// What the driver's error means, if there is one.
-    pub fn fault(&self) -> Fault {
-        match self {
-            // A closed pool or a wrong password does not mend itself.
-            Self::NoConnection(error) if fault(error).is_transient() => Fault::NoConnection,
-            Self::NoConnection(_) => Fault::Other,
-            Self::NoReply => Fault::Outage,
-            Self::Undone => Fault::Contention,
-            Self::Failed(error) => fault(error),
-        }
-    }
-
-    /// The error to report; `before` is what was known of the outcome before this request.
-    pub fn into_error(self, action: Action, subject: String, limit: Duration, before: Certainty) -> Error {
-        let timed_out = |outcome| Error::TimedOut { action, subject: subject.clone(), limit, outcome };
-        let fault = self.fault();
-        match self {
-            Self::NoConnection(sqlx::Error::PoolTimedOut) => {
-                Error::NoConnection { action, subject, limit, outcome: before }
-            }
-            Self::NoConnection(source) => Error::Database { action, subject, outcome: before, source },
-            Self::Undone => timed_out(before),
-            Self::NoReply if action.leaves_nothing() => timed_out(before),
-            Self::NoReply => timed_out(Certainty::Unknown),
-            Self::Failed(source) => match fault {
-                Fault::MissingTable => Error::TableMissing,
-                Fault::MissingColumn => Error::ColumnMissing { columns: source.to_string() },
-                Fault::ReadOnly => Error::ReadOnly { source },
-                Fault::Contention | Fault::NoConnection | Fault::Denied | Fault::Other | Fault::Outage => {
-                    // The server's own error undid its statement; any other leaves open what the server did.
-                    let undone = fault != Fault::Outage && source.as_database_error().is_some();
-                    let outcome = if undone || action.leaves_nothing() { before } else { Certainty::Unknown };
-                    Error::Database { action, subject, outcome, source }
-                }
-            },
         }
     }
 }

@@ -4,7 +4,11 @@ use std::error::Error as StdError;
 
 use sqlx::error::DatabaseError;
 
-use crate::error::Contention;
+/// What lies at the root of a conflict.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("somebody else was at the same row")]
+#[non_exhaustive]
+pub struct Contention;
 
 /// The meaning of a driver's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

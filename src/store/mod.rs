@@ -6,6 +6,7 @@
 
 pub mod admin;
 pub mod connection;
+pub mod failure;
 pub mod fault;
 #[cfg(feature = "mysql")]
 mod mysql;
@@ -30,6 +31,9 @@ use crate::{
     key::{Claim, Holder, Key, Prior, Token},
     rules::{Row, Status, Terms},
 };
+
+/// The most claims or tickets that one statement names.
+pub const BATCH: usize = 1000;
 
 /// One statement's worth of result, or the driver's error.
 pub type Reply<T> = Result<T, sqlx::Error>;

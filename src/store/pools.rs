@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Database, Pool};
+use sqlx::{Connection, Database, Pool};
 use tokio::{
     runtime::{Handle, Id},
     sync::Semaphore,
@@ -20,10 +20,7 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-use crate::store::{
-    Store,
-    connection::{Failure, Options},
-};
+use crate::store::{Store, failure::Failure};
 use crate::sync::lock;
 
 /// The most connections for requests, and as many for values.
@@ -33,6 +30,9 @@ const MOST: u32 = 8;
 const MOST_RENEWALS: u32 = 4;
 /// How long taking leave of the server may take.
 const GOODBYE: Duration = Duration::from_millis(200);
+
+/// What a pool opens its connections with.
+pub type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Options;
 
 /// A source of connections for one purpose.
 pub struct Connections<DB: Database> {

@@ -21,7 +21,8 @@ use crate::{
     rules::{Refusal, Status},
     store::{
         Database,
-        connection::{Borrowed, Failure},
+        connection::Borrowed,
+        failure::Failure,
         fault::{self, Fault, fault},
     },
 };

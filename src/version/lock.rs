@@ -12,13 +12,13 @@ use tokio::time::{Instant, error::Elapsed, timeout_at};
 use crate::{
     error::{Action, Certainty, Error},
     key::{Claim, Holder, Key, Token},
-    lease::settings,
     lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled},
-    retry::{Retry, outage_pause},
+    retry::{Retry, outage_pause, time_limit},
     rules::Status,
     store::{
         Database, Reply,
-        connection::{Borrowed, Failure},
+        connection::Borrowed,
+        failure::Failure,
         fault::{Fault, fault},
         pools::{Connections, Purpose},
         version::{Names, Seen, Statements},
@@ -224,7 +224,7 @@ impl<DB: Database> VersionLock<DB> {
     /// # Errors
     /// [`Error::InvalidSetting`] for anything shorter or longer.
     pub fn time_limit(mut self, limit: Duration) -> Result<Self, Error> {
-        self.rows.time_limit = settings::time_limit(limit)?;
+        self.rows.time_limit = time_limit(limit)?;
         Ok(self)
     }
 

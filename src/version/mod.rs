@@ -1,6 +1,7 @@
 //! The optimistic lock: a version column in the application's own tables.
 
 pub(crate) mod amount;
+pub(crate) mod balance;
 pub(crate) mod identifier;
 pub(crate) mod lock;
 pub(crate) mod table;

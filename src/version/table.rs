@@ -7,11 +7,10 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{
     error::{Action, Error},
-    key::Key,
-    lease::settings,
+    key::{InvalidKey, Key},
     metrics,
     queue::local::Turns,
-    retry::{Retry, outage_pause},
+    retry::{Retry, outage_pause, time_limit},
     store::{
         Database,
         connection::{Borrowed, Kept},
@@ -113,6 +112,12 @@ pub enum UpdateError<E> {
     Failed(#[from] Error),
 }
 
+impl<E> From<InvalidKey> for UpdateError<E> {
+    fn from(error: InvalidKey) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
 impl<DB: Database> VersionedTable<DB, i64> {
     /// A table whose values are `i64`, in an integer column of any width. Sends nothing yet.
     ///
@@ -153,7 +158,7 @@ impl<DB: Database, V> VersionedTable<DB, V> {
     /// # Errors
     /// [`Error::InvalidSetting`] for anything shorter or longer.
     pub fn time_limit(mut self, limit: Duration) -> Result<Self, Error> {
-        self.rows.time_limit = settings::time_limit(limit)?;
+        self.rows.time_limit = time_limit(limit)?;
         Ok(self)
     }
 }

@@ -100,7 +100,8 @@ pub async fn a_grant_that_goes_unheard_in_an_outage_is_found_after_it<DB: Bed>(s
 }
 
 pub async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: Bed>(site: Site<DB>) {
-    let wait = 4 * LIMIT;
+    // Longer than a pause and a claim that is given up.
+    let wait = 8 * LIMIT;
     let key = format!("ends in an outage on {}", site.server.name);
     let holder = acquired(site.lock().try_acquire(&key).await);
     let line = Line::with_free_row(&site, Duration::from_secs(3600), LIMIT).await;

@@ -9,7 +9,7 @@ use crate::{
     rules::{Status, Terms},
     store::{
         Reply,
-        mysql::{MICROS, ROW, micros, read},
+        mysql::row::{MICROS, ROW, micros, read},
         to_utc, unanswered,
     },
 };

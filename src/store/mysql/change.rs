@@ -8,7 +8,7 @@ use sqlx::{
     mysql::{MySqlQueryResult, MySqlRow},
 };
 
-use crate::store::mysql::{NOW, NOWAIT, Query, marks, micros, padded, unless_locked};
+use crate::store::mysql::row::{NOW, NOWAIT, Query, marks, micros, padded, unless_locked};
 use crate::{
     key::Claim,
     rules::Terms,

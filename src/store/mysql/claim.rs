@@ -6,7 +6,7 @@ use chrono::DateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
-use crate::store::mysql::{MICROS, NOW, NOWAIT, Query, ROW, commit, marks, micros, padded, read, unless_locked};
+use crate::store::mysql::row::{MICROS, NOW, NOWAIT, Query, ROW, commit, marks, micros, padded, read, unless_locked};
 use crate::{
     key::{Prior, Token},
     rules::{Rules, Terms, Verdict, judge},

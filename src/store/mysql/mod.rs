@@ -4,54 +4,21 @@ mod admin;
 mod change;
 mod claim;
 mod queue;
+mod row;
 mod schema;
 mod version;
 
 use std::time::Duration;
 
-use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
-use sqlx::{
-    AssertSqlSafe, MySql, MySqlConnection, Row as _, SqlSafeStr as _,
-    mysql::{MySqlArguments, MySqlQueryResult, MySqlRow, MySqlTransactionManager},
-};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, SqlSafeStr as _, mysql::MySqlTransactionManager};
 use sqlx_core::transaction::TransactionManager as _;
 
 use crate::store::mysql::change::Named;
-use crate::store::{
-    Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Store, is_apart, to_utc, unanswered, unconfirmed,
-};
+use crate::store::{Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Store, is_apart, unconfirmed};
 use crate::{
     key::{Claim, Key},
-    rules::{Row, Terms},
-    store::fault::{Fault, fault, refuses_commit},
+    rules::Terms,
 };
-
-/// The clock for tokens: SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's start), and is
-/// brought from the session's time zone to UTC.
-pub(super) const MICROS: &str =
-    "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))";
-
-/// The time at which a row is changed, UTC. A statement may have waited since its start, behind a metadata lock, and be carried out
-/// after one that was sent later: what it prolongs must not end sooner than the other has said.
-pub(super) const NOW: &str = "SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND";
-
-/// MariaDB's way to make an UPDATE fail at a locked row (error 1205) and not wait for it, nor for what the application's triggers
-/// touch: what fails is sent again in the form that serves both servers, where a derived table skips locked rows.
-const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR";
-
-/// What it was answered; `None` if it found a row locked, and changed nothing.
-fn unless_locked(reply: Reply<MySqlQueryResult>) -> Reply<Option<MySqlQueryResult>> {
-    match reply {
-        Err(error) if fault(&error) == Fault::Contention => Ok(None),
-        reply => reply.map(Some),
-    }
-}
-
-/// A row as `rules::Row` has it, and the time. No zero dates, which the driver cannot read.
-pub(super) const ROW: &str = "
-CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, CAST(time AS SIGNED) AS minutes,
-IF(begin_time >= '1000-01-01', begin_time, NULL) AS begin_time, IF(end_time >= '1000-01-01', end_time, NULL) AS end_time,
-CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, end_time IS NOT NULL AS ended, UTC_TIMESTAMP(6) AS now";
 
 /// Not INSERT IGNORE, which hides errors, and deadlocks.
 fn create_statement(rows: usize) -> String {
@@ -67,18 +34,6 @@ fn create_statement(rows: usize) -> String {
 const CONFIRMS: &str = "
 UPDATE t_resource_lock SET confirms = LAST_INSERT_ID(confirms + 1) - 1, expires_at = expires_at + INTERVAL 1 MICROSECOND
 WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL";
-
-type Query<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
-
-/// For a statement that names several: sizes are powers of two, the last one repeated, so that few statements are ever prepared.
-fn padded<T>(named: &[T]) -> Vec<&T> {
-    let padding = named.len().next_power_of_two() - named.len();
-    named.iter().chain(std::iter::repeat_n(named.last(), padding).flatten()).collect()
-}
-
-fn marks(mark: &str, count: usize) -> String {
-    vec![mark; count].join(", ")
-}
 
 impl Store for MySql {
     const OWN_CONNECTIONS: bool = true;
@@ -179,36 +134,4 @@ async fn counted(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>
         "SELECT confirms FROM t_resource_lock WHERE key_resource = ? AND holder = ? AND token = ? FOR UPDATE",
     );
     query.bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
-}
-
-async fn commit(conn: &mut MySqlConnection) -> Reply<()> {
-    let committed = sqlx::raw_sql("COMMIT").execute(conn).await;
-    // After other errors it may be there: what was sent is asked for again.
-    committed.map(drop).map_err(|error| if refuses_commit(&error) { error } else { unanswered(error) })
-}
-
-/// Reads the columns of `ROW`.
-pub(super) fn read(row: &MySqlRow, terms: &Terms) -> Reply<(Row, DateTime<Utc>)> {
-    let time = |name| -> Reply<Option<DateTime<Utc>>> {
-        Ok(row.try_get::<Option<NaiveDateTime>, _>(name)?.map(|time| time.and_utc()))
-    };
-    let utc = |name| -> Reply<Option<DateTime<Utc>>> { Ok(time(name)?.map(|time| to_utc(time, terms.offset()))) };
-    let read = Row {
-        locked: row.try_get::<i64, _>("locked")? == 1,
-        status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
-        begin_time: utc("begin_time")?,
-        minutes: row.try_get("minutes")?,
-        client_ip: row.try_get::<Option<String>, _>("client_ip")?.unwrap_or_default(),
-        holder: row.try_get("holder")?,
-        token: row.try_get("token")?,
-        expires_at: time("expires_at")?,
-        claimed_at: utc("claimed_at")?,
-        ended: row.try_get("ended")?,
-        awaited: false,
-    };
-    Ok((read, time("now")?.unwrap_or_default()))
-}
-
-pub(super) fn micros(time: TimeDelta) -> i64 {
-    time.num_microseconds().unwrap_or(i64::MAX)
 }

@@ -3,7 +3,7 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, Wait};
 use crate::{
     key::Key,
-    store::{Reply, mysql::NOW},
+    store::{Reply, mysql::row::NOW},
 };
 
 type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;

@@ -9,7 +9,7 @@ use crate::{
     rules::{Status, Terms},
     store::{
         Reply,
-        postgres::{ROW, read},
+        postgres::row::{ROW, read},
         to_utc,
     },
 };

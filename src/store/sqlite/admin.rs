@@ -7,7 +7,7 @@ use crate::{
     rules::{Status, Terms},
     store::{
         Reply,
-        sqlite::{as_micros, hex, json, kept, micros, now, read, time, written},
+        sqlite::row::{as_micros, hex, json, kept, micros, now, read, time, written},
         to_utc,
     },
 };

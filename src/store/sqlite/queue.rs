@@ -5,7 +5,7 @@ use crate::{
     key::Key,
     store::{
         Reply,
-        sqlite::{hex, json, now, written},
+        sqlite::row::{hex, json, now, written},
     },
 };
 

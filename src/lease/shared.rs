@@ -1,0 +1,58 @@
+//! What the handles of one lock share: its settings, its connections, and what goes on in the background.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{Mutex, OnceCell},
+    time::{Instant, timeout_at},
+};
+
+use crate::{
+    batch::Batch,
+    error::Error,
+    finish::Background,
+    lease::{claims::Claims, renewer::Keeper, settings::Settings},
+    queue::Waiting,
+    schema::Table,
+    store::Database,
+};
+
+/// How long a caller waits for another's look at the table.
+const LOOK: Duration = Duration::from_millis(50);
+
+pub(crate) struct Shared<DB: Database> {
+    pub settings: Settings<DB>,
+    pub keeper: Arc<Keeper<DB>>,
+    pub table: Arc<OnceCell<Table>>,
+    looking: Mutex<()>,
+    pub claims: Arc<Batch<DB, Claims<DB>>>,
+    pub waiting: Waiting<DB>,
+}
+
+impl<DB: Database> Shared<DB> {
+    pub fn new(settings: Settings<DB>, table: Arc<OnceCell<Table>>) -> Arc<Self> {
+        let background = Background::default();
+        let waiting = Waiting::new(&settings.pool, &settings.renewals, background.clone());
+        let keeper = Keeper::new(&settings, table.clone(), waiting.bells.clone(), background.clone());
+        let (terms, time_limit) = (settings.terms.clone(), settings.time_limit);
+        let claims = Claims { keeper: keeper.clone(), terms, time_limit, table: table.clone() };
+        let claims = Batch::new(claims, settings.pool.clone(), background, settings.batching);
+        Arc::new(Self { settings, keeper, table, looking: Mutex::default(), claims, waiting })
+    }
+
+    /// The table's shape, looked at by the first call alone.
+    pub async fn known_table(&self, limit: Instant) -> Result<&Table, Error> {
+        let Settings { pool, time_limit, .. } = &self.settings;
+        if let Some(table) = self.table.get() {
+            return Ok(table);
+        }
+        // One caller looks for all, but none waits long for another, whose future may not be polled.
+        let looking = timeout_at(limit.min(Instant::now() + LOOK), self.looking.lock()).await;
+        if let Some(table) = self.table.get() {
+            return Ok(table);
+        }
+        let table = Table::read(pool, limit, *time_limit).await?;
+        drop(looking);
+        Ok(self.table.get_or_init(async || table).await)
+    }
+}

@@ -1,0 +1,129 @@
+//! Why a statement has no result, and what that calls for.
+
+use std::time::Duration;
+
+use crate::{
+    error::{Action, Certainty, Error},
+    store::fault::{self, Fault, fault},
+};
+
+/// Why there is no result.
+#[derive(Debug)]
+pub enum Failure {
+    /// No connection was to be had: nothing was sent.
+    NoConnection(sqlx::Error),
+    /// Sent, and no reply within the limit.
+    NoReply,
+    /// Sent, and failed.
+    Failed(sqlx::Error),
+    /// Sent together with others, in a statement that was undone for contention.
+    Undone,
+}
+
+impl Failure {
+    /// Whether something may still be running on the connection: a server's error says that its statement ended, and
+    /// what could not be decoded had been read to its end.
+    pub fn is_in_doubt(&self) -> bool {
+        !matches!(self, Self::Undone | Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. }))
+    }
+
+    /// Whether it was sent, and may have been carried out: a server's own error undid it, unless the session ended with it.
+    pub fn is_unanswered(&self) -> bool {
+        match self {
+            Self::NoConnection(_) | Self::Undone => false,
+            Self::NoReply => true,
+            Self::Failed(error) => error.as_database_error().is_none() || self.is_outage(),
+        }
+    }
+
+    /// Whether the connection had gone away, or went away on the way.
+    pub fn is_outage(&self) -> bool {
+        self.fault() == Fault::Outage
+    }
+
+    /// Whether what changes nothing may be sent again: another connection may be better, or be had by then.
+    pub fn may_pass(&self) -> bool {
+        matches!(self.fault(), Fault::Outage | Fault::NoConnection)
+    }
+
+    /// What the driver's error means, if there is one.
+    pub fn fault(&self) -> Fault {
+        match self {
+            // A closed pool or a wrong password does not mend itself.
+            Self::NoConnection(error) if fault(error).is_transient() => Fault::NoConnection,
+            Self::NoConnection(_) => Fault::Other,
+            Self::NoReply => Fault::Outage,
+            Self::Undone => Fault::Contention,
+            Self::Failed(error) => fault(error),
+        }
+    }
+
+    /// The error to report; `before` is what was known of the outcome before this request.
+    pub fn into_error(self, action: Action, subject: String, limit: Duration, before: Certainty) -> Error {
+        let timed_out = |outcome| Error::TimedOut { action, subject: subject.clone(), limit, outcome };
+        let fault = self.fault();
+        match self {
+            Self::NoConnection(sqlx::Error::PoolTimedOut) => {
+                Error::NoConnection { action, subject, limit, outcome: before }
+            }
+            Self::NoConnection(source) => Error::Database { action, subject, outcome: before, source },
+            Self::Undone => timed_out(before),
+            Self::NoReply if action.leaves_nothing() => timed_out(before),
+            Self::NoReply => timed_out(Certainty::Unknown),
+            Self::Failed(source) => match fault {
+                Fault::MissingTable => Error::TableMissing,
+                Fault::MissingColumn => Error::ColumnMissing { columns: source.to_string() },
+                Fault::ReadOnly => Error::ReadOnly { source },
+                Fault::Contention | Fault::NoConnection | Fault::Denied | Fault::Other | Fault::Outage => {
+                    // The server's own error undid its statement; any other leaves open what the server did.
+                    let undone = fault != Fault::Outage && source.as_database_error().is_some();
+                    let outcome = if undone || action.leaves_nothing() { before } else { Certainty::Unknown };
+                    Error::Database { action, subject, outcome, source }
+                }
+            },
+        }
+    }
+}
+
+/// What a failure calls for: the one policy of renewals, endings, releases and batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// No pause mends it: the pool is closed, the table or a column is missing, or a right is.
+    Nothing,
+    /// The server refused the statement, perhaps for the sake of one of its rows: several requests are sent apart, and one
+    /// again after a pause.
+    Apart,
+    /// It is sent again after a pause.
+    Again,
+}
+
+/// What a failure of one statement calls for that carried so many requests.
+pub fn remedy(failure: &Failure, requests: usize) -> Remedy {
+    match (failure, failure.fault()) {
+        (Failure::NoConnection(sqlx::Error::PoolClosed), _) => Remedy::Nothing,
+        (Failure::NoConnection(error), _) if fault(error) == Fault::Denied => Remedy::Nothing,
+        (Failure::NoConnection(_) | Failure::NoReply | Failure::Undone, _) => Remedy::Again,
+        (_, Fault::Contention | Fault::Outage | Fault::NoConnection) => Remedy::Again,
+        (_, Fault::MissingTable | Fault::MissingColumn) => Remedy::Nothing,
+        // A policy for rows denies some of them.
+        (_, Fault::Denied) if requests == 1 => Remedy::Nothing,
+        (Failure::Failed(error), Fault::ReadOnly) if !fault::may_take_writes_again(error) => Remedy::Nothing,
+        (failure, _) if failure.is_in_doubt() => Remedy::Again,
+        _ => Remedy::Apart,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_that_a_pause_may_mend_is_tried_again() {
+        assert_eq!(remedy(&Failure::NoConnection(sqlx::Error::PoolClosed), 1), Remedy::Nothing);
+        for failure in [Failure::NoConnection(sqlx::Error::PoolTimedOut), Failure::NoReply, Failure::Undone] {
+            assert_eq!(remedy(&failure, 1), Remedy::Again, "{failure:?}");
+        }
+        // It was carried out, and what it said was not understood.
+        assert_eq!(remedy(&Failure::Failed(sqlx::Error::RowNotFound), 2), Remedy::Again);
+    }
+}

@@ -1,0 +1,87 @@
+//! A row of the lock's table as MySQL and MariaDB show it, and the values that statements are given.
+
+use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
+use sqlx::{
+    MySql, MySqlConnection, Row as _,
+    mysql::{MySqlArguments, MySqlQueryResult, MySqlRow},
+};
+
+use crate::{
+    rules::{Row, Terms},
+    store::{
+        Reply,
+        fault::{Fault, fault, refuses_commit},
+        to_utc, unanswered,
+    },
+};
+
+/// The clock for tokens: SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's start), and is
+/// brought from the session's time zone to UTC.
+pub(super) const MICROS: &str =
+    "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))";
+
+/// The time at which a row is changed, UTC. A statement may have waited since its start, behind a metadata lock, and be carried out
+/// after one that was sent later: what it prolongs must not end sooner than the other has said.
+pub(super) const NOW: &str = "SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND";
+
+/// MariaDB's way to make an UPDATE fail at a locked row (error 1205) and not wait for it, nor for what the application's triggers
+/// touch: what fails is sent again in the form that serves both servers, where a derived table skips locked rows.
+pub(super) const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR";
+
+/// What it was answered; `None` if it found a row locked, and changed nothing.
+pub(super) fn unless_locked(reply: Reply<MySqlQueryResult>) -> Reply<Option<MySqlQueryResult>> {
+    match reply {
+        Err(error) if fault(&error) == Fault::Contention => Ok(None),
+        reply => reply.map(Some),
+    }
+}
+
+/// A row as `rules::Row` has it, and the time. No zero dates, which the driver cannot read.
+pub(super) const ROW: &str = "
+CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, CAST(time AS SIGNED) AS minutes,
+IF(begin_time >= '1000-01-01', begin_time, NULL) AS begin_time, IF(end_time >= '1000-01-01', end_time, NULL) AS end_time,
+CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, end_time IS NOT NULL AS ended, UTC_TIMESTAMP(6) AS now";
+
+pub(super) type Query<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
+
+/// For a statement that names several: sizes are powers of two, the last one repeated, so that few statements are ever prepared.
+pub(super) fn padded<T>(named: &[T]) -> Vec<&T> {
+    let padding = named.len().next_power_of_two() - named.len();
+    named.iter().chain(std::iter::repeat_n(named.last(), padding).flatten()).collect()
+}
+
+pub(super) fn marks(mark: &str, count: usize) -> String {
+    vec![mark; count].join(", ")
+}
+
+pub(super) async fn commit(conn: &mut MySqlConnection) -> Reply<()> {
+    let committed = sqlx::raw_sql("COMMIT").execute(conn).await;
+    // After other errors it may be there: what was sent is asked for again.
+    committed.map(drop).map_err(|error| if refuses_commit(&error) { error } else { unanswered(error) })
+}
+
+/// Reads the columns of `ROW`.
+pub(super) fn read(row: &MySqlRow, terms: &Terms) -> Reply<(Row, DateTime<Utc>)> {
+    let time = |name| -> Reply<Option<DateTime<Utc>>> {
+        Ok(row.try_get::<Option<NaiveDateTime>, _>(name)?.map(|time| time.and_utc()))
+    };
+    let utc = |name| -> Reply<Option<DateTime<Utc>>> { Ok(time(name)?.map(|time| to_utc(time, terms.offset()))) };
+    let read = Row {
+        locked: row.try_get::<i64, _>("locked")? == 1,
+        status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
+        begin_time: utc("begin_time")?,
+        minutes: row.try_get("minutes")?,
+        client_ip: row.try_get::<Option<String>, _>("client_ip")?.unwrap_or_default(),
+        holder: row.try_get("holder")?,
+        token: row.try_get("token")?,
+        expires_at: time("expires_at")?,
+        claimed_at: utc("claimed_at")?,
+        ended: row.try_get("ended")?,
+        awaited: false,
+    };
+    Ok((read, time("now")?.unwrap_or_default()))
+}
+
+pub(super) fn micros(time: TimeDelta) -> i64 {
+    time.num_microseconds().unwrap_or(i64::MAX)
+}

@@ -1,0 +1,167 @@
+//! Renewals, releases, abandonments and confirmations: changes of claims that stand.
+
+use std::sync::LazyLock;
+
+use sqlx::{PgConnection, Row as _};
+use uuid::Uuid;
+
+use crate::{
+    key::Claim,
+    rules::{Rules, Terms},
+    store::{
+        Change, Confirmed, Outcome, Reply,
+        postgres::row::{finite, sighting},
+        unconfirmed, unmatched,
+    },
+};
+
+const EXPIRES_AT: &str = finite!("t.expires_at");
+
+const ONE_CLAIM: &str =
+    "NOT MATERIALIZED (SELECT $1::text AS key, $2::uuid AS holder, $3::bigint AS token, 1 AS place)";
+const MANY_CLAIMS: &str =
+    "(SELECT * FROM unnest($1::text[], $2::uuid[], $3::bigint[]) WITH ORDINALITY AS r (key, holder, token, place))";
+
+/// As one value: the planner would take each condition for a rare one, and go through what is done once for every claim.
+const OURS: &str = "
+CASE WHEN t.lock_flag = 1 AND t.holder = r.holder AND t.token = r.token AND t.claimed_at = t.begin_time AND t.end_time IS NULL THEN 1 END IS NOT NULL";
+
+/// Tells those who wait that the row is free: NOTIFY takes a lock on the whole server when it commits, so nobody is told where nobody waits.
+const TOLD: &str = ", CASE WHEN d.awaited THEN pg_notify('rowlock', d.key_resource) END IS NULL AS told";
+
+/// A kind of change, to one claim or to many.
+struct ChangeStatement {
+    one: String,
+    many: String,
+}
+
+impl ChangeStatement {
+    fn new(set: &str, told: &str) -> Self {
+        Self { one: change_statement(ONE_CLAIM, set, told), many: change_statement(MANY_CLAIMS, set, told) }
+    }
+}
+
+fn change_statement(asked: &str, set: &str, told: &str) -> String {
+    format!(
+        "
+WITH asked AS {asked},
+done AS (
+    UPDATE t_resource_lock t SET {set}
+    FROM (SELECT t.key_resource, r.place FROM asked r JOIN t_resource_lock t ON t.key_resource = r.key WHERE {OURS} FOR UPDATE OF t SKIP LOCKED) l
+    WHERE t.key_resource = l.key_resource RETURNING l.place, t.key_resource, t.confirms, t.awaited
+)
+SELECT d.place IS NOT NULL AS done, d.confirms, s.*, current_setting('transaction_isolation') <> 'read committed' AS snapshot{told}
+FROM asked r LEFT JOIN done d ON d.place = r.place LEFT JOIN LATERAL (
+    SELECT true AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
+           coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL, false) AS stands,
+           coalesce((extract(epoch FROM {EXPIRES_AT} - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros
+    FROM t_resource_lock t WHERE t.key_resource = r.key AND d.place IS NULL) s ON true
+ORDER BY r.place"
+    )
+}
+
+static RENEW: LazyLock<ChangeStatement> =
+    LazyLock::new(|| ChangeStatement::new("expires_at = clock_timestamp() + $4::interval", ""));
+static RELEASE: LazyLock<ChangeStatement> = LazyLock::new(|| {
+    ChangeStatement::new(
+        "lock_flag = 0, status = $4, end_time = clock_timestamp() + $5::interval, holder = NULL, expires_at = NULL,
+        claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL",
+        &format!("{TOLD}, {}", at_ease("$6")),
+    )
+});
+static ABANDON: LazyLock<ChangeStatement> = LazyLock::new(|| {
+    let told = format!("{TOLD}, {}", at_ease("true"));
+    ChangeStatement::new("expires_at = least(t.expires_at, clock_timestamp())", &told)
+});
+
+static PUT_BACK: LazyLock<ChangeStatement> = LazyLock::new(|| {
+    ChangeStatement::new(
+        "lock_flag = 0, status = t.prior_status, begin_time = t.prior_begin_time, end_time = t.prior_end_time,
+        client_ip = t.prior_client_ip, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_client_ip = NULL",
+        TOLD,
+    )
+});
+
+/// Does not wait for the disk. Should the server crash in that moment, the claim may stand again, with nobody to renew it, and end with
+/// its lease; the next claim's commit makes both of them last.
+fn at_ease(when: &str) -> String {
+    format!("CASE WHEN {when} THEN set_config('synchronous_commit', 'off', true) END IS NULL AS strict")
+}
+
+static CONFIRM: LazyLock<String> = LazyLock::new(|| change_statement(ONE_CLAIM, "confirms = t.confirms + 1", ""));
+
+/// The lock waits for a transaction whose COMMIT was not answered; the condition is then judged anew.
+static CONFIRMS: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+SELECT t.confirms FROM t_resource_lock t, (SELECT $2::uuid AS holder, $3::bigint AS token) r
+WHERE t.key_resource = $1 AND {OURS} FOR UPDATE OF t"
+    )
+});
+
+pub(super) async fn confirm(conn: &mut PgConnection, claim: &Claim) -> Reply<Confirmed> {
+    let row = sqlx::query(CONFIRM.as_str())
+        .bind(claim.key.as_str())
+        .bind(claim.holder.as_uuid())
+        .bind(claim.token.get())
+        .fetch_one(conn)
+        .await?;
+    Ok(match row.try_get("confirms")? {
+        Some(count) => Confirmed::Done(count),
+        None => match sighting(&row)? {
+            // A snapshot of its own may be older than the row.
+            None if row.try_get("snapshot")? => Confirmed::TooOld,
+            seen => unconfirmed(claim, seen),
+        },
+    })
+}
+
+pub(super) async fn confirms(conn: &mut PgConnection, claim: &Claim) -> Reply<Option<i64>> {
+    let query = sqlx::query_scalar(CONFIRMS.as_str()).bind(claim.key.as_str());
+    query.bind(claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
+}
+
+pub(super) async fn change(
+    conn: &mut PgConnection,
+    claims: &[Claim],
+    change: Change,
+    terms: &Terms,
+) -> Reply<Vec<Outcome>> {
+    let ChangeStatement { one, many }: &'static ChangeStatement = match change {
+        Change::Renew(_) => &RENEW,
+        Change::Release(_) => &RELEASE,
+        Change::Abandon => &ABANDON,
+        Change::PutBack => &PUT_BACK,
+    };
+    let query = match claims {
+        [Claim { key, holder, token }] => {
+            sqlx::query(one.as_str()).bind(key.as_str()).bind(holder.as_uuid()).bind(token.get())
+        }
+        _ => {
+            let keys: Vec<&str> = claims.iter().map(|claim| claim.key.as_str()).collect();
+            let holders: Vec<Uuid> = claims.iter().map(|claim| *claim.holder.as_uuid()).collect();
+            let tokens: Vec<i64> = claims.iter().map(|claim| claim.token.get()).collect();
+            sqlx::query(many.as_str()).bind(keys).bind(holders).bind(tokens)
+        }
+    };
+    let query = match change {
+        Change::Renew(lease) => query.bind(lease),
+        // A run that is over is not to be run again within its window, and stays over for those who know no lease.
+        Change::Release(status) => {
+            let ours_alone = terms.rules == Rules::Recover && terms.article_clients.is_none();
+            let again = terms.once_per.is_zero() && ours_alone;
+            query.bind(status.letter()).bind(terms.offset()).bind(again)
+        }
+        Change::Abandon | Change::PutBack => query,
+    };
+    let rows = query.fetch_all(conn).await?;
+    rows.iter()
+        .zip(claims)
+        .map(|(row, claim)| {
+            if row.try_get("done")? {
+                return Ok(Outcome::Done);
+            }
+            Ok(unmatched(change, claim, sighting(row)?))
+        })
+        .collect()
+}

@@ -1,0 +1,157 @@
+//! The statement that claims keys.
+
+use std::{sync::LazyLock, time::Duration};
+
+use sqlx::{PgConnection, Row as _, postgres::PgRow};
+use uuid::Uuid;
+
+use crate::{
+    key::{Key, Prior, Token},
+    rules::{Rules, Terms},
+    store::{
+        Answer, Ask, Reply, is_apart,
+        postgres::row::{Query, ROW, read},
+    },
+};
+
+/// A backend that waits does not see its client go: `lock_timeout`, for this statement alone, ends its wait.
+const CREATE: &str = "
+WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', $3, true))
+INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
+SELECT key, 'S', 0, 'epoch', '', $2, 0, 0 FROM patience, unnest($1::text[]) AS key ORDER BY key
+ON CONFLICT (key_resource) DO NOTHING";
+
+/// One request's parameters, or those of many. One has no list that a planner would have to guess the length of.
+const ONE_ASK: &str = "NOT MATERIALIZED (SELECT $1::text AS key, $2::uuid AS asker, $10::bool AS waited, 1 AS place)";
+const MANY_ASKS: &str =
+    "(SELECT * FROM unnest($1::text[], $2::uuid[], $10::bool[]) WITH ORDINALITY AS r (key, asker, waited, place))";
+
+/// The granting half of the rules table (`rules.rs`), over a row `c` that is asked for by `r` at `n.now`:
+/// $3 once_per, $5 the other programs' offset, $6 Recover, $7 retry_failed, $8 article_clients.
+const GRANTS: &str = "
+CASE WHEN c.lock_flag = 1 AND c.holder = r.asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
+     WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
+         CASE WHEN $6 AND n.now >= c.expires_at THEN 'taken over' END
+     WHEN c.lock_flag = 1 THEN
+         CASE WHEN $6 AND $8 AND n.now + $5::interval - make_interval(mins => least(c.time, 2147483647)::int) >= c.begin_time THEN 'taken over' END
+     WHEN ($6 OR c.status = 'S') AND (c.begin_time IS NULL OR $3 = interval '0' OR n.now + $5::interval - $3::interval >= c.begin_time
+         OR (c.status = 'F' AND $7)) THEN 'acquired'
+END";
+
+/// What becomes of a row `t` that is granted as `j` says.
+const TAKE: &str = "
+lock_flag = 1, status = 'P', client_ip = $9, holder = j.asker, end_time = NULL,
+begin_time = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now + $5::interval END,
+claimed_at = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now + $5::interval END,
+token = CASE j.verdict WHEN 'same' THEN t.token ELSE greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint) END,
+prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN t.token END,
+prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip ELSE left(t.client_ip, 45) END,
+prior_status = CASE j.verdict WHEN 'same' THEN t.prior_status ELSE t.status END,
+prior_begin_time = CASE j.verdict WHEN 'same' THEN t.prior_begin_time ELSE t.begin_time END,
+prior_end_time = CASE j.verdict WHEN 'same' THEN t.prior_end_time ELSE t.end_time END,
+expires_at = j.now + $4::interval, awaited = t.awaited AND (j.verdict = 'same' OR j.waited)";
+
+/// Each for itself. What is not granted is not locked: a refusal writes nothing, not even to the WAL. The clock is read just
+/// before the lock, which waits for nobody; an earlier time grants no more than a later one.
+fn claim_statement(asked: &str) -> String {
+    format!(
+        "
+WITH asked AS {asked},
+taken AS (
+    UPDATE t_resource_lock t SET {TAKE}
+    FROM (SELECT c.key_resource, r.asker, r.waited, n.now, {GRANTS} AS verdict
+          FROM asked r JOIN t_resource_lock c ON c.key_resource = r.key CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
+          WHERE {GRANTS} IS NOT NULL FOR UPDATE OF c SKIP LOCKED) j
+    WHERE t.key_resource = j.key_resource
+    RETURNING t.key_resource, t.token, t.prior_token, t.prior_client_ip
+)
+SELECT m.*, n.token AS new_token, n.prior_token, n.prior_client_ip::text, clock_timestamp() AS clock
+FROM asked r LEFT JOIN taken n ON n.key_resource = r.key
+LEFT JOIN LATERAL (SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock c WHERE c.key_resource = r.key AND n.token IS NULL) m ON true
+ORDER BY r.place"
+    )
+}
+
+static CLAIM: LazyLock<String> = LazyLock::new(|| claim_statement(ONE_ASK));
+static CLAIM_APART: LazyLock<String> = LazyLock::new(|| claim_statement(MANY_ASKS));
+
+/// All or none: looks, locks, judges again, and takes what there is all of.
+static CLAIM_TOGETHER: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+WITH asked AS {MANY_ASKS},
+seen AS MATERIALIZED (
+    SELECT c.*, n.now FROM asked r JOIN t_resource_lock c ON c.key_resource = r.key
+    CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
+), locked AS MATERIALIZED (
+    SELECT * FROM t_resource_lock
+    WHERE key_resource = ANY (ARRAY(SELECT key FROM asked))
+      AND (SELECT bool_and({GRANTS} IS NOT NULL) FROM asked r LEFT JOIN seen c ON c.key_resource = r.key CROSS JOIN LATERAL (SELECT c.now) n)
+    FOR UPDATE SKIP LOCKED
+), judged AS MATERIALIZED (
+    SELECT c.*, r.asker, r.waited, n.now, {GRANTS} AS verdict
+    FROM asked r JOIN locked c ON c.key_resource = r.key CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
+), taken AS (
+    UPDATE t_resource_lock t SET {TAKE}
+    FROM judged j
+    WHERE t.key_resource = j.key_resource
+      AND (SELECT bool_and(g.verdict IS NOT NULL) FROM asked r LEFT JOIN judged g ON g.key_resource = r.key)
+    RETURNING t.key_resource, t.token, t.prior_token, t.prior_client_ip
+), met AS (
+    SELECT {ROW}, now FROM judged
+    UNION ALL
+    SELECT {ROW}, now FROM seen s WHERE NOT EXISTS (SELECT FROM judged j WHERE j.key_resource = s.key_resource)
+)
+SELECT m.*, n.token AS new_token, n.prior_token, n.prior_client_ip::text, clock_timestamp() AS clock
+FROM asked r LEFT JOIN met m ON m.key_resource = r.key LEFT JOIN taken n ON n.key_resource = r.key
+ORDER BY r.place"
+    )
+});
+
+fn bind_terms<'q>(query: Query<'q>, terms: &'q Terms) -> Query<'q> {
+    query
+        .bind(terms.once_per)
+        .bind(terms.lease)
+        .bind(terms.offset())
+        .bind(terms.rules == Rules::Recover)
+        .bind(terms.retry_failed)
+        .bind(terms.article_clients.is_some())
+        .bind(&terms.label)
+}
+
+fn answer(row: &PgRow, terms: &Terms) -> Reply<Answer> {
+    if let Some(token) = row.try_get::<Option<i64>, _>("new_token")? {
+        let prior: Option<i64> = row.try_get("prior_token")?;
+        let label: Option<String> = row.try_get("prior_client_ip")?;
+        let prior = prior.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() });
+        return Ok(Answer::Granted { token: Token::new(token), prior });
+    }
+    if row.try_get::<Option<&str>, _>("key_resource")?.is_none() {
+        return Ok(Answer::Seen { row: None, now: row.try_get("clock")? });
+    }
+    Ok(Answer::Seen { row: Some(read(row, terms)?), now: row.try_get("now")? })
+}
+
+pub(super) async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, patience: Duration) -> Reply<()> {
+    let keys: Vec<&str> = keys.iter().map(Key::as_str).collect();
+    let patience = format!("{}ms", patience.as_millis().max(1));
+    sqlx::query(CREATE).bind(keys).bind(minutes).bind(patience).execute(conn).await.map(drop)
+}
+
+pub(super) async fn claim(conn: &mut PgConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    let query = match asks {
+        [Ask { key, holder, waited }] => {
+            let query = sqlx::query(CLAIM.as_str()).bind(key.as_str()).bind(holder.as_uuid());
+            bind_terms(query, terms).bind(waited)
+        }
+        _ => {
+            let sql = if is_apart(asks) { CLAIM_APART.as_str() } else { CLAIM_TOGETHER.as_str() };
+            let keys: Vec<&str> = asks.iter().map(|ask| ask.key.as_str()).collect();
+            let holders: Vec<Uuid> = asks.iter().map(|ask| *ask.holder.as_uuid()).collect();
+            let waited: Vec<bool> = asks.iter().map(|ask| ask.waited).collect();
+            bind_terms(sqlx::query(sql).bind(keys).bind(holders), terms).bind(waited)
+        }
+    };
+    let rows = query.fetch_all(conn).await?;
+    rows.iter().map(|row| answer(row, terms)).collect()
+}

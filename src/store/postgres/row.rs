@@ -1,0 +1,77 @@
+//! A row of the lock's table as PostgreSQL shows it.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{
+    Postgres, Row as _,
+    postgres::{PgArguments, PgRow},
+};
+
+use crate::{
+    rules::{Row, Terms},
+    store::{Reply, Sighting, to_utc},
+};
+
+/// An infinite time, which another program may write, becomes a far one. (`least` alone would make a time of NULL.)
+macro_rules! finite {
+    ($column:literal) => {
+        concat!(
+            "CASE WHEN ",
+            $column,
+            " IS NOT NULL THEN greatest(least(",
+            $column,
+            "::timestamptz, '9999-12-31Z'), '0001-01-01Z') END"
+        )
+    };
+}
+
+pub(super) use finite;
+
+/// A row as `rules::Row` has it, in types that are the same whatever the table's are.
+pub(super) const ROW: &str = concat!(
+    "key_resource::text COLLATE \"C\" AS key_resource, lock_flag = 1 AS locked, status::text, time::bigint AS minutes,
+    client_ip::text, holder, token, end_time IS NOT NULL AS ended, awaited, ",
+    finite!("begin_time"),
+    " AS begin_time, ",
+    finite!("claimed_at"),
+    " AS claimed_at, ",
+    finite!("expires_at"),
+    " AS expires_at, ",
+    finite!("end_time"),
+    " AS end_time"
+);
+
+pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
+
+/// Reads the columns of `ROW`.
+pub(super) fn read(row: &PgRow, terms: &Terms) -> Reply<Row> {
+    let utc = |name| -> Reply<Option<DateTime<Utc>>> {
+        let time: Option<DateTime<Utc>> = row.try_get(name)?;
+        Ok(time.map(|time| to_utc(time, terms.offset())))
+    };
+    Ok(Row {
+        locked: row.try_get::<Option<bool>, _>("locked")?.unwrap_or_default(),
+        status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
+        begin_time: utc("begin_time")?,
+        minutes: row.try_get("minutes")?,
+        client_ip: row.try_get::<Option<String>, _>("client_ip")?.unwrap_or_default(),
+        holder: row.try_get("holder")?,
+        token: row.try_get("token")?,
+        expires_at: row.try_get("expires_at")?,
+        claimed_at: utc("claimed_at")?,
+        ended: row.try_get("ended")?,
+        awaited: row.try_get("awaited")?,
+    })
+}
+
+pub(super) fn sighting(row: &PgRow) -> Reply<Option<Sighting>> {
+    if row.try_get::<Option<bool>, _>("seen")?.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(Sighting {
+        holder: row.try_get("holder")?,
+        token: row.try_get("token")?,
+        locked: row.try_get::<Option<bool>, _>("locked")?.unwrap_or_default(),
+        stands: row.try_get("stands")?,
+        left: TimeDelta::microseconds(row.try_get("left_micros")?),
+    }))
+}

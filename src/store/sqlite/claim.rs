@@ -1,0 +1,196 @@
+//! Claims: a look, a judgement by the rules, and a compare-and-set of the row that was judged.
+
+use chrono::{DateTime, Utc};
+use sqlx::{AssertSqlSafe, Row as _, SqliteConnection, sqlite::SqliteRow};
+
+use crate::{
+    key::{Key, Prior, Token},
+    rules::{Row, Terms, Verdict, judge},
+    store::{
+        Answer, Ask, Reply,
+        fault::{Fault, fault},
+        is_apart, is_refused, put_back,
+        sqlite::row::{as_micros, hex, json, kept, look, micros, now, read, time, written},
+        unanswered,
+    },
+};
+
+/// How long a claim waits for another's write.
+const TRY_MILLIS: i64 = 50;
+
+const CREATE: &str = concat!(
+    "
+INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
+SELECT CAST(unhex(value) AS TEXT), 'S', 0, ",
+    kept!("begin_time", "0"),
+    ", '', ?2, 0, 0 FROM json_each(?1) WHERE true
+ON CONFLICT (key_resource) DO NOTHING"
+);
+
+/// ?2 is the holder, ?3 to ?6 what the row becomes, ?7 and on what was seen of it.
+const TAKE: &str = concat!(
+    "
+UPDATE t_resource_lock
+SET lock_flag = 1, status = 'P', client_ip = ?3, holder = ?2, end_time = NULL,
+    begin_time = CASE WHEN ?6 = 'same' THEN begin_time ELSE ",
+    kept!("begin_time", now!(), " + ?5"),
+    " END,
+    claimed_at = CASE WHEN ?6 = 'same' THEN begin_time ELSE ",
+    kept!("begin_time", now!(), " + ?5"),
+    " END,
+    token = CASE WHEN ?6 = 'same' THEN token ELSE max(token + 1, ",
+    now!(),
+    ") END,
+    prior_token = CASE ?6 WHEN 'same' THEN prior_token WHEN 'taken over' THEN token END,
+    prior_client_ip = CASE WHEN ?6 = 'same' THEN prior_client_ip ELSE client_ip END,
+    prior_status = CASE WHEN ?6 = 'same' THEN prior_status ELSE status END,
+    prior_begin_time = CASE WHEN ?6 = 'same' THEN prior_begin_time ELSE begin_time END,
+    prior_end_time = CASE WHEN ?6 = 'same' THEN prior_end_time ELSE end_time END,
+    expires_at = ",
+    now!(),
+    " + ?4
+WHERE key_resource = ?1 AND token = ?7 AND COALESCE(lock_flag = 1, 0) = ?8 AND holder IS ?9 AND status IS ?10
+  AND ",
+    as_micros!("begin_time"),
+    " IS ?11 AND ",
+    as_micros!("claimed_at"),
+    " IS ?12 AND expires_at IS ?13 AND (end_time IS NOT NULL) = ?14
+RETURNING token, prior_token, prior_client_ip"
+);
+
+/// A row that may be taken, as it was judged.
+struct Free {
+    found: SqliteRow,
+    row: Row,
+    now: DateTime<Utc>,
+    verdict: &'static str,
+}
+
+impl Free {
+    fn seen(self) -> Answer {
+        Answer::Seen { row: Some(self.row), now: self.now }
+    }
+}
+
+async fn claim_one(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Reply<Answer> {
+    match find(conn, ask, terms).await? {
+        Ok(free) => take(conn, ask, terms, free).await,
+        Err(answer) => Ok(answer),
+    }
+}
+
+/// Looks and judges; what cannot be had is answered.
+async fn find(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Reply<Result<Free, Answer>> {
+    let Some(found) = look(conn, &ask.key).await? else {
+        return Ok(Err(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH }));
+    };
+    let row = read(&found, terms)?;
+    let now = time(&found, "now")?.unwrap_or_default();
+    let verdict = match judge(Some(&row), now, ask.holder, terms) {
+        Verdict::Acquire => "acquired",
+        Verdict::Same => "same",
+        Verdict::TakeOver => "taken over",
+        Verdict::Create | Verdict::Refuse(..) => return Ok(Err(Answer::Seen { row: Some(row), now })),
+    };
+    Ok(Ok(Free { found, row, now, verdict }))
+}
+
+/// In one transaction, which is rolled back at the first that its holder cannot have with the others. Where nothing is
+/// to be had, there is none.
+async fn claim_several(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    let apart = is_apart(asks);
+    let mut found = Vec::with_capacity(asks.len());
+    for ask in asks {
+        found.push(find(conn, ask, terms).await?);
+    }
+    let hopeless = if apart { found.iter().all(Result::is_err) } else { found.iter().any(Result::is_err) };
+    if hopeless {
+        return Ok(found.into_iter().map(|found| found.err().unwrap_or(Answer::Withheld)).collect());
+    }
+    match sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *conn).await {
+        // Somebody writes; those who cannot have theirs hear why all the same.
+        Err(error) if apart && fault(&error) == Fault::Contention => {
+            return Ok(found.into_iter().map(|found| found.map_or_else(|answer| answer, Free::seen)).collect());
+        }
+        begun => begun?,
+    };
+    let mut claimed = take_each(conn, asks, terms, found).await;
+    if claimed.as_ref().is_ok_and(|answers| apart || !is_refused(answers)) {
+        match sqlx::raw_sql("COMMIT").execute(&mut *conn).await {
+            Ok(_) => return claimed,
+            // It leaves the transaction open.
+            Err(error) => claimed = Err(error),
+        }
+    }
+    sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
+    claimed.map(|answers| put_back(answers, asks.len()))
+}
+
+/// Of one holder's, up to the first that is refused.
+async fn take_each(
+    conn: &mut SqliteConnection,
+    asks: &[Ask],
+    terms: &Terms,
+    found: Vec<Result<Free, Answer>>,
+) -> Reply<Vec<Answer>> {
+    let apart = is_apart(asks);
+    let mut answers = Vec::with_capacity(asks.len());
+    for (ask, found) in asks.iter().zip(found) {
+        answers.push(match found {
+            Ok(free) => take(conn, ask, terms, free).await?,
+            Err(answer) => answer,
+        });
+        if !apart && is_refused(&answers) {
+            break;
+        }
+    }
+    Ok(answers)
+}
+
+/// A pragma takes no parameters; the number is one that SQLite gave, or ours.
+async fn set_busy_timeout(conn: &mut SqliteConnection, millis: i64) -> Reply<()> {
+    sqlx::raw_sql(AssertSqlSafe(format!("PRAGMA busy_timeout = {millis}"))).execute(conn).await.map(drop)
+}
+
+/// The compare-and-set: it fails, if the row is not as it was judged any more.
+async fn take(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms, free: Free) -> Reply<Answer> {
+    let Free { found, row, now, verdict } = free;
+    let query = sqlx::query(TAKE)
+        .bind(ask.key.as_str())
+        .bind(*ask.holder.as_uuid())
+        .bind(&terms.label)
+        .bind(micros(terms.lease))
+        .bind(micros(terms.offset()))
+        .bind(verdict)
+        .bind(row.token)
+        .bind(row.locked)
+        .bind(row.holder)
+        .bind(found.try_get::<Option<String>, _>("status")?)
+        .bind(found.try_get::<Option<i64>, _>("begin_time")?)
+        .bind(found.try_get::<Option<i64>, _>("claimed_at")?)
+        .bind(found.try_get::<Option<i64>, _>("expires_at")?)
+        .bind(row.ended);
+    let Some(taken) = written(query, conn).await? else { return Ok(Answer::Seen { row: Some(row), now }) };
+    let prior: Option<i64> = taken.try_get("prior_token")?;
+    let label: Option<String> = taken.try_get("prior_client_ip")?;
+    Ok(Answer::Granted {
+        token: Token::new(taken.try_get("token")?),
+        prior: prior.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() }),
+    })
+}
+
+pub(super) async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32) -> Reply<()> {
+    let keys = json(keys.iter().map(|key| format!("\"{}\"", hex(key.as_str()))));
+    sqlx::query(CREATE).bind(keys).bind(minutes).execute(conn).await.map(drop)
+}
+
+pub(super) async fn claim(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+    let patience: i64 = sqlx::query("PRAGMA busy_timeout").fetch_one(&mut *conn).await?.try_get(0)?;
+    set_busy_timeout(conn, patience.min(TRY_MILLIS)).await?;
+    let answers = match asks {
+        [ask] => claim_one(conn, ask, terms).await.map(|answer| vec![answer]),
+        _ => claim_several(conn, asks, terms).await,
+    };
+    set_busy_timeout(conn, patience).await?;
+    answers
+}

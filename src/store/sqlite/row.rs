@@ -1,0 +1,114 @@
+//! A row of the lock's table as SQLite shows it, and the values that statements are given.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{
+    Row as _, Sqlite, SqliteConnection,
+    sqlite::{SqliteArguments, SqliteRow},
+};
+
+use crate::{
+    key::Key,
+    rules::{Row, Terms},
+    store::{Reply, to_utc},
+};
+
+/// The database's clock.
+macro_rules! now {
+    () => {
+        "CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000"
+    };
+}
+
+/// A time of the column in microseconds; a text that is none stays one, and is an error to whoever reads it.
+macro_rules! as_micros {
+    ($column:literal) => {
+        concat!(
+            "COALESCE(CAST(round(unixepoch(CASE typeof(",
+            $column,
+            ") WHEN 'text' THEN ",
+            $column,
+            " END, 'subsec') * 1000) AS INTEGER) * 1000, ",
+            $column,
+            ")"
+        )
+    };
+}
+
+/// A time in microseconds as the column keeps it; whole seconds are cut, so that no time lies ahead.
+macro_rules! kept {
+    ($column:literal, $($micros:expr),+) => {
+        concat!(
+            "(SELECT CASE WHEN type LIKE '%INT%' THEN ",
+            $($micros,)+
+            " ELSE strftime('%Y-%m-%d %H:%M:%S', (",
+            $($micros,)+
+            ") / 1000000, 'unixepoch') END FROM pragma_table_info('t_resource_lock') WHERE name = '",
+            $column,
+            "' COLLATE NOCASE)"
+        )
+    };
+}
+
+pub(super) use {as_micros, kept, now};
+
+const LOOK: &str = concat!(
+    "
+SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at, prior_token, prior_client_ip,
+       end_time IS NOT NULL AS ended, COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS stands, ",
+    as_micros!("begin_time"),
+    " AS begin_time, ",
+    as_micros!("claimed_at"),
+    " AS claimed_at, COALESCE(expires_at - ",
+    now!(),
+    ", 0) AS left_micros, ",
+    now!(),
+    " AS now
+FROM t_resource_lock WHERE key_resource = ?1"
+);
+
+pub(super) type Query<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
+
+pub(super) async fn look(conn: &mut SqliteConnection, key: &Key) -> Reply<Option<SqliteRow>> {
+    sqlx::query(LOOK).bind(key.as_str()).fetch_optional(conn).await
+}
+
+/// The row of a statement that writes, which has to be run to its end: only there does SQLite commit, and may fail to.
+pub(super) async fn written(query: Query<'_>, conn: &mut SqliteConnection) -> Reply<Option<SqliteRow>> {
+    Ok(query.fetch_all(conn).await?.pop())
+}
+
+pub(super) fn read(row: &SqliteRow, terms: &Terms) -> Reply<Row> {
+    let utc = |name| -> Reply<Option<DateTime<Utc>>> { Ok(time(row, name)?.map(|time| to_utc(time, terms.offset()))) };
+    Ok(Row {
+        locked: row.try_get("locked")?,
+        status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
+        begin_time: utc("begin_time")?,
+        minutes: row.try_get("time")?,
+        client_ip: row.try_get::<Option<String>, _>("client_ip")?.unwrap_or_default(),
+        holder: row.try_get("holder")?,
+        token: row.try_get("token")?,
+        expires_at: time(row, "expires_at")?,
+        claimed_at: utc("claimed_at")?,
+        ended: row.try_get("ended")?,
+        awaited: false,
+    })
+}
+
+pub(super) fn time(row: &SqliteRow, name: &str) -> Reply<Option<DateTime<Utc>>> {
+    let beyond = |micros: i64| if micros > 0 { DateTime::<Utc>::MAX_UTC } else { DateTime::<Utc>::MIN_UTC };
+    let micros: Option<i64> = row.try_get(name)?;
+    Ok(micros.map(|micros| DateTime::from_timestamp_micros(micros).unwrap_or_else(|| beyond(micros))))
+}
+
+pub(super) fn micros(time: TimeDelta) -> i64 {
+    time.num_microseconds().unwrap_or(i64::MAX)
+}
+
+/// As a JSON array; keys and ids go in as hex, so that nothing in them needs escaping.
+pub(super) fn json(items: impl Iterator<Item = String>) -> String {
+    format!("[{}]", items.collect::<Vec<_>>().join(","))
+}
+
+pub(super) fn hex(text: &str) -> String {
+    text.bytes().map(|byte| format!("{byte:02x}")).collect()
+}
