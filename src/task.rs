@@ -49,10 +49,12 @@ async fn run<W: Work>(mut task: OnStop<W>) {
     while let Some(wakes_at) = task.work.look(task.runtime, &mut under_way) {
         let UnderWay { renewal, ending } = &mut under_way;
         tokio::select! {
-            () = finish(renewal) => *renewal = None,
-            () = finish(ending) => *ending = None,
+            // A task that was replaced while its runtime stood still looks before it sends anything more.
+            biased;
             _ = woken.changed() => {}
             () = sleep_until(wakes_at) => {}
+            () = finish(renewal) => *renewal = None,
+            () = finish(ending) => *ending = None,
         }
     }
     task.armed = false;
@@ -92,6 +94,16 @@ pub(crate) enum Role {
     TakeOver,
     /// It looks again at this time.
     StandBy(Instant),
+}
+
+impl Role {
+    /// Whether a task that was to do `before` is to do something else by now.
+    pub fn is_other_than(self, before: Self) -> bool {
+        match before {
+            Self::Work | Self::TakeOver => self != Self::Work,
+            Self::StandBy(_) => !matches!(self, Self::StandBy(_)),
+        }
+    }
 }
 
 pub(crate) struct Duty {

@@ -3,24 +3,20 @@
 //! A lane is a statement under way and those that follow it. As a rule there is one. Where it is long in coming to its
 //! end, or to a connection, whoever waits opens another, so that nobody pays for one connection that does not answer.
 
-use std::{
-    collections::{BTreeMap, HashMap, hash_map::Entry},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    runtime::{Handle, Id},
+    runtime::Handle,
     sync::oneshot,
     time::{Instant, timeout_at},
 };
 
 use crate::{
     batch::{
-        Batch,
-        op::{Errand, Limits},
+        batcher::Batch,
+        op::Errand,
+        state::{Seat, Stage},
     },
-    key::Key,
     store::{
         Database,
         connection::{Borrowed, Kept},
@@ -29,108 +25,8 @@ use crate::{
     sync::lock,
 };
 
-/// The most requests of one statement: beyond, it only takes longer.
-const MOST: usize = 256;
-
 /// How long a request waits behind others, at first.
 const PATIENCE: Duration = Duration::from_millis(20);
-
-pub(crate) struct Waiting<DB: Database, E: Errand<DB>> {
-    pub request: E::Request,
-    pub reply: oneshot::Sender<Result<E::Answer, Failure>>,
-    pub limits: Limits,
-}
-
-pub(crate) type Numbered<DB, E> = (u64, Waiting<DB, E>);
-
-/// A request that is sent, and those for the same key that may share in its answer.
-pub(crate) struct Seat<DB: Database, E: Errand<DB>> {
-    pub first: Waiting<DB, E>,
-    pub others: Vec<Numbered<DB, E>>,
-}
-
-pub(crate) struct State<DB: Database, E: Errand<DB>> {
-    /// Those that wait to be sent, in the order of their coming.
-    waiting: BTreeMap<u64, Waiting<DB, E>>,
-    last_number: u64,
-    /// How many there are, and on which runtime.
-    lanes: usize,
-    home: Option<Id>,
-    /// How many of them are about to take along whoever waits, and since when the last of these.
-    boarding: usize,
-    boarding_since: Instant,
-}
-
-impl<DB: Database, E: Errand<DB>> State<DB, E> {
-    pub fn new() -> Self {
-        let boarding_since = Instant::now();
-        Self { waiting: BTreeMap::new(), last_number: 0, lanes: 0, home: None, boarding: 0, boarding_since }
-    }
-
-    pub fn is_idle(&self) -> bool {
-        self.lanes == 0
-    }
-
-    pub fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
-    }
-
-    pub fn is_at_home(&self, runtime: Id) -> bool {
-        self.home == Some(runtime)
-    }
-
-    /// One lane more, on this runtime.
-    pub fn begin(&mut self, runtime: Id) {
-        self.lanes += 1;
-        self.home = Some(runtime);
-    }
-
-    pub fn queue(&mut self, waiting: Waiting<DB, E>) -> u64 {
-        self.last_number += 1;
-        self.waiting.insert(self.last_number, waiting);
-        self.last_number
-    }
-
-    /// To where they came from, those who still wait.
-    pub fn put_back(&mut self, waiting: Vec<Numbered<DB, E>>) {
-        self.waiting.extend(waiting.into_iter().filter(|(_, waiting)| !waiting.reply.is_closed()));
-    }
-
-    /// Those that can go in one statement, the first of them in any case.
-    fn board(&mut self) -> Vec<Seat<DB, E>> {
-        let (mut seats, mut places): (Vec<Seat<DB, E>>, HashMap<Key, usize>) = (Vec::new(), HashMap::new());
-        let mut stay = BTreeMap::new();
-        while seats.len() < MOST
-            && let Some((number, waiting)) = self.waiting.pop_first()
-        {
-            let Some(key) = E::key(&waiting.request).cloned() else { continue };
-            if seats.first().is_some_and(|seat| !E::goes_with(&waiting.request, &seat.first.request)) {
-                stay.insert(number, waiting);
-                continue;
-            }
-            match places.entry(key) {
-                Entry::Vacant(place) => {
-                    place.insert(seats.len());
-                    seats.push(Seat { first: waiting, others: Vec::new() });
-                }
-                Entry::Occupied(place) => seats[*place.get()].others.push((number, waiting)),
-            }
-        }
-        self.waiting.append(&mut stay);
-        seats
-    }
-
-    /// Counts a lane at its new stage.
-    fn shift(&mut self, from: Stage, to: Stage) -> Stage {
-        self.boarding -= usize::from(from == Stage::Boarding);
-        if to == Stage::Boarding {
-            self.boarding += 1;
-            self.boarding_since = Instant::now();
-        }
-        self.lanes -= usize::from(from != Stage::Ended && to == Stage::Ended);
-        to
-    }
-}
 
 /// A request that waits to be sent; dropped before, it never is.
 pub(crate) struct Place<'a, DB: Database, E: Errand<DB>> {
@@ -171,16 +67,6 @@ impl<DB: Database, E: Errand<DB>> Drop for Place<'_, DB, E> {
     fn drop(&mut self) {
         self.leave();
     }
-}
-
-/// What a lane is at.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// One request, which takes nobody along.
-    Alone,
-    Boarding,
-    UnderWay,
-    Ended,
 }
 
 pub(crate) struct Lane<DB: Database, E: Errand<DB>> {

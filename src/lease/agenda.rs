@@ -105,7 +105,11 @@ impl Agenda {
     }
 
     /// What a request came to for the claims of an ending; takes it out where that settles it.
-    pub fn hear(&mut self, number: u64, shares: &[Share]) -> Option<(Ended, Ending)> {
+    pub fn hear<'a>(
+        &mut self,
+        number: u64,
+        shares: impl Iterator<Item = (&'a Claim, &'a Share)>,
+    ) -> Option<(Ended, Ending)> {
         let ended = self.endings.get_mut(&number)?.hear(shares)?;
         Some((ended, self.endings.remove(&number)?))
     }
@@ -119,7 +123,8 @@ impl Agenda {
     pub fn next(&self, renewing: bool, ending: bool) -> Option<Instant> {
         let deadlines = self.leases.values().map(|kept| kept.held.deadline());
         let renewals = self.leases.values().map(|kept| kept.renew_at).filter(|_| !renewing);
-        let endings = self.endings.values().map(|ending| ending.at).filter(|_| !renewing && !ending);
+        let waiting = self.endings.values().filter(|waiting| !(renewing || ending || waiting.under_way));
+        let endings = waiting.map(|waiting| waiting.at);
         deadlines.chain(renewals).chain(endings).min()
     }
 

@@ -1,6 +1,9 @@
 //! One try: the same holder asks for its keys until there is an answer.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use tokio::{
     runtime::Handle,
@@ -47,6 +50,7 @@ pub(crate) struct Try<'a, DB: Database> {
     patience: Duration,
     /// A claim was sent whose outcome is not known.
     unanswered: bool,
+    doubt: Option<&'a AtomicBool>,
     /// Rows that it created: one that is missing all the same is not to be seen.
     created: Vec<Key>,
     /// Others got in its way, perhaps some that it travelled with, or it was not for a statement of many.
@@ -79,9 +83,15 @@ impl<'a, DB: Database> Try<'a, DB> {
         // It was in turn when its claim was sent.
         let in_turn = !lock.settings.fair || before.is_some();
         let (caller, limit) = (until.unwrap_or(last), until.map_or(last, |until| until.min(last)));
-        let (unanswered, contended) = (before.is_some(), false);
+        let (unanswered, contended, doubt) = (before.is_some(), false, None);
         let (created, patience) = (Vec::new(), PATIENCE);
-        Ok(Self { lock, runtime, asks, in_turn, caller, limit, last, patience, unanswered, created, contended })
+        Ok(Self { lock, runtime, asks, in_turn, caller, limit, last, patience, unanswered, doubt, created, contended })
+    }
+
+    /// Sets this flag as soon as a claim has no answer while its caller still waits for one.
+    pub fn reporting_to(mut self, doubt: &'a AtomicBool) -> Self {
+        self.doubt = Some(doubt);
+        self
     }
 
     /// Comes after waiting, to ask again before long, and perhaps first in the queue.
@@ -116,6 +126,14 @@ impl<'a, DB: Database> Try<'a, DB> {
         self.asks.first().filter(|_| self.unanswered).map(|ask| ask.holder)
     }
 
+    fn goes_unanswered(&mut self) {
+        self.unanswered = true;
+        // Later it is the caller who goes away, and a claim that is under way is brought to its end.
+        if let Some(doubt) = self.doubt.filter(|_| Instant::now() < self.caller) {
+            doubt.store(true, Ordering::Relaxed);
+        }
+    }
+
     async fn ask(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
         if !self.in_turn
             && let Some(refusal) = self.look_at_queue().await?
@@ -133,7 +151,7 @@ impl<'a, DB: Database> Try<'a, DB> {
                 }
                 Ok(Claimed::Granted(granted)) => return Ok(Attempt::Acquired(granted)),
                 Ok(Claimed::Late) => {
-                    self.unanswered = true;
+                    self.goes_unanswered();
                     if Instant::now() < self.limit {
                         continue;
                     }
@@ -152,7 +170,7 @@ impl<'a, DB: Database> Try<'a, DB> {
                     }
                     // Sent, and no answer: the same holder asks again, and gets the same claim if it was granted.
                     Fault::Outage => {
-                        self.unanswered = true;
+                        self.goes_unanswered();
                         if Instant::now() >= self.limit {
                             return Err(self.error(failure));
                         }

@@ -1,7 +1,15 @@
 //! Changes of claims that stand: renewals and endings, sent so that neither a connection that falls silent nor a row that
 //! the server refuses to change does harm to the others.
 
-use std::{ops::Range, pin::pin, sync::Arc, time::Duration};
+use std::{
+    ops::Range,
+    pin::pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -15,6 +23,7 @@ use crate::{
         pools::Connections,
         skipped_among,
     },
+    sync::lock,
 };
 
 /// How many statements in a row may fail before the rest waits for the next time: then it is hardly for the sake of some rows.
@@ -27,6 +36,8 @@ pub(crate) struct Changes<DB: Database> {
     pub terms: Arc<Terms>,
     /// How long a request waits for its answer before it is sent on another connection as well.
     pub patience: Duration,
+    /// Until when no connection of the pool is waited for: there was none a moment ago.
+    pub scarce_until: Mutex<Instant>,
 }
 
 /// What a request came to.
@@ -55,18 +66,22 @@ impl<DB: Database> Changes<DB> {
     ///
     /// A pool of one connection has none for the second request: it waits for the first.
     pub async fn send(&self, claims: &[Claim], change: Change, limit: Instant) -> Told<Answer> {
-        let mut first = pin!(self.send_once(claims, change, limit));
+        let (first_sent, second_sent) = (AtomicBool::new(false), AtomicBool::new(false));
+        let mut first = pin!(self.send_once(claims, change, limit, &first_sent));
         if let Ok(reply) = timeout(self.patience, &mut first).await {
             return Told { unanswered: is_unanswered(&reply), reply };
         }
-        let mut second = pin!(self.send_once(claims, change, limit));
+        let mut second = pin!(self.send_once(claims, change, limit, &second_sent));
         let (reply, other) = tokio::select! {
             reply = &mut first => (reply, second),
             reply = &mut second => (reply, first),
         };
         // What it could not get at may be in the hands of the other request.
         if reply.as_ref().is_ok_and(|answer| skipped_among(&answer.outcomes).is_none()) {
-            return Told { reply, unanswered: true };
+            return Told {
+                reply,
+                unanswered: first_sent.load(Ordering::Relaxed) && second_sent.load(Ordering::Relaxed),
+            };
         }
         let later = other.await;
         let unanswered = is_unanswered(&reply) || is_unanswered(&later);
@@ -74,7 +89,13 @@ impl<DB: Database> Changes<DB> {
         Told { reply: if later.is_err() && earlier_tells_more { reply } else { later }, unanswered }
     }
 
-    async fn send_once(&self, claims: &[Claim], change: Change, limit: Instant) -> Result<Answer, Failure> {
+    async fn send_once(
+        &self,
+        claims: &[Claim],
+        change: Change,
+        limit: Instant,
+        is_sent: &AtomicBool,
+    ) -> Result<Answer, Failure> {
         let mut conn = self.connection(limit).await?;
         let sent = Instant::now();
         if sent >= limit {
@@ -82,6 +103,7 @@ impl<DB: Database> Changes<DB> {
             conn.give_back();
             return Err(Failure::Undone);
         }
+        is_sent.store(true, Ordering::Relaxed);
         let reply = timeout_at(limit, DB::change(conn.get(), claims, change, &self.terms, false)).await;
         conn.settle(reply).map(|outcomes| Answer { sent, outcomes })
     }
@@ -90,8 +112,15 @@ impl<DB: Database> Changes<DB> {
         if self.pool.is_shared() {
             return Borrowed::checkout(&self.pool, limit).await;
         }
-        match Borrowed::checkout(&self.pool, limit.min(Instant::now() + self.patience)).await {
-            Err(Failure::NoConnection(_)) => Borrowed::checkout(&self.requests, limit).await,
+        let now = Instant::now();
+        let patience = if *lock(&self.scarce_until) > now { Duration::ZERO } else { self.patience };
+        let soon = now + patience.min(limit.saturating_duration_since(now) / 4);
+        match Borrowed::checkout(&self.pool, soon).await {
+            Err(Failure::NoConnection(_)) if self.requests.has_spare() => {
+                *lock(&self.scarce_until) = Instant::now() + 4 * self.patience;
+                Borrowed::checkout(&self.requests, limit).await
+            }
+            Err(Failure::NoConnection(_)) => Borrowed::checkout(&self.pool, limit).await,
             taken => taken,
         }
     }

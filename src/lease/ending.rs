@@ -69,18 +69,20 @@ impl Ending {
         self.unanswered |= std::mem::take(&mut self.under_way);
     }
 
-    /// What a request came to for each of the claims that were left; `None` if it is to be sent again.
-    pub fn hear(&mut self, shares: &[Share]) -> Option<Ended> {
+    /// What a request came to for each of these claims; `None` if it is to be sent again. A task that was replaced may hear
+    /// late, of claims that are settled by now.
+    pub fn hear<'a>(&mut self, shares: impl Iterator<Item = (&'a Claim, &'a Share)>) -> Option<Ended> {
         (self.under_way, self.suspect) = (false, false);
         let mut hopeless = true;
-        for (claim, Share { reply, unanswered }) in std::mem::take(&mut self.left).into_iter().zip(shares) {
+        for (claim, Share { reply, unanswered }) in shares {
             self.unanswered |= unanswered;
+            let Some(place) = self.left.iter().position(|left| left == claim) else { continue };
             match reply {
                 Ok(Answer { outcomes, .. }) => match outcomes.first() {
-                    Some(Outcome::Done) => continue,
+                    Some(Outcome::Done) => drop(self.left.remove(place)),
                     Some(Outcome::Lost) => {
                         self.lost = true;
-                        continue;
+                        self.left.remove(place);
                     }
                     Some(Outcome::Skipped { .. }) | None => hopeless = false,
                 },
@@ -89,7 +91,6 @@ impl Ending {
                     hopeless &= *remedy == Remedy::Nothing;
                 }
             }
-            self.left.push(claim);
         }
         let now = Instant::now();
         if !self.left.is_empty() && !hopeless && now < self.held.deadline() {

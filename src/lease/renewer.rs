@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    batch::Batch,
+    batch::batcher::Batch,
     finish::Background,
     key::Claim,
     lease::{
@@ -64,7 +64,13 @@ impl<DB: Database> Keeper<DB> {
         let Settings { pool: requests, renewals: pool, terms, batching, .. } = settings;
         let (requests, pool, terms) = (requests.clone(), pool.clone(), terms.clone());
         let lease = terms.lease.to_std().unwrap_or_default();
-        let changes = Changes { pool, requests: requests.clone(), terms: terms.clone(), patience: attempt(lease) / 4 };
+        let changes = Changes {
+            pool,
+            requests: requests.clone(),
+            terms: terms.clone(),
+            patience: attempt(lease) / 4,
+            scarce_until: Mutex::new(Instant::now()),
+        };
         let releases = Batch::new(Releases { terms, table }, requests, background.clone(), *batching);
         Arc::new(Self {
             changes,
@@ -236,7 +242,7 @@ impl<DB: Database> Keeper<DB> {
             rest = others;
             let number = claims[0].0;
             let mut agenda = lock(&self.agenda);
-            let ended = agenda.hear(number, shares);
+            let ended = agenda.hear(number, claims.iter().map(|(_, claim)| claim).zip(shares));
             drop(agenda);
             if let Some((ended, ending)) = ended {
                 ending.tell(ended);
@@ -265,6 +271,9 @@ impl<DB: Database> Work for Keeper<DB> {
             self.lose(&held, 0, "no renewal came through before its lease ended");
         }
         let mut agenda = lock(&self.agenda);
+        if agenda.duty.role(runtime, Instant::now()).is_other_than(role) {
+            return Some(Instant::now());
+        }
         if agenda.is_empty() && under_way.renewal.is_none() && under_way.ending.is_none() {
             agenda.duty.leave(runtime);
             return None;

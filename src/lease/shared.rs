@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use crate::{
-    batch::Batch,
+    batch::batcher::Batch,
     error::Error,
     finish::Background,
     lease::{claims::Claims, renewer::Keeper, settings::Settings},

@@ -163,7 +163,7 @@ struct Wanted<'a, DB: Database> {
     queue: Arc<Queue>,
     /// A claim is under way.
     claiming: AtomicBool,
-    /// A claim was given up without an answer: it may have been granted.
+    /// A claim has no answer, and may have been granted.
     unanswered: AtomicBool,
     /// What it was told last itself.
     told: Mutex<Option<Refusal>>,
@@ -318,7 +318,8 @@ impl<DB: Database> Wanted<'_, DB> {
                 At::Gone | At::Unseen => return Ok(Asked::Displaced),
             }
         }
-        let mut attempt = Try::new(self.lock, &self.keys, Some(self.until), spot.unanswered)?;
+        let attempt = Try::new(self.lock, &self.keys, Some(self.until), spot.unanswered)?;
+        let mut attempt = attempt.reporting_to(&self.unanswered);
         if waited || spot.ticket.is_some() {
             attempt = attempt.after_waiting(spot.ticket.is_some());
         }
@@ -326,7 +327,9 @@ impl<DB: Database> Wanted<'_, DB> {
         let answer = attempt.run().await;
         self.claiming.store(false, Ordering::Relaxed);
         spot.unanswered = answer.as_ref().err().and_then(|_| attempt.unanswered());
-        self.unanswered.store(spot.unanswered.is_some(), Ordering::Relaxed);
+        if spot.unanswered.is_none() {
+            self.unanswered.store(false, Ordering::Relaxed);
+        }
         Ok(match answer? {
             Attempt::Acquired(granted) => Asked::Granted(granted),
             Attempt::Refused(refusal) => {

@@ -281,14 +281,15 @@ impl<DB: Database> Work for Line<DB> {
             *under_way = UnderWay::default();
         }
         let mut state = lock(&self.state);
+        if state.duty.role(runtime, now).is_other_than(role) {
+            return Some(now);
+        }
         if state.is_empty() && under_way.renewal.is_none() && under_way.ending.is_none() {
             state.duty.leave(runtime);
             return None;
         }
-        match role {
-            Role::StandBy(until) => return Some(until),
-            Role::TakeOver => (state.stay_at, state.leave_at) = (now, now),
-            Role::Work => {}
+        if let Role::StandBy(until) = role {
+            return Some(until);
         }
         self.start_what_is_due(&mut state, under_way);
         // A statement under way is given up by then.

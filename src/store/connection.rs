@@ -19,7 +19,7 @@ use crate::{
     store::{
         Reply, Store,
         failure::Failure,
-        pools::{Connections, Options},
+        pools::{Connections, HANDSHAKE, Options},
     },
 };
 
@@ -33,8 +33,6 @@ pub struct Borrowed<DB: Store> {
     options: Option<Arc<Options<DB>>>,
 }
 
-/// How long opening a connection goes on that no caller waits for any more: a silent server would keep its place in the pool.
-const HANDSHAKE: Duration = Duration::from_secs(5);
 /// For how long a connection is kept while there is always a next statement.
 const LOAN: Duration = Duration::from_secs(1);
 

@@ -23,11 +23,14 @@ use tokio::{
 use crate::store::{Store, failure::Failure};
 use crate::sync::lock;
 
-/// The most connections for requests, and as many for values.
+/// The most connections for requests, and as many for values; one more than one, as one may be slow to open.
 const MOST: u32 = 8;
+const LEAST: u32 = 2;
 /// The most connections for renewals and endings: one each, and another where the first brings no
 /// answer.
 const MOST_RENEWALS: u32 = 4;
+/// How long opening a connection goes on that no caller waits for any more: a silent server would keep its place in the pool.
+pub const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long taking leave of the server may take.
 const GOODBYE: Duration = Duration::from_millis(200);
 
@@ -89,7 +92,8 @@ impl<DB: Store> Connections<DB> {
     /// Whether a connection that a caller no longer waits for is opened to its end, for the next one; the permit says so
     /// until it is. With a time limit shorter than the handshake no request would ever get one.
     pub fn may_go_on(&self) -> Option<Arc<Semaphore>> {
-        self.own().map(|own| own.going_on.clone())
+        let runtime = Handle::try_current().ok()?;
+        lock(&self.own()?.pools).get(&runtime.id()).map(|opened| opened.going_on.clone())
     }
 
     /// How many connections there may be.
@@ -145,7 +149,7 @@ impl<DB: Database> OfLocks<DB> {
             return own;
         }
         found.retain(|_, own| own.strong_count() > 0);
-        let most = application.options().get_max_connections().min(MOST);
+        let most = application.options().get_max_connections().clamp(LEAST, MOST);
         let (requests, renewals, values) = (Own::new(most), Own::new(MOST_RENEWALS), Own::new(most));
         let own = Arc::new(Self { _application: application.clone(), requests, renewals, values });
         let shared: Arc<dyn Any + Send + Sync> = own.clone();
@@ -158,13 +162,13 @@ impl<DB: Database> OfLocks<DB> {
 /// runtime answers only while that one is driven.
 struct Own<DB: Database> {
     most: u32,
-    /// One permit: while the server is out of reach, not every caller leaves one behind.
-    going_on: Arc<Semaphore>,
     pools: Mutex<HashMap<Id, Opened<DB>>>,
 }
 
 struct Opened<DB: Database> {
     pool: Pool<DB>,
+    /// One permit: while the server is out of reach, not every caller leaves one behind.
+    going_on: Arc<Semaphore>,
     /// What its connections are opened with: the options of the application's pool, which may be
     /// given others (a password that was changed).
     options: Arc<Options<DB>>,
@@ -182,7 +186,7 @@ impl<DB: Database> Drop for Opened<DB> {
 
 impl<DB: Database> Own<DB> {
     fn new(most: u32) -> Arc<Self> {
-        Arc::new(Self { most, going_on: Arc::new(Semaphore::new(1)), pools: Mutex::default() })
+        Arc::new(Self { most, pools: Mutex::default() })
     }
 
     /// The pool of this runtime, if it has one.
@@ -205,8 +209,10 @@ impl<DB: Database> Own<DB> {
         }
         let like = application.options().clone().min_connections(0).max_connections(self.most);
         // A connection that went away shows in the statement, which is sent again.
+        let like = like.acquire_timeout(application.options().get_acquire_timeout().max(HANDSHAKE));
         let pool = like.test_before_acquire(false).connect_lazy_with((*options).clone());
-        pools.insert(runtime.id(), Opened { pool: pool.clone(), options, watch: None });
+        let going_on = Arc::new(Semaphore::new(1));
+        pools.insert(runtime.id(), Opened { pool: pool.clone(), going_on, options, watch: None });
         drop(pools);
         let ends = Ends { own: Arc::downgrade(self), runtime: runtime.id() };
         let (closed, own) = (application.close_event(), pool.clone());

@@ -173,8 +173,9 @@ pub async fn silent_connections_lose_no_lease<DB: Bed>(site: Site<DB>) {
 pub async fn leases_are_renewed_though_no_connection_can_be_opened<DB: Bed>(site: Site<DB>) {
     let proxy = site.proxy().await;
     let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE).unwrap();
-    let leases = leases(&lock, 3).await;
+    acquired(lock.try_acquire("first").await).release(Status::Succeeded).await.unwrap();
     proxy.hold_new();
+    let leases = leases(&lock, 3).await;
     held_for(&leases, 2 * LEASE).await;
     for lease in leases {
         lease.abandon().await.unwrap();
@@ -255,7 +256,7 @@ pub async fn a_runtime_that_stands_still_loses_no_place_of_another<DB: Bed>(site
     let place = async || site.number("SELECT MAX(ticket) FROM t_resource_lock_queue").await;
     let theirs = lock.clone();
     let (still, ()) = still(async move {
-        refused(theirs.acquire("k", LEASE / 10).await);
+        refused(theirs.acquire("k", LEASE).await);
         all_idle(&pool).await;
     });
     let (left, to_wait) = (place().await, lock.clone());

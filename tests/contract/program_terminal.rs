@@ -215,11 +215,14 @@ pub async fn without_a_shell_nothing_stays_suspended<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let command = [PROGRAM, "run", "k", "--lease", "1h", "--", "sh", "-c", TICKS, stage.path()];
     let terminal = Terminal::of(&site, &command);
-    stage.up().await;
-    terminal.types(SUSPEND);
-    for _ in 0..3 {
-        ticks_on(&stage).await;
-    }
+    let command = stage.up().await;
+    // It goes on by itself, at most a second later.
+    eventually("the command was stopped", async || {
+        terminal.types(SUSPEND);
+        is_stopped(&command)
+    })
+    .await;
+    ticks_on(&stage).await;
     stage.go();
     ended_well(&site).await;
 }

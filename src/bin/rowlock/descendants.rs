@@ -66,13 +66,18 @@ pub fn alive() -> Option<Vec<Process>> {
 }
 
 /// Whether a shell could continue this group of processes once it is stopped: the parent of one of them, in the same session
-/// and in another group. This process, which has a child in the group, is no shell.
+/// and in another group. A process that a member has started, as this one, is no shell.
 pub fn has_shell(group: Pid) -> bool {
     let (Some(all), group, own) = (all(), group.as_raw_nonzero().get(), getpid().as_raw_nonzero().get()) else {
         return true;
     };
+    let is_member =
+        |pid: i32| all.iter().any(|process| process.pid.as_raw_nonzero().get() == pid && process.group == group);
     let is_shell = |process: &Process, of: &Process| {
-        process.pid.as_raw_nonzero().get() == of.parent && process.session == of.session && process.group != group
+        process.pid.as_raw_nonzero().get() == of.parent
+            && process.session == of.session
+            && process.group != group
+            && !is_member(process.parent)
     };
     let mut members = all.iter().filter(|process| process.group == group && process.parent != own);
     members.any(|member| all.iter().any(|process| is_shell(process, member)))

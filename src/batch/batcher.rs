@@ -1,0 +1,140 @@
+//! Sends what a batch has gathered, and hands each request its answer.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::{
+    batch::{
+        op::{Errand, Limits},
+        state::{Numbered, Seat, State, Waiting},
+    },
+    finish::Background,
+    store::{
+        Database,
+        connection::Borrowed,
+        failure::{Failure, Remedy, remedy},
+        fault::Fault,
+        pools::Connections,
+    },
+    sync::lock,
+};
+
+/// Sends the requests of one lock object.
+pub(crate) struct Batch<DB: Database, E: Errand<DB>> {
+    errand: E,
+    pub pool: Connections<DB>,
+    pub background: Background,
+    pub on: bool,
+    pub state: Mutex<State<DB, E>>,
+}
+
+impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
+    /// Switched off, it sends each request by itself.
+    pub fn new(errand: E, pool: Connections<DB>, background: Background, on: bool) -> Arc<Self> {
+        Arc::new(Self { errand, pool, background, on, state: Mutex::new(State::new()) })
+    }
+
+    pub async fn exchange_one(
+        &self,
+        conn: Borrowed<DB>,
+        request: E::Request,
+        limits: Limits,
+    ) -> Result<E::Answer, Failure> {
+        let (conn, mut answers) = self.exchange(conn, &[request], limits.statement).await?;
+        conn.give_back();
+        answers.pop().ok_or(Failure::NoReply)
+    }
+
+    async fn exchange(
+        &self,
+        mut conn: Borrowed<DB>,
+        requests: &[E::Request],
+        limit: Instant,
+    ) -> Result<(Borrowed<DB>, Vec<E::Answer>), Failure> {
+        let sent = Instant::now();
+        if sent >= limit {
+            // Begun and given up at once, it might be carried out all the same.
+            conn.give_back();
+            return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut));
+        }
+        let reply = timeout_at(limit, self.errand.run(conn.get(), requests, sent)).await;
+        conn.proceed(reply)
+    }
+
+    /// Sends those who go together; hands the connection back, if it is good for more.
+    pub async fn carry_together(&self, conn: Borrowed<DB>, seats: Vec<Seat<DB, E>>) -> Option<Borrowed<DB>> {
+        let Some(limit) = seats.iter().map(|seat| seat.first.limits.statement).max() else { return Some(conn) };
+        let _ongoing = self.background.begin();
+        let (mut requests, mut replies) = (Vec::with_capacity(seats.len()), Vec::with_capacity(seats.len()));
+        for Seat { first: Waiting { request, reply, limits }, others } in seats {
+            requests.push(request);
+            replies.push((reply, limits, others));
+        }
+        match self.exchange(conn, &requests, limit).await {
+            Ok((conn, answers)) => {
+                for ((reply, _, others), answer) in replies.into_iter().zip(answers) {
+                    self.share(&answer, others);
+                    // Nobody waits for it any more: it is dropped, and a claim abandoned.
+                    drop(reply.send(Ok(answer)));
+                }
+                Some(conn)
+            }
+            Err(failure) => {
+                let mut firsts = Vec::with_capacity(replies.len());
+                for (request, (reply, limits, others)) in requests.into_iter().zip(replies) {
+                    lock(&self.state).put_back(others);
+                    firsts.push(Waiting { request, reply, limits });
+                }
+                self.fail(firsts, failure).await;
+                None
+            }
+        }
+    }
+
+    fn share(&self, answer: &E::Answer, others: Vec<Numbered<DB, E>>) {
+        if others.is_empty() {
+            return;
+        }
+        let mut rest = Vec::new();
+        for (number, other) in others {
+            match E::share(answer) {
+                Some(answer) => drop(other.reply.send(Ok(answer))),
+                None => rest.push((number, other)),
+            }
+        }
+        lock(&self.state).put_back(rest);
+    }
+
+    /// A statement came to nothing, or nobody knows to what.
+    async fn fail(&self, firsts: Vec<Waiting<DB, E>>, failure: Failure) {
+        let fault = failure.fault();
+        // For the sake of one of them, perhaps; and each is to have an error of its own.
+        if firsts.len() > 1 && remedy(&failure, firsts.len()) != Remedy::Again {
+            for first in firsts {
+                self.send_by_itself(first).await;
+            }
+            return;
+        }
+        let mut failure = Some(failure);
+        for first in firsts {
+            let other = match fault {
+                Fault::Contention => Failure::Undone,
+                Fault::NoConnection => Failure::NoConnection(sqlx::Error::PoolTimedOut),
+                _ => Failure::NoReply,
+            };
+            drop(first.reply.send(Err(failure.take().unwrap_or(other))));
+        }
+    }
+
+    async fn send_by_itself(&self, Waiting { request, reply, limits }: Waiting<DB, E>) {
+        if reply.is_closed() {
+            return;
+        }
+        let answer = match Borrowed::checkout(&self.pool, limits.caller).await {
+            Ok(conn) => self.exchange_one(conn, request, limits).await,
+            Err(failure) => Err(failure),
+        };
+        drop(reply.send(answer));
+    }
+}
