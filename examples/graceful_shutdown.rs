@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use rowlock::{LeaseLock, ResourceLockExt as _, Run};
+use rowlock::{LeaseLock, ResourceLockExt as _, RunOutcome};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -31,7 +31,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(file).create_if_missing(true)).await?;
     rowlock::migrate(&pool).await?;
     // Half of the period, not all of it: two ticks in a row may start a little less than a period apart, and are both to run.
-    let lock = LeaseLock::new(pool).once_per(PERIOD / 2)?;
+    let lock = LeaseLock::new(pool).min_interval(PERIOD / 2)?;
 
     let mut stop = signal(SignalKind::terminate())?;
     let mut timer = on_the_clock(PERIOD);
@@ -79,7 +79,7 @@ async fn on_tick(lock: &LeaseLock<Sqlite>, work: Duration) {
         Ok::<_, std::io::Error>(())
     });
     match ran.await {
-        Ok(Run::Ended { recorded: Ok(()), .. }) => println!("done"),
+        Ok(RunOutcome::Ended { recorded: Ok(()), .. }) => println!("done"),
         other => println!("{other:?}"),
     }
 }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use rowlock::{Grant, LeaseLock, ResourceLockExt as _, Run};
+use rowlock::{Grant, LeaseLock, ResourceLockExt as _, RunOutcome};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
@@ -26,7 +26,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     rowlock::migrate(&pool).await?;
     // Half of the period, not all of it: this tick may come a little sooner after the last start than a period, and is
     // to run; another instance's tick comes a moment after it, and is not.
-    let lock = LeaseLock::new(pool).once_per(PERIOD / 2)?;
+    let lock = LeaseLock::new(pool).min_interval(PERIOD / 2)?;
 
     let mut timer = on_the_clock(PERIOD);
     for _ in 0..ticks {
@@ -56,11 +56,11 @@ async fn tick(timer: &mut Interval) {
 /// What goes wrong in one tick is told, and does not keep the next one from coming.
 async fn on_tick(lock: &LeaseLock<Sqlite>) {
     match lock.run("report", report).await {
-        Ok(Run::Ended { result: Ok(()), recorded: Ok(()) }) => {}
-        Ok(Run::Ended { result: Err(error), .. }) => println!("failed: {error}"),
-        Ok(Run::Ended { recorded: Err(error), .. }) => println!("done, but the row does not tell: {error}"),
-        Ok(Run::Refused(refusal)) => println!("not now: {refusal}"),
-        Ok(Run::Lost(claim)) => println!("lost {}, and cancelled the work", claim.key),
+        Ok(RunOutcome::Ended { result: Ok(()), recorded: Ok(()) }) => {}
+        Ok(RunOutcome::Ended { result: Err(error), .. }) => println!("failed: {error}"),
+        Ok(RunOutcome::Ended { recorded: Err(error), .. }) => println!("done, but the row does not tell: {error}"),
+        Ok(RunOutcome::Refused(refusal)) => println!("not now: {refusal}"),
+        Ok(RunOutcome::Lost(claim)) => println!("lost {}, and cancelled the work", claim.key),
         Err(error) => println!("the database: {error}"),
     }
 }

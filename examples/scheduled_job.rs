@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rowlock::{Attempt, Grant, LeaseLock, ResourceLockExt, Run, Status};
+use rowlock::{Attempt, Grant, LeaseLock, ResourceLockExt, RunOutcome, Status};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -49,7 +49,7 @@ async fn open(file: &Path) -> Result<SqlitePool> {
 
 /// What each instance does on a tick of its schedule.
 async fn instance(file: &Path, name: &str, work_millis: u64, tries: &str) -> Result<()> {
-    let lock = LeaseLock::new(open(file).await?).label(name)?.lease(LEASE)?.once_per(ONCE_PER)?;
+    let lock = LeaseLock::new(open(file).await?).label(name)?.lease(LEASE)?.min_interval(ONCE_PER)?;
     let work = async |lease: &Grant<Sqlite>| {
         let from =
             lease.taken_over_from().map(|prior| format!("taken over from {} (token {})", prior.label, prior.token));
@@ -59,17 +59,17 @@ async fn instance(file: &Path, name: &str, work_millis: u64, tries: &str) -> Res
     };
     loop {
         match lock.run(KEY, work).await? {
-            Run::Ended { result: Ok(token), recorded } => {
+            RunOutcome::Ended { result: Ok(token), recorded } => {
                 recorded?;
                 say("done", token, "recorded as S");
             }
-            Run::Ended { result: Err(error), .. } => say("failed", "", &error),
-            Run::Lost(claim) => say("lost", claim.token, "work cancelled"),
-            Run::Refused(refusal) if tries == "once" => {
+            RunOutcome::Ended { result: Err(error), .. } => say("failed", "", &error),
+            RunOutcome::Lost(claim) => say("lost", claim.token, "work cancelled"),
+            RunOutcome::Refused(refusal) if tries == "once" => {
                 let until = refusal.until.map(|until| format!(" until {}", until.format("%H:%M:%S%.3f")));
                 say("refused", "", &format!("{}, by {}{}", refusal.reason, refusal.by, until.unwrap_or_default()));
             }
-            Run::Refused(refusal) => {
+            RunOutcome::Refused(refusal) => {
                 sleep(refusal.retry_after.unwrap_or(LEASE).min(Duration::from_millis(100))).await;
                 continue;
             }
@@ -126,7 +126,7 @@ async fn show() -> Result<()> {
     stage.wait(&mut successor).await?;
 
     heading("And what the row says in the end, to anybody who asks:");
-    let Attempt::Refused(refusal) = LeaseLock::new(pool).once_per(ONCE_PER)?.try_acquire(KEY).await? else {
+    let Attempt::Refused(refusal) = LeaseLock::new(pool).min_interval(ONCE_PER)?.try_acquire(KEY).await? else {
         return Err("the window should have refused this".into());
     };
     println!("         {refusal}  (the last run ended with {})", Status::Succeeded.letter());

@@ -235,7 +235,7 @@ pub enum Error {
     },
 
     /// The database failed.
-    #[error("{action} {subject} failed; {}", told(*action, *outcome))]
+    #[error("{action} {subject} failed{}; {}", because(source), told(*action, *outcome))]
     Database {
         /// What was being done.
         action: Action,
@@ -262,6 +262,14 @@ impl fmt::Debug for Error {
             (said, source) = (text, error.source());
         }
         Ok(())
+    }
+}
+
+/// What the caller can mend by itself.
+fn because(source: &sqlx::Error) -> &'static str {
+    match source {
+        sqlx::Error::PoolClosed => " because the application's pool is closed",
+        _ => "",
     }
 }
 

@@ -151,7 +151,7 @@ pub struct Claim {
 
 /// The claim that a lease took over from: its holder had let it expire, or abandoned it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prior {
+pub struct PreviousClaim {
     /// That claim's token; whatever it wrote was written under this number.
     pub token: Token,
     /// Who held it: the column `client_ip`.

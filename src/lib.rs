@@ -24,13 +24,13 @@ mod transaction;
 mod version;
 
 pub use error::{Action, Certainty, Error};
-pub use key::{Claim, Holder, InvalidHolder, InvalidKey, Key, Prior, Token};
-pub use lease::admin::{Entry, Filter};
+pub use key::{Claim, Holder, InvalidHolder, InvalidKey, Key, PreviousClaim, Token};
+pub use lease::admin::{ListOptions, LockInfo};
 pub use lease::guard::Lease;
 pub use lease::lock::LeaseLock;
 pub use lease::set::LeaseSet;
-pub use lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled};
-pub use lock_ext::{ResourceLockExt, Run};
+pub use lock::{Attempt, BoxFuture, CommitOutcome, ConfirmAt, Confirmation, Grant, ResourceLock};
+pub use lock_ext::{ResourceLockExt, RunOutcome};
 pub use retry::Retry;
 pub use rules::{Reason, Refusal, Rules, State, Status};
 pub use schema::migrate;

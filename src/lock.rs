@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Error,
-    key::{Claim, Key, Prior, Token},
+    key::{Claim, Key, PreviousClaim, Token},
     lease::guard::Lease,
     retry::Retry,
     rules::{Refusal, Status},
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// A future in a box, as the methods of a trait that is to be used as `dyn` have to return it.
-pub type Answering<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The right to change one resource, asked for, made a condition of a commit, and given back.
 ///
@@ -33,7 +33,7 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     ///
     /// # Cancel safety
     /// Dropped, a claim that was under way ends by itself, with its lease.
-    fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>>;
+    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>>;
 
     /// May I start? Asks until it is granted, or for `wait` at most; the last refusal tells why not.
     ///
@@ -42,11 +42,11 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     ///
     /// # Cancel safety
     /// Dropped, it stops waiting; a claim that was under way ends by itself.
-    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>>;
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>>;
 
     /// May I commit? Makes the commit of the caller's transaction depend on the claim; call it where [`order`](Self::order) says.
     ///
-    /// It neither commits nor rolls back. A lease that is granted after the transaction has read anything does not vouch for what was read. One transaction at a time under one claim: [`settle`](Self::settle) could not tell two apart.
+    /// It neither commits nor rolls back. A lease that is granted after the transaction has read anything does not vouch for what was read. One transaction at a time under one claim: [`commit_outcome`](Self::commit_outcome) could not tell two apart.
     ///
     /// # Errors
     /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand, [`Error::NotInTransaction`], and errors of the database: after any of them
@@ -54,7 +54,11 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     ///
     /// # Cancel safety
     /// Dropped, the caller rolls back.
-    fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>>;
+    fn confirm<'a>(
+        &'a self,
+        claim: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>>;
 
     /// I am done: the work came to its end, well or badly.
     ///
@@ -63,16 +67,16 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     ///
     /// # Cancel safety
     /// Dropped, the claim is released or abandoned.
-    fn release(&self, grant: Grant<DB>, status: Status) -> Answering<'_, Result<(), Error>>;
+    fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>>;
 
     /// What became of a confirmed transaction whose COMMIT brought no answer; waits for it to end, up to a limit.
     ///
     /// # Cancel safety
     /// It only reads.
-    fn settle<'a>(&'a self, claim: &'a Claim, receipt: Receipt) -> Answering<'a, Settled>;
+    fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome>;
 
     /// When in a transaction a claim is to be confirmed.
-    fn order(&self) -> Order;
+    fn confirm_at(&self) -> ConfirmAt;
 
     /// How long conflicts are tried again.
     fn retry(&self) -> Retry;
@@ -86,7 +90,7 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
 
 /// When in a transaction a claim is confirmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum ConfirmAt {
     /// Before the work: its row stays locked to the end, and nobody can take over.
     First,
     /// After the work, so that the row is locked for as short as can be.
@@ -95,11 +99,11 @@ pub enum Order {
 
 /// What a confirmation came back with: the row's count of confirmations, or the version it wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Receipt(pub i64);
+pub struct Confirmation(pub i64);
 
 /// What became of a transaction whose COMMIT brought no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled {
+pub enum CommitOutcome {
     /// It is there.
     Committed,
     /// It is not, and will not be.
@@ -191,7 +195,7 @@ impl<DB: Database> Grant<DB> {
     }
 
     /// As [`Lease::taken_over_from`].
-    pub fn taken_over_from(&self) -> Option<&Prior> {
+    pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
         self.lease()?.taken_over_from()
     }
 
@@ -232,28 +236,32 @@ impl<DB: Database> Grant<DB> {
 
 /// A shared lock is a lock: code that is generic over locks takes an `Arc<dyn ResourceLock<DB>>` too.
 impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLock<DB> for Arc<L> {
-    fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         (**self).try_acquire(key)
     }
 
-    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         (**self).acquire(key, wait)
     }
 
-    fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
+    fn confirm<'a>(
+        &'a self,
+        claim: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
         (**self).confirm(claim, tx)
     }
 
-    fn release(&self, grant: Grant<DB>, status: Status) -> Answering<'_, Result<(), Error>> {
+    fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
         (**self).release(grant, status)
     }
 
-    fn settle<'a>(&'a self, claim: &'a Claim, receipt: Receipt) -> Answering<'a, Settled> {
-        (**self).settle(claim, receipt)
+    fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
+        (**self).commit_outcome(claim, confirmation)
     }
 
-    fn order(&self) -> Order {
-        (**self).order()
+    fn confirm_at(&self) -> ConfirmAt {
+        (**self).confirm_at()
     }
 
     fn retry(&self) -> Retry {

@@ -14,7 +14,7 @@ use crate::{
 /// What became of [`ResourceLockExt::run`].
 #[derive(Debug)]
 #[must_use = "the work may have been refused, cancelled, or have failed"]
-pub enum Run<T, E> {
+pub enum RunOutcome<T, E> {
     /// The work did not start.
     Refused(Refusal),
     /// The work came to its end.
@@ -45,7 +45,7 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     ///
     /// # Cancel safety
     /// Dropped, it drops the work and abandons the key in the background: the next one may take over at once.
-    fn run<T, E, W>(&self, key: &str, work: W) -> impl Future<Output = Result<Run<T, E>, Error>>
+    fn run<T, E, W>(&self, key: &str, work: W) -> impl Future<Output = Result<RunOutcome<T, E>, Error>>
     where
         W: AsyncFnOnce(&Grant<DB>) -> Result<T, E>;
 
@@ -72,7 +72,7 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
 }
 
 impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
-    async fn run<T, E, W>(&self, key: &str, work: W) -> Result<Run<T, E>, Error>
+    async fn run<T, E, W>(&self, key: &str, work: W) -> Result<RunOutcome<T, E>, Error>
     where
         W: AsyncFnOnce(&Grant<DB>) -> Result<T, E>,
     {
@@ -80,7 +80,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
             Attempt::Acquired(grant) => grant,
             Attempt::Refused(refusal) => {
                 tracing::info!(key, outcome = "refused", reason = %refusal.reason, "run");
-                return Ok(Run::Refused(refusal));
+                return Ok(RunOutcome::Refused(refusal));
             }
         };
         let started = Instant::now();
@@ -91,13 +91,13 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
             result = work(&grant) => result,
             () = grant.lost() => {
                 ended("lost");
-                return Ok(Run::Lost(grant.claim().clone()));
+                return Ok(RunOutcome::Lost(grant.claim().clone()));
             }
         };
         ended(if result.is_ok() { "succeeded" } else { "failed" });
         let status = if result.is_ok() { Status::Succeeded } else { Status::Failed };
         let recorded = self.release(grant, status).await;
-        Ok(Run::Ended { result, recorded })
+        Ok(RunOutcome::Ended { result, recorded })
     }
 
     async fn transaction<T, E, W, F>(&self, key: &str, work: W) -> Result<T, TransactionError<E>>

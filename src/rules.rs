@@ -43,7 +43,7 @@ impl Status {
 #[derive(Clone, Debug)]
 pub struct Terms {
     pub rules: Rules,
-    pub once_per: TimeDelta,
+    pub min_interval: TimeDelta,
     pub lease: TimeDelta,
     pub retry_failed: bool,
     /// How far east of UTC the other programs on the table write their times; set only where there are any.
@@ -57,9 +57,9 @@ impl Terms {
         self.article_clients.unwrap_or_default()
     }
 
-    /// The column `time` of a row that is created: `once_per` in minutes, at least the article's 60.
+    /// The column `time` of a row that is created: `min_interval` in minutes, at least the article's 60.
     pub fn minutes(&self) -> i32 {
-        let minutes = (self.once_per + TimeDelta::microseconds(59_999_999)).num_minutes();
+        let minutes = (self.min_interval + TimeDelta::microseconds(59_999_999)).num_minutes();
         i32::try_from(minutes).unwrap_or(i32::MAX).max(60)
     }
 }
@@ -117,7 +117,7 @@ pub enum Reason {
     /// Its holder never ended it, and the lease is over; [`Rules::Article`] leaves that to an operator
     /// ([`LeaseLock::force_release`](crate::LeaseLock::force_release)).
     TimedOutUnfinished,
-    /// It was taken less than `once_per` ago.
+    /// It was taken less than `min_interval` ago.
     WithinWindow,
     /// Its last run failed; [`Rules::Article`] leaves that to an operator.
     LastRunFailed,
@@ -191,7 +191,7 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
         return Refuse(if row.status == "F" { LastRunFailed } else { NotSucceeded }, None);
     }
     // Without a window, a begin_time that lies ahead (rounded up by its column, or of a clock that was stepped back) is none either.
-    let window = (!terms.once_per.is_zero()).then_some(terms.once_per);
+    let window = (!terms.min_interval.is_zero()).then_some(terms.min_interval);
     let window_ends = row.begin_time.zip(window).map(|(begin, window)| later(begin, window));
     if window_ends.is_none_or(|end| now >= end) || (row.status == "F" && terms.retry_failed) {
         Acquire
@@ -210,7 +210,7 @@ pub enum State {
     Expired,
     /// A program that does not know rowlock holds it.
     HeldByAnotherProgram,
-    /// Free, but taken less than `once_per` ago.
+    /// Free, but taken less than `min_interval` ago.
     WithinWindow,
     /// Free, and its last run failed.
     Failed,
@@ -254,7 +254,7 @@ pub fn state(row: &Row, now: DateTime<Utc>, terms: &Terms) -> (State, Option<Dat
     if row.locked {
         return (State::HeldByAnotherProgram, None);
     }
-    let window_ends = row.begin_time.map(|begin| later(begin, terms.once_per)).filter(|end| now < *end);
+    let window_ends = row.begin_time.map(|begin| later(begin, terms.min_interval)).filter(|end| now < *end);
     match window_ends {
         _ if row.status == "F" => (State::Failed, window_ends),
         Some(end) => (State::WithinWindow, Some(end)),

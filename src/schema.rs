@@ -11,7 +11,7 @@ use crate::{
     retry::outage_pause,
     store::{
         Database,
-        connection::Borrowed,
+        connection::PooledConn,
         failure::Failure,
         pools::{Connections, Purpose},
         schema::{KeyLimit, Schema},
@@ -65,7 +65,7 @@ async fn complete<DB: Database>(connections: &Connections<DB>) -> Result<(), Err
                 format!("it lacks {}, which rowlock does not add to a table of another program", missing.join(", "));
             return Err(Error::Unsuitable { wrong });
         }
-        let mut conn = Borrowed::checkout(connections, limit).await.map_err(|failure| failed(failure, LIMIT))?;
+        let mut conn = PooledConn::checkout(connections, limit).await.map_err(|failure| failed(failure, LIMIT))?;
         let reply = timeout_at(limit, DB::install(conn.get())).await;
         tries += 1;
         match conn.settle(reply) {
@@ -87,7 +87,7 @@ async fn schema<DB: Database>(
         failure.into_error(Action::Inspect, "the table t_resource_lock".into(), time_limit, Certainty::NothingChanged)
     };
     loop {
-        let mut conn = Borrowed::checkout(connections, limit).await.map_err(failed)?;
+        let mut conn = PooledConn::checkout(connections, limit).await.map_err(failed)?;
         let reply = timeout_at(limit, DB::schema(conn.get())).await;
         match conn.settle(reply) {
             // The connection may have gone away while it was idle; a look may be sent again.

@@ -7,7 +7,7 @@
 
 use std::{error::Error, time::Duration};
 
-use rowlock::{LeaseLock, ResourceLockExt as _, Run};
+use rowlock::{LeaseLock, ResourceLockExt as _, RunOutcome};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::sync::mpsc;
 use tokio_cron_scheduler::{Job, JobScheduler};
@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     rowlock::migrate(&pool).await?;
     // Half of the period, not all of it: this scheduler looks twice a second, so that a tick comes now late and now in time,
     // and two starts lie less than a period apart. Half still refuses the other instances, whose ticks come a moment later.
-    let lock = LeaseLock::new(pool).once_per(PERIOD / 2)?;
+    let lock = LeaseLock::new(pool).min_interval(PERIOD / 2)?;
 
     let (ticked, mut ticking) = mpsc::unbounded_channel();
     let mut scheduler = JobScheduler::new().await?;
@@ -49,8 +49,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 async fn on_tick(lock: &LeaseLock<Sqlite>) -> String {
     let ran = lock.run("report", async |grant| Ok::<_, std::io::Error>(grant.token()));
     match ran.await {
-        Ok(Run::Ended { result: Ok(token), recorded: Ok(()) }) => format!("ran report under token {token}"),
-        Ok(Run::Refused(refusal)) => format!("not now: {refusal}"),
+        Ok(RunOutcome::Ended { result: Ok(token), recorded: Ok(()) }) => format!("ran report under token {token}"),
+        Ok(RunOutcome::Refused(refusal)) => format!("not now: {refusal}"),
         Ok(other) => format!("{other:?}"),
         Err(error) => format!("the database: {error}"),
     }

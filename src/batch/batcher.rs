@@ -6,13 +6,13 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::{
     batch::{
-        op::{Errand, Limits},
-        state::{Numbered, Seat, State, Waiting},
+        op::{BatchOp, Limits},
+        state::{Numbered, Slot, State, Waiting},
     },
     finish::Background,
     store::{
         Database,
-        connection::Borrowed,
+        connection::PooledConn,
         failure::{Failure, Remedy, remedy},
         fault::Fault,
         pools::Connections,
@@ -21,23 +21,23 @@ use crate::{
 };
 
 /// Sends the requests of one lock object.
-pub(crate) struct Batch<DB: Database, E: Errand<DB>> {
-    errand: E,
+pub(crate) struct Batcher<DB: Database, E: BatchOp<DB>> {
+    op: E,
     pub pool: Connections<DB>,
     pub background: Background,
     pub on: bool,
     pub state: Mutex<State<DB, E>>,
 }
 
-impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
+impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
     /// Switched off, it sends each request by itself.
-    pub fn new(errand: E, pool: Connections<DB>, background: Background, on: bool) -> Arc<Self> {
-        Arc::new(Self { errand, pool, background, on, state: Mutex::new(State::new()) })
+    pub fn new(op: E, pool: Connections<DB>, background: Background, on: bool) -> Arc<Self> {
+        Arc::new(Self { op, pool, background, on, state: Mutex::new(State::new()) })
     }
 
     pub async fn exchange_one(
         &self,
-        conn: Borrowed<DB>,
+        conn: PooledConn<DB>,
         request: E::Request,
         limits: Limits,
     ) -> Result<E::Answer, Failure> {
@@ -48,26 +48,26 @@ impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
 
     async fn exchange(
         &self,
-        mut conn: Borrowed<DB>,
+        mut conn: PooledConn<DB>,
         requests: &[E::Request],
         limit: Instant,
-    ) -> Result<(Borrowed<DB>, Vec<E::Answer>), Failure> {
+    ) -> Result<(PooledConn<DB>, Vec<E::Answer>), Failure> {
         let sent = Instant::now();
         if sent >= limit {
             // Begun and given up at once, it might be carried out all the same.
             conn.give_back();
             return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut));
         }
-        let reply = timeout_at(limit, self.errand.run(conn.get(), requests, sent)).await;
+        let reply = timeout_at(limit, self.op.run(conn.get(), requests, sent)).await;
         conn.proceed(reply)
     }
 
     /// Sends those who go together; hands the connection back, if it is good for more.
-    pub async fn carry_together(&self, conn: Borrowed<DB>, seats: Vec<Seat<DB, E>>) -> Option<Borrowed<DB>> {
-        let Some(limit) = seats.iter().map(|seat| seat.first.limits.statement).max() else { return Some(conn) };
+    pub async fn send_together(&self, conn: PooledConn<DB>, slots: Vec<Slot<DB, E>>) -> Option<PooledConn<DB>> {
+        let Some(limit) = slots.iter().map(|slot| slot.first.limits.statement).max() else { return Some(conn) };
         let _ongoing = self.background.begin();
-        let (mut requests, mut replies) = (Vec::with_capacity(seats.len()), Vec::with_capacity(seats.len()));
-        for Seat { first: Waiting { request, reply, limits }, others } in seats {
+        let (mut requests, mut replies) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
+        for Slot { first: Waiting { request, reply, limits }, others } in slots {
             requests.push(request);
             replies.push((reply, limits, others));
         }
@@ -131,7 +131,7 @@ impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
         if reply.is_closed() {
             return;
         }
-        let answer = match Borrowed::checkout(&self.pool, limits.caller).await {
+        let answer = match PooledConn::checkout(&self.pool, limits.caller).await {
             Ok(conn) => self.exchange_one(conn, request, limits).await,
             Err(failure) => Err(failure),
         };

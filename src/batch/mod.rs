@@ -17,25 +17,25 @@ use tokio::{runtime::Handle, sync::oneshot, task::yield_now, time::timeout_at};
 
 use crate::{
     batch::{
-        batcher::Batch,
-        op::{Errand, Limits},
+        batcher::Batcher,
+        op::{BatchOp, Limits},
         state::{State, Waiting},
-        worker::{Lane, Place},
+        worker::{Queued, Worker},
     },
     finish::Finish,
-    store::{Database, connection::Borrowed, failure::Failure},
+    store::{Database, connection::PooledConn, failure::Failure},
     sync::lock,
 };
 
-enum Way<'a, DB: Database, E: Errand<DB>> {
+enum Route<'a, DB: Database, E: BatchOp<DB>> {
     /// Whatever the others do.
     Alone(E::Request),
     /// With nothing under way.
-    First(E::Request, Lane<DB, E>),
-    WithOthers(Place<'a, DB, E>, oneshot::Receiver<Result<E::Answer, Failure>>),
+    First(E::Request, Worker<DB, E>),
+    WithOthers(Queued<'a, DB, E>, oneshot::Receiver<Result<E::Answer, Failure>>),
 }
 
-impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
+impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
     /// Dropped, it is not sent, or what it comes to is dropped in the background.
     pub async fn send(
         self: &Arc<Self>,
@@ -43,44 +43,49 @@ impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
         request: E::Request,
         limits: Limits,
     ) -> Result<E::Answer, Failure> {
-        let mut way = self.set_out(runtime, request, limits);
-        if let Way::First(request, lane) = way {
+        let mut way = self.route(runtime, request, limits);
+        if let Route::First(request, worker) = way {
             // Others who are ready to ask do so now.
             yield_now().await;
-            way = self.look_round(request, lane, limits);
+            way = self.join_if_others(request, worker, limits);
         }
         match way {
-            Way::Alone(request) => self.send_alone(runtime, request, limits, None).await,
-            Way::First(request, lane) => self.send_alone(runtime, request, limits, Some(lane)).await,
-            Way::WithOthers(place, answer) => place.answer(runtime, answer, limits.caller).await,
+            Route::Alone(request) => self.send_alone(runtime, request, limits, None).await,
+            Route::First(request, worker) => self.send_alone(runtime, request, limits, Some(worker)).await,
+            Route::WithOthers(queued, answer) => queued.answer(runtime, answer, limits.caller).await,
         }
     }
 
     /// First, if nothing is under way; otherwise with the next. What is under way on another runtime is not waited for:
     /// perhaps nobody drives that one.
-    fn set_out(self: &Arc<Self>, runtime: &Handle, request: E::Request, limits: Limits) -> Way<'_, DB, E> {
+    fn route(self: &Arc<Self>, runtime: &Handle, request: E::Request, limits: Limits) -> Route<'_, DB, E> {
         if !self.on || E::key(&request).is_none() {
-            return Way::Alone(request);
+            return Route::Alone(request);
         }
         let mut state = lock(&self.state);
         if state.is_idle() {
             state.begin(runtime.id());
-            return Way::First(request, Lane::alone(self, runtime));
+            return Route::First(request, Worker::alone(self, runtime));
         }
         if !state.is_at_home(runtime.id()) {
-            return Way::Alone(request);
+            return Route::Alone(request);
         }
         self.join(state, request, limits)
     }
 
     /// With those who came meanwhile, if there are any; the lane is theirs then.
-    fn look_round(self: &Arc<Self>, request: E::Request, lane: Lane<DB, E>, limits: Limits) -> Way<'_, DB, E> {
+    fn join_if_others(
+        self: &Arc<Self>,
+        request: E::Request,
+        worker: Worker<DB, E>,
+        limits: Limits,
+    ) -> Route<'_, DB, E> {
         let state = lock(&self.state);
         if !state.has_waiting() {
-            return Way::First(request, lane);
+            return Route::First(request, worker);
         }
         let way = self.join(state, request, limits);
-        drop(lane);
+        drop(worker);
         way
     }
 
@@ -89,10 +94,10 @@ impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
         mut state: MutexGuard<'_, State<DB, E>>,
         request: E::Request,
         limits: Limits,
-    ) -> Way<'_, DB, E> {
+    ) -> Route<'_, DB, E> {
         let (reply, answer) = oneshot::channel();
         let number = state.queue(Waiting { request, reply, limits });
-        Way::WithOthers(Place { batch: self, number }, answer)
+        Route::WithOthers(Queued { batch: self, number }, answer)
     }
 
     async fn send_alone(
@@ -100,13 +105,13 @@ impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
         runtime: &Handle,
         request: E::Request,
         limits: Limits,
-        lane: Option<Lane<DB, E>>,
+        worker: Option<Worker<DB, E>>,
     ) -> Result<E::Answer, Failure> {
-        let conn = Borrowed::checkout(&self.pool, limits.caller).await?;
+        let conn = PooledConn::checkout(&self.pool, limits.caller).await?;
         let batch = self.clone();
         let sending = async move {
             let answer = batch.exchange_one(conn, request, limits).await;
-            drop(lane);
+            drop(worker);
             answer
         };
         let answered = timeout_at(limits.caller, Finish::new(runtime.clone(), &self.background, sending)).await;

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A kind of request.
-pub(crate) trait Errand<DB: Database>: Send + Sync + 'static {
+pub(crate) trait BatchOp<DB: Database>: Send + Sync + 'static {
     type Request: Send + Sync + 'static;
     type Answer: Send + 'static;
 

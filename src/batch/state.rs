@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, hash_map::Entry};
 use tokio::{runtime::Id, sync::oneshot, time::Instant};
 
 use crate::{
-    batch::op::{Errand, Limits},
+    batch::op::{BatchOp, Limits},
     key::Key,
     store::{Database, failure::Failure},
 };
@@ -13,7 +13,7 @@ use crate::{
 /// The most requests of one statement: beyond, it only takes longer.
 const MOST: usize = 256;
 
-pub(crate) struct Waiting<DB: Database, E: Errand<DB>> {
+pub(crate) struct Waiting<DB: Database, E: BatchOp<DB>> {
     pub request: E::Request,
     pub reply: oneshot::Sender<Result<E::Answer, Failure>>,
     pub limits: Limits,
@@ -22,31 +22,31 @@ pub(crate) struct Waiting<DB: Database, E: Errand<DB>> {
 pub(crate) type Numbered<DB, E> = (u64, Waiting<DB, E>);
 
 /// A request that is sent, and those for the same key that may share in its answer.
-pub(crate) struct Seat<DB: Database, E: Errand<DB>> {
+pub(crate) struct Slot<DB: Database, E: BatchOp<DB>> {
     pub first: Waiting<DB, E>,
     pub others: Vec<Numbered<DB, E>>,
 }
 
-pub(crate) struct State<DB: Database, E: Errand<DB>> {
+pub(crate) struct State<DB: Database, E: BatchOp<DB>> {
     /// Those that wait to be sent, in the order of their coming.
     pub waiting: BTreeMap<u64, Waiting<DB, E>>,
     last_number: u64,
     /// How many there are, and on which runtime.
-    pub lanes: usize,
+    pub workers: usize,
     home: Option<Id>,
     /// How many of them are about to take along whoever waits, and since when the last of these.
-    pub boarding: usize,
-    pub boarding_since: Instant,
+    pub collecting: usize,
+    pub collecting_since: Instant,
 }
 
-impl<DB: Database, E: Errand<DB>> State<DB, E> {
+impl<DB: Database, E: BatchOp<DB>> State<DB, E> {
     pub fn new() -> Self {
-        let boarding_since = Instant::now();
-        Self { waiting: BTreeMap::new(), last_number: 0, lanes: 0, home: None, boarding: 0, boarding_since }
+        let collecting_since = Instant::now();
+        Self { waiting: BTreeMap::new(), last_number: 0, workers: 0, home: None, collecting: 0, collecting_since }
     }
 
     pub fn is_idle(&self) -> bool {
-        self.lanes == 0
+        self.workers == 0
     }
 
     pub fn has_waiting(&self) -> bool {
@@ -59,7 +59,7 @@ impl<DB: Database, E: Errand<DB>> State<DB, E> {
 
     /// One lane more, on this runtime.
     pub fn begin(&mut self, runtime: Id) {
-        self.lanes += 1;
+        self.workers += 1;
         self.home = Some(runtime);
     }
 
@@ -75,37 +75,37 @@ impl<DB: Database, E: Errand<DB>> State<DB, E> {
     }
 
     /// Those that can go in one statement, the first of them in any case.
-    pub fn board(&mut self) -> Vec<Seat<DB, E>> {
-        let (mut seats, mut places): (Vec<Seat<DB, E>>, HashMap<Key, usize>) = (Vec::new(), HashMap::new());
+    pub fn take_batch(&mut self) -> Vec<Slot<DB, E>> {
+        let (mut slots, mut queued): (Vec<Slot<DB, E>>, HashMap<Key, usize>) = (Vec::new(), HashMap::new());
         let mut stay = BTreeMap::new();
-        while seats.len() < MOST
+        while slots.len() < MOST
             && let Some((number, waiting)) = self.waiting.pop_first()
         {
             let Some(key) = E::key(&waiting.request).cloned() else { continue };
-            if seats.first().is_some_and(|seat| !E::goes_with(&waiting.request, &seat.first.request)) {
+            if slots.first().is_some_and(|slot| !E::goes_with(&waiting.request, &slot.first.request)) {
                 stay.insert(number, waiting);
                 continue;
             }
-            match places.entry(key) {
-                Entry::Vacant(place) => {
-                    place.insert(seats.len());
-                    seats.push(Seat { first: waiting, others: Vec::new() });
+            match queued.entry(key) {
+                Entry::Vacant(queued) => {
+                    queued.insert(slots.len());
+                    slots.push(Slot { first: waiting, others: Vec::new() });
                 }
-                Entry::Occupied(place) => seats[*place.get()].others.push((number, waiting)),
+                Entry::Occupied(queued) => slots[*queued.get()].others.push((number, waiting)),
             }
         }
         self.waiting.append(&mut stay);
-        seats
+        slots
     }
 
     /// Counts a lane at its new stage.
     pub fn shift(&mut self, from: Stage, to: Stage) -> Stage {
-        self.boarding -= usize::from(from == Stage::Boarding);
-        if to == Stage::Boarding {
-            self.boarding += 1;
-            self.boarding_since = Instant::now();
+        self.collecting -= usize::from(from == Stage::Collecting);
+        if to == Stage::Collecting {
+            self.collecting += 1;
+            self.collecting_since = Instant::now();
         }
-        self.lanes -= usize::from(from != Stage::Ended && to == Stage::Ended);
+        self.workers -= usize::from(from != Stage::Ended && to == Stage::Ended);
         to
     }
 }
@@ -115,7 +115,7 @@ impl<DB: Database, E: Errand<DB>> State<DB, E> {
 pub(crate) enum Stage {
     /// One request, which takes nobody along.
     Alone,
-    Boarding,
+    Collecting,
     UnderWay,
     Ended,
 }

@@ -13,13 +13,13 @@ use tokio::{
 
 use crate::{
     batch::{
-        batcher::Batch,
-        op::Errand,
-        state::{Seat, Stage},
+        batcher::Batcher,
+        op::BatchOp,
+        state::{Slot, Stage},
     },
     store::{
         Database,
-        connection::{Borrowed, Kept},
+        connection::{IdleConn, PooledConn},
         failure::Failure,
     },
     sync::lock,
@@ -29,12 +29,12 @@ use crate::{
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// A request that waits to be sent; dropped before, it never is.
-pub(crate) struct Place<'a, DB: Database, E: Errand<DB>> {
-    pub batch: &'a Arc<Batch<DB, E>>,
+pub(crate) struct Queued<'a, DB: Database, E: BatchOp<DB>> {
+    pub batch: &'a Arc<Batcher<DB, E>>,
     pub number: u64,
 }
 
-impl<DB: Database, E: Errand<DB>> Place<'_, DB, E> {
+impl<DB: Database, E: BatchOp<DB>> Queued<'_, DB, E> {
     pub async fn answer(
         self,
         runtime: &Handle,
@@ -49,7 +49,7 @@ impl<DB: Database, E: Errand<DB>> Place<'_, DB, E> {
                 Ok(Ok(answer)) => return answer,
                 // The runtime that carried it went away.
                 Ok(Err(_)) => return Err(Failure::NoReply),
-                Err(_) if Instant::now() < limit => self.batch.open_lane(self.number, runtime),
+                Err(_) if Instant::now() < limit => self.batch.open_worker(self.number, runtime),
                 Err(_) if self.leave() => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
                 Err(_) => return Err(Failure::NoReply),
             }
@@ -63,48 +63,48 @@ impl<DB: Database, E: Errand<DB>> Place<'_, DB, E> {
     }
 }
 
-impl<DB: Database, E: Errand<DB>> Drop for Place<'_, DB, E> {
+impl<DB: Database, E: BatchOp<DB>> Drop for Queued<'_, DB, E> {
     fn drop(&mut self) {
         self.leave();
     }
 }
 
-pub(crate) struct Lane<DB: Database, E: Errand<DB>> {
-    batch: Arc<Batch<DB, E>>,
+pub(crate) struct Worker<DB: Database, E: BatchOp<DB>> {
+    batch: Arc<Batcher<DB, E>>,
     runtime: Handle,
     stage: Stage,
 }
 
-impl<DB: Database, E: Errand<DB>> Batch<DB, E> {
+impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
     /// The answer to others is long in coming, and nobody is about to take this one along.
-    fn open_lane(self: &Arc<Self>, number: u64, runtime: &Handle) {
+    fn open_worker(self: &Arc<Self>, number: u64, runtime: &Handle) {
         let most = self.pool.most() as usize;
         let mut state = lock(&self.state);
-        let stuck = state.boarding == 0 || (state.boarding_since.elapsed() >= PATIENCE && state.lanes < most);
+        let stuck = state.collecting == 0 || (state.collecting_since.elapsed() >= PATIENCE && state.workers < most);
         if !stuck || !state.waiting.contains_key(&number) {
             return;
         }
-        state.lanes += 1;
-        let stage = state.shift(Stage::Alone, Stage::Boarding);
+        state.workers += 1;
+        let stage = state.shift(Stage::Alone, Stage::Collecting);
         drop(state);
-        let lane = Lane { batch: self.clone(), runtime: runtime.clone(), stage };
-        runtime.spawn(lane.carry());
+        let worker = Worker { batch: self.clone(), runtime: runtime.clone(), stage };
+        runtime.spawn(worker.work());
     }
 }
 
-impl<DB: Database, E: Errand<DB>> Lane<DB, E> {
+impl<DB: Database, E: BatchOp<DB>> Worker<DB, E> {
     /// Of a request that goes alone.
-    pub fn alone(batch: &Arc<Batch<DB, E>>, runtime: &Handle) -> Self {
+    pub fn alone(batch: &Arc<Batcher<DB, E>>, runtime: &Handle) -> Self {
         Self { batch: batch.clone(), runtime: runtime.clone(), stage: Stage::Alone }
     }
 
     /// Sends whoever waits, until nobody does.
-    async fn carry(mut self) {
-        let mut kept: Option<Kept<DB>> = None;
+    async fn work(mut self) {
+        let mut kept: Option<IdleConn<DB>> = None;
         while let Some((number, limit)) = self.next() {
             let conn = match kept.take() {
                 Some(kept) => kept.lend(),
-                None => match Borrowed::checkout(&self.batch.pool, limit).await {
+                None => match PooledConn::checkout(&self.batch.pool, limit).await {
                     Ok(conn) => conn,
                     Err(failure) => {
                         self.refuse(number, failure);
@@ -112,8 +112,8 @@ impl<DB: Database, E: Errand<DB>> Lane<DB, E> {
                     }
                 },
             };
-            let seats = self.board();
-            let conn = self.batch.carry_together(conn, seats).await;
+            let slots = self.take_batch();
+            let conn = self.batch.send_together(conn, slots).await;
             kept = conn.and_then(|conn| conn.keep(&self.batch.pool));
         }
     }
@@ -121,18 +121,18 @@ impl<DB: Database, E: Errand<DB>> Lane<DB, E> {
     /// Who is in front, and when it gives up; with nobody there, or another lane about to take them along, this one ends.
     fn next(&mut self) -> Option<(u64, Instant)> {
         let mut state = lock(&self.batch.state);
-        let others = state.boarding - usize::from(self.stage == Stage::Boarding);
-        let surplus = others > 0 && state.boarding_since.elapsed() < PATIENCE;
+        let others = state.collecting - usize::from(self.stage == Stage::Collecting);
+        let surplus = others > 0 && state.collecting_since.elapsed() < PATIENCE;
         let next = state.waiting.first_key_value().filter(|_| !surplus);
         let next = next.map(|(number, waiting)| (*number, waiting.limits.caller));
-        self.stage = state.shift(self.stage, if next.is_some() { Stage::Boarding } else { Stage::Ended });
+        self.stage = state.shift(self.stage, if next.is_some() { Stage::Collecting } else { Stage::Ended });
         next
     }
 
-    fn board(&mut self) -> Vec<Seat<DB, E>> {
+    fn take_batch(&mut self) -> Vec<Slot<DB, E>> {
         let mut state = lock(&self.batch.state);
         self.stage = state.shift(self.stage, Stage::UnderWay);
-        state.board()
+        state.take_batch()
     }
 
     /// Whoever was in front could not be sent.
@@ -143,14 +143,14 @@ impl<DB: Database, E: Errand<DB>> Lane<DB, E> {
 }
 
 /// One that went alone passes the lane on to those who came meanwhile. One that ends with its runtime does not: they find out by themselves.
-impl<DB: Database, E: Errand<DB>> Drop for Lane<DB, E> {
+impl<DB: Database, E: BatchOp<DB>> Drop for Worker<DB, E> {
     fn drop(&mut self) {
         let mut state = lock(&self.batch.state);
         if self.stage == Stage::Alone && !state.waiting.is_empty() {
-            let stage = state.shift(self.stage, Stage::Boarding);
+            let stage = state.shift(self.stage, Stage::Collecting);
             drop(state);
-            let lane = Self { batch: self.batch.clone(), runtime: self.runtime.clone(), stage };
-            self.runtime.spawn(lane.carry());
+            let worker = Self { batch: self.batch.clone(), runtime: self.runtime.clone(), stage };
+            self.runtime.spawn(worker.work());
         } else {
             self.stage = state.shift(self.stage, Stage::Ended);
         }

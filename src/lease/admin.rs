@@ -18,7 +18,7 @@ use crate::{
     store::{
         Database,
         admin::{Forced, Listed, Page},
-        connection::Borrowed,
+        connection::PooledConn,
         failure::Failure,
         fault::Fault,
     },
@@ -33,15 +33,15 @@ fn quoted(key: &Key) -> String {
 
 /// Which rows [`LeaseLock::list`] gives: all, a hundred at a time, unless narrowed.
 #[derive(Clone, Debug)]
-pub struct Filter(Page);
+pub struct ListOptions(Page);
 
-impl Default for Filter {
+impl Default for ListOptions {
     fn default() -> Self {
         Self(Page { after: String::new(), prefix: String::new(), locked_only: false, limit: 100 })
     }
 }
 
-impl Filter {
+impl ListOptions {
     /// Only rows that somebody holds, expired ones included.
     pub fn held(mut self) -> Self {
         self.0.locked_only = true;
@@ -70,10 +70,10 @@ impl Filter {
 /// A row of the table, for people. Times are the database's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Entry {
+pub struct LockInfo {
     /// The key.
     pub key: String,
-    /// What the row is at this moment; the window is this lock's `once_per`.
+    /// What the row is at this moment; the window is this lock's `min_interval`.
     pub state: State,
     /// The end of the lease or of the window.
     pub until: Option<DateTime<Utc>>,
@@ -91,7 +91,7 @@ pub struct Entry {
     pub holder: Option<Holder>,
 }
 
-impl Entry {
+impl LockInfo {
     fn new(listed: Listed, terms: &Terms) -> Self {
         let Listed { key, row, end_time, now } = listed;
         let (state, until) = state(&row, now, terms);
@@ -118,13 +118,13 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// It only reads.
-    pub async fn list(&self, filter: &Filter) -> Result<Vec<Entry>, Error> {
+    pub async fn list(&self, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {
         let limit = self.door().await?;
         let terms = &self.shared.settings.terms;
         let mut conn = self.checkout(limit, Action::Inspect, TABLE).await?;
         let reply = timeout_at(limit, DB::list(conn.get(), &filter.0, terms)).await;
         let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, TABLE))?;
-        Ok(listed.into_iter().map(|listed| Entry::new(listed, terms)).collect())
+        Ok(listed.into_iter().map(|listed| LockInfo::new(listed, terms)).collect())
     }
 
     /// Looks at one key's row; `None` if it has none.
@@ -134,14 +134,14 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// It only reads.
-    pub async fn inspect(&self, key: &str) -> Result<Option<Entry>, Error> {
+    pub async fn inspect(&self, key: &str) -> Result<Option<LockInfo>, Error> {
         let key = Key::new(key)?;
         let limit = self.door().await?;
         let terms = &self.shared.settings.terms;
         let mut conn = self.checkout(limit, Action::Inspect, &quoted(&key)).await?;
         let reply = timeout_at(limit, DB::inspect(conn.get(), &key, terms)).await;
         let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, &quoted(&key)))?;
-        Ok(listed.map(|listed| Entry::new(listed, terms)))
+        Ok(listed.map(|listed| LockInfo::new(listed, terms)))
     }
 
     /// Frees a key, whoever holds it, and leaves `status` behind; gives its new token, or `None` if it has no row.
@@ -190,7 +190,7 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Deletes rows that nobody has touched for `older_than`, and says how many.
     ///
-    /// Never a row that is locked, within its window (its own `time` or this lock's `once_per`), or whose status is not `S`:
+    /// Never a row that is locked, within its window (its own `time` or this lock's `min_interval`), or whose status is not `S`:
     /// [`Rules::Article`](crate::Rules::Article) still refuses on that. Places in queues whose waiters died more than an hour ago go as well,
     /// uncounted.
     ///
@@ -230,10 +230,10 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     /// A connection that has just answered: what an operator asks for is not sent again.
-    async fn checkout(&self, limit: Instant, action: Action, subject: &str) -> Result<Borrowed<DB>, Error> {
+    async fn checkout(&self, limit: Instant, action: Action, subject: &str) -> Result<PooledConn<DB>, Error> {
         let failed = |failure| self.failed(failure, action, subject);
         loop {
-            let mut conn = Borrowed::checkout(&self.shared.settings.pool, limit).await.map_err(failed)?;
+            let mut conn = PooledConn::checkout(&self.shared.settings.pool, limit).await.map_err(failed)?;
             match timeout_at(limit, conn.get().ping()).await {
                 Ok(Ok(())) => return Ok(conn),
                 // It went away while it was idle.

@@ -10,16 +10,16 @@ use tokio::time::Instant;
 use crate::{
     key::Claim,
     lease::{
-        changes::Share,
+        changes::PartReply,
         ending::{Ended, Ending},
-        state::Held,
+        state::LeaseState,
     },
     store::{BATCH, Change},
     task::Duty,
 };
 
-pub(crate) struct Kept {
-    pub held: Arc<Held>,
+pub(crate) struct Scheduled {
+    pub held: Arc<LeaseState>,
     pub renew_at: Instant,
     /// The server refused its renewal, by itself or among others.
     pub suspect: bool,
@@ -27,8 +27,8 @@ pub(crate) struct Kept {
 
 pub(crate) struct Agenda {
     pub duty: Duty,
-    /// By [`Held::id`]: a claim that is resumed is kept once more.
-    pub leases: HashMap<usize, Kept>,
+    /// By [`LeaseState::id`]: a claim that is resumed is kept once more.
+    pub leases: HashMap<usize, Scheduled>,
     /// By their numbers.
     endings: BTreeMap<u64, Ending>,
     last_number: u64,
@@ -69,14 +69,14 @@ impl Agenda {
     }
 
     /// Takes out what is lost by now: no renewal came through.
-    pub fn take_late(&mut self) -> Vec<Arc<Held>> {
+    pub fn take_late(&mut self) -> Vec<Arc<LeaseState>> {
         let now = Instant::now();
         self.leases.extract_if(|_, kept| kept.held.deadline() <= now).map(|(_, kept)| kept.held).collect()
     }
 
     /// Leases whose renewal is due by then.
-    pub fn renewals(&self, due: Instant) -> Batch<Arc<Held>> {
-        let due: Vec<&Kept> = self.leases.values().filter(|kept| kept.renew_at <= due).collect();
+    pub fn renewals(&self, due: Instant) -> Batch<Arc<LeaseState>> {
+        let due: Vec<&Scheduled> = self.leases.values().filter(|kept| kept.renew_at <= due).collect();
         let Batch { items, suspects } = Batch::of(due, |kept| kept.suspect, |kept| kept.held.claims.len());
         Batch { items: items.into_iter().map(|kept| kept.held.clone()).collect(), suspects }
     }
@@ -108,7 +108,7 @@ impl Agenda {
     pub fn hear<'a>(
         &mut self,
         number: u64,
-        shares: impl Iterator<Item = (&'a Claim, &'a Share)>,
+        shares: impl Iterator<Item = (&'a Claim, &'a PartReply)>,
     ) -> Option<(Ended, Ending)> {
         let ended = self.endings.get_mut(&number)?.hear(shares)?;
         Some((ended, self.endings.remove(&number)?))
@@ -129,7 +129,7 @@ impl Agenda {
     }
 
     /// Takes out all of it.
-    pub fn clear(&mut self) -> (Vec<Arc<Held>>, Vec<Ending>) {
+    pub fn clear(&mut self) -> (Vec<Arc<LeaseState>>, Vec<Ending>) {
         let leases = self.leases.drain().map(|(_, kept)| kept.held).collect();
         (leases, std::mem::take(&mut self.endings).into_values().collect())
     }

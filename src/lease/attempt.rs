@@ -15,16 +15,16 @@ use crate::{
     error::{Action, Certainty, Error},
     key::{Claim, Holder, Key},
     lease::{
-        claims::{Claimed, Granted, Wish, is_lone},
+        claims::{ClaimSet, Claimed, Granted, needs_own_statement},
         handle::subject,
         shared::Shared,
     },
     lock::Attempt,
     metrics,
-    queue::position::At,
+    queue::position::Position,
     retry::Backoff,
     rules::{Reason, Refusal, Row, Verdict, judge},
-    store::{Answer, Ask, Database, connection::Borrowed, failure::Failure, fault::Fault},
+    store::{ClaimReply, ClaimRequest, Database, connection::PooledConn, failure::Failure, fault::Fault},
 };
 
 /// For how long a busy row is worth another question within the same try.
@@ -36,7 +36,7 @@ const MOST_BETWEEN_CREATES: Duration = Duration::from_millis(500);
 pub(crate) struct Try<'a, DB: Database> {
     lock: &'a Shared<DB>,
     runtime: Handle,
-    asks: Vec<Ask>,
+    asks: Vec<ClaimRequest>,
     /// No other is before it in the keys' queues, or the lock is not fair.
     in_turn: bool,
     /// When the caller goes away. What was sent before is answered, or given up with its connection, before the try ends otherwise:
@@ -79,7 +79,7 @@ impl<'a, DB: Database> Try<'a, DB> {
         let holder = before.unwrap_or_else(Holder::unique);
         let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let last = Instant::now() + lock.settings.time_limit;
-        let asks = keys.iter().map(|key| Ask { key: key.clone(), holder, waited: false }).collect();
+        let asks = keys.iter().map(|key| ClaimRequest { key: key.clone(), holder, waited: false }).collect();
         // It was in turn when its claim was sent.
         let in_turn = !lock.settings.fair || before.is_some();
         let (caller, limit) = (until.unwrap_or(last), until.map_or(last, |until| until.min(last)));
@@ -109,7 +109,7 @@ impl<'a, DB: Database> Try<'a, DB> {
         match &attempt {
             Attempt::Acquired(granted) => {
                 metrics::acquired();
-                for (Claim { key, token, .. }, prior) in granted.tenure.claims().iter().zip(&granted.priors) {
+                for (Claim { key, token, .. }, prior) in granted.handle.claims().iter().zip(&granted.priors) {
                     tracing::info!(%key, %token, taken_over_from = ?prior, "acquired");
                 }
             }
@@ -145,7 +145,7 @@ impl<'a, DB: Database> Try<'a, DB> {
         loop {
             let answers = match self.claim().await {
                 // Dropped, it is put back; the next one to ask is another holder.
-                Ok(Claimed::Granted(granted)) if !granted.tenure.is_held() => {
+                Ok(Claimed::Granted(granted)) if !granted.handle.is_held() => {
                     self.unanswered = false;
                     return Err(self.too_late());
                 }
@@ -209,18 +209,18 @@ impl<'a, DB: Database> Try<'a, DB> {
     }
 
     /// The first refusal decides; what is created, nobody may want to claim yet.
-    fn next(&self, answers: Vec<Answer>) -> Next {
+    fn next(&self, answers: Vec<ClaimReply>) -> Next {
         let terms = &self.lock.settings.terms;
         let (mut create, mut busy, mut lone) = (Vec::new(), None, false);
         for (ask, answer) in self.asks.iter().zip(answers) {
-            let Answer::Seen { row, now } = answer else { continue };
+            let ClaimReply::Seen { row, now } = answer else { continue };
             match (judge(row.as_ref(), now, ask.holder, terms), row) {
                 (Verdict::Refuse(reason, until), Some(row)) => {
                     return Next::Refuse(Refusal::new(ask.key.clone(), reason, until, &row, now));
                 }
                 (Verdict::Create, _) => create.push(ask.key.clone()),
                 (verdict, row) => {
-                    lone |= is_lone(verdict, row.as_ref(), now);
+                    lone |= needs_own_statement(verdict, row.as_ref(), now);
                     busy = row;
                 }
             }
@@ -233,7 +233,7 @@ impl<'a, DB: Database> Try<'a, DB> {
 
     async fn claim(&self) -> Result<Claimed<DB>, Failure> {
         // Once something was in its way it goes alone: neither gets in the other's, and what it is told is its own.
-        let wish = Wish { asks: self.asks.clone(), alone: self.contended || self.unanswered };
+        let wish = ClaimSet { asks: self.asks.clone(), alone: self.contended || self.unanswered };
         let limits = Limits { caller: self.caller, statement: self.last };
         self.lock.claims.send(&self.runtime, wish, limits).await
     }
@@ -243,7 +243,7 @@ impl<'a, DB: Database> Try<'a, DB> {
         let terms = &self.lock.settings.terms;
         // The server gives up a little earlier than this end, so that no backend goes on waiting there.
         let patience = self.limit.saturating_duration_since(Instant::now()).mul_f64(0.9);
-        let conn = Borrowed::checkout(&self.lock.settings.pool, self.limit).await;
+        let conn = PooledConn::checkout(&self.lock.settings.pool, self.limit).await;
         let mut conn = conn.map_err(|failure| self.error(failure))?;
         let reply = timeout_at(self.limit, DB::create(conn.get(), &keys, terms.minutes(), patience)).await;
         match conn.settle(reply) {
@@ -264,10 +264,10 @@ impl<'a, DB: Database> Try<'a, DB> {
     /// Nobody in it, and the keys may be claimed; otherwise the refusal.
     async fn look_at_queue(&self) -> Result<Option<Refusal>, Error> {
         let keys: Vec<Key> = self.asks.iter().map(|ask| ask.key.clone()).collect();
-        let standing = self.lock.waiting.line.stand(&keys, i64::MAX, self.limit).await;
+        let standing = self.lock.waiting.tickets.stand(&keys, i64::MAX, self.limit).await;
         Ok(match standing.map_err(|failure| self.error(failure))? {
-            At::Behind { key, left, .. } => Some(queued(key, left)),
-            At::First | At::Gone | At::Unseen => None,
+            Position::Behind { key, left, .. } => Some(queued(key, left)),
+            Position::First | Position::Gone | Position::Unseen => None,
         })
     }
 

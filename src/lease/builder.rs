@@ -32,9 +32,10 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for anything longer.
-    pub fn once_per(self, distance: Duration) -> Result<Self, Error> {
-        let distance = within("a once_per", distance, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
-        Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.once_per = distance)))
+    pub fn min_interval(self, distance: Duration) -> Result<Self, Error> {
+        let distance =
+            within("a min_interval", distance, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
+        Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.min_interval = distance)))
     }
 
     /// How long one try may take, waiting for a connection included: 1 ms to one hour, 5 s unless set.

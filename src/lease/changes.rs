@@ -18,7 +18,7 @@ use crate::{
     rules::Terms,
     store::{
         Change, Database, Outcome,
-        connection::Borrowed,
+        connection::PooledConn,
         failure::{Failure, Remedy, remedy},
         pools::Connections,
         skipped_among,
@@ -41,13 +41,13 @@ pub(crate) struct Changes<DB: Database> {
 }
 
 /// What a request came to.
-pub(crate) struct Told<T> {
+pub(crate) struct Exchange<T> {
     pub reply: Result<T, Failure>,
     /// A request was sent of which it is not known whether it was carried out.
     pub unanswered: bool,
 }
 
-pub(crate) struct Answer {
+pub(crate) struct ChangeReply {
     /// When the request that was answered was sent.
     pub sent: Instant,
     /// One for each claim, in order.
@@ -55,8 +55,8 @@ pub(crate) struct Answer {
 }
 
 /// What a request came to for one of several parties.
-pub(crate) struct Share {
-    pub reply: Result<Answer, Remedy>,
+pub(crate) struct PartReply {
+    pub reply: Result<ChangeReply, Remedy>,
     pub unanswered: bool,
 }
 
@@ -65,11 +65,11 @@ impl<DB: Database> Changes<DB> {
     /// connection, and the first of the two that settles it counts. The other request is dropped, its connection closed.
     ///
     /// A pool of one connection has none for the second request: it waits for the first.
-    pub async fn send(&self, claims: &[Claim], change: Change, limit: Instant) -> Told<Answer> {
+    pub async fn send(&self, claims: &[Claim], change: Change, limit: Instant) -> Exchange<ChangeReply> {
         let (first_sent, second_sent) = (AtomicBool::new(false), AtomicBool::new(false));
         let mut first = pin!(self.send_once(claims, change, limit, &first_sent));
         if let Ok(reply) = timeout(self.patience, &mut first).await {
-            return Told { unanswered: is_unanswered(&reply), reply };
+            return Exchange { unanswered: is_unanswered(&reply), reply };
         }
         let mut second = pin!(self.send_once(claims, change, limit, &second_sent));
         let (reply, other) = tokio::select! {
@@ -78,7 +78,7 @@ impl<DB: Database> Changes<DB> {
         };
         // What it could not get at may be in the hands of the other request.
         if reply.as_ref().is_ok_and(|answer| skipped_among(&answer.outcomes).is_none()) {
-            return Told {
+            return Exchange {
                 reply,
                 unanswered: first_sent.load(Ordering::Relaxed) && second_sent.load(Ordering::Relaxed),
             };
@@ -86,7 +86,7 @@ impl<DB: Database> Changes<DB> {
         let later = other.await;
         let unanswered = is_unanswered(&reply) || is_unanswered(&later);
         let earlier_tells_more = reply.is_ok() || matches!(later, Err(Failure::NoConnection(_)));
-        Told { reply: if later.is_err() && earlier_tells_more { reply } else { later }, unanswered }
+        Exchange { reply: if later.is_err() && earlier_tells_more { reply } else { later }, unanswered }
     }
 
     async fn send_once(
@@ -95,7 +95,7 @@ impl<DB: Database> Changes<DB> {
         change: Change,
         limit: Instant,
         is_sent: &AtomicBool,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<ChangeReply, Failure> {
         let mut conn = self.connection(limit).await?;
         let sent = Instant::now();
         if sent >= limit {
@@ -105,22 +105,22 @@ impl<DB: Database> Changes<DB> {
         }
         is_sent.store(true, Ordering::Relaxed);
         let reply = timeout_at(limit, DB::change(conn.get(), claims, change, &self.terms, false)).await;
-        conn.settle(reply).map(|outcomes| Answer { sent, outcomes })
+        conn.settle(reply).map(|outcomes| ChangeReply { sent, outcomes })
     }
 
-    async fn connection(&self, limit: Instant) -> Result<Borrowed<DB>, Failure> {
+    async fn connection(&self, limit: Instant) -> Result<PooledConn<DB>, Failure> {
         if self.pool.is_shared() {
-            return Borrowed::checkout(&self.pool, limit).await;
+            return PooledConn::checkout(&self.pool, limit).await;
         }
         let now = Instant::now();
         let patience = if *lock(&self.scarce_until) > now { Duration::ZERO } else { self.patience };
         let soon = now + patience.min(limit.saturating_duration_since(now) / 4);
-        match Borrowed::checkout(&self.pool, soon).await {
+        match PooledConn::checkout(&self.pool, soon).await {
             Err(Failure::NoConnection(_)) if self.requests.has_spare() => {
                 *lock(&self.scarce_until) = Instant::now() + 4 * self.patience;
-                Borrowed::checkout(&self.requests, limit).await
+                PooledConn::checkout(&self.requests, limit).await
             }
-            Err(Failure::NoConnection(_)) => Borrowed::checkout(&self.pool, limit).await,
+            Err(Failure::NoConnection(_)) => PooledConn::checkout(&self.pool, limit).await,
             taken => taken,
         }
     }
@@ -135,8 +135,8 @@ impl<DB: Database> Changes<DB> {
         suspects: usize,
         change: Change,
         limit: Instant,
-    ) -> Vec<Share> {
-        let mut shares: Vec<Share> = Vec::with_capacity(parties.len());
+    ) -> Vec<PartReply> {
+        let mut shares: Vec<PartReply> = Vec::with_capacity(parties.len());
         // In the order of the parties, the next one last.
         let mut left: Vec<Range<usize>> = vec![suspects..parties.len(), 0..suspects];
         let mut failures = 0;
@@ -146,17 +146,17 @@ impl<DB: Database> Changes<DB> {
                 continue;
             }
             if failures >= FAILURES || Instant::now() >= limit {
-                shares.extend(all.iter().map(|_| Share { reply: Err(Remedy::Apart), unanswered: false }));
+                shares.extend(all.iter().map(|_| PartReply { reply: Err(Remedy::Apart), unanswered: false }));
                 continue;
             }
-            let Told { reply, unanswered } = self.send(&all.concat(), change, limit).await;
+            let Exchange { reply, unanswered } = self.send(&all.concat(), change, limit).await;
             failures = if reply.is_ok() { 0 } else { failures + 1 };
             match reply {
-                Ok(Answer { sent, outcomes }) => {
+                Ok(ChangeReply { sent, outcomes }) => {
                     let mut rest = outcomes.into_iter();
                     shares.extend(all.iter().map(|claims| {
                         let outcomes = rest.by_ref().take(claims.len()).collect();
-                        Share { reply: Ok(Answer { sent, outcomes }), unanswered }
+                        PartReply { reply: Ok(ChangeReply { sent, outcomes }), unanswered }
                     }));
                 }
                 Err(failure) => {
@@ -168,7 +168,7 @@ impl<DB: Database> Changes<DB> {
                         left.extend([middle..range.end, range.start..middle]);
                     } else {
                         tracing::warn!(?change, parties = many, ?failure, "not answered, or refused");
-                        shares.extend(all.iter().map(|_| Share { reply: Err(remedy), unanswered }));
+                        shares.extend(all.iter().map(|_| PartReply { reply: Err(remedy), unanswered }));
                     }
                 }
             }
@@ -178,6 +178,6 @@ impl<DB: Database> Changes<DB> {
 }
 
 /// Whether it is not known what was done.
-fn is_unanswered(reply: &Result<Answer, Failure>) -> bool {
+fn is_unanswered(reply: &Result<ChangeReply, Failure>) -> bool {
     reply.as_ref().is_err_and(Failure::is_unanswered)
 }

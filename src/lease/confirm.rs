@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::{
     error::{Action, Certainty, Error},
     key::Claim,
-    lock::{Receipt, Settled},
-    store::{Confirmed, Database, connection::Borrowed, failure::Failure, fault::Fault, pools::Connections},
+    lock::{CommitOutcome, Confirmation},
+    store::{Confirmed, Database, connection::PooledConn, failure::Failure, fault::Fault, pools::Connections},
 };
 
 /// Counts a confirmation in the caller's transaction. It waits for whoever is at the row by asking again, so that no statement outlives its limit.
@@ -17,7 +17,7 @@ pub(crate) async fn confirm<DB: Database>(
     claim: &Claim,
     tx: &mut DB::Connection,
     time_limit: Duration,
-) -> Result<Receipt, Error> {
+) -> Result<Confirmation, Error> {
     let key = claim.key.clone();
     if !tx.is_in_transaction() {
         return Err(Error::NotInTransaction { key });
@@ -25,7 +25,7 @@ pub(crate) async fn confirm<DB: Database>(
     let limit = Instant::now() + time_limit;
     loop {
         let failure = match timeout_at(limit, DB::confirm(tx, claim)).await {
-            Ok(Ok(Confirmed::Done(count))) => return Ok(Receipt(count)),
+            Ok(Ok(Confirmed::Done(count))) => return Ok(Confirmation(count)),
             Ok(Ok(Confirmed::Lost)) => return Err(Error::Lost { key, token: claim.token }),
             Ok(Ok(Confirmed::TooOld)) => return Err(Error::conflict(key, 1)),
             Ok(Ok(Confirmed::Skipped)) if Instant::now() < limit => {
@@ -44,26 +44,26 @@ pub(crate) async fn confirm<DB: Database>(
 }
 
 /// Reads from the count whether a transaction was committed: nobody else counts under this claim.
-pub(crate) async fn settle<DB: Database>(
+pub(crate) async fn commit_outcome<DB: Database>(
     pool: &Connections<DB>,
     claim: &Claim,
-    receipt: Receipt,
+    confirmation: Confirmation,
     time_limit: Duration,
-) -> Settled {
+) -> CommitOutcome {
     let limit = Instant::now() + time_limit;
     loop {
         match confirms(pool, claim, limit).await {
-            Ok(Some(count)) if count == receipt.0 => return Settled::Committed,
-            Ok(Some(count)) if count == receipt.0 - 1 => return Settled::RolledBack,
-            Ok(_) => return Settled::Unknown,
+            Ok(Some(count)) if count == confirmation.0 => return CommitOutcome::Committed,
+            Ok(Some(count)) if count == confirmation.0 - 1 => return CommitOutcome::RolledBack,
+            Ok(_) => return CommitOutcome::Unknown,
             Err(failure) if failure.fault().is_transient() && Instant::now() < limit => pause().await,
-            Err(_) => return Settled::Unknown,
+            Err(_) => return CommitOutcome::Unknown,
         }
     }
 }
 
 async fn confirms<DB: Database>(pool: &Connections<DB>, claim: &Claim, limit: Instant) -> Result<Option<i64>, Failure> {
-    let mut conn = Borrowed::checkout(pool, limit).await?;
+    let mut conn = PooledConn::checkout(pool, limit).await?;
     let reply = timeout_at(limit, DB::confirms(conn.get(), claim)).await;
     conn.settle(reply)
 }

@@ -9,8 +9,8 @@ use crate::{
     finish::Ongoing,
     key::Claim,
     lease::{
-        changes::{Answer, Share},
-        state::Held,
+        changes::{ChangeReply, PartReply},
+        state::LeaseState,
     },
     retry::Backoff,
     store::{Change, Outcome, failure::Remedy},
@@ -27,7 +27,7 @@ pub(crate) enum Ended {
 
 /// Claims to end, tried until their lease is over.
 pub(crate) struct Ending {
-    pub held: Arc<Held>,
+    pub held: Arc<LeaseState>,
     pub change: Change,
     /// What is not settled yet.
     pub left: Vec<Claim>,
@@ -46,7 +46,12 @@ pub(crate) struct Ending {
 }
 
 impl Ending {
-    pub fn new(held: Arc<Held>, change: Change, pauses: Backoff, ongoing: Ongoing) -> (Self, oneshot::Receiver<Ended>) {
+    pub fn new(
+        held: Arc<LeaseState>,
+        change: Change,
+        pauses: Backoff,
+        ongoing: Ongoing,
+    ) -> (Self, oneshot::Receiver<Ended>) {
         let (outcome, receiver) = oneshot::channel();
         let ending = Self {
             left: held.claims.clone(),
@@ -71,14 +76,14 @@ impl Ending {
 
     /// What a request came to for each of these claims; `None` if it is to be sent again. A task that was replaced may hear
     /// late, of claims that are settled by now.
-    pub fn hear<'a>(&mut self, shares: impl Iterator<Item = (&'a Claim, &'a Share)>) -> Option<Ended> {
+    pub fn hear<'a>(&mut self, shares: impl Iterator<Item = (&'a Claim, &'a PartReply)>) -> Option<Ended> {
         (self.under_way, self.suspect) = (false, false);
         let mut hopeless = true;
-        for (claim, Share { reply, unanswered }) in shares {
+        for (claim, PartReply { reply, unanswered }) in shares {
             self.unanswered |= unanswered;
             let Some(place) = self.left.iter().position(|left| left == claim) else { continue };
             match reply {
-                Ok(Answer { outcomes, .. }) => match outcomes.first() {
+                Ok(ChangeReply { outcomes, .. }) => match outcomes.first() {
                     Some(Outcome::Done) => drop(self.left.remove(place)),
                     Some(Outcome::Lost) => {
                         self.lost = true;

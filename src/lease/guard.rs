@@ -6,8 +6,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Error,
-    key::{Claim, Key, Prior, Token},
-    lease::{handle::Tenure, renewer::Keeper},
+    key::{Claim, Key, PreviousClaim, Token},
+    lease::{handle::LeaseHandle, renewer::Renewer},
     rules::Status,
     store::Database,
 };
@@ -18,8 +18,8 @@ use crate::{
 /// or drops the lease, which abandons it in the background. Either way the next one need not wait for the lease to end.
 /// Where no runtime is left to abandon it, a dropped lease ends by itself.
 pub struct Lease<DB: Database> {
-    tenure: Tenure<DB>,
-    prior: Option<Prior>,
+    handle: LeaseHandle<DB>,
+    prior: Option<PreviousClaim>,
 }
 
 impl<DB: Database> fmt::Debug for Lease<DB> {
@@ -29,12 +29,12 @@ impl<DB: Database> fmt::Debug for Lease<DB> {
 }
 
 impl<DB: Database> Lease<DB> {
-    pub(crate) fn new(tenure: Tenure<DB>, prior: Option<Prior>) -> Self {
-        Self { tenure: tenure.heard(), prior }
+    pub(crate) fn new(handle: LeaseHandle<DB>, prior: Option<PreviousClaim>) -> Self {
+        Self { handle: handle.heard(), prior }
     }
 
-    pub(crate) async fn resume(keeper: &Arc<Keeper<DB>>, claim: Claim, time_limit: Duration) -> Result<Self, Error> {
-        Ok(Self { tenure: Tenure::resume(keeper, claim, time_limit).await?, prior: None })
+    pub(crate) async fn resume(renewer: &Arc<Renewer<DB>>, claim: Claim, time_limit: Duration) -> Result<Self, Error> {
+        Ok(Self { handle: LeaseHandle::resume(renewer, claim, time_limit).await?, prior: None })
     }
 
     /// Another handle on the same claim, for code further down that takes the key again: nothing is sent, the token is the same,
@@ -45,7 +45,7 @@ impl<DB: Database> Lease<DB> {
     /// # Errors
     /// [`Error::Lost`] if the claim is lost.
     pub fn reenter(&self) -> Result<Self, Error> {
-        Ok(Self { tenure: self.tenure.reenter()?, prior: self.prior.clone() })
+        Ok(Self { handle: self.handle.reenter()?, prior: self.prior.clone() })
     }
 
     /// Leaves the claim standing, renewed no more: it ends with its lease, unless
@@ -53,7 +53,7 @@ impl<DB: Database> Lease<DB> {
     /// While another handle of it is held, that one goes on renewing it.
     pub fn detach(self) -> Claim {
         let claim = self.claim().clone();
-        self.tenure.detach();
+        self.handle.detach();
         claim
     }
 
@@ -69,22 +69,22 @@ impl<DB: Database> Lease<DB> {
 
     /// Key, holder and token.
     pub fn claim(&self) -> &Claim {
-        &self.tenure.claims()[0]
+        &self.handle.claims()[0]
     }
 
     /// The claim that this one took over from, if its holder did not end it: its work may be half done.
-    pub fn taken_over_from(&self) -> Option<&Prior> {
+    pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
         self.prior.as_ref()
     }
 
     /// Whether the key is known to be held at this moment, by this machine's monotonic clock.
     pub fn is_held(&self) -> bool {
-        self.tenure.is_held()
+        self.handle.is_held()
     }
 
     /// How long it is held for sure, unless it is renewed; zero when it is lost.
     pub fn time_left(&self) -> Duration {
-        self.tenure.time_left()
+        self.handle.time_left()
     }
 
     /// Waits until the lease is lost: before the server could let another in, if neither the process nor its runtime is held up
@@ -93,12 +93,12 @@ impl<DB: Database> Lease<DB> {
     /// # Cancel safety
     /// Nothing is lost by dropping it.
     pub async fn lost(&self) {
-        self.tenure.lost().await;
+        self.handle.lost().await;
     }
 
     /// A token to hand to tasks of the work: cancelled when the lease is lost, and when its last handle is released, abandoned or dropped.
     pub fn cancellation_token(&self) -> CancellationToken {
-        self.tenure.cancellation_token()
+        self.handle.cancellation_token()
     }
 
     /// Prolongs the lease now; in the background that happens at every third of it.
@@ -110,7 +110,7 @@ impl<DB: Database> Lease<DB> {
     /// # Cancel safety
     /// Dropped, the lease may have been prolonged without this end knowing.
     pub async fn renew(&self) -> Result<(), Error> {
-        self.tenure.renew().await
+        self.handle.renew().await
     }
 
     /// Ends the lease: the work came to its end, well or badly.
@@ -127,7 +127,7 @@ impl<DB: Database> Lease<DB> {
     /// # Cancel safety
     /// Dropped, the key is released or abandoned.
     pub async fn release(self, status: Status) -> Result<(), Error> {
-        self.tenure.release(status).await
+        self.handle.release(status).await
     }
 
     /// Ends the lease of work that was stopped: under [`Rules::Recover`](crate::Rules::Recover) the next one takes over
@@ -139,6 +139,6 @@ impl<DB: Database> Lease<DB> {
     /// # Cancel safety
     /// Dropped, it goes on in the background.
     pub async fn abandon(self) -> Result<(), Error> {
-        self.tenure.abandon().await
+        self.handle.abandon().await
     }
 }

@@ -12,9 +12,9 @@ use crate::{
     batch::op::Limits,
     error::{Action, Certainty, Error},
     key::Claim,
-    lease::{changes::Told, ending::Ended, releases::Release, renewer::Keeper, state::Held},
+    lease::{changes::Exchange, ending::Ended, releases::Release, renewer::Renewer, state::LeaseState},
     metrics,
-    queue::local::Turn,
+    queue::local::Permit,
     retry::Backoff,
     rules::Status,
     store::{
@@ -26,9 +26,9 @@ use crate::{
 };
 
 /// One handle on the claims of a lease. Dropped, the last one abandons them.
-pub(crate) struct Tenure<DB: Database> {
-    keeper: Arc<Keeper<DB>>,
-    held: Arc<Held>,
+pub(crate) struct LeaseHandle<DB: Database> {
+    renewer: Arc<Renewer<DB>>,
+    held: Arc<LeaseState>,
     time_limit: Duration,
     part: Part,
     /// What ends the claims while their caller has not heard of them, so that no work was begun under them.
@@ -48,23 +48,26 @@ enum Part {
     None,
 }
 
-impl<DB: Database> fmt::Debug for Tenure<DB> {
+impl<DB: Database> fmt::Debug for LeaseHandle<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tenure").field("claims", &self.held.claims).field("time_left", &self.held.time_left()).finish()
+        f.debug_struct("LeaseHandle")
+            .field("claims", &self.held.claims)
+            .field("time_left", &self.held.time_left())
+            .finish()
     }
 }
 
-impl<DB: Database> Tenure<DB> {
+impl<DB: Database> LeaseHandle<DB> {
     /// Begins with claims that were granted to a request sent at `sent`.
     pub fn begin(
-        keeper: &Arc<Keeper<DB>>,
+        renewer: &Arc<Renewer<DB>>,
         claims: Vec<Claim>,
         sent: Instant,
         time_limit: Duration,
         unheard: Change,
     ) -> Self {
-        let (held, unheard) = (keeper.hold(claims, sent), Some(unheard));
-        Self { held, keeper: keeper.clone(), time_limit, part: Part::Counted, unheard }
+        let (held, unheard) = (renewer.hold(claims, sent), Some(unheard));
+        Self { held, renewer: renewer.clone(), time_limit, part: Part::Counted, unheard }
     }
 
     /// Hands it to whoever asked.
@@ -74,13 +77,13 @@ impl<DB: Database> Tenure<DB> {
     }
 
     /// Takes up a claim that stands in the table: renewed once, then kept like any other.
-    pub async fn resume(keeper: &Arc<Keeper<DB>>, claim: Claim, time_limit: Duration) -> Result<Self, Error> {
-        let mut tenure = Self::begin(keeper, vec![claim], Instant::now(), time_limit, Change::Abandon);
+    pub async fn resume(renewer: &Arc<Renewer<DB>>, claim: Claim, time_limit: Duration) -> Result<Self, Error> {
+        let mut handle = Self::begin(renewer, vec![claim], Instant::now(), time_limit, Change::Abandon);
         // Until the renewal is answered it is not this one's to abandon.
-        tenure.part = Part::Ended;
-        tenure.renew().await?;
-        tenure.part = Part::Counted;
-        Ok(tenure.heard())
+        handle.part = Part::Ended;
+        handle.renew().await?;
+        handle.part = Part::Counted;
+        Ok(handle.heard())
     }
 
     /// One handle more.
@@ -89,8 +92,8 @@ impl<DB: Database> Tenure<DB> {
             return Err(self.error_lost());
         }
         self.held.share();
-        let (keeper, held) = (self.keeper.clone(), self.held.clone());
-        Ok(Self { keeper, held, time_limit: self.time_limit, part: Part::Counted, unheard: None })
+        let (renewer, held) = (self.renewer.clone(), self.held.clone());
+        Ok(Self { renewer, held, time_limit: self.time_limit, part: Part::Counted, unheard: None })
     }
 
     /// Leaves the claims standing, if this is the last handle.
@@ -99,7 +102,7 @@ impl<DB: Database> Tenure<DB> {
     }
 
     /// Keeps the turn by which it was acquired until it is over.
-    pub fn keep(&self, turn: Turn) {
+    pub fn keep(&self, turn: Permit) {
         self.held.keep(turn);
     }
 
@@ -116,12 +119,12 @@ impl<DB: Database> Tenure<DB> {
     }
 
     pub async fn lost(&self) {
-        self.keeper.attend();
+        self.renewer.attend();
         // The keeper tells; the clock is watched here too, for when the runtime that drives the keeper stands still.
         while !self.held.lost.is_cancelled() {
             let deadline = self.held.deadline();
             if timeout_at(deadline, self.held.lost.cancelled()).await.is_err() && !self.is_held() {
-                self.keeper.lose(&self.held, 0, "no renewal came through before its lease ended");
+                self.renewer.lose(&self.held, 0, "no renewal came through before its lease ended");
             }
         }
     }
@@ -132,13 +135,13 @@ impl<DB: Database> Tenure<DB> {
 
     pub async fn renew(&self) -> Result<(), Error> {
         if !self.is_held() {
-            self.keeper.lose(&self.held, 0, "its time was up before it was renewed");
+            self.renewer.lose(&self.held, 0, "its time was up before it was renewed");
             return Err(self.error_lost());
         }
         let limit = Instant::now() + self.time_limit;
         let (mut pauses, mut before) = (pauses(), Certainty::NothingChanged);
         loop {
-            let Told { reply, unanswered } = self.keeper.renew(&self.held, limit).await;
+            let Exchange { reply, unanswered } = self.renewer.renew(&self.held, limit).await;
             if unanswered {
                 before = Certainty::Unknown;
             }
@@ -164,7 +167,7 @@ impl<DB: Database> Tenure<DB> {
             return if self.held.lost.is_cancelled() { Err(self.error_lost()) } else { Ok(()) };
         }
         self.part = Part::Last;
-        self.keeper.let_go(&self.held);
+        self.renewer.let_go(&self.held);
         self.held.over.cancel();
         let result = self.try_release(status).await;
         // What is not known to be ended is abandoned when `self` is dropped; so is the rest of a set of which one is lost.
@@ -187,12 +190,12 @@ impl<DB: Database> Tenure<DB> {
         let last = self.held.deadline();
         // What is done is not asked for again: somebody else may have it by then.
         let (mut left, mut lost, mut unanswered) = (self.claims().to_vec(), None, None);
-        let (mut pauses, mut alone) = (self.keeper.pauses(), false);
+        let (mut pauses, mut alone) = (self.renewer.pauses(), false);
         loop {
             let limit = Instant::now() + self.time_limit;
             let release = Release { claims: left.clone(), status, alone };
             let limits = Limits { caller: limit, statement: limit };
-            let failure = match self.keeper.releases.send(&runtime, release, limits).await {
+            let failure = match self.renewer.releases.send(&runtime, release, limits).await {
                 Ok(outcomes) => {
                     let gone = outcomes.iter().position(|outcome| *outcome == Outcome::Lost);
                     lost = lost.or(gone.map(|place| left[place].clone()));
@@ -235,7 +238,7 @@ impl<DB: Database> Tenure<DB> {
         }
         self.held.over.cancel();
         let limit = self.held.deadline().max(Instant::now() + self.time_limit);
-        match timeout_at(limit, self.keeper.abandon(self.held.clone())).await {
+        match timeout_at(limit, self.renewer.abandon(self.held.clone())).await {
             Ok(Ok(Ended::Done)) => Ok(()),
             Ok(Ok(Ended::Lost)) => Err(self.error_lost()),
             Ok(Ok(Ended::GivenUp(outcome))) => Err(self.error_busy(Action::Abandon, outcome)),
@@ -261,7 +264,7 @@ impl<DB: Database> Tenure<DB> {
     }
 }
 
-impl<DB: Database> Drop for Tenure<DB> {
+impl<DB: Database> Drop for LeaseHandle<DB> {
     fn drop(&mut self) {
         if self.part == Part::None || (self.part == Part::Counted && !self.held.give_up()) {
             return;
@@ -269,9 +272,9 @@ impl<DB: Database> Drop for Tenure<DB> {
         metrics::held(self.held.since.elapsed());
         self.held.over.cancel();
         if self.part == Part::Ended || self.held.lost.is_cancelled() {
-            self.keeper.let_go(&self.held);
+            self.renewer.let_go(&self.held);
         } else {
-            drop(self.keeper.end(self.held.clone(), self.unheard.unwrap_or(Change::Abandon)));
+            drop(self.renewer.end(self.held.clone(), self.unheard.unwrap_or(Change::Abandon)));
         }
     }
 }

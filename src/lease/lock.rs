@@ -17,7 +17,7 @@ use crate::{
         shared::Shared,
         wait::{table_within, wait_for},
     },
-    lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled},
+    lock::{Attempt, BoxFuture, CommitOutcome, ConfirmAt, Confirmation, Grant, ResourceLock},
     retry::Retry,
     rules::Status,
     store::Database,
@@ -88,7 +88,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// Dropped, it stops waiting. A claim that was under way is brought to its end in the background, and its row put back as
     /// it was before; one that took over an expired claim is abandoned.
     pub async fn acquire(&self, key: &str, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
-        let lease = |Granted { tenure, mut priors }| Lease::new(tenure, priors.pop().flatten());
+        let lease = |Granted { handle, mut priors }| Lease::new(handle, priors.pop().flatten());
         Ok(self.granted([Key::new(key)?].into(), wait).await?.map(lease))
     }
 
@@ -128,7 +128,7 @@ impl<DB: Database> LeaseLock<DB> {
             let (setting, value) = ("a set", format!("{} keys", keys.len()));
             return Err(Error::InvalidSetting { setting, value, rule: "it has to have 1 to 100 keys" });
         }
-        let set = |Granted { tenure, priors }| LeaseSet::new(tenure, priors);
+        let set = |Granted { handle, priors }| LeaseSet::new(handle, priors);
         Ok(self.granted(keys.into(), wait).await?.map(set))
     }
 
@@ -157,7 +157,7 @@ impl<DB: Database> LeaseLock<DB> {
         match entry {
             Some(entry) => {
                 let claim = Claim { key, holder, token: entry.token };
-                Lease::resume(&self.shared.keeper, claim, self.shared.settings.time_limit).await
+                Lease::resume(&self.shared.renewer, claim, self.shared.settings.time_limit).await
             }
             None => Err(Error::NotHeld { key, holder }),
         }
@@ -173,8 +173,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Cancel safety
     /// Dropped, it stops waiting; nothing else changes.
     pub async fn shutdown(&self, limit: Duration) -> bool {
-        self.shared.waiting.line.attend();
-        let settled = self.shared.keeper.settled(limit).await;
+        self.shared.waiting.tickets.attend();
+        let settled = self.shared.renewer.settled(limit).await;
         self.shared.settings.pool.close_idle().await;
         self.shared.settings.renewals.close_idle().await;
         settled
@@ -182,19 +182,23 @@ impl<DB: Database> LeaseLock<DB> {
 }
 
 impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
-    fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         Box::pin(async move { Ok(LeaseLock::try_acquire(self, key).await?.map(Grant::from)) })
     }
 
-    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         Box::pin(async move { Ok(LeaseLock::acquire(self, key, wait).await?.map(Grant::from)) })
     }
 
-    fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
+    fn confirm<'a>(
+        &'a self,
+        claim: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
         Box::pin(confirm::confirm::<DB>(claim, tx, self.shared.settings.time_limit))
     }
 
-    fn release(&self, grant: Grant<DB>, status: Status) -> Answering<'_, Result<(), Error>> {
+    fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
             let Claim { key, token, .. } = grant.claim().clone();
             match grant.into_lease() {
@@ -204,12 +208,17 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
         })
     }
 
-    fn settle<'a>(&'a self, claim: &'a Claim, receipt: Receipt) -> Answering<'a, Settled> {
-        Box::pin(confirm::settle(&self.shared.settings.pool, claim, receipt, self.shared.settings.time_limit))
+    fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
+        Box::pin(confirm::commit_outcome(
+            &self.shared.settings.pool,
+            claim,
+            confirmation,
+            self.shared.settings.time_limit,
+        ))
     }
 
-    fn order(&self) -> Order {
-        Order::First
+    fn confirm_at(&self) -> ConfirmAt {
+        ConfirmAt::First
     }
 
     fn retry(&self) -> Retry {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::{sync::OnceCell, time::Instant};
 
 use crate::{
-    batch::op::Errand,
+    batch::op::BatchOp,
     key::{Claim, Key},
     rules::{Status, Terms},
     schema::Table,
@@ -24,7 +24,7 @@ pub(crate) struct Release {
     pub alone: bool,
 }
 
-impl<DB: Database> Errand<DB> for Releases {
+impl<DB: Database> BatchOp<DB> for Releases {
     type Request = Release;
     type Answer = Vec<Outcome>;
 

@@ -20,19 +20,19 @@ use tokio::{
 };
 
 use crate::{
-    batch::batcher::Batch,
+    batch::batcher::Batcher,
     finish::Background,
     key::Claim,
     lease::{
-        agenda::{self, Agenda, Kept},
-        changes::{Answer, Changes, Share, Told},
+        agenda::{self, Agenda, Scheduled},
+        changes::{ChangeReply, Changes, Exchange, PartReply},
         ending::{Ended, Ending},
         releases::Releases,
         settings::Settings,
-        state::Held,
+        state::LeaseState,
     },
     metrics,
-    queue::local::Bells,
+    queue::local::Wakeups,
     retry::Backoff,
     schema::Table,
     store::{Change, Database, Outcome, failure::Remedy, lost_among, skipped_among},
@@ -43,22 +43,24 @@ use crate::{
 const SEEN_WITHOUT: &str = "its row was seen without the claim";
 
 /// Keeps one lock's leases.
-pub(crate) struct Keeper<DB: Database> {
+pub(crate) struct Renewer<DB: Database> {
     changes: Changes<DB>,
     lease: Duration,
-    pub releases: Arc<Batch<DB, Releases>>,
-    bells: Arc<Bells>,
+    pub releases: Arc<Batcher<DB, Releases>>,
+    wakeups: Arc<Wakeups>,
     agenda: Mutex<Agenda>,
     /// Wakes the tasks.
     work: watch::Sender<()>,
     pub background: Background,
+    /// When the last of the claims ends by itself that could not be ended.
+    left_behind_until: Mutex<Instant>,
 }
 
-impl<DB: Database> Keeper<DB> {
+impl<DB: Database> Renewer<DB> {
     pub fn new(
         settings: &Settings<DB>,
         table: Arc<OnceCell<Table>>,
-        bells: Arc<Bells>,
+        wakeups: Arc<Wakeups>,
         background: Background,
     ) -> Arc<Self> {
         let Settings { pool: requests, renewals: pool, terms, batching, .. } = settings;
@@ -71,35 +73,36 @@ impl<DB: Database> Keeper<DB> {
             patience: attempt(lease) / 4,
             scarce_until: Mutex::new(Instant::now()),
         };
-        let releases = Batch::new(Releases { terms, table }, requests, background.clone(), *batching);
+        let releases = Batcher::new(Releases { terms, table }, requests, background.clone(), *batching);
         Arc::new(Self {
             changes,
             lease,
             releases,
-            bells,
+            wakeups,
             agenda: Mutex::new(Agenda::new(Duty::new(lease / 20))),
             work: watch::Sender::new(()),
             background,
+            left_behind_until: Mutex::new(Instant::now()),
         })
     }
 
     /// Begins to renew claims that were granted to a request sent at `sent`.
-    pub fn hold(self: &Arc<Self>, claims: Vec<Claim>, sent: Instant) -> Arc<Held> {
-        let held = Arc::new(Held::new(claims, self.deadline(sent, self.lease), self.bells.clone()));
+    pub fn hold(self: &Arc<Self>, claims: Vec<Claim>, sent: Instant) -> Arc<LeaseState> {
+        let held = Arc::new(LeaseState::new(claims, self.deadline(sent, self.lease), self.wakeups.clone()));
         let renew_at = sent + self.lease / 3;
         let mut agenda = lock(&self.agenda);
-        agenda.leases.insert(held.id(), Kept { held: held.clone(), renew_at, suspect: false });
+        agenda.leases.insert(held.id(), Scheduled { held: held.clone(), renew_at, suspect: false });
         self.run(agenda, renew_at);
         held
     }
 
     /// Renews a lease no more.
-    pub fn let_go(&self, held: &Held) {
+    pub fn let_go(&self, held: &LeaseState) {
         lock(&self.agenda).leases.remove(&held.id());
     }
 
     /// Tells the work that the claim at this place is lost; what else the lease has goes with it.
-    pub fn lose(self: &Arc<Self>, held: &Arc<Held>, place: usize, why: &str) {
+    pub fn lose(self: &Arc<Self>, held: &Arc<LeaseState>, place: usize, why: &str) {
         self.let_go(held);
         if held.tell_lost(place, why) && held.claims.len() > 1 {
             drop(self.abandon(held.clone()));
@@ -107,12 +110,12 @@ impl<DB: Database> Keeper<DB> {
     }
 
     /// Ends claims that were stopped, in the background; the receiver hears how that went.
-    pub fn abandon(self: &Arc<Self>, held: Arc<Held>) -> oneshot::Receiver<Ended> {
+    pub fn abandon(self: &Arc<Self>, held: Arc<LeaseState>) -> oneshot::Receiver<Ended> {
         self.end(held, Change::Abandon)
     }
 
     /// Ends claims in the background, like this; the receiver hears how that went.
-    pub fn end(self: &Arc<Self>, held: Arc<Held>, change: Change) -> oneshot::Receiver<Ended> {
+    pub fn end(self: &Arc<Self>, held: Arc<LeaseState>, change: Change) -> oneshot::Receiver<Ended> {
         let (ending, receiver) = Ending::new(held, change, self.pauses(), self.background.begin());
         let at = ending.at;
         let mut agenda = lock(&self.agenda);
@@ -121,20 +124,20 @@ impl<DB: Database> Keeper<DB> {
         receiver
     }
 
-    /// Waits until nothing goes on in the background, for so long at most; whether nothing does.
+    /// Waits until nothing goes on in the background, for so long at most; whether nothing does, and no claim was left behind.
     pub async fn settled(self: &Arc<Self>, limit: Duration) -> bool {
         self.attend();
-        timeout(limit, self.background.over()).await.is_ok()
+        timeout(limit, self.background.over()).await.is_ok() && *lock(&self.left_behind_until) <= Instant::now()
     }
 
     /// Prolongs one lease now.
-    pub async fn renew(self: &Arc<Self>, held: &Arc<Held>, limit: Instant) -> Told<Outcome> {
+    pub async fn renew(self: &Arc<Self>, held: &Arc<LeaseState>, limit: Instant) -> Exchange<Outcome> {
         self.attend();
-        let Told { reply, unanswered } = self.changes.send(&held.claims, self.renewal(), limit).await;
-        Told { reply: reply.map(|answer| self.renewed(held, &answer)), unanswered }
+        let Exchange { reply, unanswered } = self.changes.send(&held.claims, self.renewal(), limit).await;
+        Exchange { reply: reply.map(|answer| self.renewed(held, &answer)), unanswered }
     }
 
-    fn renewed(self: &Arc<Self>, held: &Arc<Held>, Answer { sent, outcomes }: &Answer) -> Outcome {
+    fn renewed(self: &Arc<Self>, held: &Arc<LeaseState>, ChangeReply { sent, outcomes }: &ChangeReply) -> Outcome {
         if let Some(place) = lost_among(outcomes) {
             self.lose(held, place, SEEN_WITHOUT);
             return Outcome::Lost;
@@ -205,7 +208,7 @@ impl<DB: Database> Keeper<DB> {
         }
     }
 
-    async fn renew_batch(self: Arc<Self>, batch: agenda::Batch<Arc<Held>>) {
+    async fn renew_batch(self: Arc<Self>, batch: agenda::Batch<Arc<LeaseState>>) {
         let limit = Instant::now() + attempt(self.lease);
         let parties: Vec<Vec<Claim>> = batch.items.iter().map(|held| held.claims.clone()).collect();
         let shares = self.changes.send_apart(&parties, batch.suspects, self.renewal(), limit).await;
@@ -215,7 +218,7 @@ impl<DB: Database> Keeper<DB> {
             tracing::warn!(leases = failed, "renewal brought no answer; the deadlines stand, trying again");
         }
         let soon = Instant::now() + self.longest_pause().mul_f64(fastrand::f64() / 2.0 + 0.5);
-        for (held, Share { reply, .. }) in batch.items.iter().zip(shares) {
+        for (held, PartReply { reply, .. }) in batch.items.iter().zip(shares) {
             let outcome = reply.as_ref().map(|answer| (answer.sent, self.renewed(held, answer)));
             // A lease that was let go of by now is ended.
             let mut agenda = lock(&self.agenda);
@@ -245,13 +248,17 @@ impl<DB: Database> Keeper<DB> {
             let ended = agenda.hear(number, claims.iter().map(|(_, claim)| claim).zip(shares));
             drop(agenda);
             if let Some((ended, ending)) = ended {
+                if matches!(ended, Ended::GivenUp(_)) {
+                    let mut until = lock(&self.left_behind_until);
+                    *until = ending.held.deadline().max(*until);
+                }
                 ending.tell(ended);
             }
         }
     }
 }
 
-impl<DB: Database> Work for Keeper<DB> {
+impl<DB: Database> Work for Renewer<DB> {
     fn join(&self, runtime: Id) -> bool {
         lock(&self.agenda).duty.join(runtime)
     }

@@ -6,8 +6,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Error,
-    key::{Claim, Prior, Token},
-    lease::handle::Tenure,
+    key::{Claim, PreviousClaim, Token},
+    lease::handle::LeaseHandle,
     rules::Status,
     store::Database,
 };
@@ -17,8 +17,8 @@ use crate::{
 /// It is renewed, released and abandoned like a [`Lease`](crate::Lease), all keys in one statement. When one of them is lost,
 /// the others are abandoned in the background.
 pub struct LeaseSet<DB: Database> {
-    tenure: Tenure<DB>,
-    priors: Vec<Option<Prior>>,
+    handle: LeaseHandle<DB>,
+    priors: Vec<Option<PreviousClaim>>,
 }
 
 impl<DB: Database> fmt::Debug for LeaseSet<DB> {
@@ -28,13 +28,13 @@ impl<DB: Database> fmt::Debug for LeaseSet<DB> {
 }
 
 impl<DB: Database> LeaseSet<DB> {
-    pub(crate) fn new(tenure: Tenure<DB>, priors: Vec<Option<Prior>>) -> Self {
-        Self { tenure: tenure.heard(), priors }
+    pub(crate) fn new(handle: LeaseHandle<DB>, priors: Vec<Option<PreviousClaim>>) -> Self {
+        Self { handle: handle.heard(), priors }
     }
 
     /// The claims, in the order of their keys; [confirm](crate::ResourceLock::confirm) them in this order, so that no two transactions deadlock.
     pub fn claims(&self) -> &[Claim] {
-        self.tenure.claims()
+        self.handle.claims()
     }
 
     /// The fencing token of one key; `None` if it is not in the set.
@@ -43,7 +43,7 @@ impl<DB: Database> LeaseSet<DB> {
     }
 
     /// The claims that were taken over, with those that held the keys before and did not end.
-    pub fn taken_over_from(&self) -> impl Iterator<Item = (&Claim, &Prior)> {
+    pub fn taken_over_from(&self) -> impl Iterator<Item = (&Claim, &PreviousClaim)> {
         self.claims().iter().zip(&self.priors).filter_map(|(claim, prior)| Some((claim, prior.as_ref()?)))
     }
 
@@ -52,17 +52,17 @@ impl<DB: Database> LeaseSet<DB> {
     /// # Errors
     /// [`Error::Lost`] if a claim is lost.
     pub fn reenter(&self) -> Result<Self, Error> {
-        Ok(Self { tenure: self.tenure.reenter()?, priors: self.priors.clone() })
+        Ok(Self { handle: self.handle.reenter()?, priors: self.priors.clone() })
     }
 
     /// Whether all keys are known to be held at this moment, by this machine's monotonic clock.
     pub fn is_held(&self) -> bool {
-        self.tenure.is_held()
+        self.handle.is_held()
     }
 
     /// How long they are held for sure, unless they are renewed; zero when one is lost.
     pub fn time_left(&self) -> Duration {
-        self.tenure.time_left()
+        self.handle.time_left()
     }
 
     /// Waits until one of them is lost, as [`Lease::lost`](crate::Lease::lost).
@@ -70,12 +70,12 @@ impl<DB: Database> LeaseSet<DB> {
     /// # Cancel safety
     /// Nothing is lost by dropping it.
     pub async fn lost(&self) {
-        self.tenure.lost().await;
+        self.handle.lost().await;
     }
 
     /// As [`Lease::cancellation_token`](crate::Lease::cancellation_token).
     pub fn cancellation_token(&self) -> CancellationToken {
-        self.tenure.cancellation_token()
+        self.handle.cancellation_token()
     }
 
     /// Prolongs the lease now; in the background that happens at every third of it.
@@ -86,7 +86,7 @@ impl<DB: Database> LeaseSet<DB> {
     /// # Cancel safety
     /// Dropped, the lease may have been prolonged without this end knowing.
     pub async fn renew(&self) -> Result<(), Error> {
-        self.tenure.renew().await
+        self.handle.renew().await
     }
 
     /// Ends the lease: the work came to its end, well or badly. All keys get this status.
@@ -97,7 +97,7 @@ impl<DB: Database> LeaseSet<DB> {
     /// # Cancel safety
     /// Dropped, the keys are released or abandoned.
     pub async fn release(self, status: Status) -> Result<(), Error> {
-        self.tenure.release(status).await
+        self.handle.release(status).await
     }
 
     /// Ends the lease of work that was stopped, as [`Lease::abandon`](crate::Lease::abandon).
@@ -108,6 +108,6 @@ impl<DB: Database> LeaseSet<DB> {
     /// # Cancel safety
     /// Dropped, it goes on in the background.
     pub async fn abandon(self) -> Result<(), Error> {
-        self.tenure.abandon().await
+        self.handle.abandon().await
     }
 }

@@ -46,7 +46,7 @@ impl<DB: Database> Settings<DB> {
         let pool = Connections::new(pool, Purpose::Requests);
         let terms = Terms {
             rules: Rules::default(),
-            once_per: TimeDelta::zero(),
+            min_interval: TimeDelta::zero(),
             lease: TimeDelta::seconds(30),
             retry_failed: false,
             article_clients: None,

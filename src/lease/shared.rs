@@ -8,10 +8,10 @@ use tokio::{
 };
 
 use crate::{
-    batch::batcher::Batch,
+    batch::batcher::Batcher,
     error::Error,
     finish::Background,
-    lease::{claims::Claims, renewer::Keeper, settings::Settings},
+    lease::{claims::Claims, renewer::Renewer, settings::Settings},
     queue::Waiting,
     schema::Table,
     store::Database,
@@ -22,10 +22,10 @@ const LOOK: Duration = Duration::from_millis(50);
 
 pub(crate) struct Shared<DB: Database> {
     pub settings: Settings<DB>,
-    pub keeper: Arc<Keeper<DB>>,
+    pub renewer: Arc<Renewer<DB>>,
     pub table: Arc<OnceCell<Table>>,
     looking: Mutex<()>,
-    pub claims: Arc<Batch<DB, Claims<DB>>>,
+    pub claims: Arc<Batcher<DB, Claims<DB>>>,
     pub waiting: Waiting<DB>,
 }
 
@@ -33,11 +33,11 @@ impl<DB: Database> Shared<DB> {
     pub fn new(settings: Settings<DB>, table: Arc<OnceCell<Table>>) -> Arc<Self> {
         let background = Background::default();
         let waiting = Waiting::new(&settings.pool, &settings.renewals, background.clone());
-        let keeper = Keeper::new(&settings, table.clone(), waiting.bells.clone(), background.clone());
+        let renewer = Renewer::new(&settings, table.clone(), waiting.wakeups.clone(), background.clone());
         let (terms, time_limit) = (settings.terms.clone(), settings.time_limit);
-        let claims = Claims { keeper: keeper.clone(), terms, time_limit, table: table.clone() };
-        let claims = Batch::new(claims, settings.pool.clone(), background, settings.batching);
-        Arc::new(Self { settings, keeper, table, looking: Mutex::default(), claims, waiting })
+        let claims = Claims { renewer: renewer.clone(), terms, time_limit, table: table.clone() };
+        let claims = Batcher::new(claims, settings.pool.clone(), background, settings.batching);
+        Arc::new(Self { settings, renewer, table, looking: Mutex::default(), claims, waiting })
     }
 
     /// The table's shape, looked at by the first call alone.

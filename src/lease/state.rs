@@ -14,12 +14,12 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     key::Claim,
     metrics,
-    queue::local::{Bells, Turn},
+    queue::local::{Permit, Wakeups},
     sync::lock,
 };
 
 /// The claims of one lease, which live and die together.
-pub(crate) struct Held {
+pub(crate) struct LeaseState {
     /// In the order of their keys; never empty.
     pub claims: Vec<Claim>,
     pub since: Instant,
@@ -32,12 +32,12 @@ pub(crate) struct Held {
     /// Which claim was found to be lost.
     lost_at: AtomicUsize,
     /// Those of this process who want the same wait until it is dropped.
-    turn: Mutex<Option<Turn>>,
-    bells: Arc<Bells>,
+    turn: Mutex<Option<Permit>>,
+    wakeups: Arc<Wakeups>,
 }
 
-impl Held {
-    pub fn new(claims: Vec<Claim>, deadline: Instant, bells: Arc<Bells>) -> Self {
+impl LeaseState {
+    pub fn new(claims: Vec<Claim>, deadline: Instant, wakeups: Arc<Wakeups>) -> Self {
         Self {
             claims,
             since: Instant::now(),
@@ -47,7 +47,7 @@ impl Held {
             handles: AtomicUsize::new(1),
             lost_at: AtomicUsize::new(0),
             turn: Mutex::default(),
-            bells,
+            wakeups,
         }
     }
 
@@ -89,7 +89,7 @@ impl Held {
     }
 
     /// Keeps the turn by which it was acquired until the lease is over.
-    pub fn keep(&self, turn: Turn) {
+    pub fn keep(&self, turn: Permit) {
         *lock(&self.turn) = Some(turn);
         if self.lost.is_cancelled() {
             self.pass_on();
@@ -103,7 +103,8 @@ impl Held {
 
     /// Tells the work that the claim at this place is lost; whether that is news.
     pub fn tell_lost(&self, place: usize, why: &str) -> bool {
-        if self.lost.is_cancelled() {
+        // A claim that is being ended is not lost: a renewal that was under way may see its row without it.
+        if self.over.is_cancelled() {
             return false;
         }
         self.lost_at.store(place, Ordering::Release);
@@ -127,13 +128,13 @@ impl Held {
         let turn = lock(&self.turn).take();
         drop(turn);
         for claim in &self.claims {
-            self.bells.ring(claim.key.as_str());
+            self.wakeups.notify(claim.key.as_str());
         }
     }
 }
 
 /// Nobody has it any more, however it ended.
-impl Drop for Held {
+impl Drop for LeaseState {
     fn drop(&mut self) {
         self.pass_on();
     }

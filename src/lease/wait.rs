@@ -28,14 +28,14 @@ use crate::{
     lock::Attempt,
     metrics,
     queue::{
-        local::{Queue, Turn},
-        position::At,
+        local::{LocalQueue, Permit},
+        position::Position,
         tickets::Ticket,
     },
     retry::{Backoff, DAY},
     rules::{Reason, Refusal},
     schema::Table,
-    store::{Database, connection::Borrowed, failure::Failure},
+    store::{Database, connection::PooledConn, failure::Failure},
     sync::lock,
 };
 
@@ -73,7 +73,7 @@ async fn wait_long<DB: Database>(
 ) -> Result<Attempt<Granted<DB>>, Error> {
     let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
     let until = since + wait.min(LONGEST);
-    let queue = asker.waiting.turns.queue(&keys);
+    let queue = asker.waiting.queues.queue(&keys);
     let (claiming, unanswered) = (AtomicBool::new(false), AtomicBool::new(false));
     let (told, trouble) = (Mutex::default(), Mutex::default());
     let wanted = Wanted { lock: asker, runtime, keys, until, queue, claiming, unanswered, told, trouble };
@@ -160,7 +160,7 @@ struct Wanted<'a, DB: Database> {
     runtime: Handle,
     keys: Arc<[Key]>,
     until: Instant,
-    queue: Arc<Queue>,
+    queue: Arc<LocalQueue>,
     /// A claim is under way.
     claiming: AtomicBool,
     /// A claim has no answer, and may have been granted.
@@ -228,17 +228,17 @@ impl<DB: Database> Wanted<'_, DB> {
     }
 
     /// Asks until it is granted, or nothing but time can help and there is not enough of it.
-    async fn ask_in_turn(&self, turn: Turn, ticket: Option<Ticket<DB>>) -> Result<Ended<DB>, Error> {
+    async fn ask_in_turn(&self, turn: Permit, ticket: Option<Ticket<DB>>) -> Result<Ended<DB>, Error> {
         let waiting = &self.lock.waiting;
         // Before the first question, so that no word after it is missed.
-        let ear = waiting.bells.listen(&self.keys);
+        let subscription = waiting.wakeups.listen(&self.keys);
         let mut listening = None;
         let mut spot = Spot { ticket, unanswered: None };
         let (mut pace, mut sign, mut waited, mut told_free) = (Backoff::between(PACE.0, PACE.1), None, false, false);
         if let Some((before, next)) = self.queue.pace() {
             // Whoever had the turn has given up: that is no reason to ask sooner.
             (pace, waited) = (before, true);
-            ear.heard_before(next).await;
+            subscription.heard_before(next).await;
         }
         loop {
             let (refusal, seen) = match self.ask_on(&mut spot, waited).await.inspect_err(|_| self.failed())? {
@@ -275,15 +275,15 @@ impl<DB: Database> Wanted<'_, DB> {
             let next = Instant::now() + pause;
             // The end of a window may be further off than whoever comes next has time.
             self.queue.note_pace(window.is_none().then_some((pace, next)));
-            ear.heard_before(next).await;
+            subscription.heard_before(next).await;
         }
     }
 
     /// The lease keeps the turn until it is over; the place has served.
-    async fn have(&self, granted: Granted<DB>, turn: Turn, ticket: Option<Ticket<DB>>) -> Ended<DB> {
+    async fn have(&self, granted: Granted<DB>, turn: Permit, ticket: Option<Ticket<DB>>) -> Ended<DB> {
         self.queue.note(Some(self.held_here(&granted)));
         self.queue.note_pace(None);
-        granted.tenure.keep(turn);
+        granted.handle.keep(turn);
         if let Some(ticket) = ticket {
             ticket.leave(Instant::now() + HINT).await;
         }
@@ -312,10 +312,10 @@ impl<DB: Database> Wanted<'_, DB> {
         // is asked about first of all, since it keeps the others out.
         if let (Some(ticket), None) = (&spot.ticket, spot.unanswered) {
             match self.look(ticket.number).await? {
-                At::First => {}
-                At::Behind { number, .. } if self.queue.has_waiting(number) => return Ok(Asked::BehindOwn),
-                At::Behind { key, number, left } => return Ok(Asked::Refused(queued(key, left), number)),
-                At::Gone | At::Unseen => return Ok(Asked::Displaced),
+                Position::First => {}
+                Position::Behind { number, .. } if self.queue.has_waiting(number) => return Ok(Asked::BehindOwn),
+                Position::Behind { key, number, left } => return Ok(Asked::Refused(queued(key, left), number)),
+                Position::Gone | Position::Unseen => return Ok(Asked::Displaced),
             }
         }
         let attempt = Try::new(self.lock, &self.keys, Some(self.until), spot.unanswered)?;
@@ -341,10 +341,10 @@ impl<DB: Database> Wanted<'_, DB> {
 
     /// Draws a place in the queues of the database.
     async fn draw(&self) -> Result<Ticket<DB>, Error> {
-        let line = &self.lock.waiting.line;
+        let tickets = &self.lock.waiting.tickets;
         let mut patience = Patience::new(self.until, &self.trouble);
         loop {
-            let drawn = line.join(&self.runtime, &self.keys, self.limit()).await;
+            let drawn = tickets.join(&self.runtime, &self.keys, self.limit()).await;
             if let Some(drawn) = patience.last(drawn.map_err(|failure| self.error(failure))).await {
                 return drawn;
             }
@@ -352,21 +352,21 @@ impl<DB: Database> Wanted<'_, DB> {
     }
 
     /// Where a place stands. What is not there may only be late, where a node of a cluster lags behind.
-    async fn look(&self, number: i64) -> Result<At, Error> {
-        let line = &self.lock.waiting.line;
-        let at = line.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))?;
-        if at != At::Gone {
+    async fn look(&self, number: i64) -> Result<Position, Error> {
+        let tickets = &self.lock.waiting.tickets;
+        let at = tickets.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))?;
+        if at != Position::Gone {
             return Ok(at);
         }
         sleep(LAG).await;
-        line.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))
+        tickets.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))
     }
 
     /// Has the holder tell of its release; whether the key is free already.
     async fn ask_for_word(&self, key: &Key) -> bool {
         let limit = self.until.min(Instant::now() + HINT);
-        let Ok(mut conn) = Borrowed::checkout(&self.lock.settings.pool, limit).await else { return false };
-        let reply = timeout_at(limit, DB::announce(conn.get(), key)).await;
+        let Ok(mut conn) = PooledConn::checkout(&self.lock.settings.pool, limit).await else { return false };
+        let reply = timeout_at(limit, DB::request_notification(conn.get(), key)).await;
         conn.settle(reply).is_ok_and(|free| free)
     }
 
@@ -383,7 +383,7 @@ impl<DB: Database> Wanted<'_, DB> {
             by: self.lock.settings.terms.label.clone(),
             since: None,
             until: None,
-            retry_after: Some(granted.tenure.time_left()),
+            retry_after: Some(granted.handle.time_left()),
             awaited: true,
         }
     }

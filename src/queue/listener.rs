@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::{queue::local::Bells, retry::Backoff, store::Database, sync::lock};
+use crate::{queue::local::Wakeups, retry::Backoff, store::Database, sync::lock};
 
 /// How long the connection is kept for the next one who waits.
 const LINGER: Duration = Duration::from_secs(5);
@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Listener<DB: Database> {
     pool: Pool<DB>,
-    bells: Arc<Bells>,
+    wakeups: Arc<Wakeups>,
     running: Mutex<bool>,
     /// Nothing can be heard here, now or later.
     deaf: AtomicBool,
@@ -51,16 +51,16 @@ impl<DB: Database> Drop for Listening<DB> {
 }
 
 impl<DB: Database> Listener<DB> {
-    pub fn new(pool: Pool<DB>, bells: Arc<Bells>) -> Arc<Self> {
+    pub fn new(pool: Pool<DB>, wakeups: Arc<Wakeups>) -> Arc<Self> {
         let (waiters, open) = (watch::Sender::new(0), watch::Sender::new(false));
-        Arc::new(Self { pool, bells, running: Mutex::new(false), deaf: AtomicBool::new(false), waiters, open })
+        Arc::new(Self { pool, wakeups, running: Mutex::new(false), deaf: AtomicBool::new(false), waiters, open })
     }
 
     /// Somebody begins to wait.
     pub fn attend(self: &Arc<Self>, runtime: &Handle) -> Listening<DB> {
         self.waiters.send_modify(|count| *count += 1);
         let mut running = lock(&self.running);
-        if DB::TELLS && !*running && !self.deaf.load(Ordering::Relaxed) {
+        if DB::NOTIFIES && !*running && !self.deaf.load(Ordering::Relaxed) {
             *running = true;
             drop(running);
             runtime.spawn(self.clone().run(OnStop { listener: self.clone(), armed: true }));
@@ -80,10 +80,10 @@ impl<DB: Database> Listener<DB> {
                     self.deaf.store(true, Ordering::Relaxed);
                     return;
                 }
-                Ok(Ok(Some(mut ears))) => {
+                Ok(Ok(Some(mut notifications))) => {
                     let began = Instant::now();
-                    self.hear(&mut ears).await;
-                    let _ = timeout(LIMIT, DB::stop_listening(ears)).await;
+                    self.hear(&mut notifications).await;
+                    let _ = timeout(LIMIT, DB::stop_listening(notifications)).await;
                     if began.elapsed() > LINGER {
                         pauses = fresh();
                     }
@@ -106,18 +106,18 @@ impl<DB: Database> Listener<DB> {
     }
 
     /// Until nobody waits any more, or the connection is gone.
-    async fn hear(&self, ears: &mut DB::Ears) {
+    async fn hear(&self, notifications: &mut DB::Notifications) {
         self.open.send_replace(true);
         // Whoever is waiting already has the holder tell.
-        self.bells.ring_all();
+        self.wakeups.notify_all();
         let mut unwanted = std::pin::pin!(self.unwanted());
         loop {
             let told = tokio::select! {
-                told = DB::hear(ears) => told,
+                told = DB::next_notification(notifications) => told,
                 () = &mut unwanted => break,
             };
             match told {
-                Ok(Some(key)) => self.bells.ring(&key),
+                Ok(Some(key)) => self.wakeups.notify(&key),
                 lost => {
                     tracing::warn!(?lost, "word of releases is not heard any more; opening it anew");
                     break;

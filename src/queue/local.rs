@@ -16,26 +16,26 @@ use tokio::{
 use crate::{key::Key, retry::Backoff, rules::Refusal, sync::lock};
 
 /// The queues of one object, by what is wanted, and with what one leaves to the next.
-pub(crate) struct Turns<N = ()>(Mutex<Queues<N>>);
+pub(crate) struct LocalQueues<N = ()>(Mutex<Queues<N>>);
 
-type Queues<N> = HashMap<Arc<[Key]>, Weak<Queue<N>>>;
+type Queues<N> = HashMap<Arc<[Key]>, Weak<LocalQueue<N>>>;
 
-impl<N> Default for Turns<N> {
+impl<N> Default for LocalQueues<N> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<N> Turns<N> {
+impl<N> LocalQueues<N> {
     /// The queue of those who want all of these keys.
-    pub fn queue(self: &Arc<Self>, keys: &Arc<[Key]>) -> Arc<Queue<N>> {
+    pub fn queue(self: &Arc<Self>, keys: &Arc<[Key]>) -> Arc<LocalQueue<N>> {
         let mut queues = lock(&self.0);
         if let Some(queue) = queues.get(keys).and_then(Weak::upgrade) {
             return queue;
         }
-        let queue = Arc::new(Queue {
+        let queue = Arc::new(LocalQueue {
             keys: keys.clone(),
-            turns: self.clone(),
+            queues: self.clone(),
             state: Mutex::default(),
             entry: tokio::sync::Mutex::default(),
         });
@@ -45,9 +45,9 @@ impl<N> Turns<N> {
 }
 
 /// Those of this process who want the same keys.
-pub(crate) struct Queue<N = ()> {
+pub(crate) struct LocalQueue<N = ()> {
     keys: Arc<[Key]>,
-    turns: Arc<Turns<N>>,
+    queues: Arc<LocalQueues<N>>,
     state: Mutex<State<N>>,
     /// Held while a place in the database's queue is drawn, so that the order here is the order there.
     pub entry: tokio::sync::Mutex<()>,
@@ -59,7 +59,7 @@ type Rank = (i64, u64);
 struct State<N> {
     taken: bool,
     entries: u64,
-    waiting: BTreeMap<Rank, oneshot::Sender<Turn<N>>>,
+    waiting: BTreeMap<Rank, oneshot::Sender<Permit<N>>>,
     refusal: Option<Refusal>,
     pace: Option<(Backoff, Instant)>,
 }
@@ -70,9 +70,9 @@ impl<N> Default for State<N> {
     }
 }
 
-impl<N> Queue<N> {
+impl<N> LocalQueue<N> {
     /// The turn, behind all the others.
-    pub async fn turn(self: &Arc<Self>) -> Turn<N> {
+    pub async fn turn(self: &Arc<Self>) -> Permit<N> {
         match self.try_take() {
             Some(turn) => turn,
             None => self.enter(0).turn().await,
@@ -80,32 +80,32 @@ impl<N> Queue<N> {
     }
 
     /// The turn, if it is free and nobody waits.
-    pub fn try_take(self: &Arc<Self>) -> Option<Turn<N>> {
+    pub fn try_take(self: &Arc<Self>) -> Option<Permit<N>> {
         let mut state = lock(&self.state);
         if state.taken {
             return None;
         }
         state.taken = true;
-        Some(Turn::of(self))
+        Some(Permit::of(self))
     }
 
     /// A place in the queue, in front of those with higher numbers and behind all the others.
-    pub fn enter(self: &Arc<Self>, number: i64) -> Entry<N> {
+    pub fn enter(self: &Arc<Self>, number: i64) -> Waiter<N> {
         let mut state = lock(&self.state);
         state.entries += 1;
         let rank = (number, state.entries);
         drop(state);
-        Entry { queue: self.clone(), rank, turn: self.wait_at(rank) }
+        Waiter { queue: self.clone(), rank, turn: self.wait_at(rank) }
     }
 
     /// What a rank's turn comes through; a turn that is free comes at once.
-    fn wait_at(self: &Arc<Self>, rank: Rank) -> oneshot::Receiver<Turn<N>> {
+    fn wait_at(self: &Arc<Self>, rank: Rank) -> oneshot::Receiver<Permit<N>> {
         let (sender, turn) = oneshot::channel();
         let mut state = lock(&self.state);
         state.waiting.insert(rank, sender);
         let was_free = !std::mem::replace(&mut state.taken, true);
         drop(state);
-        drop(was_free.then(|| Turn::of(self)));
+        drop(was_free.then(|| Permit::of(self)));
         turn
     }
 
@@ -133,9 +133,9 @@ impl<N> Queue<N> {
     }
 }
 
-impl<N> Drop for Queue<N> {
+impl<N> Drop for LocalQueue<N> {
     fn drop(&mut self) {
-        let mut queues = lock(&self.turns.0);
+        let mut queues = lock(&self.queues.0);
         // A new one may stand in its place by now.
         if queues.get(&self.keys).is_some_and(|queue| queue.strong_count() == 0) {
             queues.remove(&self.keys);
@@ -144,14 +144,14 @@ impl<N> Drop for Queue<N> {
 }
 
 /// A place in a queue; dropped, it is given up.
-pub(crate) struct Entry<N = ()> {
-    queue: Arc<Queue<N>>,
+pub(crate) struct Waiter<N = ()> {
+    queue: Arc<LocalQueue<N>>,
     rank: Rank,
-    turn: oneshot::Receiver<Turn<N>>,
+    turn: oneshot::Receiver<Permit<N>>,
 }
 
-impl<N> Entry<N> {
-    pub async fn turn(mut self) -> Turn<N> {
+impl<N> Waiter<N> {
+    pub async fn turn(mut self) -> Permit<N> {
         loop {
             match (&mut self.turn).await {
                 Ok(turn) => return turn,
@@ -162,26 +162,26 @@ impl<N> Entry<N> {
     }
 }
 
-impl<N> Drop for Entry<N> {
+impl<N> Drop for Waiter<N> {
     fn drop(&mut self) {
         lock(&self.queue.state).waiting.remove(&self.rank);
     }
 }
 
 /// The right to ask for the queue's keys; dropped, it goes to the next who still waits, with whatever is left to them.
-pub(crate) struct Turn<N = ()> {
-    queue: Option<Arc<Queue<N>>>,
+pub(crate) struct Permit<N = ()> {
+    queue: Option<Arc<LocalQueue<N>>>,
     /// Of the turn before, or for the next.
     pub note: Option<N>,
 }
 
-impl<N> Turn<N> {
-    fn of(queue: &Arc<Queue<N>>) -> Self {
+impl<N> Permit<N> {
+    fn of(queue: &Arc<LocalQueue<N>>) -> Self {
         Self { queue: Some(queue.clone()), note: None }
     }
 }
 
-impl<N> Drop for Turn<N> {
+impl<N> Drop for Permit<N> {
     fn drop(&mut self) {
         let mut note = self.note.take();
         let mut turn = self.queue.take();
@@ -192,7 +192,7 @@ impl<N> Drop for Turn<N> {
                 return;
             };
             drop(state);
-            let Err(mut unsent) = next.send(Turn { queue: Some(queue), note: note.take() }) else { return };
+            let Err(mut unsent) = next.send(Permit { queue: Some(queue), note: note.take() }) else { return };
             // Whoever has just gone gives it back.
             (turn, note) = (unsent.queue.take(), unsent.note.take());
         }
@@ -201,28 +201,28 @@ impl<N> Drop for Turn<N> {
 
 /// Those who wait for a word about a key, in this process.
 #[derive(Default)]
-pub(crate) struct Bells(Mutex<HashMap<Key, Vec<Arc<Notify>>>>);
+pub(crate) struct Wakeups(Mutex<HashMap<Key, Vec<Arc<Notify>>>>);
 
-impl Bells {
+impl Wakeups {
     /// Hears of all of these keys until it is dropped.
-    pub fn listen(self: &Arc<Self>, keys: &Arc<[Key]>) -> Ear {
+    pub fn listen(self: &Arc<Self>, keys: &Arc<[Key]>) -> Subscription {
         let heard = Arc::new(Notify::new());
-        let mut bells = lock(&self.0);
+        let mut wakeups = lock(&self.0);
         for key in keys.iter() {
-            bells.entry(key.clone()).or_default().push(heard.clone());
+            wakeups.entry(key.clone()).or_default().push(heard.clone());
         }
-        Ear { keys: keys.clone(), bells: self.clone(), heard }
+        Subscription { keys: keys.clone(), wakeups: self.clone(), heard }
     }
 
     /// The key may be free.
-    pub fn ring(&self, key: &str) {
+    pub fn notify(&self, key: &str) {
         for heard in lock(&self.0).get(key).into_iter().flatten() {
             heard.notify_one();
         }
     }
 
     /// Any key may be free.
-    pub fn ring_all(&self) {
+    pub fn notify_all(&self) {
         for heard in lock(&self.0).values().flatten() {
             heard.notify_one();
         }
@@ -230,13 +230,13 @@ impl Bells {
 }
 
 /// Hears when one of its keys may be free.
-pub(crate) struct Ear {
+pub(crate) struct Subscription {
     keys: Arc<[Key]>,
-    bells: Arc<Bells>,
+    wakeups: Arc<Wakeups>,
     heard: Arc<Notify>,
 }
 
-impl Ear {
+impl Subscription {
     /// Waits for the next word until this time; one that came before is not lost.
     pub async fn heard_before(&self, limit: Instant) {
         // Nothing was heard: it is time all the same.
@@ -244,14 +244,14 @@ impl Ear {
     }
 }
 
-impl Drop for Ear {
+impl Drop for Subscription {
     fn drop(&mut self) {
-        let mut bells = lock(&self.bells.0);
+        let mut wakeups = lock(&self.wakeups.0);
         for key in self.keys.iter() {
-            if let Some(heard) = bells.get_mut(key) {
+            if let Some(heard) = wakeups.get_mut(key) {
                 heard.retain(|heard| !Arc::ptr_eq(heard, &self.heard));
                 if heard.is_empty() {
-                    bells.remove(key);
+                    wakeups.remove(key);
                 }
             }
         }

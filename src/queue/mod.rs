@@ -11,24 +11,24 @@ use crate::{
     finish::Background,
     queue::{
         listener::Listener,
-        local::{Bells, Turns},
-        tickets::Line,
+        local::{LocalQueues, Wakeups},
+        tickets::Tickets,
     },
     store::{Database, pools::Connections},
 };
 
 /// What the waiting tasks of one lock object share.
 pub(crate) struct Waiting<DB: Database> {
-    pub turns: Arc<Turns>,
-    pub bells: Arc<Bells>,
-    pub line: Arc<Line<DB>>,
+    pub queues: Arc<LocalQueues>,
+    pub wakeups: Arc<Wakeups>,
+    pub tickets: Arc<Tickets<DB>>,
     pub listener: Arc<Listener<DB>>,
 }
 
 impl<DB: Database> Waiting<DB> {
     pub fn new(requests: &Connections<DB>, renewals: &Connections<DB>, background: Background) -> Self {
-        let bells = Arc::<Bells>::default();
-        let listener = Listener::new(requests.application().clone(), bells.clone());
-        Self { turns: Arc::default(), line: Line::new(requests, renewals, background), listener, bells }
+        let wakeups = Arc::<Wakeups>::default();
+        let listener = Listener::new(requests.application().clone(), wakeups.clone());
+        Self { queues: Arc::default(), tickets: Tickets::new(requests, renewals, background), listener, wakeups }
     }
 }

@@ -9,14 +9,14 @@ use crate::{
 
 /// Where somebody stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
-    pub at: At,
+pub(crate) struct QueueView {
+    pub at: Position,
     /// Places before it whose waiters have gone.
     pub lapsed: Vec<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum At {
+pub(crate) enum Position {
     /// Nobody is before it.
     First,
     /// Somebody is, whose place is kept for so long unless there is another sign of life.
@@ -28,8 +28,8 @@ pub(crate) enum At {
 }
 
 /// Reads the fronts of the queues of these keys; a number of `i64::MAX` stands for somebody without a place.
-pub(crate) fn standing(keys: &[Key], number: i64, front: &[Place]) -> Standing {
-    let mut at = At::First;
+pub(crate) fn read_queue(keys: &[Key], number: i64, front: &[Place]) -> QueueView {
+    let mut at = Position::First;
     let mut lapsed = Vec::new();
     for key in keys {
         let places: Vec<&Place> = front.iter().filter(|place| place.key == key.as_str()).collect();
@@ -39,20 +39,20 @@ pub(crate) fn standing(keys: &[Key], number: i64, front: &[Place]) -> Standing {
         let first = places.iter().find(|place| place.number == number || place.left_micros > 0);
         let full = u64::try_from(places.len()).is_ok_and(|count| count >= FRONT);
         let here = match first {
-            Some(place) if place.number == number => At::First,
+            Some(place) if place.number == number => Position::First,
             Some(place) => {
                 let left = Duration::from_micros(place.left_micros.unsigned_abs());
-                At::Behind { key: key.clone(), number: place.number, left }
+                Position::Behind { key: key.clone(), number: place.number, left }
             }
-            None if full => At::Unseen,
-            None if number == i64::MAX => At::First,
-            None => At::Gone,
+            None if full => Position::Unseen,
+            None if number == i64::MAX => Position::First,
+            None => Position::Gone,
         };
-        if at == At::First || matches!(here, At::Gone | At::Unseen) {
+        if at == Position::First || matches!(here, Position::Gone | Position::Unseen) {
             at = here;
         }
     }
-    Standing { at, lapsed }
+    QueueView { at, lapsed }
 }
 
 #[cfg(test)]
@@ -63,40 +63,40 @@ mod tests {
         Place { key: key.into(), number, left_micros }
     }
 
-    fn at(keys: &[&str], number: i64, front: &[Place]) -> Standing {
+    fn at(keys: &[&str], number: i64, front: &[Place]) -> QueueView {
         let keys: Vec<Key> = keys.iter().map(|key| Key::new(key).unwrap()).collect();
-        standing(&keys, number, front)
+        read_queue(&keys, number, front)
     }
 
     #[test]
     fn the_lowest_number_that_is_alive_is_first() {
         let front = [place("a", 1, -5), place("a", 2, 7), place("a", 3, 7)];
-        assert_eq!(at(&["a"], 2, &front[..2]), Standing { at: At::First, lapsed: vec![1] });
+        assert_eq!(at(&["a"], 2, &front[..2]), QueueView { at: Position::First, lapsed: vec![1] });
         let key = Key::new("a").unwrap();
-        let behind = At::Behind { key, number: 2, left: Duration::from_micros(7) };
-        assert_eq!(at(&["a"], 3, &front), Standing { at: behind.clone(), lapsed: vec![1] });
+        let behind = Position::Behind { key, number: 2, left: Duration::from_micros(7) };
+        assert_eq!(at(&["a"], 3, &front), QueueView { at: behind.clone(), lapsed: vec![1] });
         assert_eq!(at(&["a"], i64::MAX, &front).at, behind);
-        assert_eq!(at(&["a"], i64::MAX, &front[..1]).at, At::First);
-        assert_eq!(at(&["a"], 1, &front[..1]).at, At::First, "its own sign of life may be late");
+        assert_eq!(at(&["a"], i64::MAX, &front[..1]).at, Position::First);
+        assert_eq!(at(&["a"], 1, &front[..1]).at, Position::First, "its own sign of life may be late");
     }
 
     #[test]
     fn a_place_that_is_not_there_is_gone() {
-        assert_eq!(at(&["a"], 3, &[place("a", 1, -5)]).at, At::Gone);
-        assert_eq!(at(&["a", "b"], 3, &[place("a", 3, 5)]).at, At::Gone);
+        assert_eq!(at(&["a"], 3, &[place("a", 1, -5)]).at, Position::Gone);
+        assert_eq!(at(&["a", "b"], 3, &[place("a", 3, 5)]).at, Position::Gone);
     }
 
     #[test]
     fn one_queue_that_somebody_else_leads_is_enough() {
         let front = [place("a", 3, 5), place("b", 2, 5), place("b", 3, 5)];
-        assert!(matches!(at(&["a", "b"], 3, &front).at, At::Behind { number: 2, .. }));
-        assert_eq!(at(&["a"], 3, &front).at, At::First);
+        assert!(matches!(at(&["a", "b"], 3, &front).at, Position::Behind { number: 2, .. }));
+        assert_eq!(at(&["a"], 3, &front).at, Position::First);
     }
 
     #[test]
     fn a_front_of_places_that_have_lapsed_hides_the_rest() {
         let front: Vec<Place> = (0..16).map(|number| place("a", number, -1)).collect();
-        let Standing { at, lapsed } = at(&["a"], 99, &front);
-        assert_eq!((at, lapsed.len()), (At::Unseen, 16));
+        let QueueView { at, lapsed } = at(&["a"], 99, &front);
+        assert_eq!((at, lapsed.len()), (Position::Unseen, 16));
     }
 }

@@ -18,10 +18,10 @@ use tokio::{
 use crate::{
     finish::{Background, Finish, Ongoing},
     key::Key,
-    queue::position::{At, standing},
+    queue::position::{Position, read_queue},
     retry::Backoff,
     store::{
-        BATCH, Database, Reply, connection::Borrowed, failure::Failure, fault::Fault, pools::Connections,
+        BATCH, Database, Reply, connection::PooledConn, failure::Failure, fault::Fault, pools::Connections,
         queue::ALIVE_SECONDS,
     },
     sync::lock,
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// How often the places are kept alive.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(ALIVE_SECONDS / 3);
+const HEARTBEAT: Duration = Duration::from_secs(ALIVE_SECONDS / 3);
 /// Between two attempts at a statement that met contention, at most.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How soon places are given up after an attempt that failed.
@@ -38,7 +38,7 @@ const SOON: Duration = Duration::from_millis(250);
 const LIMIT: Duration = Duration::from_secs(ALIVE_SECONDS / 4);
 
 /// The places of one lock object.
-pub(crate) struct Line<DB: Database> {
+pub(crate) struct Tickets<DB: Database> {
     pool: Connections<DB>,
     /// Where the signs of life have their connection.
     renewals: Connections<DB>,
@@ -55,7 +55,7 @@ struct State {
     /// When to give up what is to be given up.
     leave_at: Instant,
     /// When to give the next sign of life.
-    stay_at: Instant,
+    heartbeat_at: Instant,
 }
 
 /// A place that is to be given up, for as long as it would be alive.
@@ -71,16 +71,16 @@ impl State {
     }
 
     /// When something is due, as far as no statement for it is under way.
-    fn next(&self, staying: bool, leaving: bool) -> Option<Instant> {
-        let stay_at = (!staying && !self.places.is_empty()).then_some(self.stay_at);
+    fn next(&self, beating: bool, leaving: bool) -> Option<Instant> {
+        let heartbeat_at = (!beating && !self.places.is_empty()).then_some(self.heartbeat_at);
         let leave_at = (!leaving && !self.leaving.is_empty()).then_some(self.leave_at);
-        stay_at.into_iter().chain(leave_at).min()
+        heartbeat_at.into_iter().chain(leave_at).min()
     }
 }
 
 /// A place; dropped, it is given up in the background.
 pub(crate) struct Ticket<DB: Database> {
-    line: Arc<Line<DB>>,
+    tickets: Arc<Tickets<DB>>,
     pub number: i64,
     left: bool,
 }
@@ -89,9 +89,10 @@ impl<DB: Database> Ticket<DB> {
     /// Gives the place up after it has served.
     pub async fn leave(mut self, limit: Instant) {
         let number = self.number;
-        self.left = self.line.send(&self.line.pool, limit, async |conn| DB::leave(conn, &[number]).await).await.is_ok();
+        self.left =
+            self.tickets.send(&self.tickets.pool, limit, async |conn| DB::leave(conn, &[number]).await).await.is_ok();
         if self.left {
-            lock(&self.line.state).places.remove(&number);
+            lock(&self.tickets.state).places.remove(&number);
         }
     }
 }
@@ -99,16 +100,16 @@ impl<DB: Database> Ticket<DB> {
 impl<DB: Database> Drop for Ticket<DB> {
     fn drop(&mut self) {
         if !self.left {
-            self.line.give_up(self.number);
+            self.tickets.give_up(self.number);
         }
     }
 }
 
-impl<DB: Database> Line<DB> {
+impl<DB: Database> Tickets<DB> {
     pub fn new(requests: &Connections<DB>, renewals: &Connections<DB>, background: Background) -> Arc<Self> {
         let now = Instant::now();
-        let duty = Duty::new(SIGN_OF_LIFE);
-        let state = State { duty, places: HashSet::new(), leaving: Vec::new(), leave_at: now, stay_at: now };
+        let duty = Duty::new(HEARTBEAT);
+        let state = State { duty, places: HashSet::new(), leaving: Vec::new(), leave_at: now, heartbeat_at: now };
         let (pool, renewals) = (requests.clone(), renewals.clone());
         Arc::new(Self { pool, renewals, state: Mutex::new(state), work: watch::Sender::new(()), background })
     }
@@ -122,7 +123,7 @@ impl<DB: Database> Line<DB> {
     ) -> Result<Ticket<DB>, Failure> {
         let mut pauses = Backoff::up_to(Duration::from_millis(40));
         loop {
-            let conn = Borrowed::checkout(&self.pool, limit).await?;
+            let conn = PooledConn::checkout(&self.pool, limit).await?;
             let joining = self.clone().draw(conn, keys.clone(), limit);
             match Finish::new(runtime.clone(), &self.background, joining).await {
                 // A place that was drawn unheard lapses.
@@ -138,7 +139,7 @@ impl<DB: Database> Line<DB> {
 
     async fn draw(
         self: Arc<Self>,
-        mut conn: Borrowed<DB>,
+        mut conn: PooledConn<DB>,
         keys: Arc<[Key]>,
         limit: Instant,
     ) -> Result<Ticket<DB>, Failure> {
@@ -150,25 +151,25 @@ impl<DB: Database> Line<DB> {
     fn take(self: &Arc<Self>, number: i64) -> Ticket<DB> {
         let mut state = lock(&self.state);
         if state.places.is_empty() {
-            state.stay_at = Instant::now() + SIGN_OF_LIFE;
+            state.heartbeat_at = Instant::now() + HEARTBEAT;
         }
         state.places.insert(number);
-        let stay_at = state.stay_at;
-        self.run(state, stay_at);
-        Ticket { line: self.clone(), number, left: false }
+        let heartbeat_at = state.heartbeat_at;
+        self.run(state, heartbeat_at);
+        Ticket { tickets: self.clone(), number, left: false }
     }
 
     /// Where somebody stands in the queues of these keys; `i64::MAX` is for one who has no place.
-    pub async fn stand(&self, keys: &[Key], number: i64, limit: Instant) -> Result<At, Failure> {
+    pub async fn stand(&self, keys: &[Key], number: i64, limit: Instant) -> Result<Position, Failure> {
         let mut pauses = Backoff::up_to(PAUSE);
         loop {
             match self.send(&self.pool, limit, async |conn| DB::front(conn, keys, number).await).await {
                 Ok(front) => {
-                    let standing = standing(keys, number, &front);
-                    if !standing.lapsed.is_empty() && matches!(standing.at, At::First | At::Unseen) {
+                    let standing = read_queue(keys, number, &front);
+                    if !standing.lapsed.is_empty() && matches!(standing.at, Position::First | Position::Unseen) {
                         self.send(&self.pool, limit, async |conn| DB::clear(conn, &standing.lapsed).await).await?;
                     }
-                    if standing.at != At::Unseen {
+                    if standing.at != Position::Unseen {
                         return Ok(standing.at);
                     }
                 }
@@ -209,16 +210,16 @@ impl<DB: Database> Line<DB> {
 
     fn start_what_is_due(self: &Arc<Self>, state: &mut State, under_way: &mut UnderWay) {
         let now = Instant::now();
-        if under_way.renewal.is_none() && !state.places.is_empty() && state.stay_at <= now {
+        if under_way.renewal.is_none() && !state.places.is_empty() && state.heartbeat_at <= now {
             // From now on it is only put earlier.
-            state.stay_at = now + SIGN_OF_LIFE;
-            let (line, places) = (self.clone(), state.places.iter().copied().collect::<Vec<_>>());
-            under_way.renewal = Some(Box::pin(async move { line.stay(&places).await }));
+            state.heartbeat_at = now + HEARTBEAT;
+            let (tickets, places) = (self.clone(), state.places.iter().copied().collect::<Vec<_>>());
+            under_way.renewal = Some(Box::pin(async move { tickets.heartbeat(&places).await }));
         }
         if under_way.ending.is_none() && !state.leaving.is_empty() && state.leave_at <= now {
-            let (line, leaving) =
+            let (tickets, leaving) =
                 (self.clone(), state.leaving.iter().take(BATCH).map(|leaving| leaving.number).collect());
-            under_way.ending = Some(Box::pin(async move { line.clear(leaving).await }));
+            under_way.ending = Some(Box::pin(async move { tickets.clear(leaving).await }));
         }
     }
 
@@ -238,15 +239,15 @@ impl<DB: Database> Line<DB> {
     }
 
     /// A sign of life for these places.
-    async fn stay(&self, places: &[i64]) {
+    async fn heartbeat(&self, places: &[i64]) {
         for numbers in places.chunks(BATCH) {
             let limit = Instant::now() + LIMIT;
-            let stayed = self.send(&self.renewals, limit, async |conn| DB::stay(conn, numbers).await).await;
+            let stayed = self.send(&self.renewals, limit, async |conn| DB::heartbeat(conn, numbers).await).await;
             if let Err(failure) = stayed {
                 tracing::warn!(places = numbers.len(), ?failure, "places in queues were not kept alive, trying again");
-                let soon = Instant::now() + SIGN_OF_LIFE / 4;
+                let soon = Instant::now() + HEARTBEAT / 4;
                 let mut state = lock(&self.state);
-                state.stay_at = state.stay_at.min(soon);
+                state.heartbeat_at = state.heartbeat_at.min(soon);
                 return;
             }
         }
@@ -258,13 +259,13 @@ impl<DB: Database> Line<DB> {
         limit: Instant,
         statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>,
     ) -> Result<T, Failure> {
-        let mut conn = Borrowed::checkout(pool, limit).await?;
+        let mut conn = PooledConn::checkout(pool, limit).await?;
         let reply = timeout_at(limit, statement(conn.get())).await;
         conn.settle(reply)
     }
 }
 
-impl<DB: Database> Work for Line<DB> {
+impl<DB: Database> Work for Tickets<DB> {
     fn join(&self, runtime: Id) -> bool {
         lock(&self.state).duty.join(runtime)
     }

@@ -49,7 +49,7 @@ pub struct Forgotten {
 }
 
 /// The operators' side of a [`Store`].
-pub trait Operate: Store {
+pub trait AdminStore: Store {
     /// Reads rows in the order of their keys; locks nothing.
     fn list(conn: &mut Self::Connection, page: &Page, terms: &Terms)
     -> impl Future<Output = Reply<Vec<Listed>>> + Send;
@@ -69,7 +69,7 @@ pub trait Operate: Store {
         terms: &Terms,
     ) -> impl Future<Output = Reply<Forced>> + Send;
 
-    /// Deletes rows that are free, `S`, out of their window (the row's `time` and the lock's `once_per`), and
+    /// Deletes rows that are free, `S`, out of their window (the row's `time` and the lock's `min_interval`), and
     /// have been left alone for so long: one step, behind the key `after`. Rows that another transaction has locked are passed over.
     fn forget(
         conn: &mut Self::Connection,

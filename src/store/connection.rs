@@ -26,7 +26,7 @@ use crate::{
 /// A connection on loan. Dropped with a statement under way (a cancelled future, a limit reached) it
 /// is closed: the pool never gets back a connection on which something may still be running. One that
 /// may be a database in memory, which would be gone with it, is brought to rest in the background instead.
-pub struct Borrowed<DB: Store> {
+pub struct PooledConn<DB: Store> {
     conn: Option<PoolConnection<DB>>,
     since: Instant,
     /// `None`: it is to be closed, whatever it holds.
@@ -36,7 +36,7 @@ pub struct Borrowed<DB: Store> {
 /// For how long a connection is kept while there is always a next statement.
 const LOAN: Duration = Duration::from_secs(1);
 
-impl<DB: Store> Borrowed<DB> {
+impl<DB: Store> PooledConn<DB> {
     /// Waits for a connection of a pool, up to the limit. It is as the pool gives it.
     pub async fn unchecked(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
         Self::take(pool, None, limit).await
@@ -105,7 +105,7 @@ impl<DB: Store> Borrowed<DB> {
     }
 }
 
-impl<DB: Store> Borrowed<DB> {
+impl<DB: Store> PooledConn<DB> {
     /// Waits for a connection on which a statement commits by itself, up to the limit.
     pub async fn checkout(connections: &Connections<DB>, limit: Instant) -> Result<Self, Failure> {
         loop {
@@ -133,19 +133,19 @@ impl<DB: Store> Borrowed<DB> {
     }
 
     /// Keeps a connection that is idle for a next statement, for a while, if other requests still find one.
-    pub fn keep(self, connections: &Connections<DB>) -> Option<Kept<DB>> {
+    pub fn keep(self, connections: &Connections<DB>) -> Option<IdleConn<DB>> {
         if connections.has_spare()
             && self.since.elapsed() < LOAN
             && let Ok(runtime) = Handle::try_current()
         {
-            return Some(Kept { conn: Some(self), runtime: runtime.id() });
+            return Some(IdleConn { conn: Some(self), runtime: runtime.id() });
         }
         self.give_back();
         None
     }
 }
 
-impl<DB: Store> Drop for Borrowed<DB> {
+impl<DB: Store> Drop for PooledConn<DB> {
     fn drop(&mut self) {
         let Some(conn) = self.conn.take() else { return };
         match (Handle::try_current(), self.options.take()) {
@@ -195,13 +195,13 @@ impl<DB: Store> Drop for Acquiring<DB> {
 }
 
 /// A connection kept for a next statement; dropped, it goes back.
-pub struct Kept<DB: Store> {
-    conn: Option<Borrowed<DB>>,
+pub struct IdleConn<DB: Store> {
+    conn: Option<PooledConn<DB>>,
     /// Where it was used: it answers while that runtime is driven.
     runtime: Id,
 }
 
-impl<DB: Store> Kept<DB> {
+impl<DB: Store> IdleConn<DB> {
     /// Whether it was in use on this runtime a moment ago. Later it may have gone away unseen.
     pub fn is_fresh(&self) -> bool {
         let here = Handle::try_current().is_ok_and(|runtime| runtime.id() == self.runtime);
@@ -209,12 +209,12 @@ impl<DB: Store> Kept<DB> {
     }
 
     #[expect(clippy::expect_used, reason = "it is taken out here and by `drop` alone")]
-    pub fn lend(mut self) -> Borrowed<DB> {
+    pub fn lend(mut self) -> PooledConn<DB> {
         self.conn.take().expect("it was kept")
     }
 }
 
-impl<DB: Store> Drop for Kept<DB> {
+impl<DB: Store> Drop for IdleConn<DB> {
     fn drop(&mut self) {
         // Outside of a runtime the pool cannot take it back, and it is closed.
         if let (Some(conn), Ok(_)) = (self.conn.take(), Handle::try_current()) {

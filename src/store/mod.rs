@@ -28,7 +28,7 @@ use sqlx::Connection;
 use uuid::Uuid;
 
 use crate::{
-    key::{Claim, Holder, Key, Prior, Token},
+    key::{Claim, Holder, Key, PreviousClaim, Token},
     rules::{Row, Status, Terms},
 };
 
@@ -40,18 +40,18 @@ pub type Reply<T> = Result<T, sqlx::Error>;
 
 /// A request for one key.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct ClaimRequest {
     pub key: Key,
     pub holder: Holder,
     /// It has waited, and so may others: the row goes on saying so.
     pub waited: bool,
 }
 
-/// What a claim statement came back with, for one [`Ask`].
+/// What a claim statement came back with, for one [`ClaimRequest`].
 #[derive(Clone, Debug)]
-pub enum Answer {
+pub enum ClaimReply {
     /// The row is the asker's, under this token.
-    Granted { token: Token, prior: Option<Prior> },
+    Granted { token: Token, prior: Option<PreviousClaim> },
     /// It is not. The rules tell why from the row that was seen; where they would grant it,
     /// somebody's transaction was at the row, or its holder asked for more than could be had, or it
     /// takes a statement of its own.
@@ -61,21 +61,21 @@ pub enum Answer {
 }
 
 /// Whether they are of several holders, who have nothing to do with each other.
-fn is_apart(asks: &[Ask]) -> bool {
+fn is_apart(asks: &[ClaimRequest]) -> bool {
     asks.windows(2).any(|pair| pair[0].holder != pair[1].holder)
 }
 
 /// Whether the last of these claims was refused: of a holder that gets all or nothing, none is asked for after it.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
-fn is_refused(answers: &[Answer]) -> bool {
-    matches!(answers.last(), Some(Answer::Seen { .. }))
+fn is_refused(answers: &[ClaimReply]) -> bool {
+    matches!(answers.last(), Some(ClaimReply::Seen { .. }))
 }
 
 /// The answers to `count` claims that were rolled back.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
-fn put_back(answers: Vec<Answer>, count: usize) -> Vec<Answer> {
-    let seen = |answer| if matches!(answer, Answer::Granted { .. }) { Answer::Withheld } else { answer };
-    answers.into_iter().map(seen).chain(std::iter::repeat(Answer::Withheld)).take(count).collect()
+fn put_back(answers: Vec<ClaimReply>, count: usize) -> Vec<ClaimReply> {
+    let seen = |answer| if matches!(answer, ClaimReply::Granted { .. }) { ClaimReply::Withheld } else { answer };
+    answers.into_iter().map(seen).chain(std::iter::repeat(ClaimReply::Withheld)).take(count).collect()
 }
 
 /// As if the reply had been lost: the connection is closed, and what was sent is asked for again.
@@ -141,7 +141,7 @@ pub enum Confirmed {
 
 /// What was seen of the row of a claim that a [`Change`] did not match.
 #[derive(Clone, Copy, Debug)]
-pub struct Sighting {
+pub struct RowSnapshot {
     pub holder: Option<Uuid>,
     pub token: i64,
     pub locked: bool,
@@ -151,7 +151,7 @@ pub struct Sighting {
 }
 
 /// Reads the outcome of a change that matched nothing.
-pub fn unmatched(change: Change, claim: &Claim, seen: Option<Sighting>) -> Outcome {
+pub fn unmatched(change: Change, claim: &Claim, seen: Option<RowSnapshot>) -> Outcome {
     let Some(seen) = seen.filter(|seen| seen.token == claim.token.get()) else { return Outcome::Lost };
     let ours = seen.stands && seen.holder == Some(*claim.holder.as_uuid());
     match change {
@@ -167,7 +167,7 @@ pub fn unmatched(change: Change, claim: &Claim, seen: Option<Sighting>) -> Outco
 }
 
 /// Reads what a confirmation that matched nothing has seen. Tokens never fall: one below the claim's is of a time before it.
-pub fn unconfirmed(claim: &Claim, seen: Option<Sighting>) -> Confirmed {
+pub fn unconfirmed(claim: &Claim, seen: Option<RowSnapshot>) -> Confirmed {
     match seen {
         Some(seen) if seen.token < claim.token.get() => Confirmed::TooOld,
         Some(seen)
@@ -217,10 +217,10 @@ pub trait Store: sqlx::Database {
     /// `nowait`: a statement can be told not to wait for a locked row.
     fn claim(
         conn: &mut Self::Connection,
-        asks: &[Ask],
+        asks: &[ClaimRequest],
         terms: &Terms,
         nowait: bool,
-    ) -> impl Future<Output = Reply<Vec<Answer>>> + Send;
+    ) -> impl Future<Output = Reply<Vec<ClaimReply>>> + Send;
 
     /// In the caller's transaction: counts a confirmation on the claim's row, which stays locked to the transaction's end.
     fn confirm(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Confirmed>> + Send;
@@ -258,8 +258,8 @@ pub fn to_utc(time: DateTime<Utc>, ahead: TimeDelta) -> DateTime<Utc> {
     label = "a feature of rowlock is missing",
     note = "add it in Cargo.toml: `rowlock = {{ features = [\"postgres\"] }}`, or \"mysql\" (MariaDB too), or \"sqlite\" (the default)"
 )]
-pub trait Database: admin::Operate + schema::Tables + version::Versions + queue::Wait {}
+pub trait Database: admin::AdminStore + schema::SchemaStore + version::VersionStore + queue::QueueStore {}
 
 // What is missing is the feature, not one of these.
 #[diagnostic::do_not_recommend]
-impl<DB: admin::Operate + schema::Tables + version::Versions + queue::Wait> Database for DB {}
+impl<DB: admin::AdminStore + schema::SchemaStore + version::VersionStore + queue::QueueStore> Database for DB {}

@@ -22,29 +22,31 @@ pub struct Place {
 }
 
 /// The waiters' side of a [`Store`]. None of it waits for a row that another transaction has locked.
-pub trait Wait: Store {
+pub trait QueueStore: Store {
     /// Whether the database passes word of releases on.
-    const TELLS: bool = false;
+    const NOTIFIES: bool = false;
     /// A connection on which it does.
-    type Ears: Send;
+    type Notifications: Send;
 
     /// Opens it, outside the pool; `None` if something in between shares the server's connections, where listening would do harm.
-    fn listen(_pool: &Pool<Self>) -> impl Future<Output = Reply<Option<Self::Ears>>> + Send {
+    fn listen(_pool: &Pool<Self>) -> impl Future<Output = Reply<Option<Self::Notifications>>> + Send {
         pending()
     }
 
     /// The next key that was freed, or `None` when some may have gone unheard.
-    fn hear(_ears: &mut Self::Ears) -> impl Future<Output = Reply<Option<String>>> + Send {
+    fn next_notification(
+        _notifications: &mut Self::Notifications,
+    ) -> impl Future<Output = Reply<Option<String>>> + Send {
         pending()
     }
 
     /// Closes it.
-    fn stop_listening(_ears: Self::Ears) -> impl Future<Output = ()> + Send {
+    fn stop_listening(_notifications: Self::Notifications) -> impl Future<Output = ()> + Send {
         ready(())
     }
 
     /// Says on the key's row that its release is to be told; whether the row is free, so that its release was not told.
-    fn announce(_conn: &mut Self::Connection, _key: &Key) -> impl Future<Output = Reply<bool>> + Send {
+    fn request_notification(_conn: &mut Self::Connection, _key: &Key) -> impl Future<Output = Reply<bool>> + Send {
         ready(Ok(false))
     }
 
@@ -55,7 +57,7 @@ pub trait Wait: Store {
     fn front(conn: &mut Self::Connection, keys: &[Key], number: i64) -> impl Future<Output = Reply<Vec<Place>>> + Send;
 
     /// A sign of life for whoever has these numbers.
-    fn stay(conn: &mut Self::Connection, numbers: &[i64]) -> impl Future<Output = Reply<()>> + Send;
+    fn heartbeat(conn: &mut Self::Connection, numbers: &[i64]) -> impl Future<Output = Reply<()>> + Send;
 
     /// Gives the places under these numbers up.
     fn leave(conn: &mut Self::Connection, numbers: &[i64]) -> impl Future<Output = Reply<()>> + Send;

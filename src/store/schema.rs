@@ -109,7 +109,7 @@ pub fn unfit(column: &str, column_type: &str, fit: &str) -> String {
 }
 
 /// What a [`Store`] stands on.
-pub trait Tables: Store {
+pub trait SchemaStore: Store {
     /// Reads what the table is like.
     fn schema(conn: &mut Self::Connection) -> impl Future<Output = Reply<Schema>> + Send;
 

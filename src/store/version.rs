@@ -100,7 +100,7 @@ pub struct Guard<V> {
 }
 
 /// A database on which values are compared and set.
-pub trait Versions: Store {
+pub trait VersionStore: Store {
     /// Around names. On SQLite not `"`, within which a misspelt column would be read as a text.
     const QUOTE: char;
     /// Whether names differ by the case of their letters.
@@ -159,7 +159,7 @@ pub struct Statements {
 }
 
 impl Statements {
-    pub fn new<DB: Versions>(names: &Names, seen: &Seen) -> Result<Self, Error> {
+    pub fn new<DB: VersionStore>(names: &Names, seen: &Seen) -> Result<Self, Error> {
         let unfit = |wrong: String| Error::TableUnfit { table: names.table.to_string(), wrong };
         if let Some(wrong) = &seen.wrong {
             return Err(unfit(wrong.clone()));

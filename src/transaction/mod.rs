@@ -15,13 +15,13 @@ use tokio::time::{Instant, timeout_at};
 use crate::{
     error::{Action, Certainty, Error},
     key::{Claim, Key},
-    lock::{Attempt, Order, Receipt, ResourceLock, Settled},
+    lock::{Attempt, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
     metrics,
     retry::outage_pause,
     rules::{Refusal, Status},
     store::{
         Database,
-        connection::Borrowed,
+        connection::PooledConn,
         failure::Failure,
         fault::{self, Fault, fault},
     },
@@ -82,12 +82,12 @@ impl WorkError for AnyError {
 
 /// The transaction, lent to the work: use `&mut *tx` where sqlx asks for a connection. Dropped, it goes back to be committed or rolled back.
 pub struct Tx<DB: Database> {
-    conn: Option<Borrowed<DB>>,
-    back: Arc<Mutex<Option<Borrowed<DB>>>>,
+    conn: Option<PooledConn<DB>>,
+    back: Arc<Mutex<Option<PooledConn<DB>>>>,
 }
 
 impl<DB: Database> Tx<DB> {
-    fn lend(conn: Borrowed<DB>) -> (Self, Lent<DB>) {
+    fn lend(conn: PooledConn<DB>) -> (Self, Lent<DB>) {
         let back = Arc::new(Mutex::new(None));
         (Self { conn: Some(conn), back: back.clone() }, Lent(back))
     }
@@ -122,10 +122,10 @@ impl<DB: Database> Drop for Tx<DB> {
 }
 
 /// Where a lent transaction comes back to. If nobody waits for it any more, its connection is closed.
-struct Lent<DB: Database>(Arc<Mutex<Option<Borrowed<DB>>>>);
+struct Lent<DB: Database>(Arc<Mutex<Option<PooledConn<DB>>>>);
 
 impl<DB: Database> Lent<DB> {
-    fn returned(self) -> Option<Borrowed<DB>> {
+    fn returned(self) -> Option<PooledConn<DB>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -166,7 +166,8 @@ where
                 Err(error) => return Err(error.into()),
             },
         };
-        let fenced = Fenced { lock, pool: lock.pool(), claim: grant.claim(), until: tries.until };
+        let fenced =
+            Fenced { lock, pool: lock.pool(), claim: grant.claim(), until: tries.until, within: lock.retry().within };
         match fenced.attempt(&mut work).await {
             Ok(value) => {
                 // It is committed, whatever becomes of the lease; that was dropped with the error, and is abandoned.
@@ -202,6 +203,8 @@ struct Fenced<'a, DB: Database, L: ?Sized> {
     pool: &'a Pool<DB>,
     claim: &'a Claim,
     until: Instant,
+    /// How long all attempts have.
+    within: Duration,
 }
 
 impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
@@ -212,9 +215,9 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         F: Future<Output = Result<T, E>>,
     {
         let mut conn = self.begin().await?;
-        let mut receipt = None;
-        if self.lock.order() == Order::First {
-            (conn, receipt) = self.confirm(conn).await?;
+        let mut confirmation = None;
+        if self.lock.confirm_at() == ConfirmAt::First {
+            (conn, confirmation) = self.confirm(conn).await?;
         }
         let (tx, lent) = Tx::lend(conn);
         let result = work(tx, self.claim.clone()).await;
@@ -229,17 +232,17 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             }
         };
         let mut conn = self.check(conn).await?;
-        if self.lock.order() == Order::Last {
-            (conn, receipt) = self.confirm(conn).await?;
+        if self.lock.confirm_at() == ConfirmAt::Last {
+            (conn, confirmation) = self.confirm(conn).await?;
         }
-        self.commit(conn, receipt).await?;
+        self.commit(conn, confirmation).await?;
         Ok(value)
     }
 
-    async fn begin<E>(&self) -> Result<Borrowed<DB>, Stop<E>> {
+    async fn begin<E>(&self) -> Result<PooledConn<DB>, Stop<E>> {
         let begin = async || {
             let limit = self.limit().min(self.until);
-            let mut conn = Borrowed::unchecked(self.pool, limit).await?;
+            let mut conn = PooledConn::unchecked(self.pool, limit).await?;
             // Unless it has begun, the connection is closed: what it is in is not known.
             match timeout_at(limit, DB::open(conn.get())).await {
                 Ok(Ok(alone)) => Ok(alone.then_some(conn)),
@@ -269,9 +272,9 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         }
     }
 
-    async fn confirm<E>(&self, mut conn: Borrowed<DB>) -> Result<(Borrowed<DB>, Option<Receipt>), Stop<E>> {
+    async fn confirm<E>(&self, mut conn: PooledConn<DB>) -> Result<(PooledConn<DB>, Option<Confirmation>), Stop<E>> {
         let error = match self.lock.confirm(self.claim, conn.get()).await {
-            Ok(receipt) => return Ok((conn, Some(receipt))),
+            Ok(confirmation) => return Ok((conn, Some(confirmation))),
             Err(error) => error,
         };
         // After a timeout the statement may still be running: the connection is closed.
@@ -286,7 +289,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     }
 
     /// The work may have swallowed an error that ended the transaction, or have ended it itself.
-    async fn check<E>(&self, mut conn: Borrowed<DB>) -> Result<Borrowed<DB>, Stop<E>> {
+    async fn check<E>(&self, mut conn: PooledConn<DB>) -> Result<PooledConn<DB>, Stop<E>> {
         match timeout_at(self.limit(), DB::intact(conn.get())).await {
             // Counted now that a savepoint which the work dropped has been rolled back: SQLite's driver does that by and by.
             Ok(Ok(())) if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 => Err(self.over(None)),
@@ -300,7 +303,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         }
     }
 
-    async fn commit<E>(&self, mut conn: Borrowed<DB>, receipt: Option<Receipt>) -> Result<(), Stop<E>> {
+    async fn commit<E>(&self, mut conn: PooledConn<DB>, confirmation: Option<Confirmation>) -> Result<(), Stop<E>> {
         let reply = timeout_at(self.limit(), DB::TransactionManager::commit(conn.get())).await;
         let source = match reply {
             Ok(Ok(())) => return conn.settle(reply).map_err(|failure| self.failed(Action::Commit, failure)),
@@ -314,14 +317,14 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         };
         // Closed first: the server then ends what it has not committed.
         drop(conn);
-        let settled = match receipt {
-            Some(receipt) => self.lock.settle(self.claim, receipt).await,
-            None => Settled::Unknown,
+        let settled = match confirmation {
+            Some(confirmation) => self.lock.commit_outcome(self.claim, confirmation).await,
+            None => CommitOutcome::Unknown,
         };
         match settled {
-            Settled::Committed => Ok(()),
-            Settled::RolledBack => Err(self.again()),
-            Settled::Unknown => Err(Stop::Failed(Error::CommitUnknown { key: self.key(), source })),
+            CommitOutcome::Committed => Ok(()),
+            CommitOutcome::RolledBack => Err(self.again()),
+            CommitOutcome::Unknown => Err(Stop::Failed(Error::CommitUnknown { key: self.key(), source })),
         }
     }
 
@@ -330,7 +333,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     }
 
     fn again<E>(&self) -> Stop<E> {
-        Stop::Again { claim_stands: self.lock.order() == Order::First }
+        Stop::Again { claim_stands: self.lock.confirm_at() == ConfirmAt::First }
     }
 
     fn over<E>(&self, source: Option<sqlx::Error>) -> Stop<E> {
@@ -343,7 +346,8 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             return self.again();
         }
         let subject = format!("{:?}", self.claim.key.as_str());
-        let error = failure.into_error(action, subject, self.lock.time_limit(), Certainty::NothingChanged);
+        let limit = if action == Action::Begin { self.within } else { self.lock.time_limit() };
+        let error = failure.into_error(action, subject, limit, Certainty::NothingChanged);
         Stop::Failed(error)
     }
 
@@ -354,7 +358,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
 
 /// Gives the connection back if our transaction is over for sure, and closes it otherwise: the rollback has no answer, or the work
 /// left a transaction of its own within ours, or had ended ours itself, so that the driver has lost count.
-async fn roll_back<DB: Database>(mut conn: Borrowed<DB>) {
+async fn roll_back<DB: Database>(mut conn: PooledConn<DB>) {
     if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 {
         return;
     }

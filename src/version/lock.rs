@@ -12,12 +12,12 @@ use tokio::time::{Instant, error::Elapsed, timeout_at};
 use crate::{
     error::{Action, Certainty, Error},
     key::{Claim, Holder, Key, Token},
-    lock::{Answering, Attempt, Grant, Order, Receipt, ResourceLock, Settled},
+    lock::{Attempt, BoxFuture, CommitOutcome, ConfirmAt, Confirmation, Grant, ResourceLock},
     retry::{Retry, outage_pause, time_limit},
     rules::Status,
     store::{
         Database, Reply,
-        connection::Borrowed,
+        connection::PooledConn,
         failure::Failure,
         fault::{Fault, fault},
         pools::{Connections, Purpose},
@@ -77,7 +77,7 @@ impl<DB: Database> Rows<DB> {
         if let Some(statements) = self.statements.get() {
             return Ok(statements);
         }
-        let mut conn = Borrowed::checkout(&self.pool, limit).await?;
+        let mut conn = PooledConn::checkout(&self.pool, limit).await?;
         let reply = timeout_at(limit, DB::look(conn.get(), &self.names.table)).await;
         self.prepare(&conn.settle(reply)?)
     }
@@ -238,7 +238,7 @@ impl<DB: Database> VersionLock<DB> {
     async fn read(&self, key: &Key, limit: Instant) -> Result<Option<i64>, Failed> {
         let statements = self.rows.prepared(limit).await?;
         let value = statements.key(key)?;
-        let mut conn = Borrowed::checkout(&self.rows.pool, limit).await?;
+        let mut conn = PooledConn::checkout(&self.rows.pool, limit).await?;
         let reply = timeout_at(limit, DB::version(conn.get(), &statements.version, &value)).await;
         Ok(conn.settle(reply)?)
     }
@@ -256,7 +256,7 @@ impl<DB: Database> VersionLock<DB> {
 
 impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
     /// Reads the version, which becomes the claim's token.
-    fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         Box::pin(async move {
             let key = Key::new(key)?;
             let limit = self.rows.limit();
@@ -279,11 +279,15 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
 
     /// Raises the version, if it is still the one that was read.
     /// Nobody is kept out, so nobody waits.
-    fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         self.try_acquire(key)
     }
 
-    fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
+    fn confirm<'a>(
+        &'a self,
+        claim: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
         Box::pin(async move {
             let key = claim.key.clone();
             if !tx.is_in_transaction() {
@@ -291,24 +295,24 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
             }
             match self.raise(claim, tx).await {
                 Ok(None) => Err(Error::conflict(key, 1)),
-                Ok(Some(version)) => Ok(Receipt(version)),
+                Ok(Some(version)) => Ok(Confirmation(version)),
                 Err(failed) if failed.is_contention() => Err(Error::conflict(key, 1)),
                 Err(failed) => Err(self.rows.error(failed, Action::Confirm, &key)),
             }
         })
     }
 
-    fn release(&self, _: Grant<DB>, _: Status) -> Answering<'_, Result<(), Error>> {
+    fn release(&self, _: Grant<DB>, _: Status) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(std::future::ready(Ok(())))
     }
 
     /// A version bears no mark of who raised it.
-    fn settle<'a>(&'a self, _: &'a Claim, _: Receipt) -> Answering<'a, Settled> {
-        Box::pin(std::future::ready(Settled::Unknown))
+    fn commit_outcome<'a>(&'a self, _: &'a Claim, _: Confirmation) -> BoxFuture<'a, CommitOutcome> {
+        Box::pin(std::future::ready(CommitOutcome::Unknown))
     }
 
-    fn order(&self) -> Order {
-        Order::Last
+    fn confirm_at(&self) -> ConfirmAt {
+        ConfirmAt::Last
     }
 
     fn retry(&self) -> Retry {

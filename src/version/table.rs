@@ -9,11 +9,11 @@ use crate::{
     error::{Action, Error},
     key::{InvalidKey, Key},
     metrics,
-    queue::local::Turns,
+    queue::local::LocalQueues,
     retry::{Retry, outage_pause, time_limit},
     store::{
         Database,
-        connection::{Borrowed, Kept},
+        connection::{IdleConn, PooledConn},
         version::{Guard, KeyValue, Statements, Value, Write},
     },
     version::{
@@ -43,14 +43,14 @@ pub struct Columns<'a> {
 /// [`update_in`](Self::update_in), the version decides.
 pub struct VersionedTable<DB: Database, V = i64> {
     rows: Rows<DB>,
-    turns: Arc<Turns<Known<DB, V>>>,
+    turns: Arc<LocalQueues<Known<DB, V>>>,
 }
 
 /// What a change leaves to the next of the same row in this process: what it wrote, and the connection that it was
 /// answered over. That one was good a moment ago, so that no write gets lost on one that went away unseen.
 struct Known<DB: Database, V> {
     row: Versioned<V>,
-    conn: Kept<DB>,
+    conn: IdleConn<DB>,
     /// How many changes there were since the row was read.
     age: u32,
 }
@@ -184,7 +184,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             let read = async {
                 let statements = self.rows.prepared(limit).await?;
                 let value = statements.key(&key)?;
-                let mut conn = Borrowed::checkout(&self.rows.pool, limit).await?;
+                let mut conn = PooledConn::checkout(&self.rows.pool, limit).await?;
                 let reply = timeout_at(limit, DB::read(conn.get(), &statements.read, &value)).await;
                 Ok(conn.settle(reply)?.map(|(value, version)| Versioned { value, version }))
             };
@@ -304,7 +304,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             Some(Known { row, conn, age }) => (conn.lend(), Start::Known(row), age),
             None => {
                 let by = limit();
-                (Borrowed::checkout(&self.rows.pool, by).await.map_err(Failed::from)?, Start::Read { by }, 0)
+                (PooledConn::checkout(&self.rows.pool, by).await.map_err(Failed::from)?, Start::Read { by }, 0)
             }
         };
         match self.attempt(conn.get(), statements, key, start, limit, compute).await {

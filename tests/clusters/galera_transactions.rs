@@ -53,7 +53,7 @@ pub async fn no_update_is_lost_with_workers_on_all_nodes(folder: PathBuf) {
 /// Another program writes the same row of the application's at another node, and commits first.
 pub async fn a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lease(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
-    let lock = cluster.lock(1).once_per(Duration::from_secs(3600)).unwrap();
+    let lock = cluster.lock(1).min_interval(Duration::from_secs(3600)).unwrap();
     let (runs, other) = (Arc::new(AtomicU32::new(0)), cluster.pools[1].clone());
     let work = |tx, claim| {
         let (runs, other) = (runs.clone(), other.clone());

@@ -63,7 +63,7 @@ pub async fn tokens_grow_and_never_fall<DB: Bed>(site: Site<DB>) {
 }
 
 pub async fn a_window_refuses_until_it_is_over<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().once_per(30 * MINUTE).unwrap();
+    let lock = site.lock().min_interval(30 * MINUTE).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     assert_eq!(site.number("SELECT time FROM t_resource_lock").await, Some(60), "the article's default");
     let refusal = refused(lock.try_acquire("k").await);
@@ -74,13 +74,13 @@ pub async fn a_window_refuses_until_it_is_over<DB: Bed>(site: Site<DB>) {
     site.set("k", &format!("begin_time = {}", DB::ago(30 * 60_000))).await;
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 
-    let long = site.lock().once_per(90 * MINUTE + Duration::from_millis(1)).unwrap();
+    let long = site.lock().min_interval(90 * MINUTE + Duration::from_millis(1)).unwrap();
     acquired(long.try_acquire("long").await);
     assert_eq!(site.number("SELECT time FROM t_resource_lock WHERE key_resource = 'long'").await, Some(91));
 }
 
 pub async fn a_failed_run_may_be_repeated_at_once_on_request<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().once_per(MINUTE).unwrap();
+    let lock = site.lock().min_interval(MINUTE).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Failed).await.unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::WithinWindow);
     let lock = lock.retry_failed_at_once();

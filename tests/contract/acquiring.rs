@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rowlock::{Error, Grant, Reason, ResourceLock, ResourceLockExt, Run, Status};
+use rowlock::{Error, Grant, Reason, ResourceLock, ResourceLockExt, RunOutcome, Status};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
@@ -55,14 +55,14 @@ pub async fn it_gives_up_at_its_limit<DB: Bed>(site: Site<DB>) {
 }
 
 pub async fn it_refuses_at_once_where_only_a_window_helps_and_ends_later<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().once_per(60 * MINUTE).unwrap();
+    let lock = site.lock().min_interval(60 * MINUTE).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let refusal = timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap().unwrap().refused().unwrap();
     assert_eq!(refusal.reason, Reason::WithinWindow);
 }
 
 pub async fn it_waits_for_a_window_that_ends_in_time<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().once_per(Duration::from_secs(1)).unwrap();
+    let lock = site.lock().min_interval(Duration::from_secs(1)).unwrap();
     let since = Instant::now();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     drop(acquired(timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap()));
@@ -96,7 +96,7 @@ pub async fn work_runs_under_both<DB: Bed>(site: Site<DB>) {
                 result
             });
             match ran.await.unwrap() {
-                Run::Ended { result: ended, recorded: Ok(()) } => assert_eq!(ended, result),
+                RunOutcome::Ended { result: ended, recorded: Ok(()) } => assert_eq!(ended, result),
                 other => panic!("{name}: {other:?}"),
             }
             if name == LEASE {
@@ -122,8 +122,8 @@ pub async fn work_is_cancelled_where_the_lock_can_tell<DB: Bed>(site: Site<DB>) 
             timeout(Duration::from_millis(200), grant.lost()).await.map_err(drop)
         });
         match (name, timeout(2 * PATIENCE, ran).await.unwrap().unwrap()) {
-            (LEASE, Run::Lost(claim)) => assert_eq!(claim.key.as_str(), name),
-            (VERSION, Run::Ended { result: Err(()), .. }) => {}
+            (LEASE, RunOutcome::Lost(claim)) => assert_eq!(claim.key.as_str(), name),
+            (VERSION, RunOutcome::Ended { result: Err(()), .. }) => {}
             other => panic!("{other:?}"),
         }
     }

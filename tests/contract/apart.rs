@@ -12,6 +12,7 @@ use tokio::{
 
 use crate::{
     bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    events,
     fair::KEPT,
     proxy::{Proxy, Way},
     waiters::places,
@@ -180,6 +181,23 @@ pub async fn leases_are_renewed_though_no_connection_can_be_opened<DB: Bed>(site
     for lease in leases {
         lease.abandon().await.unwrap();
     }
+}
+
+/// It was sent before, and finds the row without the claim.
+pub async fn a_renewal_that_comes_after_the_release_tells_of_no_loss<DB: Bed>(site: Site<DB>) {
+    let key = format!("renewed late on {}", site.server.name);
+    let proxy = site.proxy().await;
+    let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE).unwrap();
+    let lease = acquired(lock.try_acquire(&key).await);
+    proxy.hold(Way::Requests);
+    proxy.held(Way::Requests).await;
+    proxy.let_others_pass();
+    lease.release(Status::Succeeded).await.unwrap();
+    proxy.open();
+    sleep(LEASE / 3).await;
+    assert!(lock.shutdown(PATIENCE).await);
+    let lost: Vec<String> = events::about(&key).into_iter().filter(|line| line.contains("lost")).collect();
+    assert!(lost.is_empty(), "{lost:?}");
 }
 
 /// A request that has no answer is sent again on another connection long before it is given up.

@@ -5,7 +5,8 @@
 use std::{future::ready, sync::Arc};
 
 use rowlock::{
-    Answering, Attempt, Claim, Error, Grant, Order, Receipt, ResourceLock, Retry, Settled, Status, TransactionError,
+    Attempt, BoxFuture, Claim, CommitOutcome, ConfirmAt, Confirmation, Error, Grant, ResourceLock, Retry, Status,
+    TransactionError,
 };
 use sqlx::Pool;
 use tokio::time::timeout;
@@ -66,7 +67,7 @@ where
 }
 
 /// In a transaction of the caller's own; rolled back when the claim is not confirmed.
-async fn deduct_under<DB: Bed, L>(site: &Site<DB>, lock: &L, claim: &Claim) -> Result<Receipt, Error>
+async fn deduct_under<DB: Bed, L>(site: &Site<DB>, lock: &L, claim: &Claim) -> Result<Confirmation, Error>
 where
     L: ResourceLock<DB> + ?Sized,
 {
@@ -74,13 +75,13 @@ where
     let mut tx = site.pool.begin_with(DB::BEGIN).await.unwrap();
     let left = balance_in::<DB>(&mut tx, account).await.unwrap() - 1;
     write_in::<DB>(&mut tx, account, left).await.unwrap();
-    let receipt = lock.confirm(claim, &mut tx).await;
-    if receipt.is_ok() {
+    let confirmation = lock.confirm(claim, &mut tx).await;
+    if confirmation.is_ok() {
         tx.commit().await.unwrap()
     } else {
         tx.rollback().await.unwrap()
     }
-    receipt
+    confirmation
 }
 
 pub async fn no_update_is_lost_with_32_workers<DB: Bed>(site: Site<DB>) {
@@ -126,7 +127,7 @@ pub async fn a_stale_claim_cannot_commit<DB: Bed>(site: Site<DB>) {
 struct Unconfirmed<DB: Bed>(Lock<DB>);
 
 impl<DB: Bed> ResourceLock<DB> for Unconfirmed<DB> {
-    fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         self.0.try_acquire(key)
     }
 
@@ -134,24 +135,24 @@ impl<DB: Bed> ResourceLock<DB> for Unconfirmed<DB> {
         &'a self,
         key: &'a str,
         wait: std::time::Duration,
-    ) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+    ) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         self.0.acquire(key, wait)
     }
 
-    fn confirm<'a>(&'a self, _: &'a Claim, _: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
-        Box::pin(ready(Ok(Receipt(0))))
+    fn confirm<'a>(&'a self, _: &'a Claim, _: &'a mut DB::Connection) -> BoxFuture<'a, Result<Confirmation, Error>> {
+        Box::pin(ready(Ok(Confirmation(0))))
     }
 
-    fn release(&self, grant: Grant<DB>, status: Status) -> Answering<'_, Result<(), Error>> {
+    fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
         self.0.release(grant, status)
     }
 
-    fn settle<'a>(&'a self, claim: &'a Claim, receipt: Receipt) -> Answering<'a, Settled> {
-        self.0.settle(claim, receipt)
+    fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
+        self.0.commit_outcome(claim, confirmation)
     }
 
-    fn order(&self) -> Order {
-        self.0.order()
+    fn confirm_at(&self) -> ConfirmAt {
+        self.0.confirm_at()
     }
 
     fn time_limit(&self) -> std::time::Duration {

@@ -30,7 +30,7 @@ async fn line<DB: Bed>(site: &Site<DB>, within: Duration) -> (Line<DB>, LeaseLoc
     let line = Line::new(site, PATIENCE, PATIENCE).await;
     let (lease, version) = (line.lock.clone(), version_lock(&line.pool).share_pool());
     for lock in [&lease as &dyn ResourceLock<DB>, &version] {
-        deduct(lock, if lock.order() == version.order() { VERSION } else { LEASE }, 0).await.unwrap();
+        deduct(lock, if lock.confirm_at() == version.confirm_at() { VERSION } else { LEASE }, 0).await.unwrap();
     }
     eventually("the connection is idle", || async { line.pool.num_idle() == 1 }).await;
     let retry = Retry { attempts: 100, within };

@@ -284,6 +284,20 @@ pub async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<
 }
 
 /// With the application's pool the lock's connections are closed, and not by the next call.
+/// What a closed pool keeps from being abandoned is left to do.
+pub async fn a_lease_that_a_closed_pool_leaves_behind_is_told<DB: Bed>(site: Site<DB>) {
+    let pool = site.pool_of(2).await;
+    let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
+    let lease = acquired(lock.try_acquire("k").await);
+    pool.close().await;
+    drop(lease);
+    assert!(!lock.shutdown(PATIENCE).await);
+    let error = lock.try_acquire("k").await.unwrap_err().to_string();
+    assert!(error.contains("pool is closed"), "{error}");
+    sleep(SHORT).await;
+    assert!(lock.shutdown(PATIENCE).await, "it has ended by itself");
+}
+
 /// A handshake that takes longer than a request has time is not begun anew for each.
 pub async fn a_connection_that_is_slow_to_open_serves_a_later_request<DB: Bed>(site: Site<DB>) {
     let limit = Duration::from_millis(500);
@@ -322,7 +336,7 @@ pub async fn connections_that_went_away_while_idle_are_found_out<DB: Bed>(site: 
     go_away().await;
     assert!(lock.inspect("k").await.unwrap().is_some());
     go_away().await;
-    assert_eq!(lock.list(&rowlock::Filter::default()).await.unwrap().len(), 4);
+    assert_eq!(lock.list(&rowlock::ListOptions::default()).await.unwrap().len(), 4);
     go_away().await;
     lock.force_release("k", Status::Succeeded).await.unwrap().unwrap();
     go_away().await;

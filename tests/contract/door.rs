@@ -28,7 +28,7 @@ pub async fn bad_settings_are_refused<DB: Bed>(site: Site<DB>) {
         bad(site.lock().lease(lease), "from 100 ms to 30 days");
     }
     for distance in [Duration::from_secs(86400 * 4000), Duration::MAX] {
-        bad(site.lock().once_per(distance), "at most ten years");
+        bad(site.lock().min_interval(distance), "at most ten years");
     }
     for limit in [Duration::ZERO, Duration::from_secs(3601), Duration::MAX] {
         bad(site.lock().time_limit(limit), "from 1 ms to one hour");
@@ -135,7 +135,7 @@ pub async fn unfit_columns_of_an_existing_table_are_refused<DB: Bed>(site: Site<
 
 /// Values at the ends of the calendar, which other programs may write: an answer, never a panic or a grant.
 pub async fn far_times_are_answered<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().once_per(Duration::from_secs(3600)).unwrap();
+    let lock = site.lock().min_interval(Duration::from_secs(3600)).unwrap();
     let west = lock.clone().article_clients(chrono::FixedOffset::west_opt(5 * 3600).unwrap());
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let far = match site.server.name {
@@ -149,7 +149,7 @@ pub async fn far_times_are_answered<DB: Bed>(site: Site<DB>) {
         assert_eq!(refused(west.try_acquire("k").await).reason, rowlock::Reason::WithinWindow, "{far}");
         site.set("k", "lock_flag = 1, time = 2147483647").await;
         assert_eq!(refused(west.try_acquire("k").await).reason, rowlock::Reason::HeldByAnotherProgram, "{far}");
-        assert_eq!(lock.list(&rowlock::Filter::default()).await.unwrap().len(), 1);
+        assert_eq!(lock.list(&rowlock::ListOptions::default()).await.unwrap().len(), 1);
     }
 }
 

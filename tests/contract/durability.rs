@@ -76,8 +76,8 @@ pub async fn a_release_that_others_hang_on_waits_for_the_disk<DB: Bed>(site: Sit
     let lock = || LeaseLock::new(pool.clone()).share_pool();
     let window = Duration::from_secs(3600);
     for (what, lock) in [
-        ("a window", lock().once_per(window).unwrap()),
-        ("a window for those that succeed", lock().once_per(window).unwrap().retry_failed_at_once()),
+        ("a window", lock().min_interval(window).unwrap()),
+        ("a window for those that succeed", lock().min_interval(window).unwrap().retry_failed_at_once()),
         ("the rules of the article", lock().rules(Rules::Article)),
         ("other programs", lock().article_clients(FixedOffset::east_opt(0).unwrap())),
     ] {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rowlock::{Error, LeaseLock, Reason, Receipt, ResourceLock, Status};
+use rowlock::{Confirmation, Error, LeaseLock, Reason, ResourceLock, Status};
 use sqlx::{AssertSqlSafe, Transaction};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -60,7 +60,7 @@ pub async fn a_confirmed_claim_keeps_others_out_until_the_commit<DB: Bed>(site: 
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
     ends_in(&site, "k", 500).await;
     let mut tx = begin(&site).await;
-    assert_eq!(lock.confirm(grant.claim(), &mut tx).await.unwrap(), Receipt(1));
+    assert_eq!(lock.confirm(grant.claim(), &mut tx).await.unwrap(), Confirmation(1));
     let refusal = refused(other.try_acquire("k").await);
     assert!([Reason::Held, Reason::Busy].contains(&refusal.reason), "{refusal}");
     eventually("the lease ends", || has_ended(&site, "k")).await;
@@ -157,7 +157,7 @@ pub async fn a_claim_that_is_younger_than_the_snapshot_is_a_conflict<DB: Bed>(si
     let heeds_snapshots = ["postgres", "sqlite"].contains(&site.server.name) || has_snapshot_isolation(&site).await;
     match confirmed {
         Err(Error::Conflict { attempts: 1, .. }) if heeds_snapshots => {}
-        Ok(Receipt(1)) if !heeds_snapshots => {}
+        Ok(Confirmation(1)) if !heeds_snapshots => {}
         other => panic!("{other:?}"),
     }
     tx.rollback().await.unwrap();
@@ -174,7 +174,7 @@ pub async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: Bed>(sit
     let lock = site.lock();
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
     let mut first = begin(&site).await;
-    assert_eq!(lock.confirm(grant.claim(), &mut first).await.unwrap(), Receipt(1));
+    assert_eq!(lock.confirm(grant.claim(), &mut first).await.unwrap(), Confirmation(1));
     let begins_anew = has_snapshot_isolation(&site).await;
     let second = tokio::spawn({
         let (lock, claim, pool) = (lock.clone(), grant.claim().clone(), site.pool.clone());
@@ -183,9 +183,9 @@ pub async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: Bed>(sit
                 let mut tx = pool.begin_with(DB::BEGIN).await.unwrap();
                 match lock.confirm(&claim, &mut tx).await {
                     Err(Error::Conflict { .. }) if begins_anew => tx.rollback().await.unwrap(),
-                    receipt => {
+                    confirmation => {
                         tx.commit().await.unwrap();
-                        break receipt.unwrap();
+                        break confirmation.unwrap();
                     }
                 }
             }
@@ -194,7 +194,7 @@ pub async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: Bed>(sit
     sleep(Duration::from_millis(200)).await;
     assert!(!second.is_finished());
     first.commit().await.unwrap();
-    assert_eq!(timeout(PATIENCE, second).await.unwrap().unwrap(), Receipt(2));
+    assert_eq!(timeout(PATIENCE, second).await.unwrap().unwrap(), Confirmation(2));
     assert_eq!(confirms(&site, "k").await, 2);
 }
 
@@ -203,7 +203,7 @@ pub async fn a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands<DB: B
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
     for _ in 0..2 {
         let mut tx = begin(&site).await;
-        assert_eq!(lock.confirm(grant.claim(), &mut tx).await.unwrap(), Receipt(1));
+        assert_eq!(lock.confirm(grant.claim(), &mut tx).await.unwrap(), Confirmation(1));
         tx.rollback().await.unwrap();
     }
     assert_eq!(confirms(&site, "k").await, 0);

@@ -6,7 +6,7 @@ use proptest::{
     prelude::{Just, Strategy, any, prop_oneof},
     test_runner::{Config, TestCaseError, TestRunner},
 };
-use rowlock::{Columns, Error, Filter, Key, LeaseLock, Status, VersionedTable};
+use rowlock::{Columns, Error, Key, LeaseLock, ListOptions, Status, VersionedTable};
 use tokio::{runtime::Handle, task::block_in_place, time::timeout};
 
 use crate::bed::{Bed, Site, acquired};
@@ -45,7 +45,7 @@ pub async fn any_text_is_a_key_of_its_own_or_refused<DB: Bed>(site: Site<DB>) {
             }
         }
     });
-    let rows = lock.list(&Filter::default().limit(1000)).await.unwrap();
+    let rows = lock.list(&ListOptions::default().limit(1000)).await.unwrap();
     assert_eq!(rows.into_iter().map(|row| row.key).collect::<HashSet<_>>(), keys, "one row a key, and no other");
 }
 
@@ -70,7 +70,7 @@ pub async fn any_duration_is_kept_to_or_refused<DB: Bed>(site: Site<DB>) {
         number += 1;
         let (lock, key) = (site.lock(), format!("key {number}"));
         let lock = or(lock.clone(), lock.lease(one));
-        let lock = or(lock.clone(), lock.once_per(two));
+        let lock = or(lock.clone(), lock.min_interval(two));
         async move {
             acquired(lock.try_acquire(&key).await).release(Status::Succeeded).await.unwrap();
             // Whether there is time for an answer or not, nobody gets the key.

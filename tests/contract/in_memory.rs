@@ -5,7 +5,7 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use rowlock::{Attempt, Lease, LeaseLock, Order, ResourceLockExt as _, Retry, Status, VersionedTable};
+use rowlock::{Attempt, ConfirmAt, Lease, LeaseLock, ResourceLockExt as _, Retry, Status, VersionedTable};
 use sqlx::{Connection as _, Sqlite, SqlitePool, sqlite::SqlitePoolOptions};
 use tokio::time::timeout;
 
@@ -154,7 +154,7 @@ pub async fn it_outlives_a_deduction<DB: Bed>(_: Site<DB>) {
 
 /// In a transaction: a savepoint of the work's own, and one that it begins by a statement.
 pub async fn it_outlives_a_transaction<DB: Bed>(_: Site<DB>) {
-    for order in [Order::First, Order::Last] {
+    for order in [ConfirmAt::First, ConfirmAt::Last] {
         let act = async |memory: &Memory, key: &str, ()| {
             let work = async |mut tx: rowlock::Tx<Sqlite>| {
                 Sqlite::execute_on(&mut tx, "UPDATE account SET balance = balance - 1").await?;
@@ -163,7 +163,7 @@ pub async fn it_outlives_a_transaction<DB: Bed>(_: Site<DB>) {
                 inner.commit().await
             };
             match order {
-                Order::First => memory.lock.transaction(key, |tx, _| work(tx)).await.unwrap(),
+                ConfirmAt::First => memory.lock.transaction(key, |tx, _| work(tx)).await.unwrap(),
                 _ => version_lock(&memory.pool).transaction(key, |tx, _| work(tx)).await.unwrap(),
             }
         };

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Attempt, Error, LeaseLock, Reason, ResourceLockExt, Rules, Run, Status};
+use rowlock::{Attempt, Error, LeaseLock, Reason, ResourceLockExt, Rules, RunOutcome, Status};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::bed::{Bed, Site, acquired, eventually, refused};
@@ -197,14 +197,14 @@ pub async fn a_thousand_leases_are_renewed_in_few_statements<DB: Bed>(site: Site
 pub async fn run_releases_by_the_works_result<DB: Bed>(site: Site<DB>) {
     let lock = site.lock();
     let ran = lock.run("k", async |lease| Ok::<_, String>(lease.token())).await.unwrap();
-    assert!(matches!(ran, Run::Ended { result: Ok(_), recorded: Ok(()) }), "{ran:?}");
+    assert!(matches!(ran, RunOutcome::Ended { result: Ok(_), recorded: Ok(()) }), "{ran:?}");
     assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
     let ran = lock.run("k", async |_| Err::<(), _>("no luck")).await.unwrap();
-    assert!(matches!(ran, Run::Ended { result: Err("no luck"), recorded: Ok(()) }), "{ran:?}");
+    assert!(matches!(ran, RunOutcome::Ended { result: Err("no luck"), recorded: Ok(()) }), "{ran:?}");
     assert_eq!(site.column("k", "status").await.as_deref(), Some("F"));
     let _held = acquired(lock.try_acquire("k").await);
     let ran = lock.run("k", async |_| -> Result<(), ()> { panic!("refused work must not run") }).await.unwrap();
-    assert!(matches!(ran, Run::Refused(refusal) if refusal.reason == Reason::Held));
+    assert!(matches!(ran, RunOutcome::Refused(refusal) if refusal.reason == Reason::Held));
 }
 
 pub async fn run_cancels_the_work_when_the_lease_is_lost<DB: Bed>(site: Site<DB>) {
@@ -222,7 +222,7 @@ pub async fn run_cancels_the_work_when_the_lease_is_lost<DB: Bed>(site: Site<DB>
         std::future::pending().await
     };
     let ran = timeout(PATIENCE, lock.run("k", work)).await.unwrap().unwrap();
-    assert!(matches!(&ran, Run::Lost(claim) if claim.key.as_str() == "k"), "{ran:?}");
+    assert!(matches!(&ran, RunOutcome::Lost(claim) if claim.key.as_str() == "k"), "{ran:?}");
     assert!(stopped.load(Ordering::SeqCst));
     assert_eq!(site.column("k", "client_ip").await.as_deref(), Some("thief"));
 }

@@ -262,7 +262,8 @@ where
             a_run, a_shutdown, a_migration, a_transaction_under_a_lease, a_transaction_under_a_version;
         connections:
             a_claim_after_a_begin_that_was_dropped_is_committed, a_claim_after_a_begin_as_text_is_committed, a_place_in_a_queue_is_committed,
-            a_transaction_is_one_of_its_own, a_change_of_a_value_is_committed, a_migration_is_committed;
+            a_transaction_is_one_of_its_own, a_change_of_a_value_is_committed, a_migration_is_committed,
+            a_lease_that_a_closed_pool_leaves_behind_is_told;
         replies: abandoning_a_lost_lease_changes_nothing, an_abandonment_waits_for_a_transaction_at_the_row;
     }
     waits::<DB>(server, trials);
@@ -315,7 +316,8 @@ where
                 descendants_in_other_sessions_are_stopped_too, what_the_command_leaves_behind_is_ended_first;
             program_terminal:
                 a_command_may_read_the_terminal, the_interrupt_key_reaches_the_command_once,
-                on_a_terminal_descendants_do_not_outlive_the_claim, a_terminal_that_is_closed_ends_the_command, without_a_shell_nothing_stays_suspended;
+                on_a_terminal_descendants_do_not_outlive_the_claim, a_terminal_that_is_closed_ends_the_command, without_a_shell_nothing_stays_suspended,
+                an_interrupted_command_closes_no_window;
             program_stop: the_commands_descendants_are_stopped_too, a_signal_that_was_ignored_stays_ignored;
             program_claims: a_reader_that_has_enough_is_no_failure, a_log_that_cannot_be_written_stops_nothing;
             program_input:
@@ -365,7 +367,7 @@ where
             a_release_without_the_right_to_it_fails_at_once, silent_connections_lose_no_lease,
             a_request_on_a_silent_connection_is_sent_on_another, a_renewal_that_is_not_driven_any_more_loses_no_other,
             a_runtime_that_stands_still_loses_no_place_of_another,
-            leases_are_renewed_though_no_connection_can_be_opened;
+            leases_are_renewed_though_no_connection_can_be_opened, a_renewal_that_comes_after_the_release_tells_of_no_loss;
         undone:
             claims_whose_connection_the_server_ends_are_all_granted, releases_whose_connection_the_server_ends_are_all_done,
             releases_that_were_done_unheard_say_so_where_they_know,

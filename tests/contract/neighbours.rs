@@ -103,10 +103,10 @@ pub async fn they_read_our_times_and_keep_our_window<DB: Bed>(site: Site<DB>) {
         // And we keep its window, when it has ended.
         program.give("k", "S").await;
         site.set("k", &format!("begin_time = {}", DB::begun(table, 50 * 60_000 - i64::from(place) * 1000))).await;
-        let refusal = refused(ours.clone().once_per(60 * MINUTE).unwrap().try_acquire("k").await);
+        let refusal = refused(ours.clone().min_interval(60 * MINUTE).unwrap().try_acquire("k").await);
         assert_eq!(refusal.reason, Reason::WithinWindow);
         assert!(refusal.retry_after.unwrap() < 11 * MINUTE, "at {place}: {refusal}");
-        acquired(ours.once_per(40 * MINUTE).unwrap().try_acquire("k").await);
+        acquired(ours.min_interval(40 * MINUTE).unwrap().try_acquire("k").await);
     }
 }
 
@@ -115,7 +115,7 @@ pub async fn their_late_unlock_is_found_out<DB: Bed>(site: Site<DB>) {
     for table in Table::BOTH {
         put(&site, table).await;
         let (program, ours) = neighbours(&site, PLACES[0]).await;
-        let ours = ours.once_per(30 * MINUTE).unwrap();
+        let ours = ours.min_interval(30 * MINUTE).unwrap();
         for key in ["renewed", "released", "abandoned", "dropped"] {
             row(&site, key, 60).await;
             assert_eq!(long_ago(&program, 61).take(key).await, Answer::Taken);

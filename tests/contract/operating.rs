@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rowlock::{Error, Filter, Reason, Rules, State, Status};
+use rowlock::{Error, ListOptions, Reason, Rules, State, Status};
 use tokio::time::timeout;
 
 use crate::bed::{Bed, Site, acquired, refused};
@@ -23,8 +23,8 @@ pub async fn list_shows_each_state_in_the_order_of_keys<DB: Bed>(site: Site<DB>)
     for key in ["5 failed", "6 free"] {
         site.set(key, &format!("begin_time = {}", DB::ago(2 * 3_600_000))).await;
     }
-    let lock = site.lock().once_per(HOUR).unwrap();
-    let entries = lock.list(&Filter::default()).await.unwrap();
+    let lock = site.lock().min_interval(HOUR).unwrap();
+    let entries = lock.list(&ListOptions::default()).await.unwrap();
     let seen: Vec<_> = entries.iter().map(|entry| (entry.key.as_str(), entry.state)).collect();
     use State::*;
     let expected = [
@@ -52,7 +52,7 @@ pub async fn list_is_paged_and_filtered<DB: Bed>(site: Site<DB>) {
         lease.release(Status::Succeeded).await.unwrap();
     }
     let _other = acquired(lock.try_acquire("other_%").await);
-    let (mut filter, mut keys) = (Filter::default().limit(10).prefix("job "), Vec::new());
+    let (mut filter, mut keys) = (ListOptions::default().limit(10).prefix("job "), Vec::new());
     loop {
         let page = lock.list(&filter).await.unwrap();
         assert!(page.len() <= 10);
@@ -61,9 +61,9 @@ pub async fn list_is_paged_and_filtered<DB: Bed>(site: Site<DB>) {
         keys.extend(page.into_iter().map(|entry| entry.key));
     }
     assert_eq!(keys, (0..25).map(|number| format!("job {number:02}")).collect::<Vec<_>>());
-    assert_eq!(lock.list(&Filter::default().held()).await.unwrap().len(), 6);
-    assert_eq!(lock.list(&Filter::default().prefix("other_%")).await.unwrap().len(), 1, "no wildcards");
-    assert_eq!(lock.list(&Filter::default().prefix("_").held()).await.unwrap().len(), 0);
+    assert_eq!(lock.list(&ListOptions::default().held()).await.unwrap().len(), 6);
+    assert_eq!(lock.list(&ListOptions::default().prefix("other_%")).await.unwrap().len(), 1, "no wildcards");
+    assert_eq!(lock.list(&ListOptions::default().prefix("_").held()).await.unwrap().len(), 0);
 }
 
 pub async fn inspect_looks_at_one_key<DB: Bed>(site: Site<DB>) {
@@ -135,10 +135,10 @@ pub async fn forget_deletes_what_nobody_needs_and_nothing_else<DB: Bed>(site: Si
     site.set("never begun", "begin_time = NULL, end_time = NULL").await;
     site.set("window", &format!("begin_time = {0}, end_time = {0}, time = 600", ago(9))).await;
     site.set("young", &format!("begin_time = {}, end_time = {}", ago(9), ago(1))).await;
-    let patient = site.lock().once_per(10 * HOUR).unwrap();
-    assert_eq!(patient.forget(2 * HOUR).await.unwrap(), 1, "once_per keeps all but the row that never began");
+    let patient = site.lock().min_interval(10 * HOUR).unwrap();
+    assert_eq!(patient.forget(2 * HOUR).await.unwrap(), 1, "min_interval keeps all but the row that never began");
     assert_eq!(lock.forget(2 * HOUR).await.unwrap(), 1);
-    let left = lock.list(&Filter::default()).await.unwrap();
+    let left = lock.list(&ListOptions::default()).await.unwrap();
     let left: Vec<_> = left.iter().map(|entry| entry.key.as_str()).collect();
     assert_eq!(left, ["failed", "held", "strange", "window", "young"]);
     assert!(matches!(lock.forget(Duration::MAX).await, Err(Error::InvalidSetting { .. })));

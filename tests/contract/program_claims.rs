@@ -76,7 +76,7 @@ pub async fn list_and_show_tell_every_field<DB: Bed>(site: Site<DB>) {
     assert!(
         list[2]["status"] == "S" && list[2]["until"].is_null() && time(&list[2]["ended"]) >= time(&list[2]["since"])
     );
-    let windowed = site.rowlock("list --json --once-per 1h", &[]).await.with(0).json();
+    let windowed = site.rowlock("list --json --min-interval 1h", &[]).await.with(0).json();
     assert_eq!(windowed[2]["state"], "within_window");
     assert_eq!(time(&windowed[2]["until"]) - time(&windowed[2]["since"]), TimeDelta::hours(1));
     assert_eq!(site.rowlock("list --json --held", &[]).await.with(0).json(), json!([list[0]]));

@@ -159,8 +159,8 @@ pub async fn a_command_whose_beginning_fails_leaves_the_key_free<DB: Bed>(site: 
         assert_ne!(site.show("k").await["status"], "F");
         site.rowlock("run k --rules", &[rules, "--", "true"]).await.with(0);
         if rules == "recover" {
-            site.rowlock("run w --once-per 1h --lease 1h --", &[&outer]).await.with(126);
-            site.rowlock("run w --once-per 1h -- true", &[]).await.with(0);
+            site.rowlock("run w --min-interval 1h --lease 1h --", &[&outer]).await.with(126);
+            site.rowlock("run w --min-interval 1h -- true", &[]).await.with(0);
         }
     }
     // A command's own 126 is its own.

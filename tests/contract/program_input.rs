@@ -126,7 +126,7 @@ pub async fn a_look_leaves_the_file_as_it_is<DB: Bed>(_: Site<DB>) {
 
 pub async fn bad_arguments_are_refused_and_say_why<DB: Bed>(site: Site<DB>) {
     for (words, more, says) in [
-        ("run k --once-per", &["soon", "--", "true"][..], "write it like 30s, 5m or 1h"),
+        ("run k --min-interval", &["soon", "--", "true"][..], "write it like 30s, 5m or 1h"),
         ("run k --lease 5 -- true", &[], "write it like 30s, 5m or 1h"),
         ("run k --lease 1ms -- true", &[], "lease"),
         ("run", &["", "--", "true"], "is empty"),
@@ -183,12 +183,12 @@ pub async fn a_command_that_cannot_be_run_takes_no_key<DB: Bed>(site: Site<DB>) 
         (stage.path(), 126, "cannot be run"),
         (missing, 126, "its interpreter /no/such/interpreter cannot be run"),
     ] {
-        let ended = site.rowlock("run k --once-per 1h --", &[command]).await.with(code);
+        let ended = site.rowlock("run k --min-interval 1h --", &[command]).await.with(code);
         assert!(ended.err.lines().count() == 1 && ended.err.contains(says), "{ended:?}");
     }
     assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
-    site.rowlock("run k --once-per 1h --", &[there]).await.with(0);
+    site.rowlock("run k --min-interval 1h --", &[there]).await.with(0);
 }
 
 pub async fn each_commands_help_has_an_example<DB: Bed>(_: Site<DB>) {
@@ -215,7 +215,7 @@ pub async fn completions_and_man_pages_are_written<DB: Bed>(_: Site<DB>) {
     std::fs::write(&file, &completions).unwrap();
     assert!(Command::new("bash").arg("-n").arg(&file).status().await.unwrap().success());
     for shell in ["zsh", "fish"] {
-        assert!(ended(rowlock("completions", &[shell])).await.with(0).out.contains("once-per"), "{shell}");
+        assert!(ended(rowlock("completions", &[shell])).await.with(0).out.contains("min-interval"), "{shell}");
     }
     ended(rowlock("man", &[stage.path()])).await.with(0);
     let page = std::fs::read_to_string(stage.file("rowlock-run.1")).unwrap();

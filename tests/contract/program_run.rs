@@ -61,7 +61,7 @@ pub async fn a_refusal_is_one_line_and_an_exit_code<DB: Bed>(site: Site<DB>) {
 
 pub async fn one_of_many_runs_within_a_window<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
-    let job = || site.start("run k --once-per 1h -- sh -c", &[r#"echo ran >> "$0/log""#, stage.path()]);
+    let job = || site.start("run k --min-interval 1h -- sh -c", &[r#"echo ran >> "$0/log""#, stage.path()]);
     let [a, b, c] = [job(), job(), job()];
     let (a, b, c) = tokio::join!(a.ended(), b.ended(), c.ended());
     let late = job().ended().await;
@@ -88,7 +88,7 @@ pub async fn article_rules_wait_for_an_operator<DB: Bed>(site: Site<DB>) {
 }
 
 pub async fn a_failed_run_is_repeated_within_its_window_on_request<DB: Bed>(site: Site<DB>) {
-    let run = async |words, code| site.rowlock(words, &["--once-per", "1h", "--", "sh", "-c", code]).await.code;
+    let run = async |words, code| site.rowlock(words, &["--min-interval", "1h", "--", "sh", "-c", code]).await.code;
     assert_eq!(run("run k", "exit 3").await, 3);
     assert_eq!(run("run k", "true").await, 75);
     assert_eq!(run("run k --retry-failed", "true").await, 0);
@@ -127,9 +127,9 @@ pub async fn a_command_may_outlast_its_lease<DB: Bed>(site: Site<DB>) {
 pub async fn a_killed_holder_is_replaced_within_its_lease_and_its_command_dies<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let words = ["sh", "-c", STAYS, stage.path()];
-    let holder = site.start("run k --lease 3s --label victim --once-per 1h --", &words);
+    let holder = site.start("run k --lease 3s --label victim --min-interval 1h --", &words);
     stage.up().await;
-    let mut next = site.start("acquire k --wait 1h --once-per 1h --label heir -vv", &[]);
+    let mut next = site.start("acquire k --wait 1h --min-interval 1h --label heir -vv", &[]);
     next.complains("refused").await;
     holder.signal(Signal::KILL);
     let killed = Instant::now();
@@ -181,12 +181,12 @@ pub async fn a_command_that_does_not_start_leaves_the_key_free<DB: Bed>(site: Si
     let script = r#"
         shopt -s execfail; ulimit -s 8192; cd "$1"; word=$(printf %0999d 0); words=()
         for ((n = 0; n < 2100; n++)); do words+=("$word"); done
-        while unset "words[-1]"; do exec "$0" run k --once-per 1h --lease 1h -- ./tool "${words[@]}"; done 2> /dev/null"#;
+        while unset "words[-1]"; do exec "$0" run k --min-interval 1h --lease 1h -- ./tool "${words[@]}"; done 2> /dev/null"#;
     let mut shell = tokio::process::Command::new("bash");
     shell.args(["-c", script, PROGRAM, deep.to_str().unwrap()]).env("DATABASE_URL", &site.url);
     start(shell).ended().await.with(126);
     assert_eq!(site.show("k").await["state"], "expired", "it was taken");
-    site.rowlock("run k --once-per 1h -- true", &[]).await.with(0);
+    site.rowlock("run k --min-interval 1h -- true", &[]).await.with(0);
 }
 
 /// The program's own file, made and migrated as it is needed.
@@ -198,9 +198,9 @@ pub async fn a_local_lock_needs_nothing<DB: Bed>(_: Site<DB>) {
             command.env("HOME", "/nowhere").env(variable, stage.path());
             ended(command).await
         };
-        run("run k --local --once-per 1h -- true").await.with(0);
+        run("run k --local --min-interval 1h -- true").await.with(0);
         assert!(stage.file(file).exists(), "{file}");
-        run("run k --local --once-per 1h -- true").await.with(75);
+        run("run k --local --min-interval 1h -- true").await.with(75);
         assert_eq!(run("list --local --json").await.with(0).json()[0]["key"], "k");
     }
 }

@@ -19,7 +19,7 @@ const IGNORES: &str = r#"trap '' TERM INT HUP QUIT; echo "$ROWLOCK_HOLDER" > "$0
 pub async fn a_command_that_obeys_is_waited_for_and_the_next_may_run_at_once<DB: Bed>(site: Site<DB>) {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let stage = Stage::new();
-        let job = site.start("run k --once-per 1h --lease 1h --grace 1h -- sh -c", &[OBEYS, stage.path()]);
+        let job = site.start("run k --min-interval 1h --lease 1h --grace 1h -- sh -c", &[OBEYS, stage.path()]);
         stage.up().await;
         job.signal(signal);
         let ended = job.ended().await.with(7);
@@ -27,19 +27,19 @@ pub async fn a_command_that_obeys_is_waited_for_and_the_next_may_run_at_once<DB:
         let row = site.show("k").await;
         assert_eq!((&row["state"], &row["ended"]), (&"expired".into(), &serde_json::Value::Null), "abandoned: {row}");
     }
-    site.rowlock("run k --once-per 1h -- true", &[]).await.with(0);
+    site.rowlock("run k --min-interval 1h -- true", &[]).await.with(0);
 }
 
 pub async fn a_command_that_does_not_listen_is_killed_after_the_grace<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
-    let job = site.start("run k --once-per 1h --lease 1h --grace 700ms -- sh -c", &[IGNORES, stage.path()]);
+    let job = site.start("run k --min-interval 1h --lease 1h --grace 700ms -- sh -c", &[IGNORES, stage.path()]);
     stage.up().await;
     let asked = Instant::now();
     job.signal(Signal::TERM);
     let ended = job.ended().await.with(137);
     assert!(ended.err.contains("k: not ended within 700ms: killed") && ended.err.lines().count() == 1, "{ended:?}");
     assert!(asked.elapsed() >= Duration::from_millis(700), "{:?}", asked.elapsed());
-    site.rowlock("run k --once-per 1h -- true", &[]).await.with(0);
+    site.rowlock("run k --min-interval 1h -- true", &[]).await.with(0);
 }
 
 /// The lease goes on being renewed while the command takes its leave.

@@ -188,6 +188,18 @@ pub async fn the_interrupt_key_reaches_the_command_once<DB: Bed>(site: Site<DB>)
     assert_eq!((read(&code).as_str(), std::fs::read(stage.file("interrupts")).unwrap().len()), ("7", 1));
 }
 
+/// The command hears of the key before the program does, and has ended by then.
+pub async fn an_interrupted_command_closes_no_window<DB: Bed>(site: Site<DB>) {
+    for round in 0..4 {
+        let (terminal, stage, key) = (Terminal::new(&site), Stage::new(), format!("k{round}"));
+        let command = format!(r#""$ROWLOCK" run {key} --min-interval 1h -- sh -c '{TICKS}' {}"#, stage.path());
+        terminal.enters(&command);
+        stage.up().await;
+        terminal.types(INTERRUPT);
+        site.rowlock(&format!("run {key} --min-interval 1h --wait 10s -- true"), &[]).await.with(0);
+    }
+}
+
 /// The claim is given up when everything that the command has started is gone.
 pub async fn on_a_terminal_descendants_do_not_outlive_the_claim<DB: Bed>(site: Site<DB>) {
     for own_session in ["", "setsid "] {

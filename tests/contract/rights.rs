@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Error, Filter, LeaseLock, Reason, ResourceLockExt, Status};
+use rowlock::{Error, LeaseLock, ListOptions, Reason, ResourceLockExt, Status};
 use sqlx::Pool;
 use tokio::{runtime::Handle, task::block_in_place};
 
@@ -84,7 +84,7 @@ async fn use_all<DB: Bed>(site: &Site<DB>, pool: Pool<DB>) {
     set.release(Status::Succeeded).await.unwrap();
     lock.transaction("k", async |_, _| Ok::<_, std::convert::Infallible>(())).await.unwrap();
     lock.force_release("l", Status::Succeeded).await.unwrap().unwrap();
-    assert_eq!(lock.list(&Filter::default()).await.unwrap().len(), 2);
+    assert_eq!(lock.list(&ListOptions::default()).await.unwrap().len(), 2);
     site.set("l", &format!("begin_time = {0}, end_time = {0}", DB::ago(9 * 3_600_000))).await;
     let error = lock.forget(Duration::ZERO).await.unwrap_err();
     assert!(matches!(error, Error::Database { .. }), "to forget takes the right to delete: {error}");

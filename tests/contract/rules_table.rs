@@ -62,10 +62,11 @@ fn cells() -> Vec<Option<Cell>> {
 fn settings<DB: Bed>(site: &Site<DB>) -> Vec<(LeaseLock<DB>, Terms)> {
     let mut all = Vec::new();
     for rules in [Rules::Article, Rules::Recover] {
-        for once_per in [0, HOUR / 2] {
+        for min_interval in [0, HOUR / 2] {
             for retry_failed in [false, true] {
                 for offset in [None, Some(0), Some(8 * 3600), Some(-5 * 3600)] {
-                    let mut lock = site.lock().rules(rules).once_per(Duration::from_millis(once_per as u64)).unwrap();
+                    let mut lock =
+                        site.lock().rules(rules).min_interval(Duration::from_millis(min_interval as u64)).unwrap();
                     if retry_failed {
                         lock = lock.retry_failed_at_once();
                     }
@@ -74,7 +75,7 @@ fn settings<DB: Bed>(site: &Site<DB>) -> Vec<(LeaseLock<DB>, Terms)> {
                     }
                     let terms = Terms {
                         rules: if rules == Rules::Article { rules::Rules::Article } else { rules::Rules::Recover },
-                        once_per: TimeDelta::milliseconds(once_per),
+                        min_interval: TimeDelta::milliseconds(min_interval),
                         lease: TimeDelta::seconds(30),
                         retry_failed,
                         article_clients: offset.map(|seconds| TimeDelta::seconds(seconds.into())),

@@ -154,7 +154,7 @@ pub async fn asked_to_stop_it_gives_the_key_back_at_once<DB: Bed>(_: Site<DB>) {
     assert_eq!(next().await.as_deref(), Some("asked to stop"));
     assert_eq!(next().await.as_deref(), Some("stopped half-way"));
     assert!(timeout(PATIENCE, job.wait()).await.unwrap().unwrap().success());
-    let lock = lock.once_per(Duration::from_secs(3600)).unwrap();
+    let lock = lock.min_interval(Duration::from_secs(3600)).unwrap();
     assert!(acquired(lock.try_acquire("report").await).taken_over_from().is_some());
     // And a job that comes to its end is done.
     let other = folder.path().join("other.db");

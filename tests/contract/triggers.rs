@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rowlock::{Lease, ResourceLock, Settled, Status};
+use rowlock::{CommitOutcome, Lease, ResourceLock, Status};
 use tokio::{join, time::sleep};
 
 use crate::{
@@ -78,13 +78,13 @@ pub async fn a_commit_is_known_by_its_confirmation<DB: Bed>(site: Site<DB>) {
     let lease = acquired(lock.try_acquire("k").await);
     for round in 0..2 {
         let mut tx = site.pool.begin().await.unwrap();
-        let receipt = lock.confirm(lease.claim(), &mut tx).await.unwrap();
+        let confirmation = lock.confirm(lease.claim(), &mut tx).await.unwrap();
         tx.rollback().await.unwrap();
-        assert_eq!(lock.settle(lease.claim(), receipt).await, Settled::RolledBack, "{round}");
+        assert_eq!(lock.commit_outcome(lease.claim(), confirmation).await, CommitOutcome::RolledBack, "{round}");
         let mut tx = site.pool.begin().await.unwrap();
-        let receipt = lock.confirm(lease.claim(), &mut tx).await.unwrap();
+        let confirmation = lock.confirm(lease.claim(), &mut tx).await.unwrap();
         tx.commit().await.unwrap();
-        assert_eq!(lock.settle(lease.claim(), receipt).await, Settled::Committed, "{round}");
+        assert_eq!(lock.commit_outcome(lease.claim(), confirmation).await, CommitOutcome::Committed, "{round}");
     }
     lease.release(Status::Succeeded).await.unwrap();
 }

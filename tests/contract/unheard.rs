@@ -68,7 +68,7 @@ async fn unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, prepare: impl A
 pub async fn the_row_is_as_it_was_before<DB: Bed>(site: Site<DB>) {
     acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     for (rules, status) in [(Rules::Article, "S"), (Rules::Recover, "S"), (Rules::Recover, "F")] {
-        let lock = site.lock().rules(rules).once_per(HOUR).unwrap();
+        let lock = site.lock().rules(rules).min_interval(HOUR).unwrap();
         ran(&site, status).await;
         let (before, token) = (std::cell::RefCell::new(Vec::new()), site.column_number("token").await);
         unheard(&site, &lock, async || {
@@ -79,7 +79,7 @@ pub async fn the_row_is_as_it_was_before<DB: Bed>(site: Site<DB>) {
         assert_eq!(record(&site).await, before.into_inner(), "{rules:?} {status}");
         assert!(site.column_number("token").await > token);
         // The window of the earlier run is what counts, for those who have a longer one too.
-        let longer = site.lock().rules(rules).once_per(3 * HOUR).unwrap();
+        let longer = site.lock().rules(rules).min_interval(3 * HOUR).unwrap();
         assert_eq!(refused(longer.try_acquire("k").await).reason, Reason::WithinWindow);
         let lease = acquired(lock.try_acquire("k").await);
         assert!(lease.taken_over_from().is_none());
@@ -90,7 +90,7 @@ pub async fn the_row_is_as_it_was_before<DB: Bed>(site: Site<DB>) {
 /// What was taken over stays taken over: the next one is told of a claim whose work may be half done.
 pub async fn what_was_taken_over_is_there_to_be_taken_over<DB: Bed>(site: Site<DB>) {
     acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    let lock = site.lock().once_per(HOUR).unwrap();
+    let lock = site.lock().min_interval(HOUR).unwrap();
     unheard(&site, &lock, async || {
         lock.force_release("k", Status::Succeeded).await.unwrap();
         ran(&site, "S").await;

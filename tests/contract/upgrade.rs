@@ -110,7 +110,7 @@ pub async fn the_articles_table_is_upgraded_in_place<DB: Bed>(site: Site<DB>) {
             assert_eq!((definitions(&site).await, rows(&site).await), before, "{shape}");
         }
         // A row keeps its meaning.
-        let hour = site.lock().once_per(60 * MINUTE).unwrap();
+        let hour = site.lock().min_interval(60 * MINUTE).unwrap();
         for key in ["fine", "failed"] {
             let refusal = refused(hour.try_acquire(key).await);
             assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::WithinWindow, "10.0.0.7"));
@@ -168,7 +168,7 @@ pub async fn a_lease_lives_on_the_articles_table<DB: Bed>(site: Site<DB>) {
 pub async fn times_of_any_kind_stand_in_the_row<DB: Bed>(site: Site<DB>) {
     for table in Table::BOTH {
         put(&site, table).await;
-        let lock = site.lock().once_per(MINUTE).unwrap();
+        let lock = site.lock().min_interval(MINUTE).unwrap();
         let aware = |hours| lock.clone().article_clients(chrono::FixedOffset::east_opt(hours * 3600).unwrap());
         let time = |text: &str| match (site.server.name, table) {
             ("sqlite", Table::Ours) => format!("unixepoch('{text}') * 1000000"),

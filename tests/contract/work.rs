@@ -279,7 +279,7 @@ pub async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: Bed>(site
 /// Released for the second attempt, it would be refused within its window.
 pub async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
-    let lock = site.lock().once_per(Duration::from_secs(3600)).unwrap();
+    let lock = site.lock().min_interval(Duration::from_secs(3600)).unwrap();
     let tokens = Mutex::new(Vec::<Token>::new());
     let done = lock.transaction(LEASE, |mut tx, claim| {
         tokens.lock().unwrap().push(claim.token);

@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use rowlock::{
-    Answering, Attempt, Claim, Error, Grant, LeaseLock, Order, Receipt, ResourceLock, Retry, Settled, Status,
+    Attempt, BoxFuture, Claim, CommitOutcome, ConfirmAt, Confirmation, Error, Grant, LeaseLock, ResourceLock, Retry,
+    Status,
 };
 use sqlx::Pool;
 
@@ -20,10 +21,10 @@ pub struct Telling<DB: Bed> {
 }
 
 impl<DB: Bed> ResourceLock<DB> for Telling<DB> {
-    fn try_acquire<'a>(&'a self, key: &'a str) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         self.acquire(key, Duration::ZERO)
     }
-    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> Answering<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         Box::pin(async move {
             let attempt = ResourceLock::acquire(&self.lock, key, wait).await?;
             if let Attempt::Acquired(grant) = &attempt {
@@ -33,17 +34,21 @@ impl<DB: Bed> ResourceLock<DB> for Telling<DB> {
             Ok(attempt)
         })
     }
-    fn confirm<'a>(&'a self, claim: &'a Claim, tx: &'a mut DB::Connection) -> Answering<'a, Result<Receipt, Error>> {
+    fn confirm<'a>(
+        &'a self,
+        claim: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
         self.lock.confirm(claim, tx)
     }
-    fn release(&self, grant: Grant<DB>, status: Status) -> Answering<'_, Result<(), Error>> {
+    fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
         self.lock.release(grant, status)
     }
-    fn settle<'a>(&'a self, claim: &'a Claim, receipt: Receipt) -> Answering<'a, Settled> {
-        self.lock.settle(claim, receipt)
+    fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
+        self.lock.commit_outcome(claim, confirmation)
     }
-    fn order(&self) -> Order {
-        ResourceLock::order(&self.lock)
+    fn confirm_at(&self) -> ConfirmAt {
+        ResourceLock::confirm_at(&self.lock)
     }
     fn retry(&self) -> Retry {
         ResourceLock::retry(&self.lock)

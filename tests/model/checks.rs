@@ -79,7 +79,7 @@ fn lost_commits() -> Design {
 }
 
 fn window() -> Design {
-    Design { ticks: 4, tries: 2, failures: true, ..Design::new("window") }.once_per(3)
+    Design { ticks: 4, tries: 2, failures: true, ..Design::new("window") }.min_interval(3)
 }
 
 fn operator() -> Design {

@@ -68,7 +68,7 @@ pub struct Design {
     pub terms: Terms,
     /// In ticks, as in `terms`.
     pub lease: Tick,
-    pub once_per: Tick,
+    pub min_interval: Tick,
     /// The row's column `time`.
     pub minutes: Tick,
     pub clients: usize,
@@ -103,7 +103,7 @@ impl Design {
     pub fn new(name: &'static str) -> Self {
         let terms = Terms {
             rules: Rules::Recover,
-            once_per: TimeDelta::zero(),
+            min_interval: TimeDelta::zero(),
             lease: TimeDelta::minutes(2),
             retry_failed: false,
             article_clients: None,
@@ -113,7 +113,7 @@ impl Design {
             name,
             terms,
             lease: 2,
-            once_per: 0,
+            min_interval: 0,
             minutes: 2,
             clients: 2,
             tries: 1,
@@ -137,9 +137,9 @@ impl Design {
         }
     }
 
-    pub fn once_per(mut self, ticks: Tick) -> Self {
-        self.once_per = ticks;
-        self.terms.once_per = TimeDelta::minutes(ticks);
+    pub fn min_interval(mut self, ticks: Tick) -> Self {
+        self.min_interval = ticks;
+        self.terms.min_interval = TimeDelta::minutes(ticks);
         self
     }
 

@@ -53,7 +53,7 @@ pub const TOKENS: &str = "tokens only grow";
 pub const COMMIT: &str = "a stale claim never commits";
 pub const SUPERSEDED: &str = "a superseded holder never renews or releases";
 pub const REPLACED: &str = "a crashed holder is always replaced";
-pub const WINDOW: &str = "two starts are once_per apart";
+pub const WINDOW: &str = "two starts are min_interval apart";
 pub const FOREIGN: &str = "another program's lock is respected";
 pub const DONE: &str = "done is said of an ending only if it was done";
 pub const LOST: &str = "lost is said of an ending only if it was not done";
@@ -309,7 +309,7 @@ fn replaced(design: &Design, state: &State) -> bool {
     }
     let grants = |now| matches!(judge(design, Some(row), now, NEW), Verdict::Acquire | Verdict::TakeOver);
     let now = state.db.now;
-    let last = design.lease.max(design.once_per).max(design.minutes) + state.stepped_back;
+    let last = design.lease.max(design.min_interval).max(design.minutes) + state.stepped_back;
     let expired = row.locked && row.expires_at <= Some(now) && !state.foreign.has_row;
     grants(now + last) && (!expired || grants(now))
 }

@@ -290,7 +290,7 @@ impl State {
     fn check_grant(&mut self, design: &Design, token: i64, acquired: bool) {
         let now = self.db.now;
         self.check_token(token);
-        if acquired && self.granted.last_start.is_some_and(|start| now < start + design.once_per) {
+        if acquired && self.granted.last_start.is_some_and(|start| now < start + design.min_interval) {
             self.fault(Fault::StartedWithinWindow);
         }
         if self.foreign.has_row {
@@ -300,7 +300,7 @@ impl State {
             }
         }
         self.foreign.has_row = false;
-        self.granted.last_start = (design.once_per > 0).then_some(now);
+        self.granted.last_start = (design.min_interval > 0).then_some(now);
         self.granted.valid = Some(token);
     }
 

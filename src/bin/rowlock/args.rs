@@ -44,7 +44,7 @@ pub enum Action {
     #[command(after_help = "Example: DATABASE_URL=postgres://me@db/app rowlock migrate")]
     Migrate,
     /// Run a command while holding a key
-    #[command(after_help = "Example: rowlock run nightly-report --once-per 12h -- ./report.sh --all")]
+    #[command(after_help = "Example: rowlock run nightly-report --min-interval 12h -- ./report.sh --all")]
     Run(Run),
     /// Take a key, print the claim as JSON, and leave it to run out or to be renewed
     #[command(after_help = "Example: rowlock acquire deploy --lease 10m | jq -r .holder")]
@@ -66,7 +66,7 @@ pub enum Action {
     /// The list, live
     #[command(after_help = "Example: rowlock watch --held")]
     Watch(Watch),
-    /// Delete rows that nobody has touched for so long: never one that is held, failed, or within its window (the column `time`, an hour at least, and --once-per)
+    /// Delete rows that nobody has touched for so long: never one that is held, failed, or within its window (the column `time`, an hour at least, and --min-interval)
     #[command(after_help = "Example: rowlock forget --older-than 30d")]
     Forget {
         /// How long ago they were released at least
@@ -104,7 +104,7 @@ pub struct Terms {
     pub lease: Duration,
     /// Refuse if the key was taken less than this ago: about half of the job's period
     #[arg(long, value_name = "D", default_value = "0s", value_parser = duration)]
-    pub once_per: Duration,
+    pub min_interval: Duration,
     /// Wait for the key, for so long at most
     #[arg(long, value_name = "D", default_value = "0s", value_parser = duration)]
     pub wait: Duration,
@@ -121,10 +121,11 @@ pub struct Terms {
 
 impl Terms {
     pub fn lock<DB: Database>(&self, pool: sqlx::Pool<DB>) -> Result<LeaseLock<DB>, Error> {
-        let mut lock = LeaseLock::new(pool).lease(self.lease)?.once_per(self.once_per)?.rules(match self.rules {
-            RuleSet::Recover => Rules::Recover,
-            RuleSet::Article => Rules::Article,
-        });
+        let mut lock =
+            LeaseLock::new(pool).lease(self.lease)?.min_interval(self.min_interval)?.rules(match self.rules {
+                RuleSet::Recover => Rules::Recover,
+                RuleSet::Article => Rules::Article,
+            });
         if self.retry_failed {
             lock = lock.retry_failed_at_once();
         }
@@ -224,12 +225,12 @@ impl From<Ending> for Status {
 pub struct Window {
     /// The window that the keys are judged by; it does not stand in the table, so say the one that `run` is given
     #[arg(long, value_name = "D", default_value = "0s", value_parser = duration)]
-    pub once_per: Duration,
+    pub min_interval: Duration,
 }
 
 impl Window {
     pub fn lock<DB: Database>(&self, pool: sqlx::Pool<DB>) -> Result<LeaseLock<DB>, Error> {
-        LeaseLock::new(pool).once_per(self.once_per)
+        LeaseLock::new(pool).min_interval(self.min_interval)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rowlock::{Attempt, Claim, Database, LeaseLock, Prior};
+use rowlock::{Attempt, Claim, Database, LeaseLock, PreviousClaim};
 use serde_json::{Value, json};
 use sqlx::Pool;
 
@@ -10,13 +10,23 @@ use crate::{
     args::{Acquire, Release, Renew},
     exit::{self, Failure},
     out, show,
+    signals::{Asked, number},
 };
 
 /// How long the database has to end a claim whose holder was not told.
 const GRACE: Duration = Duration::from_secs(10);
 
 pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Result<u8, Failure> {
-    match lock.acquire(acquire.key.as_str(), acquire.terms.wait).await? {
+    let mut asked = Asked::listen()?;
+    let attempt = tokio::select! {
+        attempt = lock.acquire(acquire.key.as_str(), acquire.terms.wait) => attempt?,
+        // A claim that is under way is put back: its holder would not be told.
+        signal = asked.next() => {
+            let _ = asked.within(GRACE, lock.shutdown(Duration::MAX)).await;
+            return Ok(exit::SIGNAL + number(signal));
+        }
+    };
+    match attempt {
         Attempt::Acquired(lease) => {
             let prior = lease.taken_over_from().cloned();
             let told = print(&lock, lease.claim(), prior).await;
@@ -55,7 +65,7 @@ pub async fn release<DB: Database>(lock: LeaseLock<DB>, release: Release) -> Res
 }
 
 /// One JSON object on one line; when the claim ends is the row's to say, if it can be asked.
-async fn print<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, prior: Option<Prior>) -> Result<u8, Failure> {
+async fn print<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, prior: Option<PreviousClaim>) -> Result<u8, Failure> {
     let entry =
         lock.inspect(claim.key.as_str()).await.ok().flatten().filter(|entry| entry.holder == Some(claim.holder));
     let claim: Value = json!({

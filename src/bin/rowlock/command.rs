@@ -7,6 +7,7 @@ use std::{
 
 use rowlock::{Attempt, Database, Error, Lease, LeaseLock, Status};
 use rustix::process::{Pid, Signal};
+use tokio::time::timeout;
 
 use crate::{
     args::{RuleSet, Run},
@@ -16,6 +17,9 @@ use crate::{
     signals::{Asked, number},
     work::{Work, code},
 };
+
+/// How much later than the command this program may hear that both are asked to stop.
+const WORD_OF_KEYS: Duration = Duration::from_millis(250);
 
 pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>) -> Result<u8, Failure> {
     // Looked for first: a key that is taken for nothing would close its window.
@@ -65,6 +69,11 @@ async fn supervise<DB: Database>(
             if let Some(failure) = work.failure() {
                 return Err(put_back(lock, lease, asked, run, failure).await);
             }
+            // On a terminal the command hears of the keys first, and may have ended for that.
+            if code != exit::OK && timeout(WORD_OF_KEYS, asked.next()).await.is_ok() {
+                abandon(lock, lease, asked, run).await;
+                return Ok((code, "stopped"));
+            }
             let (status, outcome) = if code == exit::OK { (Status::Succeeded, "succeeded") } else { (Status::Failed, "failed") };
             match asked.within(run.grace, lease.release(status)).await {
                 Ok(Ok(())) => {}
@@ -79,10 +88,7 @@ async fn supervise<DB: Database>(
             // The lease is still renewed while the command takes its leave.
             work.pass_on(signal);
             let status = work.stopped(key, asked, run.grace).await?;
-            drop(lease);
-            if let Err(why) = asked.within(run.grace, lock.shutdown(Duration::MAX)).await {
-                not_recorded(key, why);
-            }
+            abandon(lock, lease, asked, run).await;
             Ok((code(status), "stopped"))
         }
         () = lease.lost() => {
@@ -92,6 +98,14 @@ async fn supervise<DB: Database>(
             work.stopped(key, asked, run.grace).await?;
             Ok((exit::LOST, "lost"))
         }
+    }
+}
+
+/// Ends the claim of a command that was asked to stop: another instance may run it at once.
+async fn abandon<DB: Database>(lock: &LeaseLock<DB>, lease: Lease<DB>, asked: &mut Asked, run: &Run) {
+    drop(lease);
+    if let Err(why) = asked.within(run.grace, lock.shutdown(Duration::MAX)).await {
+        not_recorded(run.key.as_str(), why);
     }
 }
 

@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 
 use anstyle::{AnsiColor, Style};
 use chrono::{DateTime, SecondsFormat, Utc};
-use rowlock::{Database, Entry, Filter, LeaseLock, State};
+use rowlock::{Database, LeaseLock, ListOptions, LockInfo, State};
 use serde_json::{Value, json};
 use unicode_width::UnicodeWidthStr as _;
 
@@ -48,10 +48,10 @@ pub async fn watch<DB: Database>(lock: &LeaseLock<DB>, watch: &Watch) -> Result<
     }
 }
 
-async fn all<DB: Database>(lock: &LeaseLock<DB>, held: bool) -> Result<Vec<Entry>, Failure> {
+async fn all<DB: Database>(lock: &LeaseLock<DB>, held: bool) -> Result<Vec<LockInfo>, Failure> {
     const PAGE: u32 = 1000;
-    let filter = if held { Filter::default().held() } else { Filter::default() };
-    let mut entries: Vec<Entry> = Vec::new();
+    let filter = if held { ListOptions::default().held() } else { ListOptions::default() };
+    let mut entries: Vec<LockInfo> = Vec::new();
     loop {
         let after = entries.last().map(|entry| entry.key.clone()).unwrap_or_default();
         let page = lock.list(&filter.clone().after(&after).limit(PAGE)).await?;
@@ -63,7 +63,7 @@ async fn all<DB: Database>(lock: &LeaseLock<DB>, held: bool) -> Result<Vec<Entry
     }
 }
 
-fn table(entries: &[Entry]) -> String {
+fn table(entries: &[LockInfo]) -> String {
     const HEADER: [&str; 6] = ["KEY", "STATE", "SINCE", "UNTIL", "WHO", "TOKEN"];
     let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
     let rows: Vec<(Style, [String; 6])> = std::iter::once((Style::new().bold(), HEADER.map(str::to_owned)))
@@ -95,7 +95,7 @@ fn style(state: State) -> Style {
     Style::new().fg_color(Some(colour.into()))
 }
 
-fn object(entry: &Entry) -> Value {
+fn object(entry: &LockInfo) -> Value {
     json!({
         "key": entry.key,
         "state": entry.state.name(),

@@ -3,7 +3,7 @@ use std::sync::LazyLock;
 use chrono::{NaiveDateTime, TimeDelta};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
-use crate::store::admin::{Forced, Forgotten, Listed, Operate, Page, STEP};
+use crate::store::admin::{AdminStore, Forced, Forgotten, Listed, Page, STEP};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
@@ -40,7 +40,7 @@ SET t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MI
     )
 });
 
-/// The other programs' offset, older_than, once_per; the offset, older_than.
+/// The other programs' offset, older_than, min_interval; the offset, older_than.
 const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
       AND (c.begin_time IS NULL OR c.begin_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
           - INTERVAL GREATEST(?, ?, LEAST(GREATEST(c.time, 0), 500000000) * 60000000) MICROSECOND)
@@ -48,7 +48,7 @@ const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
 
 type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
 
-impl Operate for MySql {
+impl AdminStore for MySql {
     async fn list(conn: &mut MySqlConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
@@ -83,7 +83,7 @@ impl Operate for MySql {
     async fn forget(conn: &mut MySqlConnection, older_than: TimeDelta, after: &str, terms: &Terms) -> Reply<Forgotten> {
         let forgettable = |query: Query<'static>| {
             let (offset, older_than) = (micros(terms.offset()), micros(older_than));
-            query.bind(offset).bind(older_than).bind(micros(terms.once_per)).bind(offset).bind(older_than)
+            query.bind(offset).bind(older_than).bind(micros(terms.min_interval)).bind(offset).bind(older_than)
         };
         let find = format!(
             "SELECT CONVERT(c.key_resource USING utf8mb4) FROM t_resource_lock c

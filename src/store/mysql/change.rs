@@ -13,7 +13,7 @@ use crate::{
     key::Claim,
     rules::Terms,
     store::{
-        Change, Outcome, Reply, Sighting,
+        Change, Outcome, Reply, RowSnapshot,
         fault::{Fault, fault},
         unanswered, unmatched,
     },
@@ -108,7 +108,7 @@ pub(super) async fn change(
     if is_all(&reply, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);
     }
-    let seen = sightings(conn, &named).await?;
+    let seen = snapshots(conn, &named).await?;
     Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
 }
 
@@ -156,7 +156,7 @@ async fn end_those_that_stand(
         Ok(rows) => rows,
         Err(error) => return Err(undone(conn, claims, change, error).await),
     };
-    let seen = sighted(&rows).map_err(unanswered)?;
+    let seen = snapshots_of(&rows).map_err(unanswered)?;
     Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
 }
 
@@ -171,7 +171,7 @@ async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, er
     if matches!(fault(&error), Fault::Contention | Fault::MissingTable) {
         return error;
     }
-    let Ok(seen) = sightings(conn, &Named::new(claims)).await else { return unanswered(error) };
+    let Ok(seen) = snapshots(conn, &Named::new(claims)).await else { return unanswered(error) };
     let stands = |claim: &Claim| {
         matches!(unmatched(change, claim, seen.get(claim.key.as_str()).copied()), Outcome::Skipped { .. })
     };
@@ -235,29 +235,33 @@ fn look_statement(named: &Named<'_>, lock: &str) -> String {
 }
 
 /// The row of the one claim that is named.
-pub(super) async fn sighting(conn: &mut MySqlConnection, named: &Named<'_>, lock: &str) -> Reply<Option<Sighting>> {
+pub(super) async fn snapshot_of(
+    conn: &mut MySqlConnection,
+    named: &Named<'_>,
+    lock: &str,
+) -> Reply<Option<RowSnapshot>> {
     Ok(look(conn, named, lock).await?.into_values().next())
 }
 
-async fn sightings(conn: &mut MySqlConnection, named: &Named<'_>) -> Reply<HashMap<String, Sighting>> {
+async fn snapshots(conn: &mut MySqlConnection, named: &Named<'_>) -> Reply<HashMap<String, RowSnapshot>> {
     look(conn, named, "").await
 }
 
-async fn look(conn: &mut MySqlConnection, named: &Named<'_>, lock: &str) -> Reply<HashMap<String, Sighting>> {
-    sighted(&bind_keys(sqlx::query(AssertSqlSafe(look_statement(named, lock))), named).fetch_all(conn).await?)
+async fn look(conn: &mut MySqlConnection, named: &Named<'_>, lock: &str) -> Reply<HashMap<String, RowSnapshot>> {
+    snapshots_of(&bind_keys(sqlx::query(AssertSqlSafe(look_statement(named, lock))), named).fetch_all(conn).await?)
 }
 
-fn sighted(rows: &[MySqlRow]) -> Reply<HashMap<String, Sighting>> {
-    let mut sightings = HashMap::with_capacity(rows.len());
+fn snapshots_of(rows: &[MySqlRow]) -> Reply<HashMap<String, RowSnapshot>> {
+    let mut snapshots = HashMap::with_capacity(rows.len());
     for row in rows {
-        let sighting = Sighting {
+        let snapshot_of = RowSnapshot {
             holder: row.try_get("holder")?,
             token: row.try_get("token")?,
             locked: row.try_get::<i64, _>("locked")? == 1,
             stands: row.try_get::<i64, _>("stands")? == 1,
             left: TimeDelta::microseconds(row.try_get("left_micros")?),
         };
-        sightings.insert(row.try_get::<String, _>("name")?, sighting);
+        snapshots.insert(row.try_get::<String, _>("name")?, snapshot_of);
     }
-    Ok(sightings)
+    Ok(snapshots)
 }

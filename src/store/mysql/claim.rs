@@ -8,9 +8,9 @@ use uuid::Uuid;
 
 use crate::store::mysql::row::{MICROS, NOW, NOWAIT, Query, ROW, commit, marks, micros, padded, read, unless_locked};
 use crate::{
-    key::{Prior, Token},
+    key::{PreviousClaim, Token},
     rules::{Rules, Terms, Verdict, judge},
-    store::{Answer, Ask, Reply, is_refused, put_back, unanswered},
+    store::{ClaimReply, ClaimRequest, Reply, is_refused, put_back, unanswered},
 };
 
 /// The times that the row keeps for one that is put back. A zero date, which a strict server does not write, is as good as none.
@@ -159,10 +159,10 @@ fn bind_rules<'q>(query: Query<'q>, terms: &Terms) -> Query<'q> {
         .bind(recover && terms.article_clients.is_some())
         .bind(offset)
         .bind(recover)
-        .bind(terms.once_per.is_zero())
+        .bind(terms.min_interval.is_zero())
         .bind(terms.retry_failed)
         .bind(offset)
-        .bind(micros(terms.once_per))
+        .bind(micros(terms.min_interval))
 }
 
 fn bind_times<'q>(query: Query<'q>, terms: &Terms) -> Query<'q> {
@@ -170,13 +170,13 @@ fn bind_times<'q>(query: Query<'q>, terms: &Terms) -> Query<'q> {
     query.bind(offset).bind(offset).bind(micros(terms.lease))
 }
 
-fn bind_claim<'q>(ask: &'q Ask, terms: &'q Terms) -> Query<'q> {
+fn bind_claim<'q>(ask: &'q ClaimRequest, terms: &'q Terms) -> Query<'q> {
     let (key, holder) = (ask.key.as_str(), *ask.holder.as_uuid());
     let query = bind_rules(sqlx::query(CLAIM.as_str()).bind(holder), terms).bind(key);
     bind_times(query.bind(&terms.label).bind(holder), terms)
 }
 
-fn bind_claim_nowait<'q>(ask: &'q Ask, terms: &'q Terms) -> Query<'q> {
+fn bind_claim_nowait<'q>(ask: &'q ClaimRequest, terms: &'q Terms) -> Query<'q> {
     let (key, holder, offset) = (ask.key.as_str(), *ask.holder.as_uuid(), micros(terms.offset()));
     let query = (0..8).fold(sqlx::query(CLAIM_NOWAIT.as_str()), |query, _| query.bind(holder));
     let query = query.bind(offset).bind(holder).bind(offset).bind(micros(terms.lease));
@@ -186,20 +186,25 @@ fn bind_claim_nowait<'q>(ask: &'q Ask, terms: &'q Terms) -> Query<'q> {
 /// Whoever waits is refused most of the time, and a look alone tells why.
 pub(super) async fn look_and_claim(
     conn: &mut MySqlConnection,
-    ask: &Ask,
+    ask: &ClaimRequest,
     terms: &Terms,
     nowait: bool,
-) -> Reply<Answer> {
+) -> Reply<ClaimReply> {
     if let Some(row) = sqlx::query(LOOK.as_str()).bind(ask.key.as_str()).fetch_optional(&mut *conn).await? {
         let (row, now) = read(&row, terms)?;
         if let Verdict::Refuse(..) = judge(Some(&row), now, ask.holder, terms) {
-            return Ok(Answer::Seen { row: Some(row), now });
+            return Ok(ClaimReply::Seen { row: Some(row), now });
         }
     }
     claim_one(conn, ask, terms, nowait).await
 }
 
-pub(super) async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Terms, nowait: bool) -> Reply<Answer> {
+pub(super) async fn claim_one(
+    conn: &mut MySqlConnection,
+    ask: &ClaimRequest,
+    terms: &Terms,
+    nowait: bool,
+) -> Reply<ClaimReply> {
     let (key, holder) = (ask.key.as_str(), *ask.holder.as_uuid());
     let mut reply = None;
     if nowait {
@@ -209,11 +214,11 @@ pub(super) async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Ter
         Some(reply) => reply,
         None => bind_claim(ask, terms).execute(&mut *conn).await?,
     };
-    let (granted, receipt) = (reply.rows_affected() > 0, reply.last_insert_id());
-    // A trigger of the application's that writes hides the receipt: the row tells the token, too.
-    let token = (receipt != 0).then(|| Token::new(i64::try_from(receipt & !TOOK_OVER).unwrap_or_default()));
-    if let (true, Some(token)) = (granted && receipt & TOOK_OVER == 0, token) {
-        return Ok(Answer::Granted { token, prior: None });
+    let (granted, confirmation) = (reply.rows_affected() > 0, reply.last_insert_id());
+    // A trigger of the application's that writes hides the confirmation: the row tells the token, too.
+    let token = (confirmation != 0).then(|| Token::new(i64::try_from(confirmation & !TOOK_OVER).unwrap_or_default()));
+    if let (true, Some(token)) = (granted && confirmation & TOOK_OVER == 0, token) {
+        return Ok(ClaimReply::Granted { token, prior: None });
     }
     let row = sqlx::query(LOOK.as_str()).bind(key).fetch_optional(conn).await;
     // Granted, and the look failed: reported as a lost reply, so that the same holder asks again.
@@ -223,21 +228,21 @@ pub(super) async fn claim_one(conn: &mut MySqlConnection, ask: &Ask, terms: &Ter
         let token = token.or(seen.as_ref().map(|seen| seen.0));
         // Lost again by now, and it cannot be told what.
         let token = token.ok_or_else(|| unanswered(sqlx::Error::RowNotFound))?;
-        return Ok(Answer::Granted { token, prior: seen.and_then(|seen| seen.1) });
+        return Ok(ClaimReply::Granted { token, prior: seen.and_then(|seen| seen.1) });
     }
-    let Some(row) = row else { return Ok(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH }) };
+    let Some(row) = row else { return Ok(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }) };
     let (row, now) = read(&row, terms)?;
-    Ok(Answer::Seen { row: Some(row), now })
+    Ok(ClaimReply::Seen { row: Some(row), now })
 }
 
 /// Each for itself, all that are free in one statement; what may be taken over is left to a claim of its own. Where that is not all of
 /// them, a look tells which.
 pub(super) async fn claim_apart(
     conn: &mut MySqlConnection,
-    asks: &[Ask],
+    asks: &[ClaimRequest],
     terms: &Terms,
     nowait: bool,
-) -> Reply<Vec<Answer>> {
+) -> Reply<Vec<ClaimReply>> {
     let mut reply = None;
     if nowait {
         reply = unless_locked(bind_several_nowait(&padded(asks), terms).execute(&mut *conn).await)?;
@@ -251,33 +256,38 @@ pub(super) async fn claim_apart(
     let token = i64::try_from(reply.last_insert_id()).ok().filter(|token| *token > 0);
     let all = usize::try_from(rows).is_ok_and(|rows| rows == asks.len());
     if let (true, Some(token)) = (all, token) {
-        return Ok(vec![Answer::Granted { token: Token::new(token), prior: None }; asks.len()]);
+        return Ok(vec![ClaimReply::Granted { token: Token::new(token), prior: None }; asks.len()]);
     }
     tell_apart(conn, asks, terms, rows).await.map_err(unanswered)
 }
 
-fn bind_several<'q>(named: &[&Ask], terms: &Terms) -> Query<'q> {
+fn bind_several<'q>(named: &[&ClaimRequest], terms: &Terms) -> Query<'q> {
     let query = sqlx::query(AssertSqlSafe(claim_several_statement(named.len())));
     let query = bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), terms);
     bind_times(query.bind(terms.label.clone()), terms)
 }
 
-fn bind_several_nowait<'q>(named: &[&Ask], terms: &Terms) -> Query<'q> {
+fn bind_several_nowait<'q>(named: &[&ClaimRequest], terms: &Terms) -> Query<'q> {
     let query = sqlx::query(AssertSqlSafe(claim_several_nowait_statement(named.len())));
     let query = bind_times(query.bind(terms.label.clone()), terms);
     bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), terms)
 }
 
-fn bind_keys<'q>(query: Query<'q>, named: &[&Ask]) -> Query<'q> {
+fn bind_keys<'q>(query: Query<'q>, named: &[&ClaimRequest]) -> Query<'q> {
     named.iter().fold(query, |query, ask| query.bind(ask.key.as_str().to_owned()))
 }
 
-fn bind_holders<'q>(query: Query<'q>, named: &[&Ask]) -> Query<'q> {
+fn bind_holders<'q>(query: Query<'q>, named: &[&ClaimRequest]) -> Query<'q> {
     named.iter().fold(query, |query, ask| query.bind(ask.holder.as_uuid().simple().to_string()))
 }
 
 /// What became of each, after so many were granted.
-async fn tell_apart(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms, granted: u64) -> Reply<Vec<Answer>> {
+async fn tell_apart(
+    conn: &mut MySqlConnection,
+    asks: &[ClaimRequest],
+    terms: &Terms,
+    granted: u64,
+) -> Reply<Vec<ClaimReply>> {
     let named = padded(asks);
     let look = sqlx::query(AssertSqlSafe(look_at_several_statement(named.len())));
     let rows = bind_keys(look, &named).fetch_all(conn).await?;
@@ -286,7 +296,7 @@ async fn tell_apart(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms, gra
     let (mut answers, mut found) = (Vec::with_capacity(asks.len()), 0);
     for ask in asks {
         let Some(row) = rows.get(ask.key.as_str()) else {
-            answers.push(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH });
+            answers.push(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH });
             continue;
         };
         let (read, now) = read(row, terms)?;
@@ -295,9 +305,9 @@ async fn tell_apart(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms, gra
             Verdict::Same => {
                 found += 1;
                 let (token, prior) = seen(row, *ask.holder.as_uuid())?.ok_or(sqlx::Error::RowNotFound)?;
-                Answer::Granted { token, prior }
+                ClaimReply::Granted { token, prior }
             }
-            _ => Answer::Seen { row: Some(read), now },
+            _ => ClaimReply::Seen { row: Some(read), now },
         });
     }
     // Lost again by now, or the look went to another server.
@@ -305,7 +315,11 @@ async fn tell_apart(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms, gra
 }
 
 /// All in one transaction, which is rolled back at the first that cannot be had. No claim waits for a row, so none deadlocks.
-pub(super) async fn claim_together(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+pub(super) async fn claim_together(
+    conn: &mut MySqlConnection,
+    asks: &[ClaimRequest],
+    terms: &Terms,
+) -> Reply<Vec<ClaimReply>> {
     sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
     let claimed = claim_each(conn, asks, terms).await;
     if claimed.as_ref().is_ok_and(|answers| !is_refused(answers)) {
@@ -317,7 +331,7 @@ pub(super) async fn claim_together(conn: &mut MySqlConnection, asks: &[Ask], ter
 }
 
 /// Up to the first that is refused.
-async fn claim_each(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+async fn claim_each(conn: &mut MySqlConnection, asks: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
     let mut answers = Vec::with_capacity(asks.len());
     for ask in asks {
         // A statement that fails at a locked row may end the transaction (innodb_rollback_on_timeout).
@@ -330,12 +344,12 @@ async fn claim_each(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms) -> 
 }
 
 /// The claim's token, and whom it took over from, unless it is lost by now.
-fn seen(row: &MySqlRow, holder: Uuid) -> Reply<Option<(Token, Option<Prior>)>> {
+fn seen(row: &MySqlRow, holder: Uuid) -> Reply<Option<(Token, Option<PreviousClaim>)>> {
     if row.try_get::<Option<Uuid>, _>("holder")? != Some(holder) {
         return Ok(None);
     }
     let token: Option<i64> = row.try_get("prior_token")?;
     let label: Option<String> = row.try_get("prior_client_ip")?;
-    let prior = token.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() });
+    let prior = token.map(|token| PreviousClaim { token: Token::new(token), label: label.unwrap_or_default() });
     Ok(Some((Token::new(row.try_get("token")?), prior)))
 }

@@ -14,7 +14,7 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, SqlSafeStr as _, mys
 use sqlx_core::transaction::TransactionManager as _;
 
 use crate::store::mysql::change::Named;
-use crate::store::{Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Store, is_apart, unconfirmed};
+use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, INTACT, Outcome, Reply, Store, is_apart, unconfirmed};
 use crate::{
     key::{Claim, Key},
     rules::Terms,
@@ -63,7 +63,12 @@ impl Store for MySql {
         query.execute(conn).await.map(drop)
     }
 
-    async fn claim(conn: &mut MySqlConnection, asks: &[Ask], terms: &Terms, nowait: bool) -> Reply<Vec<Answer>> {
+    async fn claim(
+        conn: &mut MySqlConnection,
+        asks: &[ClaimRequest],
+        terms: &Terms,
+        nowait: bool,
+    ) -> Reply<Vec<ClaimReply>> {
         match asks {
             [ask] if ask.waited => Ok(vec![claim::look_and_claim(conn, ask, terms, nowait).await?]),
             [ask] => Ok(vec![claim::claim_one(conn, ask, terms, nowait).await?]),
@@ -86,13 +91,13 @@ impl Store for MySql {
             };
             return Ok(Confirmed::Done(count));
         }
-        let seen = unconfirmed(claim, change::sighting(conn, &named, "").await?);
+        let seen = unconfirmed(claim, change::snapshot_of(conn, &named, "").await?);
         if seen == Confirmed::Lost {
             return Ok(seen);
         }
         // A look shows the row as the transaction's snapshot has it, one that locks as it is now. It finds no row that another
         // transaction has locked.
-        let now = change::sighting(conn, &named, "FOR UPDATE SKIP LOCKED").await?;
+        let now = change::snapshot_of(conn, &named, "FOR UPDATE SKIP LOCKED").await?;
         Ok(if now.is_some() { unconfirmed(claim, now) } else { seen })
     }
 

@@ -1,6 +1,6 @@
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 
-use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, Wait};
+use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, QueueStore};
 use crate::{
     key::Key,
     store::{Reply, mysql::row::NOW},
@@ -8,8 +8,8 @@ use crate::{
 
 type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
 
-impl Wait for MySql {
-    type Ears = ();
+impl QueueStore for MySql {
+    type Notifications = ();
 
     /// The first row draws the number, for the others too.
     async fn join(conn: &mut MySqlConnection, keys: &[Key]) -> Reply<i64> {
@@ -42,7 +42,7 @@ impl Wait for MySql {
         Ok(front)
     }
 
-    async fn stay(conn: &mut MySqlConnection, numbers: &[i64]) -> Reply<()> {
+    async fn heartbeat(conn: &mut MySqlConnection, numbers: &[i64]) -> Reply<()> {
         let set = format!("UPDATE t_resource_lock_queue SET alive_until = {NOW} + INTERVAL {ALIVE_SECONDS} SECOND");
         send(conn, &set, "", numbers).await
     }

@@ -1,7 +1,7 @@
 use sqlx::{MySql, MySqlConnection, Row as _};
 
 use crate::store::Reply;
-use crate::store::schema::{Schema, Tables, unfit};
+use crate::store::schema::{Schema, SchemaStore, unfit};
 
 const INSTALL: &str = include_str!("../../../migrations/mysql/20260101000000_rowlock.sql");
 
@@ -16,7 +16,7 @@ SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type US
 FROM (SELECT VERSION() AS version) banner
 LEFT JOIN information_schema.columns ON table_schema = DATABASE() AND table_name = 't_resource_lock'";
 
-impl Tables for MySql {
+impl SchemaStore for MySql {
     async fn schema(conn: &mut MySqlConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
         let mut schema = Schema::empty();

@@ -2,7 +2,7 @@
 
 use sqlx::{MySql, MySqlConnection, Row as _};
 
-use crate::store::version::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations, whole};
+use crate::store::version::{Column, Holds, KeyValue, Seen, Value, VersionStore, Write, bind_key, operations, whole};
 use crate::{store::Reply, version::identifier::TableName};
 
 const LOOK: &str = "
@@ -19,7 +19,7 @@ WHERE c.table_schema = COALESCE(?, DATABASE()) AND c.table_name = ?";
 
 bind_key!(MySql);
 
-impl Versions for MySql {
+impl VersionStore for MySql {
     const QUOTE: char = '`';
     const EXACT_NAMES: bool = false;
 

@@ -3,7 +3,7 @@ use std::sync::LazyLock;
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 
-use crate::store::admin::{Forced, Forgotten, Listed, Operate, Page, STEP};
+use crate::store::admin::{AdminStore, Forced, Forgotten, Listed, Page, STEP};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
@@ -39,7 +39,7 @@ WITH locked AS MATERIALIZED (
 )
 SELECT (SELECT token FROM freed) AS token, EXISTS (SELECT FROM t_resource_lock WHERE key_resource = $1) AS seen";
 
-/// $1 older_than, $2 once_per, $3 the other programs' offset.
+/// $1 older_than, $2 min_interval, $3 the other programs' offset.
 const FORGETTABLE: &str = "lock_flag = 0 AND status = 'S'
       AND (begin_time IS NULL OR begin_time < clock_timestamp() + $3::interval
           - greatest($1::interval, $2::interval, make_interval(mins => least(greatest(time, 0), 2147483647)::int)))
@@ -62,7 +62,7 @@ SELECT (SELECT count(*) FROM forgotten) AS rows, (SELECT max(key_resource)::text
     )
 });
 
-impl Operate for Postgres {
+impl AdminStore for Postgres {
     async fn list(conn: &mut PgConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(i64::from(page.limit)).fetch_all(conn).await?;
@@ -85,7 +85,7 @@ impl Operate for Postgres {
     }
 
     async fn forget(conn: &mut PgConnection, older_than: TimeDelta, after: &str, terms: &Terms) -> Reply<Forgotten> {
-        let query = sqlx::query(FORGET.as_str()).bind(older_than).bind(terms.once_per).bind(terms.offset());
+        let query = sqlx::query(FORGET.as_str()).bind(older_than).bind(terms.min_interval).bind(terms.offset());
         let row = query.bind(after).fetch_one(conn).await?;
         let rows = u64::try_from(row.try_get::<i64, _>("rows")?).unwrap_or_default();
         Ok(Forgotten { rows, after: row.try_get("last")? })

@@ -10,7 +10,7 @@ use crate::{
     rules::{Rules, Terms},
     store::{
         Change, Confirmed, Outcome, Reply,
-        postgres::row::{finite, sighting},
+        postgres::row::{finite, snapshot_of},
         unconfirmed, unmatched,
     },
 };
@@ -66,11 +66,11 @@ static RELEASE: LazyLock<ChangeStatement> = LazyLock::new(|| {
     ChangeStatement::new(
         "lock_flag = 0, status = $4, end_time = clock_timestamp() + $5::interval, holder = NULL, expires_at = NULL,
         claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL",
-        &format!("{TOLD}, {}", at_ease("$6")),
+        &format!("{TOLD}, {}", asynchronous_commit("$6")),
     )
 });
 static ABANDON: LazyLock<ChangeStatement> = LazyLock::new(|| {
-    let told = format!("{TOLD}, {}", at_ease("true"));
+    let told = format!("{TOLD}, {}", asynchronous_commit("true"));
     ChangeStatement::new("expires_at = least(t.expires_at, clock_timestamp())", &told)
 });
 
@@ -84,7 +84,7 @@ static PUT_BACK: LazyLock<ChangeStatement> = LazyLock::new(|| {
 
 /// Does not wait for the disk. Should the server crash in that moment, the claim may stand again, with nobody to renew it, and end with
 /// its lease; the next claim's commit makes both of them last.
-fn at_ease(when: &str) -> String {
+fn asynchronous_commit(when: &str) -> String {
     format!("CASE WHEN {when} THEN set_config('synchronous_commit', 'off', true) END IS NULL AS strict")
 }
 
@@ -108,7 +108,7 @@ pub(super) async fn confirm(conn: &mut PgConnection, claim: &Claim) -> Reply<Con
         .await?;
     Ok(match row.try_get("confirms")? {
         Some(count) => Confirmed::Done(count),
-        None => match sighting(&row)? {
+        None => match snapshot_of(&row)? {
             // A snapshot of its own may be older than the row.
             None if row.try_get("snapshot")? => Confirmed::TooOld,
             seen => unconfirmed(claim, seen),
@@ -149,7 +149,7 @@ pub(super) async fn change(
         // A run that is over is not to be run again within its window, and stays over for those who know no lease.
         Change::Release(status) => {
             let ours_alone = terms.rules == Rules::Recover && terms.article_clients.is_none();
-            let again = terms.once_per.is_zero() && ours_alone;
+            let again = terms.min_interval.is_zero() && ours_alone;
             query.bind(status.letter()).bind(terms.offset()).bind(again)
         }
         Change::Abandon | Change::PutBack => query,
@@ -161,7 +161,7 @@ pub(super) async fn change(
             if row.try_get("done")? {
                 return Ok(Outcome::Done);
             }
-            Ok(unmatched(change, claim, sighting(row)?))
+            Ok(unmatched(change, claim, snapshot_of(row)?))
         })
         .collect()
 }

@@ -6,10 +6,10 @@ use sqlx::{PgConnection, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
 use crate::{
-    key::{Key, Prior, Token},
+    key::{Key, PreviousClaim, Token},
     rules::{Rules, Terms},
     store::{
-        Answer, Ask, Reply, is_apart,
+        ClaimReply, ClaimRequest, Reply, is_apart,
         postgres::row::{Query, ROW, read},
     },
 };
@@ -27,7 +27,7 @@ const MANY_ASKS: &str =
     "(SELECT * FROM unnest($1::text[], $2::uuid[], $10::bool[]) WITH ORDINALITY AS r (key, asker, waited, place))";
 
 /// The granting half of the rules table (`rules.rs`), over a row `c` that is asked for by `r` at `n.now`:
-/// $3 once_per, $5 the other programs' offset, $6 Recover, $7 retry_failed, $8 article_clients.
+/// $3 min_interval, $5 the other programs' offset, $6 Recover, $7 retry_failed, $8 article_clients.
 const GRANTS: &str = "
 CASE WHEN c.lock_flag = 1 AND c.holder = r.asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
      WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
@@ -110,7 +110,7 @@ ORDER BY r.place"
 
 fn bind_terms<'q>(query: Query<'q>, terms: &'q Terms) -> Query<'q> {
     query
-        .bind(terms.once_per)
+        .bind(terms.min_interval)
         .bind(terms.lease)
         .bind(terms.offset())
         .bind(terms.rules == Rules::Recover)
@@ -119,17 +119,17 @@ fn bind_terms<'q>(query: Query<'q>, terms: &'q Terms) -> Query<'q> {
         .bind(&terms.label)
 }
 
-fn answer(row: &PgRow, terms: &Terms) -> Reply<Answer> {
+fn answer(row: &PgRow, terms: &Terms) -> Reply<ClaimReply> {
     if let Some(token) = row.try_get::<Option<i64>, _>("new_token")? {
         let prior: Option<i64> = row.try_get("prior_token")?;
         let label: Option<String> = row.try_get("prior_client_ip")?;
-        let prior = prior.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() });
-        return Ok(Answer::Granted { token: Token::new(token), prior });
+        let prior = prior.map(|token| PreviousClaim { token: Token::new(token), label: label.unwrap_or_default() });
+        return Ok(ClaimReply::Granted { token: Token::new(token), prior });
     }
     if row.try_get::<Option<&str>, _>("key_resource")?.is_none() {
-        return Ok(Answer::Seen { row: None, now: row.try_get("clock")? });
+        return Ok(ClaimReply::Seen { row: None, now: row.try_get("clock")? });
     }
-    Ok(Answer::Seen { row: Some(read(row, terms)?), now: row.try_get("now")? })
+    Ok(ClaimReply::Seen { row: Some(read(row, terms)?), now: row.try_get("now")? })
 }
 
 pub(super) async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, patience: Duration) -> Reply<()> {
@@ -138,9 +138,9 @@ pub(super) async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, 
     sqlx::query(CREATE).bind(keys).bind(minutes).bind(patience).execute(conn).await.map(drop)
 }
 
-pub(super) async fn claim(conn: &mut PgConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+pub(super) async fn claim(conn: &mut PgConnection, asks: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
     let query = match asks {
-        [Ask { key, holder, waited }] => {
+        [ClaimRequest { key, holder, waited }] => {
             let query = sqlx::query(CLAIM.as_str()).bind(key.as_str()).bind(holder.as_uuid());
             bind_terms(query, terms).bind(waited)
         }

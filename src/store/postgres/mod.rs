@@ -13,7 +13,7 @@ use std::time::Duration;
 use sqlx::{PgConnection, Postgres, Row as _, SqlSafeStr as _, postgres::PgTransactionManager};
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Store};
+use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, INTACT, Outcome, Reply, Store};
 use crate::{
     key::{Claim, Key},
     rules::Terms,
@@ -48,7 +48,7 @@ impl Store for Postgres {
         claim::create(conn, keys, minutes, patience).await
     }
 
-    async fn claim(conn: &mut PgConnection, asks: &[Ask], terms: &Terms, _: bool) -> Reply<Vec<Answer>> {
+    async fn claim(conn: &mut PgConnection, asks: &[ClaimRequest], terms: &Terms, _: bool) -> Reply<Vec<ClaimReply>> {
         claim::claim(conn, asks, terms).await
     }
 

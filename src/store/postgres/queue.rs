@@ -6,7 +6,7 @@ use sqlx::{
     postgres::{PgListener, PgRow},
 };
 
-use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, Wait};
+use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, QueueStore};
 use crate::{key::Key, store::Reply};
 
 /// What the releases call (`store/postgres.rs`); the payload is the key.
@@ -65,12 +65,12 @@ const CLEAR: &str =
     "DELETE FROM t_resource_lock_queue WHERE ticket = ANY ($1::bigint[]) AND alive_until <= clock_timestamp()";
 const SWEEP: &str = "DELETE FROM t_resource_lock_queue WHERE alive_until < clock_timestamp() - interval '1 hour'";
 
-impl Wait for Postgres {
-    const TELLS: bool = true;
-    type Ears = (PgListener, Pool<Postgres>);
+impl QueueStore for Postgres {
+    const NOTIFIES: bool = true;
+    type Notifications = (PgListener, Pool<Postgres>);
 
     /// A pool of its own for one connection: the application's may have none to spare.
-    async fn listen(pool: &Pool<Self>) -> Reply<Option<Self::Ears>> {
+    async fn listen(pool: &Pool<Self>) -> Reply<Option<Self::Notifications>> {
         let options = PoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
         let server = (*pool.connect_options()).clone().options([OWN]);
         let own = options.test_before_acquire(false).connect_lazy_with(server);
@@ -89,16 +89,16 @@ impl Wait for Postgres {
         Ok(Some((listener, own)))
     }
 
-    async fn hear((listener, _): &mut Self::Ears) -> Reply<Option<String>> {
+    async fn next_notification((listener, _): &mut Self::Notifications) -> Reply<Option<String>> {
         Ok(listener.try_recv().await?.map(|told| told.payload().to_owned()))
     }
 
-    async fn stop_listening((listener, own): Self::Ears) {
+    async fn stop_listening((listener, own): Self::Notifications) {
         drop(listener);
         own.close().await;
     }
 
-    async fn announce(conn: &mut PgConnection, key: &Key) -> Reply<bool> {
+    async fn request_notification(conn: &mut PgConnection, key: &Key) -> Reply<bool> {
         sqlx::query_scalar(MARK).bind(key.as_str()).fetch_one(conn).await
     }
 
@@ -114,7 +114,7 @@ impl Wait for Postgres {
         rows.iter().map(place).collect()
     }
 
-    async fn stay(conn: &mut PgConnection, numbers: &[i64]) -> Reply<()> {
+    async fn heartbeat(conn: &mut PgConnection, numbers: &[i64]) -> Reply<()> {
         sqlx::query(STAY.as_str()).bind(numbers).execute(conn).await.map(drop)
     }
 

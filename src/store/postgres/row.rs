@@ -8,7 +8,7 @@ use sqlx::{
 
 use crate::{
     rules::{Row, Terms},
-    store::{Reply, Sighting, to_utc},
+    store::{Reply, RowSnapshot, to_utc},
 };
 
 /// An infinite time, which another program may write, becomes a far one. (`least` alone would make a time of NULL.)
@@ -63,11 +63,11 @@ pub(super) fn read(row: &PgRow, terms: &Terms) -> Reply<Row> {
     })
 }
 
-pub(super) fn sighting(row: &PgRow) -> Reply<Option<Sighting>> {
+pub(super) fn snapshot_of(row: &PgRow) -> Reply<Option<RowSnapshot>> {
     if row.try_get::<Option<bool>, _>("seen")?.is_none() {
         return Ok(None);
     }
-    Ok(Some(Sighting {
+    Ok(Some(RowSnapshot {
         holder: row.try_get("holder")?,
         token: row.try_get("token")?,
         locked: row.try_get::<Option<bool>, _>("locked")?.unwrap_or_default(),

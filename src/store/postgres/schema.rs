@@ -1,7 +1,7 @@
 use sqlx::{PgConnection, Postgres, Row as _};
 
 use crate::store::Reply;
-use crate::store::schema::{Schema, Tables, unfit};
+use crate::store::schema::{Schema, SchemaStore, unfit};
 
 const INSTALL: &str = include_str!("../../../migrations/postgres/20260101000000_rowlock.sql");
 
@@ -14,7 +14,7 @@ FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_class q O
 LEFT JOIN pg_collation l ON l.oid = a.attcollation
 WHERE a.attrelid = to_regclass('t_resource_lock') AND a.attnum > 0 AND NOT a.attisdropped";
 
-impl Tables for Postgres {
+impl SchemaStore for Postgres {
     async fn schema(conn: &mut PgConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
         let mut schema = Schema::empty();

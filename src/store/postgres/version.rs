@@ -2,7 +2,7 @@
 
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use crate::store::version::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations, whole};
+use crate::store::version::{Column, Holds, KeyValue, Seen, Value, VersionStore, Write, bind_key, operations, whole};
 use crate::{store::Reply, version::identifier::TableName};
 
 /// A domain counts as what it is made of, down to the type that is none. The scale of a numeric stands in the lowest eleven bits
@@ -23,7 +23,7 @@ WHERE a.attrelid = to_regclass($1)";
 
 bind_key!(Postgres);
 
-impl Versions for Postgres {
+impl VersionStore for Postgres {
     const QUOTE: char = '"';
     const EXACT_NAMES: bool = true;
 

@@ -1,7 +1,7 @@
 use chrono::TimeDelta;
 use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
-use crate::store::admin::{Forced, Forgotten, Listed, Operate, Page, STEP};
+use crate::store::admin::{AdminStore, Forced, Forgotten, Listed, Page, STEP};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
@@ -48,7 +48,7 @@ SET lock_flag = 0, status = ?2, end_time = ",
 WHERE key_resource = ?1 RETURNING token"
 );
 
-/// ?1 older_than, ?2 once_per, ?3 the other programs' offset.
+/// ?1 older_than, ?2 min_interval, ?3 the other programs' offset.
 macro_rules! forgettable {
     () => {
         concat!(
@@ -76,7 +76,7 @@ const FORGET: &str = concat!(
     forgettable!()
 );
 
-impl Operate for Sqlite {
+impl AdminStore for Sqlite {
     async fn list(conn: &mut SqliteConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
@@ -102,7 +102,7 @@ impl Operate for Sqlite {
         terms: &Terms,
     ) -> Reply<Forgotten> {
         let bind = |sql: &'static str| {
-            sqlx::query(sql).bind(micros(older_than)).bind(micros(terms.once_per)).bind(micros(terms.offset()))
+            sqlx::query(sql).bind(micros(older_than)).bind(micros(terms.min_interval)).bind(micros(terms.offset()))
         };
         let step = i64::try_from(STEP).unwrap_or(i64::MAX);
         let rows = bind(FIND).bind(after).bind(step).fetch_all(&mut *conn).await?;

@@ -10,7 +10,7 @@ use crate::{
     key::Claim,
     rules::Terms,
     store::{
-        Change, Confirmed, Outcome, Reply, Sighting,
+        Change, Confirmed, Outcome, Reply, RowSnapshot,
         sqlite::row::{hex, json, kept, look, micros, now},
         unanswered, unconfirmed, unmatched,
     },
@@ -60,9 +60,9 @@ async fn still_confirms(conn: &mut SqliteConnection, sql: &'static str, claim: &
     query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
 }
 
-async fn look_at(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<Sighting>> {
+async fn look_at(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<RowSnapshot>> {
     let Some(row) = look(conn, &claim.key).await? else { return Ok(None) };
-    Ok(Some(Sighting {
+    Ok(Some(RowSnapshot {
         holder: row.try_get::<Option<Uuid>, _>("holder")?,
         token: row.try_get("token")?,
         locked: row.try_get("locked")?,

@@ -4,10 +4,10 @@ use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, Row as _, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
-    key::{Key, Prior, Token},
+    key::{Key, PreviousClaim, Token},
     rules::{Row, Terms, Verdict, judge},
     store::{
-        Answer, Ask, Reply,
+        ClaimReply, ClaimRequest, Reply,
         fault::{Fault, fault},
         is_apart, is_refused, put_back,
         sqlite::row::{as_micros, hex, json, kept, look, micros, now, read, time, written},
@@ -67,12 +67,12 @@ struct Free {
 }
 
 impl Free {
-    fn seen(self) -> Answer {
-        Answer::Seen { row: Some(self.row), now: self.now }
+    fn seen(self) -> ClaimReply {
+        ClaimReply::Seen { row: Some(self.row), now: self.now }
     }
 }
 
-async fn claim_one(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Reply<Answer> {
+async fn claim_one(conn: &mut SqliteConnection, ask: &ClaimRequest, terms: &Terms) -> Reply<ClaimReply> {
     match find(conn, ask, terms).await? {
         Ok(free) => take(conn, ask, terms, free).await,
         Err(answer) => Ok(answer),
@@ -80,9 +80,9 @@ async fn claim_one(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Rep
 }
 
 /// Looks and judges; what cannot be had is answered.
-async fn find(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Reply<Result<Free, Answer>> {
+async fn find(conn: &mut SqliteConnection, ask: &ClaimRequest, terms: &Terms) -> Reply<Result<Free, ClaimReply>> {
     let Some(found) = look(conn, &ask.key).await? else {
-        return Ok(Err(Answer::Seen { row: None, now: DateTime::UNIX_EPOCH }));
+        return Ok(Err(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }));
     };
     let row = read(&found, terms)?;
     let now = time(&found, "now")?.unwrap_or_default();
@@ -90,14 +90,14 @@ async fn find(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms) -> Reply<Re
         Verdict::Acquire => "acquired",
         Verdict::Same => "same",
         Verdict::TakeOver => "taken over",
-        Verdict::Create | Verdict::Refuse(..) => return Ok(Err(Answer::Seen { row: Some(row), now })),
+        Verdict::Create | Verdict::Refuse(..) => return Ok(Err(ClaimReply::Seen { row: Some(row), now })),
     };
     Ok(Ok(Free { found, row, now, verdict }))
 }
 
 /// In one transaction, which is rolled back at the first that its holder cannot have with the others. Where nothing is
 /// to be had, there is none.
-async fn claim_several(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+async fn claim_several(conn: &mut SqliteConnection, asks: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
     let apart = is_apart(asks);
     let mut found = Vec::with_capacity(asks.len());
     for ask in asks {
@@ -105,7 +105,7 @@ async fn claim_several(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms)
     }
     let hopeless = if apart { found.iter().all(Result::is_err) } else { found.iter().any(Result::is_err) };
     if hopeless {
-        return Ok(found.into_iter().map(|found| found.err().unwrap_or(Answer::Withheld)).collect());
+        return Ok(found.into_iter().map(|found| found.err().unwrap_or(ClaimReply::Withheld)).collect());
     }
     match sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *conn).await {
         // Somebody writes; those who cannot have theirs hear why all the same.
@@ -129,10 +129,10 @@ async fn claim_several(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms)
 /// Of one holder's, up to the first that is refused.
 async fn take_each(
     conn: &mut SqliteConnection,
-    asks: &[Ask],
+    asks: &[ClaimRequest],
     terms: &Terms,
-    found: Vec<Result<Free, Answer>>,
-) -> Reply<Vec<Answer>> {
+    found: Vec<Result<Free, ClaimReply>>,
+) -> Reply<Vec<ClaimReply>> {
     let apart = is_apart(asks);
     let mut answers = Vec::with_capacity(asks.len());
     for (ask, found) in asks.iter().zip(found) {
@@ -153,7 +153,7 @@ async fn set_busy_timeout(conn: &mut SqliteConnection, millis: i64) -> Reply<()>
 }
 
 /// The compare-and-set: it fails, if the row is not as it was judged any more.
-async fn take(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms, free: Free) -> Reply<Answer> {
+async fn take(conn: &mut SqliteConnection, ask: &ClaimRequest, terms: &Terms, free: Free) -> Reply<ClaimReply> {
     let Free { found, row, now, verdict } = free;
     let query = sqlx::query(TAKE)
         .bind(ask.key.as_str())
@@ -170,12 +170,12 @@ async fn take(conn: &mut SqliteConnection, ask: &Ask, terms: &Terms, free: Free)
         .bind(found.try_get::<Option<i64>, _>("claimed_at")?)
         .bind(found.try_get::<Option<i64>, _>("expires_at")?)
         .bind(row.ended);
-    let Some(taken) = written(query, conn).await? else { return Ok(Answer::Seen { row: Some(row), now }) };
+    let Some(taken) = written(query, conn).await? else { return Ok(ClaimReply::Seen { row: Some(row), now }) };
     let prior: Option<i64> = taken.try_get("prior_token")?;
     let label: Option<String> = taken.try_get("prior_client_ip")?;
-    Ok(Answer::Granted {
+    Ok(ClaimReply::Granted {
         token: Token::new(taken.try_get("token")?),
-        prior: prior.map(|token| Prior { token: Token::new(token), label: label.unwrap_or_default() }),
+        prior: prior.map(|token| PreviousClaim { token: Token::new(token), label: label.unwrap_or_default() }),
     })
 }
 
@@ -184,7 +184,7 @@ pub(super) async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i
     sqlx::query(CREATE).bind(keys).bind(minutes).execute(conn).await.map(drop)
 }
 
-pub(super) async fn claim(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms) -> Reply<Vec<Answer>> {
+pub(super) async fn claim(conn: &mut SqliteConnection, asks: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
     let patience: i64 = sqlx::query("PRAGMA busy_timeout").fetch_one(&mut *conn).await?.try_get(0)?;
     set_busy_timeout(conn, patience.min(TRY_MILLIS)).await?;
     let answers = match asks {

@@ -23,7 +23,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{Answer, Ask, Change, Confirmed, INTACT, Outcome, Reply, Store};
+use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, INTACT, Outcome, Reply, Store};
 use crate::{
     key::{Claim, Key},
     rules::Terms,
@@ -57,7 +57,12 @@ impl Store for Sqlite {
     }
 
     /// A try waits for another's write no longer than for a row on a server; the connection's own patience is put back.
-    async fn claim(conn: &mut SqliteConnection, asks: &[Ask], terms: &Terms, _: bool) -> Reply<Vec<Answer>> {
+    async fn claim(
+        conn: &mut SqliteConnection,
+        asks: &[ClaimRequest],
+        terms: &Terms,
+        _: bool,
+    ) -> Reply<Vec<ClaimReply>> {
         claim::claim(conn, asks, terms).await
     }
 

@@ -1,6 +1,6 @@
 use sqlx::{Row as _, Sqlite, SqliteConnection};
 
-use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, Wait};
+use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, QueueStore};
 use crate::{
     key::Key,
     store::{
@@ -38,8 +38,8 @@ const CLEAR: &str = concat!(
 );
 const SWEEP: &str = concat!("DELETE FROM t_resource_lock_queue WHERE alive_until < ", now!(), " - 3600 * 1000000");
 
-impl Wait for Sqlite {
-    type Ears = ();
+impl QueueStore for Sqlite {
+    type Notifications = ();
 
     async fn join(conn: &mut SqliteConnection, keys: &[Key]) -> Reply<i64> {
         let query = sqlx::query(JOIN).bind(names(keys)).bind(seconds(ALIVE_SECONDS));
@@ -57,7 +57,7 @@ impl Wait for Sqlite {
         Ok(front)
     }
 
-    async fn stay(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
+    async fn heartbeat(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
         sqlx::query(STAY).bind(array(numbers)).bind(seconds(ALIVE_SECONDS)).execute(conn).await.map(drop)
     }
 

@@ -1,7 +1,7 @@
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection};
 
 use crate::store::Reply;
-use crate::store::schema::{Schema, Tables, unfit};
+use crate::store::schema::{Schema, SchemaStore, unfit};
 
 const INSTALL: &str = include_str!("../../../migrations/sqlite/20260101000000_rowlock.sql");
 
@@ -37,7 +37,7 @@ pub async fn wide(conn: &mut SqliteConnection) -> Reply<Option<String>> {
     }))
 }
 
-impl Tables for Sqlite {
+impl SchemaStore for Sqlite {
     async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
         let mut schema = Schema::empty();
         schema.refused = wide(conn).await?;

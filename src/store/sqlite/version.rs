@@ -2,7 +2,7 @@
 
 use sqlx::{Row as _, Sqlite, SqliteConnection};
 
-use crate::store::version::{Column, Holds, KeyValue, Seen, Value, Versions, Write, bind_key, operations, whole};
+use crate::store::version::{Column, Holds, KeyValue, Seen, Value, VersionStore, Write, bind_key, operations, whole};
 use crate::{
     store::{Reply, sqlite::schema::wide},
     version::identifier::TableName,
@@ -18,7 +18,7 @@ FROM pragma_table_info(?1, ?2) c";
 
 bind_key!(Sqlite);
 
-impl Versions for Sqlite {
+impl VersionStore for Sqlite {
     const QUOTE: char = '`';
     const EXACT_NAMES: bool = false;
 
