@@ -163,11 +163,11 @@ impl<DB: Database> Changes<DB> {
                     let remedy = remedy(&failure, many);
                     let halves = remedy == Remedy::Apart && many > 1 && !unanswered;
                     if halves {
-                        tracing::debug!(?change, parties = many, ?failure, "refused, and sent again by halves");
+                        tracing::debug!(?change, parties = many, %failure, "refused, and sent again by halves");
                         let middle = range.start + many / 2;
                         left.extend([middle..range.end, range.start..middle]);
                     } else {
-                        tracing::warn!(?change, parties = many, ?failure, "not answered, or refused");
+                        tracing::debug!(?change, parties = many, %failure, "not answered, or refused");
                         shares.extend(all.iter().map(|_| PartReply { reply: Err(remedy), unanswered }));
                     }
                 }

@@ -231,7 +231,7 @@ impl<DB: Database> Tickets<DB> {
         match left {
             Ok(_) => state.leaving.retain(|leaving| !numbers.contains(&leaving.number)),
             Err(failure) => {
-                tracing::debug!(?failure, "places in queues were not given up, trying again until they lapse");
+                tracing::debug!(%failure, "places in queues were not given up, trying again until they lapse");
                 state.leave_at = Instant::now() + SOON;
                 state.leaving.retain(|leaving| leaving.since.elapsed() < alive);
             }
@@ -244,7 +244,7 @@ impl<DB: Database> Tickets<DB> {
             let limit = Instant::now() + LIMIT;
             let stayed = self.send(&self.renewals, limit, async |conn| DB::heartbeat(conn, numbers).await).await;
             if let Err(failure) = stayed {
-                tracing::warn!(places = numbers.len(), ?failure, "places in queues were not kept alive, trying again");
+                tracing::warn!(places = numbers.len(), %failure, "places in queues were not kept alive, trying again");
                 let soon = Instant::now() + HEARTBEAT / 4;
                 let mut state = lock(&self.state);
                 state.heartbeat_at = state.heartbeat_at.min(soon);

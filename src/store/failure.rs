@@ -1,6 +1,6 @@
 //! Why a statement has no result, and what that calls for.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use crate::{
     error::{Action, Certainty, Error},
@@ -18,6 +18,17 @@ pub enum Failure {
     Failed(sqlx::Error),
     /// Sent together with others, in a statement that was undone for contention.
     Undone,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoConnection(error) => write!(f, "no connection: {error}"),
+            Self::NoReply => f.write_str("no answer in time"),
+            Self::Failed(error) => error.fmt(f),
+            Self::Undone => f.write_str("undone for contention"),
+        }
+    }
 }
 
 impl Failure {

@@ -140,7 +140,7 @@ pub async fn a_listener_that_hears_nothing_any_more_hangs_nobody<DB: Bed>(site: 
     let next = waiting(&lock, "k");
     listener(&site).await;
     awaited(&site, "k").await;
-    proxy.swallow(1);
+    proxy.swallow_listeners();
     let (mut holder, took) = handed_over(holder, next).await;
     assert!(took < BOUND, "{took:?}");
     proxy.held(Way::Replies).await;
@@ -159,7 +159,7 @@ pub async fn a_listener_that_never_opens_hangs_nobody<DB: Bed>(site: Site<DB>) {
     let proxy = site.proxy().await;
     let lock = LeaseLock::new(proxy.pool(1));
     acquired(lock.try_acquire("l").await).release(Status::Succeeded).await.unwrap();
-    proxy.swallow(1);
+    proxy.hold_new();
     let holder = acquired(site.lock().try_acquire("k").await);
     let next = waiting(&lock, "k");
     proxy.held(Way::Requests).await;

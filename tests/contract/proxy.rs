@@ -47,6 +47,8 @@ struct State {
     accepted: u64,
     /// What is held at this moment.
     held: Vec<(Way, u64)>,
+    /// The connections on which LISTEN was sent.
+    listeners: Vec<u64>,
     /// How long the first reply of a connection takes.
     delay: Duration,
     /// In requests, what is written in place of what; of one length.
@@ -124,12 +126,12 @@ impl Proxy {
         self.shared.0.send_modify(|state| state.delay = delay);
     }
 
-    /// Holds whatever passes on one connection from now on, counted from the first; it stays open, and nothing comes out of it.
+    /// Holds whatever passes on the connections that listen; they stay open, and nothing comes out of them.
     #[cfg(feature = "postgres")]
-    pub fn swallow(&self, number: u64) {
+    pub fn swallow_listeners(&self) {
         self.shared.0.send_modify(|state| {
             state.left = [Some(0); 2];
-            state.only = Some(vec![number]);
+            state.only = Some(state.listeners.clone());
         });
     }
 
@@ -260,6 +262,9 @@ async fn pump(
     while let Ok(length @ 1..) = from.read(&mut chunk).await {
         let free = match way {
             Way::Requests => {
+                if chunk[..length].windows(6).any(|text| text == b"LISTEN") {
+                    shared.0.send_modify(|state| state.listeners.push(number));
+                }
                 let ping = is_ping(&chunk[..length]);
                 pinged.store(ping, Ordering::SeqCst);
                 ping

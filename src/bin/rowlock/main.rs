@@ -54,7 +54,7 @@ fn tell(verbose: u8) {
     let to_stderr = to_stderr.log_internal_errors(false).finish();
     let ours = Targets::new().with_target("rowlock", level);
     // Freeing a key by force is news to an application, not to whoever has just asked for it.
-    let ours = if verbose == 0 { ours.with_target("rowlock::operate", tracing::Level::ERROR) } else { ours };
+    let ours = if verbose == 0 { ours.with_target("rowlock::lease::admin", tracing::Level::ERROR) } else { ours };
     to_stderr.with(ours).init();
 }
 
