@@ -1,11 +1,12 @@
-//! Many workers deduct from few accounts, and no update is lost: one closure under two strategies, and the one-call way.
+//! Many workers deduct from a few accounts, and no update is lost. The same closure runs under two
+//! strategies, and is compared with a single call.
 //!
 //!     cargo run --example deduct
 //!     cargo run --example deduct --features postgres -- --database-url postgres://postgres@127.0.0.1/postgres
 //!     cargo run --example deduct -- --help
 //!
-//! It makes its own table of accounts and drops it at the end. On a database that is given to it, `t_resource_lock` stays,
-//! with a row for each account.
+//! The example creates its own table of accounts and drops it at the end. In a database given by
+//! URL, `t_resource_lock` remains, with a row for each account.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -20,10 +21,12 @@ use tokio::{task::JoinSet, time::sleep};
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 const START: i64 = 1_000_000;
-/// Under much contention somebody has to wait for long; here nobody is to give up.
+/// Under high contention a worker may wait for long. The limits are high enough that no worker of
+/// the example gives up.
 const PATIENT: Retry = Retry { attempts: 100_000, within: Duration::from_secs(300) };
 
-/// Reads, works, and writes what it made of what it read, under whichever strategy; how often until it was committed.
+/// Reads, works, and writes a balance computed from the one that was read, under either strategy.
+/// Returns how often the work ran until it was committed.
 async fn deduct<DB: Bank>(lock: &dyn ResourceLock<DB>, account: &str, work: Duration) -> Result<u32> {
     let ran = &AtomicU32::new(0);
     let deducting = lock.transaction(account, |mut tx, _claim| async move {
@@ -50,7 +53,7 @@ impl<DB: Bank> Way<DB> {
     }
 }
 
-/// All the ways, by their names.
+/// Returns all variants with their names.
 fn ways<DB: Bank>(pool: &Pool<DB>, work: Duration) -> Result<[(&'static str, Way<DB>); 3]> {
     let lease: Arc<dyn ResourceLock<DB>> = Arc::new(LeaseLock::new(pool.clone()).retry(PATIENT)?);
     let version = Arc::new(VersionLock::new(pool.clone(), "rowlock_example", "id", "version")?.retry(PATIENT)?);
@@ -63,15 +66,16 @@ fn ways<DB: Bank>(pool: &Pool<DB>, work: Duration) -> Result<[(&'static str, Way
     ])
 }
 
-/// Makes the table, shows each way, and drops the table whatever happened.
+/// Creates the table, runs each variant, and drops the table even after an error.
 async fn show<DB: Bank>(url: &str, options: &Options) -> Result<()> {
-    // Without the pool's ping, which costs a round trip for each statement.
+    // The pool's ping is disabled, since it costs a round trip for each statement.
     let pool: Pool<DB> = PoolOptions::new().test_before_acquire(false).connect(url).await?;
     rowlock::migrate(&pool).await?;
     let columns = "id varchar(40) PRIMARY KEY, balance bigint NOT NULL, version bigint NOT NULL";
     let hint = |error| format!("{error} (if an earlier run was killed, drop its table rowlock_example)");
     DB::execute(&pool, format!("CREATE TABLE rowlock_example ({columns})")).await.map_err(hint)?;
-    // In a task of its own, so that not even a panic (an output that is closed) leaves the table behind.
+    // The comparison runs in a task of its own, so that even a panic (an output that is closed)
+    // does not leave the table behind.
     let shown = tokio::select! {
         shown = tokio::spawn(compare(pool.clone(), options.clone())) => shown.unwrap_or_else(|panic| Err(panic.into())),
         _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
@@ -101,7 +105,7 @@ async fn compare<DB: Bank>(pool: Pool<DB>, options: Options) -> Result<()> {
     if exact { Ok(()) } else { Err("a balance is wrong".into()) }
 }
 
-/// Lets the workers loose, prints their line, and tells whether every balance is what it has to be.
+/// Runs the workers, prints the result, and returns whether every balance is exact.
 async fn measure<DB: Bank>(name: &str, way: Way<DB>, pool: &Pool<DB>, options: &Options) -> Result<bool> {
     let Options { accounts, deductions, .. } = *options;
     let (way, started, mut tasks) = (Arc::new(way), Instant::now(), JoinSet::new());
@@ -133,7 +137,7 @@ async fn measure<DB: Bank>(name: &str, way: Way<DB>, pool: &Pool<DB>, options: &
     Ok(verdict == "exact")
 }
 
-/// What the account is called, in the table and as a key of the lease.
+/// Returns the id of the account in the table, which is also the key of its lease.
 fn id(account: u32) -> String {
     format!("example-account-{account}")
 }
@@ -143,7 +147,8 @@ trait Bank: rowlock::Database {
     fn execute(pool: &Pool<Self>, sql: String) -> impl Future<Output = sqlx::Result<()>> + Send;
     fn balance(conn: &mut Self::Connection, account: &str) -> impl Future<Output = sqlx::Result<i64>> + Send;
     fn set(conn: &mut Self::Connection, account: &str, balance: i64) -> impl Future<Output = sqlx::Result<()>> + Send;
-    /// The one call, generic over its type of number: that is why it stands here.
+    /// The single call. `VersionedTable::deduct` is generic over the type of number, so that each
+    /// database implements this method.
     fn deduct(table: &VersionedTable<Self>, account: &str) -> impl Future<Output = Result<u32>> + Send;
 }
 

@@ -1,10 +1,11 @@
-//! Why a lease alone does not protect what lies outside the database, and how its token does.
+//! Why a lease alone does not protect resources outside the database, and how its token does.
 //!
 //!     cargo run --example fencing
 //!
-//! A worker looks whether it holds the key, and is stopped (SIGSTOP) before it writes. Its lease runs out, another worker takes over and
-//! writes. Then the first one wakes up, and its write is on its way. A storage service that remembers the highest token refuses it;
-//! one that does not lets it overwrite the newer one. docs/fencing.md has the recipe.
+//! A worker checks that it holds the key, and is stopped (SIGSTOP) before it writes. Its lease
+//! expires, and another worker takes over and writes. The first worker is then continued and sends
+//! its write. A storage service that remembers the highest token refuses that write; a service that
+//! does not lets it overwrite the newer one. docs/fencing.md describes the method.
 
 #![allow(clippy::print_stdout)]
 
@@ -31,10 +32,10 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 const KEY: &str = "report";
 const LEASE: Duration = Duration::from_secs(2);
-/// How long anything here may take before the story has failed.
+/// How long any step may take before the example fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What lies outside the database: an object store, a device, another service.
+/// A resource outside the database: an object store, a device, another service.
 struct Storage {
     checks_tokens: bool,
     objects: Mutex<HashMap<String, Object>>,
@@ -43,12 +44,12 @@ struct Storage {
 #[derive(Clone, Default, PartialEq, Debug)]
 struct Object {
     text: String,
-    /// The highest token that was ever presented for it.
+    /// The highest token that was presented for the object.
     token: i64,
 }
 
 impl Storage {
-    /// The recipe: compare and store in one step, so that no write gets in between.
+    /// Compares the tokens and stores the object in one step, so that no other write intervenes.
     fn put(&self, name: &str, text: &str, token: i64) -> String {
         let mut objects = self.objects.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let object = objects.entry(name.to_owned()).or_default();
@@ -64,7 +65,8 @@ impl Storage {
         objects.get(name).cloned().unwrap_or_default()
     }
 
-    /// One request a connection: name, token and text in one line; the answer, and the end.
+    /// Serves one request per connection: name, token and text in one line. The reply ends the
+    /// connection.
     async fn serve(&self, listener: TcpListener) -> Result<()> {
         loop {
             let (mut client, _) = listener.accept().await?;
@@ -79,7 +81,7 @@ impl Storage {
     }
 }
 
-/// A write to the storage service, as it leaves a worker.
+/// Sends a write to the storage service, as a worker does.
 fn put(storage: SocketAddr, name: &str, text: &str, token: i64) -> Result<String> {
     let mut connection = TcpStream::connect(storage)?;
     connection.write_all(format!("{name}\t{token}\t{text}").as_bytes())?;
@@ -94,7 +96,8 @@ async fn open(file: &Path) -> Result<SqlitePool> {
     Ok(SqlitePool::connect_with(options.journal_mode(sqlx::sqlite::SqliteJournalMode::Wal)).await?)
 }
 
-/// What both workers do. Between its look and its write, each waits for a line: that is where the first one is stopped.
+/// Runs a worker. Between its check and its write, each worker waits for a line of input; the first
+/// one is stopped there.
 async fn worker(file: &Path, storage: SocketAddr, name: &str) -> Result<()> {
     let lock = LeaseLock::new(open(file).await?).label(name)?.lease(LEASE)?;
     let Attempt::Acquired(lease) = lock.acquire(KEY, PATIENCE).await? else {
@@ -103,7 +106,8 @@ async fn worker(file: &Path, storage: SocketAddr, name: &str) -> Result<()> {
     let token = lease.token().get();
     let from = lease.taken_over_from().map(|prior| format!(", taken over from {}", prior.label));
     println!("acquired the key under token {token}{}", from.unwrap_or_default());
-    // Nothing can cancel this: it does not wait for the runtime, which goes on renewing the lease.
+    // The block cannot be cancelled. It does not block the runtime, which continues to renew the
+    // lease.
     tokio::task::block_in_place(|| {
         println!("looked: held = {}", lease.is_held());
         BufReader::new(std::io::stdin()).read_line(&mut String::new())?;
@@ -118,7 +122,7 @@ async fn worker(file: &Path, storage: SocketAddr, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A worker in a process of its own, and what it says.
+/// A worker in a process of its own, and its output.
 struct Process {
     name: &'static str,
     child: Child,
@@ -135,7 +139,7 @@ impl Process {
         Ok(Self { name, child, stdin, lines: tokio::io::BufReader::new(stdout).lines() })
     }
 
-    /// Passes on what it says, up to a line that begins like this.
+    /// Prints the worker's output up to a line that begins with `begin`.
     async fn says(&mut self, begin: &str) -> Result<String> {
         while let Some(line) = timeout(PATIENCE, self.lines.next_line()).await?? {
             say(self.name, &line);
@@ -156,7 +160,8 @@ impl Process {
         if sent.success() { Ok(()) } else { Err(format!("kill {signal} {id} failed").into()) }
     }
 
-    /// Stopped in the middle of a renewal it would sit on SQLite's one file lock, and nobody could take over: then it is woken, and stopped again.
+    /// Stops the worker outside of a renewal. A worker that is stopped during one keeps SQLite's
+    /// file lock, and no other worker could take over; it is then continued, and stopped again.
     async fn stop(&self, pool: &SqlitePool) -> Result<()> {
         loop {
             self.signal("-STOP").await?;
@@ -174,7 +179,8 @@ impl Process {
     }
 }
 
-/// The same story each time; what is left in the storage at its end, and what the late writer was told.
+/// Runs the sequence of events. Returns the text that the storage has at the end, and the reply
+/// that the late write received.
 async fn story(file: &Path, checks_tokens: bool) -> Result<(String, String)> {
     let pool = open(file).await?;
     let storage = Storage { checks_tokens, objects: Mutex::default() };

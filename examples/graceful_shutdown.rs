@@ -1,4 +1,5 @@
-//! A service that is asked to stop (SIGTERM) in the middle of its job: short work ends, long work is abandoned.
+//! A service that is asked to stop (SIGTERM) in the middle of its job: short work ends, long work
+//! is abandoned.
 //!
 //!     cargo run --example graceful_shutdown -- locks.db &    # stop it: kill -TERM %1
 //!     cargo run --example graceful_shutdown -- locks.db 1    # ends after one tick
@@ -18,10 +19,11 @@ use tokio::{
 };
 
 const PERIOD: Duration = Duration::from_secs(2);
-/// What the job may still take when it is asked to stop. Kubernetes gives 30 s in all, systemd 90 s.
+/// How long the job may continue after the request to stop. Kubernetes gives 30 s in all, systemd
+/// 90 s.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// The program.
+/// Runs the service.
 #[tokio::main]
 pub async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -30,7 +32,8 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let work = arguments.next().map_or(Ok(1000), |millis| millis.parse())?;
     let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(file).create_if_missing(true)).await?;
     rowlock::migrate(&pool).await?;
-    // Half of the period, not all of it: two ticks in a row may start a little less than a period apart, and are both to run.
+    // The minimum interval is half of the period, not all of it: two successive ticks may start
+    // slightly less than a period apart, and both have to run.
     let lock = LeaseLock::new(pool).min_interval(PERIOD / 2)?;
 
     let mut stop = signal(SignalKind::terminate())?;
@@ -46,13 +49,15 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
             _ = stop.recv() => {}
         }
         println!("asked to stop");
-        // In time, it is released; dropped with this block, it is abandoned, and another instance takes over at once.
+        // A job that ends in time is released. A job that is dropped with this block is abandoned,
+        // and another instance takes over at once.
         if timeout(GRACE, tick).await.is_err() {
             println!("stopped half-way");
         }
         break;
     }
-    // Abandoning goes on in the background: without this the process would end first, and others wait for the lease's end.
+    // The claim is abandoned in the background. Without this call the process would end first, and
+    // other instances would wait for the end of the lease.
     lock.shutdown(GRACE).await;
     Ok(())
 }
@@ -67,7 +72,8 @@ fn on_the_clock(period: Duration) -> Interval {
     timer
 }
 
-/// Waits for the next tick; one that comes late by half of the period or more would take the next one's place, and is left out.
+/// Waits for the next tick. A tick that is late by half of the period or more is skipped: its run
+/// would cause the next tick to be refused.
 async fn tick(timer: &mut Interval) {
     while timer.tick().await.elapsed() >= timer.period() / 2 {}
 }

@@ -1,4 +1,4 @@
-//! A job on every instance's own timer, run by one of them each time.
+//! A job on the timer of every instance, run by one of them at each tick.
 //!
 //!     cargo run --example interval -- locks.db      # start it several times
 //!     cargo run --example interval -- locks.db 3    # ends after three ticks
@@ -16,7 +16,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// The program.
+/// Runs the job at each tick.
 #[tokio::main]
 pub async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -24,8 +24,9 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let ticks = arguments.next().map_or(Ok(u32::MAX), |ticks| ticks.parse())?;
     let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(file).create_if_missing(true)).await?;
     rowlock::migrate(&pool).await?;
-    // Half of the period, not all of it: this tick may come a little sooner after the last start than a period, and is
-    // to run; another instance's tick comes a moment after it, and is not.
+    // The minimum interval is half of the period, not all of it. A tick may come slightly less than
+    // a period after the last start, and has to run. The tick of another instance comes a moment
+    // later, and is refused.
     let lock = LeaseLock::new(pool).min_interval(PERIOD / 2)?;
 
     let mut timer = on_the_clock(PERIOD);
@@ -36,8 +37,9 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Ticks at the same moments of the clock on every instance: timers that begin when their process does lie anywhere in the
-/// period, and half of it would not keep them apart. A tick that was missed does not move those after it.
+/// Ticks at the same moments of the clock on every instance. Timers that begin with their process
+/// would tick anywhere in the period, and half of the period would not keep them apart. A missed
+/// tick does not move the ticks after it.
 fn on_the_clock(period: Duration) -> Interval {
     let past =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() % period.as_nanos();
@@ -47,13 +49,13 @@ fn on_the_clock(period: Duration) -> Interval {
     timer
 }
 
-/// Waits for the next tick. One that comes late by half of the period or more (the process was stopped, the last run took long) is
-/// left out: it would take the next one's place.
+/// Waits for the next tick. A tick that is late by half of the period or more (the process was
+/// stopped, the last run took long) is skipped: its run would cause the next tick to be refused.
 async fn tick(timer: &mut Interval) {
     while timer.tick().await.elapsed() >= timer.period() / 2 {}
 }
 
-/// What goes wrong in one tick is told, and does not keep the next one from coming.
+/// Runs one tick. An error is printed, and does not prevent the next tick.
 async fn on_tick(lock: &LeaseLock<Sqlite>) {
     match lock.run("report", report).await {
         Ok(RunOutcome::Ended { result: Ok(()), recorded: Ok(()) }) => {}

@@ -1,9 +1,10 @@
-//! One job, five instances: who runs it, who is refused and why, and who takes over when the runner is killed.
+//! One job on five instances: which instance runs it, which are refused and why, and which takes
+//! over when the running one is killed.
 //!
 //!     cargo run --example scheduled_job
 //!
-//! The instances are real processes (this program, started again) on one SQLite file. With a server it is
-//! the same code with another pool.
+//! The instances are processes (this program, started again) on one SQLite file. With a server, the
+//! code is the same with another pool.
 
 #![allow(clippy::print_stdout)]
 
@@ -26,9 +27,10 @@ use tokio::{
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const KEY: &str = "nightly-report";
-/// The job ticks every 5 s here. Half of that keeps a second run away, and never refuses a tick that comes early.
+/// The job ticks every 5 s here. Half of that prevents a second run, and never refuses a tick that
+/// comes early.
 const ONCE_PER: Duration = Duration::from_millis(2500);
-/// A killed instance is replaced after this long at most.
+/// A killed instance is replaced after this time at most.
 const LEASE: Duration = Duration::from_secs(2);
 
 #[tokio::main]
@@ -47,7 +49,7 @@ async fn open(file: &Path) -> Result<SqlitePool> {
     Ok(pool)
 }
 
-/// What each instance does on a tick of its schedule.
+/// Runs an instance at one tick of its schedule.
 async fn instance(file: &Path, name: &str, work_millis: u64, tries: &str) -> Result<()> {
     let lock = LeaseLock::new(open(file).await?).label(name)?.lease(LEASE)?.min_interval(ONCE_PER)?;
     let work = async |lease: &Grant<Sqlite>| {
@@ -78,12 +80,12 @@ async fn instance(file: &Path, name: &str, work_millis: u64, tries: &str) -> Res
     }
 }
 
-/// One line for the parent's table.
+/// Prints one line for the parent's table.
 fn say(what: &str, token: impl std::fmt::Display, detail: &str) {
     println!("{what}\t{token}\t{detail}");
 }
 
-/// The stage: starts instances, kills one, prints what they say.
+/// The parent process: it starts the instances, kills one, and prints their output.
 struct Stage<'a> {
     file: &'a Path,
     started: Instant,
@@ -152,7 +154,7 @@ impl Stage<'_> {
         Ok(child)
     }
 
-    /// Prints lines until one of this kind has come.
+    /// Prints lines up to one of this kind.
     async fn until(&mut self, kind: &str) {
         while let Some((name, line)) = self.lines.recv().await {
             self.print(&name, &line);
@@ -162,14 +164,14 @@ impl Stage<'_> {
         }
     }
 
-    /// Waits for the processes to end, and prints what they still said.
+    /// Waits for the processes to end, and prints the rest of their output.
     async fn wait(&mut self, children: &mut [Child]) -> Result<()> {
         for child in children {
             if !child.wait().await?.success() {
                 return Err("an instance failed".into());
             }
         }
-        // Their last lines may still be on their way through the pipe.
+        // Their last lines may still be in the pipe.
         while let Ok(Some((name, line))) = tokio::time::timeout(Duration::from_millis(100), self.lines.recv()).await {
             self.print(&name, &line);
         }

@@ -1,4 +1,4 @@
-//! What can go wrong, for whom, and what to do about it.
+//! Errors of the crate, and what is known of the outcome.
 
 use std::{error::Error as _, fmt, time::Duration};
 
@@ -7,10 +7,12 @@ use crate::{
     store::fault::{Contention, fault},
 };
 
-/// Everything that is not an answer. A refusal is an answer; a database that failed is never one.
+/// An error of a call. A refusal is not an error, but a regular result; a failure of the database
+/// is never reported as a refusal.
 ///
-/// `Display` tells what happened and what to do, and leaves the driver's error to [`source`](std::error::Error::source). `Debug` tells both in
-/// words, so that a `main` that returns the error prints them.
+/// `Display` states what happened and what to do, and leaves the driver's error to
+/// [`source`](std::error::Error::source). `Debug` prints the same text and all sources, so that a
+/// `main` that returns the error prints them.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -31,12 +33,13 @@ pub enum Error {
     #[error(transparent)]
     InvalidHolder(#[from] InvalidHolder),
 
-    /// The key is not held under this id: its claim was ended, taken over, or never made. Nothing was changed.
+    /// The key is not held under this id: its claim was ended, was taken over, or never existed.
+    /// Nothing was changed.
     #[error("key {:?} is not held by {holder}: that claim was ended or taken over, or never made", key.as_str())]
     NotHeld {
         /// The key.
         key: Key,
-        /// The holder that was asked for.
+        /// The requested holder.
         holder: Holder,
     },
 
@@ -47,51 +50,51 @@ pub enum Error {
     LabelTooLong {
         /// The label.
         label: String,
-        /// What the column holds.
+        /// How many characters the column holds.
         chars: usize,
     },
 
-    /// A setting was refused at the door.
+    /// A setting is out of range.
     #[error("{setting} of {value} is not possible: {rule}")]
     InvalidSetting {
         /// The setting's name.
         setting: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: String,
-        /// What is possible.
+        /// The values that are possible.
         rule: &'static str,
     },
 
-    /// The table is not there.
+    /// The table does not exist.
     #[error(
         "the table t_resource_lock does not exist here: call rowlock::migrate(&pool) once, or run `sqlx migrate run` with rowlock's migrations"
     )]
     TableMissing,
 
-    /// The table is there, but not all of it.
+    /// The table exists, but lacks columns.
     #[error(
         "the table t_resource_lock is not complete, it lacks {columns}: call rowlock::migrate(&pool) once, or run `sqlx migrate run` with rowlock's migrations"
     )]
     ColumnMissing {
-        /// The columns that are missing.
+        /// The missing columns.
         columns: String,
     },
 
-    /// The key's row was created, and no later statement sees it; the key is not held.
+    /// The key's row was created, but no later statement sees it. The key is not held.
     #[error("key {:?}: its row was created and is not visible; look for a trigger on t_resource_lock that deletes or changes new rows, a row policy that hides them, or a replica that answers reads", key.as_str())]
     RowNotVisible {
         /// The key.
         key: Key,
     },
 
-    /// The table cannot be used as it is.
+    /// The table cannot be used in its present form.
     #[error("the table t_resource_lock cannot be used: {wrong}")]
     Unsuitable {
-        /// What is wrong with it, and what would be right.
+        /// What is wrong with it, and what would be correct.
         wrong: String,
     },
 
-    /// The database takes no writes; nothing was changed.
+    /// The database accepts no writes; nothing was changed.
     #[error("the database is read-only: rowlock needs one that takes writes (the primary, not a standby)")]
     ReadOnly {
         /// The driver's error.
@@ -99,16 +102,16 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// Called outside a tokio runtime.
+    /// The call was made outside a tokio runtime.
     #[error("rowlock needs a tokio runtime with its timer enabled: call it from within one")]
     NoRuntime,
 
-    /// Nothing came back in time.
+    /// No reply arrived within the time limit.
     #[error("{action} {subject}: no answer within {limit:?}; {}", told(*action, *outcome))]
     TimedOut {
-        /// What was being done.
+        /// The action that was under way.
         action: Action,
-        /// To which key.
+        /// The key, or the other object, that it concerned.
         subject: String,
         /// The time limit.
         limit: Duration,
@@ -122,9 +125,9 @@ pub enum Error {
         told(*action, *outcome)
     )]
     NoConnection {
-        /// What was to be done.
+        /// The action that was to be performed.
         action: Action,
-        /// To which key.
+        /// The key, or the other object, that it concerned.
         subject: String,
         /// The time limit.
         limit: Duration,
@@ -132,8 +135,8 @@ pub enum Error {
         outcome: Certainty,
     },
 
-    /// The claim is somebody else's by now, or nobody's: it was taken over after its lease ended,
-    /// released by an operator, or trampled on by another program.
+    /// The claim no longer holds the key: it was taken over after its lease ended, was released by
+    /// an operator, or was overwritten by another program.
     #[error("key {:?} was lost: the claim with token {token} no longer holds it; do not act on it any more", key.as_str())]
     Lost {
         /// The key.
@@ -142,27 +145,27 @@ pub enum Error {
         token: Token,
     },
 
-    /// Somebody else committed first; nothing of this was committed.
+    /// Another transaction committed first; nothing of this one was committed.
     #[error("key {:?}: others were always faster, in {attempts} of {attempts} attempts; nothing was changed, try again or allow more retries", key.as_str())]
     Conflict {
         /// The key.
         key: Key,
-        /// How often it was attempted.
+        /// The number of attempts.
         attempts: u32,
-        /// By which the conflict is known, however it is wrapped.
+        /// The source by which the conflict is recognized, however it is wrapped.
         source: Contention,
     },
 
-    /// The table has no row of this key.
+    /// The table has no row for this key.
     #[error("the table {table} has no row of key {:?}: create it first", key.as_str())]
     NotFound {
-        /// The table, as it was named.
+        /// The table, as the caller named it.
         table: String,
         /// The key.
         key: Key,
     },
 
-    /// The key is not of the column's type; nothing was sent.
+    /// The key does not fit the type of the column; nothing was sent.
     #[error("key {:?} does not fit: the column {column} holds {holds}", key.as_str())]
     KeyUnfit {
         /// The key.
@@ -173,63 +176,64 @@ pub enum Error {
         holds: &'static str,
     },
 
-    /// A name of a table or column was refused at the door.
+    /// The name of a table or column is not valid.
     #[error("{name:?} is not taken as the name of a {what}: {rule}")]
     InvalidName {
         /// The name, or its first 80 characters.
         name: String,
-        /// A table or a column.
+        /// `table` or `column`.
         what: &'static str,
-        /// What is possible.
+        /// The names that are possible.
         rule: &'static str,
     },
 
-    /// The application's table is not as it was said to be; nothing was changed.
+    /// The application's table differs from its description; nothing was changed.
     #[error("the table {table} cannot be used: {wrong}")]
     TableUnfit {
-        /// The table, as it was named.
+        /// The table, as the caller named it.
         table: String,
         /// What is wrong with it.
         wrong: String,
     },
 
-    /// An amount was refused; nothing was changed.
+    /// The amount is not valid; nothing was changed.
     #[error("an amount of {amount} is not possible for key {:?}: {rule}", key.as_str())]
     InvalidAmount {
         /// The key.
         key: Key,
         /// The amount.
         amount: String,
-        /// What is possible.
+        /// The amounts that are possible.
         rule: String,
     },
 
-    /// A claim was to be confirmed outside a transaction, where its row would not stay locked.
+    /// The claim was to be confirmed outside a transaction, where its row would not stay locked.
     #[error("key {:?} was not confirmed: the connection is not in a transaction; begin one with sqlx first", key.as_str())]
     NotInTransaction {
         /// The key.
         key: Key,
     },
 
-    /// The transaction was over before its commit: the work went on after an error of the database, ended the transaction
-    /// itself, or kept it. Nothing that it wrote before that was committed by rowlock.
+    /// The transaction ended before its commit: the work continued after an error of the database,
+    /// ended the transaction itself, or kept it. Nothing that it wrote before that was committed by
+    /// rowlock.
     #[error(
         "the transaction under key {:?} was over before its commit: the work has to let every database error out, must not commit, roll back or keep the transaction, and run nothing that commits by itself; what it wrote after that may stand", key.as_str()
     )]
     TransactionOver {
         /// The key.
         key: Key,
-        /// What the server said.
+        /// The error that the server returned.
         #[source]
         source: Option<sqlx::Error>,
     },
 
-    /// COMMIT was sent, no answer came, and nobody can tell whether it was carried out.
+    /// COMMIT was sent, no reply arrived, and the commit outcome cannot be determined.
     #[error("the transaction under key {:?} may or may not have been committed: no answer came; look at what it writes before it is done again", key.as_str())]
     CommitUnknown {
         /// The key.
         key: Key,
-        /// The driver's error; none if the time was up.
+        /// The driver's error; `None` if the time limit was reached.
         #[source]
         source: Option<sqlx::Error>,
     },
@@ -237,9 +241,9 @@ pub enum Error {
     /// The database failed.
     #[error("{action} {subject} failed{}; {}", because(source), told(*action, *outcome))]
     Database {
-        /// What was being done.
+        /// The action that was under way.
         action: Action,
-        /// To which key, or to what.
+        /// The key, or the other object, that it concerned.
         subject: String,
         /// What is known of the outcome.
         outcome: Certainty,
@@ -249,7 +253,8 @@ pub enum Error {
 }
 
 impl fmt::Debug for Error {
-    /// With all sources, on one line; what an error repeats of its source, as sqlx's do, is told once.
+    /// Prints the error and all its sources on one line. A text that an error repeats from its
+    /// source, as sqlx's errors do, is printed once.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut said = self.to_string();
         f.write_str(&said)?;
@@ -265,7 +270,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// What the caller can mend by itself.
+/// Returns the cause, if the caller can correct it.
 fn because(source: &sqlx::Error) -> &'static str {
     match source {
         sqlx::Error::PoolClosed => " because the application's pool is closed",
@@ -273,7 +278,7 @@ fn because(source: &sqlx::Error) -> &'static str {
     }
 }
 
-/// What is known of the outcome, and what becomes of it.
+/// Returns what is known of the outcome, and what follows from it.
 fn told(action: Action, outcome: Certainty) -> String {
     let next = match (outcome, action) {
         (Certainty::NothingChanged, _) => "",
@@ -289,23 +294,23 @@ fn told(action: Action, outcome: Certainty) -> String {
     format!("{outcome}{next}")
 }
 
-/// What was being done when an error came up.
+/// The action during which an error occurred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Action {
-    /// Taking a key.
+    /// Acquiring a key.
     Acquire,
-    /// Prolonging a lease.
+    /// Renewing a lease.
     Renew,
     /// Ending a claim with a status.
     Release,
-    /// Ending a claim so that the next one may take over at once.
+    /// Ending a claim so that the next claim may take over at once.
     Abandon,
     /// Creating or checking the table.
     Migrate,
-    /// Looking at rows.
+    /// Reading rows.
     Inspect,
-    /// Freeing a row whoever holds it.
+    /// Freeing a row regardless of its holder.
     ForceRelease,
     /// Deleting old rows.
     Forget,
@@ -322,7 +327,8 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether it changes nothing, answered or not: a look, or a part of a transaction whose commit was not sent.
+    /// Returns whether the action changes nothing, with or without a reply: it only reads, or it is
+    /// part of a transaction whose COMMIT was not sent.
     pub(crate) fn leaves_nothing(self) -> bool {
         matches!(self, Self::Inspect | Self::Read | Self::Begin | Self::Confirm | Self::Commit)
     }
@@ -348,13 +354,13 @@ impl fmt::Display for Action {
     }
 }
 
-/// What is known of the outcome when there was no proper reply.
+/// What is known of the outcome when there was no valid reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Certainty {
     /// The request was not carried out.
     NothingChanged,
-    /// It may have been carried out; a claim that is left behind ends with its lease.
+    /// The request may have been carried out. A claim that is left behind ends with its lease.
     Unknown,
 }
 
@@ -372,7 +378,8 @@ impl Error {
         Self::Conflict { key, attempts, source: Contention }
     }
 
-    /// Whether nothing was sent, or only what changes nothing, and a little later it may be answered.
+    /// Returns whether nothing was sent, or only what changes nothing, and the same request may be
+    /// answered a little later.
     pub(crate) fn is_harmless(&self) -> bool {
         match self {
             Self::TimedOut { outcome, .. } | Self::NoConnection { outcome, .. } => {
@@ -385,10 +392,10 @@ impl Error {
         }
     }
 
-    /// Whether the same call may succeed a little later, with nobody changing anything.
+    /// Returns whether the same call may succeed a little later without any intervention.
     pub fn is_retryable(&self) -> bool {
         match self {
-            // What may have been written is not to be written again.
+            // A write that may have been carried out must not be repeated.
             Self::TimedOut { action: Action::Update | Action::Commit, outcome: Certainty::Unknown, .. }
             | Self::Database { action: Action::Update | Action::Commit, outcome: Certainty::Unknown, .. } => false,
             Self::TimedOut { .. } | Self::NoConnection { .. } | Self::Conflict { .. } => true,
@@ -462,7 +469,7 @@ mod tests {
         }
     }
 
-    /// `fn main() -> Result<(), Box<dyn Error>>` prints this.
+    /// `fn main() -> Result<(), Box<dyn Error>>` prints this text.
     #[test]
     fn what_a_main_prints_says_what_to_do() {
         let error: Box<dyn std::error::Error> = Error::TableMissing.into();

@@ -1,4 +1,4 @@
-//! What is begun is brought to its end, even if whoever waits for it goes away.
+//! Statements that are completed in the background after their caller's future is dropped.
 
 use std::{
     pin::Pin,
@@ -8,12 +8,13 @@ use std::{
 
 use tokio::{runtime::Handle, sync::watch, time::timeout};
 
-/// How long a statement may go on for nobody: its connection is wanted.
+/// How long a statement may run without a caller. Its connection is needed for other requests.
 const GRACE: Duration = Duration::from_secs(1);
 
 type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// What goes on in the background for nobody, and is waited for before the program ends.
+/// The number of operations (statements, endings of leases) that run in the background without a
+/// caller. A shutdown waits for them.
 #[derive(Clone)]
 pub(crate) struct Background(watch::Sender<usize>);
 
@@ -24,15 +25,16 @@ impl Default for Background {
 }
 
 impl Background {
-    /// Something begins, and goes on until this is dropped, be it with its runtime.
+    /// Counts an operation that has started, until the returned guard is dropped, possibly by a
+    /// runtime that is shut down.
     pub fn begin(&self) -> Ongoing {
         self.0.send_modify(|count| *count += 1);
         Ongoing(self.0.clone())
     }
 
-    /// Waits until nothing goes on.
+    /// Waits until no operation is running.
     pub async fn over(&self) {
-        // The sender lives in `self`, so that waiting does not fail.
+        // The sender is owned by `self`, so that the wait cannot fail.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }
 }
@@ -45,8 +47,9 @@ impl Drop for Ongoing {
     }
 }
 
-/// A statement under way. Dropped, it goes on in the background, and its result is dropped there: a lease is abandoned,
-/// a place in a queue is left, and the connection goes back to its pool. After a second without an answer it is closed.
+/// A statement under way. If it is dropped, the statement continues in the background, and its
+/// result is dropped there: a lease is abandoned, a ticket is removed from its queue, and the
+/// connection is returned to its pool. After one second without a reply the connection is closed.
 pub(crate) struct Finish<T: Send + 'static> {
     work: Option<Work<T>>,
     runtime: Handle,
@@ -75,7 +78,7 @@ impl<T: Send + 'static> Drop for Finish<T> {
         if let Some(work) = self.work.take() {
             let ongoing = self.background.begin();
             self.runtime.spawn(async move {
-                // What its result leaves to be done has begun before this is over.
+                // The drop of the result has already started the work that follows from it.
                 drop(timeout(GRACE, work).await);
                 drop(ongoing);
             });

@@ -1,4 +1,4 @@
-//! Names and numbers that identify a claim, checked where they enter.
+//! Names and numbers that identify a claim, validated on construction.
 
 use std::{fmt, sync::Arc};
 
@@ -11,13 +11,13 @@ use uuid::Uuid;
 pub struct Key(Arc<str>);
 
 impl Key {
-    /// The most bytes a key may have.
+    /// The maximum length of a key in bytes.
     pub const MAX_BYTES: usize = 255;
 
-    /// Checks `text` and makes a key of it.
+    /// Creates a key from `text`.
     ///
     /// # Errors
-    /// [`InvalidKey`] says what is wrong with the text.
+    /// [`InvalidKey`] states what is wrong with the text.
     pub fn new(text: &str) -> Result<Self, InvalidKey> {
         let wrong = if text.is_empty() {
             "is empty"
@@ -33,7 +33,7 @@ impl Key {
         Err(InvalidKey { key: text.chars().take(80).collect(), wrong })
     }
 
-    /// The key's text.
+    /// Returns the key's text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -77,7 +77,7 @@ pub struct InvalidHolder {
     pub text: String,
 }
 
-/// The identity of one claim: a UUID made for it and never used again.
+/// The identity of one claim: a UUID that is generated for the claim and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Holder(Uuid);
 
@@ -90,7 +90,7 @@ impl Holder {
         Self(id)
     }
 
-    /// Reads the id that another process was given with its claim.
+    /// Parses the id that another process received with its claim.
     ///
     /// # Errors
     /// [`InvalidHolder`] if the text is not a UUID.
@@ -99,7 +99,7 @@ impl Holder {
         Uuid::parse_str(text).map(Self).map_err(|_| invalid())
     }
 
-    /// The UUID, as it stands in the column `holder`.
+    /// Returns the UUID, as stored in the column `holder`.
     pub fn as_uuid(&self) -> &Uuid {
         &self.0
     }
@@ -111,10 +111,11 @@ impl fmt::Display for Holder {
     }
 }
 
-/// A fencing token: it grows with every claim and every forced release of its key, and never falls.
+/// A fencing token. It grows with every claim and every forced release of its key, and never
+/// decreases.
 ///
-/// Hand it to a system outside the database with each write, and let that system refuse a token
-/// lower than the highest it has seen.
+/// The caller sends it with each write to a system outside the database. That system rejects a
+/// token lower than the highest it has seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(i64);
 
@@ -123,7 +124,7 @@ impl Token {
         Self(number)
     }
 
-    /// The number, as it stands in the column `token`.
+    /// Returns the number, as stored in the column `token`.
     pub fn get(self) -> i64 {
         self.0
     }
@@ -135,10 +136,11 @@ impl fmt::Display for Token {
     }
 }
 
-/// The right to change one resource, as the table knows it.
+/// The right to change one resource, as recorded in the table.
 ///
-/// A row is this claim's while it is locked, has its holder and its token, and `claimed_at` still
-/// repeats `begin_time`; a program that knows nothing of rowlock moves the latter alone.
+/// A row belongs to this claim while it is locked, has the claim's holder and token, and
+/// `claimed_at` still equals `begin_time`. A program that does not know rowlock changes
+/// `begin_time` alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The resource.
@@ -149,12 +151,12 @@ pub struct Claim {
     pub token: Token,
 }
 
-/// The claim that a lease took over from: its holder had let it expire, or abandoned it.
+/// The claim that a lease took over from. Its holder let it expire or abandoned it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreviousClaim {
-    /// That claim's token; whatever it wrote was written under this number.
+    /// The token of that claim. Everything that its holder wrote was written under this number.
     pub token: Token,
-    /// Who held it: the column `client_ip`.
+    /// The label of its holder: the column `client_ip`.
     pub label: String,
 }
 

@@ -1,4 +1,4 @@
-//! The one trait over both strategies, and what is written once for them.
+//! The trait over both lock strategies, and the types that they share.
 
 use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
@@ -14,116 +14,127 @@ use crate::{
     store::Database,
 };
 
-/// A future in a box, as the methods of a trait that is to be used as `dyn` have to return it.
+/// A boxed future, as returned by the methods of a trait that is used as `dyn`.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// The right to change one resource, asked for, made a condition of a commit, and given back.
+/// A lock that grants the right to change one resource, makes a commit depend on it, and releases
+/// it.
 ///
-/// [`LeaseLock`](crate::LeaseLock) keeps others out from the start; [`VersionLock`](crate::VersionLock) lets all of them begin,
-/// and one of them commit. What is built on it ([`ResourceLockExt`]) does not know which it runs under; `dyn ResourceLock<DB>` lets configuration choose.
+/// [`LeaseLock`](crate::LeaseLock) excludes other holders from the start.
+/// [`VersionLock`](crate::VersionLock) lets all of them begin, and one of them commit. Code built
+/// on this trait ([`ResourceLockExt`](crate::ResourceLockExt)) does not depend on the strategy;
+/// `dyn ResourceLock<DB>` lets configuration choose.
 ///
-/// # What an implementation promises
-/// If [`confirm`](Self::confirm) returned `Ok` in a transaction and the commit of that transaction succeeded, no other claim on
-/// the key was confirmed and committed between the grant of this one and that commit. A claim that is lost cannot be confirmed.
+/// # Contract for implementations
+/// If [`confirm`](Self::confirm) returned `Ok` in a transaction and the commit of that transaction
+/// succeeded, no other claim on the key was confirmed and committed between the grant of this claim
+/// and that commit. A claim that is lost cannot be confirmed.
 pub trait ResourceLock<DB: Database>: Send + Sync {
-    /// May I start? Asks once, and never waits for another holder.
+    /// Attempts to acquire `key` once, without waiting for another holder.
     ///
     /// # Errors
-    /// A key that is refused at the door, or a database that fails; never a refusal, which is an answer.
+    /// A key that is invalid, or a database that fails. A refusal is not an error.
     ///
     /// # Cancel safety
-    /// Dropped, a claim that was under way ends by itself, with its lease.
+    /// If the future is dropped, a claim in flight ends by itself, with its lease.
     fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>>;
 
-    /// May I start? Asks until it is granted, or for `wait` at most; the last refusal tells why not.
+    /// Acquires `key`, retrying until it is granted or `wait` has passed. The last refusal states
+    /// the reason.
     ///
     /// # Errors
     /// As [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
-    /// Dropped, it stops waiting; a claim that was under way ends by itself.
+    /// If the future is dropped, the wait stops. A claim in flight ends by itself.
     fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>>;
 
-    /// May I commit? Makes the commit of the caller's transaction depend on the claim; call it where [`order`](Self::order) says.
+    /// Makes the commit of the caller's transaction depend on the claim. It is called where
+    /// [`confirm_at`](Self::confirm_at) says.
     ///
-    /// It neither commits nor rolls back. A lease that is granted after the transaction has read anything does not vouch for what was read. One transaction at a time under one claim: [`commit_outcome`](Self::commit_outcome) could not tell two apart.
+    /// It neither commits nor rolls back. A lease that is granted after the transaction has read
+    /// anything does not vouch for what was read. A claim serves one transaction at a time, because
+    /// [`commit_outcome`](Self::commit_outcome) could not distinguish two.
     ///
     /// # Errors
-    /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand, [`Error::NotInTransaction`], and errors of the database: after any of them
-    /// the caller rolls back.
+    /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand,
+    /// [`Error::NotInTransaction`], and errors of the database. After any of them the caller rolls
+    /// back.
     ///
     /// # Cancel safety
-    /// Dropped, the caller rolls back.
+    /// If the future is dropped, the caller rolls back.
     fn confirm<'a>(
         &'a self,
         claim: &'a Claim,
         tx: &'a mut DB::Connection,
     ) -> BoxFuture<'a, Result<Confirmation, Error>>;
 
-    /// I am done: the work came to its end, well or badly.
+    /// Ends the claim of work that has completed, successfully or not.
     ///
     /// # Errors
     /// As [`Lease::release`]; a version has nothing to release.
     ///
     /// # Cancel safety
-    /// Dropped, the claim is released or abandoned.
+    /// If the future is dropped, the claim is released or abandoned.
     fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// What became of a confirmed transaction whose COMMIT brought no answer; waits for it to end, up to a limit.
+    /// Returns the outcome of a confirmed transaction whose COMMIT brought no reply. It waits for
+    /// that transaction to end, up to a limit.
     ///
     /// # Cancel safety
-    /// It only reads.
+    /// The method only reads.
     fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome>;
 
-    /// When in a transaction a claim is to be confirmed.
+    /// Returns when in a transaction a claim is to be confirmed.
     fn confirm_at(&self) -> ConfirmAt;
 
-    /// How long conflicts are tried again.
+    /// Returns how long conflicts are retried.
     fn retry(&self) -> Retry;
 
-    /// How long one statement may take, COMMIT too.
+    /// Returns how long one statement may take, including COMMIT.
     fn time_limit(&self) -> Duration;
 
-    /// Where transactions are begun.
+    /// Returns the pool on which transactions are begun.
     fn pool(&self) -> &Pool<DB>;
 }
 
 /// When in a transaction a claim is confirmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfirmAt {
-    /// Before the work: its row stays locked to the end, and nobody can take over.
+    /// Before the work. The row stays locked until the transaction ends, and no other claim can
+    /// take over.
     First,
-    /// After the work, so that the row is locked for as short as can be.
+    /// After the work, so that the row is locked for as short a time as possible.
     Last,
 }
 
-/// What a confirmation came back with: the row's count of confirmations, or the version it wrote.
+/// The result of a confirmation: the row's count of confirmations, or the version that it wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confirmation(pub i64);
 
-/// What became of a transaction whose COMMIT brought no answer.
+/// The outcome of a transaction whose COMMIT brought no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitOutcome {
-    /// It is there.
+    /// The transaction was committed.
     Committed,
-    /// It is not, and will not be.
+    /// The transaction was not committed, and will not be.
     RolledBack,
-    /// Nobody can tell.
+    /// The outcome cannot be determined.
     Unknown,
 }
 
-/// The answer to a try.
+/// The result of an attempt to acquire a key.
 #[derive(Debug)]
 #[must_use = "a lease that is dropped is abandoned"]
 pub enum Attempt<G> {
     /// The key was granted.
     Acquired(G),
-    /// Somebody or something stands in the way.
+    /// The key was refused.
     Refused(Refusal),
 }
 
 impl<G> Attempt<G> {
-    /// What was granted, made into something else.
+    /// Maps what was granted.
     pub(crate) fn map<H>(self, make: impl FnOnce(G) -> H) -> Attempt<H> {
         match self {
             Self::Acquired(granted) => Attempt::Acquired(make(granted)),
@@ -131,7 +142,7 @@ impl<G> Attempt<G> {
         }
     }
 
-    /// What was granted, if it was.
+    /// Returns what was granted, if it was.
     pub fn acquired(self) -> Option<G> {
         match self {
             Self::Acquired(granted) => Some(granted),
@@ -139,7 +150,7 @@ impl<G> Attempt<G> {
         }
     }
 
-    /// The refusal, if it is one.
+    /// Returns the refusal, if it is one.
     pub fn refused(self) -> Option<Refusal> {
         match self {
             Self::Acquired(_) => None,
@@ -148,7 +159,7 @@ impl<G> Attempt<G> {
     }
 }
 
-/// A claim that was granted, and the lease behind it where there is one. Dropped, the lease is abandoned.
+/// A claim that was granted, with its lease if it has one. Dropping it abandons the lease.
 pub struct Grant<DB: Database> {
     claim: Claim,
     lease: Option<Lease<DB>>,
@@ -166,7 +177,7 @@ impl<DB: Database> From<Lease<DB>> for Grant<DB> {
     }
 }
 
-/// A claim that nothing has to keep alive.
+/// Converts a claim that needs no lease to stay valid.
 impl<DB: Database> From<Claim> for Grant<DB> {
     fn from(claim: Claim) -> Self {
         Self { claim, lease: None }
@@ -174,22 +185,22 @@ impl<DB: Database> From<Claim> for Grant<DB> {
 }
 
 impl<DB: Database> Grant<DB> {
-    /// Key, holder and token.
+    /// Returns the claim: key, holder and token.
     pub fn claim(&self) -> &Claim {
         &self.claim
     }
 
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> &Key {
         &self.claim.key
     }
 
-    /// The fencing token, or the version that was read.
+    /// Returns the fencing token, or the version that was read.
     pub fn token(&self) -> Token {
         self.claim.token
     }
 
-    /// The lease; a version has none.
+    /// Returns the lease; a version has none.
     pub fn lease(&self) -> Option<&Lease<DB>> {
         self.lease.as_ref()
     }
@@ -199,15 +210,15 @@ impl<DB: Database> Grant<DB> {
         self.lease()?.taken_over_from()
     }
 
-    /// As [`Lease::is_held`]. A version is found out to be lost by [`ResourceLock::confirm`] alone.
+    /// As [`Lease::is_held`]. Only [`ResourceLock::confirm`] detects the loss of a version.
     pub fn is_held(&self) -> bool {
         self.lease().is_none_or(Lease::is_held)
     }
 
-    /// As [`Lease::lost`]; for a version it waits for ever.
+    /// As [`Lease::lost`]; for a version it never completes.
     ///
     /// # Cancel safety
-    /// Nothing is lost by dropping it.
+    /// No state is lost if the future is dropped.
     pub async fn lost(&self) {
         match self.lease() {
             Some(lease) => lease.lost().await,
@@ -215,12 +226,12 @@ impl<DB: Database> Grant<DB> {
         }
     }
 
-    /// As [`Lease::cancellation_token`]; for a version it is never cancelled.
+    /// As [`Lease::cancellation_token`]; for a version the token is never cancelled.
     pub fn cancellation_token(&self) -> CancellationToken {
         self.lease().map(Lease::cancellation_token).unwrap_or_default()
     }
 
-    /// As [`Lease::reenter`]; of a version, the same claim again.
+    /// As [`Lease::reenter`]; for a version it returns the same claim again.
     ///
     /// # Errors
     /// [`Error::Lost`] if a lease is lost.
@@ -228,13 +239,13 @@ impl<DB: Database> Grant<DB> {
         Ok(Self { claim: self.claim.clone(), lease: self.lease().map(Lease::reenter).transpose()? })
     }
 
-    /// The lease, to renew, detach or end it by hand; a version has none.
+    /// Returns the lease, to renew, detach or end it explicitly; a version has none.
     pub fn into_lease(self) -> Option<Lease<DB>> {
         self.lease
     }
 }
 
-/// A shared lock is a lock: code that is generic over locks takes an `Arc<dyn ResourceLock<DB>>` too.
+/// A shared lock is a lock: generic code also accepts an `Arc<dyn ResourceLock<DB>>`.
 impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLock<DB> for Arc<L> {
     fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         (**self).try_acquire(key)

@@ -1,4 +1,4 @@
-//! What is written once for every lock: work that runs under a key.
+//! Running work under a key, for every lock.
 
 use tokio::time::Instant;
 
@@ -11,59 +11,74 @@ use crate::{
     transaction::{self, TransactionError, Tx, WorkError},
 };
 
-/// What became of [`ResourceLockExt::run`].
+/// The outcome of [`ResourceLockExt::run`].
 #[derive(Debug)]
 #[must_use = "the work may have been refused, cancelled, or have failed"]
 pub enum RunOutcome<T, E> {
     /// The work did not start.
     Refused(Refusal),
-    /// The work came to its end.
+    /// The work completed.
     Ended {
-        /// Its own result.
+        /// The work's own result.
         result: Result<T, E>,
-        /// Whether the row tells so: `S` or `F`. If not, the next one may not know that it ended.
-        /// A handle ([`Grant::reenter`]) that outlives the work holds the key on, and the row tells what that one ends with.
+        /// Whether the row records the result as `S` or `F`. If not, the next holder may not know
+        /// that the work ended. A handle ([`Grant::reenter`]) that outlives the work continues to
+        /// hold the key, and the row records the status with which that handle ends.
         recorded: Result<(), Error>,
     },
-    /// The lease was lost and the work cancelled on the way.
+    /// The lease was lost, and the work was cancelled before it completed.
     Lost(Claim),
 }
 
-/// What every [`ResourceLock`] can do.
+/// Methods that every [`ResourceLock`] has.
 pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
-    /// Runs `work` under the key, if it can be had now: releases it as succeeded or failed by the work's result.
+    /// Runs `work` under `key` if the key is available now, and releases the key as succeeded or
+    /// failed according to the work's result.
     ///
-    /// The work is cancelled (its future is dropped) when a lease is lost; hand [`Grant::cancellation_token`] to the tasks
-    /// that it spawns. Work that blocks its thread cannot be cancelled, and on a runtime of one thread it stops the renewals:
-    /// put it into `spawn_blocking`, and let it look at [`Grant::is_held`]. A panic abandons the key.
-    /// A version keeps nobody out: work that is to run once only, or that writes, belongs under a lease or into [`transaction`](Self::transaction).
+    /// The work is cancelled (its future is dropped) when a lease is lost. Pass
+    /// [`Grant::cancellation_token`] to the tasks that it spawns. Work that blocks its thread
+    /// cannot be cancelled, and on a single-threaded runtime it stops the renewals: run it in
+    /// `spawn_blocking`, and let it check [`Grant::is_held`]. A panic abandons the key. A version
+    /// excludes no other holder: work that is to run only once, or that writes, belongs under a
+    /// lease or into [`transaction`](Self::transaction).
     ///
-    /// In a task of its own: `tokio::spawn(async move { lock.run("key", async move |grant| { ... }).await })`.
+    /// To run the work in a task of its own:
+    ///
+    /// `tokio::spawn(async move { lock.run("key", async move |grant| { ... }).await })`
     ///
     /// # Errors
-    /// As [`ResourceLock::try_acquire`]. What happens after the start is told by [`Run`].
+    /// As [`ResourceLock::try_acquire`]. [`RunOutcome`] reports what happens after the start.
     ///
     /// # Cancel safety
-    /// Dropped, it drops the work and abandons the key in the background: the next one may take over at once.
+    /// If the future is dropped, the work is dropped and the key is abandoned in the background.
+    /// The next claim may take over at once.
     fn run<T, E, W>(&self, key: &str, work: W) -> impl Future<Output = Result<RunOutcome<T, E>, Error>>
     where
         W: AsyncFnOnce(&Grant<DB>) -> Result<T, E>;
 
-    /// Runs `work` in a transaction that commits only if the claim on `key` stands to its end: acquire, begin, work, confirm, commit, release.
+    /// Runs `work` in a transaction that commits only if the claim on `key` stands until its end:
+    /// acquire, begin, work, confirm, commit, release.
     ///
-    /// Conflicts, losses before the commit, and errors that mean contention, also those that the work itself met, are rolled back and tried again:
-    /// the work may run several times, and keeps to the transaction. The isolation level is the connection's: a statement that sets it comes too late. The work lets every database error out, neither commits nor rolls back, and gives
-    /// the transaction back by dropping it. A work that ran into contention is known by its error's chain of sources ([`WorkError`]).
+    /// Conflicts, losses before the commit, and errors that mean contention, including those that
+    /// the work itself met, are rolled back and retried. The work may run several times, so it does
+    /// nothing outside the transaction. The isolation level is the connection's, because a
+    /// statement that sets it comes too late. The work returns every database error, neither
+    /// commits nor rolls back, and returns the transaction by dropping it. Contention in the work
+    /// is detected through its error's chain of sources ([`WorkError`]).
     ///
-    /// A failure to release after the commit is no failure of the transaction: it goes into the log, and the lease ends by itself.
+    /// A failure to release after the commit is not a failure of the transaction. It is logged, and
+    /// the lease ends by itself.
     ///
     /// # Errors
-    /// [`TransactionError::Work`], rolled back, is the work's own; [`TransactionError::Refused`] if the key was not to be had in time;
-    /// [`TransactionError::Failed`] with [`Error::Conflict`] when the retries are used up, with [`Error::CommitUnknown`] if nobody can tell
-    /// whether it was committed. After every other error nothing was committed.
+    /// [`TransactionError::Work`] is the work's own error, after a rollback.
+    /// [`TransactionError::Refused`] is returned if the key was not available in time.
+    /// [`TransactionError::Failed`] contains [`Error::Conflict`] when the retries are used up, and
+    /// [`Error::CommitUnknown`] if it cannot be determined whether the transaction was committed.
+    /// After every other error nothing was committed.
     ///
     /// # Cancel safety
-    /// Dropped before the commit is sent, it leaves nothing behind; later, the commit may stand. The claim is abandoned, the connection closed.
+    /// If the future is dropped before the commit is sent, nothing is committed. If it is dropped
+    /// later, the commit may stand. The claim is abandoned and the connection closed.
     fn transaction<T, E, W, F>(&self, key: &str, work: W) -> impl Future<Output = Result<T, TransactionError<E>>>
     where
         E: WorkError,

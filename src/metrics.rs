@@ -1,4 +1,5 @@
-//! Numbers for whoever watches: counters and histograms through the `metrics` facade, if the feature is on. The README names them.
+//! Counters and histograms through the `metrics` facade, if the feature is enabled.
+//! `docs/operating.md` lists their names.
 
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables))]
 
@@ -28,17 +29,17 @@ pub fn refused(reason: Reason) {
     count!("rowlock_refused_total", 1, "reason" => reason.name());
 }
 
-/// From the call of `acquire` to the grant.
+/// Records the time from the call of `acquire` to the grant.
 pub fn waited(time: Duration) {
     observe!("rowlock_wait_seconds", time);
 }
 
-/// From the grant to the lease's end, however it ended.
+/// Records the time from the grant to the end of the lease, for whatever reason it ended.
 pub fn held(time: Duration) {
     observe!("rowlock_hold_seconds", time);
 }
 
-/// Renewals in the background that brought no answer; the lease stands.
+/// Counts leases whose renewal in the background received no reply. The leases still stand.
 pub fn renewals_failed(leases: usize) {
     count!("rowlock_renewals_failed_total", leases as u64);
 }
@@ -47,7 +48,7 @@ pub fn lost() {
     count!("rowlock_lost_total", 1);
 }
 
-/// An attempt at a transaction or an update that others were faster than.
+/// Counts an attempt at a transaction or an update that failed because of a conflict.
 pub fn conflict() {
     count!("rowlock_conflicts_total", 1);
 }

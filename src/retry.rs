@@ -1,4 +1,4 @@
-//! Trying again: how often, how long, and how far apart.
+//! Retries: how often, for how long, and at which intervals.
 
 use std::time::Duration;
 
@@ -9,12 +9,13 @@ use crate::error::Error;
 
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long conflicts are tried again; whichever limit comes first ends it.
+/// The limits for retries after conflicts. The first limit that is reached ends them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retry {
-    /// The most attempts: 1 to 1,000,000, 100 unless set.
+    /// The maximum number of attempts: 1 to 1,000,000. The default is 100.
     pub attempts: u32,
-    /// The most time: 1 ms to one day, 10 s unless set. Waiting for the key and for a connection count.
+    /// The maximum time: 1 ms to one day. The default is 10 s. Waiting for the key and for a
+    /// connection counts.
     pub within: Duration,
 }
 
@@ -26,7 +27,7 @@ impl Default for Retry {
 
 impl Retry {
     /// # Errors
-    /// [`Error::InvalidSetting`] for limits that are not possible.
+    /// [`Error::InvalidSetting`] for limits outside the ranges of the fields.
     pub(crate) fn checked(self) -> Result<Self, Error> {
         let rule = "it has to be from 1 ms to one day";
         within("a time for retries", self.within, Duration::from_millis(1), DAY, rule)?;
@@ -51,12 +52,12 @@ impl Retry {
     }
 }
 
-/// Attempts at one thing.
+/// Attempts at one operation.
 pub(crate) struct Tries {
     retry: Retry,
-    /// The number of the attempt under way, from 1.
+    /// The number of the current attempt, from 1.
     pub attempt: u32,
-    /// When all of it has to be over.
+    /// When all attempts have to be over.
     pub until: Instant,
     backoff: Backoff,
 }
@@ -66,7 +67,7 @@ impl Tries {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// Pauses and counts the next attempt; `false` when there is to be none.
+    /// Pauses and counts the next attempt. Returns `false` if a limit is reached.
     pub async fn again(&mut self) -> bool {
         if self.attempt >= self.retry.attempts || self.left().is_zero() {
             return false;
@@ -80,14 +81,14 @@ impl Tries {
     }
 }
 
-/// Checks how long a statement may take.
+/// Validates how long a statement may take.
 pub(crate) fn time_limit(limit: Duration) -> Result<Duration, Error> {
     let hour = Duration::from_secs(60 * 60);
     within("a time limit", limit, Duration::from_millis(1), hour, "it has to be from 1 ms to one hour")?;
     Ok(limit)
 }
 
-/// Checks a duration and brings it to the databases' precision, the microsecond.
+/// Validates a duration and truncates it to the databases' precision, the microsecond.
 pub(crate) fn within(
     setting: &'static str,
     value: Duration,
@@ -103,7 +104,7 @@ pub(crate) fn within(
     })
 }
 
-/// Pauses that double, each between half of its bound and the whole.
+/// Pauses with a bound that doubles. Each pause is between half of the bound and the bound.
 #[derive(Clone, Copy)]
 pub(crate) struct Backoff {
     bound: Duration,
@@ -119,7 +120,7 @@ impl Backoff {
         Self { bound: first.min(longest), longest }
     }
 
-    /// How long the next pause is.
+    /// Returns the length of the next pause.
     pub fn next(&mut self) -> Duration {
         let bound = self.bound;
         self.bound = (bound * 2).min(self.longest);
@@ -131,7 +132,7 @@ impl Backoff {
     }
 }
 
-/// A moment before a fresh connection is tried, where the one at hand had gone away.
+/// Pauses for a moment before another connection is tried in place of one that was closed.
 pub(crate) async fn outage_pause() {
     sleep(Duration::from_millis(fastrand::u64(5..30))).await;
 }

@@ -1,25 +1,26 @@
-//! When a key may be taken: the rules table as a pure function.
+//! When a key may be claimed: the rules table as a pure function.
 //!
-//! This is the one place where that is decided. PostgreSQL and MySQL repeat the granting half in
-//! their claim statement, so that a grant costs one round trip; what they do not grant is explained
-//! here from the row that they saw. A test puts every cell of the table through every server.
+//! The decision is made here alone. PostgreSQL and MySQL repeat the granting half in their claim
+//! statement, so that a grant costs one round trip. A claim that they do not grant is explained
+//! here from the row that they read. A test runs every cell of the table on every server.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::key::{Holder, Key};
 
-/// What to do with a row whose last run failed or never ended.
+/// How to treat a row whose last run failed or never ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rules {
-    /// A failed run may be repeated, an expired claim is taken over.
+    /// A failed run may be repeated, and an expired claim is taken over.
     #[default]
     Recover,
-    /// Only a success lets the next one in; after a failure or a crash, an operator has to release the key.
+    /// Only a success permits the next claim. After a failure or a crash, an operator has to
+    /// release the key.
     Article,
 }
 
-/// How work ended.
+/// The result of the work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Status {
     /// Written as `S`.
@@ -30,7 +31,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// The letter that stands in the column `status`.
+    /// Returns the letter stored in the column `status`.
     pub fn letter(self) -> &'static str {
         match self {
             Self::Succeeded => "S",
@@ -39,32 +40,34 @@ impl Status {
     }
 }
 
-/// On what terms a lock asks for its keys.
+/// The terms on which a lock claims its keys.
 #[derive(Clone, Debug)]
 pub struct Terms {
     pub rules: Rules,
     pub min_interval: TimeDelta,
     pub lease: TimeDelta,
     pub retry_failed: bool,
-    /// How far east of UTC the other programs on the table write their times; set only where there are any.
+    /// How far east of UTC the other programs on the table write their times. Set only if there are
+    /// any.
     pub article_clients: Option<TimeDelta>,
     pub label: String,
 }
 
 impl Terms {
-    /// What the table's `begin_time` and `end_time` are ahead of UTC.
+    /// Returns how far the table's `begin_time` and `end_time` are ahead of UTC.
     pub fn offset(&self) -> TimeDelta {
         self.article_clients.unwrap_or_default()
     }
 
-    /// The column `time` of a row that is created: `min_interval` in minutes, at least the article's 60.
+    /// Returns the column `time` of a row that is created: `min_interval` in minutes, rounded up,
+    /// and at least the article's 60.
     pub fn minutes(&self) -> i32 {
         let minutes = (self.min_interval + TimeDelta::microseconds(59_999_999)).num_minutes();
         i32::try_from(minutes).unwrap_or(i32::MAX).max(60)
     }
 }
 
-/// A row of `t_resource_lock`, its times in UTC.
+/// A row of `t_resource_lock`. Its times are in UTC.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub locked: bool,
@@ -76,33 +79,34 @@ pub struct Row {
     pub token: i64,
     pub expires_at: Option<DateTime<Utc>>,
     pub claimed_at: Option<DateTime<Utc>>,
-    /// `end_time` is set: some program has ended what the row tells of.
+    /// `end_time` is set: a program has ended the run that the row describes.
     pub ended: bool,
-    /// Somebody is told when the row is freed (PostgreSQL).
+    /// A notification is sent when the row is freed (PostgreSQL).
     pub awaited: bool,
 }
 
 impl Row {
-    /// Locked by a claim of rowlock's that no other program has trampled on. One that unlocks the row and locks it
-    /// again leaves its `end_time` behind, also where whole seconds make its `begin_time` the same as ours.
+    /// Returns whether the row is locked by a claim of rowlock that no other program has
+    /// overwritten. A program that unlocks the row and locks it again leaves its `end_time` behind,
+    /// which also shows where whole seconds make its `begin_time` equal to that of the claim.
     pub fn is_rowlocks(&self) -> bool {
         let untouched = self.claimed_at.is_some() && self.claimed_at == self.begin_time && !self.ended;
         self.locked && self.holder.is_some() && untouched
     }
 }
 
-/// What the rules say about one row at one moment.
+/// What the rules decide about one row at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// There is no row: create it free, then ask again.
+    /// The row does not exist. It is created free, and the claim request is repeated.
     Create,
-    /// Free, and nothing stands in the way.
+    /// The row is free, and nothing prevents the claim.
     Acquire,
-    /// An earlier request of this very holder came through.
+    /// An earlier request of the same holder was carried out.
     Same,
-    /// Expired, or another program's time is over.
+    /// The claim has expired, or the time of another program is over.
     TakeOver,
-    /// Not now; with the time from which on asking makes sense, where there is one.
+    /// The claim is refused, with the time from which a new request is useful, if there is one.
     Refuse(Reason, Option<DateTime<Utc>>),
 }
 
@@ -110,27 +114,28 @@ pub enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// Another claim holds it, and its lease has not ended.
+    /// Another claim holds the key, and its lease has not ended.
     Held,
-    /// A program that does not know rowlock holds it.
+    /// A program that does not know rowlock holds the key.
     HeldByAnotherProgram,
-    /// Its holder never ended it, and the lease is over; [`Rules::Article`] leaves that to an operator
-    /// ([`LeaseLock::force_release`](crate::LeaseLock::force_release)).
+    /// The holder never ended its claim, and the lease is over. [`Rules::Article`] leaves the key
+    /// to an operator ([`LeaseLock::force_release`](crate::LeaseLock::force_release)).
     TimedOutUnfinished,
-    /// It was taken less than `min_interval` ago.
+    /// The key was claimed less than `min_interval` ago.
     WithinWindow,
-    /// Its last run failed; [`Rules::Article`] leaves that to an operator.
+    /// The last run failed. [`Rules::Article`] leaves the key to an operator.
     LastRunFailed,
-    /// Its status is not `S`; [`Rules::Article`] leaves that to an operator.
+    /// The status is not `S`. [`Rules::Article`] leaves the key to an operator.
     NotSucceeded,
-    /// Others wait for it in order ([`LeaseLock::fair`](crate::LeaseLock::fair)), and were there before. Only fair lock objects are told so.
+    /// Earlier requests wait for the key in order ([`LeaseLock::fair`](crate::LeaseLock::fair)).
+    /// Only fair lock objects receive this reason.
     Queued,
-    /// Somebody else's transaction was at the row all the while (on SQLite: at the file).
+    /// Another transaction kept the row locked during the whole attempt (on SQLite: the file).
     Busy,
 }
 
 impl Reason {
-    /// A short name for programs: it never changes.
+    /// Returns a short name for programs. It never changes.
     pub fn name(self) -> &'static str {
         match self {
             Self::Held => "held",
@@ -160,7 +165,7 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// The rules table: may `holder` have the key of this row now, on these terms?
+/// Decides by the rules table whether `holder` may claim the key of this row now, on these terms.
 pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Terms) -> Verdict {
     use Reason::*;
     use Verdict::*;
@@ -190,7 +195,8 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
     if !recover && row.status != "S" {
         return Refuse(if row.status == "F" { LastRunFailed } else { NotSucceeded }, None);
     }
-    // Without a window, a begin_time that lies ahead (rounded up by its column, or of a clock that was stepped back) is none either.
+    // Without a minimum interval, a begin_time in the future (rounded up by its column, or from a
+    // clock that was set back) does not refuse the claim.
     let window = (!terms.min_interval.is_zero()).then_some(terms.min_interval);
     let window_ends = row.begin_time.zip(window).map(|(begin, window)| later(begin, window));
     if window_ends.is_none_or(|end| now >= end) || (row.status == "F" && terms.retry_failed) {
@@ -200,26 +206,26 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
     }
 }
 
-/// What a row is at one moment, for people.
+/// The state of a row at one moment, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum State {
-    /// A claim holds it.
+    /// A claim holds the key.
     Held,
-    /// A claim holds it whose lease is over: its holder crashed, was stopped, or abandoned it.
+    /// A claim whose lease is over holds the key: its holder crashed, was stopped, or abandoned it.
     Expired,
-    /// A program that does not know rowlock holds it.
+    /// A program that does not know rowlock holds the key.
     HeldByAnotherProgram,
-    /// Free, but taken less than `min_interval` ago.
+    /// The key is free, but was claimed less than `min_interval` ago.
     WithinWindow,
-    /// Free, and its last run failed.
+    /// The key is free, and its last run failed.
     Failed,
-    /// Free.
+    /// The key is free.
     Free,
 }
 
 impl State {
-    /// A short name for programs: it never changes.
+    /// Returns a short name for programs. It never changes.
     pub fn name(self) -> &'static str {
         match self {
             Self::Held => "held",
@@ -245,7 +251,7 @@ impl std::fmt::Display for State {
     }
 }
 
-/// A row's state, and until when it lasts, where that is known.
+/// Returns the state of a row, and the time until which it lasts, if that is known.
 pub fn state(row: &Row, now: DateTime<Utc>, terms: &Terms) -> (State, Option<DateTime<Utc>>) {
     if row.is_rowlocks() {
         let expired = row.expires_at.is_some_and(|end| now >= end);
@@ -262,33 +268,36 @@ pub fn state(row: &Row, now: DateTime<Utc>, terms: &Terms) -> (State, Option<Dat
     }
 }
 
-/// `from + distance`, or the end of time: rows of other programs may hold any time at all.
+/// Returns `from + distance`, or the latest possible time: rows of other programs may hold any
+/// time.
 fn later(from: DateTime<Utc>, distance: TimeDelta) -> DateTime<Utc> {
     from.checked_add_signed(distance).unwrap_or(DateTime::<Utc>::MAX_UTC)
 }
 
-/// An ordinary answer: somebody or something stands in the way.
+/// A regular result: the key cannot be claimed now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Refusal {
-    /// The key asked for.
+    /// The requested key.
     pub key: Key,
-    /// What stands in the way.
+    /// Why the claim was refused.
     pub reason: Reason,
-    /// Who took the key last: the column `client_ip`.
+    /// The label of the last claim: the column `client_ip`.
     pub by: String,
-    /// When that one took it, on the database's clock.
+    /// When that claim was made, on the database's clock.
     pub since: Option<DateTime<Utc>>,
-    /// When the lease or the window ends, on the database's clock; `None` where an operator has to act.
+    /// When the lease or the minimum interval ends, on the database's clock; `None` where an
+    /// operator has to act.
     pub until: Option<DateTime<Utc>>,
-    /// How long from now until asking again makes sense; a holder may end sooner, or renew.
+    /// How long from now until a new request is useful. The holder may release the key sooner, or
+    /// renew its lease.
     pub retry_after: Option<std::time::Duration>,
-    /// Whoever frees the row will tell.
+    /// A notification is sent when the row is freed.
     pub(crate) awaited: bool,
 }
 
 impl Refusal {
-    /// The refusal that a row gives cause to.
+    /// Creates the refusal from the row that caused it.
     pub(crate) fn new(key: Key, reason: Reason, until: Option<DateTime<Utc>>, row: &Row, now: DateTime<Utc>) -> Self {
         let retry_after = until.map(|until| (until - now).to_std().unwrap_or_default());
         let (by, since, awaited) = (row.client_ip.clone(), row.begin_time, row.awaited);

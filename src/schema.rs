@@ -1,4 +1,4 @@
-//! The table: created, completed, and checked before it is used.
+//! The table: created, completed, and validated before it is used.
 
 use std::time::Duration;
 
@@ -18,26 +18,31 @@ use crate::{
     },
 };
 
-/// How long creating the table may take, a wait behind other transactions included.
+/// How long creating the table may take, including a wait for other transactions.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Creates the tables `t_resource_lock` and `t_resource_lock_queue` if they are not there, and adds the columns that the first lacks.
+/// Creates the tables `t_resource_lock` and `t_resource_lock_queue` if they do not exist, and adds
+/// the columns that the first lacks.
 ///
-/// On PostgreSQL a table that the connection's `search_path` leads to is completed in its own schema,
-/// with the queue beside it; where there is none, both are made in the first schema of the path. On
-/// MySQL and MariaDB the tables lie in the connection's database, on SQLite in its main file.
+/// On PostgreSQL, a table that the connection's `search_path` leads to is completed in its own
+/// schema, and the queue is created beside it. If there is none, both are created in the first
+/// schema of the path. On MySQL and MariaDB, the tables are in the connection's database; on
+/// SQLite, in its main file.
 ///
-/// The columns and rows of a table that other programs use already stay as they are.
+/// The existing columns and rows of a table that other programs use are not changed.
 ///
-/// A complete table is only looked at: no lock, no right to change the schema is needed. It may be called at every start,
-/// by any number of instances at once, and beside `sqlx migrate run`. Nothing is recorded in `_sqlx_migrations` or anywhere.
+/// A complete table is only read: the call then takes no lock and needs no right to change the
+/// schema. It may be called at every start, beside `sqlx migrate run`, and by any number of
+/// instances at once. Nothing is recorded in `_sqlx_migrations` or elsewhere.
 ///
 /// # Errors
-/// [`Error::Unsuitable`] if a table that lacks columns would be of no use with them, or the server or file cannot be used, and nothing is changed;
-/// [`Error::Database`] if the database refuses; [`Error::TimedOut`] after a minute.
+/// [`Error::Unsuitable`] if the table would not be usable even with the missing columns, or if the
+/// server or file cannot be used; nothing is changed. [`Error::Database`] if the database refuses;
+/// [`Error::TimedOut`] after a minute.
 ///
 /// # Cancel safety
-/// Dropped, it leaves the table as it was, or complete, or (MySQL, MariaDB) created but not complete; call it again.
+/// If the future is dropped, the table is unchanged, or complete, or (MySQL, MariaDB) created but
+/// not complete. The call can be repeated.
 pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
     let connections = Connections::new(pool.clone(), Purpose::Requests);
     let migrated = complete(&connections).await;
@@ -69,8 +74,9 @@ async fn complete<DB: Database>(connections: &Connections<DB>) -> Result<(), Err
         let reply = timeout_at(limit, DB::install(conn.get())).await;
         tries += 1;
         match conn.settle(reply) {
-            // Instances that start together run into each other (a type exists already, a column, a busy file):
-            // whoever fails looks again, and gives up only on an error that stays.
+            // Instances that start together conflict with each other (a type or column that already
+            // exists, a busy file). An instance that fails inspects the table again, and returns
+            // the error only if it persists.
             Err(failure) if tries == 10 => return Err(failed(failure, LIMIT)),
             Err(_) => sleep(Duration::from_millis(fastrand::u64(5..50) * tries)).await,
             Ok(()) => installed = true,
@@ -90,7 +96,8 @@ async fn schema<DB: Database>(
         let mut conn = PooledConn::checkout(connections, limit).await.map_err(failed)?;
         let reply = timeout_at(limit, DB::schema(conn.get())).await;
         match conn.settle(reply) {
-            // The connection may have gone away while it was idle; a look may be sent again.
+            // The connection may have been closed while it was idle. The inspection may be
+            // repeated.
             Err(failure) if failure.is_outage() && Instant::now() < limit => outage_pause().await,
             reply => return reply.map_err(failed),
         }
@@ -107,12 +114,12 @@ pub(crate) struct Table {
     key_type: String,
     key_limit: KeyLimit,
     label_chars: usize,
-    /// Whether a statement can be told not to wait for a locked row.
+    /// Whether a statement can be instructed not to wait for a locked row.
     pub nowait: bool,
 }
 
 impl Table {
-    /// Reads the table's shape, and refuses one that a lock cannot stand on.
+    /// Reads the shape of the table, and refuses a table that a lock cannot use.
     pub async fn read<DB: Database>(
         connections: &Connections<DB>,
         limit: Instant,

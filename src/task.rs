@@ -1,7 +1,9 @@
-//! Background work of a lock object: one task does it, on one runtime, and the others stand by.
+//! Background work of a lock object: one task is active, on one runtime, and the other tasks stand
+//! by.
 //!
-//! Each runtime that uses the lock object has a task. A runtime may stand still without ending (a current-thread runtime
-//! outside of `block_on`): then its task does not look when it said it would, and one that stands by takes over.
+//! Each runtime that uses the lock object has a task. A runtime may stop being driven without being
+//! shut down (a current-thread runtime outside of `block_on`). Its task then does not poll at the
+//! time that it announced, and a standby task takes over.
 
 use std::{collections::HashSet, pin::Pin, sync::Arc, time::Duration};
 
@@ -25,21 +27,22 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// [`Duty::join`].
     fn join(&self, runtime: Id) -> bool;
 
-    /// Wakes the tasks, which look again.
+    /// Returns the channel that wakes the tasks, which then poll the work again.
     fn woken(&self) -> &watch::Sender<()>;
 
-    /// Does what falls to the task of this runtime, and says when to look again; `None` when the task is to end.
+    /// Does the work that falls to the task of this runtime, and returns when to poll again, or
+    /// `None` if the task is to end.
     fn look(self: &Arc<Self>, runtime: Id, under_way: &mut UnderWay) -> Option<Instant>;
 
-    /// The runtime went away, and its task with it.
+    /// Records that the runtime was shut down, and its task with it.
     fn leave(&self, runtime: Id);
 }
 
-/// Starts the task of this runtime, if it has none; the caller holds no lock.
+/// Starts the task of this runtime, if it has none. The caller holds no lock.
 pub(crate) fn start<W: Work>(work: &Arc<W>) {
     let Ok(runtime) = Handle::try_current() else { return };
     if work.join(runtime.id()) {
-        // The guard goes in with the task, which may be dropped before it ever runs.
+        // The guard is moved into the task, which may be dropped before its first poll.
         runtime.spawn(run(OnStop { work: work.clone(), runtime: runtime.id(), armed: true }));
     }
 }
@@ -49,7 +52,8 @@ async fn run<W: Work>(mut task: OnStop<W>) {
     while let Some(wakes_at) = task.work.look(task.runtime, &mut under_way) {
         let UnderWay { renewal, ending } = &mut under_way;
         tokio::select! {
-            // A task that was replaced while its runtime stood still looks before it sends anything more.
+            // A task that was replaced while its runtime was not driven polls the work before it
+            // sends anything else.
             biased;
             _ = woken.changed() => {}
             () = sleep_until(wakes_at) => {}
@@ -67,7 +71,7 @@ async fn finish(statement: &mut Option<Statement>) {
     }
 }
 
-/// The runtime may go away under the task.
+/// A guard for a runtime that is shut down while the task runs.
 struct OnStop<W: Work> {
     work: Arc<W>,
     runtime: Id,
@@ -82,22 +86,22 @@ impl<W: Work> Drop for OnStop<W> {
     }
 }
 
-/// How late a task may look before another one takes over, at most.
+/// The maximum delay of the active task before another task takes over.
 const LATE: Duration = Duration::from_secs(1);
 
-/// What a task is to do.
+/// The role of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It works.
+    /// The task is active.
     Work,
-    /// It works from now on. What the task before had under way may never come to its end.
+    /// The task is active from now on. The statements of the preceding task may never be completed.
     TakeOver,
-    /// It looks again at this time.
+    /// The task stands by, and polls again at this time.
     StandBy(Instant),
 }
 
 impl Role {
-    /// Whether a task that was to do `before` is to do something else by now.
+    /// Returns whether a task whose role was `before` has to do something else now.
     pub fn is_other_than(self, before: Self) -> bool {
         match before {
             Self::Work | Self::TakeOver => self != Self::Work,
@@ -109,25 +113,25 @@ impl Role {
 pub(crate) struct Duty {
     /// The runtimes that have a task.
     tasks: HashSet<Id>,
-    /// The runtime whose task works.
+    /// The runtime of the active task.
     active: Option<Id>,
-    /// When it looks next, of its own accord or because it was woken.
+    /// When the active task polls next, at its own time or because it was woken.
     wakes_at: Instant,
     late: Duration,
 }
 
 impl Duty {
-    /// With work that can wait for `patience`.
+    /// Creates a duty for work that can be delayed by `patience`.
     pub fn new(patience: Duration) -> Self {
         Self { tasks: HashSet::new(), active: None, wakes_at: Instant::now(), late: patience.min(LATE) }
     }
 
-    /// Whether a task is to be started on this runtime.
+    /// Returns whether a task has to be started on this runtime.
     pub fn join(&mut self, runtime: Id) -> bool {
         self.tasks.insert(runtime)
     }
 
-    /// What the task of this runtime is to do now.
+    /// Returns the current role of the task of this runtime.
     pub fn role(&mut self, runtime: Id, now: Instant) -> Role {
         let overdue = self.wakes_at + self.late;
         match self.active {
@@ -140,12 +144,13 @@ impl Duty {
         }
     }
 
-    /// The task that works looks again at this time.
+    /// Records when the active task polls next.
     pub fn wakes_at(&mut self, at: Instant) {
         self.wakes_at = at;
     }
 
-    /// Something is due at this time; whether the tasks are to be woken for it.
+    /// Records that work is due at this time, and returns whether the tasks have to be woken for
+    /// it.
     pub fn expect(&mut self, at: Instant) -> bool {
         let sooner = self.active.is_none() || at < self.wakes_at;
         if sooner {
@@ -154,7 +159,7 @@ impl Duty {
         sooner
     }
 
-    /// The task of this runtime ends; whether there is another one.
+    /// Records that the task of this runtime ends, and returns whether there is another one.
     pub fn leave(&mut self, runtime: Id) -> bool {
         self.tasks.remove(&runtime);
         if self.active == Some(runtime) {
@@ -170,7 +175,7 @@ mod tests {
 
     fn runtime() -> Id {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        // It goes on, so that the next one has another id.
+        // The runtime is leaked, so that the next one has another id.
         std::mem::ManuallyDrop::new(runtime).handle().id()
     }
 

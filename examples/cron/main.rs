@@ -1,4 +1,5 @@
-//! A job on a cron schedule (tokio-cron-scheduler) on every instance, run by one of them each time.
+//! A job on a cron schedule (tokio-cron-scheduler) on every instance, run by one of them at each
+//! tick.
 //!
 //!     cargo run --example cron -- locks.db      # start it several times
 //!     cargo run --example cron -- locks.db 3    # ends after three ticks
@@ -12,11 +13,12 @@ use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::sync::mpsc;
 use tokio_cron_scheduler::{Job, JobScheduler};
 
-/// Every other second, by each machine's own clock: instances tick apart by what the clocks differ.
+/// Every other second, by each machine's own clock. The ticks of two instances differ by as much as
+/// their clocks.
 const SCHEDULE: &str = "*/2 * * * * *";
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// The program.
+/// Runs the job on its schedule.
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -24,13 +26,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let ticks = arguments.next().map_or(Ok(usize::MAX), |ticks| ticks.parse())?;
     let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(file).create_if_missing(true)).await?;
     rowlock::migrate(&pool).await?;
-    // Half of the period, not all of it: this scheduler looks twice a second, so that a tick comes now late and now in time,
-    // and two starts lie less than a period apart. Half still refuses the other instances, whose ticks come a moment later.
+    // The minimum interval is half of the period, not all of it. This scheduler checks twice a
+    // second, so that some ticks are late and others are not, and two starts may be less than a
+    // period apart. Half of the period still refuses the other instances, whose ticks come a moment
+    // later.
     let lock = LeaseLock::new(pool).min_interval(PERIOD / 2)?;
 
     let (ticked, mut ticking) = mpsc::unbounded_channel();
     let mut scheduler = JobScheduler::new().await?;
-    // The scheduler starts a tick also while the last one still runs; the key keeps them apart.
+    // The scheduler starts a tick even while the last one is running. The key prevents an overlap.
     let job = Job::new_async(SCHEDULE, move |_, _| {
         let (lock, ticked) = (lock.clone(), ticked.clone());
         Box::pin(async move {

@@ -1,4 +1,4 @@
-//! Sends what a batch has gathered, and hands each request its answer.
+//! Sends batches of requests, and delivers an answer to each request.
 
 use std::sync::{Arc, Mutex};
 
@@ -30,7 +30,7 @@ pub(crate) struct Batcher<DB: Database, E: BatchOp<DB>> {
 }
 
 impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
-    /// Switched off, it sends each request by itself.
+    /// With `on` unset, each request is sent by itself.
     pub fn new(op: E, pool: Connections<DB>, background: Background, on: bool) -> Arc<Self> {
         Arc::new(Self { op, pool, background, on, state: Mutex::new(State::new()) })
     }
@@ -54,7 +54,7 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
     ) -> Result<(PooledConn<DB>, Vec<E::Answer>), Failure> {
         let sent = Instant::now();
         if sent >= limit {
-            // Begun and given up at once, it might be carried out all the same.
+            // A statement that is started and abandoned at once may still be carried out.
             conn.give_back();
             return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut));
         }
@@ -62,7 +62,7 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
         conn.proceed(reply)
     }
 
-    /// Sends those who go together; hands the connection back, if it is good for more.
+    /// Sends requests in one statement. Returns the connection if it can be used again.
     pub async fn send_together(&self, conn: PooledConn<DB>, slots: Vec<Slot<DB, E>>) -> Option<PooledConn<DB>> {
         let Some(limit) = slots.iter().map(|slot| slot.first.limits.statement).max() else { return Some(conn) };
         let _ongoing = self.background.begin();
@@ -75,7 +75,7 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
             Ok((conn, answers)) => {
                 for ((reply, _, others), answer) in replies.into_iter().zip(answers) {
                     self.share(&answer, others);
-                    // Nobody waits for it any more: it is dropped, and a claim abandoned.
+                    // The result of a cancelled request is dropped, which abandons a granted lease.
                     drop(reply.send(Ok(answer)));
                 }
                 Some(conn)
@@ -106,10 +106,11 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
         lock(&self.state).put_back(rest);
     }
 
-    /// A statement came to nothing, or nobody knows to what.
+    /// Handles a statement that failed, or whose outcome is unknown.
     async fn fail(&self, firsts: Vec<Waiting<DB, E>>, failure: Failure) {
         let fault = failure.fault();
-        // For the sake of one of them, perhaps; and each is to have an error of its own.
+        // One of the requests may have caused the failure, and each caller needs an error of its
+        // own.
         if firsts.len() > 1 && remedy(&failure, firsts.len()) != Remedy::Again {
             for first in firsts {
                 self.send_by_itself(first).await;

@@ -1,10 +1,12 @@
-//! Many requests in one statement: those that come while one is under way travel together in the next.
+//! Batches requests: those that arrive while a statement is in flight are sent together in the
+//! next.
 //!
-//! There is no timer, and nothing waits where nothing is under way: a request that comes alone goes alone, at once, after
-//! those who are ready to run have had their turn to come along. Each is answered on its own. Whoever goes away before
-//! the departure stays behind; what comes for whoever went away later is dropped, and ended there. A statement that fails
-//! is no answer to anybody but the first: the others ask again, or are sent one by one. Where an answer or a connection is
-//! long in coming, the next ones take another (`worker.rs`).
+//! There is no timer. With no statement in flight, the caller yields once so that ready tasks can
+//! join, then sends. Each request gets its own answer. A request cancelled before sending is
+//! removed; one cancelled later has its result dropped, which abandons the lease. After a statement
+//! has failed, each of its requests is sent by itself, or the first receives the failure and the
+//! others one that is retried. When a reply or a connection is slow, waiting requests open another
+//! worker (`worker.rs`).
 
 pub(crate) mod batcher;
 pub(crate) mod op;
@@ -28,15 +30,16 @@ use crate::{
 };
 
 enum Route<'a, DB: Database, E: BatchOp<DB>> {
-    /// Whatever the others do.
+    /// Sent by itself, whatever else is in flight.
     Alone(E::Request),
-    /// With nothing under way.
+    /// Sent by itself, with nothing else in flight.
     First(E::Request, Worker<DB, E>),
     WithOthers(Queued<'a, DB, E>, oneshot::Receiver<Result<E::Answer, Failure>>),
 }
 
 impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
-    /// Dropped, it is not sent, or what it comes to is dropped in the background.
+    /// Sends a request. If the future is dropped, an unsent request is not sent, and the result of
+    /// a sent one is dropped in the background.
     pub async fn send(
         self: &Arc<Self>,
         runtime: &Handle,
@@ -45,7 +48,7 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
     ) -> Result<E::Answer, Failure> {
         let mut way = self.route(runtime, request, limits);
         if let Route::First(request, worker) = way {
-            // Others who are ready to ask do so now.
+            // Ready tasks join here.
             yield_now().await;
             way = self.join_if_others(request, worker, limits);
         }
@@ -56,8 +59,8 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
         }
     }
 
-    /// First, if nothing is under way; otherwise with the next. What is under way on another runtime is not waited for:
-    /// perhaps nobody drives that one.
+    /// Returns `First` if nothing is in flight; otherwise the request joins the next batch. A
+    /// request never waits for a statement in flight on another runtime, which may not be driven.
     fn route(self: &Arc<Self>, runtime: &Handle, request: E::Request, limits: Limits) -> Route<'_, DB, E> {
         if !self.on || E::key(&request).is_none() {
             return Route::Alone(request);
@@ -73,7 +76,8 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
         self.join(state, request, limits)
     }
 
-    /// With those who came meanwhile, if there are any; the lane is theirs then.
+    /// Joins the requests that arrived during the yield, if there are any. The worker then sends
+    /// all of them.
     fn join_if_others(
         self: &Arc<Self>,
         request: E::Request,

@@ -1,4 +1,4 @@
-//! What a batch needs to know of its requests.
+//! What a batch requires of its requests.
 
 use std::future::Future;
 
@@ -14,16 +14,18 @@ pub(crate) trait BatchOp<DB: Database>: Send + Sync + 'static {
     type Request: Send + Sync + 'static;
     type Answer: Send + 'static;
 
-    /// What it is about: two for the same key never travel in one statement. Without one it goes alone.
+    /// Returns the key of the request. One statement never carries two requests for the same key. A
+    /// request without a key is sent by itself.
     fn key(request: &Self::Request) -> Option<&Key>;
 
-    /// Whether one statement can do both.
+    /// Returns whether one statement can carry both requests.
     fn goes_with(request: &Self::Request, other: &Self::Request) -> bool;
 
-    /// The same answer once more, if it is one for all who had come for the same key before it was asked for.
+    /// Returns a copy of the answer, if it is valid for every request for the same key that was
+    /// queued before the statement was sent.
     fn share(answer: &Self::Answer) -> Option<Self::Answer>;
 
-    /// Sends all of them; one answer each, in order.
+    /// Sends all requests. Returns one answer per request, in order.
     fn run(
         &self,
         conn: &mut DB::Connection,
@@ -32,11 +34,11 @@ pub(crate) trait BatchOp<DB: Database>: Send + Sync + 'static {
     ) -> impl Future<Output = Reply<Vec<Self::Answer>>> + Send;
 }
 
-/// When a request is given up.
+/// The deadlines of a request.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits {
-    /// By whoever waits for it.
+    /// When the caller stops waiting.
     pub caller: Instant,
-    /// By the statement.
+    /// When the statement is given up.
     pub statement: Instant,
 }

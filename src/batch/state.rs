@@ -1,4 +1,4 @@
-//! The requests of a batch that wait, and the workers that send them.
+//! The waiting requests of a batch, and the counts of its workers.
 
 use std::collections::{BTreeMap, HashMap, hash_map::Entry};
 
@@ -10,7 +10,7 @@ use crate::{
     store::{Database, failure::Failure},
 };
 
-/// The most requests of one statement: beyond, it only takes longer.
+/// The most requests in one statement. A larger statement only takes longer.
 const MOST: usize = 256;
 
 pub(crate) struct Waiting<DB: Database, E: BatchOp<DB>> {
@@ -21,20 +21,21 @@ pub(crate) struct Waiting<DB: Database, E: BatchOp<DB>> {
 
 pub(crate) type Numbered<DB, E> = (u64, Waiting<DB, E>);
 
-/// A request that is sent, and those for the same key that may share in its answer.
+/// A request to send, and the requests for the same key that may share its answer.
 pub(crate) struct Slot<DB: Database, E: BatchOp<DB>> {
     pub first: Waiting<DB, E>,
     pub others: Vec<Numbered<DB, E>>,
 }
 
 pub(crate) struct State<DB: Database, E: BatchOp<DB>> {
-    /// Those that wait to be sent, in the order of their coming.
+    /// The requests to be sent, in order of arrival.
     pub waiting: BTreeMap<u64, Waiting<DB, E>>,
     last_number: u64,
-    /// How many there are, and on which runtime.
+    /// The number of workers, and their runtime.
     pub workers: usize,
     home: Option<Id>,
-    /// How many of them are about to take along whoever waits, and since when the last of these.
+    /// The number of workers that are about to take the waiting requests, and since when the latest
+    /// of these has been.
     pub collecting: usize,
     pub collecting_since: Instant,
 }
@@ -57,7 +58,7 @@ impl<DB: Database, E: BatchOp<DB>> State<DB, E> {
         self.home == Some(runtime)
     }
 
-    /// One lane more, on this runtime.
+    /// Adds a worker on this runtime.
     pub fn begin(&mut self, runtime: Id) {
         self.workers += 1;
         self.home = Some(runtime);
@@ -69,12 +70,12 @@ impl<DB: Database, E: BatchOp<DB>> State<DB, E> {
         self.last_number
     }
 
-    /// To where they came from, those who still wait.
+    /// Puts requests back in their original order. A cancelled request is dropped.
     pub fn put_back(&mut self, waiting: Vec<Numbered<DB, E>>) {
         self.waiting.extend(waiting.into_iter().filter(|(_, waiting)| !waiting.reply.is_closed()));
     }
 
-    /// Those that can go in one statement, the first of them in any case.
+    /// Takes the requests that fit in one statement, always including the first.
     pub fn take_batch(&mut self) -> Vec<Slot<DB, E>> {
         let (mut slots, mut queued): (Vec<Slot<DB, E>>, HashMap<Key, usize>) = (Vec::new(), HashMap::new());
         let mut stay = BTreeMap::new();
@@ -98,7 +99,7 @@ impl<DB: Database, E: BatchOp<DB>> State<DB, E> {
         slots
     }
 
-    /// Counts a lane at its new stage.
+    /// Moves a worker to its new stage and updates the counts.
     pub fn shift(&mut self, from: Stage, to: Stage) -> Stage {
         self.collecting -= usize::from(from == Stage::Collecting);
         if to == Stage::Collecting {
@@ -110,10 +111,10 @@ impl<DB: Database, E: BatchOp<DB>> State<DB, E> {
     }
 }
 
-/// What a lane is at.
+/// What a worker is doing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// One request, which takes nobody along.
+    /// Sends a single request, without the waiting ones.
     Alone,
     Collecting,
     UnderWay,

@@ -1,7 +1,8 @@
-//! Who of a [`Batch`] waits, and who is under way.
+//! Queued requests, and the workers that send them.
 //!
-//! A lane is a statement under way and those that follow it. As a rule there is one. Where it is long in coming to its
-//! end, or to a connection, whoever waits opens another, so that nobody pays for one connection that does not answer.
+//! A worker sends one statement after another. Usually there is one worker. When its statement or
+//! its connection is slow, a waiting request opens another, so that one unresponsive connection
+//! does not delay every request.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,10 +26,11 @@ use crate::{
     sync::lock,
 };
 
-/// How long a request waits behind others, at first.
+/// How long a request first waits behind others before it tries to open another worker. Each
+/// further wait is twice as long.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// A request that waits to be sent; dropped before, it never is.
+/// A queued request. If it is dropped before it is sent, it is never sent.
 pub(crate) struct Queued<'a, DB: Database, E: BatchOp<DB>> {
     pub batch: &'a Arc<Batcher<DB, E>>,
     pub number: u64,
@@ -41,13 +43,13 @@ impl<DB: Database, E: BatchOp<DB>> Queued<'_, DB, E> {
         mut answer: oneshot::Receiver<Result<E::Answer, Failure>>,
         limit: Instant,
     ) -> Result<E::Answer, Failure> {
-        // Whoever has little time spends half of it behind others.
+        // With a short deadline, the first wait takes half of the time left.
         let half = limit.saturating_duration_since(Instant::now()) / 2;
         let mut patience = PATIENCE.min(half).max(Duration::from_millis(1));
         loop {
             match timeout_at(limit.min(Instant::now() + patience), &mut answer).await {
                 Ok(Ok(answer)) => return answer,
-                // The runtime that carried it went away.
+                // The runtime of the worker was shut down.
                 Ok(Err(_)) => return Err(Failure::NoReply),
                 Err(_) if Instant::now() < limit => self.batch.open_worker(self.number, runtime),
                 Err(_) if self.leave() => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
@@ -57,7 +59,7 @@ impl<DB: Database, E: BatchOp<DB>> Queued<'_, DB, E> {
         }
     }
 
-    /// Whether it was still waiting.
+    /// Removes the request. Returns whether it was still queued.
     fn leave(&self) -> bool {
         lock(&self.batch.state).waiting.remove(&self.number).is_some()
     }
@@ -76,7 +78,8 @@ pub(crate) struct Worker<DB: Database, E: BatchOp<DB>> {
 }
 
 impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
-    /// The answer to others is long in coming, and nobody is about to take this one along.
+    /// Opens a worker for a request that is still queued, if no worker is collecting, or if the
+    /// latest has been collecting for `PATIENCE` and fewer workers than connections exist.
     fn open_worker(self: &Arc<Self>, number: u64, runtime: &Handle) {
         let most = self.pool.most() as usize;
         let mut state = lock(&self.state);
@@ -93,12 +96,12 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
 }
 
 impl<DB: Database, E: BatchOp<DB>> Worker<DB, E> {
-    /// Of a request that goes alone.
+    /// Creates the worker of a request that is sent by itself.
     pub fn alone(batch: &Arc<Batcher<DB, E>>, runtime: &Handle) -> Self {
         Self { batch: batch.clone(), runtime: runtime.clone(), stage: Stage::Alone }
     }
 
-    /// Sends whoever waits, until nobody does.
+    /// Sends waiting requests until there are none.
     async fn work(mut self) {
         let mut kept: Option<IdleConn<DB>> = None;
         while let Some((number, limit)) = self.next() {
@@ -118,7 +121,8 @@ impl<DB: Database, E: BatchOp<DB>> Worker<DB, E> {
         }
     }
 
-    /// Who is in front, and when it gives up; with nobody there, or another lane about to take them along, this one ends.
+    /// Returns the first waiting request and its deadline. The worker ends if no request waits, or
+    /// if another worker is collecting and the latest has been for less than `PATIENCE`.
     fn next(&mut self) -> Option<(u64, Instant)> {
         let mut state = lock(&self.batch.state);
         let others = state.collecting - usize::from(self.stage == Stage::Collecting);
@@ -135,14 +139,16 @@ impl<DB: Database, E: BatchOp<DB>> Worker<DB, E> {
         state.take_batch()
     }
 
-    /// Whoever was in front could not be sent.
+    /// Reports to the first request that it could not be sent.
     fn refuse(&self, number: u64, failure: Failure) {
         let waiting = lock(&self.batch.state).waiting.remove(&number);
         drop(waiting.map(|waiting| waiting.reply.send(Err(failure))));
     }
 }
 
-/// One that went alone passes the lane on to those who came meanwhile. One that ends with its runtime does not: they find out by themselves.
+/// A worker that sent a single request starts another if requests have arrived since. Any other
+/// worker, such as one that is dropped with its runtime, does not: the waiting requests open one
+/// themselves.
 impl<DB: Database, E: BatchOp<DB>> Drop for Worker<DB, E> {
     fn drop(&mut self) {
         let mut state = lock(&self.batch.state);

@@ -1,4 +1,4 @@
-//! The operators' side: who holds what, freeing a key by force, forgetting old rows.
+//! Administrative operations: inspection, forced release, deletion of old rows.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn quoted(key: &Key) -> String {
     format!("{:?}", key.as_str())
 }
 
-/// Which rows [`LeaseLock::list`] gives: all, a hundred at a time, unless narrowed.
+/// Selects the rows that [`LeaseLock::list`] returns: all rows, a hundred per page, by default.
 #[derive(Clone, Debug)]
 pub struct ListOptions(Page);
 
@@ -42,52 +42,52 @@ impl Default for ListOptions {
 }
 
 impl ListOptions {
-    /// Only rows that somebody holds, expired ones included.
+    /// Selects only locked rows, including expired ones.
     pub fn held(mut self) -> Self {
         self.0.locked_only = true;
         self
     }
 
-    /// Only keys that begin with this text.
+    /// Selects only keys that begin with `prefix`.
     pub fn prefix(mut self, prefix: &str) -> Self {
         self.0.prefix = prefix.to_owned();
         self
     }
 
-    /// Only keys behind this one: the last of the page before.
+    /// Selects only keys that sort after `key`, which is the last key of the previous page.
     pub fn after(mut self, key: &str) -> Self {
         self.0.after = key.to_owned();
         self
     }
 
-    /// At most so many rows a page.
+    /// Returns at most `rows` rows per page.
     pub fn limit(mut self, rows: u32) -> Self {
         self.0.limit = rows;
         self
     }
 }
 
-/// A row of the table, for people. Times are the database's.
+/// A row of the table, for display. Times are from the database's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockInfo {
     /// The key.
     pub key: String,
-    /// What the row is at this moment; the window is this lock's `min_interval`.
+    /// The state of the row when it was read. The minimum interval is this lock's `min_interval`.
     pub state: State,
-    /// The end of the lease or of the window.
+    /// The end of the lease or of the minimum interval.
     pub until: Option<DateTime<Utc>>,
-    /// When it was last taken.
+    /// When the key was last acquired.
     pub since: Option<DateTime<Utc>>,
-    /// When it was last released.
+    /// When the key was last released.
     pub ended: Option<DateTime<Utc>>,
-    /// Who took it last: the column `client_ip`.
+    /// The label of the last holder: the column `client_ip`.
     pub by: String,
     /// The column `status`: `S`, `F`, `P`, or what another program wrote.
     pub status: String,
-    /// The highest token given so far.
+    /// The highest token assigned so far.
     pub token: Token,
-    /// The claim that holds it.
+    /// The claim that holds the key.
     pub holder: Option<Holder>,
 }
 
@@ -109,15 +109,16 @@ impl LockInfo {
     }
 }
 
-/// What operators ask for. None of it waits for a row that a transaction has locked, but `force_release` tries until its time limit.
+/// Operations for operators. None of them waits for a row that another transaction has locked, but
+/// `force_release` retries until its time limit.
 impl<DB: Database> LeaseLock<DB> {
-    /// Lists rows in the order of their keys, a page at a time.
+    /// Lists rows in key order, one page per call.
     ///
     /// # Errors
-    /// [`Error::TableMissing`] and its like, [`Error::Database`], [`Error::TimedOut`].
+    /// [`Error::TableMissing`] and similar errors, [`Error::Database`], [`Error::TimedOut`].
     ///
     /// # Cancel safety
-    /// It only reads.
+    /// The method only reads.
     pub async fn list(&self, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {
         let limit = self.door().await?;
         let terms = &self.shared.settings.terms;
@@ -127,13 +128,14 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(listed.into_iter().map(|listed| LockInfo::new(listed, terms)).collect())
     }
 
-    /// Looks at one key's row; `None` if it has none.
+    /// Returns the row of `key`, or `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`], [`Error::TableMissing`] and its like, [`Error::Database`], [`Error::TimedOut`].
+    /// [`Error::InvalidKey`], [`Error::TableMissing`] and similar errors, [`Error::Database`],
+    /// [`Error::TimedOut`].
     ///
     /// # Cancel safety
-    /// It only reads.
+    /// The method only reads.
     pub async fn inspect(&self, key: &str) -> Result<Option<LockInfo>, Error> {
         let key = Key::new(key)?;
         let limit = self.door().await?;
@@ -144,15 +146,18 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(listed.map(|listed| LockInfo::new(listed, terms)))
     }
 
-    /// Frees a key, whoever holds it, and leaves `status` behind; gives its new token, or `None` if it has no row.
+    /// Releases `key` regardless of its holder and writes `status`. Returns the key's new token, or
+    /// `None` if the key has no row.
     ///
-    /// The old holder finds out at its next renewal or release, and cannot bring the claim back. Its work may go on until then.
+    /// The previous holder detects the loss at its next renewal or release and cannot restore the
+    /// claim. Its work may continue until then.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] if a transaction was at the row all the while; [`Error::InvalidKey`], [`Error::TableMissing`] and its like, [`Error::Database`].
+    /// [`Error::TimedOut`] if other transactions had the row locked until the time limit;
+    /// [`Error::InvalidKey`], [`Error::TableMissing`] and similar errors, [`Error::Database`].
     ///
     /// # Cancel safety
-    /// Dropped, the key may have been freed.
+    /// If the future is dropped, the key may have been released.
     pub async fn force_release(&self, key: &str, status: Status) -> Result<Option<Token>, Error> {
         let key = Key::new(key)?;
         let limit = self.door().await?;
@@ -188,17 +193,19 @@ impl<DB: Database> LeaseLock<DB> {
         }
     }
 
-    /// Deletes rows that nobody has touched for `older_than`, and says how many.
+    /// Deletes rows that have not been touched for `older_than` and returns their number.
     ///
-    /// Never a row that is locked, within its window (its own `time` or this lock's `min_interval`), or whose status is not `S`:
-    /// [`Rules::Article`](crate::Rules::Article) still refuses on that. Places in queues whose waiters died more than an hour ago go as well,
-    /// uncounted.
+    /// It never deletes a row that is locked, that is within its minimum interval (its own `time`
+    /// or this lock's `min_interval`), or whose status is not `S`:
+    /// [`Rules::Article`](crate::Rules::Article) still refuses on that status. It also deletes
+    /// queue tickets whose waiters died more than an hour ago, which are not counted.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for more than ten years; [`Error::TableMissing`] and its like, [`Error::Database`], [`Error::TimedOut`].
+    /// [`Error::InvalidSetting`] for more than ten years; [`Error::TableMissing`] and similar
+    /// errors, [`Error::Database`], [`Error::TimedOut`].
     ///
     /// # Cancel safety
-    /// Dropped, some of the rows are gone; call it again.
+    /// If the future is dropped, some of the rows may be deleted. Another call deletes the rest.
     pub async fn forget(&self, older_than: Duration) -> Result<u64, Error> {
         let older_than = within("an age", older_than, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
         let terms = &self.shared.settings.terms;
@@ -221,7 +228,7 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(rows)
     }
 
-    /// Refuses what cannot be served, and says when the time is up.
+    /// Checks for a runtime and a usable table, and returns the deadline of the operation.
     async fn door(&self) -> Result<Instant, Error> {
         Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let limit = Instant::now() + self.shared.settings.time_limit;
@@ -229,14 +236,15 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(limit)
     }
 
-    /// A connection that has just answered: what an operator asks for is not sent again.
+    /// Returns a connection that has just answered a ping, because an operator's request is not
+    /// sent again.
     async fn checkout(&self, limit: Instant, action: Action, subject: &str) -> Result<PooledConn<DB>, Error> {
         let failed = |failure| self.failed(failure, action, subject);
         loop {
             let mut conn = PooledConn::checkout(&self.shared.settings.pool, limit).await.map_err(failed)?;
             match timeout_at(limit, conn.get().ping()).await {
                 Ok(Ok(())) => return Ok(conn),
-                // It went away while it was idle.
+                // The connection was closed while it was idle.
                 Ok(Err(_)) if Instant::now() < limit => drop(conn),
                 Ok(Err(error)) => return Err(failed(Failure::NoConnection(error))),
                 Err(_) => return Err(failed(Failure::NoConnection(sqlx::Error::PoolTimedOut))),

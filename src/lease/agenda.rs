@@ -1,4 +1,4 @@
-//! What a lock object's background task has to do, and when: leases to renew, claims to end.
+//! The schedule of a lock object's background task: leases to renew and claims to end.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,30 +21,31 @@ use crate::{
 pub(crate) struct Scheduled {
     pub held: Arc<LeaseState>,
     pub renew_at: Instant,
-    /// The server refused its renewal, by itself or among others.
+    /// The server refused its renewal, alone or in a batch.
     pub suspect: bool,
 }
 
 pub(crate) struct Agenda {
     pub duty: Duty,
-    /// By [`LeaseState::id`]: a claim that is resumed is kept once more.
+    /// Keyed by [`LeaseState::id`], because a claim that is resumed is held by a second state.
     pub leases: HashMap<usize, Scheduled>,
-    /// By their numbers.
+    /// Keyed by number.
     endings: BTreeMap<u64, Ending>,
     last_number: u64,
 }
 
-/// What goes in one statement, unless the server refuses it.
+/// The items of one statement, unless the server refuses it.
 pub(crate) struct Batch<T> {
     pub items: Vec<T>,
-    /// From here on the server refused them before.
+    /// The index from which on the server refused the items before.
     pub suspects: usize,
 }
 
 impl<T> Batch<T> {
-    /// As many as a statement has room for, suspects behind all others.
+    /// Takes as many items as one statement has room for, suspects last.
     fn of(mut items: Vec<T>, is_suspect: impl Fn(&T) -> bool, claims: impl Fn(&T) -> usize) -> Self {
-        // Where there is no time for all suspects, it is not for the same ones each time.
+        // Shuffled, so that different suspects are left over each time when there is no time for
+        // all of them.
         fastrand::shuffle(&mut items);
         items.sort_by_key(&is_suspect);
         let mut room = BATCH;
@@ -68,13 +69,13 @@ impl Agenda {
         self.leases.is_empty() && self.endings.is_empty()
     }
 
-    /// Takes out what is lost by now: no renewal came through.
+    /// Removes and returns the leases whose deadline has passed without a renewal.
     pub fn take_late(&mut self) -> Vec<Arc<LeaseState>> {
         let now = Instant::now();
         self.leases.extract_if(|_, kept| kept.held.deadline() <= now).map(|(_, kept)| kept.held).collect()
     }
 
-    /// Leases whose renewal is due by then.
+    /// Returns the leases whose renewal is due by `due`.
     pub fn renewals(&self, due: Instant) -> Batch<Arc<LeaseState>> {
         let due: Vec<&Scheduled> = self.leases.values().filter(|kept| kept.renew_at <= due).collect();
         let Batch { items, suspects } = Batch::of(due, |kept| kept.suspect, |kept| kept.held.claims.len());
@@ -87,12 +88,14 @@ impl Agenda {
         self.endings.insert(self.last_number, ending);
     }
 
-    /// Claims whose ending is due, by the numbers of their endings, and what is to be changed; they count as under way.
+    /// Returns the change to send and the claims whose ending is due, each with the number of its
+    /// ending. The endings are marked as in flight.
     pub fn endings(&mut self) -> Option<(Change, Batch<(u64, Claim)>)> {
         let now = Instant::now();
         let is_due = |ending: &Ending| !ending.under_way && ending.at <= now;
         let change = self.endings.values().find(|ending| is_due(ending))?.change;
-        // Those that are due later travel along, but for those that would take statements of their own.
+        // Endings that are due later join, except suspects, which would take statements of their
+        // own.
         let goes = |ending: &Ending| is_due(ending) || !(ending.under_way || ending.suspect);
         let due = self.endings.iter_mut().filter(|(_, ending)| ending.change == change && goes(ending)).collect();
         let Batch { items, suspects } = Batch::of(due, |(_, ending)| ending.suspect, |(_, ending)| ending.left.len());
@@ -104,7 +107,8 @@ impl Agenda {
         Some((change, Batch { items: claims.collect(), suspects: others }))
     }
 
-    /// What a request came to for the claims of an ending; takes it out where that settles it.
+    /// Applies the replies for the claims of an ending. Removes and returns the ending if they
+    /// settle it.
     pub fn hear<'a>(
         &mut self,
         number: u64,
@@ -114,12 +118,12 @@ impl Agenda {
         Some((ended, self.endings.remove(&number)?))
     }
 
-    /// Another task goes on with what one had under way.
+    /// Called when another task continues what the previous task had in flight.
     pub fn take_over(&mut self) {
         self.endings.values_mut().for_each(Ending::forget_request);
     }
 
-    /// When something is due, as far as no statement is under way that is waited for first.
+    /// Returns when something is due, apart from what waits for a statement in flight.
     pub fn next(&self, renewing: bool, ending: bool) -> Option<Instant> {
         let deadlines = self.leases.values().map(|kept| kept.held.deadline());
         let renewals = self.leases.values().map(|kept| kept.renew_at).filter(|_| !renewing);
@@ -128,7 +132,7 @@ impl Agenda {
         deadlines.chain(renewals).chain(endings).min()
     }
 
-    /// Takes out all of it.
+    /// Removes and returns all leases and endings.
     pub fn clear(&mut self) -> (Vec<Arc<LeaseState>>, Vec<Ending>) {
         let leases = self.leases.drain().map(|(_, kept)| kept.held).collect();
         (leases, std::mem::take(&mut self.endings).into_values().collect())

@@ -1,4 +1,4 @@
-//! One try: the same holder asks for its keys until there is an answer.
+//! One attempt: the same holder sends its claim request until it has a reply.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -27,41 +27,44 @@ use crate::{
     store::{ClaimReply, ClaimRequest, Database, connection::PooledConn, failure::Failure, fault::Fault},
 };
 
-/// For how long a busy row is worth another question within the same try.
+/// How long a busy row is retried within one attempt.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How far apart creations of the same row are in the end.
+/// The longest pause between two creations of the same row.
 const MOST_BETWEEN_CREATES: Duration = Duration::from_millis(500);
 
 pub(crate) struct Try<'a, DB: Database> {
     lock: &'a Shared<DB>,
     runtime: Handle,
     asks: Vec<ClaimRequest>,
-    /// No other is before it in the keys' queues, or the lock is not fair.
+    /// No other waiter precedes this one in the queues of the keys, or the lock is not fair.
     in_turn: bool,
-    /// When the caller goes away. What was sent before is answered, or given up with its connection, before the try ends otherwise:
-    /// no late grant is ended behind the back of the same holder's next try.
+    /// When the caller stops waiting. A request sent before that is answered, or given up together
+    /// with its connection, before the attempt ends in any other way. So a late grant is never
+    /// ended while the same holder's next attempt is running.
     caller: Instant,
-    /// When this try ends.
+    /// When this attempt ends.
     limit: Instant,
     /// When a statement is given up.
     last: Instant,
-    /// How long it goes on while somebody else's transaction is at a row.
+    /// How long the attempt retries while another transaction has a row locked.
     patience: Duration,
-    /// A claim was sent whose outcome is not known.
+    /// A claim request was sent whose outcome is unknown.
     unanswered: bool,
     doubt: Option<&'a AtomicBool>,
-    /// Rows that it created: one that is missing all the same is not to be seen.
+    /// The rows that this attempt created. One that is still missing afterwards is not visible.
     created: Vec<Key>,
-    /// Others got in its way, perhaps some that it travelled with, or it was not for a statement of many.
+    /// The request met contention, possibly with other requests of its batch, or it cannot be
+    /// granted by a statement of many requests.
     contended: bool,
 }
 
-/// What the answers to a claim call for.
+/// What the claim replies call for.
 enum Next {
     Refuse(Refusal),
     Create(Vec<Key>),
-    /// Somebody is at a row, which was seen like this; or it is for a claim that goes alone.
+    /// Another transaction has a row locked, which was seen like this; or the claim needs a
+    /// statement of its own.
     Busy {
         row: Option<Row>,
         lone: bool,
@@ -69,7 +72,8 @@ enum Next {
 }
 
 impl<'a, DB: Database> Try<'a, DB> {
-    /// By a new holder, or by one whose claim was sent `before` and is unanswered; for no longer than `until`.
+    /// Creates an attempt by a new holder, or by the holder `before`, whose claim request was sent
+    /// and is unanswered. The attempt ends at `until` at the latest.
     pub fn new(
         lock: &'a Shared<DB>,
         keys: &[Key],
@@ -80,7 +84,7 @@ impl<'a, DB: Database> Try<'a, DB> {
         let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let last = Instant::now() + lock.settings.time_limit;
         let asks = keys.iter().map(|key| ClaimRequest { key: key.clone(), holder, waited: false }).collect();
-        // It was in turn when its claim was sent.
+        // A holder with an unanswered request was first in the queue when that request was sent.
         let in_turn = !lock.settings.fair || before.is_some();
         let (caller, limit) = (until.unwrap_or(last), until.map_or(last, |until| until.min(last)));
         let (unanswered, contended, doubt) = (before.is_some(), false, None);
@@ -88,13 +92,14 @@ impl<'a, DB: Database> Try<'a, DB> {
         Ok(Self { lock, runtime, asks, in_turn, caller, limit, last, patience, unanswered, doubt, created, contended })
     }
 
-    /// Sets this flag as soon as a claim has no answer while its caller still waits for one.
+    /// Sets this flag as soon as a claim request has no reply while its caller still waits for one.
     pub fn reporting_to(mut self, doubt: &'a AtomicBool) -> Self {
         self.doubt = Some(doubt);
         self
     }
 
-    /// Comes after waiting, to ask again before long, and perhaps first in the queue.
+    /// Marks the request as one of a waiter that has waited and will soon retry. `in_turn` is set
+    /// if the waiter is first in the queue.
     pub fn after_waiting(mut self, in_turn: bool) -> Self {
         for ask in &mut self.asks {
             ask.waited = true;
@@ -121,14 +126,14 @@ impl<'a, DB: Database> Try<'a, DB> {
         Ok(attempt)
     }
 
-    /// The holder, if it may have been granted what it did not hear of.
+    /// Returns the holder if its claim may have been granted although no reply arrived.
     pub fn unanswered(&self) -> Option<Holder> {
         self.asks.first().filter(|_| self.unanswered).map(|ask| ask.holder)
     }
 
     fn goes_unanswered(&mut self) {
         self.unanswered = true;
-        // Later it is the caller who goes away, and a claim that is under way is brought to its end.
+        // Later the caller has stopped waiting, and a claim in flight is finished.
         if let Some(doubt) = self.doubt.filter(|_| Instant::now() < self.caller) {
             doubt.store(true, Ordering::Relaxed);
         }
@@ -144,7 +149,8 @@ impl<'a, DB: Database> Try<'a, DB> {
         let mut pauses = Backoff::up_to(MOST_BETWEEN_CREATES);
         loop {
             let answers = match self.claim().await {
-                // Dropped, it is put back; the next one to ask is another holder.
+                // Dropping the handle puts the claim back. The next request is made by another
+                // holder.
                 Ok(Claimed::Granted(granted)) if !granted.handle.is_held() => {
                     self.unanswered = false;
                     return Err(self.too_late());
@@ -168,7 +174,8 @@ impl<'a, DB: Database> Try<'a, DB> {
                         }
                         continue;
                     }
-                    // Sent, and no answer: the same holder asks again, and gets the same claim if it was granted.
+                    // The request was sent and has no reply. The same holder asks again, and
+                    // receives the same claim if it was granted.
                     Fault::Outage => {
                         self.goes_unanswered();
                         if Instant::now() >= self.limit {
@@ -185,7 +192,8 @@ impl<'a, DB: Database> Try<'a, DB> {
                 Next::Create(keys) => {
                     if let Some(key) = keys.iter().find(|key| self.created.contains(key)) {
                         let left = self.limit.saturating_duration_since(Instant::now());
-                        // Not to the end of the time: a claim that is cut short has another error.
+                        // Not until the time limit, because a claim that is cut short reports a
+                        // different error.
                         if left < self.limit.saturating_duration_since(began) / 4 {
                             return Err(Error::RowNotVisible { key: key.clone() });
                         }
@@ -203,12 +211,14 @@ impl<'a, DB: Database> Try<'a, DB> {
         }
     }
 
-    /// Once: perhaps it was only for those it travelled with. By itself, it is asked for at once.
+    /// Returns true once. The contention may have concerned only other requests of the batch, so
+    /// the request is sent alone, at once.
     fn goes_alone(&mut self) -> bool {
         Instant::now() < self.limit && !std::mem::replace(&mut self.contended, true)
     }
 
-    /// The first refusal decides; what is created, nobody may want to claim yet.
+    /// The first refusal decides, before any row is created. Missing rows are created before busy
+    /// rows are retried.
     fn next(&self, answers: Vec<ClaimReply>) -> Next {
         let terms = &self.lock.settings.terms;
         let (mut create, mut busy, mut lone) = (Vec::new(), None, false);
@@ -232,16 +242,18 @@ impl<'a, DB: Database> Try<'a, DB> {
     }
 
     async fn claim(&self) -> Result<Claimed<DB>, Failure> {
-        // Once something was in its way it goes alone: neither gets in the other's, and what it is told is its own.
+        // After contention the request is sent alone. It then does not contend with the other
+        // requests of a batch, and its reply is its own.
         let wish = ClaimSet { asks: self.asks.clone(), alone: self.contended || self.unanswered };
         let limits = Limits { caller: self.caller, statement: self.last };
         self.lock.claims.send(&self.runtime, wish, limits).await
     }
 
-    /// Somebody else's create wins just as well; contention is met by asking again.
+    /// A row created by another transaction is as good. Contention is retried.
     async fn create(&mut self, keys: Vec<Key>) -> Result<(), Error> {
         let terms = &self.lock.settings.terms;
-        // The server gives up a little earlier than this end, so that no backend goes on waiting there.
+        // The server gives up slightly earlier than the client, so that no backend continues to
+        // wait there.
         let patience = self.limit.saturating_duration_since(Instant::now()).mul_f64(0.9);
         let conn = PooledConn::checkout(&self.lock.settings.pool, self.limit).await;
         let mut conn = conn.map_err(|failure| self.error(failure))?;
@@ -261,7 +273,8 @@ impl<'a, DB: Database> Try<'a, DB> {
         }
     }
 
-    /// Nobody in it, and the keys may be claimed; otherwise the refusal.
+    /// Returns `None` if no waiter precedes the request and the keys may be claimed; otherwise
+    /// returns the refusal.
     async fn look_at_queue(&self) -> Result<Option<Refusal>, Error> {
         let keys: Vec<Key> = self.asks.iter().map(|ask| ask.key.clone()).collect();
         let standing = self.lock.waiting.tickets.stand(&keys, i64::MAX, self.limit).await;
@@ -271,9 +284,11 @@ impl<'a, DB: Database> Try<'a, DB> {
         })
     }
 
-    /// Waits a moment for whoever is at the row; when its patience is over, gives the refusal.
+    /// Pauses while another transaction has the row locked. Returns the refusal once the patience
+    /// is used up.
     ///
-    /// Not while an earlier request of this try has no answer: the row may be its own.
+    /// It does not refuse while an earlier request of this attempt has no reply, because the row
+    /// may be locked by that request.
     async fn busy(&self, since: &mut Option<Instant>, row: Option<&Row>) -> Result<Option<Refusal>, Error> {
         let now = Instant::now();
         let since = *since.get_or_insert(now);
@@ -306,7 +321,7 @@ impl<'a, DB: Database> Try<'a, DB> {
     }
 }
 
-/// Others are before whoever asks.
+/// The refusal of a request that other waiters precede.
 pub(crate) fn queued(key: Key, left: Duration) -> Refusal {
     Refusal {
         key,

@@ -1,4 +1,4 @@
-//! The settings of a lock, checked where they are made.
+//! The settings of a lock, checked where they are set.
 
 use std::time::Duration;
 
@@ -12,52 +12,61 @@ use crate::{
     store::{Database, pools::Connections},
 };
 
+/// Settings. Each method returns the lock with one setting changed; leases acquired before keep
+/// theirs.
 impl<DB: Database> LeaseLock<DB> {
-    /// How long a claim outlives its holder's last sign of life: 100 ms to 30 days, 30 s unless set.
+    /// Sets how long a claim outlives its holder's last renewal: 100 ms to 30 days, 30 s by
+    /// default.
     ///
-    /// A held lease is renewed at every third of it; after a crash the next one may take over when it ends.
+    /// A held lease is renewed at every third of this duration. After a crash, another claim may
+    /// take over when the lease ends.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for anything shorter or longer.
+    /// [`Error::InvalidSetting`] for a shorter or longer duration.
     pub fn lease(self, lease: Duration) -> Result<Self, Error> {
         let lease =
             within("a lease", lease, Duration::from_millis(100), 30 * DAY, "it has to be from 100 ms to 30 days")?;
         Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.lease = lease)))
     }
 
-    /// The least distance between two starts: zero (no window) to ten years, zero unless set.
+    /// Sets the minimum interval between two starts: zero (no interval) to ten years, zero by
+    /// default.
     ///
-    /// It is a distance, not a period: set it to about half of the job's period, so that an hourly job which ticks a
-    /// moment early is not refused, and a second instance which ticks a moment late is.
+    /// It is a distance, not a period. Set it to about half of the job's period, so that an hourly
+    /// job that starts a moment early is not refused, and a second instance that starts a moment
+    /// late is.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for anything longer.
+    /// [`Error::InvalidSetting`] for a longer duration.
     pub fn min_interval(self, distance: Duration) -> Result<Self, Error> {
         let distance =
             within("a min_interval", distance, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
         Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.min_interval = distance)))
     }
 
-    /// How long one try may take, waiting for a connection included: 1 ms to one hour, 5 s unless set.
+    /// Sets how long one attempt may take, including the wait for a connection: 1 ms to one hour, 5
+    /// s by default.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for anything shorter or longer.
+    /// [`Error::InvalidSetting`] for a shorter or longer duration.
     pub fn time_limit(self, limit: Duration) -> Result<Self, Error> {
         let time_limit = time_limit(limit)?;
         Ok(self.rebuild(|settings| Settings { time_limit, ..settings }))
     }
 
-    /// How long a [`transaction`](crate::ResourceLockExt::transaction) tries again: 100 attempts within 10 s unless set.
+    /// Sets how long a [`transaction`](crate::ResourceLockExt::transaction) is retried: 100
+    /// attempts within 10 s by default.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for limits that are not possible.
+    /// [`Error::InvalidSetting`] for limits out of range.
     pub fn retry(self, retry: Retry) -> Result<Self, Error> {
         let retry = retry.checked()?;
         Ok(self.rebuild(|settings| Settings { retry, ..settings }))
     }
 
-    /// Who takes the keys, as others are told and as the column `client_ip` shows: at most 45 characters,
-    /// `host/process id` unless set. It tells people; no rule looks at it.
+    /// Sets the holder's label, which refusals report to other holders and which the column
+    /// `client_ip` shows: at most 45 characters, `host/process id` by default. The label is for
+    /// display; no rule reads it.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a longer text, or one with control characters.
@@ -72,49 +81,62 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.label = label.to_owned())))
     }
 
-    /// First come, first served, also among processes: a task that has to wait takes a place in the table
-    /// `t_resource_lock_queue`, and no try of a fair lock object gets in before. Off unless set; without it, those who wait in one
-    /// process take turns, and processes race. A key is fair if every lock object on it is: others may overtake.
+    /// Sets whether keys are granted first come, first served, also across processes. Off by
+    /// default.
     ///
-    /// A waiter whose process died is passed over after 12 s. See the README for what it costs.
+    /// A task that has to wait draws a ticket in the table `t_resource_lock_queue`, and no attempt
+    /// of a fair lock object precedes it. Without this setting, the waiters of one process are
+    /// served in order, and processes race. A key is fair only if every lock object on it is fair,
+    /// because others may overtake.
+    ///
+    /// A waiter whose process died is skipped after 12 s. A fair claim reads the queue first, which is one statement more.
     pub fn fair(self, fair: bool) -> Self {
         self.rebuild(|settings| Settings { fair, ..settings })
     }
 
-    /// Whether claims and releases that come at the same moment, or while one is under way, travel together in one statement, as they do unless this is `false`.
+    /// Sets whether claims and releases that arrive at the same moment, or while one is in flight,
+    /// are sent together in one statement. On by default.
     ///
-    /// Each is answered on its own, and one that comes alone is sent alone, at once. One that comes while another has no answer yet waits for it for
-    /// 20 ms; then it takes a connection of its own, up to the pool's size. Switched off, each takes one at once.
+    /// Each request has a reply of its own, and a request that arrives alone is sent alone, at
+    /// once. A request that arrives while another one is in flight waits 20 ms for it. Then it
+    /// takes a connection of its own, up to the pool's size. With batching off, each request takes
+    /// a connection at once.
     pub fn batching(self, on: bool) -> Self {
         self.rebuild(|settings| Settings { batching: on, ..settings })
     }
 
-    /// What to do after a failure or a crash; [`Rules::Recover`] unless set.
+    /// Sets what happens after a failure or a crash; [`Rules::Recover`] by default.
     pub fn rules(self, rules: Rules) -> Self {
         self.rebuild(|settings| settings.with_terms(|terms| terms.rules = rules))
     }
 
-    /// Lets a failed run be repeated within its window. Under [`Rules::Article`] it changes nothing.
+    /// Allows a failed run to be repeated within its minimum interval. Has no effect under
+    /// [`Rules::Article`].
     pub fn retry_failed_at_once(self) -> Self {
         self.rebuild(|settings| settings.with_terms(|terms| terms.retry_failed = true))
     }
 
-    /// Says that programs which know only the article's columns use the same table, and write their times in
-    /// local time at `utc_offset`. Their locks are then taken over once `begin_time` lies `time` minutes back;
-    /// without it they never are. Under [`Rules::Article`] they never are either.
+    /// Declares that programs which know only the article's columns use the same table and write
+    /// their times in local time at `utc_offset`.
+    ///
+    /// Their locks are then taken over once `begin_time` lies `time` minutes back. Without this
+    /// setting, and under [`Rules::Article`], their locks are never taken over.
     pub fn article_clients(self, utc_offset: FixedOffset) -> Self {
         let ahead = TimeDelta::seconds(utc_offset.local_minus_utc().into());
         self.rebuild(|settings| settings.with_terms(|terms| terms.article_clients = Some(ahead)))
     }
 
-    /// Sends everything over the application's pool, for servers that allow few connections.
+    /// Sends all statements over the application's pool, for servers that allow few connections.
     ///
-    /// Unless set, a lock opens connections of its own with the options and hooks of the
-    /// application's pool: up to eight for requests and four for renewals, which all locks of that
-    /// pool share, opened when they are needed by each runtime. Nothing that the application does to its connections
-    /// reaches those. On a shared pool each statement takes a round trip more, which undoes or finds
-    /// a transaction that was left open there; settings of the session (`SET search_path`) apply to
-    /// the lock, and a pool that is used up for longer than the lease loses it. SQLite always shares.
+    /// By default a lock opens connections of its own with the options and hooks of the
+    /// application's pool: up to eight for requests and four for renewals. All locks of that pool
+    /// share them, and each runtime opens them when they are needed. Nothing that the application
+    /// does to its connections affects them.
+    ///
+    /// On a shared pool each statement takes one more round trip, which rolls back or detects a
+    /// transaction that was left open there. Session settings (`SET search_path`) apply to the
+    /// lock, and a lease is lost if the pool is exhausted for longer than the lease. SQLite always
+    /// shares the application's pool.
     pub fn share_pool(self) -> Self {
         self.rebuild(|settings| {
             let shared = Connections::shared(settings.pool.application().clone());

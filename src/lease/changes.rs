@@ -1,5 +1,5 @@
-//! Changes of claims that stand: renewals and endings, sent so that neither a connection that falls silent nor a row that
-//! the server refuses to change does harm to the others.
+//! Changes of claims that stand: renewals and endings. A connection that stops replying, or a row
+//! that the server refuses to change, does not affect the other claims.
 
 use std::{
     ops::Range,
@@ -26,45 +26,47 @@ use crate::{
     sync::lock,
 };
 
-/// How many statements in a row may fail before the rest waits for the next time: then it is hardly for the sake of some rows.
+/// How many statements in a row may fail before the rest waits for the next time. So many failures
+/// are unlikely to be caused by single rows.
 const FAILURES: usize = 64;
 
 pub(crate) struct Changes<DB: Database> {
     pub pool: Connections<DB>,
-    /// Where a connection comes from if the server grants no other one.
+    /// The source of a connection if the server grants no other one.
     pub requests: Connections<DB>,
     pub terms: Arc<Terms>,
-    /// How long a request waits for its answer before it is sent on another connection as well.
+    /// How long a request waits for its reply before it is sent on another connection as well.
     pub patience: Duration,
-    /// Until when no connection of the pool is waited for: there was none a moment ago.
+    /// Until when no connection of the pool is waited for, because it had none a moment ago.
     pub scarce_until: Mutex<Instant>,
 }
 
-/// What a request came to.
+/// The result of a request.
 pub(crate) struct Exchange<T> {
     pub reply: Result<T, Failure>,
-    /// A request was sent of which it is not known whether it was carried out.
+    /// A request was sent, and it is unknown whether it was carried out.
     pub unanswered: bool,
 }
 
 pub(crate) struct ChangeReply {
     /// When the request that was answered was sent.
     pub sent: Instant,
-    /// One for each claim, in order.
+    /// One per claim, in order.
     pub outcomes: Vec<Outcome>,
 }
 
-/// What a request came to for one of several parties.
+/// The result of a request for one of several parties.
 pub(crate) struct PartReply {
     pub reply: Result<ChangeReply, Remedy>,
     pub unanswered: bool,
 }
 
 impl<DB: Database> Changes<DB> {
-    /// Sends one change for all of these claims. Where no answer comes in time to act on it, the same goes on another
-    /// connection, and the first of the two that settles it counts. The other request is dropped, its connection closed.
+    /// Sends one change for all of these claims. If no reply arrives in time to act on it, the same
+    /// change is sent on another connection, and the first of the two requests that settles it
+    /// counts. The other request is dropped and its connection closed.
     ///
-    /// A pool of one connection has none for the second request: it waits for the first.
+    /// A pool of one connection has none for the second request, which waits for the first.
     pub async fn send(&self, claims: &[Claim], change: Change, limit: Instant) -> Exchange<ChangeReply> {
         let (first_sent, second_sent) = (AtomicBool::new(false), AtomicBool::new(false));
         let mut first = pin!(self.send_once(claims, change, limit, &first_sent));
@@ -76,7 +78,7 @@ impl<DB: Database> Changes<DB> {
             reply = &mut first => (reply, second),
             reply = &mut second => (reply, first),
         };
-        // What it could not get at may be in the hands of the other request.
+        // A row that one request skipped may be locked by the other request.
         if reply.as_ref().is_ok_and(|answer| skipped_among(&answer.outcomes).is_none()) {
             return Exchange {
                 reply,
@@ -99,7 +101,8 @@ impl<DB: Database> Changes<DB> {
         let mut conn = self.connection(limit).await?;
         let sent = Instant::now();
         if sent >= limit {
-            // Begun and given up at once, it might be carried out all the same. Others were at the row so long.
+            // A statement that is sent and given up at once might still be carried out. Other
+            // transactions had the row locked until the limit.
             conn.give_back();
             return Err(Failure::Undone);
         }
@@ -125,10 +128,11 @@ impl<DB: Database> Changes<DB> {
         }
     }
 
-    /// Sends one change for the claims of several parties, in one statement if nothing is in the way. A statement that the
-    /// server refuses is sent again by halves, so that it is refused only to those for whose sake it was.
+    /// Sends one change for the claims of several parties, in one statement if possible. A
+    /// statement that the server refuses is split in halves and sent again, so that only the
+    /// parties that cause the refusal are refused.
     ///
-    /// The last ones, from `suspects` on, go apart from the others: they were refused before.
+    /// The parties from index `suspects` on were refused before and are sent apart from the others.
     pub async fn send_apart(
         &self,
         parties: &[Vec<Claim>],
@@ -137,7 +141,7 @@ impl<DB: Database> Changes<DB> {
         limit: Instant,
     ) -> Vec<PartReply> {
         let mut shares: Vec<PartReply> = Vec::with_capacity(parties.len());
-        // In the order of the parties, the next one last.
+        // In the order of the parties, the next range last.
         let mut left: Vec<Range<usize>> = vec![suspects..parties.len(), 0..suspects];
         let mut failures = 0;
         while let Some(range) = left.pop() {
@@ -177,7 +181,7 @@ impl<DB: Database> Changes<DB> {
     }
 }
 
-/// Whether it is not known what was done.
+/// Returns whether it is unknown what was done.
 fn is_unanswered(reply: &Result<ChangeReply, Failure>) -> bool {
     reply.as_ref().is_err_and(Failure::is_unanswered)
 }

@@ -1,4 +1,4 @@
-//! Claims in batches: one statement for the requests of many holders.
+//! Batched claims: one statement for the requests of many holders.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,25 +14,28 @@ use crate::{
     store::{Change, ClaimReply, ClaimRequest, Database, Reply},
 };
 
-/// What was granted: all that was asked for.
+/// A granted claim request. All of its keys are granted.
 pub(crate) struct Granted<DB: Database> {
     pub handle: LeaseHandle<DB>,
     pub priors: Vec<Option<PreviousClaim>>,
 }
 
-/// What a claim came back with.
+/// The outcome of a claim request.
 pub(crate) enum Claimed<DB: Database> {
     Granted(Granted<DB>),
-    /// The answer came so late that its lease is over; asked again, it begins anew.
+    /// The reply arrived after the lease had ended. The request is sent again and begins a new
+    /// lease.
     Late,
     Not {
         answers: Vec<ClaimReply>,
-        /// They are the answers to whoever had come for the same keys.
+        /// The replies apply to all requests for the same keys that arrived before this one was
+        /// sent.
         for_all: bool,
     },
 }
 
-/// Claims, sent for those who try. What is granted is held from here on, and abandoned if nobody waits for it any more.
+/// The batch operation that sends claims. A granted claim is held from here on, and ended if its
+/// caller no longer waits for it.
 pub(crate) struct Claims<DB: Database> {
     pub renewer: Arc<Renewer<DB>>,
     pub terms: Arc<Terms>,
@@ -40,7 +43,7 @@ pub(crate) struct Claims<DB: Database> {
     pub table: Arc<OnceCell<Table>>,
 }
 
-/// What one holder asks for.
+/// The claim request of one holder.
 pub(crate) struct ClaimSet {
     pub asks: Vec<ClaimRequest>,
     pub alone: bool,
@@ -58,7 +61,7 @@ impl<DB: Database> BatchOp<DB> for Claims<DB> {
         true
     }
 
-    /// A refusal is one for all who had come before it was sent.
+    /// A refusal applies to all requests that arrived before it was sent.
     fn share(claimed: &Claimed<DB>) -> Option<Claimed<DB>> {
         match claimed {
             Claimed::Not { answers, for_all: true } => Some(Claimed::Not { answers: answers.clone(), for_all: true }),
@@ -97,14 +100,16 @@ impl<DB: Database> Claims<DB> {
         if sent.elapsed() >= self.renewer.counted() {
             return Claimed::Late;
         }
-        // What was taken over cannot be put back; the next one takes it over in its turn.
+        // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes
+        // it over.
         let unheard = if priors.iter().any(Option::is_some) { Change::Abandon } else { Change::PutBack };
         let handle = LeaseHandle::begin(&self.renewer, claims, sent, self.time_limit, unheard);
         Claimed::Granted(Granted { handle, priors })
     }
 }
 
-/// Whether the rules grant it, and a statement of many may not: to be taken over, or with a token that the clock has not passed.
+/// Returns whether the rules grant the claim although a statement of many requests may not: the
+/// claim has to be taken over, or its token is one that the clock has not passed.
 pub(crate) fn needs_own_statement(verdict: Verdict, row: Option<&Row>, now: DateTime<Utc>) -> bool {
     let ahead = row.is_some_and(|row| row.token >= now.timestamp_micros());
     verdict == Verdict::TakeOver || (verdict == Verdict::Acquire && ahead)

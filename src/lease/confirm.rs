@@ -1,4 +1,5 @@
-//! A lease, made a condition of a commit: its row counts the transactions that confirmed it.
+//! Makes a lease a condition of a commit. The lease's row counts the transactions that confirmed
+//! it.
 
 use std::time::Duration;
 
@@ -12,7 +13,8 @@ use crate::{
     store::{Confirmed, Database, connection::PooledConn, failure::Failure, fault::Fault, pools::Connections},
 };
 
-/// Counts a confirmation in the caller's transaction. It waits for whoever is at the row by asking again, so that no statement outlives its limit.
+/// Counts a confirmation in the caller's transaction. While another transaction has the row locked,
+/// it retries instead of blocking, so that no statement outlives its limit.
 pub(crate) async fn confirm<DB: Database>(
     claim: &Claim,
     tx: &mut DB::Connection,
@@ -43,7 +45,7 @@ pub(crate) async fn confirm<DB: Database>(
     }
 }
 
-/// Reads from the count whether a transaction was committed: nobody else counts under this claim.
+/// Derives the commit outcome from the count, which only confirmations under this claim change.
 pub(crate) async fn commit_outcome<DB: Database>(
     pool: &Connections<DB>,
     claim: &Claim,

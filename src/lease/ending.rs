@@ -1,4 +1,4 @@
-//! Claims that are to be ended, and what became of that.
+//! Claims that are to be ended, and the outcome.
 
 use std::sync::Arc;
 
@@ -16,28 +16,28 @@ use crate::{
     store::{Change, Outcome, failure::Remedy},
 };
 
-/// How an ending came out.
+/// The outcome of an ending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Done,
     Lost,
-    /// It did not come through while the lease lasted, as far as is known.
+    /// The ending did not succeed while the lease lasted, as far as is known.
     GivenUp(Certainty),
 }
 
-/// Claims to end, tried until their lease is over.
+/// Claims to end. The ending is retried until their lease is over.
 pub(crate) struct Ending {
     pub held: Arc<LeaseState>,
     pub change: Change,
-    /// What is not settled yet.
+    /// The claims that are not settled yet.
     pub left: Vec<Claim>,
-    /// When it is sent next.
+    /// When the ending is sent next.
     pub at: Instant,
-    /// It is being sent.
+    /// A request is in flight.
     pub under_way: bool,
-    /// The server refused it, by itself or among others.
+    /// The server refused the ending, alone or in a batch.
     pub suspect: bool,
-    /// A request was sent whose outcome is not known.
+    /// A request was sent whose outcome is unknown.
     unanswered: bool,
     lost: bool,
     pauses: Backoff,
@@ -69,13 +69,14 @@ impl Ending {
         (ending, receiver)
     }
 
-    /// The task that sent it may never hear of the outcome.
+    /// Counts the request in flight as unanswered, because the task that sent it may never receive
+    /// the reply.
     pub fn forget_request(&mut self) {
         self.unanswered |= std::mem::take(&mut self.under_way);
     }
 
-    /// What a request came to for each of these claims; `None` if it is to be sent again. A task that was replaced may hear
-    /// late, of claims that are settled by now.
+    /// Applies the replies for these claims. Returns `None` if the ending is to be sent again. A
+    /// task that was replaced may receive replies late, for claims that are settled by then.
     pub fn hear<'a>(&mut self, shares: impl Iterator<Item = (&'a Claim, &'a PartReply)>) -> Option<Ended> {
         (self.under_way, self.suspect) = (false, false);
         let mut hopeless = true;
@@ -110,19 +111,19 @@ impl Ending {
         match (self.left.is_empty(), self.lost) {
             (true, false) => Ended::Done,
             (true, true) if !self.unanswered => Ended::Lost,
-            // A request that went unanswered may have ended it before another took the key.
+            // An unanswered request may have ended the claim before another holder took the key.
             _ if self.unanswered || some_done => Ended::GivenUp(Certainty::Unknown),
             _ => Ended::GivenUp(Certainty::NothingChanged),
         }
     }
 
-    /// Tells the caller that waits, and lets the next ones of this process ask.
+    /// Reports the outcome to the waiting caller, and wakes the next waiters of this process.
     pub fn tell(self, ended: Ended) {
         self.held.pass_on();
         for Claim { key, token, .. } in &self.held.claims {
             tracing::info!(%key, %token, ?ended, "abandoned");
         }
-        // A lease that was dropped has no one who listens.
+        // A dropped lease has no receiver.
         let _ = self.outcome.send(ended);
     }
 }

@@ -1,4 +1,5 @@
-//! Holding claims, one or several: renewed in the background, told when they are lost, ended once.
+//! Handles on the claims of a lease, which is renewed in the background, notified of its loss, and
+//! ended once.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -25,26 +26,27 @@ use crate::{
     },
 };
 
-/// One handle on the claims of a lease. Dropped, the last one abandons them.
+/// One handle on the claims of a lease. Dropping the last handle abandons them.
 pub(crate) struct LeaseHandle<DB: Database> {
     renewer: Arc<Renewer<DB>>,
     held: Arc<LeaseState>,
     time_limit: Duration,
     part: Part,
-    /// What ends the claims while their caller has not heard of them, so that no work was begun under them.
+    /// The change that ends the claims while their caller has not received them, so that no work
+    /// was begun under them.
     unheard: Option<Change>,
 }
 
-/// What is left to do for this handle.
+/// What remains to be done for this handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// It counts among the handles.
+    /// It is counted among the handles.
     Counted,
-    /// It was the last one, and has not ended the claims yet.
+    /// It was the last one and has not ended the claims yet.
     Last,
-    /// The claims are ended, or not its to end: they are only to be let go.
+    /// The claims are ended, or are not this handle's to end. Only their renewal has to stop.
     Ended,
-    /// Nothing: another handle ends them, or has.
+    /// Nothing: another handle ends the claims, or has ended them.
     None,
 }
 
@@ -58,7 +60,7 @@ impl<DB: Database> fmt::Debug for LeaseHandle<DB> {
 }
 
 impl<DB: Database> LeaseHandle<DB> {
-    /// Begins with claims that were granted to a request sent at `sent`.
+    /// Creates the handle for claims that were granted to a request sent at `sent`.
     pub fn begin(
         renewer: &Arc<Renewer<DB>>,
         claims: Vec<Claim>,
@@ -70,23 +72,23 @@ impl<DB: Database> LeaseHandle<DB> {
         Self { held, renewer: renewer.clone(), time_limit, part: Part::Counted, unheard }
     }
 
-    /// Hands it to whoever asked.
+    /// Marks the claims as received by the caller.
     pub fn heard(mut self) -> Self {
         self.unheard = None;
         self
     }
 
-    /// Takes up a claim that stands in the table: renewed once, then kept like any other.
+    /// Takes up a claim that stands in the table: it is renewed once and then held like any other.
     pub async fn resume(renewer: &Arc<Renewer<DB>>, claim: Claim, time_limit: Duration) -> Result<Self, Error> {
         let mut handle = Self::begin(renewer, vec![claim], Instant::now(), time_limit, Change::Abandon);
-        // Until the renewal is answered it is not this one's to abandon.
+        // Until the renewal is answered, the claim is not this handle's to abandon.
         handle.part = Part::Ended;
         handle.renew().await?;
         handle.part = Part::Counted;
         Ok(handle.heard())
     }
 
-    /// One handle more.
+    /// Returns one more handle.
     pub fn reenter(&self) -> Result<Self, Error> {
         if !self.held.stands() {
             return Err(self.error_lost());
@@ -96,12 +98,12 @@ impl<DB: Database> LeaseHandle<DB> {
         Ok(Self { renewer, held, time_limit: self.time_limit, part: Part::Counted, unheard: None })
     }
 
-    /// Leaves the claims standing, if this is the last handle.
+    /// Leaves the claims standing if this is the last handle.
     pub fn detach(mut self) {
         self.part = if self.held.give_up() { Part::Ended } else { Part::None };
     }
 
-    /// Keeps the turn by which it was acquired until it is over.
+    /// Keeps the permit under which the lease was acquired until the lease is over.
     pub fn keep(&self, turn: Permit) {
         self.held.keep(turn);
     }
@@ -120,7 +122,8 @@ impl<DB: Database> LeaseHandle<DB> {
 
     pub async fn lost(&self) {
         self.renewer.attend();
-        // The keeper tells; the clock is watched here too, for when the runtime that drives the keeper stands still.
+        // The renewer reports the loss. The clock is watched here too, in case the runtime that
+        // drives the renewer makes no progress.
         while !self.held.lost.is_cancelled() {
             let deadline = self.held.deadline();
             if timeout_at(deadline, self.held.lost.cancelled()).await.is_err() && !self.is_held() {
@@ -148,7 +151,7 @@ impl<DB: Database> LeaseHandle<DB> {
             match reply {
                 Ok(Outcome::Done) if self.is_held() => return Ok(()),
                 Ok(Outcome::Done | Outcome::Lost) => return Err(self.error_lost()),
-                // Somebody's transaction is at the row; it may be the caller's own.
+                // Another transaction has the row locked; it may be the caller's own.
                 Ok(Outcome::Skipped { .. }) if Instant::now() < limit => pauses.pause(self.time_limit).await,
                 Ok(Outcome::Skipped { .. }) => return Err(self.error_busy(Action::Renew, Certainty::Unknown)),
                 Err(failure) if failure.fault() == Fault::Contention && Instant::now() < limit => {
@@ -170,7 +173,8 @@ impl<DB: Database> LeaseHandle<DB> {
         self.renewer.let_go(&self.held);
         self.held.over.cancel();
         let result = self.try_release(status).await;
-        // What is not known to be ended is abandoned when `self` is dropped; so is the rest of a set of which one is lost.
+        // Claims that are not known to be ended are abandoned when `self` is dropped, and so is the
+        // rest of a set of which one claim is lost.
         if result.is_ok() || (self.claims().len() == 1 && matches!(result, Err(Error::Lost { .. }))) {
             self.part = Part::Ended;
             self.held.pass_on();
@@ -188,7 +192,8 @@ impl<DB: Database> LeaseHandle<DB> {
     async fn try_release(&self, status: Status) -> Result<(), Error> {
         let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let last = self.held.deadline();
-        // What is done is not asked for again: somebody else may have it by then.
+        // A claim that was released is not sent again, because another holder may have the key by
+        // then.
         let (mut left, mut lost, mut unanswered) = (self.claims().to_vec(), None, None);
         let (mut pauses, mut alone) = (self.renewer.pauses(), false);
         loop {
@@ -203,7 +208,8 @@ impl<DB: Database> LeaseHandle<DB> {
                     match lost {
                         _ if !left.is_empty() => {}
                         None => return Ok(()),
-                        // A request that went unanswered may have freed the row before somebody else took it.
+                        // An unanswered request may have freed the row before another holder took
+                        // it.
                         Some(Claim { key, token, .. }) => {
                             let lost = Error::Lost { key, token };
                             return Err(
@@ -279,12 +285,12 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
     }
 }
 
-/// Between tries while somebody is at the row, or a server is coming back.
+/// The pauses between attempts while a row is locked or a server is recovering.
 fn pauses() -> Backoff {
     Backoff::up_to(Duration::from_millis(40))
 }
 
-/// Keys, as an error names them.
+/// The keys as an error names them.
 pub(crate) fn subject<'a>(mut keys: impl ExactSizeIterator<Item = &'a str>) -> String {
     let (count, first) = (keys.len(), keys.next().unwrap_or_default());
     if count > 1 { format!("{first:?} and {} more", count - 1) } else { format!("{first:?}") }

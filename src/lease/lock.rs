@@ -1,4 +1,4 @@
-//! The pessimistic lock: asks for keys, and runs work under them.
+//! The pessimistic lock, which acquires keys as leases.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -23,13 +23,14 @@ use crate::{
     store::Database,
 };
 
-/// The most keys of a set: elsewhere than on PostgreSQL each takes a statement of its own.
+/// The maximum number of keys in a set. Except on PostgreSQL, each key takes a statement of its
+/// own.
 const MOST_KEYS: usize = 100;
 
 /// A lock on named resources, kept in the table `t_resource_lock`.
 ///
-/// Cheap to clone; the clones share one background task that renews their leases. Statements go over
-/// a few connections that all locks of the same application pool share; see
+/// It is cheap to clone. The clones share one background task that renews their leases. Statements
+/// use a few connections that all locks of the same application pool share; see
 /// [`share_pool`](Self::share_pool).
 pub struct LeaseLock<DB: Database> {
     pub(crate) shared: Arc<Shared<DB>>,
@@ -48,51 +49,59 @@ impl<DB: Database> fmt::Debug for LeaseLock<DB> {
 }
 
 impl<DB: Database> LeaseLock<DB> {
-    /// A lock on the pool's database, with the default settings. Sends nothing yet.
+    /// Creates a lock on the pool's database with the default settings. Nothing is sent yet.
     pub fn new(pool: Pool<DB>) -> Self {
         Self { shared: Shared::new(Settings::new(pool), Arc::default()) }
     }
 
     pub(crate) fn rebuild(self, change: impl FnOnce(Settings<DB>) -> Settings<DB>) -> Self {
-        // The pool stays, and with it what is known of its table.
+        // The pool is the same, so what is known of its table remains valid.
         let Shared { settings, table, .. } = &*self.shared;
         Self { shared: Shared::new(change(settings.clone()), table.clone()) }
     }
 
-    /// Asks for a key once, and never waits for another holder.
+    /// Attempts to acquire `key` once, without waiting for another holder.
     ///
-    /// One round trip where the row exists (see the README's table for the rest); the first call of a lock
-    /// object looks at the table's shape as well.
+    /// It takes one round trip if the row exists. The first call of a lock object also reads the table's
+    /// shape.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`] and [`Error::KeyTooLong`] before anything is sent; [`Error::TableMissing`] and its like
-    /// say what to run; [`Error::RowNotVisible`] if the row that it created cannot be seen; [`Error::Database`] and [`Error::TimedOut`] say whether the key may have been taken.
-    /// A database that fails never counts as a refusal.
+    /// [`Error::InvalidKey`] and [`Error::KeyTooLong`] before anything is sent;
+    /// [`Error::TableMissing`] and similar errors, which state what to run;
+    /// [`Error::RowNotVisible`] if the row that the call created is not visible;
+    /// [`Error::Database`] and [`Error::TimedOut`], which state whether the key may have been
+    /// taken. A database failure is never reported as a refusal.
     ///
     /// # Cancel safety
-    /// Dropped while a claim is under way, it may leave the key taken until the lease ends.
+    /// If the future is dropped while a claim is in flight, the key may remain taken until the
+    /// lease ends.
     pub async fn try_acquire(&self, key: &str) -> Result<Attempt<Lease<DB>>, Error> {
         self.acquire(key, Duration::ZERO).await
     }
 
-    /// Asks for a key until it is granted, or for `wait` at most: zero asks once, [`Duration::MAX`] waits for ever. The last refusal tells why not.
+    /// Acquires `key`, retrying until it is granted or `wait` has passed. Zero makes one attempt;
+    /// [`Duration::MAX`] waits indefinitely. The last refusal states the reason.
     ///
-    /// Where nothing but time can help (a window) and that ends too late, it refuses at once. Tasks that wait for the same key on the same lock object
-    /// (or a clone) take turns in the order of their coming: one of them asks, and none while one of them holds the key.
+    /// If the key can only become free by time (the minimum interval), and that is too late, the
+    /// refusal is returned at once. Tasks that wait for the same key on the same lock object (or a
+    /// clone) are served in order of arrival. Only one of them sends requests, and none does while
+    /// one of them holds the key.
     ///
     /// # Errors
-    /// As [`try_acquire`](Self::try_acquire), but what passes by itself (an outage, contention, a pool without a connection to
-    /// spare) is waited out. It is the error only where the time ends without a refusal.
+    /// As [`try_acquire`](Self::try_acquire), but transient failures (an outage, contention, a pool
+    /// without a spare connection) are retried. Such a failure is returned only if the time ends
+    /// without a refusal.
     ///
     /// # Cancel safety
-    /// Dropped, it stops waiting. A claim that was under way is brought to its end in the background, and its row put back as
-    /// it was before; one that took over an expired claim is abandoned.
+    /// If the future is dropped, the wait stops. A claim in flight is finished in the background
+    /// and its row put back as it was before; a claim that took over an expired one is abandoned.
     pub async fn acquire(&self, key: &str, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
         let lease = |Granted { handle, mut priors }| Lease::new(handle, priors.pop().flatten());
         Ok(self.granted([Key::new(key)?].into(), wait).await?.map(lease))
     }
 
-    /// Asks for several keys once, and gets all of them or none; as [`acquire_all`](Self::acquire_all).
+    /// Attempts to acquire several keys once, all of them or none; see
+    /// [`acquire_all`](Self::acquire_all).
     ///
     /// # Errors
     /// As [`acquire_all`](Self::acquire_all).
@@ -106,10 +115,12 @@ impl<DB: Database> LeaseLock<DB> {
         self.acquire_all(keys, Duration::ZERO).await
     }
 
-    /// Asks for several keys until all of them are granted, or for `wait` at most; none is held while another is waited for, so nobody deadlocks.
+    /// Acquires several keys together, retrying until all of them are granted or `wait` has passed.
+    /// No key is held while another is waited for, so callers cannot deadlock.
     ///
-    /// One to a hundred keys; one that is named twice counts once. The refusal names the first, in the order of keys, that could not be had.
-    /// One round trip on PostgreSQL; a transaction with a statement or two for each key elsewhere.
+    /// A set has one to a hundred keys; a key named twice counts once. The refusal names the first
+    /// key, in key order, that was not available. The call takes one round trip on PostgreSQL, and
+    /// a transaction with one or two statements per key elsewhere.
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire). [`Error::InvalidSetting`] for no keys, or too many.
@@ -142,15 +153,18 @@ impl<DB: Database> LeaseLock<DB> {
         wait_for(&self.shared, keys, now, wait).await
     }
 
-    /// Takes up a claim again by the id of its holder: one that another process was granted, and [detached](Lease::detach).
+    /// Takes up a claim by the id of its holder: one that another process was granted and
+    /// [detached](Lease::detach).
     ///
-    /// It is renewed, if it stands, even expired; nothing is acquired anew. Three round trips.
+    /// The claim is renewed if it stands, even if it has expired. Nothing is acquired anew. The
+    /// call takes three round trips.
     ///
     /// # Errors
-    /// [`Error::NotHeld`] or [`Error::Lost`] if the claim does not stand; otherwise as [`inspect`](Self::inspect) and [`Lease::renew`].
+    /// [`Error::NotHeld`] or [`Error::Lost`] if the claim does not stand; otherwise as
+    /// [`inspect`](Self::inspect) and [`Lease::renew`].
     ///
     /// # Cancel safety
-    /// Dropped, the claim may have been prolonged; it is not abandoned.
+    /// If the future is dropped, the claim may have been renewed. It is not abandoned.
     pub async fn resume(&self, key: &str, holder: Holder) -> Result<Lease<DB>, Error> {
         let entry = self.inspect(key).await?.filter(|entry| entry.holder == Some(holder));
         let key = Key::new(key)?;
@@ -163,15 +177,17 @@ impl<DB: Database> LeaseLock<DB> {
         }
     }
 
-    /// Waits until all leases that were dropped have been abandoned, or have ended, and so have claims and places in queues of
-    /// waiters that were dropped; for `limit` at most. Tells whether nothing of it is left.
+    /// Waits, for at most `limit`, until all dropped leases have been abandoned or have ended, and
+    /// all claims and queue tickets of dropped waiters have been ended too. Returns whether none of
+    /// them is left.
     ///
-    /// Call it before the program ends, so that the next one need not wait for them to run out.
-    /// Leases that are still held stay held. Connections that are idle by then are closed, within 400 ms more; another lock of
-    /// the same pool opens new ones. At the limit the background goes on with what is left, while the runtime lives.
+    /// Call it before the program ends, so that the next holder need not wait for them to expire.
+    /// Leases that are still held stay held. Connections that are idle by then are closed, which
+    /// takes up to 400 ms more; another lock on the same pool opens new ones. At the limit the
+    /// background work continues with what is left, as long as the runtime exists.
     ///
     /// # Cancel safety
-    /// Dropped, it stops waiting; nothing else changes.
+    /// If the future is dropped, the wait stops. Nothing else changes.
     pub async fn shutdown(&self, limit: Duration) -> bool {
         self.shared.waiting.tickets.attend();
         let settled = self.shared.renewer.settled(limit).await;

@@ -1,4 +1,4 @@
-//! Releases, of one lease each or of a set.
+//! Batched releases, each of one lease or of a set.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(crate) struct Releases {
 pub(crate) struct Release {
     pub claims: Vec<Claim>,
     pub status: Status,
-    /// It was tried before, and something was in its way.
+    /// It was sent before and not settled, so it is sent alone.
     pub alone: bool,
 }
 

@@ -1,12 +1,14 @@
-//! Renewal: what a lock does for all of its leases at once, in the background.
+//! The renewer: renews all leases of one lock in the background.
 //!
-//! A lease is *held* while its deadline lies ahead, *unknown* when a renewal brought no answer (the
-//! deadline stands, and it is tried again sooner), and *lost* when its deadline has come or the row
-//! was seen without the claim. The deadline is on this machine's monotonic clock, counted from before
-//! the request was sent: it comes before the server could let another in.
+//! A lease is *held* while its deadline lies ahead. It is *unknown* when a renewal brought no
+//! reply: the deadline stands, and the renewal is retried sooner. It is *lost* when its deadline
+//! has passed or the row was seen without the claim. The deadline is on this machine's monotonic
+//! clock, counted from before the request was sent, so it comes before the server could grant the
+//! key to another holder.
 //!
-//! One task serves the lock while it has leases or endings, with one timer; on other runtimes tasks stand by (`task.rs`).
-//! A renewal and an ending take one connection each, and a second one where the first does not answer (`changes.rs`).
+//! One task with one timer serves the lock while it has leases or endings; tasks on other runtimes
+//! stand by (`task.rs`). A renewal and an ending take one connection each, and a second one if the
+//! first does not answer (`changes.rs`).
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},
@@ -42,7 +44,7 @@ use crate::{
 
 const SEEN_WITHOUT: &str = "its row was seen without the claim";
 
-/// Keeps one lock's leases.
+/// Renews the leases of one lock.
 pub(crate) struct Renewer<DB: Database> {
     changes: Changes<DB>,
     lease: Duration,
@@ -52,7 +54,7 @@ pub(crate) struct Renewer<DB: Database> {
     /// Wakes the tasks.
     work: watch::Sender<()>,
     pub background: Background,
-    /// When the last of the claims ends by itself that could not be ended.
+    /// When the last of the claims that could not be ended expires.
     left_behind_until: Mutex<Instant>,
 }
 
@@ -86,7 +88,7 @@ impl<DB: Database> Renewer<DB> {
         })
     }
 
-    /// Begins to renew claims that were granted to a request sent at `sent`.
+    /// Starts renewing claims that were granted to a request sent at `sent`.
     pub fn hold(self: &Arc<Self>, claims: Vec<Claim>, sent: Instant) -> Arc<LeaseState> {
         let held = Arc::new(LeaseState::new(claims, self.deadline(sent, self.lease), self.wakeups.clone()));
         let renew_at = sent + self.lease / 3;
@@ -96,12 +98,13 @@ impl<DB: Database> Renewer<DB> {
         held
     }
 
-    /// Renews a lease no more.
+    /// Stops renewing a lease.
     pub fn let_go(&self, held: &LeaseState) {
         lock(&self.agenda).leases.remove(&held.id());
     }
 
-    /// Tells the work that the claim at this place is lost; what else the lease has goes with it.
+    /// Reports that the claim at index `place` is lost. The other claims of the lease are
+    /// abandoned.
     pub fn lose(self: &Arc<Self>, held: &Arc<LeaseState>, place: usize, why: &str) {
         self.let_go(held);
         if held.tell_lost(place, why) && held.claims.len() > 1 {
@@ -109,12 +112,12 @@ impl<DB: Database> Renewer<DB> {
         }
     }
 
-    /// Ends claims that were stopped, in the background; the receiver hears how that went.
+    /// Abandons claims of stopped work in the background. The receiver gets the outcome.
     pub fn abandon(self: &Arc<Self>, held: Arc<LeaseState>) -> oneshot::Receiver<Ended> {
         self.end(held, Change::Abandon)
     }
 
-    /// Ends claims in the background, like this; the receiver hears how that went.
+    /// Ends claims in the background with `change`. The receiver gets the outcome.
     pub fn end(self: &Arc<Self>, held: Arc<LeaseState>, change: Change) -> oneshot::Receiver<Ended> {
         let (ending, receiver) = Ending::new(held, change, self.pauses(), self.background.begin());
         let at = ending.at;
@@ -124,13 +127,14 @@ impl<DB: Database> Renewer<DB> {
         receiver
     }
 
-    /// Waits until nothing goes on in the background, for so long at most; whether nothing does, and no claim was left behind.
+    /// Waits for at most `limit` until no background work is left. Returns whether none is, and no
+    /// claim was left behind.
     pub async fn settled(self: &Arc<Self>, limit: Duration) -> bool {
         self.attend();
         timeout(limit, self.background.over()).await.is_ok() && *lock(&self.left_behind_until) <= Instant::now()
     }
 
-    /// Prolongs one lease now.
+    /// Renews one lease now.
     pub async fn renew(self: &Arc<Self>, held: &Arc<LeaseState>, limit: Instant) -> Exchange<Outcome> {
         self.attend();
         let Exchange { reply, unanswered } = self.changes.send(&held.claims, self.renewal(), limit).await;
@@ -157,17 +161,18 @@ impl<DB: Database> Renewer<DB> {
         Change::Renew(self.changes.terms.lease)
     }
 
-    /// When a claim with `left` at `sent` has to count as lost: a little early, for clocks that run apart and timers that run late.
+    /// Returns when a claim with `left` at `sent` counts as lost. The deadline is a little early,
+    /// for clocks that diverge and timers that fire late.
     fn deadline(&self, sent: Instant, left: Duration) -> Instant {
         sent + left.saturating_sub(self.lease / 20)
     }
 
-    /// How long a whole lease counts on this side.
+    /// Returns how long a whole lease counts on the client's side.
     pub fn counted(&self) -> Duration {
         self.lease - self.lease / 20
     }
 
-    /// Between tries to end a claim.
+    /// Returns the pauses between attempts to end a claim.
     pub fn pauses(&self) -> Backoff {
         Backoff::up_to(self.longest_pause())
     }
@@ -176,14 +181,15 @@ impl<DB: Database> Renewer<DB> {
         (self.lease / 12).min(Duration::from_secs(1))
     }
 
-    /// Has a task of this runtime look after the leases too: the one that does may be on a runtime that stands still.
+    /// Starts a task on this runtime too, because the active task may be on a runtime that makes no
+    /// progress.
     pub fn attend(self: &Arc<Self>) {
         if !lock(&self.agenda).is_empty() {
             task::start(self);
         }
     }
 
-    /// Has a task look after what is due at this time.
+    /// Ensures that a task handles what is due at `due`.
     fn run(self: &Arc<Self>, mut agenda: MutexGuard<'_, Agenda>, due: Instant) {
         let sooner = agenda.duty.expect(due);
         drop(agenda);
@@ -196,10 +202,11 @@ impl<DB: Database> Renewer<DB> {
     fn start_what_is_due(self: &Arc<Self>, agenda: &mut Agenda, UnderWay { renewal, ending }: &mut UnderWay) {
         let now = Instant::now();
         if renewal.is_none() && agenda.leases.values().any(|kept| kept.renew_at <= now) {
-            // Those that are due a little later travel along.
+            // Renewals that are due a little later join the batch.
             *renewal = Some(Box::pin(self.clone().renew_batch(agenda.renewals(now + self.lease / 12))));
         }
-        // An abandonment waits for the renewal under way, which might revive what it ended.
+        // An abandonment waits for the renewal in flight, which might revive the claim that it
+        // ended.
         if renewal.is_none()
             && ending.is_none()
             && let Some((change, batch)) = agenda.endings()
@@ -220,7 +227,7 @@ impl<DB: Database> Renewer<DB> {
         let soon = Instant::now() + self.longest_pause().mul_f64(fastrand::f64() / 2.0 + 0.5);
         for (held, PartReply { reply, .. }) in batch.items.iter().zip(shares) {
             let outcome = reply.as_ref().map(|answer| (answer.sent, self.renewed(held, answer)));
-            // A lease that was let go of by now is ended.
+            // A lease that is no longer scheduled has been ended.
             let mut agenda = lock(&self.agenda);
             let Some(kept) = agenda.leases.get_mut(&held.id()) else { continue };
             match outcome {
@@ -270,7 +277,7 @@ impl<DB: Database> Work for Renewer<DB> {
     fn look(self: &Arc<Self>, runtime: Id, under_way: &mut UnderWay) -> Option<Instant> {
         let role = lock(&self.agenda).duty.role(runtime, Instant::now());
         if role != Role::Work {
-            // Begun before another task took over, and sent anew by that one.
+            // These statements were started before another task took over, which sends them again.
             *under_way = UnderWay::default();
         }
         let late = lock(&self.agenda).take_late();
@@ -292,14 +299,16 @@ impl<DB: Database> Work for Renewer<DB> {
         }
         self.start_what_is_due(&mut agenda, under_way);
         let next = agenda.next(under_way.renewal.is_some(), under_way.ending.is_some());
-        // A statement under way is given up by then: a task that is driven looks no later.
+        // A statement in flight is given up by then, so a task whose runtime makes progress looks
+        // no later.
         let latest = Instant::now() + attempt(self.lease);
         let wakes_at = next.map_or(latest, |next| next.min(latest));
         agenda.duty.wakes_at(wakes_at);
         Some(wakes_at)
     }
 
-    /// Without another task nothing is renewed any more, and the holders are told; what was to be abandoned ends with its lease.
+    /// If no other task is left, renewals stop and the holders are notified of the loss. Claims to
+    /// be abandoned end with their leases.
     fn leave(&self, runtime: Id) {
         let mut agenda = lock(&self.agenda);
         if agenda.duty.leave(runtime) {
@@ -316,7 +325,7 @@ impl<DB: Database> Work for Renewer<DB> {
     }
 }
 
-/// How long one statement may take, with all that is sent in its place.
+/// How long one statement may take, including all requests that are sent in its place.
 fn attempt(lease: Duration) -> Duration {
     (lease / 3).min(Duration::from_secs(10))
 }

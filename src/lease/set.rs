@@ -1,4 +1,4 @@
-//! Several keys, held as one.
+//! Several keys under one lease.
 
 use std::{fmt, time::Duration};
 
@@ -12,10 +12,11 @@ use crate::{
     store::Database,
 };
 
-/// Several keys that are held together: one lease, one token for each key. The loss of one is the loss of all.
+/// Several keys that are held together: one lease, with one token per key. The loss of one key is
+/// the loss of all.
 ///
-/// It is renewed, released and abandoned like a [`Lease`](crate::Lease), all keys in one statement. When one of them is lost,
-/// the others are abandoned in the background.
+/// The set is renewed, released and abandoned like a [`Lease`](crate::Lease), all keys in one
+/// statement. When one key is lost, the others are abandoned in the background.
 pub struct LeaseSet<DB: Database> {
     handle: LeaseHandle<DB>,
     priors: Vec<Option<PreviousClaim>>,
@@ -32,17 +33,19 @@ impl<DB: Database> LeaseSet<DB> {
         Self { handle: handle.heard(), priors }
     }
 
-    /// The claims, in the order of their keys; [confirm](crate::ResourceLock::confirm) them in this order, so that no two transactions deadlock.
+    /// Returns the claims in key order. [Confirm](crate::ResourceLock::confirm) them in this order,
+    /// so that no two transactions deadlock.
     pub fn claims(&self) -> &[Claim] {
         self.handle.claims()
     }
 
-    /// The fencing token of one key; `None` if it is not in the set.
+    /// Returns the fencing token of one key, or `None` if the key is not in the set.
     pub fn token(&self, key: &str) -> Option<Token> {
         self.claims().iter().find(|claim| claim.key.as_str() == key).map(|claim| claim.token)
     }
 
-    /// The claims that were taken over, with those that held the keys before and did not end.
+    /// Returns the claims that were taken over, each with the previous claim on its key, which its
+    /// holder did not end.
     pub fn taken_over_from(&self) -> impl Iterator<Item = (&Claim, &PreviousClaim)> {
         self.claims().iter().zip(&self.priors).filter_map(|(claim, prior)| Some((claim, prior.as_ref()?)))
     }
@@ -55,20 +58,22 @@ impl<DB: Database> LeaseSet<DB> {
         Ok(Self { handle: self.handle.reenter()?, priors: self.priors.clone() })
     }
 
-    /// Whether all keys are known to be held at this moment, by this machine's monotonic clock.
+    /// Returns whether all keys are known to be held at this moment, by this machine's monotonic
+    /// clock.
     pub fn is_held(&self) -> bool {
         self.handle.is_held()
     }
 
-    /// How long they are held for sure, unless they are renewed; zero when one is lost.
+    /// Returns how long the keys are certain to be held unless they are renewed; zero once one is
+    /// lost.
     pub fn time_left(&self) -> Duration {
         self.handle.time_left()
     }
 
-    /// Waits until one of them is lost, as [`Lease::lost`](crate::Lease::lost).
+    /// Waits until one of the keys is lost, as [`Lease::lost`](crate::Lease::lost).
     ///
     /// # Cancel safety
-    /// Nothing is lost by dropping it.
+    /// No state is lost if the future is dropped.
     pub async fn lost(&self) {
         self.handle.lost().await;
     }
@@ -78,24 +83,25 @@ impl<DB: Database> LeaseSet<DB> {
         self.handle.cancellation_token()
     }
 
-    /// Prolongs the lease now; in the background that happens at every third of it.
+    /// Renews the lease now. The background task renews it at every third of its duration.
     ///
     /// # Errors
     /// As [`Lease::renew`](crate::Lease::renew); [`Error::Lost`] names the key that was lost.
     ///
     /// # Cancel safety
-    /// Dropped, the lease may have been prolonged without this end knowing.
+    /// If the future is dropped, the lease may have been renewed although no reply arrived.
     pub async fn renew(&self) -> Result<(), Error> {
         self.handle.renew().await
     }
 
-    /// Ends the lease: the work came to its end, well or badly. All keys get this status.
+    /// Ends the lease of work that has completed, successfully or not. All keys get this status.
     ///
     /// # Errors
-    /// As [`Lease::release`](crate::Lease::release). If one key was lost, the others may have been released all the same.
+    /// As [`Lease::release`](crate::Lease::release). If one key was lost, the others may
+    /// nevertheless have been released.
     ///
     /// # Cancel safety
-    /// Dropped, the keys are released or abandoned.
+    /// If the future is dropped, the keys are released or abandoned.
     pub async fn release(self, status: Status) -> Result<(), Error> {
         self.handle.release(status).await
     }
@@ -106,7 +112,7 @@ impl<DB: Database> LeaseSet<DB> {
     /// As [`Lease::abandon`](crate::Lease::abandon).
     ///
     /// # Cancel safety
-    /// Dropped, it goes on in the background.
+    /// If the future is dropped, the abandonment continues in the background.
     pub async fn abandon(self) -> Result<(), Error> {
         self.handle.abandon().await
     }

@@ -1,4 +1,4 @@
-//! A lock's settings, checked where they are made.
+//! The settings of a lock.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,9 +15,9 @@ use crate::{
 };
 
 pub(crate) struct Settings<DB: Database> {
-    /// Where claims, releases and reads have their connections.
+    /// The connections for claims, releases and reads.
     pub pool: Connections<DB>,
-    /// Where renewals and abandonments have theirs.
+    /// The connections for renewals and abandonments.
     pub renewals: Connections<DB>,
     pub terms: Arc<Terms>,
     pub time_limit: Duration,
@@ -69,7 +69,8 @@ impl<DB: Database> Settings<DB> {
     }
 }
 
-/// Settings. Each gives the lock back changed; leases that were taken before keep theirs.
+/// Returns the default label: the host name without control characters, cut so that `/process id`
+/// fits into 45 characters.
 fn default_label() -> String {
     let process = format!("/{}", std::process::id());
     let host = gethostname::gethostname();

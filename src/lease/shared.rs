@@ -1,4 +1,4 @@
-//! What the handles of one lock share: its settings, its connections, and what goes on in the background.
+//! What the clones of one lock share: settings, connections and background work.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
     store::Database,
 };
 
-/// How long a caller waits for another's look at the table.
+/// How long a caller waits for another caller that is reading the table's shape.
 const LOOK: Duration = Duration::from_millis(50);
 
 pub(crate) struct Shared<DB: Database> {
@@ -40,13 +40,14 @@ impl<DB: Database> Shared<DB> {
         Arc::new(Self { settings, renewer, table, looking: Mutex::default(), claims, waiting })
     }
 
-    /// The table's shape, looked at by the first call alone.
+    /// Returns the table's shape, which only the first call reads.
     pub async fn known_table(&self, limit: Instant) -> Result<&Table, Error> {
         let Settings { pool, time_limit, .. } = &self.settings;
         if let Some(table) = self.table.get() {
             return Ok(table);
         }
-        // One caller looks for all, but none waits long for another, whose future may not be polled.
+        // One caller reads for all, but no caller waits long for another, whose future may not be
+        // polled.
         let looking = timeout_at(limit.min(Instant::now() + LOOK), self.looking.lock()).await;
         if let Some(table) = self.table.get() {
             return Ok(table);

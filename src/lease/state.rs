@@ -1,4 +1,4 @@
-//! What is held: the state that a lease's handles share with its keeper.
+//! The state that the handles of a lease share with its renewer.
 
 use std::{
     sync::{
@@ -18,20 +18,20 @@ use crate::{
     sync::lock,
 };
 
-/// The claims of one lease, which live and die together.
+/// The claims of one lease, which are held and lost together.
 pub(crate) struct LeaseState {
-    /// In the order of their keys; never empty.
+    /// In key order; never empty.
     pub claims: Vec<Claim>,
     pub since: Instant,
     pub lost: CancellationToken,
     /// Cancelled when the lease is lost, and when it ends in any other way.
     pub over: CancellationToken,
     deadline: Mutex<Instant>,
-    /// How many handles there are; the last one ends the lease.
+    /// The number of handles. The last one ends the lease.
     handles: AtomicUsize,
-    /// Which claim was found to be lost.
+    /// The index of the claim that was found to be lost.
     lost_at: AtomicUsize,
-    /// Those of this process who want the same wait until it is dropped.
+    /// Other waiters of this process for the same keys wait until it is dropped.
     turn: Mutex<Option<Permit>>,
     wakeups: Arc<Wakeups>,
 }
@@ -51,7 +51,7 @@ impl LeaseState {
         }
     }
 
-    /// What tells this lease from all others of the process, for as long as it lives.
+    /// Identifies this lease among all leases of the process while it exists.
     pub fn id(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -67,28 +67,29 @@ impl LeaseState {
         self.deadline().saturating_duration_since(Instant::now())
     }
 
-    /// Whether the claims are known to stand at this moment. A loss that was told is final.
+    /// Returns whether the claims are known to stand at this moment. A loss that was reported is
+    /// final.
     pub fn stands(&self) -> bool {
         !self.time_left().is_zero()
     }
 
-    /// Moves the deadline on; an answer that comes late never moves it back.
+    /// Moves the deadline forward. A late reply never moves it back.
     pub fn hold_until(&self, deadline: Instant) {
         let mut current = lock(&self.deadline);
         *current = deadline.max(*current);
     }
 
-    /// One handle more, made from one that there is.
+    /// Counts one more handle, made from an existing one.
     pub fn share(&self) {
         self.handles.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// One handle less; whether it was the last.
+    /// Counts one handle less and returns whether it was the last.
     pub fn give_up(&self) -> bool {
         self.handles.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Keeps the turn by which it was acquired until the lease is over.
+    /// Keeps the permit under which the lease was acquired until the lease is over.
     pub fn keep(&self, turn: Permit) {
         *lock(&self.turn) = Some(turn);
         if self.lost.is_cancelled() {
@@ -96,14 +97,15 @@ impl LeaseState {
         }
     }
 
-    /// The claim that was lost, or the first.
+    /// Returns the claim that was lost, or the first.
     pub fn lost_claim(&self) -> &Claim {
         &self.claims[self.lost_at.load(Ordering::Acquire)]
     }
 
-    /// Tells the work that the claim at this place is lost; whether that is news.
+    /// Reports to the work that the claim at index `place` is lost. Returns whether this had not
+    /// been known.
     pub fn tell_lost(&self, place: usize, why: &str) -> bool {
-        // A claim that is being ended is not lost: a renewal that was under way may see its row without it.
+        // A claim that is being ended is not lost: a renewal in flight may see its row without it.
         if self.over.is_cancelled() {
             return false;
         }
@@ -123,7 +125,7 @@ impl LeaseState {
         }
     }
 
-    /// Lets the next ones of this process ask: the claims are ended, or lost.
+    /// Wakes the next waiters of this process, because the claims are ended or lost.
     pub fn pass_on(&self) {
         let turn = lock(&self.turn).take();
         drop(turn);
@@ -133,7 +135,7 @@ impl LeaseState {
     }
 }
 
-/// Nobody has it any more, however it ended.
+/// Runs when the state is no longer referenced, however the lease ended.
 impl Drop for LeaseState {
     fn drop(&mut self) {
         self.pass_on();

@@ -1,7 +1,9 @@
-//! Waiting for keys: in turn within this process, in order across processes where that is asked for, never past the limit.
+//! Waiting for keys: by the local queue within this process, by ticket across processes on a fair
+//! lock, and never past the limit.
 //!
-//! One task of all that want the same asks the database, at a pace that slows down, and sooner where there is word: of a
-//! release in this process, of a release elsewhere (PostgreSQL), of the end of a lease or window as the refusal told it.
+//! Of all tasks that wait for the same keys, one sends requests, at intervals that grow. It sends
+//! one sooner on a notification of a release in this process, on a notification of a release
+//! elsewhere (PostgreSQL), and at the end of the lease or minimum interval that the refusal named.
 
 use std::{
     sync::{
@@ -39,16 +41,16 @@ use crate::{
     sync::lock,
 };
 
-/// Between two questions, at first and in the end.
+/// The bounds of the interval between two requests, at first and in the end.
 const PACE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// How long a place that is not seen is waited for before it counts as gone.
+/// How long a ticket that is not visible is waited for before it counts as gone.
 const LAG: Duration = Duration::from_millis(100);
-/// How long it may take to ask for word of a release.
+/// How long requesting the notification of a release may take.
 const HINT: Duration = Duration::from_secs(1);
-/// What counts as waiting for ever: ten years.
+/// The wait that counts as indefinite: ten years.
 const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
 
-/// Waits for all of these keys, sorted, for so long at most; no time at all is one try.
+/// Waits for all of these keys, sorted, for at most `wait`. A zero `wait` is one attempt.
 pub(crate) async fn wait_for<DB: Database>(
     asker: &Shared<DB>,
     keys: Arc<[Key]>,
@@ -89,7 +91,8 @@ async fn wait_long<DB: Database>(
     }
 }
 
-/// The table's shape, which the first call of a lock object looks at. A try has its time limit for that, and a wait as long as it lasts.
+/// Returns the table's shape, which the first call of a lock object reads. One attempt has its time
+/// limit for that; a wait has its whole duration.
 pub(crate) async fn table_within<DB: Database>(
     asker: &Shared<DB>,
     since: Instant,
@@ -109,11 +112,11 @@ pub(crate) async fn table_within<DB: Database>(
     }
 }
 
-/// Goes on through what passes by itself: an outage, contention, a pool that has no connection to spare.
+/// Retries through transient failures: an outage, contention, a pool without a spare connection.
 struct Patience<'a> {
     until: Instant,
     pauses: Backoff,
-    /// What is being waited out.
+    /// The failure that is being waited out.
     trouble: &'a Mutex<Option<Error>>,
 }
 
@@ -122,7 +125,7 @@ impl<'a> Patience<'a> {
         Self { until, pauses: Backoff::between(PACE.0, PACE.1), trouble }
     }
 
-    /// Gives the reply back if it is the last; `None`, after a pause, if it makes sense to ask again.
+    /// Returns the reply if it is final. Returns `None`, after a pause, if a retry makes sense.
     async fn last<T>(&mut self, reply: Result<T, Error>) -> Option<Result<T, Error>> {
         let left = self.until.saturating_duration_since(Instant::now());
         match reply {
@@ -140,7 +143,8 @@ impl<'a> Patience<'a> {
     }
 }
 
-/// The error at the end of a wait: how long it was, and what is known of the outcome by then.
+/// The error at the end of a wait, with the length of the wait and what is known of the outcome by
+/// then.
 fn late(mut error: Error, wait: Duration, unsure: bool) -> Error {
     if let Error::TimedOut { limit, .. } | Error::NoConnection { limit, .. } = &mut error {
         *limit = wait;
@@ -154,46 +158,49 @@ fn late(mut error: Error, wait: Duration, unsure: bool) -> Error {
     error
 }
 
-/// One task's wish.
+/// The claim request of one waiting task.
 struct Wanted<'a, DB: Database> {
     lock: &'a Shared<DB>,
     runtime: Handle,
     keys: Arc<[Key]>,
     until: Instant,
     queue: Arc<LocalQueue>,
-    /// A claim is under way.
+    /// A claim request is in flight.
     claiming: AtomicBool,
-    /// A claim has no answer, and may have been granted.
+    /// A claim request has no reply and may have been granted.
     unanswered: AtomicBool,
-    /// What it was told last itself.
+    /// The last refusal of this task's own requests.
     told: Mutex<Option<Refusal>>,
     /// The failure that is being waited out.
     trouble: Mutex<Option<Error>>,
 }
 
-/// Where it stands in the queues of the database.
+/// The waiter's position in the database queues.
 struct Spot<DB: Database> {
     ticket: Option<Ticket<DB>>,
-    /// A claim of this holder was sent and not answered: asked again, it is found, if it was granted.
+    /// A claim request of this holder was sent and not answered. Another request finds the claim if
+    /// it was granted.
     unanswered: Option<Holder>,
 }
 
-/// What became of a question, and what shows whether things have moved since the last.
+/// The outcome of a request, with a value that shows whether the state has changed since the last
+/// request.
 enum Asked<DB: Database> {
     Granted(Granted<DB>),
     Refused(Refusal, i64),
-    /// The place in the queue is gone.
+    /// The ticket is gone.
     Displaced,
-    /// One of this queue's own is before it, and waits for the turn.
+    /// A waiter of the same local queue precedes this one and waits for the permit.
     BehindOwn,
 }
 
-/// How asking by turns ended.
+/// How sending requests under a permit ended.
 enum Ended<DB: Database> {
     With(Attempt<Granted<DB>>),
-    /// The turn is another's of this process: numbers that were drawn one after the other need not grow, where several nodes give them.
+    /// The permit belongs to another waiter of this process. Numbers that were drawn one after the
+    /// other need not grow where several nodes assign them.
     Behind(Option<Ticket<DB>>),
-    /// A place in the queue is needed.
+    /// A ticket is needed.
     WithoutPlace,
 }
 
@@ -207,7 +214,8 @@ impl<DB: Database> Wanted<'_, DB> {
                 Some(turn) => turn,
                 None if !fair => self.queue.turn().await,
                 None => {
-                    // Drawn one by one, so that the order within the process is the order of the numbers.
+                    // Drawn one by one, so that the order within the process is the order of the
+                    // numbers.
                     let drawing = self.queue.entry.lock().await;
                     let drawn = self.draw().await?;
                     let entry = self.queue.enter(drawn.number);
@@ -227,16 +235,18 @@ impl<DB: Database> Wanted<'_, DB> {
         }
     }
 
-    /// Asks until it is granted, or nothing but time can help and there is not enough of it.
+    /// Sends requests until the keys are granted, or until only time can help and too little of it
+    /// is left.
     async fn ask_in_turn(&self, turn: Permit, ticket: Option<Ticket<DB>>) -> Result<Ended<DB>, Error> {
         let waiting = &self.lock.waiting;
-        // Before the first question, so that no word after it is missed.
+        // Subscribed before the first request, so that no later notification is missed.
         let subscription = waiting.wakeups.listen(&self.keys);
         let mut listening = None;
         let mut spot = Spot { ticket, unanswered: None };
         let (mut pace, mut sign, mut waited, mut told_free) = (Backoff::between(PACE.0, PACE.1), None, false, false);
         if let Some((before, next)) = self.queue.pace() {
-            // Whoever had the turn has given up: that is no reason to ask sooner.
+            // The previous owner of the permit gave up, which is no reason to send a request
+            // sooner.
             (pace, waited) = (before, true);
             subscription.heard_before(next).await;
         }
@@ -261,25 +271,27 @@ impl<DB: Database> Wanted<'_, DB> {
                 pace = Backoff::between(PACE.0, PACE.1);
             }
             waited = true;
-            // Who is served at once opens no connection.
+            // A request that is granted at once opens no connection.
             let listening = listening.get_or_insert_with(|| waiting.listener.attend(&self.runtime));
             let may_end = matches!(refusal.reason, Reason::Held | Reason::TimedOutUnfinished);
-            // Once in a row: a key that stays free and refused is waited for like any other.
+            // Not twice in a row: a key that stays free and refused is waited for like any other.
             told_free =
                 may_end && !refusal.awaited && listening.hears() && !told_free && self.ask_for_word(&refusal.key).await;
             if told_free {
                 continue;
             }
-            // A holder may end early; the end of its lease is not slept through.
+            // A holder may release early, so the interval applies, but the pause does not extend
+            // past the end of the lease.
             let pause = window.unwrap_or_else(|| pace.next().min(refusal.retry_after.unwrap_or(left)));
             let next = Instant::now() + pause;
-            // The end of a window may be further off than whoever comes next has time.
+            // The end of a minimum interval may be further off than the time that the next waiter
+            // has.
             self.queue.note_pace(window.is_none().then_some((pace, next)));
             subscription.heard_before(next).await;
         }
     }
 
-    /// The lease keeps the turn until it is over; the place has served.
+    /// The lease keeps the permit until it is over. The ticket is no longer needed.
     async fn have(&self, granted: Granted<DB>, turn: Permit, ticket: Option<Ticket<DB>>) -> Ended<DB> {
         self.queue.note(Some(self.held_here(&granted)));
         self.queue.note_pace(None);
@@ -290,7 +302,8 @@ impl<DB: Database> Wanted<'_, DB> {
         Ended::With(Attempt::Acquired(granted))
     }
 
-    /// A failure that ends the wait is no refusal, for the others neither; running out of time is none.
+    /// A failure that ends the wait is no refusal, and must not be reported as one to the other
+    /// waiters. Running out of time is no such failure.
     fn failed(&self) {
         if Instant::now() < self.until {
             self.queue.note(None);
@@ -308,8 +321,9 @@ impl<DB: Database> Wanted<'_, DB> {
     }
 
     async fn ask(&self, spot: &mut Spot<DB>, waited: bool) -> Result<Asked<DB>, Error> {
-        // Before each claim: a place may lapse at any time, and its waiter is not first any more. What may have been granted
-        // is asked about first of all, since it keeps the others out.
+        // Checked before each claim, because a ticket may lapse at any time, and its waiter is then
+        // no longer first. A claim that may have been granted is requested first of all, because it
+        // keeps other holders out.
         if let (Some(ticket), None) = (&spot.ticket, spot.unanswered) {
             match self.look(ticket.number).await? {
                 Position::First => {}
@@ -339,7 +353,7 @@ impl<DB: Database> Wanted<'_, DB> {
         })
     }
 
-    /// Draws a place in the queues of the database.
+    /// Draws a ticket in the database queues.
     async fn draw(&self) -> Result<Ticket<DB>, Error> {
         let tickets = &self.lock.waiting.tickets;
         let mut patience = Patience::new(self.until, &self.trouble);
@@ -351,7 +365,8 @@ impl<DB: Database> Wanted<'_, DB> {
         }
     }
 
-    /// Where a place stands. What is not there may only be late, where a node of a cluster lags behind.
+    /// Returns the position of a ticket. A ticket that is missing may only be late, where a node of
+    /// a cluster lags behind.
     async fn look(&self, number: i64) -> Result<Position, Error> {
         let tickets = &self.lock.waiting.tickets;
         let at = tickets.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))?;
@@ -362,7 +377,7 @@ impl<DB: Database> Wanted<'_, DB> {
         tickets.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))
     }
 
-    /// Has the holder tell of its release; whether the key is free already.
+    /// Requests that the holder notifies of its release. Returns whether the key is already free.
     async fn ask_for_word(&self, key: &Key) -> bool {
         let limit = self.until.min(Instant::now() + HINT);
         let Ok(mut conn) = PooledConn::checkout(&self.lock.settings.pool, limit).await else { return false };
@@ -370,12 +385,12 @@ impl<DB: Database> Wanted<'_, DB> {
         conn.settle(reply).is_ok_and(|free| free)
     }
 
-    /// When one statement is given up.
+    /// Returns when one statement is given up.
     fn limit(&self) -> Instant {
         self.until.min(Instant::now() + self.lock.settings.time_limit)
     }
 
-    /// What those are told who wait for this process's own lease.
+    /// The refusal for other waiters while this process holds the lease.
     fn held_here(&self, granted: &Granted<DB>) -> Refusal {
         Refusal {
             key: self.keys[0].clone(),
@@ -388,8 +403,8 @@ impl<DB: Database> Wanted<'_, DB> {
         }
     }
 
-    /// The last refusal, unless a later claim may have been granted unheard. One that is under way is brought to its end,
-    /// and put back if it is granted.
+    /// Returns the last refusal, unless a later claim may have been granted although no reply
+    /// arrived. A claim in flight is finished, and put back if it is granted.
     fn refused_last(&self) -> Option<Attempt<Granted<DB>>> {
         if self.unanswered.load(Ordering::Relaxed) {
             return None;

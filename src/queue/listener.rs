@@ -1,6 +1,7 @@
-//! Word of releases from other processes, where the database passes it on: one connection for a lock object, while somebody waits.
+//! Release notifications from other processes, where the database delivers them: one connection per
+//! lock object, open while a task waits.
 //!
-//! It is a hint. Nobody relies on it: a waiter asks at its own pace as well.
+//! A notification is a hint. No waiter relies on it: each also polls at its own pace.
 
 use std::{
     sync::{
@@ -19,26 +20,26 @@ use tokio::{
 
 use crate::{queue::local::Wakeups, retry::Backoff, store::Database, sync::lock};
 
-/// How long the connection is kept for the next one who waits.
+/// How long the connection is kept open for the next waiter.
 const LINGER: Duration = Duration::from_secs(5);
-/// How long opening it may take, and closing it.
+/// How long opening the connection may take, and closing it.
 const LIMIT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Listener<DB: Database> {
     pool: Pool<DB>,
     wakeups: Arc<Wakeups>,
     running: Mutex<bool>,
-    /// Nothing can be heard here, now or later.
+    /// Notifications are unavailable, now and later.
     deaf: AtomicBool,
     waiters: watch::Sender<usize>,
     open: watch::Sender<bool>,
 }
 
-/// Somebody waits, until it is dropped.
+/// A registered waiter, until it is dropped.
 pub(crate) struct Listening<DB: Database>(Arc<Listener<DB>>);
 
 impl<DB: Database> Listening<DB> {
-    /// Whether releases are heard at the moment.
+    /// Returns whether notifications are received at the moment.
     pub fn hears(&self) -> bool {
         *self.0.open.borrow()
     }
@@ -56,7 +57,7 @@ impl<DB: Database> Listener<DB> {
         Arc::new(Self { pool, wakeups, running: Mutex::new(false), deaf: AtomicBool::new(false), waiters, open })
     }
 
-    /// Somebody begins to wait.
+    /// Registers a waiter, and starts the listening task if it is not running.
     pub fn attend(self: &Arc<Self>, runtime: &Handle) -> Listening<DB> {
         self.waiters.send_modify(|count| *count += 1);
         let mut running = lock(&self.running);
@@ -105,10 +106,10 @@ impl<DB: Database> Listener<DB> {
         }
     }
 
-    /// Until nobody waits any more, or the connection is gone.
+    /// Receives notifications until no task waits any more, or the connection is lost.
     async fn hear(&self, notifications: &mut DB::Notifications) {
         self.open.send_replace(true);
-        // Whoever is waiting already has the holder tell.
+        // Tasks that already wait are woken, so that they request a notification.
         self.wakeups.notify_all();
         let mut unwanted = std::pin::pin!(self.unwanted());
         loop {
@@ -127,11 +128,11 @@ impl<DB: Database> Listener<DB> {
         self.open.send_replace(false);
     }
 
-    /// Nobody has waited for a while.
+    /// Returns once no task has waited for `LINGER`.
     async fn unwanted(&self) {
         let mut waiters = self.waiters.subscribe();
         loop {
-            // The sender lives in `self`, so that waiting does not fail.
+            // The sender lives in `self`, so waiting does not fail.
             let _ = waiters.wait_for(|count| *count == 0).await;
             if timeout(LINGER, waiters.wait_for(|count| *count > 0)).await.is_err() {
                 return;
@@ -140,7 +141,7 @@ impl<DB: Database> Listener<DB> {
     }
 }
 
-/// The runtime may go away under the task.
+/// Resets the listener if the runtime drops the task.
 struct OnStop<DB: Database> {
     listener: Arc<Listener<DB>>,
     armed: bool,

@@ -1,7 +1,8 @@
-//! Waiting within one process: whose turn it is to ask, and word that asking makes sense.
+//! Waiting within one process: which task may claim, and wakeups when a claim may succeed.
 //!
-//! Of all the tasks that want the same keys one asks the database, and the others wait for its turn. Whoever is granted
-//! the keys keeps the turn until the lease is over, so that nobody asks in vain while this process holds them.
+//! Of all the tasks that want the same keys, the one with the permit sends claim requests, and the
+//! others wait for the permit. A task that is granted the keys keeps the permit until the lease is
+//! over, so that no task claims in vain while this process holds them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,7 +16,7 @@ use tokio::{
 
 use crate::{key::Key, retry::Backoff, rules::Refusal, sync::lock};
 
-/// The queues of one object, by what is wanted, and with what one leaves to the next.
+/// The queues of one object, by keys. `N` is the note that one permit holder leaves to the next.
 pub(crate) struct LocalQueues<N = ()>(Mutex<Queues<N>>);
 
 type Queues<N> = HashMap<Arc<[Key]>, Weak<LocalQueue<N>>>;
@@ -27,7 +28,7 @@ impl<N> Default for LocalQueues<N> {
 }
 
 impl<N> LocalQueues<N> {
-    /// The queue of those who want all of these keys.
+    /// Returns the queue of the tasks that want all of these keys.
     pub fn queue(self: &Arc<Self>, keys: &Arc<[Key]>) -> Arc<LocalQueue<N>> {
         let mut queues = lock(&self.0);
         if let Some(queue) = queues.get(keys).and_then(Weak::upgrade) {
@@ -44,16 +45,17 @@ impl<N> LocalQueues<N> {
     }
 }
 
-/// Those of this process who want the same keys.
+/// The tasks of this process that want the same keys.
 pub(crate) struct LocalQueue<N = ()> {
     keys: Arc<[Key]>,
     queues: Arc<LocalQueues<N>>,
     state: Mutex<State<N>>,
-    /// Held while a place in the database's queue is drawn, so that the order here is the order there.
+    /// Held while a ticket is drawn from the database, so that the local order is the order of the
+    /// tickets.
     pub entry: tokio::sync::Mutex<()>,
 }
 
-/// Who comes before whom: by the number in the database's queue, then by the order of entry, in which no two are alike.
+/// The order of waiters: by ticket number, then by order of entry, which is unique.
 type Rank = (i64, u64);
 
 struct State<N> {
@@ -71,7 +73,7 @@ impl<N> Default for State<N> {
 }
 
 impl<N> LocalQueue<N> {
-    /// The turn, behind all the others.
+    /// Waits for the permit, behind the waiters that entered without a ticket.
     pub async fn turn(self: &Arc<Self>) -> Permit<N> {
         match self.try_take() {
             Some(turn) => turn,
@@ -79,7 +81,7 @@ impl<N> LocalQueue<N> {
         }
     }
 
-    /// The turn, if it is free and nobody waits.
+    /// Returns the permit, if it is free. While it is free, no task waits.
     pub fn try_take(self: &Arc<Self>) -> Option<Permit<N>> {
         let mut state = lock(&self.state);
         if state.taken {
@@ -89,7 +91,7 @@ impl<N> LocalQueue<N> {
         Some(Permit::of(self))
     }
 
-    /// A place in the queue, in front of those with higher numbers and behind all the others.
+    /// Joins the queue, in front of waiters with higher numbers and behind all others.
     pub fn enter(self: &Arc<Self>, number: i64) -> Waiter<N> {
         let mut state = lock(&self.state);
         state.entries += 1;
@@ -98,7 +100,7 @@ impl<N> LocalQueue<N> {
         Waiter { queue: self.clone(), rank, turn: self.wait_at(rank) }
     }
 
-    /// What a rank's turn comes through; a turn that is free comes at once.
+    /// Returns the channel through which a rank receives the permit. A free permit arrives at once.
     fn wait_at(self: &Arc<Self>, rank: Rank) -> oneshot::Receiver<Permit<N>> {
         let (sender, turn) = oneshot::channel();
         let mut state = lock(&self.state);
@@ -109,17 +111,19 @@ impl<N> LocalQueue<N> {
         turn
     }
 
-    /// Whether one with this number waits for its turn.
+    /// Returns whether a task with this number waits for the permit.
     pub fn has_waiting(&self, number: i64) -> bool {
         lock(&self.state).waiting.range((number, 0)..=(number, u64::MAX)).next().is_some()
     }
 
-    /// What the one who asked was told last, for those who did not get to ask.
+    /// Returns the last refusal that a permit holder received, for waiters that never got the
+    /// permit.
     pub fn refusal(&self) -> Option<Refusal> {
         lock(&self.state).refusal.clone()
     }
 
-    /// At what pace the one who had the turn before asked, and when it would have asked again; `None` if it got what it wanted.
+    /// Returns the backoff of the previous permit holder and the time of its next claim request;
+    /// `None` if its claim was granted.
     pub fn pace(&self) -> Option<(Backoff, Instant)> {
         lock(&self.state).pace
     }
@@ -136,14 +140,14 @@ impl<N> LocalQueue<N> {
 impl<N> Drop for LocalQueue<N> {
     fn drop(&mut self) {
         let mut queues = lock(&self.queues.0);
-        // A new one may stand in its place by now.
+        // A new queue for the same keys may be in the map by now.
         if queues.get(&self.keys).is_some_and(|queue| queue.strong_count() == 0) {
             queues.remove(&self.keys);
         }
     }
 }
 
-/// A place in a queue; dropped, it is given up.
+/// A waiter in a queue. Dropping it leaves the queue.
 pub(crate) struct Waiter<N = ()> {
     queue: Arc<LocalQueue<N>>,
     rank: Rank,
@@ -155,7 +159,8 @@ impl<N> Waiter<N> {
         loop {
             match (&mut self.turn).await {
                 Ok(turn) => return turn,
-                // A rank is one entry's alone, so that no other drops its sender. It would cost nothing but this: it waits anew.
+                // A rank belongs to one waiter, so no other waiter replaces its sender. If one did,
+                // this waiter would merely queue again.
                 Err(_) => self.turn = self.queue.wait_at(self.rank),
             }
         }
@@ -168,10 +173,11 @@ impl<N> Drop for Waiter<N> {
     }
 }
 
-/// The right to ask for the queue's keys; dropped, it goes to the next who still waits, with whatever is left to them.
+/// The right to claim the queue's keys. When it is dropped, it passes to the next waiter, with the
+/// note.
 pub(crate) struct Permit<N = ()> {
     queue: Option<Arc<LocalQueue<N>>>,
-    /// Of the turn before, or for the next.
+    /// The note from the previous permit holder, or for the next.
     pub note: Option<N>,
 }
 
@@ -193,18 +199,18 @@ impl<N> Drop for Permit<N> {
             };
             drop(state);
             let Err(mut unsent) = next.send(Permit { queue: Some(queue), note: note.take() }) else { return };
-            // Whoever has just gone gives it back.
+            // The waiter has just been dropped: the permit and the note go to the next.
             (turn, note) = (unsent.queue.take(), unsent.note.take());
         }
     }
 }
 
-/// Those who wait for a word about a key, in this process.
+/// The tasks of this process that wait for a wakeup for a key.
 #[derive(Default)]
 pub(crate) struct Wakeups(Mutex<HashMap<Key, Vec<Arc<Notify>>>>);
 
 impl Wakeups {
-    /// Hears of all of these keys until it is dropped.
+    /// Subscribes to all of these keys until the subscription is dropped.
     pub fn listen(self: &Arc<Self>, keys: &Arc<[Key]>) -> Subscription {
         let heard = Arc::new(Notify::new());
         let mut wakeups = lock(&self.0);
@@ -214,14 +220,14 @@ impl Wakeups {
         Subscription { keys: keys.clone(), wakeups: self.clone(), heard }
     }
 
-    /// The key may be free.
+    /// Wakes the subscribers of this key, which may be free.
     pub fn notify(&self, key: &str) {
         for heard in lock(&self.0).get(key).into_iter().flatten() {
             heard.notify_one();
         }
     }
 
-    /// Any key may be free.
+    /// Wakes all subscribers: any key may be free.
     pub fn notify_all(&self) {
         for heard in lock(&self.0).values().flatten() {
             heard.notify_one();
@@ -229,7 +235,7 @@ impl Wakeups {
     }
 }
 
-/// Hears when one of its keys may be free.
+/// Receives a wakeup when one of its keys may be free.
 pub(crate) struct Subscription {
     keys: Arc<[Key]>,
     wakeups: Arc<Wakeups>,
@@ -237,9 +243,10 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
-    /// Waits for the next word until this time; one that came before is not lost.
+    /// Waits for the next wakeup, up to this limit. A wakeup that arrived before the call is not
+    /// lost.
     pub async fn heard_before(&self, limit: Instant) {
-        // Nothing was heard: it is time all the same.
+        // The limit ends the wait like a wakeup.
         let _ = timeout_at(limit, self.heard.notified()).await;
     }
 }

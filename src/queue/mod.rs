@@ -1,4 +1,5 @@
-//! Waiting for keys: in order within this process, across processes, and woken when a key is freed.
+//! Waiting for keys: in order within this process and across processes, with a wakeup when a key is
+//! released.
 
 pub(crate) mod listener;
 pub(crate) mod local;
@@ -17,7 +18,7 @@ use crate::{
     store::{Database, pools::Connections},
 };
 
-/// What the waiting tasks of one lock object share.
+/// The state that the waiting tasks of one lock object share.
 pub(crate) struct Waiting<DB: Database> {
     pub queues: Arc<LocalQueues>,
     pub wakeups: Arc<Wakeups>,

@@ -1,4 +1,4 @@
-//! Who comes next: a pure reading of the fronts of queues.
+//! Positions in queues: a pure function of the fronts of the queues.
 
 use std::time::Duration;
 
@@ -7,27 +7,28 @@ use crate::{
     store::queue::{FRONT, Place},
 };
 
-/// Where somebody stands.
+/// The position of a waiter, as read from its queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct QueueView {
     pub at: Position,
-    /// Places before it whose waiters have gone.
+    /// Tickets before the waiter's own that have lapsed.
     pub lapsed: Vec<i64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Position {
-    /// Nobody is before it.
+    /// No live ticket is before it.
     First,
-    /// Somebody is, whose place is kept for so long unless there is another sign of life.
+    /// A live ticket is before it, which lapses after `left` unless another heartbeat arrives.
     Behind { key: Key, number: i64, left: Duration },
-    /// Its own place has lapsed, and somebody has cleared it away.
+    /// The waiter's own ticket lapsed, and another waiter deleted it.
     Gone,
-    /// Nobody knows: the front of a queue has lapsed altogether, and hides the rest.
+    /// Unknown: every ticket at the front of a queue has lapsed, which hides the rest.
     Unseen,
 }
 
-/// Reads the fronts of the queues of these keys; a number of `i64::MAX` stands for somebody without a place.
+/// Reads the position from the fronts of the queues of these keys. A number of `i64::MAX` stands
+/// for a task without a ticket.
 pub(crate) fn read_queue(keys: &[Key], number: i64, front: &[Place]) -> QueueView {
     let mut at = Position::First;
     let mut lapsed = Vec::new();

@@ -1,7 +1,8 @@
-//! Waiting in order, across processes: places in the table `t_resource_lock_queue`.
+//! Waiting in order across processes: tickets in the table `t_resource_lock_queue`.
 //!
-//! A place is a number, drawn when its waiter arrives, and kept alive by the process. Whoever has the lowest number that
-//! is alive may claim. A place that is not kept alive lapses after [`ALIVE_SECONDS`]; the others look past it.
+//! A ticket is a number, drawn when its waiter arrives and kept alive by heartbeats of the process.
+//! The waiter with the lowest live ticket may claim. A ticket without heartbeats lapses after
+//! [`ALIVE_SECONDS`]; other waiters skip it.
 
 use std::{
     collections::HashSet,
@@ -28,22 +29,22 @@ use crate::{
     task::{self, Duty, Role, UnderWay, Work},
 };
 
-/// How often the places are kept alive.
+/// The interval between heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(ALIVE_SECONDS / 3);
-/// Between two attempts at a statement that met contention, at most.
+/// The longest pause before a statement that failed with a transient error is sent again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How soon places are given up after an attempt that failed.
+/// How soon deleting tickets is tried again after a failure.
 const SOON: Duration = Duration::from_millis(250);
-/// How long a statement of the background may take.
+/// How long a background statement may take.
 const LIMIT: Duration = Duration::from_secs(ALIVE_SECONDS / 4);
 
-/// The places of one lock object.
+/// The tickets of one lock object.
 pub(crate) struct Tickets<DB: Database> {
     pool: Connections<DB>,
-    /// Where the signs of life have their connection.
+    /// The connections for heartbeats and for deleting tickets in the background.
     renewals: Connections<DB>,
     state: Mutex<State>,
-    /// Wakes the tasks.
+    /// Wakes the background tasks.
     work: watch::Sender<()>,
     background: Background,
 }
@@ -52,13 +53,13 @@ struct State {
     duty: Duty,
     places: HashSet<i64>,
     leaving: Vec<Leaving>,
-    /// When to give up what is to be given up.
+    /// When to delete the tickets in `leaving`.
     leave_at: Instant,
-    /// When to give the next sign of life.
+    /// When to send the next heartbeat.
     heartbeat_at: Instant,
 }
 
-/// A place that is to be given up, for as long as it would be alive.
+/// A ticket to be deleted. Deleting it is tried for as long as it would be alive.
 struct Leaving {
     number: i64,
     since: Instant,
@@ -70,7 +71,7 @@ impl State {
         self.places.is_empty() && self.leaving.is_empty()
     }
 
-    /// When something is due, as far as no statement for it is under way.
+    /// Returns when the next statement is due, except for a kind that is already in flight.
     fn next(&self, beating: bool, leaving: bool) -> Option<Instant> {
         let heartbeat_at = (!beating && !self.places.is_empty()).then_some(self.heartbeat_at);
         let leave_at = (!leaving && !self.leaving.is_empty()).then_some(self.leave_at);
@@ -78,7 +79,7 @@ impl State {
     }
 }
 
-/// A place; dropped, it is given up in the background.
+/// A ticket. When it is dropped, it is given up in the background.
 pub(crate) struct Ticket<DB: Database> {
     tickets: Arc<Tickets<DB>>,
     pub number: i64,
@@ -86,7 +87,7 @@ pub(crate) struct Ticket<DB: Database> {
 }
 
 impl<DB: Database> Ticket<DB> {
-    /// Gives the place up after it has served.
+    /// Gives the ticket up after use.
     pub async fn leave(mut self, limit: Instant) {
         let number = self.number;
         self.left =
@@ -114,7 +115,7 @@ impl<DB: Database> Tickets<DB> {
         Arc::new(Self { pool, renewals, state: Mutex::new(state), work: watch::Sender::new(()), background })
     }
 
-    /// Takes a place behind all that are there.
+    /// Draws a ticket behind all existing ones.
     pub async fn join(
         self: &Arc<Self>,
         runtime: &Handle,
@@ -126,7 +127,7 @@ impl<DB: Database> Tickets<DB> {
             let conn = PooledConn::checkout(&self.pool, limit).await?;
             let joining = self.clone().draw(conn, keys.clone(), limit);
             match Finish::new(runtime.clone(), &self.background, joining).await {
-                // A place that was drawn unheard lapses.
+                // A ticket that was drawn although no reply arrived lapses.
                 Err(failure)
                     if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < limit =>
                 {
@@ -147,7 +148,7 @@ impl<DB: Database> Tickets<DB> {
         Ok(self.take(conn.settle(reply)?))
     }
 
-    /// Keeps a place alive that was drawn.
+    /// Registers a drawn ticket for heartbeats.
     fn take(self: &Arc<Self>, number: i64) -> Ticket<DB> {
         let mut state = lock(&self.state);
         if state.places.is_empty() {
@@ -159,7 +160,8 @@ impl<DB: Database> Tickets<DB> {
         Ticket { tickets: self.clone(), number, left: false }
     }
 
-    /// Where somebody stands in the queues of these keys; `i64::MAX` is for one who has no place.
+    /// Returns the position in the queues of these keys, and deletes lapsed tickets in front of it.
+    /// `i64::MAX` stands for a task without a ticket.
     pub async fn stand(&self, keys: &[Key], number: i64, limit: Instant) -> Result<Position, Failure> {
         let mut pauses = Backoff::up_to(PAUSE);
         loop {
@@ -181,7 +183,7 @@ impl<DB: Database> Tickets<DB> {
         }
     }
 
-    /// Gives a place up in the background.
+    /// Gives a ticket up in the background.
     fn give_up(self: &Arc<Self>, number: i64) {
         let mut state = lock(&self.state);
         let now = Instant::now();
@@ -191,14 +193,14 @@ impl<DB: Database> Tickets<DB> {
         self.run(state, now);
     }
 
-    /// Has a task of this runtime look after the places too: the one that does may be on a runtime that stands still.
+    /// Starts a task on this runtime too: the active one may be on a runtime that is not driven.
     pub fn attend(self: &Arc<Self>) {
         if !lock(&self.state).is_empty() {
             task::start(self);
         }
     }
 
-    /// Has a task look after what is due at this time.
+    /// Ensures that a task runs at this time.
     fn run(self: &Arc<Self>, mut state: MutexGuard<'_, State>, due: Instant) {
         let sooner = state.duty.expect(due);
         drop(state);
@@ -211,7 +213,7 @@ impl<DB: Database> Tickets<DB> {
     fn start_what_is_due(self: &Arc<Self>, state: &mut State, under_way: &mut UnderWay) {
         let now = Instant::now();
         if under_way.renewal.is_none() && !state.places.is_empty() && state.heartbeat_at <= now {
-            // From now on it is only put earlier.
+            // Until the next heartbeat, this time is only moved earlier.
             state.heartbeat_at = now + HEARTBEAT;
             let (tickets, places) = (self.clone(), state.places.iter().copied().collect::<Vec<_>>());
             under_way.renewal = Some(Box::pin(async move { tickets.heartbeat(&places).await }));
@@ -238,7 +240,7 @@ impl<DB: Database> Tickets<DB> {
         }
     }
 
-    /// A sign of life for these places.
+    /// Sends a heartbeat for these tickets.
     async fn heartbeat(&self, places: &[i64]) {
         for numbers in places.chunks(BATCH) {
             let limit = Instant::now() + LIMIT;
@@ -278,7 +280,8 @@ impl<DB: Database> Work for Tickets<DB> {
         let now = Instant::now();
         let role = lock(&self.state).duty.role(runtime, now);
         if role != Role::Work {
-            // Begun before another task took over, and sent anew by that one.
+            // Statements from before a takeover are dropped; the task that took over sends them
+            // again.
             *under_way = UnderWay::default();
         }
         let mut state = lock(&self.state);
@@ -293,7 +296,7 @@ impl<DB: Database> Work for Tickets<DB> {
             return Some(until);
         }
         self.start_what_is_due(&mut state, under_way);
-        // A statement under way is given up by then.
+        // A statement in flight is given up by then.
         let latest = now + LIMIT;
         let next = state.next(under_way.renewal.is_some(), under_way.ending.is_some());
         let wakes_at = next.map_or(latest, |next| next.min(latest));
@@ -301,7 +304,8 @@ impl<DB: Database> Work for Tickets<DB> {
         Some(wakes_at)
     }
 
-    /// Without another task, what was to be given up lapses, unless the next one comes sooner.
+    /// Called when the runtime drops the task. With no other task left, tickets to be deleted
+    /// lapse, unless a later task deletes them first.
     fn leave(&self, runtime: Id) {
         if lock(&self.state).duty.leave(runtime) {
             self.work.send_replace(());

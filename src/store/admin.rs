@@ -1,4 +1,4 @@
-//! What an operator asks of a database: look at rows, free one, forget old ones.
+//! The operators' operations on a database: list rows, free a row, delete old rows.
 
 use std::future::Future;
 
@@ -10,7 +10,7 @@ use crate::{
     rules::{Row, Status, Terms},
 };
 
-/// A row with its key, whoever made it, and the database's time.
+/// A row with its key, whichever program created it, and the database's time.
 #[derive(Clone, Debug)]
 pub struct Listed {
     pub key: String,
@@ -28,40 +28,42 @@ pub struct Page {
     pub limit: u32,
 }
 
-/// What became of a forced release.
+/// The outcome of a forced release.
 #[derive(Clone, Copy, Debug)]
 pub enum Forced {
     /// Free, under this new token.
     Freed(Token),
     NoRow,
-    /// Somebody's transaction was at the row.
+    /// Another transaction had locked the row.
     Skipped,
 }
 
-/// How many rows one step of forgetting names.
+/// The most rows that one step of deletion names.
 pub const STEP: usize = 500;
 
-/// A step of forgetting: how many rows went, and the key to go on behind, if there may be more.
+/// A step of deletion: how many rows were deleted, and the key after which to continue, if there
+/// may be more.
 #[derive(Clone, Debug)]
 pub struct Forgotten {
     pub rows: u64,
     pub after: Option<String>,
 }
 
-/// The operators' side of a [`Store`].
+/// The operators' operations of a [`Store`].
 pub trait AdminStore: Store {
-    /// Reads rows in the order of their keys; locks nothing.
+    /// Reads rows in the order of their keys. Locks nothing.
     fn list(conn: &mut Self::Connection, page: &Page, terms: &Terms)
     -> impl Future<Output = Reply<Vec<Listed>>> + Send;
 
-    /// Reads one row; locks nothing.
+    /// Reads one row. Locks nothing.
     fn inspect(
         conn: &mut Self::Connection,
         key: &Key,
         terms: &Terms,
     ) -> impl Future<Output = Reply<Option<Listed>>> + Send;
 
-    /// Frees a row whoever holds it: locked first, then freed with a token that grows.
+    /// Frees a row, whichever holder has it. The row is locked first, then freed with a higher
+    /// token.
     fn force(
         conn: &mut Self::Connection,
         key: &Key,
@@ -69,8 +71,9 @@ pub trait AdminStore: Store {
         terms: &Terms,
     ) -> impl Future<Output = Reply<Forced>> + Send;
 
-    /// Deletes rows that are free, `S`, out of their window (the row's `time` and the lock's `min_interval`), and
-    /// have been left alone for so long: one step, behind the key `after`. Rows that another transaction has locked are passed over.
+    /// Deletes rows that are free, `S`, past their minimum interval (the row's `time` and the
+    /// lock's `min_interval`), and unused for `older_than`: one step, after the key `after`. Rows
+    /// that another transaction has locked are skipped.
     fn forget(
         conn: &mut Self::Connection,
         older_than: TimeDelta,

@@ -1,4 +1,4 @@
-//! A pool's connection that goes back only when it is known to be idle.
+//! A pooled connection that returns to its pool only when it is known to be idle.
 
 use std::{
     pin::Pin,
@@ -23,21 +23,22 @@ use crate::{
     },
 };
 
-/// A connection on loan. Dropped with a statement under way (a cancelled future, a limit reached) it
-/// is closed: the pool never gets back a connection on which something may still be running. One that
-/// may be a database in memory, which would be gone with it, is brought to rest in the background instead.
+/// A borrowed connection. If it is dropped with a statement in flight (a cancelled future, a limit
+/// reached), it is closed: the pool never gets back a connection on which a statement may still be
+/// running. A connection that may be a database in memory, which would be lost with it, is instead
+/// made idle in the background.
 pub struct PooledConn<DB: Store> {
     conn: Option<PoolConnection<DB>>,
     since: Instant,
-    /// `None`: it is to be closed, whatever it holds.
+    /// `None`: the connection is closed when dropped, whatever the database.
     options: Option<Arc<Options<DB>>>,
 }
 
-/// For how long a connection is kept while there is always a next statement.
+/// How long a connection is kept while there is always a next statement.
 const LOAN: Duration = Duration::from_secs(1);
 
 impl<DB: Store> PooledConn<DB> {
-    /// Waits for a connection of a pool, up to the limit. It is as the pool gives it.
+    /// Waits for a connection of a pool, up to the limit. Its state is not checked.
     pub async fn unchecked(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
         Self::take(pool, None, limit).await
     }
@@ -57,20 +58,21 @@ impl<DB: Store> PooledConn<DB> {
         Self { conn: Some(conn), since: Instant::now(), options }
     }
 
-    /// The connection, for one statement.
+    /// Returns the connection, for one statement.
     #[expect(clippy::expect_used, reason = "it is taken out by `settle` and `drop` alone, which end the loan")]
     pub fn get(&mut self) -> &mut DB::Connection {
         self.conn.as_deref_mut().expect("the loan has not ended")
     }
 
-    /// The connection, to look at.
+    /// Returns the connection, for inspection.
     #[expect(clippy::expect_used, reason = "as for `get`")]
     pub fn peek(&self) -> &DB::Connection {
         self.conn.as_deref().expect("the loan has not ended")
     }
 
-    /// Goes on with the loan if the statement succeeded. Otherwise it ends: an error of the server's, which ended the
-    /// statement, gives the connection back; after anything else its state is not known.
+    /// Returns the loan and the value if the statement succeeded. On a server error, which ended
+    /// the statement, the connection returns to its pool. After any other error its state is
+    /// unknown.
     pub fn proceed<T>(self, reply: Result<Reply<T>, Elapsed>) -> Result<(Self, T), Failure> {
         match reply {
             Ok(Ok(value)) => Ok((self, value)),
@@ -85,19 +87,20 @@ impl<DB: Store> PooledConn<DB> {
         }
     }
 
-    /// Ends the loan of a connection that is idle.
+    /// Returns an idle connection to its pool.
     pub fn give_back(mut self) {
         drop(self.conn.take());
     }
 
-    /// Ends the loan of a connection that may be a database in memory, once nothing is running on it or open.
+    /// Returns a connection that may be a database in memory to its pool, once no statement or
+    /// transaction is left on it.
     async fn rest(mut self) {
         if DB::rest(self.get()).await {
             self.give_back();
         }
     }
 
-    /// Ends the loan with what the statement came to; an answer gives the connection back too.
+    /// Ends the loan with the statement's result. A success returns the connection to its pool too.
     pub fn settle<T>(self, reply: Result<Reply<T>, Elapsed>) -> Result<T, Failure> {
         let (loan, value) = self.proceed(reply)?;
         loan.give_back();
@@ -115,13 +118,13 @@ impl<DB: Store> PooledConn<DB> {
             }
             match timeout_at(limit, DB::leave_transaction(conn.get())).await {
                 Ok(Ok(true)) => return Ok(conn),
-                // The pool may hold connections that went away, and a transaction may have failed.
+                // The pool may hold lost connections, and a transaction may have failed.
                 Ok(Ok(false) | Err(sqlx::Error::Io(_) | sqlx::Error::Database(_) | sqlx::Error::WorkerCrashed)) => {
                     tracing::debug!("closed a connection of the pool that was in a transaction, or had gone away");
                     drop(conn);
                     outage_pause().await;
                 }
-                // The check was answered: nothing is under way.
+                // The check was answered: no statement is in flight.
                 Ok(Err(error @ sqlx::Error::Configuration(_))) => {
                     conn.give_back();
                     return Err(Failure::NoConnection(error));
@@ -132,7 +135,8 @@ impl<DB: Store> PooledConn<DB> {
         }
     }
 
-    /// Keeps a connection that is idle for a next statement, for a while, if other requests still find one.
+    /// Keeps an idle connection for a next statement, for a limited time, if other requests still
+    /// find one. Otherwise the connection returns to its pool.
     pub fn keep(self, connections: &Connections<DB>) -> Option<IdleConn<DB>> {
         if connections.has_spare()
             && self.since.elapsed() < LOAN
@@ -150,7 +154,7 @@ impl<DB: Store> Drop for PooledConn<DB> {
         let Some(conn) = self.conn.take() else { return };
         match (Handle::try_current(), self.options.take()) {
             (Ok(runtime), Some(options)) if DB::may_be_in_memory(&options) => {
-                // Should the runtime end first, it is closed.
+                // If the runtime ends first, the connection is closed.
                 let conn = Self::of(conn, None);
                 runtime.spawn(conn.rest());
             }
@@ -161,8 +165,10 @@ impl<DB: Store> Drop for PooledConn<DB> {
 
 type Waiting<DB> = Pin<Box<dyn Future<Output = Reply<PoolConnection<DB>>> + Send>>;
 
-/// A connection being waited for. A pool closes the one that it tests or opens when this is dropped: a database in memory, and
-/// one of the lock's own connections at a time, is waited for in the background instead, and goes back.
+/// A pending acquisition. A pool closes the connection that it is testing or opening when this
+/// future is dropped. For a database in memory, and for one of the lock's own connections at a
+/// time, the acquisition therefore completes in the background, and the connection returns to its
+/// pool.
 struct Acquiring<DB: Store> {
     work: Option<Waiting<DB>>,
     options: Arc<Options<DB>>,
@@ -194,15 +200,16 @@ impl<DB: Store> Drop for Acquiring<DB> {
     }
 }
 
-/// A connection kept for a next statement; dropped, it goes back.
+/// A connection kept for a next statement. Dropping it returns it to its pool.
 pub struct IdleConn<DB: Store> {
     conn: Option<PooledConn<DB>>,
-    /// Where it was used: it answers while that runtime is driven.
+    /// The runtime on which it was used. It answers only while that runtime is driven.
     runtime: Id,
 }
 
 impl<DB: Store> IdleConn<DB> {
-    /// Whether it was in use on this runtime a moment ago. Later it may have gone away unseen.
+    /// Returns whether the connection was borrowed on this runtime less than `LOAN` ago. An older
+    /// one may have been lost unnoticed.
     pub fn is_fresh(&self) -> bool {
         let here = Handle::try_current().is_ok_and(|runtime| runtime.id() == self.runtime);
         here && self.conn.as_ref().is_some_and(|conn| conn.since.elapsed() < LOAN)
@@ -216,7 +223,7 @@ impl<DB: Store> IdleConn<DB> {
 
 impl<DB: Store> Drop for IdleConn<DB> {
     fn drop(&mut self) {
-        // Outside of a runtime the pool cannot take it back, and it is closed.
+        // Outside a runtime the pool cannot take the connection back, and it is closed.
         if let (Some(conn), Ok(_)) = (self.conn.take(), Handle::try_current()) {
             conn.give_back();
         }

@@ -1,4 +1,4 @@
-//! Why a statement has no result, and what that calls for.
+//! Why a statement has no result, and how to proceed.
 
 use std::{fmt, time::Duration};
 
@@ -10,13 +10,13 @@ use crate::{
 /// Why there is no result.
 #[derive(Debug)]
 pub enum Failure {
-    /// No connection was to be had: nothing was sent.
+    /// No connection was available: nothing was sent.
     NoConnection(sqlx::Error),
-    /// Sent, and no reply within the limit.
+    /// Sent, and no reply arrived within the limit.
     NoReply,
     /// Sent, and failed.
     Failed(sqlx::Error),
-    /// Sent together with others, in a statement that was undone for contention.
+    /// Sent together with others, in a statement that was undone by contention.
     Undone,
 }
 
@@ -32,13 +32,14 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    /// Whether something may still be running on the connection: a server's error says that its statement ended, and
-    /// what could not be decoded had been read to its end.
+    /// Returns whether a statement may still be running on the connection. A server error means
+    /// that its statement ended, and a result that could not be decoded has been read to its end.
     pub fn is_in_doubt(&self) -> bool {
         !matches!(self, Self::Undone | Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. }))
     }
 
-    /// Whether it was sent, and may have been carried out: a server's own error undid it, unless the session ended with it.
+    /// Returns whether the statement was sent and may have been carried out. A server error means
+    /// that it was undone, unless the session ended with it.
     pub fn is_unanswered(&self) -> bool {
         match self {
             Self::NoConnection(_) | Self::Undone => false,
@@ -47,20 +48,21 @@ impl Failure {
         }
     }
 
-    /// Whether the connection had gone away, or went away on the way.
+    /// Returns whether the connection was lost, before the statement or during it.
     pub fn is_outage(&self) -> bool {
         self.fault() == Fault::Outage
     }
 
-    /// Whether what changes nothing may be sent again: another connection may be better, or be had by then.
+    /// Returns whether a statement that changes nothing may be sent again: another connection may
+    /// work, or be available by then.
     pub fn may_pass(&self) -> bool {
         matches!(self.fault(), Fault::Outage | Fault::NoConnection)
     }
 
-    /// What the driver's error means, if there is one.
+    /// Classifies the failure.
     pub fn fault(&self) -> Fault {
         match self {
-            // A closed pool or a wrong password does not mend itself.
+            // A closed pool or a wrong password does not recover by itself.
             Self::NoConnection(error) if fault(error).is_transient() => Fault::NoConnection,
             Self::NoConnection(_) => Fault::Other,
             Self::NoReply => Fault::Outage,
@@ -69,7 +71,7 @@ impl Failure {
         }
     }
 
-    /// The error to report; `before` is what was known of the outcome before this request.
+    /// Returns the error to report. `before` is what was known of the outcome before this request.
     pub fn into_error(self, action: Action, subject: String, limit: Duration, before: Certainty) -> Error {
         let timed_out = |outcome| Error::TimedOut { action, subject: subject.clone(), limit, outcome };
         let fault = self.fault();
@@ -86,7 +88,8 @@ impl Failure {
                 Fault::MissingColumn => Error::ColumnMissing { columns: source.to_string() },
                 Fault::ReadOnly => Error::ReadOnly { source },
                 Fault::Contention | Fault::NoConnection | Fault::Denied | Fault::Other | Fault::Outage => {
-                    // The server's own error undid its statement; any other leaves open what the server did.
+                    // The server's own error undid its statement. After any other error the effect
+                    // is unknown.
                     let undone = fault != Fault::Outage && source.as_database_error().is_some();
                     let outcome = if undone || action.leaves_nothing() { before } else { Certainty::Unknown };
                     Error::Database { action, subject, outcome, source }
@@ -96,19 +99,19 @@ impl Failure {
     }
 }
 
-/// What a failure calls for: the one policy of renewals, endings, releases and batches.
+/// How to proceed after a failure: the one policy of renewals, endings, releases and batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// No pause mends it: the pool is closed, the table or a column is missing, or a right is.
+    /// A retry does not help: the pool is closed, the table or a column is missing, or a right is.
     Nothing,
-    /// The server refused the statement, perhaps for the sake of one of its rows: several requests are sent apart, and one
-    /// again after a pause.
+    /// The server refused the statement, perhaps because of one of its rows. Several requests are
+    /// sent one by one, and a single one again after a pause.
     Apart,
-    /// It is sent again after a pause.
+    /// The statement is sent again after a pause.
     Again,
 }
 
-/// What a failure of one statement calls for that carried so many requests.
+/// Returns the remedy for the failure of a statement that carried this many requests.
 pub fn remedy(failure: &Failure, requests: usize) -> Remedy {
     match (failure, failure.fault()) {
         (Failure::NoConnection(sqlx::Error::PoolClosed), _) => Remedy::Nothing,
@@ -116,7 +119,7 @@ pub fn remedy(failure: &Failure, requests: usize) -> Remedy {
         (Failure::NoConnection(_) | Failure::NoReply | Failure::Undone, _) => Remedy::Again,
         (_, Fault::Contention | Fault::Outage | Fault::NoConnection) => Remedy::Again,
         (_, Fault::MissingTable | Fault::MissingColumn) => Remedy::Nothing,
-        // A policy for rows denies some of them.
+        // A row policy may deny only some of the rows.
         (_, Fault::Denied) if requests == 1 => Remedy::Nothing,
         (Failure::Failed(error), Fault::ReadOnly) if !fault::may_take_writes_again(error) => Remedy::Nothing,
         (failure, _) if failure.is_in_doubt() => Remedy::Again,
@@ -134,7 +137,7 @@ mod tests {
         for failure in [Failure::NoConnection(sqlx::Error::PoolTimedOut), Failure::NoReply, Failure::Undone] {
             assert_eq!(remedy(&failure, 1), Remedy::Again, "{failure:?}");
         }
-        // It was carried out, and what it said was not understood.
+        // The statement was carried out, and its result was not understood.
         assert_eq!(remedy(&Failure::Failed(sqlx::Error::RowNotFound), 2), Remedy::Again);
     }
 }

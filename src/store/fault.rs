@@ -1,10 +1,10 @@
-//! What an error of a driver means: the one place that knows the servers' codes.
+//! What a driver's error means. No other module knows the servers' codes.
 
 use std::error::Error as StdError;
 
 use sqlx::error::DatabaseError;
 
-/// What lies at the root of a conflict.
+/// The root cause of a conflict.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("somebody else was at the same row")]
 #[non_exhaustive]
@@ -13,16 +13,16 @@ pub struct Contention;
 /// The meaning of a driver's error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Somebody else was at the same rows; the statement was undone and may be sent again.
+    /// Another transaction used the same rows. The statement was undone and may be sent again.
     Contention,
-    /// The server or the way to it is gone, and may come back.
+    /// The server is unreachable or the connection was lost. Either may recover.
     Outage,
-    /// No statement was sent: the pool had no connection to give.
+    /// No statement was sent: the pool had no connection available.
     NoConnection,
     MissingTable,
     MissingColumn,
     ReadOnly,
-    /// The user lacks a right; a policy of the table for one of its rows may say so too.
+    /// The user lacks a right. A row policy of the table may report the same for one of its rows.
     Denied,
     Other,
 }
@@ -39,13 +39,15 @@ pub fn fault(error: &sqlx::Error) -> Fault {
         sqlx::Error::Database(error) => server_fault(error.as_ref()),
         sqlx::Error::PoolTimedOut => Fault::NoConnection,
         sqlx::Error::Io(_) | sqlx::Error::WorkerCrashed => Fault::Outage,
-        // PostgreSQL's driver takes the end of a connection for an answer: a balancer that has no server to give hangs up like that.
+        // PostgreSQL's driver reads the end of a connection as a reply. A load balancer without an
+        // available server ends connections this way.
         sqlx::Error::Protocol(text) if text.starts_with("unexpected response from SSLRequest: 0x00") => Fault::Outage,
         _ => Fault::Other,
     }
 }
 
-/// Whether a read-only database may take writes a little later: a server may, after a fail-over, and a file does not.
+/// Returns whether a read-only database may accept writes a little later: a server may, after a
+/// fail-over, and a file does not.
 pub fn may_take_writes_again(error: &sqlx::Error) -> bool {
     #[cfg(feature = "sqlite")]
     if error.as_database_error().is_some_and(|error| error.try_downcast_ref::<sqlx::sqlite::SqliteError>().is_some()) {
@@ -55,10 +57,10 @@ pub fn may_take_writes_again(error: &sqlx::Error) -> bool {
     true
 }
 
-/// Whether a server's error says for sure that a COMMIT was not carried out.
+/// Returns whether a server's error proves that a COMMIT was not carried out.
 pub fn refuses_commit(error: &sqlx::Error) -> bool {
     let Some(server) = error.as_database_error() else { return false };
-    // Other errors are rare there, and some come after the engine has committed.
+    // Other errors are rare here, and some are reported after the engine has committed.
     #[cfg(feature = "mysql")]
     if server.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().is_some() {
         return server_fault(server) == Fault::Contention;
@@ -66,9 +68,11 @@ pub fn refuses_commit(error: &sqlx::Error) -> bool {
     server_fault(server) != Fault::Outage
 }
 
-/// Whether contention lies at the root of an error of the application's, however deep it is wrapped.
+/// Returns whether contention is at the root of an application's error, however deeply it is
+/// wrapped.
 pub fn contended(error: &(dyn StdError + 'static)) -> bool {
-    // What is wrapped without being shown (`transparent`, an `Arc`) shows only its own source: the server's error, or `Contention`.
+    // A wrapper that hides what it wraps (`transparent`, an `Arc`) shows only the source of that:
+    // the server's error, or `Contention`.
     error.downcast_ref::<sqlx::Error>().is_some_and(|error| fault(error) == Fault::Contention)
         || as_server_error(error).is_some_and(|error| server_fault(error) == Fault::Contention)
         || error.is::<Contention>()
@@ -76,7 +80,7 @@ pub fn contended(error: &(dyn StdError + 'static)) -> bool {
 }
 
 fn as_server_error<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e dyn DatabaseError> {
-    // As it stands in sqlx's own error.
+    // The form in which sqlx's own error holds it.
     if let Some(error) = error.downcast_ref::<Box<dyn DatabaseError>>() {
         return Some(error.as_ref());
     }
@@ -104,7 +108,8 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
             "42703" => Fault::MissingColumn,
             "25006" => Fault::ReadOnly,
             "42501" => Fault::Denied,
-            // 25P03, 25P04: the session was ended for sitting idle in a transaction, or for its length
+            // 25P03, 25P04: the session was ended for being idle in a transaction, or for the
+            // transaction's length
             "25P03" | "25P04" | "40003" | "53300" => Fault::Outage,
             code if code.starts_with("08") || code.starts_with("57P") => Fault::Outage,
             _ => Fault::Other,
@@ -118,7 +123,8 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
             1054 => Fault::MissingColumn,
             1290 | 1792 | 1836 => Fault::ReadOnly,
             1044 | 1045 | 1142 | 1143 => Fault::Denied,
-            // 1047: a Galera node outside its cluster; 1180, 1317, 1969: a COMMIT that was cut short; 3169, 4031: the session was ended
+            // 1047: a Galera node outside its cluster; 1180, 1317, 1969: an interrupted COMMIT;
+            // 3169, 4031: the session was ended
             1040 | 1047 | 1053 | 1180 | 1203 | 1226 | 1317 | 1927 | 1969 | 3169 | 4031 => Fault::Outage,
             _ => Fault::Other,
         };

@@ -1,8 +1,8 @@
-//! What a database must do for the lock, and nothing more.
+//! What the lock requires of a database.
 //!
-//! A store sends statements and reports what it saw; it takes no decision. Every operation takes a
-//! slice, works on a connection that it is lent, leaves no transaction open, and waits for no row that
-//! another transaction has locked.
+//! A store sends statements and reports what it saw; it takes no decision. Unless its documentation
+//! says otherwise, an operation takes a slice, works on a borrowed connection, leaves no
+//! transaction open, and waits for no row that another transaction has locked.
 
 pub mod admin;
 pub mod connection;
@@ -35,50 +35,51 @@ use crate::{
 /// The most claims or tickets that one statement names.
 pub const BATCH: usize = 1000;
 
-/// One statement's worth of result, or the driver's error.
+/// The result of one statement, or the driver's error.
 pub type Reply<T> = Result<T, sqlx::Error>;
 
-/// A request for one key.
+/// A request to claim one key.
 #[derive(Clone, Debug)]
 pub struct ClaimRequest {
     pub key: Key,
     pub holder: Holder,
-    /// It has waited, and so may others: the row goes on saying so.
+    /// The request has waited, and others may wait too: the row stays marked as awaited.
     pub waited: bool,
 }
 
-/// What a claim statement came back with, for one [`ClaimRequest`].
+/// The reply of a claim statement to one [`ClaimRequest`].
 #[derive(Clone, Debug)]
 pub enum ClaimReply {
-    /// The row is the asker's, under this token.
+    /// The row belongs to the request's holder, under this token.
     Granted { token: Token, prior: Option<PreviousClaim> },
-    /// It is not. The rules tell why from the row that was seen; where they would grant it,
-    /// somebody's transaction was at the row, or its holder asked for more than could be had, or it
-    /// takes a statement of its own.
+    /// The claim is not granted. The rules derive the reason from the row snapshot. Where they
+    /// would grant the claim, another transaction had locked the row, not every key of the holder
+    /// could be granted, or the claim requires a statement of its own.
     Seen { row: Option<Row>, now: DateTime<Utc> },
-    /// Taken and put back: another key of its holder's could not be had.
+    /// Not kept: another key of the same holder could not be granted.
     Withheld,
 }
 
-/// Whether they are of several holders, who have nothing to do with each other.
+/// Returns whether the requests are of several holders, which are independent of each other.
 fn is_apart(asks: &[ClaimRequest]) -> bool {
     asks.windows(2).any(|pair| pair[0].holder != pair[1].holder)
 }
 
-/// Whether the last of these claims was refused: of a holder that gets all or nothing, none is asked for after it.
+/// Returns whether the last of these claims was refused. For a holder that gets all or nothing, no
+/// further key is claimed after that.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 fn is_refused(answers: &[ClaimReply]) -> bool {
     matches!(answers.last(), Some(ClaimReply::Seen { .. }))
 }
 
-/// The answers to `count` claims that were rolled back.
+/// Returns the replies to `count` claims that were rolled back.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 fn put_back(answers: Vec<ClaimReply>, count: usize) -> Vec<ClaimReply> {
     let seen = |answer| if matches!(answer, ClaimReply::Granted { .. }) { ClaimReply::Withheld } else { answer };
     answers.into_iter().map(seen).chain(std::iter::repeat(ClaimReply::Withheld)).take(count).collect()
 }
 
-/// As if the reply had been lost: the connection is closed, and what was sent is asked for again.
+/// Turns an error into a lost reply: the connection is closed, and the request is sent again.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 fn unanswered(error: sqlx::Error) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(error))
@@ -89,74 +90,76 @@ fn unanswered(error: sqlx::Error) -> sqlx::Error {
 pub enum Change {
     /// `expires_at = now + lease`.
     Renew(TimeDelta),
-    /// Free, with this status.
+    /// Frees the row, with this status.
     Release(Status),
-    /// `expires_at = now`, still locked: stopped, not ended.
+    /// `expires_at = now`, still locked: the work stopped without ending.
     Abandon,
-    /// Free, and as it was before the claim, which took it from no other.
+    /// Frees the row and restores what it was before the claim, which took it over from no other
+    /// claim.
     PutBack,
 }
 
-/// What became of a [`Change`] to one claim.
+/// The outcome of a [`Change`] to one claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
     /// The row was seen without the claim.
     Lost,
-    /// The claim stands, but somebody's transaction was at the row; it has this long left.
+    /// The claim stands, but another transaction had locked the row. The lease has this long left.
     Skipped {
         left: TimeDelta,
     },
 }
 
-/// The first of them that is lost.
+/// Returns the index of the first claim that is lost.
 pub fn lost_among(outcomes: &[Outcome]) -> Option<usize> {
     outcomes.iter().position(|outcome| *outcome == Outcome::Lost)
 }
 
-/// How long the first of them still holds that somebody was at, if there is one.
+/// Returns the least time left of the skipped claims, if there are any.
 pub fn skipped_among(outcomes: &[Outcome]) -> Option<TimeDelta> {
     let left = |outcome: &Outcome| if let Outcome::Skipped { left } = outcome { Some(*left) } else { None };
     outcomes.iter().filter_map(left).min()
 }
 
-/// Those of these claims that somebody was at.
+/// Returns the claims that were skipped.
 pub fn skipped(claims: Vec<Claim>, outcomes: &[Outcome]) -> Vec<Claim> {
     let outcomes = claims.into_iter().zip(outcomes);
     outcomes.filter(|(_, outcome)| matches!(outcome, Outcome::Skipped { .. })).map(|(claim, _)| claim).collect()
 }
 
-/// What a confirmation came back with.
+/// The outcome of a confirmation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Confirmed {
-    /// Counted: so many by now.
+    /// Counted. The claim has this many confirmations now.
     Done(i64),
     /// The row was seen without the claim.
     Lost,
-    /// The claim stands, but somebody's transaction was at the row.
+    /// The claim stands, but another transaction had locked the row.
     Skipped,
     /// The transaction sees the row as it was before the claim was granted.
     TooOld,
 }
 
-/// What was seen of the row of a claim that a [`Change`] did not match.
+/// A snapshot of a claim's row, read after a [`Change`] or a confirmation did not match the row.
 #[derive(Clone, Copy, Debug)]
 pub struct RowSnapshot {
     pub holder: Option<Uuid>,
     pub token: i64,
     pub locked: bool,
-    /// Locked by rowlock, not trampled on.
+    /// Locked by rowlock, and not overwritten by another program.
     pub stands: bool,
     pub left: TimeDelta,
 }
 
-/// Reads the outcome of a change that matched nothing.
+/// Derives the outcome of a change that matched no row.
 pub fn unmatched(change: Change, claim: &Claim, seen: Option<RowSnapshot>) -> Outcome {
     let Some(seen) = seen.filter(|seen| seen.token == claim.token.get()) else { return Outcome::Lost };
     let ours = seen.stands && seen.holder == Some(*claim.holder.as_uuid());
     match change {
-        // A token is never given twice: the row was freed by an earlier request of ours whose reply was lost.
-        // Another program that frees our claim knows nothing of the holder, and leaves it.
+        // A token is never issued twice: an earlier request for this claim freed the row, and its
+        // reply was lost. Another program that frees the row does not know the column `holder`, and
+        // leaves it set.
         Change::Release(_) | Change::Abandon | Change::PutBack if !seen.locked && seen.holder.is_none() => {
             Outcome::Done
         }
@@ -166,7 +169,8 @@ pub fn unmatched(change: Change, claim: &Claim, seen: Option<RowSnapshot>) -> Ou
     }
 }
 
-/// Reads what a confirmation that matched nothing has seen. Tokens never fall: one below the claim's is of a time before it.
+/// Derives the outcome of a confirmation that matched no row. Tokens never decrease: a token below
+/// the claim's is from before the claim.
 pub fn unconfirmed(claim: &Claim, seen: Option<RowSnapshot>) -> Confirmed {
     match seen {
         Some(seen) if seen.token < claim.token.get() => Confirmed::TooOld,
@@ -181,30 +185,32 @@ pub fn unconfirmed(claim: &Claim, seen: Option<RowSnapshot>) -> Confirmed {
 
 /// The statements of the lock on a database.
 pub trait Store: sqlx::Database {
-    /// Whether locks open connections of their own beside the application's pool.
+    /// Whether locks open connections of their own in addition to the application's pool.
     const OWN_CONNECTIONS: bool;
 
-    /// Makes sure that the next statement commits by itself, on a connection that was used by others.
-    /// `false`: it is inside a transaction, and has to be closed.
+    /// Ensures that the next statement commits by itself, on a connection that others have used.
+    /// Returns `false` if the connection is inside a transaction and has to be closed.
     fn leave_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
-    /// Begins a transaction that writes, with a savepoint by which [`intact`](Self::intact) knows it
-    /// again. `false`: the connection is inside a transaction of others, and has to be closed.
+    /// Begins a write transaction, with a savepoint by which [`intact`](Self::intact) recognizes
+    /// it. Returns `false` if the connection is inside another transaction and has to be closed.
     fn open(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
-    /// Whether the database may live in memory, and be gone with its last connection.
+    /// Returns whether the database may live in memory, and be lost with its last connection.
     fn may_be_in_memory(_: &<Self::Connection as Connection>::Options) -> bool {
         false
     }
 
-    /// Waits for the statement that is under way on a connection and ends whatever transaction is open there, where it is a database in memory.
-    /// Otherwise, and where that fails, `false`: it is to be closed.
+    /// Waits for the statement in flight on a connection and ends any open transaction, if the
+    /// database is in memory. Returns `false` for any other database, and on failure: the
+    /// connection has to be closed.
     fn rest(_: &mut Self::Connection) -> impl Future<Output = bool> + Send {
         std::future::ready(false)
     }
 
-    /// Creates a row: free, `S`, begun at the epoch, so that every rule set may take it. An existing row is left as it is.
-    /// It may wait for another's uncommitted insert, for `patience` at most where the server can be told so.
+    /// Creates rows: free, `S`, begun at the epoch, so that every rule set grants them. An existing
+    /// row is left unchanged. The statement may wait for another transaction's uncommitted insert,
+    /// for `patience` at most where the server supports such a limit.
     fn create(
         conn: &mut Self::Connection,
         keys: &[Key],
@@ -212,9 +218,10 @@ pub trait Store: sqlx::Database {
         patience: Duration,
     ) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Takes the rows that the rules grant; one answer an ask, in order. They are of one holder, who gets all of them or
-    /// none, or each of another, for another key, and has nothing to do with the others.
-    /// `nowait`: a statement can be told not to wait for a locked row.
+    /// Claims the rows that the rules grant. Returns one reply per request, in order. The requests
+    /// are either of one holder, which gets all of them or none, or each of another holder for
+    /// another key, and then independent of each other. `nowait`: a statement can be made to fail
+    /// at a locked row instead of waiting.
     fn claim(
         conn: &mut Self::Connection,
         asks: &[ClaimRequest],
@@ -222,16 +229,19 @@ pub trait Store: sqlx::Database {
         nowait: bool,
     ) -> impl Future<Output = Reply<Vec<ClaimReply>>> + Send;
 
-    /// In the caller's transaction: counts a confirmation on the claim's row, which stays locked to the transaction's end.
+    /// Counts a confirmation on the claim's row, in the caller's transaction. The row stays locked
+    /// until the transaction ends.
     fn confirm(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Confirmed>> + Send;
 
     /// Fails unless the transaction that [`open`](Self::open) began is still open and sound.
     fn intact(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 
-    /// How many transactions have confirmed the claim, once whoever is at its row has gone; `None` if the claim does not stand.
+    /// Returns how many transactions have confirmed the claim, after waiting for any transaction
+    /// that has locked its row; `None` if the claim does not stand.
     fn confirms(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Option<i64>>> + Send;
 
-    /// Applies one change to all claims that stand; one outcome a claim, in order. `nowait` as for [`claim`](Self::claim).
+    /// Applies one change to all claims that stand. Returns one outcome per claim, in order.
+    /// `nowait` is as for [`claim`](Self::claim).
     fn change(
         conn: &mut Self::Connection,
         claims: &[Claim],
@@ -241,18 +251,21 @@ pub trait Store: sqlx::Database {
     ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send;
 }
 
-/// What [`Store::intact`] sends, on every database.
+/// The statement of [`Store::intact`], on every database.
 ///
-/// Work that swallows an error can go on in a transaction that is over (MySQL, MariaDB: statements then commit one by one) or that the server
-/// will roll back on COMMIT without a word (PostgreSQL).
+/// Work that ignores an error can continue after its transaction has ended (MySQL, MariaDB: each
+/// statement then commits by itself), or in a transaction that the server silently rolls back on
+/// COMMIT (PostgreSQL).
 pub const INTACT: &str = "RELEASE SAVEPOINT rowlock";
 
-/// A time as it stands in the table, brought to UTC; beyond the calendar's ends it stays where it is.
+/// Converts a time of the table to UTC. If the result would lie beyond the calendar's range, the
+/// time is returned unchanged.
 pub fn to_utc(time: DateTime<Utc>, ahead: TimeDelta) -> DateTime<Utc> {
     time.checked_sub_signed(ahead).unwrap_or(time)
 }
 
-/// A database that rowlock works on: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or `sqlx::Sqlite`.
+/// A database that rowlock supports: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or
+/// `sqlx::Sqlite`.
 #[diagnostic::on_unimplemented(
     message = "rowlock was built without its feature for `{Self}`",
     label = "a feature of rowlock is missing",
@@ -260,6 +273,6 @@ pub fn to_utc(time: DateTime<Utc>, ahead: TimeDelta) -> DateTime<Utc> {
 )]
 pub trait Database: admin::AdminStore + schema::SchemaStore + version::VersionStore + queue::QueueStore {}
 
-// What is missing is the feature, not one of these.
+// What is missing is the feature, not one of these traits.
 #[diagnostic::do_not_recommend]
 impl<DB: admin::AdminStore + schema::SchemaStore + version::VersionStore + queue::QueueStore> Database for DB {}

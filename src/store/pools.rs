@@ -1,9 +1,10 @@
 //! Where statements get their connections: a few of the lock's own, or the application's pool.
 //!
 //! An application can leave a pooled connection inside a transaction that its pool does not know of
-//! (a `begin()` whose future was dropped, a BEGIN sent as text), or with other settings. A claim made
-//! there would be undone later. So a lock opens connections of its own, with the options and hooks of
-//! the application's pool; where it shares that pool, each connection is checked before it is used.
+//! (a `begin()` whose future was dropped, a BEGIN sent as text), or with other settings. A claim
+//! made there would be undone later. A lock therefore opens connections of its own, with the
+//! options and hooks of the application's pool. Where it shares that pool, each connection is
+//! checked before use.
 
 use std::{
     any::Any,
@@ -23,34 +24,36 @@ use tokio::{
 use crate::store::{Store, failure::Failure};
 use crate::sync::lock;
 
-/// The most connections for requests, and as many for values; one more than one, as one may be slow to open.
+/// The most connections for requests, and as many again for values. There are at least two, because
+/// one may be slow to open.
 const MOST: u32 = 8;
 const LEAST: u32 = 2;
-/// The most connections for renewals and endings: one each, and another where the first brings no
-/// answer.
+/// The most connections for renewals and endings: one for each, and a second for each if the first
+/// does not answer.
 const MOST_RENEWALS: u32 = 4;
-/// How long opening a connection goes on that no caller waits for any more: a silent server would keep its place in the pool.
+/// How long a connection continues to open after its caller has stopped waiting. Without this
+/// limit, a server that does not answer would occupy the pool's capacity.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How long taking leave of the server may take.
+/// How long closing the idle connections may take.
 const GOODBYE: Duration = Duration::from_millis(200);
 
-/// What a pool opens its connections with.
+/// The options with which a pool opens its connections.
 pub type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Options;
 
 /// A source of connections for one purpose.
 pub struct Connections<DB: Database> {
     application: Pool<DB>,
-    /// `None`: the application's pool is shared.
+    /// `None`: the application's pool is used.
     own: Option<(Arc<OfLocks<DB>>, Purpose)>,
 }
 
-/// What connections are for. None can use up those of another purpose.
+/// The purpose of connections. None can use up the connections of another.
 #[derive(Clone, Copy)]
 pub enum Purpose {
-    /// Claims, releases and looks at the lock's table.
+    /// Claims, releases and reads of the lock's table.
     Requests,
     Renewals,
-    /// Values and versions in tables of the application's.
+    /// Values and versions in the application's tables.
     Values,
 }
 
@@ -61,14 +64,14 @@ impl<DB: Database> Clone for Connections<DB> {
 }
 
 impl<DB: Store> Connections<DB> {
-    /// Connections that all locks and tables of one application pool share among themselves. SQLite
-    /// has none: there the application's pool is shared.
+    /// Creates connections that all locks and tables of one application pool share. SQLite has
+    /// none: there the application's pool is used.
     pub fn new(application: Pool<DB>, purpose: Purpose) -> Self {
         let own = DB::OWN_CONNECTIONS.then(|| (OfLocks::find(&application), purpose));
         Self { application, own }
     }
 
-    /// The application's pool, each connection checked before it is used.
+    /// Uses the application's pool, and checks each connection before use.
     pub fn shared(application: Pool<DB>) -> Self {
         Self { application, own: None }
     }
@@ -81,7 +84,8 @@ impl<DB: Store> Connections<DB> {
         self.own.is_none()
     }
 
-    /// The pool to take a connection from. With the application's pool a lock is closed, too.
+    /// Returns the pool to take a connection from. Closing the application's pool closes the lock
+    /// too.
     pub fn pool(&self) -> Result<Pool<DB>, Failure> {
         if self.application.is_closed() {
             return Err(Failure::NoConnection(sqlx::Error::PoolClosed));
@@ -89,32 +93,33 @@ impl<DB: Store> Connections<DB> {
         Ok(self.own().map_or_else(|| self.application.clone(), |own| own.pool(&self.application)))
     }
 
-    /// Whether a connection that a caller no longer waits for is opened to its end, for the next one; the permit says so
-    /// until it is. With a time limit shorter than the handshake no request would ever get one.
+    /// Returns the semaphore whose permit allows a connection to open to its end, for the next
+    /// request, after its caller has stopped waiting. The permit is held until then. Without this,
+    /// a time limit shorter than the handshake would leave every request without a connection.
     pub fn may_go_on(&self) -> Option<Arc<Semaphore>> {
         let runtime = Handle::try_current().ok()?;
         lock(&self.own()?.pools).get(&runtime.id()).map(|opened| opened.going_on.clone())
     }
 
-    /// How many connections there may be.
+    /// Returns the maximum number of connections.
     pub fn most(&self) -> u32 {
         self.own().map_or_else(|| self.application.options().get_max_connections(), |own| own.most)
     }
 
-    /// Whether another statement finds a connection while this one is kept.
+    /// Returns whether another statement finds a connection while this one is kept.
     pub fn has_spare(&self) -> bool {
         self.pool().is_ok_and(|pool| pool.num_idle() > 0 || pool.size() < self.most())
     }
 
-    /// Takes leave of the server on the lock's own connections, as they become idle.
+    /// Closes the lock's own connections as they become idle, and notifies the server.
     pub async fn close_idle(&self) {
         let Some(pool) = self.own().and_then(|own| own.opened()) else { return };
         let limit = Instant::now() + GOODBYE;
         while pool.size() > 0 && Instant::now() < limit {
             match pool.try_acquire() {
-                // A server that does not answer sees the connection end.
+                // If the server does not answer, the connection is dropped.
                 Some(conn) => drop(timeout_at(limit, conn.close()).await),
-                // One that was given back is on its way for a moment.
+                // A connection that was just given back is available only after a moment.
                 None => sleep(Duration::from_millis(2)).await,
             }
         }
@@ -129,16 +134,17 @@ impl<DB: Store> Connections<DB> {
     }
 }
 
-/// What the locks of one application pool share.
+/// The connections that the locks of one application pool share.
 struct OfLocks<DB: Database> {
-    /// Kept, so that no other pool gets its address.
+    /// Kept, so that no other pool gets the same address.
     _application: Pool<DB>,
     requests: Arc<Own<DB>>,
     renewals: Arc<Own<DB>>,
     values: Arc<Own<DB>>,
 }
 
-/// By the address of a pool's options, which lie within what all clones of the pool share.
+/// The shared connections, by the address of a pool's options, which lie within what all clones of
+/// the pool share.
 static FOUND: LazyLock<Mutex<HashMap<usize, Weak<dyn Any + Send + Sync>>>> = LazyLock::new(Mutex::default);
 
 impl<DB: Database> OfLocks<DB> {
@@ -158,8 +164,8 @@ impl<DB: Database> OfLocks<DB> {
     }
 }
 
-/// Pools of the locks' own, one for each runtime that uses them: a connection that was opened on a
-/// runtime answers only while that one is driven.
+/// The locks' own pools, one for each runtime that uses them. A connection that was opened on a
+/// runtime answers only while that runtime is driven.
 struct Own<DB: Database> {
     most: u32,
     pools: Mutex<HashMap<Id, Opened<DB>>>,
@@ -167,12 +173,14 @@ struct Own<DB: Database> {
 
 struct Opened<DB: Database> {
     pool: Pool<DB>,
-    /// One permit: while the server is out of reach, not every caller leaves one behind.
+    /// Holds one permit: while the server is unreachable, not every caller leaves an attempt
+    /// behind.
     going_on: Arc<Semaphore>,
-    /// What its connections are opened with: the options of the application's pool, which may be
-    /// given others (a password that was changed).
+    /// The options of its connections: those of the application's pool, which may be replaced
+    /// (after a change of password).
     options: Arc<Options<DB>>,
-    /// Closes the pool with the application's, or ends with the runtime, and takes it out.
+    /// Closes the pool together with the application's, or ends with the runtime, and removes the
+    /// pool from the map.
     watch: Option<AbortHandle>,
 }
 
@@ -189,13 +197,14 @@ impl<DB: Database> Own<DB> {
         Arc::new(Self { most, pools: Mutex::default() })
     }
 
-    /// The pool of this runtime, if it has one.
+    /// Returns the pool of this runtime, if there is one.
     fn opened(&self) -> Option<Pool<DB>> {
         let runtime = Handle::try_current().ok()?;
         lock(&self.pools).get(&runtime.id()).map(|opened| opened.pool.clone())
     }
 
-    /// The pool of this runtime. Without one nothing can be awaited, nor opened: the application's.
+    /// Returns the pool of this runtime, and creates it if necessary. Outside a runtime nothing can
+    /// be awaited or opened, so the application's pool is returned.
     fn pool(self: &Arc<Self>, application: &Pool<DB>) -> Pool<DB> {
         let Ok(runtime) = Handle::try_current() else { return application.clone() };
         let options = application.connect_options();
@@ -208,7 +217,7 @@ impl<DB: Database> Own<DB> {
             return opened.pool.clone();
         }
         let like = application.options().clone().min_connections(0).max_connections(self.most);
-        // A connection that went away shows in the statement, which is sent again.
+        // A lost connection shows in the statement, which is sent again.
         let like = like.acquire_timeout(application.options().get_acquire_timeout().max(HANDSHAKE));
         let pool = like.test_before_acquire(false).connect_lazy_with((*options).clone());
         let going_on = Arc::new(Semaphore::new(1));
@@ -216,7 +225,8 @@ impl<DB: Database> Own<DB> {
         drop(pools);
         let ends = Ends { own: Arc::downgrade(self), runtime: runtime.id() };
         let (closed, own) = (application.close_event(), pool.clone());
-        // Of a runtime that is shutting down the task is dropped within `spawn`, and takes this lock.
+        // On a runtime that is shutting down, `spawn` drops the task at once, and dropping it takes
+        // this lock.
         let watch = runtime.spawn(async move {
             let _ends = ends;
             closed.await;
@@ -229,7 +239,7 @@ impl<DB: Database> Own<DB> {
     }
 }
 
-/// Dropped with its runtime, whose connections end with it.
+/// Removes the pool when the runtime drops the task. The connections end with their runtime.
 struct Ends<DB: Database> {
     own: Weak<Own<DB>>,
     runtime: Id,

@@ -1,4 +1,5 @@
-//! What waiting asks of a database: who comes next, and word of a release where there is such a thing.
+//! The waiters' operations on a database: tickets, and release notifications where the database
+//! supports them.
 
 use std::future::{Future, pending, ready};
 
@@ -7,64 +8,69 @@ use sqlx::Pool;
 use crate::key::Key;
 use crate::store::{Reply, Store};
 
-/// How long a place in a queue is kept for somebody who gives no sign of life, in seconds.
+/// How long a ticket lives without a heartbeat, in seconds.
 pub const ALIVE_SECONDS: u64 = 12;
-/// How much of a queue is looked at: the front of it decides.
+/// How many tickets of a queue are read: the front decides the position.
 pub const FRONT: u64 = 16;
 
-/// A place in a queue, as it was seen. A number that stands in several queues is of one who wants all of their keys.
+/// A ticket in the queue of one key, as it was read. A number in several queues belongs to a waiter
+/// for all of their keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub key: String,
     pub number: i64,
-    /// How long it is kept; nothing, if whoever had it has gone.
+    /// How long the ticket still lives; zero or less if it has lapsed.
     pub left_micros: i64,
 }
 
-/// The waiters' side of a [`Store`]. None of it waits for a row that another transaction has locked.
+/// The waiters' operations of a [`Store`]. None waits for a row that another transaction has
+/// locked.
 pub trait QueueStore: Store {
-    /// Whether the database passes word of releases on.
+    /// Whether the database delivers release notifications.
     const NOTIFIES: bool = false;
-    /// A connection on which it does.
+    /// A connection that receives notifications.
     type Notifications: Send;
 
-    /// Opens it, outside the pool; `None` if something in between shares the server's connections, where listening would do harm.
+    /// Opens the connection, outside the pool. Returns `None` if a pooler shares the server's
+    /// connections, where listening would do harm.
     fn listen(_pool: &Pool<Self>) -> impl Future<Output = Reply<Option<Self::Notifications>>> + Send {
         pending()
     }
 
-    /// The next key that was freed, or `None` when some may have gone unheard.
+    /// Returns the next key that was released, or `None` if notifications may have been lost.
     fn next_notification(
         _notifications: &mut Self::Notifications,
     ) -> impl Future<Output = Reply<Option<String>>> + Send {
         pending()
     }
 
-    /// Closes it.
+    /// Closes the connection.
     fn stop_listening(_notifications: Self::Notifications) -> impl Future<Output = ()> + Send {
         ready(())
     }
 
-    /// Says on the key's row that its release is to be told; whether the row is free, so that its release was not told.
+    /// Marks the key's row so that its release is notified. Returns whether the row is free, in
+    /// which case its release was not notified.
     fn request_notification(_conn: &mut Self::Connection, _key: &Key) -> impl Future<Output = Reply<bool>> + Send {
         ready(Ok(false))
     }
 
-    /// Takes a place at the end of the queues of these keys, under one number, which is higher than any before.
+    /// Adds a ticket at the end of the queues of these keys, under one number, which is higher than
+    /// any before.
     fn join(conn: &mut Self::Connection, keys: &[Key]) -> impl Future<Output = Reply<i64>> + Send;
 
-    /// The front of each key's queue up to this number, in order.
+    /// Reads the front of each key's queue up to this number, in order.
     fn front(conn: &mut Self::Connection, keys: &[Key], number: i64) -> impl Future<Output = Reply<Vec<Place>>> + Send;
 
-    /// A sign of life for whoever has these numbers.
+    /// Sends a heartbeat for the tickets with these numbers.
     fn heartbeat(conn: &mut Self::Connection, numbers: &[i64]) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Gives the places under these numbers up.
+    /// Deletes the tickets with these numbers.
     fn leave(conn: &mut Self::Connection, numbers: &[i64]) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Deletes those of these places that have lapsed.
+    /// Deletes those of these tickets that have lapsed.
     fn clear(conn: &mut Self::Connection, numbers: &[i64]) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Deletes places that were given up without a word more than an hour ago.
+    /// Deletes tickets that lapsed more than an hour ago.
     fn sweep(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 }

@@ -1,4 +1,4 @@
-//! The tables of the lock: what they are like on this database, and how they are made.
+//! The lock's tables: how they are defined on this database, and how they are created.
 
 use std::future::Future;
 
@@ -7,27 +7,27 @@ use crate::key::Key;
 use crate::store::servers::{Support, refusal, support};
 use crate::store::{Reply, Store};
 
-/// What the table on this database is like.
+/// The lock's table as found on this database.
 #[derive(Clone, Debug)]
 pub struct Schema {
     /// Empty if there is no table.
     pub columns: Vec<String>,
     /// A column that only some databases need.
     pub own_column: Option<&'static str>,
-    /// Whether the table of those who wait is there.
+    /// Whether the table of tickets exists.
     pub queue: bool,
-    /// The key column's type, in the database's words.
+    /// The type of the key column, as the database names it.
     pub key_type: String,
     pub key_limit: KeyLimit,
     /// How many characters the column `client_ip` holds.
     pub label_chars: usize,
-    /// Whether a statement can be told not to wait for a locked row (MariaDB).
+    /// Whether a statement can be made to fail at a locked row instead of waiting (MariaDB).
     pub nowait: bool,
-    /// What makes the table or the connection unusable.
+    /// Why the table or the connection is unusable.
     pub wrong: Option<String>,
-    /// What makes the database unusable, whatever the table is like.
+    /// Why the database is unusable, whatever its table.
     pub refused: Option<String>,
-    /// A server on which nothing has been tried: its name and version banner.
+    /// An untested server: its name and version banner.
     pub untried: Option<(&'static str, String)>,
 }
 
@@ -86,7 +86,7 @@ impl Schema {
         }
     }
 
-    /// Takes down what the server's version banner tells of it.
+    /// Records what the server's version banner says about support.
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     pub fn judge_server(&mut self, banner: String) {
         match support(&banner) {
@@ -103,16 +103,17 @@ impl Schema {
     }
 }
 
-/// What is wrong with a column of a type that the statements do not work on.
+/// Describes a column whose type does not fit the statements.
 pub fn unfit(column: &str, column_type: &str, fit: &str) -> String {
     format!("its column {column} ({column_type}) does not hold what rowlock writes there; use {fit}")
 }
 
-/// What a [`Store`] stands on.
+/// The schema operations of a [`Store`].
 pub trait SchemaStore: Store {
-    /// Reads what the table is like.
+    /// Reads the definition of the tables.
     fn schema(conn: &mut Self::Connection) -> impl Future<Output = Reply<Schema>> + Send;
 
-    /// Creates the tables, or adds what is missing beside the one that is found; may run at any time, in any number of processes.
+    /// Creates the tables, or adds what is missing to an existing one. It may run at any time, in
+    /// any number of processes.
     fn install(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 }

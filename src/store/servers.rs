@@ -1,20 +1,21 @@
-//! Servers that speak a database's protocol and are not that database, known by their version banners.
+//! Servers that speak a database's protocol without being that database, recognized by their
+//! version banners.
 
-/// What is known of a server.
+/// How well a server is supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
     /// The database itself, or a build of it.
     Known,
-    /// Another server, on which nothing has been tried.
+    /// Another server, which is untested.
     Untried(&'static str),
-    /// Another server, on which two can hold a key at a time.
+    /// Another server, on which two holders can hold a key at the same time.
     Refused(&'static str),
 }
 
-/// TiDB takes `FOR UPDATE SKIP LOCKED` and drops the lock (pingcap/tidb issue 69720).
+/// TiDB accepts `FOR UPDATE SKIP LOCKED` and drops the lock (pingcap/tidb issue 69720).
 const REFUSED: [(&str, &str); 1] = [("tidb", "TiDB")];
 
-/// What the banners of others have in them, and their names.
+/// Substrings of the banners of other servers, and the servers' names.
 const UNTRIED: [(&str, &str); 11] = [
     ("cockroachdb", "CockroachDB"),
     ("-yb-", "YugabyteDB"),
@@ -40,7 +41,7 @@ pub fn support(banner: &str) -> Support {
     named(&UNTRIED).map_or(Support::Known, Support::Untried)
 }
 
-/// Why a server cannot be used.
+/// Returns the reason why a server cannot be used.
 pub fn refusal(name: &str, banner: &str) -> String {
     format!(
         "the server is {name} ({banner}), which does not keep the row locks that a claim rests on; \

@@ -1,4 +1,5 @@
-//! Compare-and-set on the application's own table: the statements, and what a database must do for them.
+//! Compare-and-set on the application's own table: the statements, and what they require of a
+//! database.
 
 use std::future::Future;
 
@@ -12,17 +13,17 @@ use crate::{
     version::identifier::{Name, TableName},
 };
 
-/// The application's table and the columns that matter.
+/// The application's table and the columns in use.
 #[derive(Clone, Debug)]
 pub struct Names {
     pub table: TableName,
     pub key: Name,
     pub version: Name,
-    /// What is read and written beside the version.
+    /// The column that is read and written beside the version.
     pub value: Name,
 }
 
-/// What a column holds, as far as it matters.
+/// The kind of values that a column holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
     Text,
@@ -37,29 +38,30 @@ pub enum Holds {
 #[derive(Clone, Debug)]
 pub struct Column {
     pub name: String,
-    /// The type, in the database's words.
+    /// The type, as the database names it.
     pub column_type: String,
     pub holds: Holds,
-    /// No two rows have the same.
+    /// No two rows have the same value.
     pub unique: bool,
     /// How many decimals a decimal number keeps.
     pub scale: Option<i32>,
-    /// How it is read, with `{}` for its name: integers of any width as 64 bits.
+    /// The expression that reads the column, with `{}` for its name. Integers of any width are read
+    /// as 64 bits.
     pub read: &'static str,
-    /// How a key is compared with it, with `{}` for the parameter.
+    /// The expression that a key is compared with, with `{}` for the parameter.
     pub parameter: &'static str,
 }
 
-/// What was seen of a table.
+/// A table as read from the database.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Empty if there is no such table.
+    /// Empty if the table does not exist.
     pub columns: Vec<Column>,
-    /// What makes the table or the connection unusable.
+    /// Why the table or the connection is unusable.
     pub wrong: Option<String>,
 }
 
-/// A key as the table's column has it.
+/// A key in the type of its column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyValue {
     Text(String),
@@ -67,7 +69,7 @@ pub enum KeyValue {
     Uuid(Uuid),
 }
 
-/// A type that the value's column holds: any that sqlx reads and writes on the database.
+/// A type of the value column: any that sqlx reads and writes on the database.
 pub trait Value<DB: sqlx::Database>:
     for<'q> sqlx::Encode<'q, DB> + for<'r> sqlx::Decode<'r, DB> + sqlx::Type<DB> + Clone + Send + Sync + Unpin + 'static
 {
@@ -85,31 +87,33 @@ impl<DB: sqlx::Database, V> Value<DB> for V where
 {
 }
 
-/// The new value of a row, and what beside the version it has to have been until now.
+/// The new value of a row, and an optional condition on its previous value, besides the version.
 #[derive(Clone, Debug)]
 pub struct Write<V> {
     pub value: V,
     pub guard: Option<Guard<V>>,
 }
 
-/// The value that was read catches a program that does not move the version; the least value is the promise itself.
+/// `was` detects a program that changes the value without the version. `least` enforces the
+/// promised minimum itself.
 #[derive(Clone, Debug)]
 pub struct Guard<V> {
     pub was: V,
     pub least: V,
 }
 
-/// A database on which values are compared and set.
+/// A database that supports compare-and-set.
 pub trait VersionStore: Store {
-    /// Around names. On SQLite not `"`, within which a misspelt column would be read as a text.
+    /// The quote around names. On SQLite it is not `"`, inside which a misspelt column would be
+    /// read as a text.
     const QUOTE: char;
-    /// Whether names differ by the case of their letters.
+    /// Whether names are case-sensitive.
     const EXACT_NAMES: bool;
 
-    /// The parameter at a place, from 1.
+    /// Returns the parameter at a position, from 1.
     fn mark(place: usize) -> String;
 
-    /// Reads what the table is like.
+    /// Reads the columns of the table.
     fn look(conn: &mut Self::Connection, table: &TableName) -> impl Future<Output = Reply<Seen>> + Send;
 
     /// Runs [`Statements::version`].
@@ -126,7 +130,7 @@ pub trait VersionStore: Store {
         key: &KeyValue,
     ) -> impl Future<Output = Reply<Option<(V, i64)>>> + Send;
 
-    /// Runs [`Statements::write`] or [`Statements::write_guarded`]; how many rows matched.
+    /// Runs [`Statements::write`] or [`Statements::write_guarded`]. Returns how many rows matched.
     fn write<V: Value<Self>>(
         conn: &mut Self::Connection,
         sql: &str,
@@ -135,7 +139,7 @@ pub trait VersionStore: Store {
         version: i64,
     ) -> impl Future<Output = Reply<u64>> + Send;
 
-    /// Runs [`Statements::raise`]; how many rows matched.
+    /// Runs [`Statements::raise`]. Returns how many rows matched.
     fn raise(
         conn: &mut Self::Connection,
         sql: &str,
@@ -144,7 +148,7 @@ pub trait VersionStore: Store {
     ) -> impl Future<Output = Reply<u64>> + Send;
 }
 
-/// The statements on one table, made when it was first looked at.
+/// The statements on one table, built when the table is first read.
 #[derive(Debug)]
 pub struct Statements {
     key: Holds,
@@ -208,7 +212,7 @@ impl Statements {
         })
     }
 
-    /// The key as its column has it.
+    /// Converts the key to the type of its column.
     pub fn key(&self, key: &Key) -> Result<KeyValue, Error> {
         let text = key.as_str();
         let (value, holds) = match self.key {
@@ -223,7 +227,8 @@ impl Statements {
     }
 }
 
-/// A column, where NULL is an error unless the type has it too: SQLite's driver reads it as 0, or as an empty text.
+/// Decodes a column. NULL is an error unless the type also represents it: SQLite's driver decodes
+/// it as 0, or as an empty text.
 pub fn whole<DB, V>(row: &DB::Row, place: usize) -> Reply<V>
 where
     DB: sqlx::Database<ArgumentBuffer: Default>,
@@ -241,7 +246,8 @@ where
     Ok(value)
 }
 
-/// The operations are the same on every database, but for the types of its driver.
+/// Implements the operations, which are the same on every database except for the types of its
+/// driver.
 macro_rules! operations {
     ($connection:ty) => {
         async fn version(conn: &mut $connection, sql: &str, key: &KeyValue) -> Reply<Option<i64>> {
@@ -278,7 +284,7 @@ macro_rules! operations {
     };
 }
 
-/// Binds a key as what its column holds.
+/// Binds a key in the type of its column.
 macro_rules! bind_key {
     ($database:ty) => {
         type Query<'q> = sqlx::query::Query<'q, $database, <$database as sqlx::Database>::Arguments>;
@@ -304,7 +310,8 @@ mod tests {
         Column { name, column_type, holds, unique: true, scale: None, read: "{}", parameter: "{}" }
     }
 
-    /// The last guard repeats in SQL what was decided in Rust, so that no run can show that it is there.
+    /// The last guard repeats in SQL what was decided in Rust, so that no run can show that it is
+    /// there.
     #[test]
     fn a_guarded_write_compares_the_version_the_value_and_the_least_value() {
         let name = |text| Name::column(text).unwrap();

@@ -30,25 +30,27 @@ use crate::{
 /// How long a rollback may take before the connection is closed instead.
 const ROLLBACK: Duration = Duration::from_secs(5);
 
-/// Why a transaction has no result. Nothing was committed, unless it is [`Error::CommitUnknown`].
+/// Why a transaction has no result. Nothing was committed, unless the error is
+/// [`Error::CommitUnknown`].
 #[derive(Debug, thiserror::Error)]
 pub enum TransactionError<E> {
     /// The work's own error.
     #[error("the work failed: {0}")]
     Work(E),
-    /// The key was not to be had in time.
+    /// The key was not available in time.
     #[error("{0}")]
     Refused(Refusal),
-    /// Anything else.
+    /// Any other failure.
     #[error(transparent)]
     Failed(#[from] Error),
 }
 
-/// An error of work in a transaction: every [`std::error::Error`], and [`AnyError`] for those that have no type of their own.
+/// An error of work in a transaction: every [`std::error::Error`], and [`AnyError`] for errors that
+/// have no type of their own.
 ///
 /// Its chain of sources is searched for a database error that means contention.
 pub trait WorkError {
-    /// The error to begin the search with.
+    /// Returns the error at which the search begins.
     fn cause(&self) -> &(dyn StdError + 'static);
 }
 
@@ -58,7 +60,8 @@ impl<E: StdError + 'static> WorkError for E {
     }
 }
 
-/// Any error at all, with `?`: for work whose errors are `Box<dyn Error>`, `anyhow::Error`, or texts.
+/// Any error, usable with `?`, for work whose errors are `Box<dyn Error>`, `anyhow::Error` or
+/// strings.
 #[derive(Debug)]
 pub struct AnyError(pub Box<dyn StdError + Send + Sync>);
 
@@ -80,7 +83,8 @@ impl WorkError for AnyError {
     }
 }
 
-/// The transaction, lent to the work: use `&mut *tx` where sqlx asks for a connection. Dropped, it goes back to be committed or rolled back.
+/// The transaction that is passed to the work. Use `&mut *tx` where sqlx expects a connection.
+/// Dropping it returns the transaction, which is then committed or rolled back.
 pub struct Tx<DB: Database> {
     conn: Option<PooledConn<DB>>,
     back: Arc<Mutex<Option<PooledConn<DB>>>>,
@@ -121,7 +125,8 @@ impl<DB: Database> Drop for Tx<DB> {
     }
 }
 
-/// Where a lent transaction comes back to. If nobody waits for it any more, its connection is closed.
+/// The slot to which a lent transaction is returned. If the caller no longer waits for it, its
+/// connection is closed.
 struct Lent<DB: Database>(Arc<Mutex<Option<PooledConn<DB>>>>);
 
 impl<DB: Database> Lent<DB> {
@@ -132,11 +137,11 @@ impl<DB: Database> Lent<DB> {
 
 /// How an attempt ended without a result.
 enum Stop<E> {
-    /// Rolled back, and worth another attempt.
+    /// Rolled back, and to be retried.
     Again {
         claim_stands: bool,
     },
-    /// Rolled back by the work's own error.
+    /// Rolled back because of the work's own error.
     Work(E),
     Failed(Error),
 }
@@ -158,7 +163,8 @@ where
             None => match lock.acquire(key, tries.left()).await {
                 Ok(Attempt::Acquired(grant)) => grant,
                 Ok(Attempt::Refused(refusal)) => return Err(TransactionError::Refused(refusal)),
-                // All connections are in use, or the server is on its way back: there is time left to wait for that.
+                // All connections are in use, or the server is recovering. There is time left to
+                // wait for that.
                 Err(error) if error.is_harmless() && !tries.left().is_zero() => {
                     outage_pause().await;
                     continue;
@@ -170,7 +176,8 @@ where
             Fenced { lock, pool: lock.pool(), claim: grant.claim(), until: tries.until, within: lock.retry().within };
         match fenced.attempt(&mut work).await {
             Ok(value) => {
-                // It is committed, whatever becomes of the lease; that was dropped with the error, and is abandoned.
+                // The transaction is committed, regardless of the lease. The lease was dropped with
+                // the error and is abandoned.
                 if let Err(error) = lock.release(grant, Status::Succeeded).await {
                     tracing::warn!(key, ?error, "committed, but not released");
                 }
@@ -183,7 +190,8 @@ where
                     let Claim { key, .. } = grant.claim().clone();
                     return Err(Error::conflict(key, tries.attempt).into());
                 }
-                // A lease that stands is kept: released, it might be refused within its window.
+                // A lease that stands is kept. If it were released, the next claim might be refused
+                // within the minimum interval.
                 kept = claim_stands.then_some(grant);
             }
             Err(Stop::Work(error)) => {
@@ -203,7 +211,7 @@ struct Fenced<'a, DB: Database, L: ?Sized> {
     pool: &'a Pool<DB>,
     claim: &'a Claim,
     until: Instant,
-    /// How long all attempts have.
+    /// The time limit of all attempts together.
     within: Duration,
 }
 
@@ -243,7 +251,8 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         let begin = async || {
             let limit = self.limit().min(self.until);
             let mut conn = PooledConn::unchecked(self.pool, limit).await?;
-            // Unless it has begun, the connection is closed: what it is in is not known.
+            // The connection is closed unless the transaction has begun, because its state is
+            // unknown.
             match timeout_at(limit, DB::open(conn.get())).await {
                 Ok(Ok(alone)) => Ok(alone.then_some(conn)),
                 Ok(Err(error)) => {
@@ -259,13 +268,14 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         loop {
             match begin().await {
                 Ok(Some(conn)) => return Ok(conn),
-                // It was inside a transaction; the next one may not be.
+                // The connection was inside a transaction; the next one may not be.
                 Ok(None) if Instant::now() < self.until => {}
                 Ok(None) => {
                     let failure = Failure::NoConnection(sqlx::Error::PoolTimedOut);
                     return Err(self.failed(Action::Begin, failure));
                 }
-                // The pool may hold connections that went away or say nothing, or have none to give at the moment.
+                // The pool may hold connections that were closed or do not reply, or have none
+                // available at the moment.
                 Err(failure) if failure.may_pass() && Instant::now() < self.until => outage_pause().await,
                 Err(failure) => return Err(self.failed(Action::Begin, failure)),
             }
@@ -277,7 +287,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             Ok(confirmation) => return Ok((conn, Some(confirmation))),
             Err(error) => error,
         };
-        // After a timeout the statement may still be running: the connection is closed.
+        // After a timeout the statement may still be running, so the connection is closed.
         if !matches!(error, Error::TimedOut { .. }) {
             roll_back(conn).await;
         }
@@ -288,10 +298,12 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         })
     }
 
-    /// The work may have swallowed an error that ended the transaction, or have ended it itself.
+    /// Checks that the transaction is still open, because the work may have ignored an error that
+    /// ended it, or may have ended it itself.
     async fn check<E>(&self, mut conn: PooledConn<DB>) -> Result<PooledConn<DB>, Stop<E>> {
         match timeout_at(self.limit(), DB::intact(conn.get())).await {
-            // Counted now that a savepoint which the work dropped has been rolled back: SQLite's driver does that by and by.
+            // The depth is read after a savepoint that the work dropped has been rolled back, which
+            // SQLite's driver does asynchronously.
             Ok(Ok(())) if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 => Err(self.over(None)),
             Ok(Ok(())) => Ok(conn),
             Ok(Err(error)) if error.as_database_error().is_some() && !fault(&error).is_transient() => {
@@ -307,7 +319,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         let reply = timeout_at(self.limit(), DB::TransactionManager::commit(conn.get())).await;
         let source = match reply {
             Ok(Ok(())) => return conn.settle(reply).map_err(|failure| self.failed(Action::Commit, failure)),
-            // The server says that it did not commit.
+            // The server reports that it did not commit.
             Ok(Err(error)) if fault::refuses_commit(&error) => {
                 roll_back(conn).await;
                 return Err(self.failed(Action::Commit, Failure::Failed(error)));
@@ -315,7 +327,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             Ok(Err(error)) => Some(error),
             Err(_) => None,
         };
-        // Closed first: the server then ends what it has not committed.
+        // The connection is closed first, so that the server ends what it has not committed.
         drop(conn);
         let settled = match confirmation {
             Some(confirmation) => self.lock.commit_outcome(self.claim, confirmation).await,
@@ -340,7 +352,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         Stop::Failed(Error::TransactionOver { key: self.key(), source })
     }
 
-    /// What failed before the commit was sent changed nothing.
+    /// A failure before the commit was sent changed nothing.
     fn failed<E>(&self, action: Action, failure: Failure) -> Stop<E> {
         if failure.fault() == Fault::Contention {
             return self.again();
@@ -356,8 +368,9 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     }
 }
 
-/// Gives the connection back if our transaction is over for sure, and closes it otherwise: the rollback has no answer, or the work
-/// left a transaction of its own within ours, or had ended ours itself, so that the driver has lost count.
+/// Gives the connection back if the transaction is certainly over, and closes it otherwise: the
+/// rollback has no reply, the work left a transaction of its own within this one, or the work ended
+/// this one itself, so that the driver's count is wrong.
 async fn roll_back<DB: Database>(mut conn: PooledConn<DB>) {
     if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 {
         return;

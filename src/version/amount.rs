@@ -1,16 +1,17 @@
-//! Amounts of money and the like: taken from a balance, or added to it.
+//! Amounts that are deducted from a balance or added to it.
 
 use std::{any::Any, fmt};
 
-/// A number that balances are kept in: `i64`, and with the feature `rust_decimal` its `Decimal` (PostgreSQL, MySQL, MariaDB).
+/// A numeric type of balances: `i64`, and with the feature `rust_decimal` its `Decimal`
+/// (PostgreSQL, MySQL, MariaDB).
 pub trait Amount: Clone + PartialOrd + fmt::Display + sealed::Sealed {
-    /// Nothing.
+    /// Zero.
     const NOTHING: Self;
 
-    /// The exact sum, unless it does not fit.
+    /// Returns the exact sum, or `None` if it does not fit the type.
     fn plus(&self, other: &Self) -> Option<Self>;
 
-    /// The exact difference, unless it does not fit.
+    /// Returns the exact difference, or `None` if it does not fit the type.
     fn minus(&self, other: &Self) -> Option<Self>;
 }
 
@@ -50,13 +51,15 @@ mod decimal {
         }
     }
 
-    /// Where the digits run out, decimals are rounded away; that shows in their number.
+    /// Returns `result` unless digits were lost. When the digits of the type are exhausted,
+    /// decimals are rounded away, and the scale of the result is lower than that of an operand.
     fn exact(one: &Decimal, other: &Decimal, result: Decimal) -> Option<Decimal> {
         (result.scale() >= one.normalize().scale().max(other.normalize().scale())).then_some(result)
     }
 }
 
-/// How many decimals a value needs, if it is a decimal number; fewer than none, if it ends in zeros before the point.
+/// Returns how many decimals a value needs if it is a decimal number. The count is negative if the
+/// value ends in zeros before the point.
 #[cfg_attr(not(feature = "rust_decimal"), expect(unused_variables))]
 pub(crate) fn decimals(value: &dyn Any) -> Option<i32> {
     #[cfg(feature = "rust_decimal")]
@@ -71,12 +74,12 @@ pub(crate) fn decimals(value: &dyn Any) -> Option<i32> {
     None
 }
 
-/// The balance does not cover the amount; nothing was changed.
+/// The error for an amount that the balance does not cover. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a balance of {balance} does not cover {amount}")]
 pub struct Insufficient<V: fmt::Debug + fmt::Display> {
     /// The balance that was read.
     pub balance: V,
-    /// The amount that was asked for.
+    /// The requested amount.
     pub amount: V,
 }

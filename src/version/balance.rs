@@ -1,4 +1,4 @@
-//! Amounts taken from a balance, or added to it.
+//! Deductions from a balance and deposits to it.
 
 use std::fmt;
 
@@ -16,16 +16,21 @@ use crate::{
 };
 
 impl<DB: Database, V: Value<DB> + Amount + fmt::Debug> VersionedTable<DB, V> {
-    /// Takes an amount from a balance, never below zero: in one call, tried again when somebody else was faster.
+    /// Deducts `amount` from the balance of `key`, never below zero. The call retries when another
+    /// change came first.
     ///
-    /// The write is guarded three times: by the version; by the value that was read, against programs that forget the version; and by `balance >= amount`.
-    /// (The guard `balance >= left_balance`, which is passed on in articles, protects nothing: it compares with what is left, and holds after any number of lost updates.)
+    /// The write has three guards: the version; the value that was read, against programs that do
+    /// not raise the version; and `balance >= amount`. (The guard `balance >= left_balance`, which
+    /// is widely published, protects nothing: it compares with the remainder, and holds after any
+    /// number of lost updates.)
     ///
     /// # Errors
-    /// [`Insufficient`], in [`UpdateError::Computation`]; [`Error::InvalidAmount`] unless the amount is positive and fits; otherwise as [`update`](Self::update).
+    /// [`Insufficient`] in [`UpdateError::Computation`]; [`Error::InvalidAmount`] unless the amount
+    /// is positive and fits; otherwise as [`update`](Self::update).
     ///
     /// # Cancel safety
-    /// As [`update`](Self::update). One that has begun, is not polled on and not dropped either may keep the turn, and a connection of the pool.
+    /// As [`update`](Self::update). A future that was polled, is not polled again and is not
+    /// dropped may block the row's local queue and occupy a connection of the pool.
     pub async fn deduct(&self, key: &str, amount: V) -> Result<Updated<V>, UpdateError<Insufficient<V>>> {
         let key = positive(key, &amount)?;
         self.change(&key, Basis::Known, |balance| {
@@ -39,10 +44,11 @@ impl<DB: Database, V: Value<DB> + Amount + fmt::Debug> VersionedTable<DB, V> {
         .await
     }
 
-    /// Adds an amount to a balance, in one call, tried again when somebody else was faster.
+    /// Adds `amount` to the balance of `key`. The call retries when another change came first.
     ///
     /// # Errors
-    /// [`Error::InvalidAmount`] unless the amount is positive and the sum fits; otherwise as [`update`](Self::update).
+    /// [`Error::InvalidAmount`] unless the amount is positive and the sum fits; otherwise as
+    /// [`update`](Self::update).
     ///
     /// # Cancel safety
     /// As [`deduct`](Self::deduct).
@@ -50,7 +56,7 @@ impl<DB: Database, V: Value<DB> + Amount + fmt::Debug> VersionedTable<DB, V> {
         let key = positive(key, &amount)?;
         let deposited = self.change::<std::convert::Infallible>(&key, Basis::Known, |balance| {
             let value = balance.plus(&amount).ok_or_else(|| too_much(&key, &amount))?;
-            // Any balance may grow.
+            // A deposit requires no minimum balance.
             Ok(Write { value, guard: Some(Guard { was: balance.clone(), least: balance.clone() }) })
         });
         deposited.await.map_err(|error| match error {

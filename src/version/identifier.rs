@@ -1,11 +1,11 @@
-//! Names of the application's table and columns, checked before they become part of a statement.
+//! Names of the application's table and columns, validated before they become part of a statement.
 
 use crate::error::Error;
 
-/// The longest name that every database takes whole (PostgreSQL cuts longer ones).
+/// The longest name that no database truncates. PostgreSQL truncates longer ones.
 const MOST_BYTES: usize = 63;
 
-/// One identifier: ASCII letters, digits and underscores, not beginning with a digit.
+/// One identifier: ASCII letters, digits and underscores. It does not begin with a digit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name(String);
 
@@ -26,13 +26,13 @@ impl Name {
         &self.0
     }
 
-    /// Within the database's quotes; the text has none in it.
+    /// Returns the name within the database's quotes. The name contains none.
     pub fn quoted(&self, quote: char) -> String {
         format!("{quote}{}{quote}", self.0)
     }
 }
 
-/// A table, with or without its schema.
+/// A table name, with or without a schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableName {
     pub schema: Option<Name>,

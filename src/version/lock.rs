@@ -1,4 +1,4 @@
-//! The optimistic lock: a version that moves with every change of a row.
+//! The optimistic lock: a version that every change of a row raises.
 
 use std::{
     fmt,
@@ -26,7 +26,8 @@ use crate::{
     version::identifier::{Name, TableName},
 };
 
-/// A table of the application's whose rows have versions; what is known of it is looked up once.
+/// A table of the application whose rows have versions. The table is inspected once, and the result
+/// is kept.
 pub(crate) struct Rows<DB: Database> {
     pub pool: Connections<DB>,
     pub names: Arc<Names>,
@@ -72,7 +73,7 @@ impl<DB: Database> Rows<DB> {
         Instant::now() + self.time_limit
     }
 
-    /// The statements, after a look at the table the first time.
+    /// Returns the statements. The first call inspects the table.
     pub async fn prepared(&self, limit: Instant) -> Result<&Statements, Failed> {
         if let Some(statements) = self.statements.get() {
             return Ok(statements);
@@ -82,7 +83,8 @@ impl<DB: Database> Rows<DB> {
         self.prepare(&conn.settle(reply)?)
     }
 
-    /// The same over a transaction's connection: the pool may have no other to give.
+    /// As `prepared`, over the connection of a transaction: the pool may have no other connection
+    /// to give.
     pub async fn prepared_on(&self, tx: &mut DB::Connection, limit: Instant) -> Result<&Statements, Failed> {
         if let Some(statements) = self.statements.get() {
             return Ok(statements);
@@ -100,7 +102,8 @@ impl<DB: Database> Rows<DB> {
         Error::NotFound { table: self.names.table.to_string(), key: key.clone() }
     }
 
-    /// The version after this one. Beyond 64 bits SQLite would go on with a rounded number.
+    /// Returns the version after this one. Beyond 64 bits, SQLite would continue with a rounded
+    /// number.
     pub fn next(&self, key: &Key, version: i64) -> Result<i64, Error> {
         let wrong = || format!("the version of key {:?} is {version}, and cannot grow", key.as_str());
         version.checked_add(1).ok_or_else(|| Error::TableUnfit { table: self.names.table.to_string(), wrong: wrong() })
@@ -109,7 +112,7 @@ impl<DB: Database> Rows<DB> {
     pub fn error(&self, failed: Failed, action: Action, key: &Key) -> Error {
         match failed {
             Failed::Refused(error) => error,
-            // What was there when the table was looked at.
+            // The table or column existed when the table was inspected.
             Failed::Database(Failure::Failed(error))
                 if matches!(fault(&error), Fault::MissingTable | Fault::MissingColumn) =>
             {
@@ -123,7 +126,7 @@ impl<DB: Database> Rows<DB> {
     }
 }
 
-/// Whether two names are one column's.
+/// Returns whether two names denote the same column.
 pub(crate) fn same<DB: Database>(one: &Name, other: &Name) -> bool {
     if DB::EXACT_NAMES { one == other } else { one.as_str().eq_ignore_ascii_case(other.as_str()) }
 }
@@ -133,7 +136,7 @@ pub(crate) fn taken(name: &str) -> Error {
     Error::InvalidName { name: name.into(), what: "column", rule }
 }
 
-/// Why there is no answer about a row.
+/// Why a statement about a row has no result.
 #[derive(Debug)]
 pub(crate) enum Failed {
     Refused(Error),
@@ -145,7 +148,7 @@ impl Failed {
         matches!(self, Self::Database(failure) if failure.is_outage())
     }
 
-    /// Whether what changes nothing may be sent again.
+    /// Returns whether a statement that changes nothing may be sent again.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Database(failure) if failure.may_pass())
     }
@@ -154,7 +157,7 @@ impl Failed {
         matches!(self, Self::Database(failure) if failure.fault() == Fault::Contention)
     }
 
-    /// Whether something may still be running on the connection.
+    /// Returns whether a statement may still be running on the connection.
     pub fn is_in_doubt(&self) -> bool {
         match self {
             Self::Refused(_) => false,
@@ -175,15 +178,19 @@ impl From<Error> for Failed {
     }
 }
 
-/// The answer to a statement in somebody else's transaction, whose connection is theirs to close.
+/// Returns the reply to a statement in the caller's transaction, whose connection is the caller's
+/// to close.
 pub(crate) fn answered<T>(reply: Result<Reply<T>, Elapsed>) -> Result<T, Failed> {
     Ok(reply.map_err(|_| Failure::NoReply)?.map_err(Failure::Failed)?)
 }
 
-/// A lock on rows of the application's own table: nobody is kept out, and of those who began with the same version one commits.
+/// An optimistic lock on rows of the application's own table. It excludes no caller: of all
+/// transactions that began with the same version, one commits.
 ///
-/// The work that it guards reads and writes in the transaction of [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction), or in the caller's own, confirmed last.
-/// Every program that changes such a row has to raise its version.
+/// The guarded work reads and writes in the transaction of
+/// [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction), or in a transaction of
+/// the caller that confirms the claim last. Every program that changes such a row has to raise its
+/// version.
 pub struct VersionLock<DB: Database> {
     rows: Rows<DB>,
 }
@@ -201,8 +208,11 @@ impl<DB: Database> fmt::Debug for VersionLock<DB> {
 }
 
 impl<DB: Database> VersionLock<DB> {
-    /// A lock on the rows of `table` (`name` or `schema.name`), by a unique column of texts, integers or UUIDs and an integer column for the
-    /// version. Names are taken as they are written: ASCII letters, digits and underscores. Sends nothing yet.
+    /// Creates a lock on the rows of `table` (`name` or `schema.name`).
+    ///
+    /// `key` is a unique column of texts, integers or UUIDs. `version` is an integer column. Names
+    /// consist of ASCII letters, digits and underscores, and are used as they are written. The call
+    /// sends nothing.
     ///
     /// # Errors
     /// [`Error::InvalidName`] for any other name.
@@ -210,19 +220,21 @@ impl<DB: Database> VersionLock<DB> {
         Ok(Self { rows: Rows::new(pool, table, key, version, version)? })
     }
 
-    /// How long a [`transaction`](crate::ResourceLockExt::transaction) tries again: 100 attempts within 10 s unless set.
+    /// Sets how long a [`transaction`](crate::ResourceLockExt::transaction) is retried. The default
+    /// is 100 attempts within 10 s.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for limits that are not possible.
+    /// [`Error::InvalidSetting`] for limits outside the range of [`Retry`].
     pub fn retry(mut self, retry: Retry) -> Result<Self, Error> {
         self.rows.retry = retry.checked()?;
         Ok(self)
     }
 
-    /// How long one statement may take, waiting for a connection included: 1 ms to one hour, 5 s unless set.
+    /// Sets how long one statement may take, including the wait for a connection: 1 ms to one hour.
+    /// The default is 5 s.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for anything shorter or longer.
+    /// [`Error::InvalidSetting`] for a limit outside that range.
     pub fn time_limit(mut self, limit: Duration) -> Result<Self, Error> {
         self.rows.time_limit = time_limit(limit)?;
         Ok(self)
@@ -243,7 +255,8 @@ impl<DB: Database> VersionLock<DB> {
         Ok(conn.settle(reply)?)
     }
 
-    /// The version that was written; `None` if it was not the claim's any more.
+    /// Returns the version that was written, or `None` if the row no longer has the claim's
+    /// version.
     async fn raise(&self, claim: &Claim, tx: &mut DB::Connection) -> Result<Option<i64>, Failed> {
         let limit = self.rows.limit();
         let next = self.rows.next(&claim.key, claim.token.get())?;
@@ -277,12 +290,13 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
         })
     }
 
-    /// Raises the version, if it is still the one that was read.
-    /// Nobody is kept out, so nobody waits.
+    /// Reads the version, as `try_acquire` does. The lock excludes no caller, so that there is
+    /// nothing to wait for.
     fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         self.try_acquire(key)
     }
 
+    /// Raises the version if it is still the one that was read.
     fn confirm<'a>(
         &'a self,
         claim: &'a Claim,
@@ -306,7 +320,7 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// A version bears no mark of who raised it.
+    /// A version does not record which claim raised it.
     fn commit_outcome<'a>(&'a self, _: &'a Claim, _: Confirmation) -> BoxFuture<'a, CommitOutcome> {
         Box::pin(std::future::ready(CommitOutcome::Unknown))
     }

@@ -1,4 +1,4 @@
-//! Values with versions: read, computed, compared and set.
+//! Versioned values: read, computed, compared and set.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -22,51 +22,61 @@ use crate::{
     },
 };
 
-/// The names that a [`VersionedTable`] goes by: ASCII letters, digits and underscores, taken as they are written.
+/// The names that a [`VersionedTable`] uses: ASCII letters, digits and underscores, used as they
+/// are written.
 #[derive(Clone, Copy, Debug)]
 pub struct Columns<'a> {
     /// The table: `name` or `schema.name`.
     pub table: &'a str,
-    /// The column that tells rows apart: a text, an integer or a UUID, with a unique index of its own.
+    /// The column that identifies a row: a text, an integer or a UUID, with a unique index of its
+    /// own.
     pub key: &'a str,
-    /// The column with the value.
+    /// The column of the value.
     pub value: &'a str,
-    /// The column with the version: an integer that every change of the row raises.
+    /// The column of the version: an integer that every change of the row raises.
     pub version: &'a str,
 }
 
-/// A table of the application's in which each row has a value and a version; made for balances, as `i64` or a decimal.
+/// A table of the application in which each row has a value and a version. It is meant for
+/// balances, as `i64` or a decimal.
 ///
-/// A change reads both, computes, and writes only if the version is still the one that was read; otherwise it begins anew. Every program
-/// that changes such a row has to raise its version. Changes of the same row by the same object (or its clones) take turns, for a second at
-/// most, and `deduct` and `deposit` go by what the one before wrote, as far as it stands; with those of others, and with
-/// [`update_in`](Self::update_in), the version decides.
+/// A change reads both, computes, and writes only if the version is still the one that was read;
+/// otherwise it starts again. Every program that changes such a row has to raise its version.
+///
+/// Changes of the same row by the same object (or its clones) are made one at a time. A change
+/// waits for the preceding ones for one second at most. `deduct` and `deposit` start from the value
+/// that the preceding change wrote, as long as it is current. Between these changes and those of
+/// other objects, or of [`update_in`](Self::update_in), the version decides.
 pub struct VersionedTable<DB: Database, V = i64> {
     rows: Rows<DB>,
     turns: Arc<LocalQueues<Known<DB, V>>>,
 }
 
-/// What a change leaves to the next of the same row in this process: what it wrote, and the connection that it was
-/// answered over. That one was good a moment ago, so that no write gets lost on one that went away unseen.
+/// What a change leaves to the next change of the same row in this process: the row that it wrote,
+/// and the connection over which it was answered. That connection worked a moment ago, so that no
+/// write is lost on a connection that was closed unnoticed.
 struct Known<DB: Database, V> {
     row: Versioned<V>,
     conn: IdleConn<DB>,
-    /// How many changes there were since the row was read.
+    /// The number of changes since the row was read.
     age: u32,
 }
 
-/// After how many changes the row is read again: that leaves a gap in which other processes come in.
+/// The number of changes after which the row is read again. The read leaves a gap in which other
+/// processes can change the row.
 const OLD: u32 = 4;
 
 /// What a change is computed from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Basis {
     Read,
-    /// What the change before wrote, where that is known. Only for guarded writes: a trigger may have made another value of it.
+    /// The value that the preceding change wrote, where it is known. Only for guarded writes: a
+    /// trigger may have altered the value.
     Known,
 }
 
-/// How long a change waits for those before it in this process. Beyond that the version alone decides who was faster.
+/// How long a change waits for the preceding ones in this process. After that, the version alone
+/// decides which change succeeds.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl<DB: Database, V> Clone for VersionedTable<DB, V> {
@@ -90,24 +100,25 @@ pub struct Versioned<V> {
     pub version: i64,
 }
 
-/// A change that was made.
+/// A completed change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Updated<V> {
     /// The value that was written.
     pub value: V,
-    /// The version that the row has with it.
+    /// The row's version after the change.
     pub version: i64,
-    /// How many attempts it took.
+    /// The number of attempts.
     pub attempts: u32,
 }
 
 /// Why a value was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum UpdateError<E> {
-    /// The computation's own error; nothing was written.
+    /// The computation returned this error; nothing was written.
     #[error("{0}")]
     Computation(E),
-    /// Anything else: [`Error::NotFound`], [`Error::Conflict`] when the attempts are used up, an error of the database.
+    /// Any other error: [`Error::NotFound`], [`Error::Conflict`] when the attempts are used up, an
+    /// error of the database.
     #[error(transparent)]
     Failed(#[from] Error),
 }
@@ -119,10 +130,12 @@ impl<E> From<InvalidKey> for UpdateError<E> {
 }
 
 impl<DB: Database> VersionedTable<DB, i64> {
-    /// A table whose values are `i64`, in an integer column of any width. Sends nothing yet.
+    /// Creates a table whose values are `i64`, in an integer column of any width. The call sends
+    /// nothing.
     ///
     /// # Errors
-    /// [`Error::InvalidName`] for names that are anything but plain, or one name for two columns.
+    /// [`Error::InvalidName`] for a name that is not a plain identifier, or for one name used for
+    /// two columns.
     pub fn new(pool: Pool<DB>, columns: Columns<'_>) -> Result<Self, Error> {
         let Columns { table, key, value, version } = columns;
         let rows = Rows::new(pool, table, key, version, value)?;
@@ -137,26 +150,29 @@ impl<DB: Database, V> VersionedTable<DB, V> {
     /// Reads and writes over the application's pool, as
     /// [`LeaseLock::share_pool`](crate::LeaseLock::share_pool) does.
     ///
-    /// Unless set, up to eight connections of its own are used, which all tables of that pool share.
+    /// By default, all tables of that pool share up to eight connections of their own.
     pub fn share_pool(mut self) -> Self {
         self.rows = self.rows.share_pool();
         self
     }
 
-    /// How long an update tries again: 100 attempts within 10 s unless set. A read without an answer, and a connection that is not to be had,
-    /// are tried again within that time; a write without an answer never is.
+    /// Sets how long an update is retried. The default is 100 attempts within 10 s.
+    ///
+    /// Within that time, a read without a reply is repeated, and a failed request for a connection
+    /// too. A write without a reply is never repeated.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for limits that are not possible.
+    /// [`Error::InvalidSetting`] for limits outside the range of [`Retry`].
     pub fn retry(mut self, retry: Retry) -> Result<Self, Error> {
         self.rows.retry = retry.checked()?;
         Ok(self)
     }
 
-    /// How long one statement may take, waiting for a connection included: 1 ms to one hour, 5 s unless set.
+    /// Sets how long one statement may take, including the wait for a connection: 1 ms to one hour.
+    /// The default is 5 s.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for anything shorter or longer.
+    /// [`Error::InvalidSetting`] for a limit outside that range.
     pub fn time_limit(mut self, limit: Duration) -> Result<Self, Error> {
         self.rows.time_limit = time_limit(limit)?;
         Ok(self)
@@ -164,19 +180,23 @@ impl<DB: Database, V> VersionedTable<DB, V> {
 }
 
 impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
-    /// The same table, with turns of its own, and values of another type, such as `rust_decimal::Decimal`: any that sqlx reads from and writes to the column.
-    /// Integers are read as `i64`, whatever their column's width or sign.
+    /// Converts the table to values of another type, such as `rust_decimal::Decimal`: any type that
+    /// sqlx reads from and writes to the column.
+    ///
+    /// Integers are read as `i64`, regardless of the column's width or sign. The converted table
+    /// does not queue its changes with those of clones of the original.
     pub fn of<U: Value<DB>>(self) -> VersionedTable<DB, U> {
         VersionedTable { rows: self.rows, turns: Arc::default() }
     }
 
-    /// Reads a value; `None` if there is no such row. One round trip.
+    /// Reads a value, or returns `None` if the row does not exist. It takes one round trip.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`] and [`Error::KeyUnfit`] before anything is sent, [`Error::TableUnfit`], and errors of the database.
+    /// [`Error::InvalidKey`] and [`Error::KeyUnfit`] before anything is sent,
+    /// [`Error::TableUnfit`], and errors of the database.
     ///
     /// # Cancel safety
-    /// It only reads.
+    /// The call only reads.
     pub async fn read(&self, key: &str) -> Result<Option<Versioned<V>>, Error> {
         let key = Key::new(key)?;
         let limit = self.rows.limit();
@@ -196,16 +216,19 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         }
     }
 
-    /// Changes a value to what `compute` makes of it, and its version with it; tried again when somebody else was faster.
+    /// Changes a value to the result of `compute` and raises its version. The call retries when
+    /// another change came first.
     ///
-    /// Two round trips an attempt. `compute` may run several times.
+    /// An attempt takes two round trips. `compute` may run several times.
     ///
     /// # Errors
-    /// [`UpdateError::Computation`] at once, with nothing written; [`Error::NotFound`], [`Error::Conflict`] when the attempts or the time are used up; after
-    /// [`Error::TimedOut`] and [`Error::Database`] it says whether something may have been written. That is never tried again.
+    /// [`UpdateError::Computation`] at once, with nothing written; [`Error::NotFound`];
+    /// [`Error::Conflict`] when the attempts or the time are used up. [`Error::TimedOut`] and
+    /// [`Error::Database`] state whether the value may have been written. A write that may have
+    /// been carried out is never repeated.
     ///
     /// # Cancel safety
-    /// Dropped, the change may have been made; value and version go together.
+    /// If the future is dropped, the change may have been made. Value and version change together.
     pub async fn update<E>(
         &self,
         key: &str,
@@ -214,14 +237,16 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         self.change(&Key::new(key)?, Basis::Read, plain(&mut compute)).await
     }
 
-    /// One attempt of [`update`](Self::update) in the caller's transaction, which is neither committed nor rolled back.
+    /// Makes one attempt of [`update`](Self::update) in the caller's transaction, which is neither
+    /// committed nor rolled back.
     ///
     /// # Errors
-    /// As there; after [`Error::Conflict`], which stands for every kind of contention, roll back and begin the whole transaction anew.
-    /// [`Error::NotInTransaction`] outside of one.
+    /// As [`update`](Self::update). [`Error::Conflict`] stands for every kind of contention: the
+    /// caller then rolls back and begins the whole transaction again. [`Error::NotInTransaction`]
+    /// if the connection is not in a transaction.
     ///
     /// # Cancel safety
-    /// Dropped, the caller rolls back.
+    /// If the future is dropped, the caller rolls back.
     pub async fn update_in<E>(
         &self,
         tx: &mut DB::Connection,
@@ -247,7 +272,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         }
     }
 
-    /// Attempts over connections of the pool, until one goes through.
+    /// Makes attempts over connections of the pool until one succeeds.
     pub(crate) async fn change<E>(
         &self,
         key: &Key,
@@ -256,7 +281,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ) -> Result<Updated<V>, UpdateError<E>> {
         let mut tries = self.rows.retry.begin();
         let until = tries.until;
-        // Of a statement, waiting for a connection included.
+        // The limit of a statement, including the wait for a connection.
         let limit = || self.rows.limit().min(until);
         let queue = self.turns.queue(&[key.clone()].into());
         let mut turn = timeout_at(Instant::now() + PATIENCE.min(tries.left() / 2), queue.turn()).await.ok();
@@ -271,11 +296,12 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
                     }
                     return Ok(Updated { value, version, attempts: tries.attempt });
                 }
-                // What is known may be old: a read decides.
+                // The known row may be outdated; the next attempt reads it.
                 Ok(None) | Err(Stop::Told(_) | Stop::Unread(_)) if unread => continue,
                 Ok(None) => {}
                 Err(stop) if stop.is_contention() => {}
-                // Nothing was changed over this connection, which had gone away or said nothing, or was not to be had.
+                // Nothing was changed over this connection: it was closed, gave no reply, or could
+                // not be obtained.
                 Err(Stop::Unread(failed)) if failed.may_pass() && !tries.left().is_zero() => {
                     outage_pause().await;
                     continue;
@@ -290,7 +316,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         }
     }
 
-    /// One attempt over a connection of its own; a change comes with what it leaves to the next.
+    /// Makes one attempt over a connection of its own. A successful change is returned with what it
+    /// leaves to the next one.
     async fn attempt_over_own<E>(
         &self,
         key: &Key,
@@ -321,7 +348,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         }
     }
 
-    /// Reads what is not known, computes, compares and sets; `None` if somebody else was faster.
+    /// Reads the row unless it is known, computes, and writes if the version is unchanged. Returns
+    /// `None` if another change came first.
     async fn attempt<E>(
         &self,
         conn: &mut DB::Connection,
@@ -357,17 +385,17 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     }
 }
 
-/// What an attempt begins with.
+/// What an attempt starts from.
 enum Start<V> {
     Known(Versioned<V>),
     Read { by: Instant },
 }
 
-/// How an attempt ended without a change.
+/// Why an attempt ended without a change.
 enum Stop<E> {
-    /// By the computation.
+    /// The computation returned this error.
     Told(UpdateError<E>),
-    /// Before anything was sent that changes anything.
+    /// The attempt failed before a statement that changes anything was sent.
     Unread(Failed),
     Unwritten(Failed),
 }
@@ -395,8 +423,9 @@ impl<E, F: Into<Failed>> From<F> for Stop<E> {
     }
 }
 
-/// A computation of the application's: the version stands guard. Of a decimal with more digits than its type has the driver gives
-/// some only, without a word; that is not what stands there.
+/// Wraps the application's computation, whose write is guarded by the version. A decimal is guarded
+/// by the value that was read as well: of a number with more digits than its type holds, the driver
+/// silently returns only some, and that value differs from the stored one.
 fn plain<V, E>(compute: &mut impl FnMut(&V) -> Result<V, E>) -> impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>
 where
     V: Clone + 'static,

@@ -34,14 +34,14 @@ async fn ran<DB: Bed>(site: &Site<DB>, status: &str) {
     site.set("k", &format!("lock_flag = 0, status = '{status}', begin_time = {begin}, end_time = {end}, client_ip = 'earlier', holder = NULL, expires_at = NULL, claimed_at = NULL")).await;
 }
 
-/// Goes away when the server has granted the key, and before it hears of that.
-async fn goes_away_unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>) -> bool {
-    let mut attempt = Box::pin(lock.acquire("k", PATIENCE));
+/// Drops its request when the server has granted the keys, and before the reply is read.
+async fn goes_away_unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, keys: &[&str]) -> bool {
+    let mut attempt = Box::pin(lock.acquire_all(keys, PATIENCE));
     for _ in 0..400 {
         match attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Pending => {}
             Poll::Ready(heard) => {
-                acquired(heard).release(Status::Succeeded).await.unwrap();
+                heard.unwrap().acquired().expect("the keys are free").release(Status::Succeeded).await.unwrap();
                 return false;
             }
         }
@@ -55,10 +55,10 @@ async fn goes_away_unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>) -> bo
     panic!("it was neither granted nor refused");
 }
 
-async fn unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, prepare: impl AsyncFn()) {
+async fn unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, keys: &[&str], prepare: impl AsyncFn()) {
     for _ in 0..50 {
         prepare().await;
-        if goes_away_unheard(site, lock).await {
+        if goes_away_unheard(site, lock, keys).await {
             return;
         }
     }
@@ -67,16 +67,23 @@ async fn unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, prepare: impl A
 
 pub async fn the_row_is_as_it_was_before<DB: Bed>(site: Site<DB>) {
     acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    for (rules, status) in [(Rules::Article, "S"), (Rules::Recover, "S"), (Rules::Recover, "F")] {
+    let one: &[&str] = &["k"];
+    for (rules, status, keys) in [
+        (Rules::Article, "S", one),
+        (Rules::Recover, "S", one),
+        (Rules::Recover, "F", one),
+        (Rules::Recover, "S", &["k", "l"]),
+    ] {
         let lock = site.lock().rules(rules).min_interval(HOUR).unwrap();
         ran(&site, status).await;
         let (before, token) = (std::cell::RefCell::new(Vec::new()), site.column_number("token").await);
-        unheard(&site, &lock, async || {
+        unheard(&site, &lock, keys, async || {
+            site.execute("DELETE FROM t_resource_lock WHERE key_resource = 'l'").await;
             ran(&site, status).await;
             *before.borrow_mut() = record(&site).await;
         })
         .await;
-        assert_eq!(record(&site).await, before.into_inner(), "{rules:?} {status}");
+        assert_eq!(record(&site).await, before.into_inner(), "{rules:?} {status} {keys:?}");
         assert!(site.column_number("token").await > token);
         // The window of the earlier run is what counts, for those who have a longer one too.
         let longer = site.lock().rules(rules).min_interval(3 * HOUR).unwrap();
@@ -91,7 +98,7 @@ pub async fn the_row_is_as_it_was_before<DB: Bed>(site: Site<DB>) {
 pub async fn what_was_taken_over_is_there_to_be_taken_over<DB: Bed>(site: Site<DB>) {
     acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let lock = site.lock().min_interval(HOUR).unwrap();
-    unheard(&site, &lock, async || {
+    unheard(&site, &lock, &["k"], async || {
         lock.force_release("k", Status::Succeeded).await.unwrap();
         ran(&site, "S").await;
         acquired(site.lock().try_acquire("k").await).abandon().await.unwrap();

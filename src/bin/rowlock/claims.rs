@@ -1,4 +1,5 @@
-//! `acquire`, `renew` and `release`: claims that outlive the program, for scripts and other languages.
+//! `acquire`, `renew` and `release`: claims that outlive the program, for scripts and other
+//! languages.
 
 use std::time::Duration;
 
@@ -13,14 +14,14 @@ use crate::{
     signals::{Asked, number},
 };
 
-/// How long the database has to end a claim whose holder was not told.
+/// How long the database has to end a claim whose holder id was not printed.
 const GRACE: Duration = Duration::from_secs(10);
 
 pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Result<u8, Failure> {
     let mut asked = Asked::listen()?;
     let attempt = tokio::select! {
         attempt = lock.acquire(acquire.key.as_str(), acquire.terms.wait) => attempt?,
-        // A claim that is under way is put back: its holder would not be told.
+        // A claim that is under way is undone, since its holder id would never be printed.
         signal = asked.next() => {
             let _ = asked.within(GRACE, lock.shutdown(Duration::MAX)).await;
             return Ok(exit::SIGNAL + number(signal));
@@ -33,7 +34,7 @@ pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Res
             if told.is_ok() {
                 lease.detach();
             } else {
-                // Nobody knows the holder's id: nobody could release it.
+                // The holder id was not printed, so that no other process could release the claim.
                 drop(lease);
                 lock.shutdown(GRACE).await;
             }
@@ -64,7 +65,8 @@ pub async fn release<DB: Database>(lock: LeaseLock<DB>, release: Release) -> Res
     Ok(exit::OK)
 }
 
-/// One JSON object on one line; when the claim ends is the row's to say, if it can be asked.
+/// Prints the claim as one JSON object on one line. `expires_at` is read from the row; it is null
+/// if the row cannot be read or no longer has this holder.
 async fn print<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, prior: Option<PreviousClaim>) -> Result<u8, Failure> {
     let entry =
         lock.inspect(claim.key.as_str()).await.ok().flatten().filter(|entry| entry.holder == Some(claim.holder));

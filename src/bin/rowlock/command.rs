@@ -18,11 +18,12 @@ use crate::{
     work::{Work, code},
 };
 
-/// How much later than the command this program may hear that both are asked to stop.
+/// How much later than the command this program may receive a signal that is sent to both.
 const WORD_OF_KEYS: Duration = Duration::from_millis(250);
 
 pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>) -> Result<u8, Failure> {
-    // Looked for first: a key that is taken for nothing would close its window.
+    // The command is looked up first: a claim for a command that cannot run would use up the
+    // minimum interval.
     let program = find(&run.command)?;
     let mut asked = Asked::listen()?;
     let attempt = tokio::select! {
@@ -40,7 +41,7 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>
         }
     };
     if !lease.is_held() {
-        // This process was paused just then.
+        // The process was suspended between the grant and this check.
         return Err(Failure::new(exit::LOST, format_args!("{}: lost before the command began", run.key.as_str())));
     }
     let started = Instant::now();
@@ -53,7 +54,8 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>
     Ok(code)
 }
 
-/// Waits for the command's end, a signal, or the loss of the lease; the exit code, and what it came to.
+/// Waits for the command's end, a signal, or the loss of the lease. Returns the exit code and the
+/// name of the outcome.
 async fn supervise<DB: Database>(
     lock: &LeaseLock<DB>,
     lease: Lease<DB>,
@@ -69,7 +71,8 @@ async fn supervise<DB: Database>(
             if let Some(failure) = work.failure() {
                 return Err(put_back(lock, lease, asked, run, failure).await);
             }
-            // On a terminal the command hears of the keys first, and may have ended for that.
+            // On a terminal, the signals of its keys may reach the command first, and the command
+            // may have ended because of them.
             if code != exit::OK && timeout(WORD_OF_KEYS, asked.next()).await.is_ok() {
                 abandon(lock, lease, asked, run).await;
                 return Ok((code, "stopped"));
@@ -78,21 +81,23 @@ async fn supervise<DB: Database>(
             match asked.within(run.grace, lease.release(status)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error @ Error::Lost { .. })) => return Err(error.into()),
-                // The command has ended, and how is its to say; the next one waits for the lease's end at most.
+                // The command has ended, and its exit code is returned. The next claim waits for
+                // the end of the lease at most.
                 Ok(Err(error)) => not_recorded(key, format_args!("{error:?}")),
                 Err(why) => not_recorded(key, why),
             }
             Ok((code, outcome))
         }
         signal = asked.next() => {
-            // The lease is still renewed while the command takes its leave.
+            // The lease is still renewed while the command stops.
             work.pass_on(signal);
             let status = work.stopped(key, asked, run.grace).await?;
             abandon(lock, lease, asked, run).await;
             Ok((code(status), "stopped"))
         }
         () = lease.lost() => {
-            // First of all, as a stderr that is not read would keep this waiting.
+            // The signal is sent before the message, since a stderr that is not read would block
+            // this process.
             work.pass_on(Signal::TERM);
             out::complain(format_args!("{key}: lost; stopping the command"));
             work.stopped(key, asked, run.grace).await?;
@@ -101,7 +106,8 @@ async fn supervise<DB: Database>(
     }
 }
 
-/// Ends the claim of a command that was asked to stop: another instance may run it at once.
+/// Abandons the claim of a command that was asked to stop. Another instance may run the command at
+/// once.
 async fn abandon<DB: Database>(lock: &LeaseLock<DB>, lease: Lease<DB>, asked: &mut Asked, run: &Run) {
     drop(lease);
     if let Err(why) = asked.within(run.grace, lock.shutdown(Duration::MAX)).await {
@@ -113,7 +119,8 @@ fn not_recorded(key: &str, why: impl fmt::Display) {
     out::complain(format_args!("{key}: its end was not recorded: {why}"));
 }
 
-/// Ends a claim under which no work was begun. The article's rules refuse every claim after what looks like a crash.
+/// Ends a claim under which no work was begun. Under the article's rules it is released as
+/// succeeded, since they refuse every claim after an apparent crash.
 async fn put_back<DB: Database>(
     lock: &LeaseLock<DB>,
     lease: Lease<DB>,

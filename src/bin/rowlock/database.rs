@@ -1,4 +1,4 @@
-//! Which database, and a way to it.
+//! The choice of the database, and the connection to it.
 
 use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, str::FromStr as _, time::Duration};
 
@@ -21,11 +21,11 @@ pub enum Kind {
     MySql,
 }
 
-/// The database that was named.
+/// The database that was chosen.
 pub struct Source {
     pub kind: Kind,
     pub url: String,
-    /// The program's own file, created and migrated as needed.
+    /// The program's own file, which is created and migrated as needed.
     pub own_file: bool,
     pub timeout: Duration,
 }
@@ -45,7 +45,7 @@ impl Source {
             "sqlite" => Kind::Sqlite,
             "postgres" | "postgresql" => Kind::Postgres,
             "mysql" | "mariadb" => Kind::MySql,
-            // What stands before the colon may be anything, a password too.
+            // The text before the colon is not printed, since it may be a password.
             _ => {
                 let text = "the database URL has to begin with postgres:, mysql:, mariadb: or sqlite:";
                 return Err(Failure::new(USAGE, text));
@@ -55,25 +55,26 @@ impl Source {
     }
 }
 
-/// `$XDG_STATE_HOME/rowlock/locks.db`, or the same below `~/.local/state`.
+/// Returns `$XDG_STATE_HOME/rowlock/locks.db`, or the same path below `~/.local/state`.
 fn local_file() -> Result<String, Failure> {
     let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let state = state.or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
     let folder =
         state.ok_or_else(|| Failure::new(IO, "--local: neither XDG_STATE_HOME nor HOME is set"))?.join("rowlock");
-    // For this user alone: whoever knows a holder's id may end its claim.
+    // The folder is accessible to this user alone: a process that knows a holder's id can end its
+    // claim.
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
     made.map_err(|error| Failure::io(&folder, &error))?;
     Ok(folder.join("locks.db").display().to_string())
 }
 
 pub async fn open_sqlite(url: &str, create: bool, timeout: Duration) -> Result<SqlitePool, Failure> {
-    // A path is taken as it is; only a URL has characters that mean something.
+    // A path is used as it is written; only in a URL do some characters have a meaning.
     let options = match url.starts_with("sqlite:") {
         true => SqliteConnectOptions::from_str(url).map_err(unreadable)?,
         false => SqliteConnectOptions::new().filename(url),
     };
-    // The journal mode stays in the file: whoever only looks at it leaves it as it is.
+    // The journal mode is stored in the file. A command that only reads does not change it.
     let options = if create { options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal) } else { options };
     let place = options.get_filename().display().to_string();
     connect(options, Some(place), "check the path; if there is no such file, `rowlock migrate` creates it", timeout)
@@ -89,13 +90,14 @@ where
     connect(options, place, "check that the server runs, and the database URL", timeout).await
 }
 
-/// Whether the URL was read as it was meant: a password with a slash in it makes the rest of it a part of the path.
+/// Returns whether the URL was parsed as intended. A password with a slash in it turns the rest of
+/// the authority into a part of the path.
 fn is_plain(url: &str) -> bool {
     let rest = url.split_once("://").and_then(|(_, rest)| rest.find(['/', '?', '#']).map(|end| &rest[end..]));
     rest.is_some_and(|rest| !rest.contains('@'))
 }
 
-/// Where a server is, for people: neither who asks for it nor with what settings.
+/// The address of a server for messages, without user name and settings.
 pub trait Place {
     fn place(&self) -> String;
 }
@@ -118,7 +120,8 @@ impl Place for MySqlConnectOptions {
     }
 }
 
-/// One connection first, by itself: its error says what is wrong, where a pool's says only that the time is up.
+/// Opens a single connection first: its error states the cause, whereas a pool reports only a
+/// timeout.
 async fn connect<DB, O>(options: O, place: Option<String>, next: &str, timeout: Duration) -> Result<Pool<DB>, Failure>
 where
     DB: sqlx::Database<Connection: Connection<Options = O>>,
@@ -133,18 +136,19 @@ where
         Ok(Err(error)) => return Err(failed(&error)),
         Err(_) => return Err(failed(&format_args!("no answer within {timeout:?}"))),
     }
-    // One for the claim, one for its renewal.
+    // One connection is for the claim, one for its renewal.
     let pool = PoolOptions::<DB>::new().max_connections(2).test_before_acquire(false).acquire_timeout(timeout);
     Ok(pool.connect_lazy_with(options))
 }
 
-/// Says good-bye to the server, which otherwise notes an aborted connection; not for long.
+/// Waits for a connection or pool to be closed, for one second at most. A server otherwise logs an
+/// aborted connection.
 pub async fn soon(closing: impl Future) {
     let _ = tokio::time::timeout(Duration::from_secs(1), closing).await;
 }
 
 fn unreadable(_: sqlx::Error) -> Failure {
-    // The parser's error may quote from the URL.
+    // The parser's error may quote parts of the URL.
     Failure::new(
         USAGE,
         "the database URL cannot be read: write it like postgres://user:password@host:5432/database, with special characters percent-encoded",

@@ -1,7 +1,8 @@
-//! What the command has started, and what those have started: read from `/proc`, where the system has one.
+//! The descendants of the command, read from `/proc` where the system has it.
 //!
-//! This program is the reaper of its descendants (Linux): one whose parent has ended becomes its child, so that
-//! none leaves the tree, whatever group or session it makes for itself.
+//! On Linux, this program is the reaper of its descendants. A process whose parent has ended
+//! becomes its child, so that none leaves the tree, regardless of the group or session that it
+//! creates.
 
 use std::collections::HashMap;
 
@@ -20,12 +21,12 @@ pub struct Process {
 enum State {
     Alive,
     Stopped,
-    /// It has ended, and its parent has not waited for it.
+    /// The process has ended, and its parent has not waited for it.
     Dead,
 }
 
 impl Process {
-    /// Looks at one process; `None` where the system does not tell.
+    /// Reads one process; `None` where the system does not provide it.
     pub fn look(pid: Pid) -> Option<Self> {
         proc_is_ours().then_some(())?;
         parse(&std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?)
@@ -40,11 +41,11 @@ impl Process {
     }
 
     pub fn send(self, signal: Signal) {
-        // One that has ended in the meantime is not there, and need not be.
+        // The process may have ended already; the error is ignored.
         let _ = kill_process(self.pid, signal);
     }
 
-    /// Whether it made a session of its own, as daemons do.
+    /// Returns whether the process created a session of its own, as daemons do.
     pub fn is_daemon(self) -> bool {
         getsid(None).is_ok_and(|session| session.as_raw_nonzero().get() != self.session)
     }
@@ -58,15 +59,17 @@ pub fn adopt() {
     }
 }
 
-/// The descendants that are alive and may be signalled; `None` where the system does not tell.
+/// Returns the descendants that are alive and may be signalled; `None` where the system does not
+/// provide them.
 pub fn alive() -> Option<Vec<Process>> {
     let mut processes = below(getpid(), &all()?);
     processes.retain(|process| process.state != State::Dead && test_kill_process(process.pid).is_ok());
     Some(processes)
 }
 
-/// Whether a shell could continue this group of processes once it is stopped: the parent of one of them, in the same session
-/// and in another group. A process that a member has started, as this one, is no shell.
+/// Returns whether a shell could continue this process group after it is stopped. Such a shell is
+/// the parent of a member, in the same session and in another group. A process that a member has
+/// started, such as this one, is not a shell.
 pub fn has_shell(group: Pid) -> bool {
     let (Some(all), group, own) = (all(), group.as_raw_nonzero().get(), getpid().as_raw_nonzero().get()) else {
         return true;
@@ -83,7 +86,8 @@ pub fn has_shell(group: Pid) -> bool {
     members.any(|member| all.iter().any(|process| is_shell(process, member)))
 }
 
-/// Waits for adopted children that have ended. The one that another part of the program waits for is left to it.
+/// Waits for adopted children that have ended, except for `but`, for which another part of the
+/// program waits.
 pub fn bury(but: Option<Pid>) {
     let own = getpid().as_raw_nonzero().get();
     for process in all().unwrap_or_default() {
@@ -93,8 +97,8 @@ pub fn bury(but: Option<Pid>) {
     }
 }
 
-/// Whether `/proc` is there and shows this process under its own number. In a namespace of processes that has kept another's `/proc`,
-/// the numbers are other processes'.
+/// Returns whether `/proc` exists and shows this process under its own number. In a PID namespace
+/// that has kept the `/proc` of another one, the numbers denote other processes.
 pub fn proc_is_ours() -> bool {
     std::fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == std::process::id().to_string().as_str())
 }
@@ -108,7 +112,8 @@ fn all() -> Option<Vec<Process>> {
     )
 }
 
-/// `pid (name) state parent group session ...`; the twentieth is the number of threads. A name may have anything in it.
+/// Parses `pid (name) state parent group session ...`; the twentieth field is the number of
+/// threads. The name may contain any character.
 fn parse(stat: &[u8]) -> Option<Process> {
     let stat = String::from_utf8_lossy(stat);
     let pid = Pid::from_raw(stat.split_once(' ')?.0.parse().ok()?)?;

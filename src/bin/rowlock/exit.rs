@@ -1,30 +1,30 @@
-//! How the program ends: its exit codes, which never change, and the one line that says why.
+//! The program's exit codes, which never change, and the one-line message that states the cause.
 
 use std::{fmt, path::Path};
 
 use rowlock::Error;
 
 pub const OK: u8 = 0;
-/// What was asked for is not possible as it was asked.
+/// The request is not possible in this form.
 pub const USAGE: u8 = 2;
-/// The database is out of reach, or failed.
+/// The database cannot be reached, or failed.
 pub const UNAVAILABLE: u8 = 69;
 /// A file could not be written.
 pub const IO: u8 = 73;
 /// The claim was lost.
 pub const LOST: u8 = 74;
-/// Refused: somebody or something stands in the way; another time.
+/// The claim was refused; a later attempt may succeed.
 pub const REFUSED: u8 = 75;
-/// The table is missing, or cannot be used.
+/// The table is missing or cannot be used.
 pub const UNFIT: u8 = 78;
-/// The command was found and cannot be run.
+/// The command was found but cannot be run.
 pub const NOT_EXECUTABLE: u8 = 126;
 /// The command was not found.
 pub const NOT_FOUND: u8 = 127;
-/// A command that a signal ended gives this and the signal's number.
+/// The base of the exit code for a command that a signal ended: the signal's number is added.
 pub const SIGNAL: u8 = 128;
 
-/// Why the program ends without having done what it was asked for.
+/// Why the program ends without having completed the request.
 #[derive(Debug)]
 pub struct Failure {
     pub code: u8,
@@ -33,11 +33,11 @@ pub struct Failure {
 
 impl Failure {
     pub fn new(code: u8, text: impl fmt::Display) -> Self {
-        // One line, whatever a server has to say.
+        // The message is one line, whatever text the server returned.
         Self { code, text: text.to_string().split_whitespace().collect::<Vec<_>>().join(" ") }
     }
 
-    /// There is nobody to tell.
+    /// Returns whether there is no message to print.
     pub fn is_silent(&self) -> bool {
         self.text.is_empty()
     }
@@ -74,7 +74,7 @@ impl From<Error> for Failure {
             | Error::InvalidHolder { .. } => USAGE,
             _ => UNAVAILABLE,
         };
-        // With the driver's error, which `Display` leaves out.
+        // `Debug` includes the driver's error, which `Display` leaves out.
         Self::new(code, format_args!("{error:?}"))
     }
 }

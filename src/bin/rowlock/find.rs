@@ -1,4 +1,4 @@
-//! Whether the command can be run: looked for before the key is taken.
+//! The search for the command, which is made before the key is claimed.
 
 use std::{
     ffi::OsStr,
@@ -18,7 +18,7 @@ pub fn find(command: &[impl AsRef<OsStr>]) -> Result<PathBuf, Failure> {
         Failure::new(code, format_args!("{}: {why}", name.display()))
     })?;
     match interpreter(&program) {
-        // A path without a slash is looked for in this folder, not along PATH.
+        // An interpreter path without a slash is resolved in the current directory, not along PATH.
         Some(interpreter) if which::which(Path::new(".").join(&interpreter)).is_err() => Err(Failure::new(
             NOT_EXECUTABLE,
             format_args!("{}: its interpreter {} cannot be run", name.display(), interpreter.display()),
@@ -27,7 +27,8 @@ pub fn find(command: &[impl AsRef<OsStr>]) -> Result<PathBuf, Failure> {
     }
 }
 
-/// What stands behind `#!` in a script's first line; none for a script that may be run and not read.
+/// Returns the path after `#!` in a script's first line; `None` for a script that may be executed
+/// but not read.
 fn interpreter(program: &Path) -> Option<PathBuf> {
     let mut start = Vec::new();
     File::open(program).ok()?.take(256).read_to_end(&mut start).ok()?;

@@ -1,9 +1,9 @@
-//! The program on a terminal: two processes.
+//! The program on a terminal consists of two processes.
 //!
-//! The one that the shell has started, the front, stays in the shell's job, and the command runs in that group too:
-//! it may read the terminal, and the terminal's keys reach it as if there were no lock. The other one, behind it, has the
-//! claim and is the command's parent. It is in a group of its own, which no key suspends: the lease is renewed
-//! while the job is.
+//! The process that the shell has started, the front, stays in the shell's job. The command runs in
+//! the same group: it may read the terminal, and the terminal's keys reach it as if there were no
+//! lock. The second process holds the claim and is the command's parent. It is in a group of its
+//! own, which no key suspends, so that the lease is renewed while the job is suspended.
 
 use std::{fs::File, path::PathBuf};
 
@@ -17,12 +17,14 @@ use crate::{
     work::{code, lost_sight},
 };
 
-/// Whether this process has a controlling terminal, whatever its stdin is, and whichever job is in the foreground.
+/// Returns whether this process has a controlling terminal, regardless of its stdin and of the job
+/// in the foreground.
 pub fn has_terminal() -> bool {
     File::open("/dev/tty").is_ok()
 }
 
-/// Starts the program anew behind this process, passes on what asks it to stop, and ends as it does.
+/// Starts the program again as the second process, passes on the signals that ask it to stop, and
+/// ends with its exit code.
 pub async fn stand_before() -> Result<u8, Failure> {
     let cannot = |error: std::io::Error| Failure::new(NOT_EXECUTABLE, error);
     let mut asked = Asked::listen()?;
@@ -35,13 +37,13 @@ pub async fn stand_before() -> Result<u8, Failure> {
         tokio::select! {
             status = behind.wait() => return status.map(code).map_err(lost_sight),
             signal = asked.next() => drop(pid.map(|pid| kill_process(pid, signal))),
-            // As a container's first process it has orphans to wait for.
+            // As the first process of a container, this process has to wait for orphans.
             () = came(&mut children) => descendants::bury(pid),
         }
     }
 }
 
-/// This very program, also if its file was replaced while it waited for the key.
+/// Returns the path of this program, also if its file was replaced while it waited for the key.
 pub fn this_program() -> Result<PathBuf, Failure> {
     if cfg!(target_os = "linux") {
         return Ok("/proc/self/exe".into());

@@ -1,4 +1,4 @@
-//! `rowlock`, the program: the same locks for shells, crontabs and any language.
+//! The program `rowlock`: the same locks for shells, crontabs and other languages.
 
 mod args;
 mod claims;
@@ -25,7 +25,8 @@ use args::{Action, Arguments};
 use database::{Kind, Source};
 use exit::Failure;
 
-/// One thread: the command's death signal hangs on the thread that started it, which must live as long as the program.
+/// The runtime has a single thread: the command's death signal is bound to the thread that started
+/// it, and that thread has to live as long as the program.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -42,7 +43,8 @@ async fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Events go to stderr: warnings, with `-v` what is done, with `-vv` everything. Ours alone: the driver's repeat from the URL.
+/// Sends rowlock's own events to stderr: warnings by default, informational events with `-v`, debug
+/// events with `-vv`. The driver's events are left out, since they repeat parts of the URL.
 fn tell(verbose: u8) {
     let level = match verbose {
         0 => tracing::Level::WARN,
@@ -50,10 +52,11 @@ fn tell(verbose: u8) {
         _ => tracing::Level::DEBUG,
     };
     let to_stderr = tracing_subscriber::fmt().with_max_level(level).with_writer(out::stderr).with_ansi(false);
-    // A stderr that takes nothing is no reason to panic.
+    // A stderr that cannot be written must not cause a panic.
     let to_stderr = to_stderr.log_internal_errors(false).finish();
     let ours = Targets::new().with_target("rowlock", level);
-    // Freeing a key by force is news to an application, not to whoever has just asked for it.
+    // A forced release is a warning for an application, but not for the user who has just requested
+    // it.
     let ours = if verbose == 0 { ours.with_target("rowlock::lease::admin", tracing::Level::ERROR) } else { ours };
     to_stderr.with(ours).init();
 }
@@ -97,7 +100,7 @@ async fn act(arguments: Arguments) -> Result<u8, Failure> {
 
 async fn on<DB: Database>(pool: sqlx::Pool<DB>, action: Action, front: Option<Pid>) -> Result<u8, Failure> {
     let done = act_on(pool.clone(), action, front).await;
-    // All locks of a pool share their connections: these are closed, too.
+    // All locks of a pool share their connections. This call closes those connections too.
     LeaseLock::new(pool.clone()).shutdown(Duration::ZERO).await;
     database::soon(pool.close()).await;
     done

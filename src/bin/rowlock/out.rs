@@ -1,4 +1,5 @@
-//! What the program says: on one line where it is one thing, and never with a panic, whoever has stopped reading.
+//! The program's output. A message is one line, and a reader that has closed the stream causes no
+//! panic.
 
 use std::{
     fmt::Display,
@@ -17,38 +18,41 @@ use crate::exit::{Failure, IO, SIGNAL};
 
 const SIGPIPE: u8 = 13;
 
-/// What was asked for, on stdout.
+/// Writes the requested output to stdout.
 pub fn say(text: impl Display) -> Result<(), Failure> {
     let mut out = anstream::stdout().lock();
     let said = writeln!(out, "{text}").and_then(|()| out.flush());
     said.map_err(|error| match error.kind() {
-        // It has read enough: `rowlock list | head -1`. The shell is told as by any other program.
+        // The reader has closed the pipe, as in `rowlock list | head -1`. The exit code is that of
+        // a process that SIGPIPE ended.
         ErrorKind::BrokenPipe => Failure::new(SIGNAL + SIGPIPE, ""),
         _ => Failure::new(IO, format_args!("stdout: {error}")),
     })
 }
 
-/// For programs. Control characters that JSON would let stand are escaped, so that a terminal may show it.
+/// Writes JSON for programs. Control characters that JSON permits are escaped, so that the output
+/// may be shown on a terminal.
 pub fn say_json(value: &Value) -> Result<(), Failure> {
     let escape = |c: char| if c.is_control() { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
     say(value.to_string().chars().map(escape).collect::<String>())
 }
 
-/// What went wrong, on stderr. Where nobody can be told, the work goes on.
+/// Writes an error to stderr. If stderr cannot be written, the work continues.
 pub fn complain(text: impl Display) {
     let line = format!("rowlock: {}\n", printable(&text.to_string()));
-    // In one piece: the command writes to the same stderr.
+    // The line is written in one call, since the command writes to the same stderr.
     let _ = stderr().write_all(line.as_bytes());
 }
 
 static NEVER_STOP: AtomicBool = AtomicBool::new(false);
 
-/// For a process that renews a lease: a terminal with `stty tostop` suspends those that write to it from the background.
+/// Marks a process that renews a lease and must not be suspended. A terminal with `stty tostop`
+/// suspends background processes that write to it.
 pub fn never_stop() {
     NEVER_STOP.store(true, Ordering::Relaxed);
 }
 
-/// Where nothing is written that would suspend the process.
+/// Returns stderr, or a sink if a write to stderr would suspend the process.
 pub fn stderr() -> Box<dyn Write> {
     let err = std::io::stderr();
     let stops = || {
@@ -61,7 +65,8 @@ pub fn stderr() -> Box<dyn Write> {
     }
 }
 
-/// What others wrote into the table moves no cursor here, and turns no text around.
+/// Replaces control characters, line separators and bidirectional marks with `?`, so that text from
+/// the table neither moves the cursor nor reverses the output.
 pub fn printable(text: &str) -> String {
     let moves = |c: char| {
         c.is_control()

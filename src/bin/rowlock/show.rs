@@ -39,7 +39,7 @@ pub async fn one<DB: Database>(lock: &LeaseLock<DB>, show: &Show) -> Result<u8, 
 }
 
 pub async fn watch<DB: Database>(lock: &LeaseLock<DB>, watch: &Watch) -> Result<u8, Failure> {
-    // To the top left, then whatever is left below is wiped: no flicker.
+    // The screen is cleared together with the output of the table, to avoid flicker.
     let (top, rest) = if std::io::stdout().is_terminal() { ("\x1b[H\x1b[2J", "") } else { ("", "\n") };
     loop {
         let entries = all(lock, watch.held).await?;

@@ -1,4 +1,4 @@
-//! The signals by which the program is asked to stop.
+//! The signals that ask the program to stop.
 
 use std::{pin::pin, time::Duration};
 
@@ -10,11 +10,11 @@ use tokio::{
 
 use crate::exit::{Failure, NOT_EXECUTABLE};
 
-/// How long a signal leaves to the last word to the database.
+/// How long the last request to the database may take after a signal.
 pub const SOON: Duration = Duration::from_secs(1);
 
-/// The signals by which the program is asked to stop. One that was ignored when it began, as by `nohup`,
-/// stays ignored, by the command too.
+/// The signals that ask the program to stop. A signal that was ignored when the program began, as
+/// under `nohup`, stays ignored, by the command too.
 pub struct Asked {
     terminate: Option<Signals>,
     interrupt: Option<Signals>,
@@ -24,7 +24,8 @@ pub struct Asked {
 
 impl Asked {
     pub fn listen() -> Result<Self, Failure> {
-        // Before any child begins, and for good: the program may have been started with its children's ends ignored.
+        // SIGCHLD is handled before any child begins, and permanently: the program may have been
+        // started with that signal ignored.
         listen(SignalKind::child())?;
         Ok(Self {
             terminate: listen(SignalKind::terminate())?,
@@ -43,8 +44,9 @@ impl Asked {
         }
     }
 
-    /// Waits for what is told to the database, which may be out of reach: for `limit` (at least a second), or for
-    /// a second after another request to stop. The error says why it was given up.
+    /// Waits for a request to the database, which may be out of reach: for `limit` (at least one
+    /// second), or for one second after another signal that asks the program to stop. The error
+    /// states why the wait ended.
     pub async fn within<T>(&mut self, limit: Duration, told: impl Future<Output = T>) -> Result<T, String> {
         let limit = limit.max(SOON);
         let late = |_| format!("no answer within {limit:?}");
@@ -58,8 +60,8 @@ impl Asked {
     }
 }
 
-/// Listens for a signal, unless it was ignored when the program began. The end of a child is always heard of: it could
-/// not be waited for otherwise.
+/// Listens for a signal, unless it was ignored when the program began. SIGCHLD is always handled,
+/// since the program could not wait for a child otherwise.
 pub fn listen(kind: SignalKind) -> Result<Option<Signals>, Failure> {
     let ignored = if kind == SignalKind::child() { 0 } else { ignored_signals() >> (kind.as_raw_value() - 1) & 1 };
     match ignored {
@@ -75,7 +77,8 @@ pub async fn came(signals: &mut Option<Signals>) {
     }
 }
 
-/// A bit for each, where the system tells.
+/// Returns the mask of ignored signals, one bit for each, where the system provides it; otherwise
+/// zero.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

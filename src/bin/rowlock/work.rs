@@ -1,4 +1,4 @@
-//! The command's process and its descendants: begun, suspended, stopped.
+//! The process of the command and its descendants: started, suspended, stopped.
 
 use std::{
     io::{PipeReader, PipeWriter, Read as _},
@@ -26,14 +26,15 @@ use crate::{
 };
 use rowlock::Claim;
 
-/// How often is looked whether the command's descendants are gone.
+/// The interval at which the command's descendants are checked.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What signals are sent to.
+/// The processes that receive signals.
 #[derive(Clone, Copy)]
 struct Target {
     pid: Option<Pid>,
-    /// On a terminal it shares the group of the front, which the terminal signals by itself.
+    /// Whether the command has a group of its own. On a terminal it shares the group of the front,
+    /// which the terminal signals by itself.
     own_group: bool,
 }
 
@@ -47,19 +48,21 @@ impl Target {
             Some(processes) => processes.into_iter().filter(counts).for_each(|process| process.send(signal)),
             None => {
                 let send = if self.own_group { kill_process_group } else { kill_process };
-                // One that has ended in the meantime is not there, and need not be.
+                // The process may have ended already; the error is ignored.
                 let _ = self.pid.map(|pid| send(pid, signal));
             }
         }
     }
 
-    /// Whether anything that the command has started is there, and `counts`.
+    /// Returns whether any process of the command exists for which `counts` holds. Without `/proc`,
+    /// any process of its own group counts.
     fn is_left(self, counts: impl Fn(&Process) -> bool) -> bool {
         let look = || match descendants::alive() {
             Some(processes) => processes.iter().any(&counts),
             None => self.own_group && self.pid.is_some_and(|pid| test_kill_process_group(pid).is_ok()),
         };
-        // Twice: a look takes its time, and a process whose parent ends within it may belong to none.
+        // The check is made twice: it takes time, and a process whose parent ends during the check
+        // may be missing from the tree.
         look() || look()
     }
 }
@@ -67,13 +70,14 @@ impl Target {
 pub struct Work {
     child: Child,
     target: Target,
-    /// Where the command's beginning tells that it failed, and the other end, which it opens.
+    /// The pipe over which the stub reports that the command could not be started. The stub opens
+    /// the write end itself.
     report: (PipeReader, PipeWriter),
     _attendants: JoinSet<()>,
 }
 
 impl Work {
-    /// Begins the command; behind a front, in its group.
+    /// Starts the command. Behind a front, it is in the front's group.
     pub fn start(program: PathBuf, run: &Run, claim: &Claim, front: Option<Pid>) -> Result<Self, Failure> {
         let cannot = |error: std::io::Error| Failure::new(exit::NOT_EXECUTABLE, error);
         descendants::adopt();
@@ -105,8 +109,8 @@ impl Work {
         Ok(Self { child, target, report, _attendants: attendants })
     }
 
-    /// Waits for the command, and for what it leaves behind in its session: that is stopped when it has taken
-    /// longer than the grace. Daemons are let alone.
+    /// Waits for the command, and for the processes that it leaves behind in its session. After the
+    /// grace period those processes are stopped. Daemons are not affected.
     pub async fn ended(&mut self, key: &str, grace: Duration) -> Result<ExitStatus, Failure> {
         let status = self.child.wait().await.map_err(lost_sight)?;
         let of_session = |process: &Process| !process.is_daemon();
@@ -121,13 +125,14 @@ impl Work {
             if timeout(grace, gone()).await.is_err() {
                 self.kill(of_session).await;
             }
-            // Last, as a stderr that is not read would keep this waiting.
+            // The message is written last, since a stderr that is not read would block this
+            // process.
             out::complain(format_args!("{key}: stopped what the command had left running"));
         }
         Ok(status)
     }
 
-    /// Why the command did not begin, if it did not.
+    /// Returns why the command did not start, if it did not.
     pub fn failure(&mut self) -> Option<Failure> {
         let told = rustix::io::ioctl_fionread(&self.report.0).unwrap_or_default();
         let mut text = vec![0; usize::try_from(told).unwrap_or_default()];
@@ -135,16 +140,18 @@ impl Work {
         (!text.is_empty()).then(|| Failure::new(exit::NOT_EXECUTABLE, String::from_utf8_lossy(&text)))
     }
 
-    /// Passes a signal on that asks the command to stop. Those of the terminal's keys it has already.
+    /// Passes on a signal that asks the command to stop. On a terminal, the command has already
+    /// received those of the keys (SIGINT, SIGQUIT).
     pub fn pass_on(&self, signal: Signal) {
         if self.target.own_group || ![Signal::INT, Signal::QUIT].contains(&signal) {
             self.target.send(signal);
         }
-        // A stopped process hears of nothing else.
+        // A stopped process handles other signals only after SIGCONT.
         self.target.send(Signal::CONT);
     }
 
-    /// Waits until the command and all its descendants are gone; what is there after the grace is killed.
+    /// Waits until the command and all its descendants have ended. Processes that remain after the
+    /// grace period are killed.
     pub async fn stopped(&mut self, key: &str, asked: &mut Asked, grace: Duration) -> Result<ExitStatus, Failure> {
         let ended = async {
             let mut status = None;
@@ -152,7 +159,7 @@ impl Work {
                 tokio::select! {
                     ended = self.child.wait(), if status.is_none() => status = Some(ended),
                     () = sleep(LOOK), if status.is_some() => {}
-                    // Asked again: passed on again.
+                    // A further signal is passed on again.
                     signal = asked.next() => self.pass_on(signal),
                 }
             }
@@ -166,7 +173,8 @@ impl Work {
         Ok(status)
     }
 
-    /// Kills until nothing is left: what is being born in one round is there in the next.
+    /// Kills until no process is left. A process that is created during one round is found in the
+    /// next.
     async fn kill(&self, counts: impl Fn(&Process) -> bool) {
         while self.target.is_left(&counts) {
             self.target.send_to(Signal::KILL, &counts);
@@ -175,8 +183,8 @@ impl Work {
     }
 }
 
-/// Waits for orphans that have ended, and passes on what suspends and continues. The lease is renewed all the while: a command that
-/// is suspended has not ended.
+/// Waits for orphans that have ended, and passes on SIGTSTP and SIGCONT. The lease is renewed while
+/// the command is suspended, since the command has not ended.
 fn attend(target: Target) -> Result<impl Future<Output = ()>, Failure> {
     let mut children = listen(SignalKind::child())?;
     let mut suspend = listen(SignalKind::from_raw(Signal::TSTP.as_raw()))?;
@@ -186,7 +194,7 @@ fn attend(target: Target) -> Result<impl Future<Output = ()>, Failure> {
             tokio::select! {
                 () = came(&mut children) => {
                     descendants::bury(target.pid);
-                    // They may come in crowds.
+                    // Many orphans may end at the same time.
                     sleep(LOOK).await;
                 }
                 () = came(&mut suspend) => target.send(Signal::TSTP),
@@ -196,10 +204,11 @@ fn attend(target: Target) -> Result<impl Future<Output = ()>, Failure> {
     })
 }
 
-/// Does for a job that no shell can continue what the system does. The system does not, as this process, outside of the job,
-/// has a child in it.
+/// Continues a stopped job that no shell can continue, as the system otherwise does. Here the
+/// system does not, since this process has a child in the job and is outside of it.
 async fn continue_when_orphaned(front: Process, group: Pid) {
-    // A job whose shell has ended is hung up. One that never had a shell (`ssh -t host rowlock ...`) is not to be suspended.
+    // A job whose shell has ended receives SIGHUP. One without a shell (`ssh -t host rowlock ...`)
+    // is only continued, since it must not stay suspended.
     let signals: &[Signal] = if descendants::has_shell(group) { &[Signal::HUP, Signal::CONT] } else { &[Signal::CONT] };
     loop {
         sleep(SOON).await;
@@ -211,7 +220,7 @@ async fn continue_when_orphaned(front: Process, group: Pid) {
     }
 }
 
-/// A process's exit code as a shell tells it.
+/// Returns the exit code of a process in the form that a shell reports.
 pub fn code(status: ExitStatus) -> u8 {
     let number = |code: i32| u8::try_from(code).unwrap_or(u8::MAX);
     let signal = || status.signal().map(|signal| exit::SIGNAL.saturating_add(number(signal)));

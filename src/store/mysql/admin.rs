@@ -40,7 +40,7 @@ SET t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MI
     )
 });
 
-/// The other programs' offset, older_than, min_interval; the offset, older_than.
+/// Takes the other programs' offset, older_than, min_interval; the offset, older_than.
 const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
       AND (c.begin_time IS NULL OR c.begin_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
           - INTERVAL GREATEST(?, ?, LEAST(GREATEST(c.time, 0), 500000000) * 60000000) MICROSECOND)
@@ -65,7 +65,7 @@ impl AdminStore for MySql {
         let reply = query.bind(micros(terms.offset())).execute(&mut *conn).await?;
         if reply.rows_affected() > 0 {
             let token = match reply.last_insert_id() {
-                // A trigger of the application's that writes hides it.
+                // A trigger of the application that writes hides the id.
                 0 => {
                     let query = sqlx::query_scalar("SELECT token FROM t_resource_lock WHERE key_resource = ?");
                     query.bind(key.as_str()).fetch_one(conn).await.map_err(unanswered)?
@@ -78,8 +78,8 @@ impl AdminStore for MySql {
         Ok(if row.fetch_optional(conn).await?.is_some() { Forced::Skipped } else { Forced::NoRow })
     }
 
-    /// Looks for candidates without a lock, then locks those by their keys and asks again: a locking scan
-    /// would stand in the way of everybody.
+    /// Finds candidates without a lock, then locks those by their keys and checks them again: a
+    /// locking scan would block every other transaction.
     async fn forget(conn: &mut MySqlConnection, older_than: TimeDelta, after: &str, terms: &Terms) -> Reply<Forgotten> {
         let forgettable = |query: Query<'static>| {
             let (offset, older_than) = (micros(terms.offset()), micros(older_than));
@@ -100,7 +100,7 @@ impl AdminStore for MySql {
                  WHERE {FORGETTABLE} AND c.key_resource IN ({marks}) LIMIT {STEP} FOR UPDATE SKIP LOCKED
              ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource"
         );
-        // Padded with the last key, so that there is one statement to prepare.
+        // Padded with the last key, so that only one statement is prepared.
         let padded = keys.iter().chain(std::iter::repeat(&last)).take(STEP);
         let query = padded.fold(forgettable(sqlx::query(AssertSqlSafe(delete))), |query, key| query.bind(key.clone()));
         Ok(Forgotten { rows: query.execute(conn).await?.rows_affected(), after: Some(last) })

@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Claims a statement names, as (key, ...) and ((holder, token), ...).
+/// The claims that a statement names, as (key, ...) and ((holder, token), ...).
 pub(super) struct Named<'a>(Vec<&'a Claim>);
 
 impl<'a> Named<'a> {
@@ -36,7 +36,7 @@ impl<'a> Named<'a> {
     }
 }
 
-/// Whether the row is that of one of these claims, and the claim stands.
+/// Builds the condition that the row is of one of these claims, and that the claim stands.
 fn ours(named: &Named<'_>, row: &str) -> String {
     let (keys, claims) = (named.keys(), named.claims());
     format!(
@@ -45,7 +45,8 @@ fn ours(named: &Named<'_>, row: &str) -> String {
     )
 }
 
-/// Locks the rows of those that stand, and perhaps tells more of them.
+/// Builds the query that locks the rows of the claims that stand, and returns further columns, if
+/// any.
 fn locked(named: &Named<'_>, more: &str) -> String {
     let ours = ours(named, "c");
     format!(
@@ -55,19 +56,20 @@ fn locked(named: &Named<'_>, more: &str) -> String {
     )
 }
 
-/// Changes those of the claims that stand.
+/// Builds the update of those of the claims that stand.
 pub(super) fn change_statement(named: &Named<'_>, set: &str) -> String {
     let locked = locked(named, "");
     format!("UPDATE ({locked}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set}")
 }
 
-/// The same on MariaDB, which changes nothing if one of the rows is locked, or what a trigger touches.
+/// Builds the same update for MariaDB. It changes nothing if one of the rows is locked, or one that
+/// a trigger uses.
 fn change_nowait_statement(named: &Named<'_>, set: &str) -> String {
     let ours = ours(named, "t");
     format!("{NOWAIT} UPDATE t_resource_lock t FORCE INDEX (PRIMARY) SET {set} WHERE {ours}")
 }
 
-/// Changes all of the claims, or none if one of them does not stand.
+/// Builds the update of all of the claims. It changes nothing if one of them does not stand.
 fn change_all_statement(named: &Named<'_>, set: &str) -> String {
     let locked = locked(named, ", COUNT(*) OVER () AS standing");
     format!(
@@ -84,7 +86,8 @@ pub(super) fn bind_claims<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> 
     named.0.iter().fold(query, |query, claim| query.bind(*claim.holder.as_uuid()).bind(claim.token.get()))
 }
 
-/// One statement. It reports only how many rows there were: where they stay claimed, or there was one, a look tells which.
+/// Changes the claims in one statement. The reply has only the number of rows: if the rows stay
+/// claimed, or there is one claim, a later read shows which were changed.
 pub(super) async fn change(
     conn: &mut MySqlConnection,
     claims: &[Claim],
@@ -112,8 +115,9 @@ pub(super) async fn change(
     Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
 }
 
-/// One statement that ends all of them, as a rule. What it would free somebody might take before a look could tell which, so
-/// it frees nothing where one of them does not stand, or is locked.
+/// Ends all claims in one statement, if all of them stand. A row that it frees could be claimed by
+/// another holder before a read shows which were freed. It therefore frees nothing if one of the
+/// claims does not stand, or its row is locked; a second statement then ends those that stand.
 pub(super) async fn end_several(
     conn: &mut MySqlConnection,
     claims: &[Claim],
@@ -130,8 +134,9 @@ pub(super) async fn end_several(
     end_those_that_stand(conn, claims, change, terms).await
 }
 
-/// A change and a look in one transaction: sent at once, as text, so that no client that falls silent leaves it open. What
-/// fails leaves open whether it was committed, unless all claims still stand.
+/// Changes and reads the rows in one transaction, sent at once, as text, so that a client that
+/// stops sending does not leave it open. After an error it is unknown whether the transaction was
+/// committed, unless all claims still stand.
 async fn end_those_that_stand(
     conn: &mut MySqlConnection,
     claims: &[Claim],
@@ -160,7 +165,8 @@ async fn end_those_that_stand(
     Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
 }
 
-/// Where all of the claims still stand, nothing was committed, and the error is the statement's own.
+/// Returns the statement's own error if nothing was committed, which is certain where all claims
+/// still stand.
 async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, error: sqlx::Error) -> sqlx::Error {
     if error.as_database_error().is_none() || fault(&error) == Fault::Outage {
         return unanswered(error);
@@ -178,13 +184,13 @@ async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, er
     if claims.iter().all(stands) { error } else { unanswered(error) }
 }
 
-/// As hex, so that nothing in it needs escaping.
+/// Encodes a text as hex, so that nothing in it needs escaping.
 fn text(value: &str) -> String {
     let hex: String = value.bytes().map(|byte| format!("{byte:02x}")).collect();
     format!("_utf8mb4 x'{hex}'")
 }
 
-/// Writes values where a statement has its marks.
+/// Replaces a statement's marks with values.
 fn fill(sql: &str, mut values: impl Iterator<Item = String>) -> String {
     sql.split('?').fold(String::with_capacity(2 * sql.len()), |mut filled, part| {
         if !filled.is_empty() {
@@ -234,7 +240,7 @@ fn look_statement(named: &Named<'_>, lock: &str) -> String {
     )
 }
 
-/// The row of the one claim that is named.
+/// Returns the row snapshot of the one named claim.
 pub(super) async fn snapshot_of(
     conn: &mut MySqlConnection,
     named: &Named<'_>,

@@ -13,17 +13,19 @@ use crate::{
     store::{ClaimReply, ClaimRequest, Reply, is_refused, put_back, unanswered},
 };
 
-/// The times that the row keeps for one that is put back. A zero date, which a strict server does not write, is as good as none.
+/// The times that the row keeps in case the claim is put back. A zero date, which a strict server
+/// does not write, is treated as NULL.
 const BEGAN: &str = "IF(c.begin_time >= '1000-01-01', c.begin_time, NULL)";
 const ENDED: &str = "IF(c.end_time >= '1000-01-01', c.end_time, NULL)";
 
-/// An earlier request of `asker` came through.
+/// Builds the condition that an earlier request of `asker` was granted.
 fn same(asker: &str) -> String {
     format!("c.lock_flag = 1 AND c.holder = {asker} AND c.claimed_at = c.begin_time AND c.end_time IS NULL")
 }
 
-/// The granting half of the rules table (`rules.rs`), over a row `c` that `asker` asks for: see [`bind_rules`].
-/// Distances are never added to the row's times, which may be any: an overflow would be an error here.
+/// Builds the granting half of the rules table (`rules.rs`), over a row `c` that `asker` requests;
+/// [`bind_rules`] binds its parameters. Intervals are never added to the row's times, which may
+/// have any value: an overflow would be an error here.
 fn verdict(asker: &str) -> String {
     let same = same(asker);
     format!(
@@ -39,11 +41,12 @@ fn verdict(asker: &str) -> String {
     )
 }
 
-/// Set in the last insert id of a claim that took over: a look at the row then tells from whom.
+/// Set in the last insert id of a claim that took over. A read of the row then shows the previous
+/// claim.
 const TOOK_OVER: u64 = 1 << 63;
 
-/// One claim: its token travels in the reply, as the last insert id. The derived table locks and judges, the update takes.
-/// Without LIMIT, MySQL would merge the two, lock first and wait.
+/// Claims one key. The reply carries the token, as the last insert id. The derived table locks and
+/// judges, the update takes. Without LIMIT, MySQL would merge the two, lock first and wait.
 static CLAIM: LazyLock<String> = LazyLock::new(|| {
     let took_over = "j.verdict = 'taken over' OR (j.verdict = 'same' AND j.prior_token IS NOT NULL)";
     let token = token("j.verdict = 'same'", "j", "j.micros", took_over);
@@ -68,7 +71,8 @@ WHERE j.verdict IS NOT NULL",
     )
 });
 
-/// The same on MariaDB. Assignments see what those before them wrote, or not (SIMULTANEOUS_ASSIGNMENT): in this order it is all the same.
+/// The same on MariaDB. SIMULTANEOUS_ASSIGNMENT decides whether an assignment sees the values of
+/// those before it; in this order, the result is the same.
 static CLAIM_NOWAIT: LazyLock<String> = LazyLock::new(|| {
     let same = same("?");
     let took_over = format!("IF({same}, c.prior_token IS NOT NULL, c.lock_flag = 1)");
@@ -91,7 +95,7 @@ WHERE c.key_resource = ? AND {} IS NOT NULL",
     )
 });
 
-/// The token of a claim on the row, with [`TOOK_OVER`] in the reply.
+/// Builds the token of a claim on the row, with [`TOOK_OVER`] in the reply.
 fn token(same: &str, row: &str, micros: &str, took_over: &str) -> String {
     let token = format!("IF({same}, {row}.token, GREATEST({row}.token + 1, {micros}))");
     format!("LAST_INSERT_ID({token} | IF({took_over}, {TOOK_OVER}, 0)) & {}", !TOOK_OVER)
@@ -99,8 +103,10 @@ fn token(same: &str, row: &str, micros: &str, took_over: &str) -> String {
 
 const BEGIN: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
-/// Several, for different keys, of those that are free, and whose tokens the clock has passed: the statement's time is the token of all
-/// of them, and travels in the reply. (It waits for nobody: between its begin and its locks, no row ends a life and begins another.)
+/// Builds the claim of several keys, all different. It grants those that are free and whose tokens
+/// are below the clock. The statement's start time is the token of all of them, and the reply
+/// carries it. (The statement does not wait: between its start and its locks, no row ends one claim
+/// and begins another.)
 fn claim_several_statement(count: usize) -> String {
     let (asker, free) = (asker_of_several(count), free_of_several(count));
     let take = take_several("j.asker", ["j.was", "j.began", "j.ended", "j.label"]);
@@ -113,7 +119,7 @@ UPDATE (
     )
 }
 
-/// The same on MariaDB, which grants nothing if one of the rows is locked.
+/// Builds the same claim for MariaDB. It grants nothing if one of the rows is locked.
 fn claim_several_nowait_statement(count: usize) -> String {
     let before = ["c.status", BEGAN, ENDED, "c.client_ip"];
     let (free, take) = (free_of_several(count), take_several(&asker_of_several(count), before));
@@ -130,7 +136,8 @@ fn free_of_several(count: usize) -> String {
     format!("c.key_resource IN ({keys}) AND c.token < {BEGIN} AND {verdict} = 'acquired'")
 }
 
-/// What the rows were before comes first: on MariaDB assignments may see what those before them wrote.
+/// The previous values are saved first: on MariaDB, an assignment may see the values of those
+/// before it.
 fn take_several(asker: &str, [status, begin_time, end_time, client_ip]: [&str; 4]) -> String {
     format!(
         "prior_token = NULL, prior_status = {status}, prior_begin_time = {begin_time}, prior_end_time = {end_time},
@@ -183,7 +190,8 @@ fn bind_claim_nowait<'q>(ask: &'q ClaimRequest, terms: &'q Terms) -> Query<'q> {
     bind_rules(query.bind(&terms.label).bind(holder).bind(key).bind(holder), terms)
 }
 
-/// Whoever waits is refused most of the time, and a look alone tells why.
+/// Reads before claiming, for a request that waits: it is refused most of the time, and a read
+/// alone gives the reason.
 pub(super) async fn look_and_claim(
     conn: &mut MySqlConnection,
     ask: &ClaimRequest,
@@ -215,18 +223,18 @@ pub(super) async fn claim_one(
         None => bind_claim(ask, terms).execute(&mut *conn).await?,
     };
     let (granted, confirmation) = (reply.rows_affected() > 0, reply.last_insert_id());
-    // A trigger of the application's that writes hides the confirmation: the row tells the token, too.
+    // A trigger of the application that writes hides the id. The row holds the token too.
     let token = (confirmation != 0).then(|| Token::new(i64::try_from(confirmation & !TOOK_OVER).unwrap_or_default()));
     if let (true, Some(token)) = (granted && confirmation & TOOK_OVER == 0, token) {
         return Ok(ClaimReply::Granted { token, prior: None });
     }
     let row = sqlx::query(LOOK.as_str()).bind(key).fetch_optional(conn).await;
-    // Granted, and the look failed: reported as a lost reply, so that the same holder asks again.
+    // Granted, and the read failed: reported as a lost reply, so that the same holder claims again.
     let row = if granted { row.map_err(unanswered)? } else { row? };
     if granted {
         let seen = row.as_ref().map(|row| seen(row, holder)).transpose()?.flatten();
         let token = token.or(seen.as_ref().map(|seen| seen.0));
-        // Lost again by now, and it cannot be told what.
+        // The claim has been lost since, and its token is unknown.
         let token = token.ok_or_else(|| unanswered(sqlx::Error::RowNotFound))?;
         return Ok(ClaimReply::Granted { token, prior: seen.and_then(|seen| seen.1) });
     }
@@ -235,8 +243,8 @@ pub(super) async fn claim_one(
     Ok(ClaimReply::Seen { row: Some(row), now })
 }
 
-/// Each for itself, all that are free in one statement; what may be taken over is left to a claim of its own. Where that is not all of
-/// them, a look tells which.
+/// Claims for independent holders: all keys that are free, in one statement. A takeover requires a
+/// claim of its own. If not all were granted, a read shows which.
 pub(super) async fn claim_apart(
     conn: &mut MySqlConnection,
     asks: &[ClaimRequest],
@@ -252,7 +260,7 @@ pub(super) async fn claim_apart(
         None => bind_several(&padded(asks), terms).execute(&mut *conn).await?,
     };
     let rows = reply.rows_affected();
-    // A trigger of the application's that writes hides it: the rows tell, too.
+    // A trigger of the application that writes hides the id. The rows hold the token too.
     let token = i64::try_from(reply.last_insert_id()).ok().filter(|token| *token > 0);
     let all = usize::try_from(rows).is_ok_and(|rows| rows == asks.len());
     if let (true, Some(token)) = (all, token) {
@@ -281,7 +289,7 @@ fn bind_holders<'q>(query: Query<'q>, named: &[&ClaimRequest]) -> Query<'q> {
     named.iter().fold(query, |query, ask| query.bind(ask.holder.as_uuid().simple().to_string()))
 }
 
-/// What became of each, after so many were granted.
+/// Determines the reply to each request, after `granted` of them were granted.
 async fn tell_apart(
     conn: &mut MySqlConnection,
     asks: &[ClaimRequest],
@@ -301,7 +309,7 @@ async fn tell_apart(
         };
         let (read, now) = read(row, terms)?;
         answers.push(match judge(Some(&read), now, ask.holder, terms) {
-            // The holder has asked for nothing before.
+            // The holder has sent no earlier request.
             Verdict::Same => {
                 found += 1;
                 let (token, prior) = seen(row, *ask.holder.as_uuid())?.ok_or(sqlx::Error::RowNotFound)?;
@@ -310,11 +318,12 @@ async fn tell_apart(
             _ => ClaimReply::Seen { row: Some(read), now },
         });
     }
-    // Lost again by now, or the look went to another server.
+    // A claim has been lost since, or another server answered the read.
     if found == granted { Ok(answers) } else { Err(sqlx::Error::RowNotFound) }
 }
 
-/// All in one transaction, which is rolled back at the first that cannot be had. No claim waits for a row, so none deadlocks.
+/// Claims all keys in one transaction, which is rolled back at the first refusal. No claim waits
+/// for a row, so none deadlocks.
 pub(super) async fn claim_together(
     conn: &mut MySqlConnection,
     asks: &[ClaimRequest],
@@ -330,11 +339,12 @@ pub(super) async fn claim_together(
     claimed.map(|answers| put_back(answers, asks.len()))
 }
 
-/// Up to the first that is refused.
+/// Claims the keys in order, up to the first refusal.
 async fn claim_each(conn: &mut MySqlConnection, asks: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
     let mut answers = Vec::with_capacity(asks.len());
     for ask in asks {
-        // A statement that fails at a locked row may end the transaction (innodb_rollback_on_timeout).
+        // A statement that fails at a locked row may end the transaction
+        // (innodb_rollback_on_timeout).
         answers.push(claim_one(conn, ask, terms, false).await?);
         if is_refused(&answers) {
             break;
@@ -343,7 +353,7 @@ async fn claim_each(conn: &mut MySqlConnection, asks: &[ClaimRequest], terms: &T
     Ok(answers)
 }
 
-/// The claim's token, and whom it took over from, unless it is lost by now.
+/// Returns the claim's token and the claim that it took over, unless the claim has been lost since.
 fn seen(row: &MySqlRow, holder: Uuid) -> Reply<Option<(Token, Option<PreviousClaim>)>> {
     if row.try_get::<Option<Uuid>, _>("holder")? != Some(holder) {
         return Ok(None);

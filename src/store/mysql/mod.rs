@@ -20,7 +20,8 @@ use crate::{
     rules::Terms,
 };
 
-/// Not INSERT IGNORE, which hides errors, and deadlocks.
+/// Builds the statement that creates rows. It is not INSERT IGNORE, which hides errors, and
+/// deadlocks.
 fn create_statement(rows: usize) -> String {
     let rows = vec!["(?, 'S', 0, '1970-01-01', '', ?, 0, 0)"; rows].join(", ");
     format!(
@@ -29,8 +30,9 @@ fn create_statement(rows: usize) -> String {
     )
 }
 
-/// The lock waits for a transaction whose COMMIT was not answered. A change and no look: a node of a cluster that is behind would
-/// show the row as it was before that COMMIT, but lets no change of such a row through.
+/// The lock waits for a transaction whose COMMIT was not answered. The statement is an update
+/// rather than a read: a cluster node that is behind would return the row as it was before that
+/// COMMIT, but rejects every update of such a row.
 const CONFIRMS: &str = "
 UPDATE t_resource_lock SET confirms = LAST_INSERT_ID(confirms + 1) - 1, expires_at = expires_at + INTERVAL 1 MICROSECOND
 WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL";
@@ -38,7 +40,8 @@ WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claime
 impl Store for MySql {
     const OWN_CONNECTIONS: bool = true;
 
-    /// The server says nothing of a transaction that is undone. Without autocommit there would be the next at once.
+    /// The server does not report whether ROLLBACK undid a transaction. Without autocommit, the
+    /// next transaction would begin at once.
     async fn leave_transaction(conn: &mut MySqlConnection) -> Reply<bool> {
         let rows = sqlx::raw_sql("ROLLBACK; SELECT CAST(@@autocommit AS SIGNED)").fetch_all(conn).await?;
         match rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()? {
@@ -56,7 +59,7 @@ impl Store for MySql {
         }
     }
 
-    /// The server ends a wait by itself, after `innodb_lock_wait_timeout`.
+    /// The server itself ends a wait, after `innodb_lock_wait_timeout`.
     async fn create(conn: &mut MySqlConnection, keys: &[Key], minutes: i32, _: Duration) -> Reply<()> {
         let query = sqlx::query(AssertSqlSafe(create_statement(keys.len())));
         let query = keys.iter().fold(query, |query, key| query.bind(key.as_str().to_owned()).bind(minutes));
@@ -79,13 +82,13 @@ impl Store for MySql {
 
     async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
         let named = Named::new(std::slice::from_ref(claim));
-        // The count travels in the reply, as the last insert id.
+        // The reply carries the count, as the last insert id.
         let sql = change::change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)");
         let query = change::bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);
         let reply = query.execute(&mut *conn).await?;
         if reply.rows_affected() > 0 {
             let count = match reply.last_insert_id() {
-                // A trigger of the application's that writes hides it.
+                // A trigger of the application that writes hides the id.
                 0 => counted(conn, claim).await?.ok_or(sqlx::Error::RowNotFound)?,
                 count => i64::try_from(count).unwrap_or_default(),
             };
@@ -95,8 +98,8 @@ impl Store for MySql {
         if seen == Confirmed::Lost {
             return Ok(seen);
         }
-        // A look shows the row as the transaction's snapshot has it, one that locks as it is now. It finds no row that another
-        // transaction has locked.
+        // A plain read returns the row as of the transaction's snapshot, a locking read as it is
+        // now. The locking read finds no row that another transaction has locked.
         let now = change::snapshot_of(conn, &named, "FOR UPDATE SKIP LOCKED").await?;
         Ok(if now.is_some() { unconfirmed(claim, now) } else { seen })
     }
@@ -110,7 +113,7 @@ impl Store for MySql {
         let reply = query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).execute(&mut *conn).await?;
         match (reply.rows_affected(), reply.last_insert_id()) {
             (0, _) => Ok(None),
-            // A trigger hides it; the change got through, so this node has the row as it is.
+            // A trigger hides the id. The update succeeded, so this node has the current row.
             (_, 0) => counted(conn, claim).await,
             (_, next) => Ok(i64::try_from(next - 1).ok()),
         }
@@ -133,7 +136,8 @@ impl Store for MySql {
     }
 }
 
-/// The count of a claim's confirmations, while it stands. It locks the row, so that no proxy asks a replica.
+/// Reads the count of a claim's confirmations, while the claim stands. The read locks the row, so
+/// that no proxy sends it to a replica.
 async fn counted(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
     let query = sqlx::query_scalar(
         "SELECT confirms FROM t_resource_lock WHERE key_resource = ? AND holder = ? AND token = ? FOR UPDATE",

@@ -11,7 +11,7 @@ type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
 impl QueueStore for MySql {
     type Notifications = ();
 
-    /// The first row draws the number, for the others too.
+    /// The first row draws the number, which the other rows share.
     async fn join(conn: &mut MySqlConnection, keys: &[Key]) -> Reply<i64> {
         let alive = format!("{NOW} + INTERVAL {ALIVE_SECONDS} SECOND");
         let Some((first, others)) = keys.split_first() else { return Ok(0) };
@@ -61,7 +61,7 @@ impl QueueStore for MySql {
     }
 }
 
-/// Sizes are powers of two, the last number repeated, so that few statements are ever prepared.
+/// Pads the numbers to a power of two with the last one, so that few statements are ever prepared.
 async fn send(conn: &mut MySqlConnection, what: &str, more: &str, numbers: &[i64]) -> Reply<()> {
     let Some(last) = numbers.last() else { return Ok(()) };
     let size = numbers.len().next_power_of_two();

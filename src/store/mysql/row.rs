@@ -1,4 +1,4 @@
-//! A row of the lock's table as MySQL and MariaDB show it, and the values that statements are given.
+//! A row of the lock's table as MySQL and MariaDB return it, and the values that statements take.
 
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use sqlx::{
@@ -15,20 +15,22 @@ use crate::{
     },
 };
 
-/// The clock for tokens: SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's start), and is
-/// brought from the session's time zone to UTC.
+/// The clock for tokens. SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's
+/// start), and is converted from the session's time zone to UTC.
 pub(super) const MICROS: &str =
     "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))";
 
-/// The time at which a row is changed, UTC. A statement may have waited since its start, behind a metadata lock, and be carried out
-/// after one that was sent later: what it prolongs must not end sooner than the other has said.
+/// The UTC time at which a row is changed. A statement may have waited since its start, behind a
+/// metadata lock, and be carried out after one that was sent later: what it extends must not end
+/// sooner than the later statement has set.
 pub(super) const NOW: &str = "SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND";
 
-/// MariaDB's way to make an UPDATE fail at a locked row (error 1205) and not wait for it, nor for what the application's triggers
-/// touch: what fails is sent again in the form that serves both servers, where a derived table skips locked rows.
+/// On MariaDB, makes an UPDATE fail at a locked row (error 1205) instead of waiting for it, or for
+/// a row that a trigger of the application uses. A statement that fails is sent again in the form
+/// for both servers, where a derived table skips locked rows.
 pub(super) const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR";
 
-/// What it was answered; `None` if it found a row locked, and changed nothing.
+/// Returns the reply; `None` if the statement met a locked row, and changed nothing.
 pub(super) fn unless_locked(reply: Reply<MySqlQueryResult>) -> Reply<Option<MySqlQueryResult>> {
     match reply {
         Err(error) if fault(&error) == Fault::Contention => Ok(None),
@@ -36,7 +38,8 @@ pub(super) fn unless_locked(reply: Reply<MySqlQueryResult>) -> Reply<Option<MySq
     }
 }
 
-/// A row as `rules::Row` has it, and the time. No zero dates, which the driver cannot read.
+/// A row in the form of `rules::Row`, and the time. Zero dates, which the driver cannot read,
+/// become NULL.
 pub(super) const ROW: &str = "
 CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, CAST(time AS SIGNED) AS minutes,
 IF(begin_time >= '1000-01-01', begin_time, NULL) AS begin_time, IF(end_time >= '1000-01-01', end_time, NULL) AS end_time,
@@ -44,7 +47,8 @@ CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claime
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
 
-/// For a statement that names several: sizes are powers of two, the last one repeated, so that few statements are ever prepared.
+/// Pads the items of a statement to a power of two with the last one, so that few statements are
+/// ever prepared.
 pub(super) fn padded<T>(named: &[T]) -> Vec<&T> {
     let padding = named.len().next_power_of_two() - named.len();
     named.iter().chain(std::iter::repeat_n(named.last(), padding).flatten()).collect()
@@ -56,7 +60,7 @@ pub(super) fn marks(mark: &str, count: usize) -> String {
 
 pub(super) async fn commit(conn: &mut MySqlConnection) -> Reply<()> {
     let committed = sqlx::raw_sql("COMMIT").execute(conn).await;
-    // After other errors it may be there: what was sent is asked for again.
+    // After any other error the transaction may have been committed: the request is sent again.
     committed.map(drop).map_err(|error| if refuses_commit(&error) { error } else { unanswered(error) })
 }
 

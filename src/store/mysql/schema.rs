@@ -22,7 +22,7 @@ impl SchemaStore for MySql {
         let mut schema = Schema::empty();
         for row in rows {
             schema.judge_server(row.try_get("banner")?);
-            // The server tells its version also where there is no table.
+            // The server returns its version even without a table.
             let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             if row.try_get::<i64, _>("autocommit")? == 0 {
                 schema.wrong = Some(
@@ -35,7 +35,8 @@ impl SchemaStore for MySql {
             let data_type: String = row.try_get("data_type")?;
             let more: String = row.try_get("more")?;
             let width = usize::try_from(row.try_get::<i64, _>("width")?).unwrap_or_default();
-            // A TIMESTAMP holds no epoch, and a time that moves with each update would make every renewal a loss.
+            // A TIMESTAMP cannot hold the epoch, and a time that changes with each update would
+            // make every renewal a loss.
             let fit = match name.as_str() {
                 "begin_time" | "end_time" if data_type != "datetime" || !more.is_empty() => Some("DATETIME(6) NULL"),
                 "lock_flag" | "time" if !data_type.ends_with("int") => Some("INT"),

@@ -54,7 +54,8 @@ impl VersionStore for MySql {
                 "uuid" => Holds::UuidAsText,
                 _ => Holds::Other,
             };
-            // Beyond 64 bits with a sign it is read as NULL, which is an error, never as another number.
+            // A value beyond signed 64 bits is read as NULL, which is an error, and never as
+            // another number.
             let unsigned = holds == Holds::Integer && column_type.to_ascii_lowercase().contains("unsigned");
             seen.columns.push(Column {
                 name: row.try_get("name")?,

@@ -22,14 +22,16 @@ const ONE_CLAIM: &str =
 const MANY_CLAIMS: &str =
     "(SELECT * FROM unnest($1::text[], $2::uuid[], $3::bigint[]) WITH ORDINALITY AS r (key, holder, token, place))";
 
-/// As one value: the planner would take each condition for a rare one, and go through what is done once for every claim.
+/// One value instead of several conditions: the planner would assume that each is rarely true, and
+/// scan `done` once for every claim.
 const OURS: &str = "
 CASE WHEN t.lock_flag = 1 AND t.holder = r.holder AND t.token = r.token AND t.claimed_at = t.begin_time AND t.end_time IS NULL THEN 1 END IS NOT NULL";
 
-/// Tells those who wait that the row is free: NOTIFY takes a lock on the whole server when it commits, so nobody is told where nobody waits.
+/// Notifies waiters that the row is free. NOTIFY takes a server-wide lock at commit, so it is sent
+/// only if a task waits.
 const TOLD: &str = ", CASE WHEN d.awaited THEN pg_notify('rowlock', d.key_resource) END IS NULL AS told";
 
-/// A kind of change, to one claim or to many.
+/// The statements of one kind of change, for one claim and for many.
 struct ChangeStatement {
     one: String,
     many: String,
@@ -82,15 +84,16 @@ static PUT_BACK: LazyLock<ChangeStatement> = LazyLock::new(|| {
     )
 });
 
-/// Does not wait for the disk. Should the server crash in that moment, the claim may stand again, with nobody to renew it, and end with
-/// its lease; the next claim's commit makes both of them last.
+/// Commits asynchronously. If the server crashes at that moment, the claim may stand again, without
+/// a renewer, and end with its lease. The next claim's commit makes both durable.
 fn asynchronous_commit(when: &str) -> String {
     format!("CASE WHEN {when} THEN set_config('synchronous_commit', 'off', true) END IS NULL AS strict")
 }
 
 static CONFIRM: LazyLock<String> = LazyLock::new(|| change_statement(ONE_CLAIM, "confirms = t.confirms + 1", ""));
 
-/// The lock waits for a transaction whose COMMIT was not answered; the condition is then judged anew.
+/// The lock waits for a transaction whose COMMIT was not answered. The condition is then evaluated
+/// again.
 static CONFIRMS: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
@@ -109,7 +112,7 @@ pub(super) async fn confirm(conn: &mut PgConnection, claim: &Claim) -> Reply<Con
     Ok(match row.try_get("confirms")? {
         Some(count) => Confirmed::Done(count),
         None => match snapshot_of(&row)? {
-            // A snapshot of its own may be older than the row.
+            // The transaction's own snapshot may be older than the row.
             None if row.try_get("snapshot")? => Confirmed::TooOld,
             seen => unconfirmed(claim, seen),
         },
@@ -146,7 +149,8 @@ pub(super) async fn change(
     };
     let query = match change {
         Change::Renew(lease) => query.bind(lease),
-        // A run that is over is not to be run again within its window, and stays over for those who know no lease.
+        // A run that is over must not be repeated within its minimum interval, and must stay over
+        // for programs that know no lease: such a release commits synchronously.
         Change::Release(status) => {
             let ours_alone = terms.rules == Rules::Recover && terms.article_clients.is_none();
             let again = terms.min_interval.is_zero() && ours_alone;

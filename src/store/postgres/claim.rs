@@ -14,19 +14,21 @@ use crate::{
     },
 };
 
-/// A backend that waits does not see its client go: `lock_timeout`, for this statement alone, ends its wait.
+/// A backend that waits does not notice that its client is gone: `lock_timeout`, for this statement
+/// alone, ends its wait.
 const CREATE: &str = "
 WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', $3, true))
 INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
 SELECT key, 'S', 0, 'epoch', '', $2, 0, 0 FROM patience, unnest($1::text[]) AS key ORDER BY key
 ON CONFLICT (key_resource) DO NOTHING";
 
-/// One request's parameters, or those of many. One has no list that a planner would have to guess the length of.
+/// The parameters of one request, or of many. For one there is no list whose length the planner
+/// would have to estimate.
 const ONE_ASK: &str = "NOT MATERIALIZED (SELECT $1::text AS key, $2::uuid AS asker, $10::bool AS waited, 1 AS place)";
 const MANY_ASKS: &str =
     "(SELECT * FROM unnest($1::text[], $2::uuid[], $10::bool[]) WITH ORDINALITY AS r (key, asker, waited, place))";
 
-/// The granting half of the rules table (`rules.rs`), over a row `c` that is asked for by `r` at `n.now`:
+/// The granting half of the rules table (`rules.rs`), over a row `c` that `r` requests at `n.now`:
 /// $3 min_interval, $5 the other programs' offset, $6 Recover, $7 retry_failed, $8 article_clients.
 const GRANTS: &str = "
 CASE WHEN c.lock_flag = 1 AND c.holder = r.asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
@@ -38,7 +40,7 @@ CASE WHEN c.lock_flag = 1 AND c.holder = r.asker AND c.claimed_at = c.begin_time
          OR (c.status = 'F' AND $7)) THEN 'acquired'
 END";
 
-/// What becomes of a row `t` that is granted as `j` says.
+/// The assignments to a row `t` that is granted according to `j`.
 const TAKE: &str = "
 lock_flag = 1, status = 'P', client_ip = $9, holder = j.asker, end_time = NULL,
 begin_time = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now + $5::interval END,
@@ -51,8 +53,9 @@ prior_begin_time = CASE j.verdict WHEN 'same' THEN t.prior_begin_time ELSE t.beg
 prior_end_time = CASE j.verdict WHEN 'same' THEN t.prior_end_time ELSE t.end_time END,
 expires_at = j.now + $4::interval, awaited = t.awaited AND (j.verdict = 'same' OR j.waited)";
 
-/// Each for itself. What is not granted is not locked: a refusal writes nothing, not even to the WAL. The clock is read just
-/// before the lock, which waits for nobody; an earlier time grants no more than a later one.
+/// Builds the statement that claims each key independently. A row that is not granted is not
+/// locked: a refusal writes nothing, not even to the WAL. The clock is read just before the lock,
+/// which never waits; an earlier time grants no more than a later one.
 fn claim_statement(asked: &str) -> String {
     format!(
         "
@@ -75,7 +78,7 @@ ORDER BY r.place"
 static CLAIM: LazyLock<String> = LazyLock::new(|| claim_statement(ONE_ASK));
 static CLAIM_APART: LazyLock<String> = LazyLock::new(|| claim_statement(MANY_ASKS));
 
-/// All or none: looks, locks, judges again, and takes what there is all of.
+/// Claims all keys or none: reads, locks, judges again, and takes the rows if every key is granted.
 static CLAIM_TOGETHER: LazyLock<String> = LazyLock::new(|| {
     format!(
         "

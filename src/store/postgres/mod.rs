@@ -1,4 +1,5 @@
-//! PostgreSQL 13 and later. Each operation is one statement. `begin_time` and `end_time` may be timestamps with or without a zone.
+//! PostgreSQL 13 and later. Each operation is one statement. `begin_time` and `end_time` may be
+//! timestamps with or without a zone.
 
 mod admin;
 mod change;
@@ -19,12 +20,14 @@ use crate::{
     rules::Terms,
 };
 
-/// Sent as one text, a statement has the time at which the text arrived, and a transaction that of the
-/// text that began it: they differ exactly if the transaction was begun before.
+/// In statements sent as one text, `statement_timestamp` is the time at which the text arrived, and
+/// `now` that of the text that began the transaction. They differ exactly if the transaction was
+/// begun before.
 const ALONE: &str = "SELECT now() = statement_timestamp()";
-/// Fails where BEGIN found a transaction that was open already.
+/// Fails if BEGIN found a transaction that was already open.
 const OPEN: &str = "BEGIN; SAVEPOINT rowlock; SELECT 1 / (now() = statement_timestamp())::int";
-/// What it fails with: a division by zero, or anything at all in a transaction that has failed already.
+/// The errors of `OPEN` in another transaction: a division by zero, or any error in a transaction
+/// that has already failed.
 const IN_ANOTHER: [&str; 2] = ["22012", "25P02"];
 
 impl Store for Postgres {

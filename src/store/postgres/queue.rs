@@ -9,14 +9,16 @@ use sqlx::{
 use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, QueueStore};
 use crate::{key::Key, store::Reply};
 
-/// What the releases call (`store/postgres.rs`); the payload is the key.
+/// The channel that releases notify. The payload is the key.
 const CHANNEL: &str = "rowlock";
 
-/// A setting by which a session is known to be ours alone. A pooler in between refuses it, or leaves it out: what listens is then a
-/// connection of the server's that others use as well, and word that arrives in the middle of their answers breaks these.
+/// A setting that shows that a session is not shared. A pooler rejects or omits it. A listening
+/// connection would then be a server connection that other clients use too, and a notification that
+/// arrives within their replies breaks these.
 const OWN: (&str, &str) = ("rowlock.own_session", "on");
 
-/// It is a hint that may get lost, so its commit does not wait for the disk: the row is in nobody's way for long.
+/// The mark is a hint that may be lost, so it is committed asynchronously, and the row is locked
+/// only briefly.
 const MARK: &str = "
 WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)
 ), locked AS MATERIALIZED (
@@ -26,7 +28,8 @@ WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)
 )
 SELECT coalesce(bool_or(lock_flag <> 1), false) FROM locked";
 
-/// The first row draws the number, for the others too: that needs no right on the sequence.
+/// The first row draws the number, which the other rows share. This requires no right on the
+/// sequence.
 static JOIN: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
@@ -69,7 +72,8 @@ impl QueueStore for Postgres {
     const NOTIFIES: bool = true;
     type Notifications = (PgListener, Pool<Postgres>);
 
-    /// A pool of its own for one connection: the application's may have none to spare.
+    /// Opens a pool of its own for one connection, because the application's pool may have none to
+    /// spare.
     async fn listen(pool: &Pool<Self>) -> Reply<Option<Self::Notifications>> {
         let options = PoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
         let server = (*pool.connect_options()).clone().options([OWN]);
@@ -131,7 +135,7 @@ impl QueueStore for Postgres {
     }
 }
 
-/// A pooler's way to say that it does not know what a session asks for; the server itself takes it.
+/// Returns whether a pooler rejected an unknown session setting. The server itself accepts it.
 fn refuses_settings(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("08P01"))
 }

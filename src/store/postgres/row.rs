@@ -1,4 +1,4 @@
-//! A row of the lock's table as PostgreSQL shows it.
+//! A row of the lock's table as PostgreSQL returns it.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{
@@ -11,7 +11,8 @@ use crate::{
     store::{Reply, RowSnapshot, to_utc},
 };
 
-/// An infinite time, which another program may write, becomes a far one. (`least` alone would make a time of NULL.)
+/// Converts an infinite time, which another program may write, to a far one. (`least` alone would
+/// make a time of NULL.)
 macro_rules! finite {
     ($column:literal) => {
         concat!(
@@ -26,7 +27,7 @@ macro_rules! finite {
 
 pub(super) use finite;
 
-/// A row as `rules::Row` has it, in types that are the same whatever the table's are.
+/// A row in the form of `rules::Row`, in types that do not depend on the table's.
 pub(super) const ROW: &str = concat!(
     "key_resource::text COLLATE \"C\" AS key_resource, lock_flag = 1 AS locked, status::text, time::bigint AS minutes,
     client_ip::text, holder, token, end_time IS NOT NULL AS ended, awaited, ",

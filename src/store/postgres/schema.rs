@@ -55,7 +55,8 @@ impl SchemaStore for Postgres {
     }
 }
 
-/// The statements would use this queue, and connections with another search_path the one beside the table.
+/// Describes a queue in another schema: the statements would use this queue, and connections with
+/// another search_path the one beside the table.
 fn elsewhere(place: &str, queue: &str) -> String {
     format!(
         "it is {place}.t_resource_lock, and the search_path leads to {queue}.t_resource_lock_queue; name one schema in \
@@ -63,7 +64,7 @@ fn elsewhere(place: &str, queue: &str) -> String {
     )
 }
 
-/// What is wrong with one of the columns that other programs may have made.
+/// Describes what is wrong with a column that another program may have created.
 fn misfit(column: &str, column_type: &str, zone: &str) -> Option<String> {
     let fits = match column {
         "begin_time" | "end_time" => column_type.starts_with("timestamp") && column_type.ends_with("time zone"),
@@ -74,7 +75,8 @@ fn misfit(column: &str, column_type: &str, zone: &str) -> Option<String> {
         let fit = if column.ends_with("_time") { "timestamptz, NULL allowed" } else { "int" };
         return Some(unfit(column, column_type, fit));
     }
-    // The server fits a time into such a column by the session's zone; sqlx sets UTC unless told otherwise.
+    // The server converts a time for such a column by the session's time zone. sqlx sets UTC unless
+    // configured otherwise.
     let utc = ["UTC", "Etc/UTC", "GMT", "Etc/GMT", "UCT", "Zulu"].contains(&zone);
     (column_type.ends_with("without time zone") && !utc).then(|| {
         format!("its column {column} has no time zone, and the connection's is {zone}; leave that at UTC, or use timestamptz")

@@ -5,8 +5,8 @@ use sqlx::{PgConnection, Postgres, Row as _};
 use crate::store::version::{Column, Holds, KeyValue, Seen, Value, VersionStore, Write, bind_key, operations, whole};
 use crate::{store::Reply, version::identifier::TableName};
 
-/// A domain counts as what it is made of, down to the type that is none. The scale of a numeric stands in the lowest eleven bits
-/// of its modifier, with a sign.
+/// A domain counts as its base type, through domains over domains. The scale of a numeric is in the
+/// lowest eleven bits of its modifier, signed.
 const LOOK: &str = "
 WITH RECURSIVE made_of AS (
     SELECT a.attnum, a.atttypid AS type, a.atttypmod AS modifier FROM pg_attribute a

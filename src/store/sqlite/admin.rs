@@ -94,7 +94,8 @@ impl AdminStore for Sqlite {
         Ok(Forced::Freed(Token::new(row.try_get("token")?)))
     }
 
-    /// Looks without the file's write lock, which then is kept for one step's rows alone.
+    /// Finds the rows without the file's write lock, which is then held only while one step's rows
+    /// are deleted.
     async fn forget(
         conn: &mut SqliteConnection,
         older_than: TimeDelta,

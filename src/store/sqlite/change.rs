@@ -43,7 +43,8 @@ const PUT_BACK: &str = change!(
     client_ip = prior_client_ip, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_client_ip = NULL"
 );
 
-/// What is set decides whether it counts one more, or only waits until no other transaction writes.
+/// `$set` decides whether the statement counts a confirmation, or only waits until no other
+/// transaction writes.
 macro_rules! confirms {
     ($set:literal) => {
         concat!(
@@ -105,7 +106,7 @@ pub(super) async fn change(
         outcomes.push(if done.contains(&(claim.key.as_str().to_owned(), claim.token.get())) {
             Outcome::Done
         } else {
-            // What was done is committed: nobody is to take this for its being undone.
+            // The changes are committed: an error must not be read as if they had been undone.
             let seen = look_at(conn, claim).await;
             unmatched(change, claim, if done.is_empty() { seen? } else { seen.map_err(unanswered)? })
         });

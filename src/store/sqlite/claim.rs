@@ -1,4 +1,4 @@
-//! Claims: a look, a judgement by the rules, and a compare-and-set of the row that was judged.
+//! Claims: a read, a judgement by the rules, and a compare-and-set of the row that was judged.
 
 use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, Row as _, SqliteConnection, sqlite::SqliteRow};
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// How long a claim waits for another's write.
+/// How long a claim waits for another connection's write.
 const TRY_MILLIS: i64 = 50;
 
 const CREATE: &str = concat!(
@@ -27,7 +27,7 @@ SELECT CAST(unhex(value) AS TEXT), 'S', 0, ",
 ON CONFLICT (key_resource) DO NOTHING"
 );
 
-/// ?2 is the holder, ?3 to ?6 what the row becomes, ?7 and on what was seen of it.
+/// ?2 is the holder. ?3 to ?6 are what the row becomes; from ?7 on, what was seen of it.
 const TAKE: &str = concat!(
     "
 UPDATE t_resource_lock
@@ -58,7 +58,7 @@ WHERE key_resource = ?1 AND token = ?7 AND COALESCE(lock_flag = 1, 0) = ?8 AND h
 RETURNING token, prior_token, prior_client_ip"
 );
 
-/// A row that may be taken, as it was judged.
+/// A row that may be claimed, as it was judged.
 struct Free {
     found: SqliteRow,
     row: Row,
@@ -79,7 +79,7 @@ async fn claim_one(conn: &mut SqliteConnection, ask: &ClaimRequest, terms: &Term
     }
 }
 
-/// Looks and judges; what cannot be had is answered.
+/// Reads and judges the row. A row that cannot be claimed gives the reply.
 async fn find(conn: &mut SqliteConnection, ask: &ClaimRequest, terms: &Terms) -> Reply<Result<Free, ClaimReply>> {
     let Some(found) = look(conn, &ask.key).await? else {
         return Ok(Err(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }));
@@ -95,8 +95,8 @@ async fn find(conn: &mut SqliteConnection, ask: &ClaimRequest, terms: &Terms) ->
     Ok(Ok(Free { found, row, now, verdict }))
 }
 
-/// In one transaction, which is rolled back at the first that its holder cannot have with the others. Where nothing is
-/// to be had, there is none.
+/// Claims in one transaction, which is rolled back if one key of a single holder is refused. If
+/// nothing can be granted, no transaction is begun.
 async fn claim_several(conn: &mut SqliteConnection, asks: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
     let apart = is_apart(asks);
     let mut found = Vec::with_capacity(asks.len());
@@ -108,7 +108,7 @@ async fn claim_several(conn: &mut SqliteConnection, asks: &[ClaimRequest], terms
         return Ok(found.into_iter().map(|found| found.err().unwrap_or(ClaimReply::Withheld)).collect());
     }
     match sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *conn).await {
-        // Somebody writes; those who cannot have theirs hear why all the same.
+        // Another connection writes. Requests that are refused still get the reason.
         Err(error) if apart && fault(&error) == Fault::Contention => {
             return Ok(found.into_iter().map(|found| found.map_or_else(|answer| answer, Free::seen)).collect());
         }
@@ -118,7 +118,7 @@ async fn claim_several(conn: &mut SqliteConnection, asks: &[ClaimRequest], terms
     if claimed.as_ref().is_ok_and(|answers| apart || !is_refused(answers)) {
         match sqlx::raw_sql("COMMIT").execute(&mut *conn).await {
             Ok(_) => return claimed,
-            // It leaves the transaction open.
+            // A COMMIT that fails leaves the transaction open.
             Err(error) => claimed = Err(error),
         }
     }
@@ -126,7 +126,7 @@ async fn claim_several(conn: &mut SqliteConnection, asks: &[ClaimRequest], terms
     claimed.map(|answers| put_back(answers, asks.len()))
 }
 
-/// Of one holder's, up to the first that is refused.
+/// Takes the rows; those of a single holder, up to the first refusal.
 async fn take_each(
     conn: &mut SqliteConnection,
     asks: &[ClaimRequest],
@@ -147,12 +147,12 @@ async fn take_each(
     Ok(answers)
 }
 
-/// A pragma takes no parameters; the number is one that SQLite gave, or ours.
+/// A pragma takes no parameters. The number is from SQLite, or a constant.
 async fn set_busy_timeout(conn: &mut SqliteConnection, millis: i64) -> Reply<()> {
     sqlx::raw_sql(AssertSqlSafe(format!("PRAGMA busy_timeout = {millis}"))).execute(conn).await.map(drop)
 }
 
-/// The compare-and-set: it fails, if the row is not as it was judged any more.
+/// Updates the row by compare-and-set. Nothing is granted if the row is no longer as it was judged.
 async fn take(conn: &mut SqliteConnection, ask: &ClaimRequest, terms: &Terms, free: Free) -> Reply<ClaimReply> {
     let Free { found, row, now, verdict } = free;
     let query = sqlx::query(TAKE)

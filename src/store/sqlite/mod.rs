@@ -1,10 +1,13 @@
-//! SQLite, embedded. Times are microseconds since 1970, UTC; its clock ticks in milliseconds.
+//! SQLite, embedded. Times are microseconds since 1970, UTC; its clock has a resolution of
+//! milliseconds.
 //!
-//! Other programs keep `begin_time` and `end_time` as text, `YYYY-MM-DD HH:MM:SS`. Each row is read as what it is; what
-//! is written is what the column's declared type calls for. `claimed_at` repeats `begin_time` as it stands there.
+//! Other programs keep `begin_time` and `end_time` as text, `YYYY-MM-DD HH:MM:SS`. Each value is
+//! read in the form in which it is stored, and written in the form that the column's declared type
+//! requires. `claimed_at` repeats `begin_time` as it is stored.
 //!
-//! Nothing travels here, so the claim is a look, a judgement by `rules.rs`, and a compare-and-set of the
-//! row that was judged: a refusal takes no write lock, and the rules are not repeated in SQL.
+//! There is no network round trip, so a claim reads the row, judges it by `rules.rs`, and updates
+//! the row that was judged by compare-and-set: a refusal takes no write lock, and the rules are not
+//! repeated in SQL.
 
 mod admin;
 mod change;
@@ -30,7 +33,7 @@ use crate::{
 };
 
 impl Store for Sqlite {
-    /// A database in memory has one connection, and a file one that writes.
+    /// A database in memory has one connection, and a file has one writer.
     const OWN_CONNECTIONS: bool = false;
 
     async fn leave_transaction(conn: &mut SqliteConnection) -> Reply<bool> {
@@ -56,7 +59,8 @@ impl Store for Sqlite {
         claim::create(conn, keys, minutes).await
     }
 
-    /// A try waits for another's write no longer than for a row on a server; the connection's own patience is put back.
+    /// A claim waits only briefly for another connection's write, and then restores the
+    /// connection's own busy timeout.
     async fn claim(
         conn: &mut SqliteConnection,
         asks: &[ClaimRequest],

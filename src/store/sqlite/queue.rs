@@ -9,7 +9,7 @@ use crate::{
     },
 };
 
-/// The number is a time as well, so that one which was given up is not given again.
+/// The number is a time as well, so that one that was given up is not issued again.
 const JOIN: &str = concat!(
     "INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until)
     SELECT CAST(unhex(j.value) AS TEXT), n.ticket, ",

@@ -1,4 +1,4 @@
-//! A row of the lock's table as SQLite shows it, and the values that statements are given.
+//! A row of the lock's table as SQLite returns it, and the values that statements take.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{
@@ -19,7 +19,8 @@ macro_rules! now {
     };
 }
 
-/// A time of the column in microseconds; a text that is none stays one, and is an error to whoever reads it.
+/// Converts a time of the column to microseconds. A text that is not a time stays a text, and is an
+/// error when decoded.
 macro_rules! as_micros {
     ($column:literal) => {
         concat!(
@@ -34,7 +35,8 @@ macro_rules! as_micros {
     };
 }
 
-/// A time in microseconds as the column keeps it; whole seconds are cut, so that no time lies ahead.
+/// Converts microseconds to the form in which the column keeps a time. A text keeps whole seconds,
+/// rounded down, so that no time lies ahead.
 macro_rules! kept {
     ($column:literal, $($micros:expr),+) => {
         concat!(
@@ -72,7 +74,8 @@ pub(super) async fn look(conn: &mut SqliteConnection, key: &Key) -> Reply<Option
     sqlx::query(LOOK).bind(key.as_str()).fetch_optional(conn).await
 }
 
-/// The row of a statement that writes, which has to be run to its end: only there does SQLite commit, and may fail to.
+/// Returns the row of a statement that writes. The statement has to be run to its end: only there
+/// does SQLite commit, which may fail.
 pub(super) async fn written(query: Query<'_>, conn: &mut SqliteConnection) -> Reply<Option<SqliteRow>> {
     Ok(query.fetch_all(conn).await?.pop())
 }
@@ -104,7 +107,7 @@ pub(super) fn micros(time: TimeDelta) -> i64 {
     time.num_microseconds().unwrap_or(i64::MAX)
 }
 
-/// As a JSON array; keys and ids go in as hex, so that nothing in them needs escaping.
+/// Builds a JSON array. Keys and ids are passed as hex, so that nothing in them needs escaping.
 pub(super) fn json(items: impl Iterator<Item = String>) -> String {
     format!("[{}]", items.collect::<Vec<_>>().join(","))
 }

@@ -6,7 +6,8 @@ use crate::store::schema::{Schema, SchemaStore, unfit};
 const INSTALL: &str = include_str!("../../../migrations/sqlite/20260101000000_rowlock.sql");
 
 /// The columns that a table of another program lacks: SQLite has no ADD COLUMN IF NOT EXISTS.
-/// `claimed_at` and `prior_begin_time` repeat `begin_time`, and `prior_end_time` `end_time`, whichever type these have.
+/// `claimed_at` and `prior_begin_time` repeat `begin_time`, and `prior_end_time` repeats
+/// `end_time`, whatever the types of these.
 const ADDED: [(&str, &str); 10] = [
     ("holder", "holder BLOB"),
     ("token", "token INTEGER NOT NULL DEFAULT 0"),
@@ -26,10 +27,10 @@ SELECT lower(c.name) AS name, upper(c.type) || CASE WHEN c.[notnull] AND c.name 
     EXISTS (SELECT 1 FROM main.sqlite_schema WHERE lower(name) = 't_resource_lock_queue') AS queue
 FROM pragma_table_info('t_resource_lock', 'main') c";
 
-/// The driver takes any text for UTF-8; SQLite itself compares the two here.
+/// The driver decodes any text as UTF-8, so SQLite itself compares the two here.
 const IS_WIDE: &str = "SELECT encoding <> 'UTF-8' FROM pragma_encoding";
 
-/// Whether the database keeps its text in UTF-16, and what to say of that.
+/// Returns a description of the problem if the database stores text in UTF-16.
 pub async fn wide(conn: &mut SqliteConnection) -> Reply<Option<String>> {
     let wide: bool = sqlx::query_scalar(IS_WIDE).fetch_one(conn).await?;
     Ok(wide.then(|| {
@@ -77,7 +78,8 @@ impl SchemaStore for Sqlite {
     }
 }
 
-/// What would fit better, if a column that other programs may have made is of a type that cannot be worked on.
+/// Returns a type that fits, if a column that another program may have created has one that does
+/// not.
 fn misfit(column: &str, column_type: &str) -> Option<&'static str> {
     let is = |kind| column_type.contains(kind);
     let text = (is("CHAR") || is("TEXT")) && !is("INT");
