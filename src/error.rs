@@ -146,7 +146,7 @@ pub enum Error {
     },
 
     /// Another transaction committed first; nothing of this one was committed.
-    #[error("key {:?}: others were always faster, in {attempts} of {attempts} attempts; nothing was changed, try again or allow more retries", key.as_str())]
+    #[error("key {:?}: gave up after {attempts} conflicting attempts; nothing was changed: try again, or allow more retries", key.as_str())]
     Conflict {
         /// The key.
         key: Key,

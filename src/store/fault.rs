@@ -6,7 +6,7 @@ use sqlx::error::DatabaseError;
 
 /// The root cause of a conflict.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("somebody else was at the same row")]
+#[error("another transaction used the same row")]
 #[non_exhaustive]
 pub struct Contention;
 

@@ -66,7 +66,7 @@ pub enum Action {
     /// The list, live
     #[command(after_help = "Example: rowlock watch --held")]
     Watch(Watch),
-    /// Delete rows that nobody has touched for so long: never one that is held, failed, or within its window (the column `time`, an hour at least, and --min-interval)
+    /// Delete rows that were not used for so long: never one that is held, failed, or within its minimum interval (the column `time`, an hour at least, and --min-interval)
     #[command(after_help = "Example: rowlock forget --older-than 30d")]
     Forget {
         /// How long ago they were released at least
@@ -138,7 +138,7 @@ impl Terms {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum RuleSet {
-    /// The next one takes over when the lease ends; a failure stands in nobody's way
+    /// The next one takes over when the lease ends; a failure delays no other run
     Recover,
     /// Failures and crashes wait for an operator: rowlock release KEY --force
     Article,
@@ -193,7 +193,7 @@ pub struct Release {
     /// The holder's id, as `acquire` printed it
     #[arg(long, value_name = "UUID", value_parser = Holder::parse)]
     pub holder: Option<Holder>,
-    /// Free the key whoever holds it
+    /// Free the key, even if it is held
     #[arg(long)]
     pub force: bool,
     /// What the row says of the work
@@ -236,7 +236,7 @@ impl Window {
 
 #[derive(Debug, Args)]
 pub struct List {
-    /// Only keys that somebody holds
+    /// Only keys that are held
     #[arg(long)]
     pub held: bool,
     /// Print one JSON array
@@ -260,7 +260,7 @@ pub struct Show {
 
 #[derive(Debug, Args)]
 pub struct Watch {
-    /// Only keys that somebody holds
+    /// Only keys that are held
     #[arg(long)]
     pub held: bool,
     /// How often to look
