@@ -47,8 +47,8 @@
 compile_error!("rowlock needs a database: enable one of the features `sqlite`, `postgres`, `mysql`");
 
 mod batch;
+mod detach;
 mod error;
-mod finish;
 mod key;
 mod lease;
 mod lock;

@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex};
 
 use tokio::time::{Instant, timeout_at};
+use tokio_util::task::TaskTracker;
 
 use crate::{
     batch::{
         op::{BatchOp, Limits},
         state::{Numbered, Slot, State, Waiting},
     },
-    finish::Background,
     store::{
         Database,
         connection::PooledConn,
@@ -24,15 +24,15 @@ use crate::{
 pub(crate) struct Batcher<DB: Database, E: BatchOp<DB>> {
     op: E,
     pub pool: Connections<DB>,
-    pub background: Background,
+    pub tracker: TaskTracker,
     pub on: bool,
     pub state: Mutex<State<DB, E>>,
 }
 
 impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
     /// With `on` unset, each request is sent by itself.
-    pub fn new(op: E, pool: Connections<DB>, background: Background, on: bool) -> Arc<Self> {
-        Arc::new(Self { op, pool, background, on, state: Mutex::new(State::new()) })
+    pub fn new(op: E, pool: Connections<DB>, tracker: TaskTracker, on: bool) -> Arc<Self> {
+        Arc::new(Self { op, pool, tracker, on, state: Mutex::new(State::new()) })
     }
 
     pub async fn exchange_one(
@@ -65,7 +65,7 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
     /// Sends requests in one statement. Returns the connection if it can be used again.
     pub async fn send_together(&self, conn: PooledConn<DB>, slots: Vec<Slot<DB, E>>) -> Option<PooledConn<DB>> {
         let Some(limit) = slots.iter().map(|slot| slot.first.limits.statement).max() else { return Some(conn) };
-        let _ongoing = self.background.begin();
+        let _token = self.tracker.token();
         let (mut requests, mut replies) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
         for Slot { first: Waiting { request, reply, limits }, others } in slots {
             requests.push(request);

@@ -24,7 +24,7 @@ use crate::{
         state::{State, Waiting},
         worker::{Queued, Worker},
     },
-    finish::Finish,
+    detach::DetachOnDrop,
     store::{Database, connection::PooledConn, failure::Failure},
     sync::lock,
 };
@@ -118,7 +118,7 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
             drop(worker);
             answer
         };
-        let answered = timeout_at(limits.caller, Finish::new(runtime.clone(), &self.background, sending)).await;
+        let answered = timeout_at(limits.caller, DetachOnDrop::new(runtime.clone(), &self.tracker, sending)).await;
         answered.unwrap_or(Err(Failure::NoReply))
     }
 }

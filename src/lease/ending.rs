@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use tokio::{sync::oneshot, time::Instant};
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::{
     error::Certainty,
-    finish::Ongoing,
     key::Claim,
     lease::{
         changes::{ChangeReply, PartReply},
@@ -42,7 +42,7 @@ pub(crate) struct Ending {
     lost: bool,
     pauses: Backoff,
     outcome: oneshot::Sender<Ended>,
-    _ongoing: Ongoing,
+    _token: TaskTrackerToken,
 }
 
 impl Ending {
@@ -50,7 +50,7 @@ impl Ending {
         held: Arc<LeaseState>,
         change: Change,
         pauses: Backoff,
-        ongoing: Ongoing,
+        token: TaskTrackerToken,
     ) -> (Self, oneshot::Receiver<Ended>) {
         let (outcome, receiver) = oneshot::channel();
         let ending = Self {
@@ -64,7 +64,7 @@ impl Ending {
             lost: false,
             pauses,
             outcome,
-            _ongoing: ongoing,
+            _token: token,
         };
         (ending, receiver)
     }

@@ -20,10 +20,10 @@ use tokio::{
     sync::{OnceCell, oneshot, watch},
     time::{Instant, timeout},
 };
+use tokio_util::task::TaskTracker;
 
 use crate::{
     batch::batcher::Batcher,
-    finish::Background,
     key::Claim,
     lease::{
         agenda::{self, Agenda, Scheduled},
@@ -53,7 +53,7 @@ pub(crate) struct Renewer<DB: Database> {
     agenda: Mutex<Agenda>,
     /// Wakes the tasks.
     work: watch::Sender<()>,
-    pub background: Background,
+    pub tracker: TaskTracker,
     /// When the last of the claims that could not be ended expires.
     left_behind_until: Mutex<Instant>,
 }
@@ -63,7 +63,7 @@ impl<DB: Database> Renewer<DB> {
         settings: &Settings<DB>,
         table: Arc<OnceCell<Table>>,
         wakeups: Arc<Wakeups>,
-        background: Background,
+        tracker: TaskTracker,
     ) -> Arc<Self> {
         let Settings { pool: requests, renewals: pool, terms, batching, .. } = settings;
         let (requests, pool, terms) = (requests.clone(), pool.clone(), terms.clone());
@@ -75,7 +75,7 @@ impl<DB: Database> Renewer<DB> {
             patience: attempt(lease) / 4,
             scarce_until: Mutex::new(Instant::now()),
         };
-        let releases = Batcher::new(Releases { terms, table }, requests, background.clone(), *batching);
+        let releases = Batcher::new(Releases { terms, table }, requests, tracker.clone(), *batching);
         Arc::new(Self {
             changes,
             lease,
@@ -83,7 +83,7 @@ impl<DB: Database> Renewer<DB> {
             wakeups,
             agenda: Mutex::new(Agenda::new(Duty::new(lease / 20))),
             work: watch::Sender::new(()),
-            background,
+            tracker,
             left_behind_until: Mutex::new(Instant::now()),
         })
     }
@@ -119,7 +119,7 @@ impl<DB: Database> Renewer<DB> {
 
     /// Ends claims in the background with `change`. The receiver gets the outcome.
     pub fn end(self: &Arc<Self>, held: Arc<LeaseState>, change: Change) -> oneshot::Receiver<Ended> {
-        let (ending, receiver) = Ending::new(held, change, self.pauses(), self.background.begin());
+        let (ending, receiver) = Ending::new(held, change, self.pauses(), self.tracker.token());
         let at = ending.at;
         let mut agenda = lock(&self.agenda);
         agenda.end(ending);
@@ -131,7 +131,7 @@ impl<DB: Database> Renewer<DB> {
     /// claim was left behind.
     pub async fn settled(self: &Arc<Self>, limit: Duration) -> bool {
         self.attend();
-        timeout(limit, self.background.over()).await.is_ok() && *lock(&self.left_behind_until) <= Instant::now()
+        timeout(limit, self.tracker.wait()).await.is_ok() && *lock(&self.left_behind_until) <= Instant::now()
     }
 
     /// Renews one lease now.

@@ -9,8 +9,8 @@ use tokio::{
 
 use crate::{
     batch::batcher::Batcher,
+    detach::tracker,
     error::Error,
-    finish::Background,
     lease::{claims::Claims, renewer::Renewer, settings::Settings},
     queue::Waiting,
     schema::Table,
@@ -31,12 +31,12 @@ pub(crate) struct Shared<DB: Database> {
 
 impl<DB: Database> Shared<DB> {
     pub fn new(settings: Settings<DB>, table: Arc<OnceCell<Table>>) -> Arc<Self> {
-        let background = Background::default();
-        let waiting = Waiting::new(&settings.pool, &settings.renewals, background.clone());
-        let renewer = Renewer::new(&settings, table.clone(), waiting.wakeups.clone(), background.clone());
+        let tracker = tracker();
+        let waiting = Waiting::new(&settings.pool, &settings.renewals, tracker.clone());
+        let renewer = Renewer::new(&settings, table.clone(), waiting.wakeups.clone(), tracker.clone());
         let (terms, time_limit) = (settings.terms.clone(), settings.time_limit);
         let claims = Claims { renewer: renewer.clone(), terms, time_limit, table: table.clone() };
-        let claims = Batcher::new(claims, settings.pool.clone(), background, settings.batching);
+        let claims = Batcher::new(claims, settings.pool.clone(), tracker, settings.batching);
         Arc::new(Self { settings, renewer, table, looking: Mutex::default(), claims, waiting })
     }
 

@@ -52,14 +52,14 @@ const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
 
 /// Waits for all of these keys, sorted, for at most `wait`. A zero `wait` is one attempt.
 pub(crate) async fn wait_for<DB: Database>(
-    asker: &Shared<DB>,
+    shared: &Shared<DB>,
     keys: Arc<[Key]>,
     since: Instant,
     wait: Duration,
 ) -> Result<Attempt<Granted<DB>>, Error> {
     let attempt = match wait.is_zero() {
-        true => Try::new(asker, &keys, None, None)?.run().await?,
-        false => wait_long(asker, keys, since, wait).await?,
+        true => Try::new(shared, &keys, None, None)?.run().await?,
+        false => wait_long(shared, keys, since, wait).await?,
     };
     if matches!(attempt, Attempt::Acquired(_)) {
         metrics::waited(since.elapsed());
@@ -68,17 +68,17 @@ pub(crate) async fn wait_for<DB: Database>(
 }
 
 async fn wait_long<DB: Database>(
-    asker: &Shared<DB>,
+    shared: &Shared<DB>,
     keys: Arc<[Key]>,
     since: Instant,
     wait: Duration,
 ) -> Result<Attempt<Granted<DB>>, Error> {
     let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
     let until = since + wait.min(LONGEST);
-    let queue = asker.waiting.queues.queue(&keys);
+    let queue = shared.waiting.queues.queue(&keys);
     let (claiming, unanswered) = (AtomicBool::new(false), AtomicBool::new(false));
     let (told, trouble) = (Mutex::default(), Mutex::default());
-    let wanted = Wanted { lock: asker, runtime, keys, until, queue, claiming, unanswered, told, trouble };
+    let wanted = Wanted { lock: shared, runtime, keys, until, queue, claiming, unanswered, told, trouble };
     match timeout_at(until, wanted.granted_or_refused()).await {
         Ok(Err(error)) if error.is_retryable() && Instant::now() >= until => {
             wanted.refused_last().ok_or_else(|| wanted.out_of_time(error, wait))
@@ -94,18 +94,18 @@ async fn wait_long<DB: Database>(
 /// Returns the table's shape, which the first call of a lock object reads. One attempt has its time
 /// limit for that; a wait has its whole duration.
 pub(crate) async fn table_within<DB: Database>(
-    asker: &Shared<DB>,
+    shared: &Shared<DB>,
     since: Instant,
     wait: Duration,
 ) -> Result<&Table, Error> {
-    let time_limit = asker.settings.time_limit;
+    let time_limit = shared.settings.time_limit;
     if wait.is_zero() {
-        return asker.known_table(since + time_limit).await;
+        return shared.known_table(since + time_limit).await;
     }
     let (until, trouble) = (since + wait.min(LONGEST), Mutex::default());
     let mut patience = Patience::new(until, &trouble);
     loop {
-        let table = asker.known_table(until.min(Instant::now() + time_limit)).await;
+        let table = shared.known_table(until.min(Instant::now() + time_limit)).await;
         if let Some(table) = patience.last(table).await {
             return table.map_err(|error| late(error, wait, false));
         }

@@ -7,9 +7,9 @@ pub(crate) mod position;
 pub(crate) mod tickets;
 
 use std::sync::Arc;
+use tokio_util::task::TaskTracker;
 
 use crate::{
-    finish::Background,
     queue::{
         listener::Listener,
         local::{LocalQueues, Wakeups},
@@ -27,9 +27,9 @@ pub(crate) struct Waiting<DB: Database> {
 }
 
 impl<DB: Database> Waiting<DB> {
-    pub fn new(requests: &Connections<DB>, renewals: &Connections<DB>, background: Background) -> Self {
+    pub fn new(requests: &Connections<DB>, renewals: &Connections<DB>, tracker: TaskTracker) -> Self {
         let wakeups = Arc::<Wakeups>::default();
         let listener = Listener::new(requests.application().clone(), wakeups.clone());
-        Self { queues: Arc::default(), tickets: Tickets::new(requests, renewals, background), listener, wakeups }
+        Self { queues: Arc::default(), tickets: Tickets::new(requests, renewals, tracker), listener, wakeups }
     }
 }

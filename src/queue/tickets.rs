@@ -15,9 +15,10 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
 };
+use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
 use crate::{
-    finish::{Background, Finish, Ongoing},
+    detach::DetachOnDrop,
     key::Key,
     queue::position::{Position, read_queue},
     retry::Backoff,
@@ -46,7 +47,7 @@ pub(crate) struct Tickets<DB: Database> {
     state: Mutex<State>,
     /// Wakes the background tasks.
     work: watch::Sender<()>,
-    background: Background,
+    tracker: TaskTracker,
 }
 
 struct State {
@@ -63,7 +64,7 @@ struct State {
 struct Leaving {
     number: i64,
     since: Instant,
-    _ongoing: Ongoing,
+    _token: TaskTrackerToken,
 }
 
 impl State {
@@ -107,12 +108,12 @@ impl<DB: Database> Drop for Ticket<DB> {
 }
 
 impl<DB: Database> Tickets<DB> {
-    pub fn new(requests: &Connections<DB>, renewals: &Connections<DB>, background: Background) -> Arc<Self> {
+    pub fn new(requests: &Connections<DB>, renewals: &Connections<DB>, tracker: TaskTracker) -> Arc<Self> {
         let now = Instant::now();
         let duty = Duty::new(HEARTBEAT);
         let state = State { duty, places: HashSet::new(), leaving: Vec::new(), leave_at: now, heartbeat_at: now };
         let (pool, renewals) = (requests.clone(), renewals.clone());
-        Arc::new(Self { pool, renewals, state: Mutex::new(state), work: watch::Sender::new(()), background })
+        Arc::new(Self { pool, renewals, state: Mutex::new(state), work: watch::Sender::new(()), tracker })
     }
 
     /// Draws a ticket behind all existing ones.
@@ -126,7 +127,7 @@ impl<DB: Database> Tickets<DB> {
         loop {
             let conn = PooledConn::checkout(&self.pool, limit).await?;
             let joining = self.clone().draw(conn, keys.clone(), limit);
-            match Finish::new(runtime.clone(), &self.background, joining).await {
+            match DetachOnDrop::new(runtime.clone(), &self.tracker, joining).await {
                 // A ticket that was drawn although no reply arrived lapses.
                 Err(failure)
                     if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < limit =>
@@ -188,7 +189,7 @@ impl<DB: Database> Tickets<DB> {
         let mut state = lock(&self.state);
         let now = Instant::now();
         state.places.remove(&number);
-        state.leaving.push(Leaving { number, since: now, _ongoing: self.background.begin() });
+        state.leaving.push(Leaving { number, since: now, _token: self.tracker.token() });
         state.leave_at = now;
         self.run(state, now);
     }
