@@ -8,7 +8,7 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use rowlock::{Attempt, Columns, LeaseLock, Status, VersionedTable};
 use sqlx::{SqlitePool, sqlite::SqlitePoolOptions};
 
-/// One test, for the recorder is the process's.
+/// One test only, because the recorder is global to the process.
 #[tokio::test]
 async fn what_happens_is_counted() {
     let recorder = DebuggingRecorder::new();

@@ -1,4 +1,5 @@
-//! Every scenario, each in a process of its own, so that none meets what another left in memory.
+//! Every scenario, each in a process of its own, so that none is affected by what another left in
+//! memory.
 
 use std::{ffi::OsString, process::Stdio};
 
@@ -7,7 +8,7 @@ use tokio::process::Command;
 
 use crate::{Error, options::Common};
 
-/// Whether they write figures to a file.
+/// The scenarios, and whether they write figures to a file.
 const SCENARIOS: [(&str, bool); 7] = [
     ("cycles", true),
     ("deduct", true),

@@ -27,17 +27,17 @@ impl Series {
 
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 380.0;
-/// Around the lines: the names of what they show stand on the right.
+/// The margins around the plot. The names of the series are on the right.
 const LEFT: f64 = 62.0;
 const RIGHT: f64 = 150.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 46.0;
 
-/// Told apart by most eyes.
+/// Distinguishable with most kinds of colour vision.
 const COLOURS: [&str; 10] =
     ["#0072b2", "#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#777777", "#e69f00", "#8c510a", "#6a3d9a", "#000000"];
 
-/// Two beside each other.
+/// Two side by side.
 pub fn draw(charts: &[Chart]) -> String {
     let columns = charts.len().clamp(1, 2);
     let (width, height) = (WIDTH * columns as f64, HEIGHT * charts.len().div_ceil(columns) as f64);
@@ -61,7 +61,7 @@ pub fn draw(charts: &[Chart]) -> String {
     svg
 }
 
-/// From the logarithm of a value to a place on the picture.
+/// Maps the logarithm of a value to a position in the picture.
 struct Axis {
     from: f64,
     to: f64,
@@ -70,13 +70,13 @@ struct Axis {
 }
 
 impl Axis {
-    /// Of all values, widened to whole powers of `base`.
+    /// Covers all values, widened to whole powers of `base`.
     fn new(values: impl Iterator<Item = f64>, base: f64, begin: f64, end: f64) -> Self {
         let (mut from, mut to) = (f64::INFINITY, f64::NEG_INFINITY);
         for power in values.filter(|value| *value > 0.0).map(|value| value.log(base)) {
             (from, to) = (from.min(power), to.max(power));
         }
-        // What is whole but for the last digit is whole.
+        // A power that is whole except for rounding errors counts as whole.
         let (from, to) = if from > to { (0.0, 1.0) } else { ((from + 1e-9).floor(), (to - 1e-9).ceil()) };
         let (ln, to) = (base.ln(), to.max(from + 1.0));
         Self { from: from * ln, to: to * ln, begin, end }
@@ -86,7 +86,7 @@ impl Axis {
         self.begin + (value.ln() - self.from) / (self.to - self.from) * (self.end - self.begin)
     }
 
-    /// The powers of `base` on it.
+    /// The powers of `base` on this axis.
     fn marks(&self, base: f64) -> impl Iterator<Item = f64> {
         let (from, to) = ((self.from / base.ln()).round() as i32, (self.to / base.ln()).round() as i32);
         (from..=to).map(move |power| base.powi(power))
@@ -124,7 +124,7 @@ fn grid(svg: &mut String, x: &Axis, y: &Axis) {
         let _ = writeln!(svg, "<path d=\"M{LEFT},{place:.1}H{right}\" stroke=\"#ddd\"/>");
         let _ = writeln!(svg, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{rate}</text>", LEFT - 6.0, place + 4.0);
     }
-    // As many as have room.
+    // As many labels as there is room for.
     for tasks in x.marks(2.0).step_by((x.marks(2.0).count() / 9).max(1)) {
         let place = x.place(tasks);
         let _ = writeln!(svg, "<path d=\"M{place:.1},{TOP}V{bottom}\" stroke=\"#eee\"/>");
@@ -154,7 +154,7 @@ fn line(svg: &mut String, colour: &str, series: &Series, x: &Axis, y: &Axis) {
     }
 }
 
-/// Names beside the ends of their lines, but none on top of another, nor below the picture.
+/// Names beside the ends of their curves, but none on top of another, nor below the picture.
 fn apart(mut names: Vec<(usize, f64)>, bottom: f64) -> Vec<(usize, f64)> {
     const LINE: f64 = 15.0;
     names.sort_by(|one, other| one.1.total_cmp(&other.1));

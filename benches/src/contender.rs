@@ -1,6 +1,8 @@
-//! One process of `handover`: tasks that ask for one key again and again, and tell on stdout when they got it and gave it back.
+//! One process of `handover`: tasks that ask for one key repeatedly, and report on stdout when they
+//! acquired and released it.
 //!
-//! It is told on stdin: `go`, `granted TOKEN` (whoever got it), `count`, and `stop`, or nothing more.
+//! It reads commands on stdin: `go`, `granted TOKEN` (from any process), `count`, and `stop`, or
+//! the end of the input.
 
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
@@ -21,7 +23,8 @@ use crate::{
     statistics::now,
 };
 
-/// The database's URL, which has no place among the arguments that everybody on the machine may read.
+/// The database's URL. It is not an argument, because every user of the machine can read a
+/// process's arguments.
 pub const URL: &str = "ROWLOCK_BENCH_URL";
 
 #[derive(Args)]
@@ -40,7 +43,7 @@ pub struct Options {
     fair: bool,
 }
 
-/// What a contender tells, a line each.
+/// The reports of a contender, one per line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     Ready,
@@ -53,7 +56,7 @@ pub enum Word {
         token: i64,
         at: i64,
     },
-    /// It stops, and has asked since then without getting the key.
+    /// The task stops, and has asked since then without acquiring the key.
     Waiting {
         asked: i64,
     },
@@ -95,7 +98,7 @@ struct Contest {
     key: String,
     hold: Duration,
     stop: CancellationToken,
-    /// The highest token that was granted to anybody.
+    /// The highest token that was granted to any process.
     granted: watch::Sender<i64>,
 }
 
@@ -159,7 +162,8 @@ async fn ask_again_and_again<DB: Bench>(lock: LeaseLock<DB>, contest: Arc<Contes
         let at = now();
         lease.release(Status::Succeeded).await?;
         println!("{}", Word::Released { token, at });
-        // Somebody else comes first, so that two tasks hand it over to each other as two hundred do.
+        // Another task acquires the key first, so that two tasks hand it over to each other as two
+        // hundred do.
         tokio::select! {
             next = granted.wait_for(|highest| *highest > token) => drop(next?),
             () = contest.stop.cancelled() => return Ok(()),

@@ -1,4 +1,5 @@
-//! Contenders take turns in short rounds, so that whatever else the machine does meets all of them alike.
+//! Contenders run alternately in short rounds, so that other load on the machine affects all of
+//! them alike.
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
@@ -12,22 +13,22 @@ use crate::{
     statistics::{Summary, median, now, ratio},
 };
 
-/// A cycle under way; it tells how many attempts it took.
+/// A cycle in progress. It returns the number of attempts that it took.
 pub type Cycling<'a> = Pin<Box<dyn Future<Output = Result<u32, Error>> + Send + 'a>>;
 pub type Ending<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 /// One way of doing what is compared.
 pub trait Contender: Send + Sync + 'static {
-    /// What is counted: done once, by one of the tasks.
+    /// The unit that is counted: done once, by one of the tasks.
     fn cycle(&self, task: usize) -> Cycling<'_>;
 
-    /// So many tasks do it again and again.
+    /// This number of tasks repeats it.
     fn round(self: Arc<Self>, tasks: usize, span: Duration) -> Ending<Round> {
         Box::pin(cycles(self, tasks, span))
     }
 }
 
-/// What one round comes to.
+/// The result of one round.
 pub struct Round {
     pub per_second: f64,
     /// For each cycle.
@@ -61,18 +62,18 @@ async fn cycles<C: Contender + ?Sized>(contender: Arc<C>, tasks: usize, span: Du
     Ok(Round { per_second, attempts: attempts as f64 / cycles, latencies: Summary::of(latencies) })
 }
 
-/// A contender's place in a contest.
+/// A contender's entry in a contest.
 pub struct Entry {
     pub name: &'static str,
-    /// Of how many (rows, accounts) it is one.
+    /// The number of rows or accounts from which a cycle picks one.
     pub size: usize,
-    /// Whose figures it is compared with.
+    /// The contender with whose figures it is compared.
     pub base: (&'static str, usize),
     pub contender: Arc<dyn Contender>,
 }
 
 impl Entry {
-    /// Compared with rowlock as it is.
+    /// Compared with rowlock with default settings.
     pub fn new(name: &'static str, size: usize, contender: Arc<dyn Contender>) -> Self {
         Self { name, size, base: ("rowlock", size), contender }
     }
@@ -84,12 +85,12 @@ pub struct Contest<'a> {
     pub tasks: usize,
     pub entries: Vec<Entry>,
     pub rounds: &'a Rounds,
-    /// Whose write-ahead log is measured.
+    /// The database whose write-ahead log is measured.
     pub wal: Option<PgPool>,
 }
 
 impl Contest<'_> {
-    /// All rounds; then a row of the table for each contender.
+    /// Runs all rounds, then writes a row of the table for each contender.
     pub async fn run(&self, report: &mut Report) -> Result<(), Error> {
         if self.entries.is_empty() {
             eprintln!("{} {}: none of the contenders that were named", self.scenario, self.server);
@@ -143,7 +144,7 @@ impl Contest<'_> {
         })
     }
 
-    /// How many bytes of log were written so far, also those that no commit waited for.
+    /// How many bytes of log were written so far, including those that no commit waited for.
     async fn written(&self) -> Result<Option<f64>, Error> {
         let Some(pool) = &self.wal else { return Ok(None) };
         let sql = "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8";
@@ -158,7 +159,7 @@ fn told(entry: &Entry, error: &Error) -> Error {
 /// The medians of a contender's rounds.
 pub struct Row {
     pub line: Line,
-    /// Of the rounds' rates, each over that of the other's in the same round.
+    /// The median of the rounds' rates, each divided by that of the base in the same round.
     pub ratio: Option<f64>,
 }
 

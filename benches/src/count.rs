@@ -1,4 +1,5 @@
-//! How many statements this process sends, on any database: sqlx tells of each one when it is over. And how many leases it renews.
+//! Counts the statements that this process sends, on any database, from the event that sqlx emits
+//! after each one. Also counts the leases that it renews.
 
 use std::sync::{
     Arc,
@@ -15,7 +16,8 @@ use tracing_subscriber::{
 
 use crate::Error;
 
-/// Whose events tell of a statement, and (the only one as fine as that) of a renewal.
+/// The targets of the events of a statement and of a renewal. The renewal event is the only one of
+/// its target at level TRACE.
 const STATEMENT: &str = "sqlx::query";
 const RENEWAL: &str = "rowlock::held";
 
@@ -26,7 +28,8 @@ pub struct Queries {
 }
 
 impl Queries {
-    /// Counts from here on if it is asked to, which costs each statement something, and shows on stderr what `shown` asks for.
+    /// Counts from now on if `counting` is set, which slows down each statement, and shows the
+    /// events that `shown` selects on stderr.
     pub fn install(shown: Option<&str>, counting: bool) -> Result<Self, Error> {
         let queries = Self::default();
         let shown: Option<Targets> = shown.map(str::parse).transpose()?;
@@ -42,7 +45,7 @@ impl Queries {
         self.statements.load(Ordering::Relaxed)
     }
 
-    /// Leases that were renewed, as rowlock tells of each.
+    /// Leases that were renewed. rowlock emits an event for each.
     pub fn renewals(&self) -> i64 {
         self.renewals.load(Ordering::Relaxed)
     }

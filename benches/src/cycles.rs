@@ -1,4 +1,4 @@
-//! Acquire and release, by tasks that are in nobody's way: each has a key of its own.
+//! Acquire and release, by tasks without contention: each has a key of its own.
 
 use clap::Args;
 use sqlx::Pool;
@@ -54,7 +54,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
     .await
 }
 
-/// All on one pool: their turns come one after the other.
+/// All contenders share one pool, because they run one after the other.
 async fn entries<DB: Speak>(kind: Kind, site: &Site, tasks: usize, rounds: &Rounds) -> Result<Vec<Entry>, Error> {
     let connections = rounds.connections(tasks);
     let pool = patient_pool::<DB>(&site.url, connections, rounds.ping).await?;
@@ -100,7 +100,7 @@ fn own_key(name: &'static str, tasks: usize) -> Pick {
     Box::new(move |task| key(name, tasks, task))
 }
 
-/// Rows that are free, as rowlock makes its own.
+/// Free rows, as rowlock creates its own.
 async fn rows<DB: Speak>(pool: &Pool<DB>, name: &str, tasks: usize) -> Result<(), Error> {
     let rows = (0..tasks).map(|task| format!("('{}')", key(name, tasks, task)));
     fill(pool, "t_resource_lock (key_resource)", rows).await

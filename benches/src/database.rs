@@ -1,4 +1,4 @@
-//! The databases: where they are, one of its own for each run, and what a server counts.
+//! The databases: their URLs, a separate database for each run, and the counters of a server.
 
 use std::{
     future::Future,
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use crate::Error;
 
-/// How long those who are compared wait for a connection, a row or SQLite's one writer.
+/// How long contenders wait for a connection, a row or SQLite's one writer.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -42,7 +42,7 @@ impl Kind {
         }
     }
 
-    /// The server's URL; without one the database is skipped, and that is said.
+    /// The server's URL. A database without one is skipped, with a message.
     pub fn url(self) -> Option<String> {
         let variable = match self {
             Self::Sqlite => return Some(String::new()),
@@ -58,7 +58,7 @@ impl Kind {
     }
 }
 
-/// Calls a function that is generic over the database with the one that is meant.
+/// Calls a function that is generic over the database with the given kind.
 macro_rules! on {
     ($kind:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $kind {
@@ -77,13 +77,13 @@ pub struct Site {
 }
 
 impl Site {
-    /// Where SQLite's file lies.
+    /// The folder of SQLite's file.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_ref().map(TempDir::path)
     }
 }
 
-/// What the server has counted so far, where it counts.
+/// The server's counts so far, where it counts.
 #[derive(Clone, Copy, Default)]
 pub struct Served {
     pub statements: Option<i64>,
@@ -92,13 +92,13 @@ pub struct Served {
 
 impl Served {
     pub fn since(self, before: Self) -> Self {
-        // A count that fell was reset, or what was counted longest ago made room.
+        // A count that fell was reset, or its oldest entries were evicted.
         let less = |now: Option<i64>, then| Some(now? - then?).filter(|count| *count >= 0);
         Self { statements: less(self.statements, before.statements), notifies: less(self.notifies, before.notifies) }
     }
 }
 
-/// Looks at the server's counts, on a connection of its own.
+/// Reads the server's counts, on a connection of its own.
 pub struct Observer<DB: Bench> {
     pool: Pool<DB>,
     notifies: Option<Arc<AtomicI64>>,
@@ -121,25 +121,25 @@ impl<DB: Bench> Observer<DB> {
 }
 
 pub trait Bench: Database {
-    /// How a connection waits for others, where that is not the server's business.
+    /// How a connection waits for others, where the server does not decide that.
     fn patient(options: Options<Self>) -> Options<Self> {
         options
     }
 
-    /// Makes an empty database.
+    /// Creates an empty database.
     fn create_database(server: &str) -> impl Future<Output = Result<Site, Error>> + Send;
 
     fn drop_database(server: &str, site: Site) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// What counting needs.
+    /// Prepares what counting needs.
     fn prepare(_: &Pool<Self>) -> impl Future<Output = Result<(), Error>> + Send {
         async { Ok(()) }
     }
 
-    /// Statements so far, one of which may be this one.
+    /// The number of statements so far, which may include this one.
     fn statements(pool: &Pool<Self>) -> impl Future<Output = Result<Option<i64>, Error>> + Send;
 
-    /// Counts words of releases in the background.
+    /// Counts release notifications in the background.
     fn notifies(_: &str) -> impl Future<Output = Result<Option<Arc<AtomicI64>>, Error>> + Send {
         async { Ok(None) }
     }
@@ -151,13 +151,14 @@ pub async fn pool<DB: Database>(url: &str, connections: u32) -> Result<Pool<DB>,
     PoolOptions::new().max_connections(connections).test_before_acquire(false).connect(url).await
 }
 
-/// For what is compared: all wait as long as it takes, and with `ping` each connection is tried before it is given out.
+/// A pool for contenders: each waits up to the same long limit, and with `ping` each connection is
+/// tested before it is given out.
 pub async fn patient_pool<DB: Bench>(url: &str, connections: u32, ping: bool) -> Result<Pool<DB>, sqlx::Error> {
     let options = PoolOptions::new().max_connections(connections).test_before_acquire(ping).acquire_timeout(PATIENCE);
     options.connect_with(DB::patient(url.parse()?)).await
 }
 
-/// Does something with a database of its own, and drops that however it ends.
+/// Runs `work` with a database of its own, and drops the database whether or not `work` fails.
 pub async fn at_own_site<DB: Bench>(
     server: &str,
     work: impl AsyncFnOnce(&Site) -> Result<(), Error>,
@@ -168,7 +169,7 @@ pub async fn at_own_site<DB: Bench>(
     done
 }
 
-/// Makes a database with the table in it.
+/// Creates a database with the table in it.
 pub async fn site<DB: Bench>(server: &str) -> Result<Site, Error> {
     let site = DB::create_database(server).await?;
     let pool = pool::<DB>(&site.url, 1).await?;
@@ -240,7 +241,7 @@ impl Bench for Postgres {
         Ok(())
     }
 
-    /// By the extension that counts statements, or else by commits.
+    /// Counted by the statement statistics extension, or else by commits.
     async fn statements(pool: &Pool<Self>) -> Result<Option<i64>, Error> {
         let counted = sqlx::query_scalar(
             "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
@@ -285,7 +286,7 @@ impl Bench for MySql {
         Ok(())
     }
 
-    /// Of the whole server, whoever uses it.
+    /// Counts the statements of all clients of the server.
     async fn statements(pool: &Pool<Self>) -> Result<Option<i64>, Error> {
         let row = sqlx::raw_sql("SHOW GLOBAL STATUS LIKE 'Questions'").fetch_one(pool).await?;
         Ok(Some(row.try_get::<String, _>(1)?.parse()?))

@@ -1,4 +1,4 @@
-//! Deductions from accounts that many tasks want at once.
+//! Deductions from accounts under contention from many tasks.
 
 use std::sync::{
     Arc,
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// More than is ever taken.
+/// More than is ever deducted.
 const START: i64 = 1_000_000_000_000;
 
 #[derive(Args)]
@@ -101,7 +101,7 @@ where
     Ok(())
 }
 
-/// A contender's own accounts, and what was taken from them.
+/// A contender's own accounts, and the amount deducted from them.
 struct Ledger<DB: Speak> {
     pool: Pool<DB>,
     table: &'static str,
@@ -127,7 +127,7 @@ impl<DB: Speak> Ledger<DB> {
         self.taken.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What is left is what was there, less what was taken.
+    /// The remaining sum must be the initial sum, less what was deducted.
     async fn check(&self) -> Result<(), Error> {
         let sql = match self.table {
             "by_version" => "SELECT CAST(SUM(balance) AS CHAR(30)) FROM by_version",
@@ -148,7 +148,7 @@ fn id(account: usize) -> String {
     format!("account-{account}")
 }
 
-/// rowlock's: reads the version, and writes if it is still the same.
+/// rowlock's way: reads the version, and writes if the version is unchanged.
 struct ByVersion<DB: Speak> {
     ledger: Arc<Ledger<DB>>,
     table: VersionedTable<DB>,
@@ -157,7 +157,7 @@ struct ByVersion<DB: Speak> {
 impl<DB: Speak> ByVersion<DB> {
     fn new(ledger: Arc<Ledger<DB>>) -> Result<Self, Error> {
         let columns = Columns { table: ledger.table, key: "id", value: "balance", version: "version" };
-        // Whoever is unlucky a hundred times goes on here.
+        // A deduction that loses a hundred times still continues.
         let retry = Retry { attempts: 1_000_000, within: PATIENCE };
         let table = VersionedTable::new(ledger.pool.clone(), columns)?.retry(retry)?.time_limit(PATIENCE)?;
         Ok(Self { ledger, table })
@@ -181,7 +181,7 @@ fn plain(error: UpdateError<Insufficient<i64>>) -> Error {
     error.to_string().into()
 }
 
-/// One statement, which takes it if it is there.
+/// One statement, which deducts if the balance is sufficient.
 struct ByGuard<DB: Speak>(Arc<Ledger<DB>>);
 
 impl<DB: Speak> Contender for ByGuard<DB> {

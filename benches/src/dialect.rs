@@ -2,38 +2,40 @@
 
 use sqlx::{MySql, Postgres, Sqlite};
 
-/// What all have in common. Parameters come in the order in which they are named here.
+/// The statements that all databases have. Parameters are bound in the order in which they are
+/// named here.
 pub trait Dialect {
     /// Begins a transaction that writes.
     const BEGIN: &'static str;
-    /// The article's look at a row (key), which locks it where that is possible.
+    /// The article's read of a row (key), which locks it where that is possible.
     const ARTICLE_LOOK: &'static str;
     /// The article's lock: client, key.
     const ARTICLE_TAKE: &'static str;
     /// The article's unlock: key.
     const ARTICLE_FREE: &'static str;
-    /// Lock, unless it is held: client, holder, key; returns the token. Writes what rowlock writes.
+    /// Locks the row unless it is held: client, holder, key. Returns the token. Writes the columns
+    /// that rowlock writes.
     const SINGLE_TAKE: &'static str;
     /// Unlock: key, holder, token.
     const SINGLE_FREE: &'static str;
-    /// A lock of the connection's (key), and its unlock; both return 1. SQLite has none.
+    /// A lock of the connection (key), and its unlock; both return 1. SQLite has none.
     const ADVISORY: Option<(&'static str, &'static str)>;
-    /// The plainest change of a row of `plain`: id.
+    /// The simplest change of a row of `plain`: id.
     const PLAIN: &'static str;
-    /// Takes an amount from an account, if it is there: amount, id, amount.
+    /// Deducts an amount from an account if the balance is sufficient: amount, id, amount.
     const DEDUCT: &'static str;
     /// The balance (id), locked where that is possible.
     const BALANCE: &'static str;
-    /// Sets it: balance, id.
+    /// Sets the balance: balance, id.
     const SET_BALANCE: &'static str;
-    /// The settings that tell what a COMMIT is worth, as one row of texts, and their names.
+    /// The settings that decide whether a COMMIT is durable, as one row of texts, and their names.
     const SETTINGS: (&'static str, &'static [&'static str]);
-    /// After a table was filled.
+    /// Runs after a table was filled.
     const ANALYZE: &'static str;
-    /// How many connections this database has, seen from one of them; SQLite does not know.
+    /// How many connections this database has, counted on one of them. SQLite does not count them.
     const CONNECTIONS: Option<&'static str>;
 
-    /// Whether what is committed stays, with these settings.
+    /// Whether a commit is durable with these settings.
     fn durable(settings: &[&str]) -> bool;
 }
 
@@ -104,13 +106,13 @@ WHERE key_resource = ? AND holder = ? AND token = ?";
             "SELECT COUNT(*) FROM /*M! information_schema. */ /*!80022 performance_schema. */ processlist WHERE db = DATABASE()",
         );
 
-    /// A binary log that is kept is part of the commit.
+    /// If a binary log is kept, it is part of the commit.
     fn durable(settings: &[&str]) -> bool {
         matches!(settings, [_, "1", "0" | "OFF", _] | [_, "1", "1" | "ON", "1"])
     }
 }
 
-/// Its clock ticks in milliseconds; times are kept in microseconds.
+/// SQLite's clock has a resolution of milliseconds. Times are stored in microseconds.
 macro_rules! now {
     () => {
         "CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000"

@@ -1,4 +1,4 @@
-//! What a COMMIT is worth: rates of servers that may lose one say nothing.
+//! The durability of a COMMIT: rates of servers that may lose one are not comparable.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::{
     ways::redis,
 };
 
-/// Prints the server's settings, and says so if it is not durable.
+/// Prints the server's settings, and a notice if it is not durable.
 pub async fn show<DB: Speak>(kind: Kind, site: &Site) -> Result<(), Error> {
     let (sql, names) = DB::SETTINGS;
     let pool = patient_pool::<DB>(&site.url, 1, false).await?;
@@ -24,7 +24,7 @@ pub async fn show<DB: Speak>(kind: Kind, site: &Site) -> Result<(), Error> {
     Ok(())
 }
 
-/// The two Redis servers, where they are at hand.
+/// Prints the settings of the two Redis servers, where their URLs are set.
 pub async fn show_redis() -> Result<(), Error> {
     for (name, variable) in [("redis", "REDIS_URL"), ("redis-durable", "REDIS_DURABLE_URL")] {
         let Some(url) = url(variable) else {
@@ -37,7 +37,7 @@ pub async fn show_redis() -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a folder's files are gone with the power.
+/// Whether the files of a folder are lost with the power.
 #[cfg(target_os = "linux")]
 fn is_in_memory(folder: &Path) -> bool {
     const TMPFS: rustix::fs::FsWord = 0x0102_1994;

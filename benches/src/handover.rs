@@ -1,4 +1,5 @@
-//! The time from the call of `release` to the return of the next holder's `acquire`, on one key that so many tasks want.
+//! The time from the call of `release` to the return of the next holder's `acquire`, on one key for
+//! which many tasks wait.
 
 use std::{collections::BTreeMap, io::Write as _, process::Stdio, time::Duration};
 
@@ -19,7 +20,8 @@ use crate::{
 
 /// How long the processes may take to begin, and to end.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How far the order of the calls may differ from that of the moments that were noted, in nanoseconds: the system takes a thread off its core in between.
+/// How far the order of the calls may differ from that of the recorded times, in nanoseconds: the
+/// system may preempt a thread in between.
 const UNNOTICED: i64 = 20_000_000;
 
 #[derive(Args)]
@@ -27,7 +29,7 @@ pub struct Options {
     /// A database to measure; all four unless given.
     #[arg(long = "database", value_name = "NAME")]
     databases: Vec<Kind>,
-    /// How long each line measures, after as many seconds of warming up as `--warm-up` says.
+    /// How long each measurement lasts, after as many seconds of warming up as `--warm-up` says.
     #[arg(long, default_value_t = 10)]
     seconds: u64,
     #[arg(long, default_value_t = 2)]
@@ -38,15 +40,15 @@ pub struct Options {
     /// How many tasks want the key.
     #[arg(long, value_delimiter = ',', default_values_t = [2, 20, 200])]
     waiters: Vec<usize>,
-    /// Only the lines with this many processes: 1, or more than 1.
+    /// Only the measurements with this many processes: 1, or more than 1.
     #[arg(long)]
     processes: Option<usize>,
-    /// Only the lines in order, or not.
+    /// Only the measurements with fair locks, or only those without.
     #[arg(long)]
     fair: Option<bool>,
 }
 
-/// What one line measures.
+/// The settings of one measurement.
 #[derive(Clone, Copy)]
 struct Setup {
     kind: Kind,
@@ -57,13 +59,13 @@ struct Setup {
 }
 
 impl Setup {
-    /// One of its own for each line, which finds nothing that the one before left behind.
+    /// A key of its own for each measurement, unaffected by the previous one.
     fn key(&self) -> String {
         format!("{}/{}/{}/{}", self.fair, self.processes, self.waiters, self.hold_ms)
     }
 }
 
-/// A holder, as its process told of it.
+/// A holder, as reported by its process.
 #[derive(Clone, Copy)]
 struct Holder {
     process: usize,
@@ -72,11 +74,11 @@ struct Holder {
     released: Option<i64>,
 }
 
-/// All that was told, and when the measuring began and ended.
+/// All reports, and when the measurement began and ended.
 #[derive(Default)]
 struct Record {
     holders: BTreeMap<i64, Holder>,
-    /// Since when those have asked who did not get it.
+    /// The times since which the tasks without the key have asked.
     waiting: Vec<i64>,
     window: (i64, i64),
     queries: i64,
@@ -152,7 +154,7 @@ async fn lines<DB: Bench>(kind: Kind, site: &Site, options: &Options, log: Optio
     Ok(())
 }
 
-/// The processes of one line.
+/// The processes of one measurement.
 struct Contest {
     children: Vec<(Child, Option<ChildStdin>)>,
     words: mpsc::Receiver<(usize, Result<Word, Error>)>,
@@ -208,7 +210,7 @@ impl Contest {
         Ok(record)
     }
 
-    /// Takes down what is told until then, and passes on what the others wait for.
+    /// Records the reports until then, and forwards grants to the processes.
     async fn follow(&mut self, record: &mut Record, until: Instant) -> Result<(), Error> {
         while let Ok(word) = timeout_at(until, self.words.recv()).await {
             let (process, word) = word.ok_or("the processes are gone")?;
@@ -247,7 +249,7 @@ impl Contest {
         Ok(sum)
     }
 
-    /// Has all of them stop, and takes down the rest.
+    /// Stops all processes, and records their remaining reports.
     async fn end(mut self, mut record: Record) -> Result<Record, Error> {
         for (_, stdin) in &mut self.children {
             drop(stdin.take());
@@ -292,15 +294,16 @@ async fn listen(process: usize, stdout: ChildStdout, sender: mpsc::Sender<(usize
     }
 }
 
-/// What the holders, one after the other, come to.
+/// The results of the sequence of holders.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Findings {
     all: usize,
     counted: Vec<i64>,
     longest: i64,
-    /// Two held it at once.
+    /// How many times two held the key at once.
     overlaps: usize,
-    /// In one process, somebody who had come earlier by more than [`UNNOTICED`] was served after.
+    /// How many times, within one process, a task that asked earlier by more than [`UNNOTICED`] was
+    /// served later.
     overtaken: usize,
 }
 
@@ -316,7 +319,7 @@ fn find(setup: Setup, record: &Record) -> Findings {
             continue;
         }
         found.all += 1;
-        // Whoever asks later finds it free.
+        // A task that asks after the release finds the key free.
         if next.asked < released && (setup.processes == 1 || last.process != next.process) {
             found.counted.push(next.acquired - released);
         }

@@ -1,4 +1,4 @@
-//! What keys cost that are held for long: connections, memory, and statements that renew them.
+//! The cost of keys that are held for long: connections, memory, and statements that renew them.
 
 use std::{process::Stdio, time::Duration};
 
@@ -22,7 +22,8 @@ use crate::{
 
 /// How often the server is asked for its connections.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long taking all keys may last, and how much later than the others' end the process may end.
+/// How long acquiring all keys may last, and how long the process may take to end after its last
+/// report.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 #[derive(Args)]
@@ -32,10 +33,10 @@ pub struct Options {
     /// How many keys are held.
     #[arg(long, default_value_t = 10_000)]
     keys: usize,
-    /// For how long they are, once all of them are taken.
+    /// How long the keys are held, once all of them are acquired.
     #[arg(long, default_value = "30", value_parser = seconds)]
     seconds: Duration,
-    /// A lease, in seconds, is renewed at every third of it.
+    /// The lease in seconds; it is renewed every third of this time.
     #[arg(long, default_value = "30", value_parser = seconds)]
     lease: Duration,
     /// The most connections of the pool that renews.
@@ -84,7 +85,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
     .await
 }
 
-/// Starts the process, and looks at the server as long as it renews.
+/// Starts the process, and reads the server's connections as long as the process renews.
 async fn held<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<(Taken, Renewed, Option<f64>), Error> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["holder", "--database", kind.name(), "--keys", &options.keys.to_string()]);
@@ -97,7 +98,7 @@ async fn held<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<(
     let taken = timeout(PATIENCE, lines.next_line()).await??.ok_or("the process holds nothing")?.parse()?;
     let mut most: Option<i64> = None;
     let renewed = loop {
-        // Those over which the keys were taken go away first.
+        // The connections that acquired the keys are closed first.
         tokio::select! {
             line = lines.next_line() => break line?.ok_or("the process renewed nothing")?.parse()?,
             () = sleep(LOOK) => {}
@@ -111,7 +112,7 @@ async fn held<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<(
     Ok((taken, renewed, most.map(|most| most as f64)))
 }
 
-/// Those of the process, as the server counts them: all but the one that asks.
+/// The connections of the process, as the server counts them: all except the one that asks.
 async fn connections<DB: Speak>(observer: &Pool<DB>) -> Result<Option<i64>, Error> {
     let Some(sql) = DB::CONNECTIONS else { return Ok(None) };
     let row = DB::row(&mut *observer.acquire().await?, sql, &[]).await?.ok_or("the server does not count")?;

@@ -1,4 +1,4 @@
-//! The process of `held`: takes many keys, holds them, and tells on stdout what that came to.
+//! The process of `held`: acquires many keys, holds them, and reports the results on stdout.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -18,9 +18,9 @@ use crate::{
     statistics::ratio,
 };
 
-/// How many tasks take keys; also the connections that they do it over.
+/// How many tasks acquire keys; also the number of connections that they use.
 const TAKERS: usize = 16;
-/// How many keys are taken and given back before anything is measured.
+/// How many keys are acquired and abandoned before anything is measured.
 const WARM_UP: usize = 200;
 
 #[derive(Args)]
@@ -47,18 +47,18 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// Nothing where the system does not tell.
+    /// `None` where the system does not report it.
     pub fn bytes(self) -> Option<f64> {
         (self.before > 0).then(|| (self.after - self.before) as f64 * 1024.0)
     }
 }
 
-/// They have been held for as long as they should.
+/// The keys have been held for the whole time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Renewed {
     pub statements: i64,
     pub renewals: i64,
-    /// Of the pool that renews.
+    /// The connections of the pool that renews.
     pub connections: i64,
 }
 
@@ -108,8 +108,8 @@ pub async fn run(options: &Options, queries: &Queries) -> Result<(), Error> {
     on!(options.database, hold(options, queries))
 }
 
-/// The pool is shared with the lock, so that it shows how few connections renewing uses at a time. Each statement is then
-/// preceded by a check of its connection, which counts as a statement.
+/// The pool is shared with the lock, so that it shows how few connections renewing uses at a time.
+/// Each statement is then preceded by a check of its connection, which counts as a statement.
 async fn hold<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Error> {
     let pool = patient_pool::<DB>(&options.url, options.connections, false).await?;
     let lock = LeaseLock::new(pool.clone()).share_pool().lease(options.lease)?;
@@ -160,7 +160,7 @@ async fn take<DB: Bench>(lock: &LeaseLock<DB>, name: &'static str, keys: usize) 
     Ok(all)
 }
 
-/// Kilobytes, or 0 where the system does not tell.
+/// Kilobytes, or 0 where the system does not report it.
 fn resident() -> i64 {
     std::fs::read_to_string("/proc/self/status").ok().and_then(|status| resident_in(&status)).unwrap_or_default()
 }

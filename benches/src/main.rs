@@ -1,8 +1,10 @@
-//! How fast rowlock is, and what people would use instead, on the servers that are at hand. Figures go to stdout, progress to stderr.
+//! Benchmarks of rowlock and its alternatives, on the servers that are available. Figures go to
+//! stdout, progress to stderr.
 //!
-//! `handover` and `waiting` look at those who wait for one key. `cycles`, `refusals`, `deduct` and `million` compare: all contenders take
-//! turns in short rounds on one server, whose settings stand above the table, and medians of the rounds are shown. `held` looks at a
-//! process that holds many keys. `all` does all of that; `plot` draws what `cycles` wrote to a file.
+//! `handover` and `waiting` measure tasks that wait for one key. `cycles`, `refusals`, `deduct` and
+//! `million` compare: all contenders run alternately in short rounds on one server, whose settings
+//! are printed above the table, and medians of the rounds are shown. `held` measures a process that
+//! holds many keys. `all` does all of that; `plot` draws what `cycles` wrote to a file.
 
 mod all;
 mod chart;
@@ -31,17 +33,18 @@ use clap::{Parser, Subcommand};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Measures rowlock, and what people would use instead.
+/// Measures rowlock and its alternatives.
 ///
-/// Servers come from variables; what has none is skipped, and that is said:
+/// Servers are read from variables; a server whose variable is not set is skipped, with a message:
 ///
-/// POSTGRES_URL, MYSQL_URL, MARIADB_URL: each run makes a database of its own there and drops it.
+/// POSTGRES_URL, MYSQL_URL, MARIADB_URL: each run creates a database of its own there and drops it.
 ///
-/// REDIS_URL, REDIS_DURABLE_URL: a Redis that does not write through, and one with `appendfsync always`; keys begin with `rowlock_bench/`.
+/// REDIS_URL, REDIS_DURABLE_URL: a Redis that does not write through, and one with `appendfsync
+/// always`; keys begin with `rowlock_bench/`.
 ///
 /// ETCD_URL: http://HOST:PORT; keys begin with `rowlock_bench/`, leases end after half an hour.
 ///
-/// SQLite's file lies in TMPDIR, which had better be on a disk.
+/// SQLite's file is in TMPDIR, which should be on a disk.
 #[derive(Parser)]
 #[command(name = "rowlock-bench")]
 struct Arguments {
@@ -54,32 +57,38 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Scenario {
-    /// From the call of `release` to the return of the next holder's `acquire`, within a process and across processes.
+    /// From the call of `release` to the return of the next holder's `acquire`, within a process
+    /// and across processes.
     Handover(handover::Options),
-    /// What many tasks that wait for a long-held key ask of the database.
+    /// The statements that many tasks send while they wait for a long-held key.
     Waiting(waiting::Options),
-    /// Acquire and release by tasks with a key each: rowlock, and what people would use instead.
+    /// Acquire and release by tasks with a key each: rowlock and its alternatives.
     ///
-    /// rowlock, rowlock-unbatched: with batching and without. article: its statements by hand, SELECT FOR UPDATE and UPDATE in a transaction, then UPDATE.
-    /// single: one prepared guarded UPDATE, then another, of the columns that rowlock writes. advisory: the server's own locks of a connection.
-    /// limit: half the rate of plain one-row updates, by pgbench where there is one. redis, redis-durable: SET NX PX, and a script. etcd: its lock, over gRPC.
+    /// rowlock, rowlock-unbatched: with batching and without. article: its statements by hand,
+    /// SELECT FOR UPDATE and UPDATE in a transaction, then UPDATE. single: one prepared guarded
+    /// UPDATE, then another, of the columns that rowlock writes. advisory: the server's own locks
+    /// of a connection. limit: half the rate of plain one-row updates, by pgbench where it is
+    /// installed. redis, redis-durable: SET NX PX, and a script. etcd: its lock, over gRPC.
     Cycles(cycles::Options),
-    /// Deductions from accounts that many tasks want; balances are checked at the end.
+    /// Deductions from accounts under contention from many tasks; balances are checked at the end.
     ///
-    /// rowlock: VersionedTable::deduct, with as many attempts as it takes. single: one UPDATE that takes it if it is there.
-    /// for-update: SELECT FOR UPDATE and UPDATE in a transaction.
+    /// rowlock: VersionedTable::deduct, with as many attempts as it takes. single: one UPDATE that
+    /// deducts if the balance is sufficient. for-update: SELECT FOR UPDATE and UPDATE in a
+    /// transaction.
     Deduct(deduct::Options),
-    /// Many keys that are held, in a process of its own: connections, memory, and the statements that renew them.
+    /// Many keys that are held, in a process of its own: connections, memory, and the statements
+    /// that renew them.
     Held(held::Options),
-    /// Tries for a key that somebody else holds, and what they write to PostgreSQL's log.
+    /// Tries for a key that another client holds, and what they write to PostgreSQL's log.
     ///
-    /// Contenders as in `cycles`, but for limit and etcd. For contenders that write nothing to that log the figure is what other work wrote meanwhile.
+    /// Contenders as in `cycles`, except limit and etcd. For contenders that write nothing to that
+    /// log the figure is what other work wrote at the same time.
     Refusals(refusals::Options),
     /// Acquire and release in a table with a thousand rows, and with a million.
     Million(million::Options),
     /// Every scenario above with its default settings, one after the other.
     All(all::Options),
-    /// Draws cycles a second over tasks, from the figures that `cycles --csv` wrote.
+    /// Draws cycles per second over tasks, from the figures that `cycles --csv` wrote.
     Plot(plot::Options),
     /// The process of `held`.
     #[command(hide = true)]
@@ -90,7 +99,7 @@ enum Scenario {
 }
 
 impl Scenario {
-    /// Whether it counts its own statements, which would slow down what is compared.
+    /// Whether the scenario counts its own statements, which would slow down a comparison.
     fn counts(&self) -> bool {
         matches!(self, Self::Handover(_) | Self::Waiting(_) | Self::Contender(_) | Self::Holder(_))
     }

@@ -1,4 +1,4 @@
-//! Whether it matters how many rows the table has. One task, so that nobody is in its way.
+//! The effect of the number of rows in the table, with one task, so that there is no contention.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
     .await
 }
 
-/// Fills the table, and enters those who work on it.
+/// Fills the table, and adds the contenders that work on it.
 async fn enter<DB: Speak>(
     kind: Kind,
     site: &Site,

@@ -1,4 +1,4 @@
-//! What the scenarios that compare have in common.
+//! The options that the comparing scenarios share.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::database::Kind;
 
-/// Which databases, and where the raw figures go.
+/// The databases, and the file for the raw figures.
 #[derive(Args, Clone)]
 pub struct Common {
     /// A database to measure; all four unless given.
@@ -18,31 +18,31 @@ pub struct Common {
 }
 
 impl Common {
-    /// Those that are meant and at hand, with their servers.
+    /// The selected databases that are available, with their servers.
     pub fn servers(&self) -> Vec<(Kind, String)> {
         let kinds = if self.databases.is_empty() { &Kind::ALL[..] } else { &self.databases };
         kinds.iter().filter_map(|&kind| Some((kind, kind.url()?))).collect()
     }
 }
 
-/// How contenders take turns.
+/// How contenders alternate.
 #[derive(Args, Clone)]
 pub struct Rounds {
     #[command(flatten)]
     pub common: Common,
-    /// How often each contender has its turn; the median counts.
+    /// How many rounds each contender runs; the median counts.
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
-    /// How long a turn is.
+    /// How long a round is, in seconds.
     #[arg(long, default_value = "1", value_parser = seconds)]
     pub seconds: Duration,
-    /// A turn before the first, which does not count.
+    /// How long a first round is that does not count, in seconds.
     #[arg(long, default_value = "0.3", value_parser = seconds)]
     pub warm_up: Duration,
     /// The most connections of a pool; never more than there are tasks.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     connections: u32,
-    /// Has pools try each connection before they give it out, as sqlx does unless told otherwise.
+    /// Lets pools test each connection before they give it out, as sqlx does by default.
     #[arg(long)]
     pub ping: bool,
     /// Only these contenders, by name.
@@ -66,7 +66,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
-/// A server that is not SQL: its URL, if the variable is set.
+/// The URL of a server that is not SQL, if the variable is set.
 pub fn url(variable: &str) -> Option<String> {
     std::env::var(variable).ok().filter(|url| !url.is_empty())
 }

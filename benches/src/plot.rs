@@ -1,4 +1,5 @@
-//! From the figures of `cycles`, a picture for each server: cycles a second over tasks, a line for each contender.
+//! Draws the figures of `cycles`, a chart for each server: cycles per second over tasks, a curve
+//! for each contender.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -13,10 +14,10 @@ use crate::{
 
 #[derive(Args)]
 pub struct Options {
-    /// What `cycles --csv` wrote.
+    /// The file that `cycles --csv` wrote.
     #[arg(long, value_name = "FILE")]
     csv: PathBuf,
-    /// Where the picture goes.
+    /// The file for the picture.
     #[arg(long, value_name = "FILE")]
     svg: PathBuf,
 }
@@ -31,7 +32,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-/// Servers and contenders in the order in which they come; a point is the median of all its rounds.
+/// Servers and contenders are in the order of the file. A point is the median of all its rounds.
 fn charts(lines: &[Line]) -> Vec<Chart> {
     let mut charts: Vec<Chart> = Vec::new();
     let mut rates: BTreeMap<(&str, &str, usize), Vec<f64>> = BTreeMap::new();
@@ -49,7 +50,7 @@ fn charts(lines: &[Line]) -> Vec<Chart> {
     charts
 }
 
-/// The one that is meant, made if it is not there.
+/// Finds the matching element, or creates it.
 fn place<T>(all: &mut Vec<T>, is_it: impl Fn(&T) -> bool, make: impl FnOnce() -> T) -> &mut T {
     let place = all.iter().position(is_it).unwrap_or(all.len());
     if place == all.len() {

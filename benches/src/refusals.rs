@@ -1,4 +1,4 @@
-//! Tries for a key that somebody else holds: what a no costs.
+//! Tries for a key that another client holds: the cost of a refusal.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::{
 };
 
 const KEY: &str = "held";
-/// Longer than anything is measured: nobody renews a key of Redis.
+/// Longer than any measurement, because a key of Redis is not renewed.
 const HOUR: Duration = Duration::from_secs(3600);
 
 #[derive(Args)]
@@ -58,7 +58,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
         for giving_back in held {
             giving_back.await?;
         }
-        // That it was held all the time shows here.
+        // The release fails if the key was not held all the time.
         Ok(lease.release(rowlock::Status::Succeeded).await?)
     })
     .await
@@ -66,7 +66,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
 
 const ASK: Ask<'static> = Ask { task: 0, key: KEY };
 
-/// Holds a key that is not in the table, until it is told to give it back.
+/// Holds a key that is not in the table, until the returned future is awaited.
 async fn hold<L: Lock>(lock: L) -> Result<Ending<()>, Error> {
     let held = lock.acquire(&ASK).await?.ok_or("the key is not free")?;
     Ok(Box::pin(async move { lock.release(&ASK, held).await }))

@@ -1,4 +1,5 @@
-//! Where figures go: rows of a Markdown table on stdout, and a file of comma-separated values with those of every round.
+//! The output of figures: rows of a Markdown table on stdout, and a file of comma-separated values
+//! with those of every round.
 
 use std::{
     fs::{File, OpenOptions},
@@ -8,7 +9,8 @@ use std::{
 
 use crate::{Error, contest::Row};
 
-/// The figures of one round, or of one run where there are no rounds. Empty where nothing was measured.
+/// The figures of one round, or of one run where there are no rounds. Empty where nothing was
+/// measured.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Line {
     pub scenario: String,
@@ -37,7 +39,7 @@ impl Line {
         [per_second, p50_us, p99_us, attempts, wal_bytes, connections, bytes_per_lease, statements_per_100]
     }
 
-    /// None of the names has a comma.
+    /// None of the names contains a comma.
     fn to_csv(&self) -> String {
         let Self { scenario, server, contender, tasks, size, round, .. } = self;
         let figures = self.figures().map(|figure| figure.map(|figure| figure.to_string()).unwrap_or_default());
@@ -90,11 +92,11 @@ pub fn read(path: &Path) -> Result<Vec<Line>, Error> {
 pub struct Shown {
     /// What the rate counts.
     pub counted: &'static str,
-    /// What the size is of.
+    /// What the size counts.
     pub size: Option<&'static str>,
     pub attempts: bool,
     pub wal: bool,
-    /// What the last column is the ratio to.
+    /// The base of the ratio in the last column.
     pub base: &'static str,
 }
 
@@ -146,7 +148,8 @@ pub fn shown(figure: Option<f64>, decimals: usize) -> String {
     figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.decimals$}"))
 }
 
-/// Behind what other runs have written; the names of the columns stand in front, once.
+/// Appends to what other runs have written. The names of the columns are at the start of the file,
+/// once.
 fn open(path: &Path) -> Result<File, Error> {
     let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
     let mut text = String::new();

@@ -1,4 +1,5 @@
-//! What the hand-written contenders say: sqlx's queries are typed by database, so each database has its own translation of a few calls.
+//! The calls of the hand-written contenders: sqlx's queries are typed by database, so each database
+//! has its own implementation of a few calls.
 
 use std::future::Future;
 
@@ -16,9 +17,9 @@ pub enum Bind<'a> {
 
 type Reply<T> = sqlx::Result<T>;
 
-/// All statements are prepared, once a connection. The texts are in [`crate::dialect`].
+/// All statements are prepared, once per connection. The texts are in [`crate::dialect`].
 pub trait Speak: Bench + crate::dialect::Dialect {
-    /// How many rows it changed.
+    /// Returns how many rows the statement changed.
     fn execute(
         conn: &mut Self::Connection,
         sql: &'static str,
@@ -31,7 +32,7 @@ pub trait Speak: Bench + crate::dialect::Dialect {
         binds: &[Bind<'_>],
     ) -> impl Future<Output = Reply<Option<Self::Row>>> + Send;
 
-    /// A column of whatever width.
+    /// An integer column of any width.
     fn number(row: &Self::Row, column: usize) -> Reply<i64>;
 
     fn text(row: &Self::Row, column: usize) -> Reply<String>;
@@ -39,7 +40,7 @@ pub trait Speak: Bench + crate::dialect::Dialect {
     /// Statements without parameters, one after the other.
     fn script(pool: &Pool<Self>, sql: String) -> impl Future<Output = Reply<()>> + Send;
 
-    /// The token that a change tells of, if it changed a row.
+    /// The token that a change returns, if it changed a row.
     fn token(
         conn: &mut Self::Connection,
         sql: &'static str,
@@ -49,7 +50,7 @@ pub trait Speak: Bench + crate::dialect::Dialect {
     }
 }
 
-/// Inserts so many rows, each as `row` writes it, a thousand in one statement.
+/// Inserts the rows, each as SQL text, a thousand in one statement.
 pub async fn fill<DB: Speak>(pool: &Pool<DB>, into: &str, rows: impl Iterator<Item = String>) -> Result<(), Error> {
     let mut rows = rows.peekable();
     while rows.peek().is_some() {
@@ -100,7 +101,7 @@ macro_rules! bound {
 speak!(Sqlite, {});
 speak!(Postgres, {});
 speak!(MySql, {
-    /// A change returns no columns, but the last insert id.
+    /// A change returns no columns, only the last insert id.
     async fn token(conn: &mut Self::Connection, sql: &'static str, binds: &[Bind<'_>]) -> Reply<Option<i64>> {
         let reply = bound!(MySql, sql, binds).execute(conn).await?;
         Ok(i64::try_from(reply.last_insert_id()).ok().filter(|_| reply.rows_affected() > 0))

@@ -1,4 +1,4 @@
-//! A clock that all processes of the machine share, and what many durations come to.
+//! A clock that all processes of the machine share, and summaries of durations.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub fn millis(nanos: i64) -> f64 {
     nanos as f64 / 1e6
 }
 
-/// The one in the middle, or the mean of the two there.
+/// The middle value, or the mean of the two middle values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_unstable_by(f64::total_cmp);
@@ -26,12 +26,12 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     }
 }
 
-/// How many times the second the first is; `None` where nothing can be said.
+/// The first value divided by the second; `None` where that is not finite.
 pub fn ratio(of: f64, to: f64) -> Option<f64> {
     Some(of / to).filter(|ratio| ratio.is_finite())
 }
 
-/// What so many durations come to.
+/// A summary of durations.
 pub struct Summary(Vec<i64>);
 
 impl Summary {
@@ -44,7 +44,7 @@ impl Summary {
         self.0.len()
     }
 
-    /// The smallest that so many percent are not above.
+    /// The smallest value that at least this percentage of the values do not exceed.
     pub fn percentile(&self, percent: usize) -> Option<i64> {
         let rank = (self.0.len() * percent).div_ceil(100).max(1);
         self.0.get(rank - 1).copied()

@@ -1,4 +1,4 @@
-//! What many tasks that wait for one key ask of the database while another lock object holds it.
+//! The statements that many tasks send while they wait for one key that another lock object holds.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 const KEY: &str = "waiting";
-/// How long all of them may take to get it, one after the other.
+/// How long all tasks may take to acquire the key, one after the other.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 #[derive(Args)]
@@ -27,7 +27,7 @@ pub struct Options {
     /// How long the key is held.
     #[arg(long, default_value_t = 30)]
     seconds: u64,
-    /// How many tasks wait for it.
+    /// How many tasks wait for the key.
     #[arg(long, default_value_t = 1000)]
     tasks: usize,
 }

@@ -1,4 +1,4 @@
-//! A server by itself that is killed and comes back, and one whose clock is stepped.
+//! A single server that is killed and restarted, and one whose clock is stepped.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::watch::{Watch, work};
 
 const KEYS: [&str; 3] = ["one", "two", "three"];
-/// Longer than a server takes to come back.
+/// Longer than a server takes to restart.
 const LEASE: Duration = Duration::from_secs(60);
 /// Longer than a lease: a release that did not reach the disk is waited for.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -27,7 +27,7 @@ const TABLE: &str = "CREATE TABLE payment (id SERIAL PRIMARY KEY, token bigint N
 /// Tokens of all payments, in the order in which they were made.
 const TOKENS: &str = "SELECT token FROM payment ORDER BY id";
 
-/// A server that is started again whenever it has ended.
+/// A server that is restarted whenever it has ended.
 struct Alone<DB: Database> {
     folder: std::path::PathBuf,
     pool: Pool<DB>,
@@ -60,7 +60,7 @@ where
         LeaseLock::new(self.pool.clone()).lease(LEASE).unwrap().retry(retry).unwrap()
     }
 
-    /// kill -9, and waits until it is there again.
+    /// Kills the server with SIGKILL, and waits until it is available again.
     async fn kill(&self) {
         let before = self.pid().expect("it runs");
         kill_process(Pid::from_raw(before).unwrap(), Signal::KILL).unwrap();
@@ -91,18 +91,18 @@ where
         }
     }
 
-    /// How far the server's clock is off from now on, in seconds.
+    /// Sets the offset of the server's clock from now on, in seconds.
     fn step(&self, by: &str) {
         fs::write(self.folder.join("clock"), by).unwrap();
     }
 
-    /// Waits until it is, as the begin of a grant tells.
+    /// Waits until the clock has this offset, measured by the begin time of a grant.
     async fn is_off(&self, by: &str) {
         let (by, since): (i64, _) = (by.parse().unwrap(), Instant::now());
         loop {
             let lease = match self.lock().acquire("clock", PATIENCE).await {
                 Ok(attempt) => attempt.acquired().unwrap(),
-                // A server whose clock jumps may let a statement lie.
+                // A server whose clock jumps may delay a statement.
                 Err(error) if error.is_retryable() && since.elapsed() < PATIENCE => {
                     sleep(Duration::from_millis(50)).await;
                     continue;
@@ -130,7 +130,7 @@ where
     conn.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.map(drop)
 }
 
-/// What those who go on and on are told, and tell.
+/// Shared state of the continuous tasks: the order to stop, and their progress.
 #[derive(Default)]
 struct Orders {
     stop: AtomicBool,
@@ -156,7 +156,8 @@ impl Orders {
     }
 }
 
-/// Pays until it is told to stop; how often that is sure, and how often nobody can tell.
+/// Pays until it is ordered to stop. Returns the number of certain payments, and of those whose
+/// outcome is unknown.
 async fn payments<DB: Database>(lock: LeaseLock<DB>, orders: Arc<Orders>) -> (usize, usize)
 where
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
@@ -178,7 +179,8 @@ where
     (sure, unknown)
 }
 
-/// Payments that were reported are those that are there, none of them under a token below one before it.
+/// The reported payments are those in the table, and no payment has a token below that of an
+/// earlier one.
 fn assert_fenced(tokens: &[i64], sure: usize, unknown: usize) {
     println!("{sure} payments, {unknown} in doubt, {} there", tokens.len());
     assert!(tokens.is_sorted(), "{tokens:?}");
@@ -205,7 +207,8 @@ where
     watch.end(workers).await;
     watch.tell("the server was killed three times");
     watch.assert_right();
-    // The first one may go on a connection that ended with the server: it is unknown, and asked for again.
+    // The first renewal may use a connection that ended with the server: its outcome is unknown,
+    // and it is sent again.
     while let Err(error) = held.renew().await {
         assert!(error.is_retryable(), "{error:?}");
         sleep(Duration::from_millis(20)).await;
@@ -214,7 +217,8 @@ where
     payer.await.unwrap()
 }
 
-/// Of a key whose row stays: each grant has a higher token than the one before, whatever the clock does meanwhile.
+/// For a key whose row remains: each grant has a higher token than the one before, whatever the
+/// clock does.
 async fn tokens_grow<DB: Database>(lock: LeaseLock<DB>, orders: Arc<Orders>) -> usize {
     let (mut last, mut grants) = (0, 0);
     while orders.go_on() {

@@ -1,4 +1,5 @@
-//! Exclusion on a Galera cluster: whoever commits first has the key, wherever the others ask.
+//! Exclusion on a Galera cluster: the first client to commit holds the key, whichever nodes the
+//! others use.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -15,8 +16,8 @@ use crate::{
 const KEYS: [&str; 3] = ["one", "two", "three"];
 const LEASE: Duration = Duration::from_secs(3);
 
-/// Two workers at each node, and two behind a balancer that may send each connection to another node. One node is asked to stop,
-/// another killed; each comes back.
+/// Two workers at each node, and two behind a balancer that may send each connection to another
+/// node. One node is asked to stop, another is killed, and each restarts.
 pub async fn nobody_holds_a_key_twice_while_nodes_go_and_come_back(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let relay = Relay::before(&cluster.urls).await;
@@ -53,7 +54,8 @@ pub async fn nobody_holds_a_key_twice_while_nodes_go_and_come_back(folder: PathB
     }
 }
 
-/// It sees the key free. What it makes of that has to get past the claim that came first.
+/// The node sees the key as free. Its claim must still be certified after the claim that was
+/// committed first.
 pub async fn a_node_that_is_behind_grants_nothing(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let [first, second] = [1, 2].map(|node| cluster.lock(node));
@@ -71,13 +73,13 @@ pub async fn a_node_that_is_behind_grants_nothing(folder: PathBuf) {
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-/// As the node has it at this moment.
+/// The state on the node at this moment.
 async fn is_free_at(cluster: &Cluster, node: usize) -> bool {
     let sql = "SELECT lock_flag = 0 FROM t_resource_lock WHERE key_resource = 'k'";
     sqlx::query_scalar(sql).fetch_one(&cluster.pools[node - 1]).await.unwrap()
 }
 
-/// As behind a balancer: the claim is made at one node, its end goes to another.
+/// As behind a balancer: the claim is made at one node, and its release is sent to another.
 pub async fn a_session_that_waits_for_the_cluster_takes_no_lease_for_lost(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     assert!(matches!(released_behind(&cluster, "hasty", 0).await, Err(Error::Lost { .. })));

@@ -13,7 +13,7 @@ use crate::{nodes::Cluster, watch::Watch};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// They come further apart than a node is ever behind here.
+/// The waiters arrive at longer intervals than the delay of a node in this test.
 pub async fn waiters_on_all_nodes_are_served_in_the_order_of_arrival(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let holder = cluster.lock(1).try_acquire("k").await.unwrap().acquired().unwrap();
@@ -39,7 +39,7 @@ pub async fn waiters_on_all_nodes_are_served_in_the_order_of_arrival(folder: Pat
     assert!(served.is_sorted_by(|(_, one), (_, next)| one < next), "{served:?}");
 }
 
-/// Waits until all nodes show so many places.
+/// Waits until all nodes show this number of tickets.
 async fn places(cluster: &Cluster, count: i64) {
     while cluster.number(1, "SELECT COUNT(*) FROM t_resource_lock_queue").await < count {
         sleep(Duration::from_millis(10)).await;
@@ -49,7 +49,8 @@ async fn places(cluster: &Cluster, count: i64) {
     }
 }
 
-/// Each wants two forks at once, its neighbours sit at other nodes: all of them eat, nobody with a fork that another has.
+/// Each philosopher needs two forks at once, and its neighbours use other nodes. All of them eat,
+/// and no fork is held twice.
 pub async fn philosophers_on_all_nodes_eat(folder: PathBuf) {
     const FORKS: [&str; 6] = ["fork 0", "fork 1", "fork 2", "fork 3", "fork 4", "fork 5"];
     const MEALS: usize = 8;

@@ -20,7 +20,7 @@ use crate::{
 
 const PERSISTENT: Retry = Retry { attempts: 100_000, within: Duration::from_secs(120) };
 
-/// Reads, and writes what it made of what it read: only exclusion keeps it exact.
+/// Reads, and writes a value computed from what it read: only exclusion keeps the balance exact.
 async fn pay(mut tx: Tx<MySql>, claim: Claim) -> Result<(), sqlx::Error> {
     let balance: i64 = sqlx::query_scalar("SELECT balance FROM account WHERE id = 1").fetch_one(&mut *tx).await?;
     sqlx::query("UPDATE account SET balance = ? WHERE id = 1").bind(balance + 1).execute(&mut *tx).await?;
@@ -50,7 +50,7 @@ pub async fn no_update_is_lost_with_workers_on_all_nodes(folder: PathBuf) {
     assert_eq!(paid(&cluster).await, (60, 60));
 }
 
-/// Another program writes the same row of the application's at another node, and commits first.
+/// Another program writes the same row of the application at another node, and commits first.
 pub async fn a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lease(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let lock = cluster.lock(1).min_interval(Duration::from_secs(3600)).unwrap();
@@ -89,7 +89,8 @@ pub async fn a_holder_that_another_node_took_over_from_cannot_commit(folder: Pat
     assert_eq!(paid(&cluster).await, (0, 0));
 }
 
-/// Behind a balancer the question what became of a COMMIT goes to another node. That one knows of the claim, and of the COMMIT not yet.
+/// Behind a balancer the query for the outcome of a COMMIT reaches another node. That node has the
+/// claim, and does not have the COMMIT yet.
 pub async fn a_node_that_is_behind_is_not_believed_about_a_commit(folder: PathBuf) {
     let cluster = Arc::new(Cluster::new(folder).await);
     let relay = Arc::new(Relay::before(&cluster.urls[..1]).await);
@@ -122,7 +123,7 @@ pub async fn a_node_that_is_behind_is_not_believed_about_a_commit(folder: PathBu
     assert_eq!(paid(&cluster).await, (1, 1), "asked once, done once");
 }
 
-/// Every COMMIT is known to be done or not, or said to be in doubt.
+/// Every COMMIT is known to be done or not done, or is reported as unknown.
 pub async fn a_commit_whose_node_is_killed_is_not_guessed(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let relay = Relay::before(&cluster.urls[2..]).await;

@@ -1,9 +1,12 @@
-//! A Galera cluster, PostgreSQL with a standby, servers by themselves: they are stopped and killed in mid-run.
+//! A Galera cluster, PostgreSQL with a standby, and single servers: they are stopped and killed
+//! during the tests.
 //!
-//! `scripts/clusters` starts such servers and sets the variables; without them the tests show as ignored. Each variable names a folder:
-//! `GALERA` has `1`, `2` and `3`, nodes with `url`, `pid`, and a server that is kept running but while there is a file `stopped`;
-//! `SYNCHRONOUS` and `ASYNCHRONOUS` have `primary` and `standby`, with `url` and `data`. A primary is killed once, so each pair serves one test.
-//! `ALONE` has `postgres` and `mariadb`, with `url`, `clock`, and a server that is kept running.
+//! `scripts/clusters` starts such servers and sets the variables; without them the tests are shown
+//! as ignored. Each variable names a folder: `GALERA` has `1`, `2` and `3`, nodes with `url`,
+//! `pid`, and a server that is kept running unless there is a file `stopped`; `SYNCHRONOUS` and
+//! `ASYNCHRONOUS` have `primary` and `standby`, with `url` and `data`. A primary is killed once, so
+//! each pair serves one test. `ALONE` has `postgres` and `mariadb`, with `url`, `clock`, and a
+//! server that is kept running.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
@@ -33,8 +36,9 @@ use std::{
 
 use libtest_mimic::{Arguments, Trial};
 
-/// Adds tests on the same servers to the trials, as `module: name, ...;`. They run one after the other, as one
-/// kills what another would use; beside them run those on other servers.
+/// Adds tests on the same servers to the trials, as `module: name, ...;`. They run one after the
+/// other, because one kills what another would use. Tests on other servers run in parallel with
+/// them.
 #[cfg(any(feature = "mysql", feature = "postgres"))]
 macro_rules! tests {
     ($trials:ident, $variable:literal; $($module:ident: $($name:ident),+;)+) => {{
@@ -47,7 +51,7 @@ macro_rules! tests {
 
 fn main() {
     let mut arguments = Arguments::from_args();
-    // Each has a thread of its own, to wait for its servers.
+    // Each test has a thread of its own, to wait for its servers.
     arguments.test_threads.get_or_insert(16);
     #[cfg_attr(not(any(feature = "mysql", feature = "postgres")), expect(unused_mut, reason = "SQLite is one machine"))]
     let mut trials: Vec<Trial> = Vec::new();

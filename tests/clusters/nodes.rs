@@ -1,4 +1,4 @@
-//! The nodes of a Galera cluster, stopped, killed and started again.
+//! The nodes of a Galera cluster, stopped, killed and restarted.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use sqlx::{AssertSqlSafe, MySql, MySqlPool, mysql::MySqlPoolOptions, pool::PoolConnection};
 use tokio::time::{Instant, sleep};
 
-/// How long a node may take to come back: it may have to copy another's data.
+/// How long a node may take to restart: it may have to copy another node's data.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// All nodes, with a database of the test's own.
@@ -50,12 +50,12 @@ impl Cluster {
         LeaseLock::new(self.pools[node - 1].clone())
     }
 
-    /// On the first node.
+    /// Executes on the first node.
     pub async fn execute(&self, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.pools[0]).await.unwrap();
     }
 
-    /// A number as the node has it, once it has all that was committed before.
+    /// Reads a number on the node, once it has applied all that was committed before.
     pub async fn number(&self, node: usize, sql: &str) -> i64 {
         let mut conn = self.pools[node - 1].acquire().await.unwrap();
         sqlx::raw_sql("SET SESSION wsrep_sync_wait = 7").execute(&mut *conn).await.unwrap();
@@ -64,19 +64,19 @@ impl Cluster {
         number
     }
 
-    /// Every node has what was committed on any.
+    /// Waits until every node has applied what was committed on any.
     pub async fn caught_up(&self) {
         for node in 1..=3 {
             self.number(node, "SELECT COUNT(*) FROM t_resource_lock").await;
         }
     }
 
-    /// Asks it to stop; its clients are cut off.
+    /// Asks the node to stop. Its clients are disconnected.
     pub async fn stop(&self, node: usize) {
         self.end(node, Signal::TERM).await;
     }
 
-    /// kill -9.
+    /// Kills the node with SIGKILL.
     pub async fn kill(&self, node: usize) {
         self.end(node, Signal::KILL).await;
     }
@@ -94,7 +94,7 @@ impl Cluster {
         }
     }
 
-    /// Lets it come back, and waits until it has.
+    /// Restarts the node, and waits until it is synced.
     pub async fn start(&self, node: usize) {
         fs::remove_file(self.node(node).join("stopped")).unwrap();
         self.synced(node).await;
@@ -113,7 +113,8 @@ impl Cluster {
     }
 }
 
-/// A node that shows nothing of what others commit: what it applies next waits for a lock on a table that only the test uses.
+/// A node that shows nothing of what others commit: the next change that it applies waits for a
+/// lock on a table that only the test uses.
 pub struct Behind(PoolConnection<MySql>);
 
 impl Cluster {
@@ -131,7 +132,7 @@ impl Behind {
     }
 }
 
-/// By a connection of its own: those of a pool may be waiting for a server that has gone.
+/// On a connection of its own: those of a pool may be waiting for a server that has ended.
 async fn is_synced(url: &str) -> bool {
     use sqlx::Connection as _;
     let Ok(mut conn) = sqlx::MySqlConnection::connect(url).await else { return false };

@@ -1,4 +1,4 @@
-//! What stands before a cluster: each connection goes to the next server that answers.
+//! A balancer in front of a cluster: each connection goes to the next server that answers.
 
 use std::{
     net::SocketAddr,
@@ -21,10 +21,10 @@ pub struct Relay {
 
 struct Way {
     servers: Mutex<Vec<SocketAddr>>,
-    /// The next COMMIT is carried out, and its answer lost with the connection.
+    /// The next COMMIT is executed, and its reply is lost with the connection.
     loses: AtomicBool,
     lost: watch::Sender<bool>,
-    /// Nobody gets through until this is over.
+    /// No connection is accepted until this is false.
     closed: watch::Sender<bool>,
 }
 
@@ -42,12 +42,13 @@ impl Relay {
         Self { address, way }
     }
 
-    /// Where connections go from now on; those that are open stay where they are.
+    /// Sets the servers of new connections. Open connections are unaffected.
     pub fn turn_to(&self, urls: &[String]) {
         *self.way.servers.lock().unwrap() = urls.iter().map(|url| address_of(url)).collect();
     }
 
-    /// Loses the answer to the next COMMIT, and lets nobody in after that until it is [opened](Self::open).
+    /// Loses the reply to the next COMMIT, and accepts no connection after that until it is
+    /// [opened](Self::open).
     #[cfg(feature = "mysql")]
     pub fn lose_a_commit(&self) {
         self.way.loses.store(true, SeqCst);
@@ -64,7 +65,7 @@ impl Relay {
         self.way.closed.send_replace(false);
     }
 
-    /// The same URL, by way of this.
+    /// The same URL, through the relay.
     pub fn url(&self, url: &str) -> String {
         url.replace(&address_of(url).to_string(), &self.address.to_string())
     }
@@ -103,7 +104,7 @@ async fn until_a_commit_is_lost(client: &mut TcpStream, server: &mut TcpStream, 
                 let asked = &asked[..length?];
                 server.write_all(asked).await?;
                 if asked.windows(6).any(|word| word == b"COMMIT") && way.loses.swap(false, SeqCst) {
-                    // Whatever it said is not passed on.
+                    // The reply is not passed on.
                     let _lost = server.read(&mut said).await?;
                     way.closed.send_replace(true);
                     way.lost.send_replace(true);

@@ -1,4 +1,5 @@
-//! PostgreSQL with a standby: the primary is killed, the standby promoted, and clients go on there.
+//! PostgreSQL with a standby: the primary is killed, the standby is promoted, and clients continue
+//! there.
 
 use std::{fs, path::PathBuf, time::Duration};
 
@@ -40,7 +41,7 @@ impl Pair {
         pair
     }
 
-    /// To whichever server is the primary.
+    /// A pool of connections to the current primary.
     fn pool(&self) -> PgPool {
         pool(&self.relay.url(&self.primary))
     }
@@ -49,7 +50,7 @@ impl Pair {
         LeaseLock::new(self.pool()).lease(LEASE).unwrap().time_limit(LEASE).unwrap()
     }
 
-    /// kill -9, then the standby is promoted, and clients find it where the primary was.
+    /// Kills the primary with SIGKILL, promotes the standby, and directs clients to it.
     async fn fail_over(&self) {
         self.relay.turn_to(&[]);
         let pid = fs::read_to_string(self.folder.join("primary/data/postmaster.pid")).unwrap();
@@ -80,7 +81,8 @@ async fn pay(mut tx: Tx<Postgres>, claim: Claim) -> Result<(), sqlx::Error> {
     Ok(())
 }
 
-/// Pays until it is time to stop; how often that is sure, and how often nobody can tell.
+/// Pays until the time is over. Returns the number of certain payments, and of those whose outcome
+/// is unknown.
 async fn payments(lock: LeaseLock<Postgres>, until: Instant) -> (i64, i64) {
     let (mut sure, mut unknown) = (0, 0);
     while Instant::now() < until {
@@ -126,7 +128,7 @@ pub async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: Path
     println!("{sure} payments, {unknown} in doubt, a balance of {balance}");
     assert_eq!(balance, count);
     assert!((sure..=sure + unknown).contains(&balance), "{sure} payments and {unknown} in doubt, but {balance}");
-    // Whoever held a key before holds it on.
+    // A key that was held before the failover is still held.
     let other = pair.lock();
     assert_eq!(other.try_acquire("held").await.unwrap().refused().unwrap().reason, Reason::Held);
     lease.renew().await.unwrap();
@@ -135,7 +137,7 @@ pub async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: Path
     assert!(other.try_acquire("held").await.unwrap().acquired().unwrap().token() > token);
 }
 
-/// What an asynchronous standby can lose is shown, and what holds all the same.
+/// Shows what an asynchronous standby can lose, and what still holds.
 pub async fn a_grant_that_the_standby_never_saw_is_fenced(folder: PathBuf) {
     let pair = Pair::new(folder).await;
     let first = pair.lock();

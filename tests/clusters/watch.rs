@@ -1,4 +1,5 @@
-//! Who is in, key by key, seen from outside the databases: at most one, under a token higher than any before.
+//! The current holder of each key, recorded outside the databases: at most one, under a token
+//! higher than any before.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -47,7 +48,8 @@ impl Watch {
         self.0.lock().unwrap().inside.remove(key);
     }
 
-    /// While servers go and come back, each call fails in a way that may be over at the next one, or has lost its claim.
+    /// While servers end and restart, each call fails with a retryable error, or has lost its
+    /// claim.
     pub fn failed(&self, who: &str, error: &Error) {
         let name = format!("{who}: {}", summary(error));
         let mut seen = self.0.lock().unwrap();
@@ -57,7 +59,7 @@ impl Watch {
         *seen.errors.entry(name).or_default() += 1;
     }
 
-    /// Whoever works goes home.
+    /// Ends all workers.
     pub async fn end(&self, workers: Vec<JoinHandle<()>>) {
         self.0.lock().unwrap().over = true;
         for worker in workers {
@@ -73,7 +75,7 @@ impl Watch {
         self.0.lock().unwrap().entered.get(who).copied().unwrap_or_default()
     }
 
-    /// Waits until this one has come in a few times more.
+    /// Waits until this worker has acquired a few more keys.
     pub async fn goes_on(&self, who: &str, when: &str) {
         let (before, since) = (self.entered(who), Instant::now());
         while self.entered(who) < before + 3 {
@@ -100,7 +102,7 @@ impl Watch {
     }
 }
 
-/// What the error says, and which the server's was, without keys and times.
+/// The texts of the error and of the server's error, without keys and times.
 fn summary(error: &(dyn StdError + 'static)) -> String {
     let text = error.to_string();
     let mut name = text
@@ -120,7 +122,7 @@ fn summary(error: &(dyn StdError + 'static)) -> String {
     name
 }
 
-/// Takes one of these keys after the other, in no order, until it is time to stop.
+/// Acquires these keys one after the other, in random order, until it is stopped.
 pub async fn work<DB: rowlock::Database>(
     lock: LeaseLock<DB>,
     who: String,

@@ -1,4 +1,4 @@
-//! When a key may be had.
+//! Claims: when a key is granted, and when it is refused.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ pub async fn tokens_grow_and_never_fall<DB: Bed>(site: Site<DB>) {
     }
     let micros = chrono::Utc::now().timestamp_micros();
     assert!((last - micros).abs() < 600_000_000, "{last} is the database's time in microseconds, near {micros}");
-    // A clock that was stepped back, and a deleted row: neither makes a token fall.
+    // Neither a clock that is set back nor a deleted row makes the token fall.
     let ahead = last + 3_600_000_000;
     site.set("k", &format!("token = {ahead}")).await;
     assert_eq!(acquired(lock.try_acquire("k").await).token().get(), ahead + 1);
@@ -69,7 +69,7 @@ pub async fn a_window_refuses_until_it_is_over<DB: Bed>(site: Site<DB>) {
     let refusal = refused(lock.try_acquire("k").await);
     assert_eq!(refusal.reason, Reason::WithinWindow);
     assert!(refusal.retry_after.unwrap() > 29 * MINUTE);
-    // The window is the acquirer's own.
+    // The minimum interval is a setting of the caller, not of the row.
     acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     site.set("k", &format!("begin_time = {}", DB::ago(30 * 60_000))).await;
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
@@ -129,12 +129,12 @@ pub async fn article_rules_leave_failures_and_crashes_to_an_operator<DB: Bed>(si
 pub async fn another_programs_lock_is_respected<DB: Bed>(site: Site<DB>) {
     let lock = site.lock();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    // The article's own statements: begin_time moves, our columns stay.
+    // The article's statements set `begin_time` and leave this crate's columns unchanged.
     site.set("k", &format!("lock_flag = 1, status = 'P', client_ip = '10.0.0.7', begin_time = {}", DB::ago(7_200_000)))
         .await;
     let refusal = refused(lock.try_acquire("k").await);
     assert_eq!((refusal.reason, refusal.by.as_str(), refusal.until), (Reason::HeldByAnotherProgram, "10.0.0.7", None));
-    // Two hours old by UTC; by a clock two hours west of it, it has only just begun.
+    // The claim is two hours old in UTC. By a clock two hours west of UTC, it has just begun.
     let west = site.lock().article_clients(chrono::FixedOffset::west_opt(7200).unwrap());
     assert!(refused(west.try_acquire("k").await).until.is_some());
     let utc = site.lock().article_clients(chrono::FixedOffset::east_opt(0).unwrap());
@@ -173,7 +173,8 @@ pub async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: Bed>(site: Sit
     acquired(lock.try_acquire("k").await);
 }
 
-/// The pool gives its connection so late that the lease would be over: the try goes on, and gives one that stands.
+/// The pool's connection is available only after the lease would have ended. The request goes on,
+/// and the lease that it returns is valid.
 pub async fn a_lease_that_comes_too_late_is_not_given<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     let lock = rowlock::LeaseLock::new(pool.clone()).share_pool().lease(Duration::from_millis(500)).unwrap();
@@ -200,7 +201,7 @@ pub async fn a_try_ends_at_its_time_limit_behind_an_uncommitted_insert<DB: Bed>(
     let error = lock.try_acquire("k").await.unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     assert!(error.is_retryable(), "{error:?}");
-    // No backend is left waiting there: it had a limit of its own.
+    // No backend is left waiting for the row: its wait has a limit of its own.
     if site.server.name == "postgres" {
         let waiting =
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
@@ -249,7 +250,7 @@ pub async fn a_dropped_try_leaves_no_statement_on_a_pooled_connection<DB: Bed>(s
     DB::execute_on(&mut blocker, "INSERT INTO t_resource_lock (key_resource) VALUES ('k')").await.unwrap();
     let dropped = tokio::time::timeout(Duration::from_millis(200), lock.try_acquire("k")).await;
     assert!(dropped.is_err(), "it waits for the uncommitted insert");
-    // The pool's one connection was closed with its statement; a new one answers at once.
+    // The pool's only connection was closed together with its statement. A new one answers at once.
     let started = Instant::now();
     assert_eq!(DB::number(&pool, "SELECT COUNT(*) FROM t_resource_lock").await, Some(1));
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());

@@ -28,7 +28,7 @@ pub async fn it_waits_until_the_holder_releases<DB: Bed>(site: Site<DB>) {
     assert!(grant.token() > token && grant.taken_over_from().is_none() && grant.is_held());
 }
 
-/// Its lease is far from being renewed when it ends.
+/// The lease ends long before its next renewal is due.
 pub async fn it_waits_until_the_lease_of_a_crashed_holder_ends<DB: Bed>(site: Site<DB>) {
     let crashed = acquired(site.lock().try_acquire("k").await);
     let since = Instant::now();
@@ -74,7 +74,7 @@ pub async fn it_waits_for_a_window_that_ends_in_time<DB: Bed>(site: Site<DB>) {
     assert!(lock.shutdown(PATIENCE).await);
 }
 
-/// Nobody is kept out by a version; a row that is not there has none.
+/// A version excludes no caller. A missing row has no version.
 pub async fn a_version_is_granted_to_everybody<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
     let [_, (name, lock)] = locks(&site.pool);
@@ -106,7 +106,8 @@ pub async fn work_runs_under_both<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// A lease is lost, and the work cancelled; a version is found out to be lost by its confirmation alone.
+/// The loss of a lease cancels the work. The loss of a version is detected only by its
+/// confirmation.
 pub async fn work_is_cancelled_where_the_lock_can_tell<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
     let lease = site.lock_for(Duration::from_millis(600));

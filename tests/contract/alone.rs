@@ -1,16 +1,17 @@
-//! Which tests run side by side, and which have the machine to themselves.
+//! Which tests run in parallel, and which run alone.
 //!
-//! Most tests wait most of their time, so many more run at once than there are processors. A test that measures
-//! how quick something is, or counts what happens within a time, runs alone, after all others.
+//! Most tests spend most of their time waiting, so many more run in parallel than there are
+//! processors. A test that measures a duration, or counts events within a period, runs alone, after
+//! all others.
 
 use std::sync::{PoisonError, RwLock};
 
 use libtest_mimic::{Arguments, Trial};
 
-/// How many tests run at once, unless `--test-threads` says.
+/// How many tests run in parallel, unless `--test-threads` is given.
 const AT_ONCE: usize = 6;
 
-/// The tests that measure, as `module::name`.
+/// The tests that run alone, as `module::name`.
 const ALONE: &[&str] = &[
     "acquire::a_try_ends_at_its_time_limit_with_the_pool_empty",
     "keeping::a_lease_is_renewed_in_the_background",
@@ -33,19 +34,19 @@ const ALONE: &[&str] = &[
 
 static MACHINE: RwLock<()> = RwLock::new(());
 
-/// The command line, with this suite's own number of threads.
+/// Returns the command line, with this suite's own number of threads.
 pub fn arguments() -> Arguments {
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(AT_ONCE);
     arguments
 }
 
-/// Whether a test, named as `DATABASE::module::name`, runs alone.
+/// Returns whether the test `DATABASE::module::name` runs alone.
 fn runs_alone(trial: &str) -> bool {
     trial.split_once("::").is_some_and(|(_, test)| ALONE.contains(&test))
 }
 
-/// Puts the tests that run alone last, so that the others do not wait for them.
+/// Moves the tests that run alone to the end, so that no other test waits for them.
 ///
 /// # Panics
 /// Panics if the list names a test that does not exist.
@@ -60,7 +61,7 @@ pub fn last(trials: &mut [Trial]) {
     trials.sort_by_key(|trial| runs_alone(trial.name()));
 }
 
-/// Runs a test beside others, or alone.
+/// Runs a test in parallel with others, or alone.
 pub fn run<T>(trial: &str, test: impl FnOnce() -> T) -> T {
     if runs_alone(trial) {
         let _alone = MACHINE.write().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! The trouble of one lease is no other's: rows that the server refuses to change, connections that fall silent, runtimes
-//! that are not driven any more.
+//! A failure of one lease does not affect another: rows that the server refuses to change,
+//! connections that fall silent, runtimes that are no longer driven.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
 /// Long enough for a slow machine to renew within a twelfth of it.
 const LEASE: Duration = Duration::from_secs(3);
 
-/// From now on the server refuses to change the rows of the keys in the table `refused`, for this reason.
+/// Makes the server refuse to change the rows of the keys in the table `refused`, with this error.
 async fn refuse_with<DB: Bed>(site: &Site<DB>, sqlstate: &str, number: i32) {
     let function = format!(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -52,7 +52,7 @@ async fn refuse_with<DB: Bed>(site: &Site<DB>, sqlstate: &str, number: i32) {
     site.execute(&trigger).await;
 }
 
-/// As for a full disk.
+/// Refuses with the error of a full disk.
 async fn refuse<DB: Bed>(site: &Site<DB>) {
     refuse_with(site, "53100", 1021).await;
 }
@@ -69,7 +69,7 @@ async fn leases<DB: Bed>(lock: &LeaseLock<DB>, count: usize) -> Vec<Lease<DB>> {
     leases
 }
 
-/// How many claims stand.
+/// Returns how many claims are valid.
 async fn standing<DB: Bed>(site: &Site<DB>) -> i64 {
     let sql = "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1 AND expires_at > ";
     site.number(&format!("{sql}{}", DB::ago(0))).await.unwrap()
@@ -95,7 +95,8 @@ pub async fn a_row_that_cannot_be_renewed_loses_no_other_lease<DB: Bed>(site: Si
     held_for(&leases, LEASE).await;
 }
 
-/// The others are ended at once, and the refused one as soon as the server lets it be.
+/// The other leases are abandoned at once, and the refused one as soon as the server permits the
+/// change.
 pub async fn a_row_that_cannot_be_abandoned_keeps_no_other_key<DB: Bed>(site: Site<DB>) {
     refuse(&site).await;
     let lock = site.lock_for(Duration::from_secs(300));
@@ -130,7 +131,7 @@ pub async fn a_release_that_is_refused_to_the_end_changed_nothing<DB: Bed>(site:
     assert_eq!(site.column("k", "status").await.as_deref(), Some("P"));
 }
 
-/// No pause mends that.
+/// The error is permanent: a retry does not help.
 pub async fn a_release_without_the_right_to_it_fails_at_once<DB: Bed>(site: Site<DB>) {
     refuse_with(&site, "42501", 1142).await;
     let lease = acquired(site.lock_for(Duration::from_secs(300)).try_acquire("k").await);
@@ -140,7 +141,8 @@ pub async fn a_release_without_the_right_to_it_fails_at_once<DB: Bed>(site: Site
     assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
 }
 
-/// Opens all connections of a pool, here: what another runtime has opened, it has to drive.
+/// Opens all connections of a pool on this runtime: a connection is driven by the runtime that
+/// opened it.
 async fn opened<DB: Bed>(pool: Pool<DB>) -> Pool<DB> {
     let mut taken = Vec::new();
     for _ in 0..pool.options().get_max_connections() {
@@ -156,13 +158,14 @@ async fn all_idle<DB: Bed>(pool: &Pool<DB>) {
     eventually("all are idle", || async { pool.num_idle() == all }).await;
 }
 
-/// After a fail-over in a cloud the connections there were are neither answered nor closed; new ones are answered.
+/// After a failover in a cloud, existing connections are neither answered nor closed. New
+/// connections are answered.
 pub async fn silent_connections_lose_no_lease<DB: Bed>(site: Site<DB>) {
     let proxy = site.proxy().await;
     let pool = opened::<DB>(proxy.pool(2)).await;
     let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
     let leases = leases(&lock, 3).await;
-    // Two connections for renewals are open by then.
+    // Afterwards, two connections for renewals are open.
     let (first, second) = tokio::join!(leases[0].renew(), leases[1].renew());
     first.and(second).unwrap();
     all_idle(&pool).await;
@@ -170,7 +173,7 @@ pub async fn silent_connections_lose_no_lease<DB: Bed>(site: Site<DB>) {
     held_for(&leases, 2 * LEASE).await;
 }
 
-/// The server grants no further connection: those for requests serve the renewals too.
+/// The server accepts no further connections. The connections for requests serve the renewals too.
 pub async fn leases_are_renewed_though_no_connection_can_be_opened<DB: Bed>(site: Site<DB>) {
     let proxy = site.proxy().await;
     let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE).unwrap();
@@ -183,7 +186,7 @@ pub async fn leases_are_renewed_though_no_connection_can_be_opened<DB: Bed>(site
     }
 }
 
-/// It was sent before, and finds the row without the claim.
+/// The renewal was sent before the release, and finds the row without the claim.
 pub async fn a_renewal_that_comes_after_the_release_tells_of_no_loss<DB: Bed>(site: Site<DB>) {
     let key = format!("renewed late on {}", site.server.name);
     let proxy = site.proxy().await;
@@ -200,7 +203,7 @@ pub async fn a_renewal_that_comes_after_the_release_tells_of_no_loss<DB: Bed>(si
     assert!(lost.is_empty(), "{lost:?}");
 }
 
-/// A request that has no answer is sent again on another connection long before it is given up.
+/// A request without an answer is sent again on another connection long before it is given up.
 pub async fn a_request_on_a_silent_connection_is_sent_on_another<DB: Bed>(site: Site<DB>) {
     let lease = 4 * LEASE;
     let proxy = site.proxy().await;
@@ -219,7 +222,7 @@ pub async fn a_request_on_a_silent_connection_is_sent_on_another<DB: Bed>(site: 
     assert_eq!(standing(&site).await, 1);
 }
 
-/// A runtime that is driven for as long as some work takes, and stands still from then on.
+/// Returns a runtime that is driven only until the work is done, and the result of the work.
 fn still<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> (Runtime, T) {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let driven = std::thread::spawn(move || {
@@ -235,7 +238,8 @@ pub async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: Bed>(site
     let theirs = lock.clone();
     let (still, first) = still(async move {
         let first = acquired(theirs.try_acquire("first").await);
-        // What it gives back comes back while the runtime is driven.
+        // The connections that this task returns are back in the pool only while the runtime is
+        // driven.
         all_idle(&pool).await;
         first
     });
@@ -247,7 +251,7 @@ pub async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: Bed>(site
     held_for(&leases, LEASE).await;
 }
 
-/// It stands still with a renewal under way.
+/// The runtime stops being driven while a renewal is in flight.
 pub async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: Bed>(site: Site<DB>) {
     let proxy = Arc::new(site.proxy().await);
     let pool = opened::<DB>(proxy.pool(4)).await;
@@ -266,7 +270,7 @@ pub async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: Bed>(site:
     drop((first, still.shutdown_background()));
 }
 
-/// A place in a queue is kept alive, and given up, by a task of a runtime that is driven.
+/// Heartbeats and the deletion of a ticket are sent by a task of a runtime that is driven.
 pub async fn a_runtime_that_stands_still_loses_no_place_of_another<DB: Bed>(site: Site<DB>) {
     let holder = acquired(site.lock().try_acquire("k").await);
     let pool = opened(site.pool_of(4).await).await;

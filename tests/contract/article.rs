@@ -1,11 +1,11 @@
-//! The other side: the article's own table, and its program, which knows nothing but its seven columns.
+//! The article's table and its program. The program knows only the seven columns of that table.
 
 use chrono::{NaiveDateTime, TimeDelta, Utc};
 use sqlx::Pool;
 
 use crate::bed::{Bed, Site};
 
-/// Who made the table that a test is on.
+/// Who created the table that a test uses: this crate or the article.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
     Ours,
@@ -16,7 +16,8 @@ impl Table {
     pub const BOTH: [Self; 2] = [Self::Ours, Self::Articles];
 }
 
-/// The article's table as somebody may have it, in its most usual shape first.
+/// Returns definitions of the article's table as an application may have it, the most usual one
+/// first.
 pub fn shapes(server: &str) -> Vec<String> {
     let shape = |time: &str, text: &str, number: &str, more: &str| {
         format!(
@@ -43,7 +44,7 @@ pub fn shapes(server: &str) -> Vec<String> {
     }
 }
 
-/// Puts this table in the place of the one that is there.
+/// Replaces the existing table with this one.
 pub async fn put<DB: Bed>(site: &Site<DB>, table: Table) {
     site.execute("DROP TABLE t_resource_lock").await;
     if table == Table::Articles {
@@ -52,16 +53,17 @@ pub async fn put<DB: Bed>(site: &Site<DB>, table: Table) {
     rowlock::migrate(&site.pool).await.unwrap();
 }
 
-/// What the program makes of a try.
+/// The result of a claim by the article's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
     Taken,
     Locked,
-    /// Locked for longer than `time` minutes. It is told so, and leaves it to people.
+    /// Locked for longer than `time` minutes. The program detects this and leaves the key to an
+    /// operator.
     TimedOut,
     NotSucceeded,
     WithinWindow,
-    /// The database undid its transaction.
+    /// The database rolled the program's transaction back.
     Failed,
 }
 
@@ -69,9 +71,10 @@ pub enum Answer {
 pub struct Program<DB: Bed> {
     pub pool: Pool<DB>,
     server: String,
-    /// Local time is so far ahead of UTC; for a test in a hurry also by how long it is late.
+    /// How far the program's clock is ahead of UTC: the offset of local time, plus the time that a
+    /// test skips instead of waiting.
     pub ahead: TimeDelta,
-    /// On SQLite: whether times are text there.
+    /// On SQLite: whether the table stores times as text.
     textual: bool,
 }
 
@@ -82,7 +85,7 @@ impl<DB: Bed> Program<DB> {
         Self { pool, server: server.to_owned(), ahead, textual }
     }
 
-    /// The same program with another clock.
+    /// Returns the same program with another clock.
     pub fn at(&self, ahead: TimeDelta) -> Self {
         Self { pool: self.pool.clone(), server: self.server.clone(), ahead, textual: self.textual }
     }
@@ -96,7 +99,8 @@ impl<DB: Bed> Program<DB> {
         if self.textual { text } else { format!("unixepoch({text}) * 1000000") }
     }
 
-    /// One of its times, as it reads it: the wall clock's text, whole seconds.
+    /// Returns one of the program's times as the program reads it: local time as text, in whole
+    /// seconds.
     pub async fn time(&self, key: &str, column: &str) -> Option<NaiveDateTime> {
         let text = self.time_sql(column);
         let text =
@@ -113,7 +117,7 @@ impl<DB: Bed> Program<DB> {
         }
     }
 
-    /// Its try, in one transaction, as the article has it.
+    /// Claims a key in one transaction, as in the article.
     pub async fn take(&self, key: &str) -> Answer {
         let mut conn = self.pool.acquire().await.unwrap();
         let answer = self.take_on(&mut conn, key).await.unwrap_or(Answer::Failed);
@@ -154,7 +158,7 @@ impl<DB: Bed> Program<DB> {
         Ok(Answer::Taken)
     }
 
-    /// Its unlock, which asks for no holder.
+    /// Unlocks a key. The statement does not check the holder.
     pub async fn give(&self, key: &str, status: &str) {
         let sql = format!(
             "UPDATE t_resource_lock SET lock_flag = 0, status = '{status}', end_time = {} WHERE key_resource = '{key}'",
@@ -164,7 +168,7 @@ impl<DB: Bed> Program<DB> {
     }
 }
 
-/// Nothing but this will do: it is how the program writes its own.
+/// Accepts only the format in which the program writes its own times.
 #[track_caller]
 fn parse(text: &str) -> NaiveDateTime {
     NaiveDateTime::parse_from_str(text, "%Y-%m-%d %H:%M:%S").unwrap_or_else(|error| panic!("{text:?}: {error}"))

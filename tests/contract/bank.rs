@@ -1,4 +1,4 @@
-//! The application's side: a table of accounts, and both strategies on it.
+//! The application's table of accounts, and both strategies on it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,14 +10,14 @@ use crate::bed::{Bed, PATIENCE, Site};
 
 pub type Lock<DB> = Arc<dyn ResourceLock<DB>>;
 
-/// The strategies by their names, which are their accounts' too.
+/// The names of the strategies, which are also the names of their accounts.
 pub const LEASE: &str = "lease";
 pub const VERSION: &str = "version";
 
-/// What stands in an account at first.
+/// The initial balance of an account.
 pub const OPENING: i64 = 1000;
 
-/// The application's table, with one account for each strategy, and one that belongs to nobody.
+/// Creates the application's table, with one account for each strategy and one for neither.
 pub async fn accounts<DB: Bed>(site: &Site<DB>) {
     let table = "CREATE TABLE account (id varchar(40) PRIMARY KEY, balance bigint NOT NULL, version int NOT NULL)";
     site.execute(table).await;
@@ -26,7 +26,8 @@ pub async fn accounts<DB: Bed>(site: &Site<DB>) {
     }
 }
 
-/// Both strategies, as configuration would choose one. They try for longer than 32 workers take on a busy machine.
+/// Returns both strategies as trait objects, as an application has them that chooses one by
+/// configuration. They retry for longer than 32 workers take on a busy machine.
 pub fn locks<DB: Bed>(pool: &Pool<DB>) -> [(&'static str, Lock<DB>); 2] {
     locks_with(pool, Retry { attempts: 100_000, within: 6 * PATIENCE })
 }
@@ -65,7 +66,7 @@ pub async fn write_in<DB: Bed>(tx: &mut DB::Connection, account: &str, balance: 
     DB::execute_on(tx, &format!("UPDATE account SET balance = {balance} WHERE id = '{account}'")).await
 }
 
-/// Reads, sleeps, and writes what it made of what it read.
+/// Reads the balance, sleeps, and writes the difference.
 pub async fn deduct<DB: Bed, L: ResourceLock<DB> + ?Sized>(
     lock: &L,
     account: &str,

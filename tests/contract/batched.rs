@@ -1,4 +1,4 @@
-//! Requests that travel together: fewer statements, and each answered as if it had gone alone.
+//! Batched requests: fewer statements, and each request is answered as if it were sent alone.
 
 use std::{
     future::{poll_fn, ready},
@@ -20,7 +20,7 @@ use crate::{
 pub type Answer<DB> = Result<Attempt<Lease<DB>>, Error>;
 pub type Asking<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// All of them, begun in this order.
+/// Awaits all of them, polled in this order.
 pub async fn all<T>(mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
     let mut answers: Vec<Option<T>> = asking.iter().map(|_| None).collect();
     poll_fn(|context| {
@@ -37,13 +37,14 @@ pub async fn all<T>(mut asking: Vec<Asking<'_, T>>) -> Vec<T> {
     answers.into_iter().flatten().collect()
 }
 
-/// Has each of them ask, in this order; the first has set out before the others come. Whether all of them wait.
+/// Polls each of them, in this order. The first one starts before the others arrive. Returns
+/// whether all of them wait.
 pub async fn begin<'a, T: Send + 'a>(asking: &mut [Asking<'a, T>]) -> bool {
     let mut waiting = true;
     poll_fn(|context| {
         let first = 0..asking.len().min(1);
         for place in first.chain(0..asking.len()) {
-            // An answer that is there already is kept for whoever waits for it.
+            // An answer that has already arrived is kept for the caller that awaits it.
             if let Poll::Ready(answer) = asking[place].as_mut().poll(context) {
                 asking[place] = Box::pin(ready(answer));
                 waiting = false;
@@ -55,7 +56,8 @@ pub async fn begin<'a, T: Send + 'a>(asking: &mut [Asking<'a, T>]) -> bool {
     waiting
 }
 
-/// Begins all of them while the pool's only connection is elsewhere: the first goes alone, the others with the next.
+/// Starts all of them while the pool's only connection is in use: the first request is sent alone,
+/// the others together after it.
 pub async fn together<'a, DB: Bed, T: Send + 'a>(pool: &Pool<DB>, mut asking: Vec<Asking<'a, T>>) -> Vec<T> {
     let taken = pool.acquire().await.unwrap();
     assert!(begin(&mut asking).await, "they wait");
@@ -70,7 +72,7 @@ pub fn tries<'a, DB: Bed>(
     keys.into_iter().map(|key| Box::pin(lock.try_acquire(key)) as Asking<'a, _>).collect()
 }
 
-/// Keys with free rows, and a lock that has used its table.
+/// Creates free rows for the keys. Returns a pool and a lock that has used its table.
 pub async fn bed<DB: Bed>(site: &Site<DB>, keys: &[String]) -> (Pool<DB>, LeaseLock<DB>) {
     for key in keys {
         acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
@@ -97,7 +99,7 @@ pub async fn counted<DB: Bed, T>(pool: &Pool<DB>, work: impl Future<Output = T>)
     (result, count)
 }
 
-/// Statements as this database counts them; SQLite counts none.
+/// Checks the number of statements, as this database counts them. SQLite counts none.
 pub fn assert_statements<DB: Bed>(site: &Site<DB>, count: Option<i64>, postgres: i64, mysql: i64, what: &str) {
     if let Some(count) = count {
         assert_eq!(count, if site.server.name == "postgres" { postgres } else { mysql }, "{what}");
@@ -278,7 +280,8 @@ pub async fn a_row_that_a_transaction_sits_on_delays_nobody_else<DB: Bed>(site: 
     DB::execute_on(&mut sitting, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut sitting, DB::LOCK_ROW).await.unwrap();
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, ["first", "k", "other"]))).await;
-    // Asked once: alone, and with the others; MySQL looks, and MariaDB first tries in a plain update.
+    // The count if each key is requested once, alone and in a batch. MySQL reads the row in
+    // addition, and MariaDB first tries a plain update.
     let once = if site.server.name == "postgres" { 3 } else { 4 };
     assert!(count.is_none_or(|count| count > once), "the one is asked for again, for a while: {count:?}");
     DB::execute_on(&mut sitting, "ROLLBACK").await.unwrap();
@@ -287,7 +290,8 @@ pub async fn a_row_that_a_transaction_sits_on_delays_nobody_else<DB: Bed>(site: 
     assert_eq!(refused(busy).reason, Reason::Busy);
 }
 
-/// The rows of a batch are written in one statement; what the server refuses for one of them, it refuses for that one alone.
+/// The rows of a batch are written in one statement. An error that the server raises for one row
+/// fails the request for that row alone.
 pub async fn a_row_that_the_server_refuses_to_change_harms_no_other<DB: Bed>(site: Site<DB>) {
     let keys = ["first", "good", "bad", "fine"].map(String::from);
     let (pool, lock) = bed(&site, &keys).await;
@@ -329,7 +333,8 @@ pub async fn whoever_goes_away_before_the_departure_stays_behind<DB: Bed>(site: 
     assert_eq!(site.column("k", "CAST(token AS CHAR(30))").await, before, "it was never asked for");
 }
 
-/// A lock behind a proxy, on one connection, on which statements for one and for several have been prepared.
+/// Returns a lock behind a proxy, on one connection that has prepared the statements for one key
+/// and for several keys.
 pub async fn line<DB: Bed>(site: &Site<DB>) -> Line<DB> {
     for key in KEYS {
         acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
@@ -342,7 +347,7 @@ pub async fn line<DB: Bed>(site: &Site<DB>) -> Line<DB> {
 
 const KEYS: [&str; 3] = ["first", "k", "other"];
 
-/// Tries, of which the first is answered, and the answer to the others is held.
+/// Requests the keys. The first request is answered, and the proxy holds the reply to the others.
 pub async fn all_but_one_held<'a, DB: Bed>(
     line: &'a Line<DB>,
     keys: &[&'a str],

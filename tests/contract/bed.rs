@@ -1,4 +1,4 @@
-//! A database of its own for each test, and plain SQL to look at it behind the lock's back.
+//! A separate database for each test, and plain SQL that reads and changes it without the lock.
 
 use std::{fmt::Debug, future::Future, time::Duration};
 
@@ -7,14 +7,14 @@ use rowlock::{Attempt, Lease, LeaseLock, Value};
 use sqlx::{AssertSqlSafe, Pool, pool::PoolOptions};
 
 use crate::article::Table;
-/// How long a test waits for what has to come.
+/// How long a test waits for an event that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A database that the contract is run on.
+/// A database that the contract runs on.
 #[derive(Clone, Copy, Debug)]
 pub struct Server {
     pub name: &'static str,
-    /// The variable with its URL; SQLite needs none.
+    /// The environment variable with its URL. SQLite needs none.
     variable: Option<&'static str>,
 }
 
@@ -33,7 +33,8 @@ impl Server {
     }
 }
 
-/// `DB: Holds<T, Is: Value<DB>>` as a bound of [`Bed`] holds wherever that does; `where T: Value<DB>` would have to be said in every test.
+/// As a bound of [`Bed`], `DB: Holds<T, Is: Value<DB>>` holds wherever `DB: Bed` does. In contrast,
+/// `where T: Value<DB>` would have to be repeated in every test.
 pub trait Holds<T>: Named<T, Is = T> {}
 pub trait Named<T> {
     type Is;
@@ -43,18 +44,20 @@ impl<DB, T> Named<T> for DB {
 }
 impl<DB, T> Holds<T> for DB {}
 
-/// What a test needs of a database beside the lock.
+/// What a test needs of a database besides the lock.
 pub trait Bed:
     rowlock::Database + Sized + Holds<i64, Is: Value<Self>> + Holds<bool, Is: Value<Self>> + Holds<String, Is: Value<Self>>
 {
-    /// The database's clock, so many milliseconds ago (or ahead, if negative), as it stands in begin_time.
+    /// Returns SQL for the database's time this many milliseconds ago (ahead, if negative), in the
+    /// format of `begin_time`.
     fn ago(millis: i64) -> String;
-    /// The same as it stands there in a table of this make.
+    /// The same, in the format of `begin_time` in this table.
     fn begun(_: Table, millis: i64) -> String {
         Self::ago(millis)
     }
     fn uuid(hex: &str) -> String;
-    /// The same database, over a connection whose own schema is another; SQLite has no such thing.
+    /// Returns a URL of the same database for connections with another default schema. SQLite has
+    /// no such schemas.
     fn from_elsewhere(url: &str) -> String {
         url.to_owned()
     }
@@ -68,20 +71,21 @@ pub trait Bed:
         sql: &str,
     ) -> impl Future<Output = Result<Option<String>, sqlx::Error>> + Send;
     async fn text(pool: &Pool<Self>, sql: &str) -> Option<String>;
-    /// How many statements the pool's only connection has sent so far, where the database counts them:
-    /// those that check a connection of a shared pool left out.
+    /// Returns how many statements the pool's only connection has sent so far, where the database
+    /// counts them. Statements that check a connection of a shared pool are left out.
     async fn statements(pool: &Pool<Self>) -> Option<i64>;
-    /// A transaction that sits on the row (on SQLite: on the database).
+    /// Locks the row (on SQLite: the database) in a transaction.
     const LOCK_ROW: &'static str;
     const BEGIN: &'static str = "BEGIN";
-    /// Counts open transactions: PostgreSQL and MySQL tell any connection of those of the whole database that do nothing
-    /// at the moment, MariaDB tells a connection of its own.
+    /// Returns SQL that counts open transactions. On PostgreSQL and MySQL, any connection sees
+    /// those of the whole database that are idle at the moment. On MariaDB, a connection sees its
+    /// own.
     fn open_transactions(server: &Server) -> &'static str;
-    /// How many statements it takes to count statements, counted too.
+    /// How many statements the counting itself adds to the count.
     const COUNTING: i64 = 0;
 }
 
-/// One test's database, with the table in it.
+/// The database of one test, with the table in it.
 pub struct Site<DB: Bed> {
     pub server: Server,
     pub pool: Pool<DB>,
@@ -98,12 +102,12 @@ impl<DB: Bed> Site<DB> {
         self.lock().lease(lease).unwrap()
     }
 
-    /// The same database, looked at through another pool.
+    /// Returns the same database, accessed through another pool.
     pub fn over(&self, pool: Pool<DB>) -> Self {
         Self { server: self.server, pool, url: self.url.clone(), _folder: None }
     }
 
-    /// A pool of its own on the same database.
+    /// Returns a separate pool on the same database.
     pub async fn pool_of(&self, connections: u32) -> Pool<DB> {
         pool(&self.url, connections).await
     }
@@ -120,13 +124,13 @@ impl<DB: Bed> Site<DB> {
         DB::text(&self.pool, sql).await
     }
 
-    /// Whatever an expression comes to in a table's rows, as text.
+    /// Returns the value of an expression in a table's rows, as text.
     pub async fn cell(&self, expression: &str, rest: &str) -> Option<String> {
         let text = self.text(&format!("SELECT CAST({expression} AS char(80)) FROM {rest}")).await;
         text.map(|text| text.trim().to_owned())
     }
 
-    /// One column of a key's row.
+    /// Returns one column of a key's row.
     pub async fn column(&self, key: &str, column: &str) -> Option<String> {
         self.text(&format!("SELECT {column} FROM t_resource_lock WHERE key_resource = '{key}'")).await
     }
@@ -137,7 +141,7 @@ impl<DB: Bed> Site<DB> {
         assert_eq!(rows, 1, "{key} has one row");
     }
 
-    /// As if another instance had taken the key over: a new holder, a higher token.
+    /// Changes the row as if another instance had taken the key over: a new holder, a higher token.
     pub async fn take_from(&self, key: &str) {
         let holder = DB::uuid("0123456789abcdef0123456789abcdef");
         self.set(key, &format!("holder = {holder}, token = token + 1, client_ip = 'thief'")).await;
@@ -149,7 +153,7 @@ pub async fn pool<DB: Bed>(url: &str, connections: u32) -> Pool<DB> {
     options.connect(url).await.unwrap_or_else(|error| panic!("{url}: {error}"))
 }
 
-/// The lease, or the refusal as a panic.
+/// Returns the lease. Panics if there is none.
 #[track_caller]
 pub fn acquired<DB: Bed, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> Lease<DB> {
     match attempt {
@@ -166,7 +170,7 @@ pub fn refused<DB: Bed, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> row
     }
 }
 
-/// Waits for a condition, not for a time: panics if it does not come within 20 s.
+/// Waits for a condition, not for a fixed time. Panics if it does not hold within 20 s.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let started = tokio::time::Instant::now();
     while !holds().await {
@@ -175,12 +179,12 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl Fn
     }
 }
 
-/// Waits for something from within a call that cannot be awaited.
+/// Runs a future to completion within a call that cannot be awaited.
 pub fn meanwhile<T>(work: impl Future<Output = T>) -> T {
     tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(work))
 }
 
-/// `POSTGRES_URL` leads to a pooler in transaction mode, and this to the server behind it.
+/// Returns the URL of the server itself if `POSTGRES_URL` connects to a pooler in transaction mode.
 pub fn direct_url() -> Option<String> {
     std::env::var("POSTGRES_DIRECT_URL").ok().filter(|url| !url.is_empty())
 }
@@ -189,8 +193,10 @@ fn is_pooled() -> bool {
     direct_url().is_some()
 }
 
-/// Whether a test is about what a pooler in transaction mode keeps to itself: word of releases, settings and locks of a session, who a user is,
-/// how many connections there are, how many statements there were (it sends some of its own), a request that arrives after its sender has gone.
+/// Returns whether a test depends on what a pooler in transaction mode hides: notifications of
+/// releases, settings and locks of a session, the user of a session, the number of connections, the
+/// number of statements (the pooler sends some of its own), a request that arrives after its sender
+/// has gone.
 fn wants_the_server_itself(module: &str, name: &str) -> bool {
     match module {
         "listening" => !name.starts_with("behind_a_pooler"),
@@ -216,7 +222,8 @@ fn wants_the_server_itself(module: &str, name: &str) -> bool {
     }
 }
 
-/// A test as a trial of the harness: on a database of its own, which goes away with it.
+/// Returns a test as a trial of the harness. The trial creates a database for the test and drops it
+/// afterwards.
 pub fn trial<DB: Bed, F>(server: Server, module: &str, name: &str, test: fn(Site<DB>) -> F) -> Trial
 where
     F: Future<Output = ()> + 'static,
@@ -243,7 +250,7 @@ where
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let url = url.ok_or("no URL")?;
         let (own, folder) = runtime.block_on(DB::create_database(&server, &url));
-        // A test that fails leaves no database behind.
+        // A failed test leaves no database behind.
         let passed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             runtime.block_on(async {
                 let pool = pool(&own, 10).await;
@@ -268,7 +275,7 @@ fn unique_name() -> String {
 }
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-/// The same URL with another database.
+/// Returns the same URL with another database.
 pub fn with_database(url: &str, database: &str) -> String {
     let (url, options) = url.split_once('?').map_or((url, None), |(url, options)| (url, Some(options)));
     let (server, _) = url.rsplit_once('/').expect("a URL with a database");
@@ -324,7 +331,7 @@ impl Bed for sqlx::Sqlite {
         format!("x'{hex}'")
     }
     fn open_transactions(_: &Server) -> &'static str {
-        "SELECT 0" // a BEGIN fails on a connection that has one open
+        "SELECT 0" // BEGIN fails on a connection with an open transaction
     }
     async fn create_database(_: &Server, _: &str) -> (String, Option<tempfile::TempDir>) {
         let folder = tempfile::tempdir().unwrap();
@@ -394,9 +401,10 @@ impl Bed for sqlx::MySql {
     }
     fn open_transactions(server: &Server) -> &'static str {
         if server.name == "mariadb" {
-            return "SELECT CAST(@@in_transaction AS SIGNED)"; // its innodb_trx is a copy, renewed when nobody looks
+            return "SELECT CAST(@@in_transaction AS SIGNED)"; // reading innodb_trx delays its refresh
         }
-        // Its innodb_trx is an error while any statement runs with bytes in it that are no text.
+        // On MySQL, reading `innodb_trx` fails while any statement runs that contains bytes which
+        // are not text.
         "SELECT COUNT(*) FROM performance_schema.events_transactions_current x JOIN performance_schema.threads p USING (thread_id)
          WHERE x.state = 'ACTIVE' AND p.processlist_db = DATABASE() AND p.processlist_command = 'Sleep'"
     }
@@ -415,7 +423,7 @@ impl Bed for sqlx::MySql {
     }
     async fn statements(pool: &Pool<Self>) -> Option<i64> {
         use sqlx::Row as _;
-        // The check of a shared connection is a ROLLBACK and a look, sent together.
+        // The check of a shared connection is a `ROLLBACK` and a query, sent together.
         let mut count = 0;
         let status = "SHOW SESSION STATUS WHERE Variable_name IN ('Questions', 'Com_rollback')";
         for row in sqlx::raw_sql(status).fetch_all(pool).await.unwrap() {

@@ -1,6 +1,8 @@
-//! What both strategies promise, through the one trait: code that is written against it does not know which it runs under.
+//! What both strategies guarantee through their common trait: code that is written against the
+//! trait does not know which strategy it runs under.
 //!
-//! The checks say whether a promise held, so that a lock which does not keep it can be shown to be caught.
+//! The checks return whether a guarantee held, so that a test can show that they detect a lock
+//! which breaks it.
 
 use std::{future::ready, sync::Arc};
 
@@ -18,11 +20,11 @@ use crate::{
     isolation::pool_at,
 };
 
-/// Whether a promise held, and if not, what was seen.
+/// Whether a guarantee held, and if not, what was observed.
 pub type Verdict = Result<(), String>;
 
-/// 32 workers at one account: what was reported as done is in the balance, and nothing else. Contention never comes up as
-/// an error of the database.
+/// With 32 workers on one account, the balance contains exactly the deductions that were reported
+/// as done. Contention is never reported as a database error.
 pub async fn loses_no_update<DB: Bed, L>(site: &Site<DB>, account: &'static str, locks: &[L]) -> Verdict
 where
     L: ResourceLock<DB> + Clone + 'static,
@@ -47,7 +49,8 @@ where
     }
 }
 
-/// Two claims on one key, the second granted when the first had run out: once the second has committed, the first cannot.
+/// Of two claims on one key, the second is granted after the first has expired. Once the second has
+/// committed, the first cannot commit.
 pub async fn commits_no_stale_claim<DB: Bed, L>(site: &Site<DB>, account: &str, lock: &L) -> Verdict
 where
     L: ResourceLock<DB> + ?Sized,
@@ -66,7 +69,8 @@ where
     if left == before - 1 { Ok(()) } else { Err(format!("1 was taken from {before}, and {left} are left")) }
 }
 
-/// In a transaction of the caller's own; rolled back when the claim is not confirmed.
+/// Deducts 1 in a transaction of the caller's own, which is rolled back if the claim is not
+/// confirmed.
 async fn deduct_under<DB: Bed, L>(site: &Site<DB>, lock: &L, claim: &Claim) -> Result<Confirmation, Error>
 where
     L: ResourceLock<DB> + ?Sized,
@@ -175,7 +179,8 @@ pub async fn a_lock_that_confirms_nothing_is_caught<DB: Bed>(site: Site<DB>) {
         let seen = commits_no_stale_claim(&site, name, &mutant).await.unwrap_err();
         assert!(seen.contains("the first: Ok"), "{name}: {seen}");
     }
-    // A lease keeps others out before they begin, and SQLite lets one transaction write at a time.
+    // A lease excludes other workers before they begin, and SQLite allows one writing transaction
+    // at a time.
     if site.server.name != "sqlite" {
         let site = site.over(pool_at(&site, "read committed").await);
         let mutant = Arc::new(Unconfirmed(locks(&site.pool)[1].1.clone()));

@@ -1,9 +1,10 @@
-//! Any future may be dropped at any await: no claim outlives its lease, and the pool gets no connection back
-//! with a transaction open or a statement running.
+//! Any future may be dropped at any await. No claim outlives its lease, and no connection returns
+//! to the pool with an open transaction or a running statement.
 //!
-//! Each test drops its operation at one point after another, until it comes to its end undisturbed. On a server the points
-//! are those at which the first, second, ... request or reply is on its way, from the connection's first byte on: the proxy
-//! holds it there. SQLite has no network; there the future is dropped after its first, second, ... poll.
+//! Each test drops its operation at one point after another, until the operation completes. On a
+//! server, the points are those at which the first, second, ... request or reply is in transit,
+//! counted from the connection's first byte: the proxy holds it there. SQLite has no network; there
+//! the future is dropped after its first, second, ... poll.
 
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
@@ -26,7 +27,8 @@ enum Stop {
     Held(Way, usize),
 }
 
-/// What one operation is tried on: a pool of one connection and a lock on it, both unused, and a key of its own.
+/// The environment of one operation: a pool of one connection and a lock on it, both unused, and a
+/// key of its own.
 pub struct Stage<'a, DB: Bed> {
     site: &'a Site<DB>,
     proxy: Option<Proxy>,
@@ -49,15 +51,16 @@ impl<'a, DB: Bed> Stage<'a, DB> {
         Self { site, proxy, pool, lock, key: format!("{stop:?}") }
     }
 
-    /// The pool's only connection answers at once, and is in no transaction.
+    /// Checks that the pool's only connection answers at once and is in no transaction.
     async fn pool_is_clean(&self) {
         let clean = async {
-            // One that is just ending may be seen; one that was left open stays.
+            // A transaction that is just ending may still be seen. One that was left open does not
+            // end.
             while open_transactions(self.site, &self.pool).await > 0 {
                 sleep(LEASE / 50).await;
             }
             let mut conn = self.pool.acquire().await?;
-            DB::execute_on(&mut conn, DB::BEGIN).await?; // on SQLite an error if there is a transaction
+            DB::execute_on(&mut conn, DB::BEGIN).await?; // fails on SQLite if a transaction is open
             DB::execute_on(&mut conn, "ROLLBACK").await
         };
         match timeout(PATIENCE / 4, clean).await {
@@ -66,7 +69,8 @@ impl<'a, DB: Bed> Stage<'a, DB> {
         }
     }
 
-    /// All that is promised while the server does not hear that a connection was closed in the middle of a transaction.
+    /// Checks that the pool serves. Nothing more is guaranteed until the server learns that a
+    /// connection was closed in the middle of a transaction.
     pub async fn pool_serves(&self) {
         timeout(PATIENCE, DB::number(&self.pool, "SELECT COUNT(*) FROM t_resource_lock")).await.unwrap();
     }
@@ -79,7 +83,7 @@ impl<'a, DB: Bed> Stage<'a, DB> {
             match other.try_acquire(key).await.unwrap() {
                 Attempt::Acquired(lease) => break lease,
                 Attempt::Refused(refusal) => {
-                    // A server that stands still for a moment holds up what is done in the background.
+                    // A short stall of the server delays background work.
                     let most = LEASE + PATIENCE / 5;
                     assert!(since.elapsed() < most, "{}: not to be had within {most:?}: {refusal}", self.key);
                     sleep(LEASE / 50).await;
@@ -90,7 +94,7 @@ impl<'a, DB: Bed> Stage<'a, DB> {
     }
 }
 
-/// Drops `act` at every stop, each time on a stage of its own that `prepare` has set.
+/// Drops `act` at every stop, each time on a new stage that `prepare` has set up.
 pub async fn at_every_stop<DB: Bed, P>(
     site: &Site<DB>,
     prepare: impl AsyncFn(&Stage<'_, DB>) -> P,
@@ -99,7 +103,8 @@ pub async fn at_every_stop<DB: Bed, P>(
     at_every_stop_between(site, prepare, act, async |stage| stage.pool_is_clean().await, async |_| {}).await;
 }
 
-/// The same, with looks at what is left: while the last chunk is still on its way, and when it has arrived.
+/// The same, with checks of what is left: `before` runs while the last chunk is in transit, `after`
+/// when it has arrived.
 pub async fn at_every_stop_between<DB: Bed, P>(
     site: &Site<DB>,
     prepare: impl AsyncFn(&Stage<'_, DB>) -> P,
@@ -120,7 +125,7 @@ pub async fn at_every_stop_between<DB: Bed, P>(
     }
 }
 
-/// Whether there was anything to drop: `false` when `act` came to its end before this stop.
+/// Returns whether `act` was dropped: `false` if it completed before this stop.
 async fn is_dropped<DB: Bed, P>(
     site: &Site<DB>,
     stop: Stop,
@@ -142,7 +147,7 @@ async fn is_dropped<DB: Bed, P>(
         }
         (Stop::Poll(count) | Stop::Held(_, count), _) => polled(count, act(&stage, prepared)).await,
     };
-    // What the dropped future had sent, or was to be told, is still on its way.
+    // The request of the dropped future, or the reply to it, is still in transit.
     stage.proxy.iter().for_each(Proxy::let_others_pass);
     before(&stage).await;
     // Now it arrives, late.
@@ -153,13 +158,13 @@ async fn is_dropped<DB: Bed, P>(
     !ended
 }
 
-/// As the pool's only connection tells, and one beside it.
+/// Returns how many open transactions the pool's only connection sees, and another connection.
 async fn open_transactions<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>) -> i64 {
     let sql = DB::open_transactions(&site.server);
     site.number(sql).await.unwrap() + DB::number(pool, sql).await.unwrap()
 }
 
-/// Polls so many times, then drops; whether it came to its end.
+/// Polls the future up to this many times, then drops it. Returns whether it completed.
 pub async fn polled(most: usize, future: impl Future<Output = ()>) -> bool {
     let mut future = pin!(future);
     let mut polls = 0;
@@ -202,7 +207,8 @@ pub async fn a_refused_try<DB: Bed>(site: Site<DB>) {
     at_every_stop(&site, prepare, act).await;
 }
 
-/// The lease goes with the future, so that an abandonment runs beside the renewal that was dropped.
+/// The lease is dropped with the future, so that an abandonment runs concurrently with the dropped
+/// renewal.
 pub async fn a_renewal<DB: Bed>(site: Site<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
     at_every_stop(&site, prepare, async |_, lease| drop(lease.renew().await)).await;
@@ -218,7 +224,7 @@ pub async fn an_abandonment<DB: Bed>(site: Site<DB>) {
     at_every_stop(&site, prepare, async |_, lease| drop(lease.abandon().await)).await;
 }
 
-/// The work never ends: the run is dropped on its way to it, or when it has begun.
+/// The work never ends: the run is dropped before the work starts, or when it has started.
 pub async fn a_run<DB: Bed>(site: Site<DB>) {
     let act = async |stage: &Stage<'_, DB>, ()| {
         let began = tokio::sync::Notify::new();
@@ -258,11 +264,13 @@ pub async fn a_transaction_under_a_version<DB: Bed>(site: Site<DB>) {
     a_transaction(&site, |stage| Box::new(version_lock(&stage.pool).share_pool())).await;
 }
 
-/// It takes from one account what it adds to another: both or neither, and the mark of a confirmation with them.
+/// The transaction takes from one account what it adds to another. Both changes are committed or
+/// neither, and the mark of the confirmation with them.
 async fn a_transaction<DB: Bed>(site: &Site<DB>, lock: impl Fn(&Stage<'_, DB>) -> Box<dyn ResourceLock<DB>>) {
     accounts(site).await;
     let prepare = async |stage: &Stage<'_, DB>| {
-        // What the one before came to, a late commit included, is known when its key can be had.
+        // The outcome of the previous operation, a late commit included, is known once its key can
+        // be claimed.
         site.execute("DELETE FROM account WHERE id <> 'other'").await;
         site.execute("UPDATE account SET balance = 1000 WHERE id = 'other'").await;
         site.execute(&format!("INSERT INTO account VALUES ('{}', 1000, 0)", stage.key)).await;
@@ -290,7 +298,7 @@ async fn a_transaction<DB: Bed>(site: &Site<DB>, lock: impl Fn(&Stage<'_, DB>) -
     at_every_stop_between(site, prepare, act, before, after).await;
 }
 
-/// What the tests above look for is there to be seen.
+/// The check of the tests above detects a transaction that was left open.
 pub async fn an_open_transaction_is_seen<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     assert_eq!(open_transactions(&site, &pool).await, 0);

@@ -1,4 +1,5 @@
-//! What the processes do that tests start: this program again, told by one variable.
+//! The jobs of the processes that tests start: this program again, with the job in an environment
+//! variable.
 
 use std::{io::Write as _, path::PathBuf, process::Stdio, time::Duration};
 
@@ -74,7 +75,7 @@ async fn work<DB: Bed>() {
     }
 }
 
-/// Adds one to a number in a file, ten times, with nothing but the lock to keep others out.
+/// Adds one to a number in a file, ten times. Only the lock excludes other processes.
 async fn count<DB: Bed>(lock: &LeaseLock<DB>, key: &str, file: &std::path::Path) {
     for _ in 0..10 {
         let lease = loop {
@@ -88,7 +89,7 @@ async fn count<DB: Bed>(lock: &LeaseLock<DB>, key: &str, file: &std::path::Path)
     }
 }
 
-/// Takes one from an account, ten times, under the strategy of that name.
+/// Deducts one from an account, ten times, under the strategy of that name.
 async fn take_ten<DB: Bed>(pool: &sqlx::Pool<DB>, account: &str) {
     let (_, lock) = bank::locks(pool).into_iter().find(|(name, _)| *name == account).unwrap();
     for _ in 0..10 {
@@ -96,7 +97,8 @@ async fn take_ten<DB: Bed>(pool: &sqlx::Pool<DB>, account: &str) {
     }
 }
 
-/// What `count` does, by the statements of a program that does not know us.
+/// Does the same as `count`, with the statements of the article's program, which does not know this
+/// crate.
 async fn count_as_the_article<DB: Bed>(pool: sqlx::Pool<DB>, key: &str, file: &std::path::Path) {
     let program = Program::new(pool, &var("JOB_SERVER"), chrono::TimeDelta::zero()).await;
     for _ in 0..10 {
@@ -114,7 +116,7 @@ async fn add_one(file: &std::path::Path) {
     std::fs::write(file, (number + 1).to_string()).unwrap();
 }
 
-/// Waits for the starting signal, a file, and tries a key that has no row yet.
+/// Waits for a file as the start signal, then tries to claim a key that has no row yet.
 async fn create<DB: Bed>(lock: &LeaseLock<DB>, key: &str, start: &std::path::Path) {
     say("ready");
     while !start.exists() {
@@ -130,7 +132,7 @@ async fn create<DB: Bed>(lock: &LeaseLock<DB>, key: &str, start: &std::path::Pat
     }
 }
 
-/// Takes a key with a short lease and holds it until it is killed.
+/// Claims a key with a short lease and holds it until the process is killed.
 async fn hold<DB: Bed>(lock: LeaseLock<DB>, key: &str) {
     let lock = lock.lease(Duration::from_secs(1)).unwrap().label("victim").unwrap();
     let lease = lock.try_acquire(key).await.unwrap().acquired().unwrap();

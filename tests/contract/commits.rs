@@ -1,4 +1,5 @@
-//! A transaction whose requests or replies get lost: it happened once, or not at all, or nobody can tell and it is said so.
+//! A transaction whose requests or replies are lost: it is committed once, or not at all, or its
+//! outcome is unknown and reported as such.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::SeqCst},
@@ -17,15 +18,17 @@ use crate::{
     proxy::{Proxy, Way},
 };
 
-/// What travels between the work's last statement and the COMMIT: the check, and under a version the confirmation.
+/// How many round trips lie between the work's last statement and the `COMMIT`: the check, and
+/// under a version the confirmation.
 fn before_commit(account: &str) -> usize {
     if account == LEASE { 1 } else { 2 }
 }
 
-/// What travels before the BEGIN.
+/// How many round trips precede the `BEGIN`.
 const BEFORE_BEGIN: usize = 1;
 
-/// Both strategies behind a proxy, with the statements of a transaction prepared on the only connection.
+/// Returns both strategies behind a proxy, with the statements of a transaction prepared on the
+/// only connection.
 async fn line<DB: Bed>(site: &Site<DB>, within: Duration) -> (Line<DB>, LeaseLock<DB>, VersionLock<DB>) {
     let line = Line::new(site, PATIENCE, PATIENCE).await;
     let (lease, version) = (line.lock.clone(), version_lock(&line.pool).share_pool());
@@ -37,11 +40,11 @@ async fn line<DB: Bed>(site: &Site<DB>, within: Duration) -> (Line<DB>, LeaseLoc
     (line, lease.retry(retry).unwrap(), version.retry(retry).unwrap())
 }
 
-/// What came of a transaction, and how often its work was run.
+/// The result of a transaction, and how often its work was run.
 type Done = (Result<(), TransactionError<sqlx::Error>>, u32);
 
-/// Takes one from an account, with a chunk held this way, so many after the work's last statement in its first run; meanwhile
-/// something happens.
+/// Deducts one from an account. After the work's last statement in its first run, this many chunks
+/// pass this way and the next is held. The last argument runs while it is held.
 async fn deduct_held<DB: Bed, L: ResourceLock<DB>>(
     line: &Line<DB>,
     lock: &L,
@@ -84,7 +87,7 @@ pub async fn a_lease_finds_out_that_its_commit_was_done<DB: Bed>(site: Site<DB>)
     let (line, lock, _) = line(&site, PATIENCE).await;
     let place = (Way::Replies, before_commit(LEASE));
     let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| {
-        has(&site, LEASE, 1).await; // it is done, and nobody has been told
+        has(&site, LEASE, 1).await; // it is committed, and the caller does not know it yet
         proxy.cut();
     })
     .await;
@@ -107,7 +110,7 @@ pub async fn a_lease_finds_out_that_its_commit_was_not_done<DB: Bed>(site: Site<
     assert_eq!(site.column(LEASE, "status").await.as_deref(), Some("S"));
 }
 
-/// The reply is on its way for longer than anybody waits.
+/// The reply is in transit for longer than any caller waits.
 pub async fn a_lease_finds_out_about_a_commit_that_is_answered_too_late<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
     let (line, lock, _) = line(&site, 5 * LIMIT).await;
@@ -118,7 +121,7 @@ pub async fn a_lease_finds_out_about_a_commit_that_is_answered_too_late<DB: Bed>
     has(&site, LEASE, 1).await;
 }
 
-/// While the request is on its way, the transaction is open: nobody can say what becomes of it.
+/// While the request is in transit, the transaction is open and its outcome is undecided.
 pub async fn a_commit_that_may_still_arrive_is_unknown<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
     let (line, lock, _) = line(&site, 5 * LIMIT).await;
@@ -132,7 +135,7 @@ pub async fn a_commit_that_may_still_arrive_is_unknown<DB: Bed>(site: Site<DB>) 
     eventually("it arrives", || async { balance(&site, LEASE).await == OPENING - 1 }).await;
 }
 
-/// The row that would tell is another's by now.
+/// The row that would show the outcome already belongs to another holder.
 pub async fn a_commit_before_a_takeover_is_unknown<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
     let (line, lock, _) = line(&site, PATIENCE).await;
@@ -148,7 +151,7 @@ pub async fn a_commit_before_a_takeover_is_unknown<DB: Bed>(site: Site<DB>) {
     has(&site, LEASE, 1).await;
 }
 
-/// A version bears no mark of who raised it.
+/// A version does not record which transaction raised it.
 pub async fn a_commit_under_a_version_that_is_not_answered_is_unknown<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
     let mut taken = 0;
@@ -166,14 +169,14 @@ pub async fn a_commit_under_a_version_that_is_not_answered_is_unknown<DB: Bed>(s
     }
 }
 
-/// Before the commit was sent, nothing can have happened, and the error says so.
+/// Before the commit is sent, nothing can have changed. Checks that the error says so.
 fn changed_nothing<T: std::fmt::Debug>(done: &Result<T, TransactionError<sqlx::Error>>) {
     let nothing =
         matches!(done, Err(TransactionError::Failed(Error::Database { outcome: Certainty::NothingChanged, .. })));
     assert!(nothing, "{done:?}");
 }
 
-/// It changed nothing, so that it is sent again, over another connection.
+/// The `BEGIN` changed nothing, so that it is sent again, over another connection.
 pub async fn a_begin_that_is_not_answered_is_sent_again<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
     for way in WAYS {
@@ -192,7 +195,8 @@ pub async fn a_confirmation_or_check_that_is_not_answered_changes_nothing<DB: Be
     accounts(&site).await;
     for way in WAYS {
         let (line, lock, _) = line(&site, PATIENCE).await;
-        // By hand: the answers to BEGIN and its savepoint may come as one chunk or as two.
+        // The test begins the transaction itself: the replies to `BEGIN` and to its savepoint may
+        // arrive as one chunk or as two.
         let lease = acquired(lock.try_acquire(LEASE).await);
         let mut tx = line.pool.begin().await.unwrap();
         let confirmed = line.lost(way, 0, lock.confirm(lease.claim(), &mut tx)).await;
@@ -217,7 +221,7 @@ pub async fn a_confirmation_or_check_that_is_not_answered_changes_nothing<DB: Be
     }
 }
 
-/// Nothing was taken, the key was abandoned, and the next transaction goes through.
+/// Checks that nothing was deducted, the key was abandoned, and the next transaction succeeds.
 async fn is_had_again<DB: Bed>(site: &Site<DB>, line: &Line<DB>, lock: &dyn ResourceLock<DB>, account: &str) {
     has(site, account, 0).await;
     timeout(PATIENCE, deduct(lock, account, 1)).await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! What an application does to its own connections, and what that does to its locks: nothing.
+//! What an application does to its own connections has no effect on its locks.
 
 use std::{convert::Infallible, future::poll_fn, pin::pin, task::Poll, time::Duration};
 
@@ -15,14 +15,15 @@ use crate::{
 
 const SHORT: Duration = Duration::from_secs(3);
 
-/// Leaves the pool's only connection inside a transaction, as a `begin()` does whose future is
+/// Leaves the pool's only connection inside a transaction, as `begin()` does if its future is
 /// dropped at its first await.
 async fn begin_and_drop<DB: Bed>(pool: &Pool<DB>) {
     let since = Instant::now();
     loop {
         let mut begin = pin!(pool.begin());
         let waits = poll_fn(|context| Poll::Ready(begin.as_mut().poll(context).is_pending())).await;
-        // Of a connection that was just given back the answer may be there at once: that one is rolled back.
+        // On a connection that was just returned, the answer may be there at once. That transaction
+        // is rolled back.
         if waits && pool.num_idle() == 0 && pool.size() == 1 {
             return;
         }
@@ -31,26 +32,27 @@ async fn begin_and_drop<DB: Bed>(pool: &Pool<DB>) {
     }
 }
 
-/// The same by a BEGIN that the driver takes for any statement, and a change that is not committed.
+/// The same with a `BEGIN` that the driver treats as an ordinary statement. Later changes on the
+/// connection are not committed.
 async fn begin_as_text<DB: Bed>(pool: &Pool<DB>) {
     let mut conn = pool.acquire().await.unwrap();
     DB::execute_on(&mut conn, "BEGIN").await.unwrap();
 }
 
-/// What the application does next there: an error, or its own clean-up, undoes what was done.
+/// Rolls back on the pool's connection, as an error or a clean-up of the application does.
 async fn roll_back<DB: Bed>(pool: &Pool<DB>) {
     let mut conn = pool.acquire().await.unwrap();
-    // SQLite says that there is nothing to roll back.
+    // SQLite returns an error if there is nothing to roll back.
     let _ = DB::execute_on(&mut conn, "ROLLBACK").await;
 }
 
-/// On connections of its own, and on the application's.
+/// Returns a lock on connections of its own, and one on the application's.
 fn locks<DB: Bed>(pool: &Pool<DB>) -> [LeaseLock<DB>; 2] {
     let lock = || LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
     [lock(), lock().share_pool()]
 }
 
-/// A claim is told as granted only if it is committed, and so are its renewals and its end.
+/// Checks that a claim, its renewals and its end are reported as done only once they are committed.
 async fn stands_where<DB: Bed>(site: &Site<DB>, poison: impl AsyncFn(&Pool<DB>)) {
     let pool = site.pool_of(1).await;
     let other = site.lock();
@@ -107,7 +109,7 @@ pub async fn a_place_in_a_queue_is_committed<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// Neither is it undone with what another had left open, nor does it commit that.
+/// The transaction is not rolled back with one that was left open, and does not commit that one.
 pub async fn a_transaction_is_one_of_its_own<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
     let pool = site.pool_of(1).await;
@@ -127,7 +129,7 @@ pub async fn a_transaction_is_one_of_its_own<DB: Bed>(site: Site<DB>) {
         deduct(&*lock, account, 1).await.unwrap();
         roll_back(&pool).await;
         assert_eq!(balance(&site, account).await, OPENING - 2);
-        // One that has failed takes no statement but its end (PostgreSQL).
+        // On PostgreSQL, a failed transaction accepts no statement but its end.
         begin_as_text(&pool).await;
         DB::execute_on(&mut pool.acquire().await.unwrap(), "SELECT nonsense").await.unwrap_err();
         deduct(&*lock, account, 1).await.unwrap();
@@ -166,7 +168,7 @@ pub async fn a_migration_is_committed<DB: Bed>(site: Site<DB>) {
     acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }
 
-/// The application has all of its pool's connections: claims, renewals and ends go on.
+/// The application uses all of its pool's connections. Claims, renewals and releases go on.
 pub async fn a_pool_that_is_used_up_stops_nothing<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     let pool = site.pool_of(1).await;
@@ -181,7 +183,7 @@ pub async fn a_pool_that_is_used_up_stops_nothing<DB: Bed>(site: Site<DB>) {
     drop(only);
 }
 
-/// Twenty jobs in a process do not open twenty times two.
+/// Twenty locks in a process do not open twenty times two connections.
 pub async fn locks_of_one_pool_share_connections<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     let before = connections(&site).await;
@@ -193,14 +195,14 @@ pub async fn locks_of_one_pool_share_connections<DB: Bed>(site: Site<DB>) {
     sleep(2 * SHORT).await;
     assert!(leases.iter().all(|(lease, _)| lease.is_held()));
     let opened = connections(&site).await - before;
-    // No more than eight for requests and four for renewals, however many locks there are.
+    // At most eight for requests and four for renewals, however many locks there are.
     assert!((1..=12).contains(&opened), "{opened} connections");
     for (lease, _) in leases {
         lease.release(Status::Succeeded).await.unwrap();
     }
 }
 
-/// How many connections this test's database has.
+/// Returns how many connections this test's database has.
 async fn connections<DB: Bed>(site: &Site<DB>) -> i64 {
     let sql = match site.server.name {
         "postgres" => "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()",
@@ -210,7 +212,8 @@ async fn connections<DB: Bed>(site: &Site<DB>) -> i64 {
     site.number(sql).await.unwrap()
 }
 
-/// What a session was told, by the application's own statements, is not said to the lock's.
+/// Settings that the application's statements make in a session do not apply to the lock's
+/// statements.
 pub async fn settings_of_a_session_do_not_reach_a_lock<DB: Bed>(site: Site<DB>) {
     let told = match site.server.name {
         "postgres" => {
@@ -230,7 +233,7 @@ pub async fn settings_of_a_session_do_not_reach_a_lock<DB: Bed>(site: Site<DB>) 
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-/// As when a password is changed: new connections are opened as the application's are.
+/// As after a change of the password: new connections are opened with the application's options.
 pub async fn new_options_of_the_pool_are_taken_over<DB: Bed>(site: Site<DB>) {
     let proxy = site.proxy().await;
     let pool = proxy.pool::<DB>(1);
@@ -253,11 +256,12 @@ pub async fn a_shutdown_closes_the_connections_that_are_idle<DB: Bed>(site: Site
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }
 
-/// A caller whose future is not polled holds up no other, and none waits past its own limit.
+/// A caller whose future is not polled delays no other caller, and no caller waits beyond its own
+/// limit.
 pub async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<DB: Bed>(site: Site<DB>) {
     let proxy = site.proxy().await;
     let pool = proxy.pool::<DB>(1);
-    // The connection is there, the look is not answered.
+    // The connection is open, and the first query of the table is not answered.
     let warm = LeaseLock::new(pool.clone());
     acquired(warm.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
     let lock = LeaseLock::new(proxy.pool::<DB>(2));
@@ -275,7 +279,7 @@ pub async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<
     let error = lock.acquire("b", wait).await.unwrap_err();
     assert!(matches!(error, Error::NoConnection { .. } | Error::TimedOut { .. }), "{error:?}");
     assert!(since.elapsed() < wait + PATIENCE / 8, "{:?}", since.elapsed());
-    // The first one is not polled on, and what it asked is never answered.
+    // The first future is no longer polled, and its request stays unanswered.
     proxy.let_others_pass();
     let lease = timeout(PATIENCE / 2, lock.acquire("b", PATIENCE)).await.expect("it does not wait for the first");
     acquired(lease).release(Status::Succeeded).await.unwrap();
@@ -283,8 +287,8 @@ pub async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<
     acquired(timeout(PATIENCE, first).await.unwrap()).release(Status::Succeeded).await.unwrap();
 }
 
-/// With the application's pool the lock's connections are closed, and not by the next call.
-/// What a closed pool keeps from being abandoned is left to do.
+/// Closing the application's pool closes the lock's connections, without a further call. An
+/// abandonment that the closed pool prevents stays pending.
 pub async fn a_lease_that_a_closed_pool_leaves_behind_is_told<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(2).await;
     let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
@@ -298,7 +302,7 @@ pub async fn a_lease_that_a_closed_pool_leaves_behind_is_told<DB: Bed>(site: Sit
     assert!(lock.shutdown(PATIENCE).await, "it has ended by itself");
 }
 
-/// A handshake that takes longer than a request has time is not begun anew for each.
+/// A handshake that takes longer than the limit of a request is not restarted for each request.
 pub async fn a_connection_that_is_slow_to_open_serves_a_later_request<DB: Bed>(site: Site<DB>) {
     let limit = Duration::from_millis(500);
     let proxy = site.proxy().await;
@@ -320,7 +324,7 @@ pub async fn the_connections_of_a_lock_are_closed_with_the_pool<DB: Bed>(site: S
     assert!(matches!(lock.try_acquire("k").await, Err(Error::Database { .. })));
 }
 
-/// Connections went away while they were idle: what is asked for is asked on others.
+/// Connections were closed while they were idle. Requests are sent on other connections.
 pub async fn connections_that_went_away_while_idle_are_found_out<DB: Bed>(site: Site<DB>) {
     let proxy = site.proxy().await;
     let lock = LeaseLock::new(proxy.pool::<DB>(4));

@@ -1,4 +1,5 @@
-//! Real contention, met by the work in a transaction, and wrapped as applications wrap their errors.
+//! Real contention inside the work of a transaction, with the error wrapped as applications wrap
+//! their errors.
 
 use std::{
     convert::Infallible,
@@ -18,7 +19,8 @@ use crate::{
     bed::{Bed, PATIENCE, Site},
 };
 
-/// The server's own error for a row that somebody else has locked. On SQLite that somebody is the transaction, which writes.
+/// Returns the server's error for a row that another transaction has locked. On SQLite, that other
+/// transaction is `tx`, which writes.
 pub async fn contention<DB: Bed>(site: &Site<DB>, tx: &mut DB::Connection) -> sqlx::Error {
     let mut other = site.pool_of(1).await.acquire().await.unwrap();
     if site.server.name == "sqlite" {
@@ -51,7 +53,7 @@ enum App {
     Rowlock(#[from] Error),
 }
 
-/// Work that meets contention at first runs once more and is done.
+/// Checks that work which meets contention in its first run is run once more and succeeds.
 async fn is_tried_again<DB: Bed, E: WorkError + Debug>(
     site: &Site<DB>,
     what: &str,
@@ -122,8 +124,9 @@ fn cause(error: UpdateError<Infallible>) -> Error {
     }
 }
 
-/// An update in the transaction, between whose read and write another changes the row. On SQLite only one transaction
-/// writes at a time: there it is an update beside it.
+/// Returns the error of an update in the transaction, between whose read and write another
+/// transaction changes the row. On SQLite only one transaction writes at a time: there the update
+/// runs in a second transaction.
 async fn overtaken<DB: Bed>(site: &Site<DB>, tx: &mut DB::Connection) -> UpdateError<Infallible>
 where
     i64: Value<DB>,

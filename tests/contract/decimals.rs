@@ -14,7 +14,7 @@ fn d(text: &str) -> Decimal {
     Decimal::from_str_exact(text).unwrap()
 }
 
-/// A table with the account `a`, whose balance is of this type.
+/// Creates a table with the account `a`, whose balance has this column type.
 async fn account<DB: Bed>(site: &Site<DB>, table: &str, column: &str, balance: &str) -> VersionedTable<DB, Decimal>
 where
     Decimal: Value<DB>,
@@ -38,7 +38,7 @@ where
     assert_eq!(table.deduct("a", d("0.10")).await.unwrap(), updated(d("99.9"), 1, 1));
     stands(&site, "account", "99.90", 1).await;
     assert_eq!(table.deposit("a", d("0.2")).await.unwrap(), updated(d("100.1"), 2, 1));
-    // Zeros at the end are no decimals.
+    // Trailing zeros do not count as decimals.
     assert_eq!(table.deposit("a", d("1.000000")).await.unwrap(), updated(d("101.1"), 3, 1));
     let double = table.update("a", |balance| Ok::<_, Infallible>(balance * Decimal::TWO)).await;
     assert_eq!(double.unwrap(), updated(d("202.2"), 4, 1));
@@ -53,7 +53,7 @@ where
     stands(&site, "account", "0.00", 5).await;
 }
 
-/// The databases would round it, in silence.
+/// The databases would round the amount without an error.
 pub async fn more_decimals_than_the_column_keeps_are_refused<DB: Bed>(site: Site<DB>)
 where
     Decimal: Value<DB>,
@@ -81,7 +81,7 @@ where
     }
 }
 
-/// It has all that are written to it.
+/// The column keeps all decimals that are written to it.
 pub async fn a_column_without_a_limit_keeps_every_decimal<DB: Bed>(site: Site<DB>)
 where
     Decimal: Value<DB>,
@@ -91,7 +91,7 @@ where
     let left = d("99.9999999999999999999999");
     assert_eq!(table.deduct("a", amount).await.unwrap(), updated(left, 1, 1));
     stands(&site, "account", &left.to_string(), 1).await;
-    // One that does not go with such a balance into 96 bits.
+    // The sum of this amount and the balance does not fit into 96 bits.
     let error = changed_nothing(table.deposit("a", d("1000000000000")).await);
     assert!(matches!(error, Error::InvalidAmount { .. }), "{error:?}");
     stands(&site, "account", &left.to_string(), 1).await;
@@ -108,7 +108,7 @@ where
     let error = changed_nothing(table.deposit("a", d("1")).await);
     assert!(matches!(error, Error::InvalidAmount { .. }), "{error:?}");
     stands(&site, "wide", &Decimal::MAX.to_string(), 0).await;
-    // The column has room for the sum; the type has not, and would round it.
+    // The column can store the sum. `Decimal` cannot, and would round it.
     let balance = "1234567890123456789.0123456789";
     let table = account(&site, "fine", "decimal(40,10)", balance).await;
     let error = changed_nothing(table.deposit("a", d("10000000000000000000")).await);
@@ -116,7 +116,8 @@ where
     stands(&site, "fine", balance, 0).await;
 }
 
-/// The driver cuts such a number when it reads it: what is computed from that is not written back.
+/// The driver truncates such a number when it reads it. A result computed from the truncated number
+/// is not written.
 pub async fn a_balance_of_more_digits_than_the_type_has_is_not_written_over<DB: Bed>(site: Site<DB>)
 where
     Decimal: Value<DB>,

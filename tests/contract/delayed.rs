@@ -1,4 +1,4 @@
-//! A statement that has waited before it was carried out: behind a metadata lock, as an ALTER TABLE takes it.
+//! Statements that wait before they are executed, behind a metadata lock as `ALTER TABLE` takes it.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use crate::bed::{Bed, PATIENCE, Site, acquired, eventually};
 
 const LEASE: Duration = Duration::from_secs(30);
 
-/// Its statements began 20 s before they are carried out: `timestamp` moves the statement's start, and not SYSDATE.
+/// Returns a pool whose statements start 20 s before they are executed: `timestamp` moves the start
+/// of a statement, and not `SYSDATE`.
 async fn held_up<DB: Bed>(site: &Site<DB>) -> Pool<DB> {
     let options = PoolOptions::new().max_connections(4).test_before_acquire(false).after_connect(|conn, _| {
         Box::pin(async { DB::execute_on(conn, "SET timestamp = UNIX_TIMESTAMP(SYSDATE(6)) - 20").await.map(drop) })
@@ -18,7 +19,7 @@ async fn held_up<DB: Bed>(site: &Site<DB>) -> Pool<DB> {
     options.connect(&site.url).await.unwrap()
 }
 
-/// How much of it is left, in milliseconds by the database's clock.
+/// Returns how many milliseconds are left until the time in `column`, by the database's clock.
 async fn left<DB: Bed>(site: &Site<DB>, column: &str, table: &str) -> i64 {
     let micros = format!("SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {column}) FROM {table}");
     site.number(&micros).await.unwrap() / 1000
@@ -37,7 +38,7 @@ pub async fn a_renewal_that_was_held_up_moves_no_lease_back<DB: Bed>(site: Site<
     lease.detach();
 }
 
-/// A claim whose reply was lost is asked for again; the first request may be carried out after the second.
+/// A claim whose reply was lost is sent again. The first request may be executed after the second.
 pub async fn a_claim_that_was_held_up_holds_for_a_whole_lease<DB: Bed>(site: Site<DB>) {
     let late = LeaseLock::new(held_up(&site).await).lease(LEASE).unwrap();
     for _ in 0..2 {
@@ -68,17 +69,18 @@ pub async fn a_sign_of_life_that_was_held_up_keeps_its_place<DB: Bed>(site: Site
     assert!(late.shutdown(PATIENCE).await);
 }
 
-/// Whichever of them comes last, the row's lease ends no sooner than the holder believes.
+/// Whichever renewal is executed last, the row's lease ends no sooner than the holder's deadline.
 pub async fn renewals_behind_a_metadata_lock_may_run_in_any_order<DB: Bed>(site: Site<DB>) {
     let lease = acquired(site.lock_for(Duration::from_secs(9)).try_acquire("k").await);
     let mut ddl = site.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut ddl, "LOCK TABLES t_resource_lock WRITE").await.unwrap();
     let mut renewals = JoinSet::new();
-    // A renewal without an answer is sent on another connection as well: there are no more than four.
+    // A renewal without an answer is sent on another connection as well, and there are at most
+    // four.
     for sent in 1..=3 {
         let handle = lease.reenter().unwrap();
         renewals.spawn(async move {
-            // Some find the row in another's hands.
+            // Some find the row locked by another transaction.
             let _ = handle.renew().await;
         });
         eventually("it waits", || async { waiting(&site).await >= sent }).await;
@@ -92,7 +94,7 @@ pub async fn renewals_behind_a_metadata_lock_may_run_in_any_order<DB: Bed>(site:
     lease.abandon().await.unwrap();
 }
 
-/// How many statements wait for the table.
+/// Returns how many statements wait for the table.
 async fn waiting<DB: Bed>(site: &Site<DB>) -> i64 {
     let sql = match site.server.name {
         "mysql" => {

@@ -1,4 +1,4 @@
-//! Bad input, and databases that are not as they should be: a clear error, and nothing changed.
+//! Invalid input and unsuitable databases: a clear error, and nothing is changed.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use sqlx::pool::PoolOptions;
 use crate::bed::{Bed, Site, acquired, pool, refused};
 
 pub async fn bad_keys_are_refused_before_anything_is_sent<DB: Bed>(site: Site<DB>) {
-    // A pool that leads nowhere shows that nothing is sent.
+    // The pool is closed, which shows that nothing is sent.
     let nowhere = site.pool_of(1).await;
     nowhere.close().await;
     let lock = LeaseLock::new(nowhere);
@@ -82,7 +82,8 @@ pub async fn an_inexact_key_column_is_refused<DB: Bed>(site: Site<DB>) {
     assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
 }
 
-/// The article's own column is narrower than ours, and on MySQL has no room for characters of four bytes.
+/// The article's column is narrower than this crate's, and on MySQL cannot store characters of four
+/// bytes.
 pub async fn a_narrow_key_column_limits_the_key<DB: Bed>(site: Site<DB>) {
     match site.server.name {
         "postgres" => site.execute("ALTER TABLE t_resource_lock ALTER COLUMN key_resource TYPE varchar(45)").await,
@@ -102,7 +103,7 @@ pub async fn a_narrow_key_column_limits_the_key<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// What other programs may have made of the columns that they share with us.
+/// Other programs may have defined the columns that they share with this crate in these ways.
 pub async fn unfit_columns_of_an_existing_table_are_refused<DB: Bed>(site: Site<DB>) {
     let unfit: &[(&str, &str)] = match site.server.name {
         "postgres" => &[
@@ -133,7 +134,8 @@ pub async fn unfit_columns_of_an_existing_table_are_refused<DB: Bed>(site: Site<
     assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
 }
 
-/// Values at the ends of the calendar, which other programs may write: an answer, never a panic or a grant.
+/// Other programs may write values at the ends of the calendar. The lock answers, without a panic
+/// or a grant.
 pub async fn far_times_are_answered<DB: Bed>(site: Site<DB>) {
     let lock = site.lock().min_interval(Duration::from_secs(3600)).unwrap();
     let west = lock.clone().article_clients(chrono::FixedOffset::west_opt(5 * 3600).unwrap());

@@ -1,4 +1,5 @@
-//! A waiter may be dropped at any await: no place in a queue outlives its bound, and no claim its lease.
+//! A waiter may be dropped at any await. No ticket outlives its bound, and no claim outlives its
+//! lease.
 
 use std::{cell::RefCell, time::Duration};
 
@@ -13,9 +14,9 @@ use crate::{
     cancelled::{Stage, at_every_stop_between},
 };
 
-/// How long the key is held while somebody waits: some questions long.
+/// How long the key is held while another caller waits: enough for several claim requests.
 const HELD: Duration = Duration::from_millis(50);
-/// How long a place is kept for somebody who gives no sign of life.
+/// How long a ticket without heartbeats stays alive.
 const KEPT_MILLIS: i64 = 12_000;
 
 pub async fn a_waiter<DB: Bed>(site: Site<DB>) {
@@ -34,7 +35,7 @@ pub async fn a_waiter_for_several_keys_in_order<DB: Bed>(site: Site<DB>) {
     waiters(&site, &["", " and another"], true).await;
 }
 
-/// They want the stage's key with each of these behind it, which another one holds for a while.
+/// Waits for the stage's key with each of these suffixes, while another holder has the keys.
 async fn waiters<DB: Bed>(site: &Site<DB>, wanted: &[&str], fair: bool) {
     let keys = |stage: &Stage<'_, DB>| wanted.iter().map(|end| format!("{}{end}", stage.key)).collect::<Vec<_>>();
     let prepare = async |stage: &Stage<'_, DB>| {
@@ -65,7 +66,8 @@ async fn waiters<DB: Bed>(site: &Site<DB>, wanted: &[&str], fair: bool) {
     };
     at_every_stop_between(site, prepare, act, async |stage| stage.pool_serves().await, after).await;
     let unheard = unheard.into_inner();
-    // Only the statements that draw a place can be carried out unheard: one request and its reply, or two, each prepared before.
+    // Only the statements that draw a ticket can be executed although their caller was dropped: one
+    // request and its reply, or two, each prepared before.
     let most = if site.server.name == "sqlite" || !fair { 0 } else { 8 };
     assert!(unheard.len() <= most, "places that are not left: {unheard:?}");
     let alive = |millis| format!("SELECT COUNT(*) FROM t_resource_lock_queue WHERE alive_until > {}", DB::ago(millis));
@@ -73,7 +75,7 @@ async fn waiters<DB: Bed>(site: &Site<DB>, wanted: &[&str], fair: bool) {
     eventually("what nobody heard of lapses", || async { site.number(&alive(0)).await == Some(0) }).await;
 }
 
-/// Whether the places of this stage are given up soon.
+/// Returns whether the tickets of this stage are deleted soon.
 async fn leaves<DB: Bed>(site: &Site<DB>, key: &str) -> bool {
     let started = Instant::now();
     let sql = format!("SELECT COUNT(*) FROM t_resource_lock_queue WHERE key_resource LIKE '{key}%'");

@@ -1,4 +1,5 @@
-//! Which changes of a claim wait for the disk (PostgreSQL): each is asked at its commit, by a trigger.
+//! Which changes of a claim wait for the disk (PostgreSQL). A trigger records the setting of each
+//! change at its commit.
 
 use std::time::Duration;
 
@@ -11,11 +12,11 @@ use crate::{
     bed::{Bed, Site, acquired},
 };
 
-/// What the session is set to: neither the default nor what a release may set.
+/// The session's setting: neither the default nor the value that a release may set.
 const WAITS: &str = "local";
 const DOES_NOT: &str = "off";
 
-/// Keeps how the last change of each row was committed; the trigger is put off to the commit itself.
+/// Records how the last change of each row was committed. The trigger is deferred to the commit.
 const TRIGGER: [&str; 3] = [
     "CREATE TABLE committed (key_resource text PRIMARY KEY, how text)",
     "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -26,7 +27,7 @@ const TRIGGER: [&str; 3] = [
     "CREATE CONSTRAINT TRIGGER note AFTER UPDATE ON t_resource_lock DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION note()",
 ];
 
-/// A pool of one connection, and the triggers.
+/// Creates the trigger. Returns a pool of one connection.
 async fn bed<DB: Bed>(site: &Site<DB>) -> Pool<DB> {
     for sql in TRIGGER {
         site.execute(sql).await;
@@ -37,7 +38,7 @@ async fn bed<DB: Bed>(site: &Site<DB>) -> Pool<DB> {
     options.connect(&site.url).await.unwrap()
 }
 
-/// How the last change of each of these rows was committed, of those since it was asked for before.
+/// Checks how the last change of each of these rows was committed, since the previous check.
 async fn assert_committed<DB: Bed>(site: &Site<DB>, keys: &[&str], how: &str, what: &str) {
     for key in keys {
         let last = site.text(&format!("DELETE FROM committed WHERE key_resource = '{key}' RETURNING how")).await;
@@ -47,7 +48,8 @@ async fn assert_committed<DB: Bed>(site: &Site<DB>, keys: &[&str], how: &str, wh
 
 const KEYS: [&str; 3] = ["first", "k", "other"];
 
-/// Claims wait, and of releases, alone and together, is known whether they do.
+/// Checks that claims wait for the disk, and that releases, alone and in a batch, are committed in
+/// this way.
 async fn assert_releases<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, lock: &LeaseLock<DB>, how: &str, what: &str) {
     site.execute("DELETE FROM t_resource_lock").await;
     site.execute("INSERT INTO t_resource_lock (key_resource) VALUES ('alone'), ('first'), ('k'), ('other')").await;

@@ -1,4 +1,4 @@
-//! The crate's tracing events, kept for the tests that ask what was told.
+//! The crate's tracing events, recorded for the tests that check them.
 
 use std::{
     io,
@@ -21,7 +21,7 @@ impl io::Write for Log {
     }
 }
 
-/// Keeps every event of the crate's, from all tests of this process.
+/// Records every event of the crate, from all tests of this process.
 pub fn keep() {
     let layer = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(|| Log);
     let only_ours = Targets::new().with_target("rowlock", tracing::Level::TRACE);
@@ -29,12 +29,12 @@ pub fn keep() {
     tracing::subscriber::set_global_default(subscriber).unwrap();
 }
 
-/// The events that name this key.
+/// Returns the events that name this key.
 pub fn about(key: &str) -> Vec<String> {
     with(&format!("key={key} "))
 }
 
-/// The events in which this text stands.
+/// Returns the events that contain this text.
 pub fn with(text: &str) -> Vec<String> {
     let log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
     String::from_utf8_lossy(&log).lines().filter(|line| line.contains(text)).map(str::to_owned).collect()

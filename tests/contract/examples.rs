@@ -1,4 +1,5 @@
-//! The examples as a user runs them: they check themselves, and what they say is looked at here.
+//! Runs the examples as a user does. The examples check themselves, and the tests check their
+//! output.
 
 use std::{
     fs,
@@ -17,15 +18,16 @@ use tokio::{
 use crate::bed::{Bed, Site, acquired, eventually};
 
 const NAMES: [&str; 6] = ["cron", "deduct", "fencing", "graceful_shutdown", "interval", "scheduled_job"];
-/// A story may take its time on a slow machine.
+/// The time limit of an example, long enough for a slow machine.
 const STORY: Duration = Duration::from_secs(300);
 
-/// Whether every example stands beside this program, newer than what it is made from. `cargo test` sees to that, `cargo test --test contract` does not.
+/// Returns whether every example is built next to this program and is newer than its sources.
+/// `cargo test` ensures this, `cargo test --test contract` does not.
 pub fn are_built() -> bool {
     NAMES.iter().all(|name| is_fresh(&program(name)).unwrap_or(false))
 }
 
-/// By cargo's own list of the files that it was made from.
+/// The sources are those in cargo's own dependency file.
 fn is_fresh(program: &Path) -> Result<bool> {
     let built = fs::metadata(program)?.modified()?;
     let list = fs::read_to_string(program.with_extension("d"))?.replace("\\ ", "\0");
@@ -59,7 +61,7 @@ async fn output(example: Child) -> (Option<i32>, String) {
 
 pub async fn deduct_shows_exact_balances_each_way<DB: Bed>(site: Site<DB>) {
     let mut arguments = vec!["--accounts", "1", "--deductions", "5"];
-    // There it needs nothing.
+    // On SQLite, the example needs no URL.
     if site.server.name != "sqlite" {
         arguments.extend(["--database-url", &site.url]);
     }
@@ -76,7 +78,7 @@ pub async fn deduct_shows_exact_balances_each_way<DB: Bed>(site: Site<DB>) {
     assert!(DB::execute(&site.pool, "SELECT 1 FROM rowlock_example").await.is_err(), "its table is gone");
 }
 
-/// Somebody changes a balance while the only worker waits for the key.
+/// The test changes a balance while the only worker waits for the key.
 pub async fn deduct_tells_a_wrong_balance<DB: Bed>(site: Site<DB>) {
     let lease = acquired(site.lock().try_acquire("example-account-0").await);
     let few = ["--workers", "1", "--accounts", "1", "--deductions", "1"];

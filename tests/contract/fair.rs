@@ -1,4 +1,4 @@
-//! First come, first served, across processes.
+//! Grants in the order of arrival, across processes.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::{
     waiters::{Process, Turn, now, places, seconds},
 };
 
-/// How long a place is kept for somebody who gives no sign of life, and how often one is given.
+/// How long a ticket without heartbeats stays alive, and the interval between heartbeats.
 pub const KEPT: Duration = Duration::from_secs(12);
 const SIGN: Duration = Duration::from_secs(4);
-/// What a slow machine may take on top.
+/// How much longer a slow machine may take.
 const SLACK: Duration = Duration::from_secs(3);
 
 async fn processes<DB: Bed>(site: &Site<DB>, count: usize) -> Vec<Process> {
@@ -28,7 +28,7 @@ async fn processes<DB: Bed>(site: &Site<DB>, count: usize) -> Vec<Process> {
     processes
 }
 
-/// Waits until so many places stand in the queue.
+/// Waits until the queue has this many tickets.
 async fn in_line<DB: Bed>(site: &Site<DB>, count: usize) {
     let started = Instant::now();
     while places(site).await != i64::try_from(count).unwrap() {
@@ -41,7 +41,7 @@ async fn nobody_is_left<DB: Bed>(site: &Site<DB>) {
     eventually("the queue is empty", || async { places(site).await == 0 }).await;
 }
 
-/// By their tokens, which never fall, and nobody beside another.
+/// Sorts by tokens, which never fall. Checks that no two grants overlap.
 fn in_order_of_grants(mut turns: Vec<Turn>) -> Vec<Turn> {
     turns.sort_by_key(|turn| turn.tokens[0]);
     for pair in turns.windows(2) {
@@ -50,8 +50,9 @@ fn in_order_of_grants(mut turns: Vec<Turn>) -> Vec<Turn> {
     turns
 }
 
-/// Somebody holds the key while they come, one after the other, and then lets go. Without word of a release the next one asks at
-/// its own pace, hence fewer of them on other databases than PostgreSQL.
+/// Another holder has the key while the tasks arrive, one after the other, and then releases it.
+/// Without notifications the next waiter polls at its own pace, hence fewer tasks on databases
+/// other than PostgreSQL.
 pub async fn grants_come_in_the_order_of_arrival<DB: Bed>(site: Site<DB>) {
     let tasks = if site.server.name == "postgres" { 50 } else { 12 };
     let mut processes = processes(&site, 8).await;
@@ -75,13 +76,13 @@ pub async fn grants_come_in_the_order_of_arrival<DB: Bed>(site: Site<DB>) {
     nobody_is_left(&site).await;
 }
 
-/// One who waits in line, and is known to.
+/// A waiter whose ticket the test has seen in the queue.
 struct Probe {
     in_line: Duration,
     token: i64,
 }
 
-/// It wants a key of its own as well, by which its place is known among the others'.
+/// Waits for `k` and for a key of its own, whose ticket shows when the waiter is in the queue.
 async fn probe<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, number: usize) -> Option<Probe> {
     let own = format!("probe {number}");
     let waiting: JoinHandle<LeaseSet<DB>> = tokio::spawn({
@@ -102,8 +103,9 @@ async fn probe<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, number: usize) ->
     in_line.map(|in_line| Probe { in_line, token })
 }
 
-/// They come as they please. Whoever calls when another stands in line already comes after it, and nobody is kept waiting for more
-/// than two turns of each of the others: one of those who were there before, and one of those who came while it took its place.
+/// Tasks arrive at any time. A task that calls when another has a ticket already is granted the key
+/// after it. No task waits for more than two grants of each of the others: one of those that were
+/// there before, and one of those that arrived while it drew its ticket.
 pub async fn nobody_is_overtaken_and_nobody_starves<DB: Bed>(site: Site<DB>) {
     const TASKS: usize = 48;
     let mut processes = processes(&site, 8).await;
@@ -143,8 +145,8 @@ pub async fn nobody_is_overtaken_and_nobody_starves<DB: Bed>(site: Site<DB>) {
     nobody_is_left(&site).await;
 }
 
-/// All the places of a dead process lapse within 12 s of its last sign of life. Of each process that waits one task asks, at
-/// least once a second.
+/// All tickets of a dead process lapse within 12 s of its last heartbeat. In each process that
+/// waits, one task polls, at least once a second.
 pub async fn the_waiters_of_a_killed_process_are_passed_over<DB: Bed>(site: Site<DB>) {
     const TASKS: usize = 8;
     let mut processes = processes(&site, 3).await;
@@ -162,7 +164,8 @@ pub async fn the_waiters_of_a_killed_process_are_passed_over<DB: Bed>(site: Site
     sleep(KEPT / 2).await;
     assert_eq!(places(&site).await, i64::try_from(arrivals.len()).unwrap(), "nobody is passed over too early");
     if let (Some(before), Some(after)) = (before, counted(&site).await) {
-        // A look a second each, at half that pace or less; three signs of life of two statements; what this test asks itself.
+        // Each process polls at most twice a second, and sends three heartbeats of two statements.
+        // The rest are the test's own statements.
         let most = 2 * (2 * since.elapsed().as_secs() + 6 + 6) + 4;
         assert!(after - before <= most.try_into().unwrap(), "{} statements within 6 s", after - before);
     }
@@ -178,12 +181,13 @@ pub async fn the_waiters_of_a_killed_process_are_passed_over<DB: Bed>(site: Site
     drop(victim);
 }
 
-/// All statements in the test's database, whoever sent them: PostgreSQL alone tells.
+/// Returns the number of statements in the test's database, from all connections. Only PostgreSQL
+/// counts them.
 async fn counted<DB: Bed>(site: &Site<DB>) -> Option<i64> {
     if site.server.name == "postgres" { DB::statements(&site.pool).await } else { None }
 }
 
-/// The first in line is stopped while the key is free, just after a sign of life.
+/// The first waiter is stopped while the key is free, just after a heartbeat.
 pub async fn no_try_gets_in_before_those_in_line<DB: Bed>(site: Site<DB>) {
     let mut first = processes(&site, 1).await.remove(0);
     let lock = site.lock().fair(true);
@@ -193,11 +197,11 @@ pub async fn no_try_gets_in_before_those_in_line<DB: Bed>(site: Site<DB>) {
     let alive = || async { site.cell("alive_until", "t_resource_lock_queue").await };
     let before = alive().await;
     eventually("it gives a sign of life", || async { alive().await != before }).await;
-    // On SQLite no process gets at the file while another is stopped at it.
+    // On SQLite, no process can access the file while another is stopped during an access.
     sleep(SIGN / 8).await;
     first.signal(Signal::STOP);
     let stopped = Instant::now();
-    // The server brings to an end what was sent before.
+    // The server completes the requests that were sent before.
     sleep(SIGN / 4).await;
     holder.release(Status::Succeeded).await.unwrap();
     let other = LeaseLock::new(site.pool_of(1).await).fair(true);
@@ -228,7 +232,8 @@ pub async fn no_try_gets_in_before_those_in_line<DB: Bed>(site: Site<DB>) {
     nobody_is_left(&site).await;
 }
 
-/// One who waits in this process, by a lock object of its own.
+/// Starts a waiter in this process, with a lock object of its own. Returns when its ticket is
+/// drawn.
 async fn waiting<DB: Bed>(site: &Site<DB>) -> JoinHandle<Duration> {
     let before = usize::try_from(places(site).await).unwrap();
     let lock = site.lock().fair(true);
@@ -248,7 +253,7 @@ pub async fn a_waiter_that_goes_away_leaves_its_place<DB: Bed>(site: Site<DB>) {
         [waiting(&site).await, waiting(&site).await, waiting(&site).await, waiting(&site).await];
     third.abort();
     in_line(&site, 3).await;
-    // It goes away just when its turn comes.
+    // The first waiter is dropped just when the key becomes free for it.
     first.abort();
     let freed = now();
     holder.release(Status::Succeeded).await.unwrap();
@@ -259,7 +264,7 @@ pub async fn a_waiter_that_goes_away_leaves_its_place<DB: Bed>(site: Site<DB>) {
     nobody_is_left(&site).await;
 }
 
-/// A place whose waiter gives no further sign of life.
+/// Inserts a ticket without further heartbeats.
 async fn a_place<DB: Bed>(site: &Site<DB>) {
     let alive = DB::ago(-60_000);
     site.execute(&format!(

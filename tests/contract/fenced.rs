@@ -11,12 +11,12 @@ use crate::{
     bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
 };
 
-/// A transaction that writes.
+/// Begins a transaction that writes.
 async fn begin<DB: Bed>(site: &Site<DB>) -> Transaction<'static, DB> {
     site.pool.begin_with(DB::BEGIN).await.unwrap()
 }
 
-/// Lets the lease end so many milliseconds from now, by the database's clock.
+/// Sets the end of the lease to this many milliseconds from now, by the database's clock.
 async fn ends_in<DB: Bed>(site: &Site<DB>, key: &str, millis: i64) {
     site.set(key, &format!("expires_at = {}", DB::ago(-millis))).await;
 }
@@ -54,7 +54,8 @@ pub async fn a_claim_that_was_taken_over_or_passed_is_told_so<DB: Bed>(site: Sit
     assert_eq!(confirms(&site, LEASE).await, 0);
 }
 
-/// Its lease ends meanwhile; the row is locked, and whoever tries is told that somebody is at it.
+/// The lease ends during the transaction. The row is locked, and other requests are refused as
+/// busy.
 pub async fn a_confirmed_claim_keeps_others_out_until_the_commit<DB: Bed>(site: Site<DB>) {
     let (lock, other) = (site.lock(), site.lock());
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
@@ -109,7 +110,8 @@ pub async fn a_forced_release_does_not_pass_a_confirmed_transaction<DB: Bed>(sit
     assert!(matches!(error, Error::Lost { .. }), "{error:?}");
 }
 
-/// The row is locked for more than one renewal interval; the deadline stands, and the renewals go on afterwards.
+/// The row is locked for more than one renewal interval. The deadline stands, and the renewals go
+/// on afterwards.
 pub async fn a_renewal_does_not_trip_over_the_transactions_own_row<DB: Bed>(site: Site<DB>) {
     let lease = Duration::from_secs(3);
     let lock = site.lock_for(lease);
@@ -140,8 +142,9 @@ pub async fn a_confirmation_needs_a_transaction<DB: Bed>(site: Site<DB>) {
     assert_eq!((confirms(&site, LEASE).await, version(&site, VERSION).await), (0, 0));
 }
 
-/// What the transaction reads was there before the claim: nothing that it makes of it may be committed under it. MySQL, and
-/// MariaDB without `innodb_snapshot_isolation`, lock what is there now, whatever the snapshot.
+/// The transaction reads a snapshot that is older than the claim, so that nothing computed from it
+/// may be committed under the claim. MySQL, and MariaDB without `innodb_snapshot_isolation`, lock
+/// the current row, whatever the snapshot.
 pub async fn a_claim_that_is_younger_than_the_snapshot_is_a_conflict<DB: Bed>(site: Site<DB>) {
     let lock = site.lock();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
@@ -164,12 +167,13 @@ pub async fn a_claim_that_is_younger_than_the_snapshot_is_a_conflict<DB: Bed>(si
     lock.release(grant, Status::Succeeded).await.unwrap();
 }
 
-/// MariaDB's default from 11.6.2 on.
+/// Snapshot isolation is MariaDB's default from 11.6.2 on.
 async fn has_snapshot_isolation<DB: Bed>(site: &Site<DB>) -> bool {
     site.server.name == "mariadb" && site.number("SELECT @@innodb_snapshot_isolation").await == Some(1)
 }
 
-/// On SQLite it waits for its BEGIN. With snapshot isolation it has to begin anew: it has looked at the row while it waited.
+/// On SQLite, the second transaction waits in its `BEGIN`. With snapshot isolation it must be
+/// restarted, because it read the row while it waited.
 pub async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: Bed>(site: Site<DB>) {
     let lock = site.lock();
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);

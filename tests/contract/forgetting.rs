@@ -1,4 +1,4 @@
-//! Forgetting goes in steps, and delays no claim.
+//! `forget` deletes keys in steps, and delays no claim.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::bed::{Bed, PATIENCE, Site, acquired, eventually};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// So many keys that are old enough to be forgotten.
+/// Inserts this many keys that are old enough for `forget`.
 async fn old<DB: Bed>(site: &Site<DB>, count: usize) {
     let rows: Vec<String> = (0..count).map(|number| format!("('old {number:04}')")).collect();
     site.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(","))).await;
@@ -45,7 +45,7 @@ pub async fn a_step_that_fails_leaves_those_before_it_done<DB: Bed>(site: Site<D
     assert_eq!(site.lock().forget(HOUR).await.unwrap(), 203);
 }
 
-/// The article's programs may have made the column of any integer type.
+/// The article's programs may have given the column any integer type.
 pub async fn minutes_of_any_size_are_counted<DB: Bed>(site: Site<DB>) {
     match site.server.name {
         "sqlite" => 0,
@@ -69,7 +69,7 @@ pub async fn minutes_of_any_size_are_counted<DB: Bed>(site: Site<DB>) {
     );
 }
 
-/// While it waits at one row, keys of other steps are free to be had.
+/// While `forget` waits at one row, keys of other steps can be claimed.
 pub async fn keys_of_other_steps_can_be_had_meanwhile<DB: Bed>(site: Site<DB>) {
     old(&site, 1203).await;
     let mut gate = site.pool_of(1).await.acquire().await.unwrap();
@@ -109,7 +109,7 @@ pub async fn keys_of_other_steps_can_be_had_meanwhile<DB: Bed>(site: Site<DB>) {
         acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
     DB::execute_on(&mut gate, open).await.unwrap();
-    // Not those that were used a moment ago.
+    // The keys that were just used are kept.
     assert_eq!(forgetting.await.unwrap().unwrap(), 1201);
     assert_eq!(rows(&site).await, 4);
 }

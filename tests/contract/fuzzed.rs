@@ -1,4 +1,5 @@
-//! Whatever comes in at the door is served as it is or refused, and nothing else happens. What fails is made as small as it gets, and printed.
+//! Any input is used as it is or refused, and nothing else happens. A failing input is reduced to a
+//! minimal one and printed.
 
 use std::{collections::HashSet, future::Future, sync::Mutex, time::Duration};
 
@@ -11,7 +12,7 @@ use tokio::{runtime::Handle, task::block_in_place, time::timeout};
 
 use crate::bed::{Bed, Site, acquired};
 
-/// Tries so many values one after the other.
+/// Checks this many values, one after the other.
 pub fn each<S: Strategy, F: Future<Output = ()>>(cases: u32, values: S, mut check: impl FnMut(S::Value) -> F) {
     let check = Mutex::new(&mut check);
     let tried =
@@ -22,7 +23,7 @@ pub fn each<S: Strategy, F: Future<Output = ()>>(cases: u32, values: S, mut chec
     tried.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// Any text at all, and such as means something to somebody.
+/// Generates arbitrary text, and text with a special meaning in SQL or elsewhere.
 fn text() -> impl Strategy<Value = String> {
     let signs = "['\"`;\\\\%_\\-/*\\[\\]{}()?$:@#&=+ \t\r\n\0.a]{0,40}";
     prop_oneof![".{0,20}", "\\PC{0,300}", signs, "[a-z]{0,3}", Just("' OR 1=1 --".to_owned()), Just("x".repeat(255))]
@@ -49,7 +50,7 @@ pub async fn any_text_is_a_key_of_its_own_or_refused<DB: Bed>(site: Site<DB>) {
     assert_eq!(rows.into_iter().map(|row| row.key).collect::<HashSet<_>>(), keys, "one row a key, and no other");
 }
 
-/// Seconds and nanoseconds, short ones as often as endless ones.
+/// Generates durations, short ones as often as endless ones.
 fn duration() -> impl Strategy<Value = Duration> {
     let short = (0..100_000_u64).prop_map(Duration::from_millis);
     let any_at_all = (any::<u64>(), 0..1_000_000_000_u32).prop_map(|(seconds, nanos)| Duration::new(seconds, nanos));
@@ -73,7 +74,7 @@ pub async fn any_duration_is_kept_to_or_refused<DB: Bed>(site: Site<DB>) {
         let lock = or(lock.clone(), lock.min_interval(two));
         async move {
             acquired(lock.try_acquire(&key).await).release(Status::Succeeded).await.unwrap();
-            // Whether there is time for an answer or not, nobody gets the key.
+            // The key is not granted, whether or not the answer arrives in time.
             let waited = timeout(Duration::from_millis(2), lock.acquire("held", three)).await;
             assert!(!waited.is_ok_and(|attempt| attempt.is_ok_and(|attempt| attempt.acquired().is_some())));
             lock.forget(one).await.map(drop).unwrap_or_else(refused);
@@ -91,7 +92,7 @@ pub async fn any_name_is_a_plain_one_or_refused<DB: Bed>(site: Site<DB>) {
         async move {
             let columns = Columns { table: &table, key: &key, value: &value, version: &version };
             match VersionedTable::<_, i64>::new(pool, columns) {
-                // There is no such table, or it has no such columns.
+                // The table does not exist, or has no such columns.
                 Ok(accounts) => assert!(accounts.deduct("k", 1).await.is_err()),
                 Err(error) => assert!(matches!(error, Error::InvalidName { .. }), "{error:?}"),
             }

@@ -1,7 +1,9 @@
-//! A database in memory is gone with its last connection: no call that is dropped, timed out or gone wrong closes it.
+//! A database in memory is gone with its last connection. No call that is dropped, times out or
+//! fails closes that connection.
 //!
-//! Each test works on one pool of one connection all along. Its operation is dropped after its first, second, ... poll until it comes
-//! to its end, on a key of its own each time; in between, everything is still there, and no transaction is open.
+//! Each test uses one pool of one connection throughout. Its operation is dropped after its first,
+//! second, ... poll until it completes, each time on a new key. After each drop, all data is still
+//! there, and no transaction is open.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -16,10 +18,10 @@ use crate::{
     ledger::COLUMNS,
 };
 
-/// How a database comes to live in memory.
+/// The URLs of databases in memory.
 const URLS: [&str; 2] = ["sqlite::memory:", "sqlite:file?mode=memory&cache=private"];
 
-/// What is slow here takes as long on a quiet machine, at least.
+/// How long a slow change takes at least, on an idle machine.
 const SLOW: Duration = Duration::from_millis(300);
 
 struct Memory {
@@ -29,7 +31,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// `test`: the pool asks a connection whether it is alive before it gives it, as pools do unless they are told not to.
+    /// `test`: the pool pings a connection before it hands it out, which is the default of pools.
     async fn new(url: &str, test: bool) -> Self {
         let options = SqlitePoolOptions::new().max_connections(1).test_before_acquire(test);
         let pool = options.connect(url).await.unwrap();
@@ -56,13 +58,13 @@ impl Memory {
             match lock.acquire(key, PATIENCE).await {
                 Ok(Attempt::Acquired(lease)) => return lease,
                 Ok(Attempt::Refused(refusal)) => panic!("{key}: {refusal}"),
-                // Behind what was dropped before, or not within a short limit.
+                // The request waited behind a dropped operation, or exceeded a short limit.
                 Err(error) => assert!(error.is_retryable(), "{key}: {error:?}"),
             }
         }
     }
 
-    /// Everything is there, and nothing is open.
+    /// Checks that all data is there and no transaction is open.
     async fn is_whole(&self, what: &str) {
         let look = async {
             let mut conn = self.pool.acquire().await?;
@@ -71,10 +73,10 @@ impl Memory {
             }
             let numbers = Sqlite::text_on(&mut conn, "SELECT CAST(COUNT(*) AS text) FROM numbers").await?;
             assert_eq!(numbers.as_deref(), Some("250"), "{what}");
-            // An error where a transaction is open.
+            // Fails if a transaction is open.
             Sqlite::execute_on(&mut conn, "BEGIN IMMEDIATE; ROLLBACK").await?;
             assert!(!conn.is_in_transaction(), "{what}: the driver counts a transaction");
-            // What the application drops is rolled back.
+            // A transaction that the application drops is rolled back.
             let mut tx = conn.begin().await?;
             Sqlite::execute_on(&mut tx, "DELETE FROM numbers").await?;
             drop(tx);
@@ -88,7 +90,7 @@ impl Memory {
         }
     }
 
-    /// From now on each change of these tables takes [`SLOW`] or so.
+    /// Makes each change of these tables take about [`SLOW`].
     async fn slow(&self) {
         for table in ["t_resource_lock", "account"] {
             let work = "SELECT COUNT(*) FROM numbers a, numbers b, numbers c";
@@ -97,7 +99,7 @@ impl Memory {
     }
 }
 
-/// Drops `act` at each of its polls; what `prepare` has made goes into it.
+/// Drops `act` at each of its polls. `act` receives the result of `prepare`.
 async fn outlives<P>(prepare: impl AsyncFn(&Memory, &str) -> P, act: impl AsyncFn(&Memory, &str, P)) {
     for (url, test) in URLS.into_iter().flat_map(|url| [(url, true), (url, false)]) {
         let memory = Memory::new(url, test).await;
@@ -109,7 +111,7 @@ async fn outlives<P>(prepare: impl AsyncFn(&Memory, &str) -> P, act: impl AsyncF
             memory.is_whole(&format!("{url}, tested: {test}, dropped after {polls}")).await;
             match ended {
                 false => polls += 1,
-                // The driver's thread may be so quick that each answer is there at the first poll.
+                // The driver's thread may be so fast that each answer is there at the first poll.
                 true if polls == 1 => {}
                 true => break,
             }
@@ -152,7 +154,7 @@ pub async fn it_outlives_a_deduction<DB: Bed>(_: Site<DB>) {
     outlives(async |memory, key| memory.account(key).await, act).await;
 }
 
-/// In a transaction: a savepoint of the work's own, and one that it begins by a statement.
+/// The work opens a savepoint of its own in the transaction.
 pub async fn it_outlives_a_transaction<DB: Bed>(_: Site<DB>) {
     for order in [ConfirmAt::First, ConfirmAt::Last] {
         let act = async |memory: &Memory, key: &str, ()| {
@@ -171,13 +173,13 @@ pub async fn it_outlives_a_transaction<DB: Bed>(_: Site<DB>) {
     }
 }
 
-/// The statement is still under way when its time is up.
+/// The statement is still running when its time limit ends.
 pub async fn it_outlives_what_times_out<DB: Bed>(_: Site<DB>) {
     for url in URLS {
         let memory = Memory::new(url, true).await;
         memory.account("a").await;
         let limit = Duration::from_millis(50);
-        // A release is tried again until its lease ends.
+        // A release is retried until its lease ends.
         let lock = memory.lock.clone().lease(5 * SLOW).unwrap().time_limit(limit).unwrap();
         let table = memory.table.clone().retry(Retry { within: SLOW, ..Retry::default() }).unwrap();
         let table = table.time_limit(limit).unwrap();
@@ -199,7 +201,8 @@ pub async fn it_outlives_what_times_out<DB: Bed>(_: Site<DB>) {
     }
 }
 
-/// Work that ends the transaction itself, or whose error does, is told so, and takes nothing along.
+/// Work that ends the transaction itself, or whose error ends it, leads to an error, and nothing
+/// else is lost.
 pub async fn it_outlives_work_that_ends_its_transaction<DB: Bed>(_: Site<DB>) {
     for (url, inner) in URLS.into_iter().flat_map(|url| [(url, false), (url, true)]) {
         let memory = Memory::new(url, true).await;

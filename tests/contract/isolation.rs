@@ -9,12 +9,12 @@ use crate::{
     both::{commits_no_stale_claim, loses_no_update},
 };
 
-/// A pool whose sessions have been told so; the servers' words differ.
+/// Returns a pool whose sessions have this setting. The statements differ between servers.
 pub async fn pool_at<DB: Bed>(site: &Site<DB>, level: &str) -> Pool<DB> {
     pool_of_at(site, 10, level).await
 }
 
-/// The same, of so many connections.
+/// The same, with this many connections.
 pub async fn pool_of_at<DB: Bed>(site: &Site<DB>, connections: u32, level: &str) -> Pool<DB> {
     let sql: &'static str = match (site.server.name, level) {
         ("postgres", "read committed") => "SET default_transaction_isolation = 'read committed'",
@@ -33,7 +33,8 @@ pub async fn pool_of_at<DB: Bed>(site: &Site<DB>, connections: u32, level: &str)
     options.connect(&site.url).await.unwrap()
 }
 
-/// No update is lost, no stale claim commits, and no contention comes up as an error of the database.
+/// Checks that no update is lost, no stale claim commits, and no contention is reported as a
+/// database error.
 async fn holds_at<DB: Bed>(site: Site<DB>, level: &str) {
     accounts(&site).await;
     let site = site.over(pool_at(&site, level).await);
@@ -55,12 +56,13 @@ pub async fn serializable<DB: Bed>(site: Site<DB>) {
     holds_at(site, "serializable").await;
 }
 
-/// MariaDB then has an error of its own for a row that somebody else changed.
+/// With this setting, MariaDB has an error of its own for a row that another transaction changed.
 pub async fn snapshot_isolation<DB: Bed>(site: Site<DB>) {
     holds_at(site, "snapshot isolation").await;
 }
 
-/// MariaDB's assignments then see the row as it was, not what those before them wrote.
+/// With this setting, MariaDB's assignments see the original row, not what the assignments before
+/// them wrote.
 pub async fn assignments_at_once<DB: Bed>(site: Site<DB>) {
     let pool = pool_at(&site, "assignments at once").await;
     let lock = LeaseLock::new(pool.clone());

@@ -1,4 +1,4 @@
-//! Holding a key: renewal, loss, endings.
+//! Holding a key: renewal, loss, release and abandonment.
 
 use std::{
     sync::{
@@ -39,7 +39,8 @@ pub async fn a_lease_is_lost_when_somebody_takes_the_row<DB: Bed>(site: Site<DB>
     assert!(matches!(lease.renew().await, Err(Error::Lost { .. })));
 }
 
-/// The database is out of reach for the holder: it hears of its loss before anybody else can have the key.
+/// The holder cannot reach the database. It learns of its loss before another caller can claim the
+/// key.
 pub async fn loss_is_told_before_another_gets_in<DB: Bed>(site: Site<DB>) {
     let own = site.pool_of(2).await;
     let holder = LeaseLock::new(own.clone()).lease(2 * SHORT).unwrap();
@@ -84,7 +85,8 @@ pub async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: Bed>(si
     lease.renew().await.unwrap();
 }
 
-/// The pool is empty for so long that a background renewal fails. The deadline stands, and the next one comes through.
+/// The pool is empty for so long that a background renewal fails. The deadline stands, and the next
+/// renewal succeeds.
 pub async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     let lease = Duration::from_secs(4);
@@ -93,7 +95,7 @@ pub async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: Bed>(site: Site
     let started = Instant::now();
     sleep(lease / 4).await;
     let only = pool.acquire().await.unwrap();
-    // The first renewal is due at a third, and gives up at two thirds.
+    // The first renewal is due at a third of the lease, and gives up at two thirds.
     sleep(lease * 17 / 24 - started.elapsed().min(lease / 2)).await;
     assert!(lease_held.is_held());
     drop(only);
@@ -103,7 +105,8 @@ pub async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: Bed>(site: Site
     }
 }
 
-/// Another program takes the key and gives it back, knowing nothing of our columns: the claim is lost, not revived.
+/// Another program, which does not know this crate's columns, claims the key and releases it. The
+/// claim is lost, and does not become valid again.
 pub async fn a_trampled_claim_is_lost<DB: Bed>(site: Site<DB>) {
     let lock = site.lock();
     let lease = acquired(lock.try_acquire("k").await);
@@ -137,7 +140,8 @@ pub async fn a_release_waits_for_a_transaction_at_the_row<DB: Bed>(site: Site<DB
     assert_eq!(site.column("k", "status").await.as_deref(), Some("F"));
 }
 
-/// What a release finds when it was carried out before and only the reply was lost: a free row under its own token.
+/// A release that was executed before, and whose reply was lost, finds a free row with its own
+/// token.
 pub async fn releasing_twice_over_a_lost_reply_is_done<DB: Bed>(site: Site<DB>) {
     let lease = acquired(site.lock().try_acquire("k").await);
     site.set("k", "lock_flag = 0, status = 'S', holder = NULL, claimed_at = NULL, expires_at = NULL").await;
@@ -160,7 +164,8 @@ pub async fn a_pool_of_one_is_enough<DB: Bed>(site: Site<DB>) {
     let (one, two) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
     let started = Instant::now();
     while started.elapsed() < 6 * SHORT {
-        // The application has the connection for a little less than a third of the lease, again and again.
+        // The application repeatedly uses the connection for a little less than a third of the
+        // lease.
         let conn = pool.acquire().await.unwrap();
         sleep(SHORT * 4 / 5).await;
         drop(conn);
@@ -172,7 +177,8 @@ pub async fn a_pool_of_one_is_enough<DB: Bed>(site: Site<DB>) {
 
 pub async fn a_thousand_leases_are_renewed_in_few_statements<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
-    // The lease is long enough for a slow machine to take a thousand keys; the renewals come by hand of the clock.
+    // The lease is long enough for a slow machine to claim a thousand keys. The renewals are sent
+    // when they are due.
     let lock = LeaseLock::new(pool.clone()).lease(Duration::from_secs(24)).unwrap().share_pool();
     let mut leases = Vec::new();
     for number in 0..1000 {
@@ -227,7 +233,7 @@ pub async fn run_cancels_the_work_when_the_lease_is_lost<DB: Bed>(site: Site<DB>
     assert_eq!(site.column("k", "client_ip").await.as_deref(), Some("thief"));
 }
 
-/// What an application does: the whole run in a task of its own, cancelled by aborting it.
+/// As in an application: the whole run is a task of its own, and is cancelled by aborting the task.
 pub async fn run_in_a_spawned_task<DB: Bed>(site: Site<DB>) {
     let lock = site.lock();
     let started = Arc::new(tokio::sync::Notify::new());
@@ -263,7 +269,8 @@ pub async fn a_panic_in_the_work_abandons_the_key<DB: Bed>(site: Site<DB>) {
     assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_some());
 }
 
-/// The keeper's task lives on the runtime of the first lease. When that runtime ends, the others are told.
+/// The renewer's task runs on the runtime of the first lease. When that runtime ends, the leases
+/// are reported as lost.
 pub async fn a_runtime_that_ends_tells_the_leases<DB: Bed>(site: Site<DB>) {
     let url = site.url.clone();
     let lease = std::thread::spawn(move || {
@@ -280,7 +287,8 @@ pub async fn a_runtime_that_ends_tells_the_leases<DB: Bed>(site: Site<DB>) {
     drop(lease);
 }
 
-/// The runtime of the first lease stands still, and with it the keeper. Who waits for the loss on another one is told by the clock.
+/// The runtime of the first lease is not driven, and neither is the renewer. A task that waits for
+/// the loss on another runtime detects it by the clock.
 pub async fn loss_is_told_while_the_keepers_runtime_stands_still<DB: Bed>(site: Site<DB>) {
     let url = site.url.clone();
     let still = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -295,7 +303,8 @@ pub async fn loss_is_told_while_the_keepers_runtime_stands_still<DB: Bed>(site: 
     .join()
     .unwrap();
     let token = lease.cancellation_token();
-    // Nothing renews it any more: this runtime would. Closing waits for what the other one has.
+    // The closed pool prevents renewals, which this runtime would send. The future is dropped
+    // because it waits for the connections that the other runtime has.
     drop(pool.close());
     timeout(PATIENCE, lease.lost()).await.unwrap();
     assert!(token.is_cancelled());
@@ -303,7 +312,7 @@ pub async fn loss_is_told_while_the_keepers_runtime_stands_still<DB: Bed>(site: 
     still.shutdown_background();
 }
 
-/// Tasks that release are dropped by a runtime which no longer takes the keeper's task.
+/// Tasks that release are dropped by a runtime which no longer accepts the renewer's task.
 pub async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: Bed>(site: Site<DB>) {
     let url = site.url.clone();
     let ended = std::thread::spawn(move || {
@@ -313,7 +322,7 @@ pub async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: Bed>(site: S
                 let pool = crate::bed::pool::<DB>(&url, 2).await;
                 let lock = LeaseLock::new(pool.clone());
                 let lease = acquired(lock.try_acquire(&format!("round {round}")).await);
-                // Both connections are away, so that the release waits.
+                // Both connections are in use, so that the release waits.
                 let away = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
                 tokio::spawn(async move { lease.release(Status::Succeeded).await });
                 tokio::task::yield_now().await;
@@ -344,7 +353,7 @@ pub async fn tasks_of_the_work_are_told_however_the_lease_ends<DB: Bed>(site: Si
     assert!(token.is_cancelled());
 }
 
-/// A lock with a long lease does not wait for long where one row cannot be had for a moment.
+/// A lock with a long lease does not wait for long if one row is locked for a moment.
 pub async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: Bed>(site: Site<DB>) {
     let lock = site.lock_for(Duration::from_secs(24 * 3600));
     let (one, two) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
@@ -359,7 +368,7 @@ pub async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: Bed>(site: Sit
     acquired(lock.try_acquire("l").await);
 }
 
-/// Another program frees our row: a release must not take that for its own.
+/// Another program frees the row. The release must not take that for its own.
 pub async fn a_release_after_another_program_freed_the_row_is_lost<DB: Bed>(site: Site<DB>) {
     let lease = acquired(site.lock().try_acquire("k").await);
     site.set("k", "lock_flag = 0, status = 'S'").await;

@@ -1,7 +1,8 @@
-//! One lock object on two runtimes: neither waits for what the other has under way, nor goes under with it.
+//! One lock object on two runtimes: neither waits for requests in flight on the other, and neither
+//! fails with the other.
 //!
-//! The other runtime has one thread, and is driven for as long as a test wants: it stands still at one point of its work
-//! after another.
+//! The other runtime has one thread, and is driven only for as long as a test wants: it stops at
+//! one point of its work after another.
 
 use std::{future::poll_fn, task::Poll, time::Duration};
 
@@ -19,7 +20,7 @@ use crate::{
     proxy::{Proxy, Way},
 };
 
-/// A runtime, and work that only it drives.
+/// A runtime, and work that only this runtime drives.
 struct Elsewhere<T> {
     runtime: Runtime,
     work: Asking<'static, T>,
@@ -30,7 +31,8 @@ impl<T: Send + 'static> Elsewhere<T> {
         Self { runtime: Builder::new_current_thread().enable_all().build().unwrap(), work: Box::pin(work) }
     }
 
-    /// Polls the work so many times at most, and leaves the runtime standing still; what it came to, if it came to its end.
+    /// Polls the work at most this many times, and stops driving the runtime. Returns the result of
+    /// the work if it completed.
     async fn driven(mut self, polls: usize) -> (Self, Option<T>) {
         let drive = move || {
             let mut left = polls;
@@ -48,7 +50,7 @@ impl<T: Send + 'static> Elsewhere<T> {
         timeout(PATIENCE, spawn_blocking(drive)).await.expect("it gets there").unwrap()
     }
 
-    /// Drives the work until an answer to it is held, and leaves the runtime standing still.
+    /// Drives the work until the proxy holds a reply to it, and stops driving the runtime.
     fn driven_until_held(mut self, proxy: &Proxy) -> Self {
         block_in_place(|| {
             let Self { runtime, work } = &mut self;
@@ -62,7 +64,7 @@ impl<T: Send + 'static> Elsewhere<T> {
         self
     }
 
-    /// Drives what the work has left to the runtime, for a moment.
+    /// Drives for a moment what the work has left to the runtime.
     async fn driven_on(self) -> Self {
         let drive = move || {
             self.runtime.block_on(sleep(Duration::from_millis(50)));
@@ -71,7 +73,7 @@ impl<T: Send + 'static> Elsewhere<T> {
         spawn_blocking(drive).await.unwrap()
     }
 
-    /// The runtime ends, and the work is dropped, before that or after.
+    /// Ends the runtime, and drops the work before or after it.
     async fn ended(self, work_first: bool) {
         let Self { runtime, work } = self;
         let end = move || {
@@ -93,7 +95,8 @@ async fn cycle<DB: Bed>(lock: LeaseLock<DB>, keys: Vec<String>) {
     all(releases(leases, |_| Status::Succeeded)).await.into_iter().for_each(Result::unwrap);
 }
 
-/// A pool all of whose connections were opened here: what another runtime has opened, it has to drive.
+/// Returns a pool whose connections were all opened on this runtime: a connection is driven by the
+/// runtime that opened it.
 async fn opened<DB: Bed>(site: &Site<DB>, connections: u32) -> Pool<DB> {
     let pool = site.pool_of(connections).await;
     let mut taken = Vec::new();
@@ -113,7 +116,8 @@ async fn free_rows<DB: Bed>(site: &Site<DB>, keys: &[String]) {
 
 const THEIRS: [&str; 3] = ["their first", "their second", "their third"];
 
-/// What the other runtime is to do. On SQLite a batch is a transaction: where it stands still, nobody writes.
+/// Returns the keys for the other runtime. On SQLite a batch is a transaction: while the runtime is
+/// stopped in it, no other connection writes.
 fn theirs<DB: Bed>(site: &Site<DB>) -> Vec<String> {
     THEIRS[..if site.server.name == "sqlite" { 1 } else { 3 }].iter().map(|key| (*key).to_owned()).collect()
 }
@@ -140,7 +144,8 @@ pub async fn a_runtime_that_stands_still_holds_up_no_other<DB: Bed>(site: Site<D
     }
 }
 
-/// A statement of the other runtime's carries nobody from here, who would have to wait until it is driven on.
+/// A statement of the other runtime contains no request of this one, which would have to wait until
+/// the other runtime is driven again.
 pub async fn a_runtime_that_stands_still_takes_nobody_along<DB: Bed>(site: Site<DB>) {
     let proxy = site.proxy().await;
     let keys = ["first", "k"].map(String::from);
@@ -158,7 +163,8 @@ pub async fn a_runtime_that_stands_still_takes_nobody_along<DB: Bed>(site: Site<
     begin(&mut wanted).await;
     proxy.open();
     let (elsewhere, first) = elsewhere.driven(usize::MAX).await;
-    // Whatever it would send next is sent, and not answered until it stands still.
+    // The other runtime sends its next request, and the reply is held until the runtime has
+    // stopped.
     proxy.hold(Way::Replies);
     let elsewhere = elsewhere.driven_on().await;
     proxy.open();
@@ -189,7 +195,7 @@ pub async fn a_runtime_that_ends_leaves_nobody_waiting<DB: Bed>(site: Site<DB>) 
             for answer in timeout(PATIENCE, all(wanted)).await.expect("each is answered") {
                 match answer.unwrap() {
                     rowlock::Attempt::Acquired(lease) => lease.release(Status::Succeeded).await.unwrap(),
-                    // The transaction of a connection that is just being closed.
+                    // The transaction of a connection that is just being closed holds the database.
                     rowlock::Attempt::Refused(refusal) => {
                         assert_eq!((site.server.name, refusal.reason), ("sqlite", Reason::Busy), "{refusal}");
                     }
@@ -204,7 +210,7 @@ pub async fn a_runtime_that_ends_leaves_nobody_waiting<DB: Bed>(site: Site<DB>) 
     }
 }
 
-/// No lane was left behind, which nobody could get into.
+/// Checks that requests are still batched: no worker is left behind that accepts none.
 async fn assert_travel_together<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, lock: &LeaseLock<DB>, keys: &[String]) {
     let (answers, count) = counted(pool, together(pool, tries(lock, names(keys)))).await;
     assert_statements(site, count, 2, 2, "one alone, and all the others");

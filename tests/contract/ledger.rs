@@ -1,4 +1,4 @@
-//! The application's table of the tests about versions: accounts with a balance and a version.
+//! The application's table in the tests of versions: accounts with a balance and a version.
 
 use std::{
     fmt::{Debug, Display},
@@ -15,7 +15,8 @@ use crate::bed::{Bed, PATIENCE, Site};
 
 pub const COLUMNS: Columns<'static> = Columns { table: "account", key: "id", value: "balance", version: "version" };
 
-/// The table with the accounts `a`, of 100, and `other`, which nobody is to touch.
+/// Creates the table with the accounts `a`, whose balance is 100, and `other`, which no test may
+/// change.
 pub async fn ledger<DB: Bed>(site: &Site<DB>) -> VersionedTable<DB> {
     create(site, COLUMNS.table, "varchar(40)", "bigint", "bigint").await;
     insert(site, COLUMNS.table, "'a'", 100).await;
@@ -28,12 +29,12 @@ pub async fn create<DB: Bed>(site: &Site<DB>, table: &str, key: &str, value: &st
     site.execute(&format!("CREATE TABLE {table} ({columns})")).await;
 }
 
-/// A row of version 0.
+/// Inserts a row with version 0.
 pub async fn insert<DB: Bed>(site: &Site<DB>, table: &str, key: &str, value: impl Display) {
     site.execute(&format!("INSERT INTO {table} VALUES ({key}, {value}, 0)")).await;
 }
 
-/// Balance and version of the account `a`, as they stand there; `other` is as it was.
+/// Returns the balance and version of the account `a`. Checks that `other` is unchanged.
 pub async fn row<DB: Bed>(site: &Site<DB>) -> (i64, i64) {
     let number = async |column, key| {
         let cell = site.cell(column, &format!("account WHERE id = '{key}'")).await;
@@ -43,13 +44,14 @@ pub async fn row<DB: Bed>(site: &Site<DB>) -> (i64, i64) {
     (number("balance", "a").await, number("version", "a").await)
 }
 
-/// What somebody else does to the account `a`.
+/// Changes the account `a` as another program does.
 pub async fn outside<DB: Bed>(site: &Site<DB>, set: &str) {
     assert_eq!(site.execute(&format!("UPDATE account SET {set} WHERE id = 'a'")).await, 1);
 }
 
-/// Does `act` again and again, each time with `meanwhile` at another point of it: when it was woken once, twice, ... and has not seen
-/// why. What it had asked for by then has been answered. Ends when `look`, which is shown what became of it, has seen enough.
+/// Runs `act` repeatedly, and each time runs the third argument at another point of it: after `act`
+/// was woken once, twice, ... and before it is polled again. By then its requests so far have been
+/// answered. Returns when `look`, which receives the result of `act`, returns `true`.
 pub async fn at_every_point<T>(
     prepare: impl AsyncFn(),
     act: impl AsyncFn() -> T,
@@ -68,12 +70,13 @@ pub async fn at_every_point<T>(
                 return;
             }
         } else {
-            polls = 0; // it came to its end: from the start again
+            polls = 0; // it completed: start again from the first point
         }
     }
 }
 
-/// Polls so many times, and waits until it is to be polled again; `false` if it came to its end before.
+/// Polls the future this many times, and waits until it is woken again. Returns `false` if it
+/// completes before.
 async fn woken_after<T>(most: usize, mut future: Pin<&mut impl Future<Output = T>>) -> bool {
     let mut polls = 0;
     poll_fn(|context| {
@@ -90,7 +93,8 @@ pub fn updated<V>(value: V, version: i64, attempts: u32) -> Updated<V> {
     Updated { value, version, attempts }
 }
 
-/// Nothing was changed, nothing may have been, and the same call does not help.
+/// Checks that nothing was changed, that nothing may have been, and that the same call does not
+/// help.
 #[track_caller]
 pub fn changed_nothing<T: Debug>(result: Result<T, impl Into<UpdateError<Error>>>) -> Error {
     let error = match result.map_err(Into::into) {

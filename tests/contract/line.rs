@@ -1,4 +1,4 @@
-//! A lock behind a proxy, and what its row and its errors say.
+//! A lock behind a proxy, and checks of its row and its errors.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub const SHORT: Duration = Duration::from_millis(900);
 pub const LIMIT: Duration = Duration::from_millis(300);
 pub const WAYS: [Way; 2] = [Way::Requests, Way::Replies];
 
-/// A lock behind a proxy, on a pool of one connection, on which every statement has been prepared.
+/// A lock behind a proxy, on a pool of one connection that has prepared every statement.
 pub struct Line<DB: Bed> {
     pub proxy: Proxy,
     pub pool: Pool<DB>,
@@ -27,7 +27,8 @@ impl<DB: Bed> Line<DB> {
         let proxy = site.proxy().await;
         let pool = proxy.pool(1);
         let lock = LeaseLock::new(pool.clone()).share_pool().lease(lease).unwrap().label("line").unwrap();
-        // A slow machine takes its time to connect; the claims' statements are the same whatever the limit.
+        // A slow machine may need long to connect. The statements of a claim are the same whatever
+        // the limit.
         let warm = lock.clone().time_limit(PATIENCE).unwrap();
         let lease = acquired(warm.try_acquire("warm").await);
         lease.renew().await.unwrap();
@@ -35,18 +36,18 @@ impl<DB: Bed> Line<DB> {
         lease.abandon().await.unwrap();
         acquired(warm.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
         let lock = lock.time_limit(limit).unwrap();
-        // Whoever is still at the connection, be it to ping it, has gone.
+        // No task uses the connection any more, not even to ping it.
         eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
         Self { proxy, pool, lock }
     }
 
-    /// A key with a free row.
+    /// The same, with a free row for the key `k`.
     pub async fn with_free_row(site: &Site<DB>, lease: Duration, limit: Duration) -> Self {
         acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
         Self::new(site, lease, limit).await
     }
 
-    /// As [`Proxy::during`].
+    /// Does the same as [`Proxy::during`].
     pub async fn held<T>(
         &self,
         way: Way,
@@ -57,13 +58,14 @@ impl<DB: Bed> Line<DB> {
         self.proxy.during(way, after, work, meanwhile).await
     }
 
-    /// Does `work` with one chunk lost this way, and the connection with it.
+    /// Runs `work`, and loses one chunk this way together with the connection.
     pub async fn lost<T>(&self, way: Way, after: usize, work: impl Future<Output = T>) -> T {
         self.held(way, after, work, async |proxy| proxy.cut()).await
     }
 }
 
-/// How many round trips a database takes: PostgreSQL tells all in one, MySQL looks in a second one.
+/// Returns how many round trips a database needs: PostgreSQL returns everything in one, MySQL reads
+/// the row in a second one.
 pub fn trips<DB: Bed>(site: &Site<DB>, postgres: usize, mysql: usize) -> usize {
     if site.server.name == "postgres" { postgres } else { mysql }
 }
@@ -99,13 +101,14 @@ pub async fn standing<DB: Bed>(site: &Site<DB>) -> i64 {
     site.number(&format!("{sql}{}", DB::ago(0))).await.unwrap()
 }
 
-/// How many milliseconds the row's claim has left, by the database's clock, at least.
+/// Returns whether the row's claim has at least this many milliseconds left, by the database's
+/// clock.
 pub async fn has_left<DB: Bed>(site: &Site<DB>, millis: u64) -> bool {
     let sql = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND expires_at >= ";
     site.number(&format!("{sql}{}", DB::ago(-(millis as i64)))).await == Some(1)
 }
 
-/// A claim that nobody knows of ends with its lease, counted from `since`.
+/// Checks that a claim without a known holder ends with its lease, counted from `since`.
 pub async fn had_within_the_lease<DB: Bed>(site: &Site<DB>, since: Instant) {
     let lock = site.lock();
     loop {

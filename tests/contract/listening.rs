@@ -1,4 +1,5 @@
-//! Word of releases on PostgreSQL: who listens, how long, and that nobody relies on it.
+//! Notifications of releases on PostgreSQL: which locks listen, and for how long. No waiter relies
+//! on them.
 
 use std::time::Duration;
 
@@ -14,9 +15,10 @@ use crate::{
     proxy::Way,
 };
 
-/// How long the connection is kept for the next who waits.
+/// How long the connection is kept open for the next waiter.
 const LINGER: Duration = Duration::from_secs(5);
-/// Whoever waits asks once a second without any word; and what a slow machine may take on top.
+/// A waiter polls once a second without notifications. The rest is what a slow machine may take in
+/// addition.
 const BOUND: Duration = Duration::from_secs(4);
 
 const LISTENERS: &str = "FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
@@ -25,25 +27,26 @@ async fn listeners<DB: Bed>(site: &Site<DB>) -> i64 {
     site.number(&format!("SELECT COUNT(*) {LISTENERS}")).await.unwrap()
 }
 
-/// The only listener's process on the server.
+/// Returns the only listener's process on the server.
 async fn listener<DB: Bed>(site: &Site<DB>) -> i64 {
     eventually("one listens", || async { listeners(site).await == 1 }).await;
     site.number(&format!("SELECT pid {LISTENERS}")).await.unwrap()
 }
 
-/// Waits until whoever holds the key has been asked to tell of its release.
+/// Waits until the row is marked, which makes the holder's release send a notification.
 async fn awaited<DB: Bed>(site: &Site<DB>, key: &str) {
     let sql = format!("SELECT COUNT(*) FROM t_resource_lock WHERE awaited AND key_resource = '{key}'");
     eventually("the row says that somebody waits", || async { site.number(&sql).await == Some(1) }).await;
 }
 
-/// Somebody who waits; with when it was granted its key.
+/// Starts a waiter. The task returns its lease and the time of the grant.
 fn waiting<DB: Bed>(lock: &LeaseLock<DB>, key: &str) -> JoinHandle<(Lease<DB>, Instant)> {
     let (lock, key) = (lock.clone(), key.to_owned());
     tokio::spawn(async move { (acquired(lock.acquire(&key, Duration::MAX).await), Instant::now()) })
 }
 
-/// Releases, and tells how long it took until the next one had the key.
+/// Releases the key. Returns the next lease, and how long it took until the next waiter was granted
+/// the key.
 async fn handed_over<DB: Bed>(holder: Lease<DB>, next: JoinHandle<(Lease<DB>, Instant)>) -> (Lease<DB>, Duration) {
     let freed = Instant::now();
     holder.release(Status::Succeeded).await.unwrap();
@@ -93,7 +96,8 @@ pub async fn a_connection_that_listens_is_kept_for_the_next_who_waits<DB: Bed>(s
     third.abort();
 }
 
-/// They have waited for so long that they ask but once a second: hardly one of them would be that quick without the word.
+/// The waiters have waited for so long that they poll only once a second: without a notification,
+/// hardly any of them would be granted its key that quickly.
 pub async fn word_of_a_release_comes_before_the_next_question<DB: Bed>(site: Site<DB>) {
     const QUICK: Duration = Duration::from_millis(150);
     let lock = LeaseLock::new(site.pool_of(2).await);
@@ -131,7 +135,7 @@ pub async fn a_listener_that_is_terminated_hangs_nobody_and_comes_back<DB: Bed>(
     }
 }
 
-/// Its connection stays open, and nothing comes out of it.
+/// The listener's connection stays open, and nothing arrives on it.
 pub async fn a_listener_that_hears_nothing_any_more_hangs_nobody<DB: Bed>(site: Site<DB>) {
     let proxy = site.proxy().await;
     let lock = LeaseLock::new(proxy.pool(1));
@@ -169,7 +173,7 @@ pub async fn a_listener_that_never_opens_hangs_nobody<DB: Bed>(site: Site<DB>) {
     assert_eq!(listeners(&site).await, 0);
 }
 
-/// What is told until this very moment.
+/// Returns the notifications received up to this moment.
 async fn told<DB: Bed>(site: &Site<DB>, ears: &mut PgListener) -> Vec<String> {
     site.execute("SELECT pg_notify('rowlock', 'the end')").await;
     let mut told = Vec::new();
@@ -210,7 +214,7 @@ pub async fn a_release_is_told_once_where_somebody_waits_and_never_elsewhere<DB:
         let (lease, _) = timeout(PATIENCE, next).await.unwrap().unwrap();
         assert!(lock.shutdown(PATIENCE).await);
         assert_eq!(told(&site, &mut ears).await, ["k"], "{end}");
-        // It does not know that it was the last.
+        // The holder does not know that no other caller waits.
         lease.release(Status::Succeeded).await.unwrap();
         assert!(told(&site, &mut ears).await.len() <= 1);
         alone(&lock).await;
@@ -218,7 +222,8 @@ pub async fn a_release_is_told_once_where_somebody_waits_and_never_elsewhere<DB:
     }
 }
 
-/// Its holder's transaction, say. The row cannot be marked then, and that is no word of a release.
+/// Another transaction has locked the row, for example the holder's. The waiter cannot mark the row
+/// then, and that is not a notification.
 pub async fn a_row_in_a_transactions_hands_is_asked_for_with_pauses<DB: Bed>(site: Site<DB>) {
     let holder = acquired(site.lock().try_acquire("k").await);
     let mut transaction = site.pool_of(1).await.acquire().await.unwrap();
@@ -236,7 +241,8 @@ pub async fn a_row_in_a_transactions_hands_is_asked_for_with_pauses<DB: Bed>(sit
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-/// What listens there is a connection that others get as well, and word in the middle of an answer breaks it.
+/// Behind a pooler, other clients get the connection that listens, and a notification in the middle
+/// of an answer breaks that answer.
 pub async fn behind_a_pooler_nobody_listens_and_nobody_is_disturbed<DB: Bed>(site: Site<DB>) {
     let direct = with_database(&direct_url().unwrap(), database_of(&site.url));
     let server = site.over(pool::<DB>(&direct, 2).await);
@@ -251,7 +257,7 @@ pub async fn behind_a_pooler_nobody_listens_and_nobody_is_disturbed<DB: Bed>(sit
             assert!(took < BOUND, "{took:?}");
             lease.release(Status::Succeeded).await.unwrap();
         }
-        // Anybody's statements, on any of the pooler's connections.
+        // Statements of other clients, on any of the pooler's connections.
         for number in 0..20 {
             assert_eq!(site.number(&format!("SELECT {number}")).await, Some(number));
         }
@@ -263,6 +269,6 @@ pub async fn behind_a_pooler_nobody_listens_and_nobody_is_disturbed<DB: Bed>(sit
         DB::execute_on(&mut session, DB::BEGIN).await.unwrap();
         let heard = "SELECT coalesce(max(channel), 'nothing') FROM pg_listening_channels() AS channel";
         assert_eq!(DB::text_on(&mut session, heard).await.unwrap().as_deref(), Some("nothing"));
-        sessions.push(session); // in its transaction, so that the next one is another of the server's
+        sessions.push(session); // in its transaction: the next one uses another connection
     }
 }

@@ -1,11 +1,13 @@
-//! The contract: what every database must do, written once, run as `DATABASE::promise` for each.
+//! The contract: what every database must do, written once and run for each database as
+//! `DATABASE::module::name`.
 //!
-//! SQLite needs nothing. A server's tests run where its URL is set (`POSTGRES_URL`, `MYSQL_URL`, `MARIADB_URL`);
-//! elsewhere they show as ignored. `scripts/test` sets all three. Where `POSTGRES_URL` leads to a pooler in transaction mode,
-//! `POSTGRES_DIRECT_URL` is the server behind it (`scripts/clusters`); tests of the server itself then show as ignored.
+//! SQLite needs nothing. A server's tests run if its URL is set (`POSTGRES_URL`, `MYSQL_URL`,
+//! `MARIADB_URL`); otherwise they are shown as ignored. `scripts/test` sets all three. If
+//! `POSTGRES_URL` connects to a pooler in transaction mode, `POSTGRES_DIRECT_URL` is the server
+//! behind it (`scripts/clusters`); tests of the server itself are then shown as ignored.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
-// Without one of the databases, its tests and what only they use are not called.
+// Without the feature of one database, its tests and the code that only they use are not called.
 #![cfg_attr(
     not(all(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "cli")),
     allow(dead_code, unused_imports)
@@ -105,7 +107,8 @@ mod waiters;
 mod waiting;
 mod work;
 
-/// What `src/rules.rs` uses of its crate, so that the test can hold the servers against that very file.
+/// The items that `src/rules.rs` uses of its crate, so that the test can compare the servers with
+/// that very file.
 mod key {
     pub use rowlock::{Holder, Key};
 }
@@ -307,7 +310,7 @@ where
     }
     #[cfg(feature = "cli")]
     if server.name == "sqlite" {
-        // The same whatever the database.
+        // These tests do not depend on the database.
         tests! { server, trials;
             program_run: the_command_begins_with_the_signals_of_a_fresh_process, a_local_lock_needs_nothing,
                 a_program_that_is_replaced_while_it_waits_runs_its_command, a_command_that_does_not_start_leaves_the_key_free;
@@ -336,7 +339,7 @@ where
                 deduct_refuses_what_it_does_not_know, fencing_refuses_the_late_write_that_nothing_else_stops,
                 scheduled_job_hands_over;
         }
-        return; // it has no network on which anything could get lost, and its columns have no width
+        return; // SQLite has no network that could lose anything, and its columns have no width
     }
     if server.name != "postgres" {
         tests! { server, trials;
@@ -402,7 +405,7 @@ where
     }
 }
 
-/// What is promised of waiting, where it takes several processes, faults or futures that are dropped.
+/// Tests of waiting that need several processes, faults or dropped futures.
 fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
     tests! { server, trials;
         fair:

@@ -1,4 +1,5 @@
-//! The table gets there, whichever way an application brings it, and whichever ways it mixes.
+//! Each way to create the table works: `sqlx-cli`, the copied files, and `rowlock::migrate`. So
+//! does each mix of them.
 
 use std::{
     path::{Path, PathBuf},
@@ -39,7 +40,8 @@ pub async fn sixteen_instances_migrate_at_once<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// Our folder as the source: recorded in a table of its own, so that the application's next run finds its record as it left it.
+/// The library's migrations folder is the source. Its runs are recorded in a table of their own, so
+/// that the application's next run finds its own record unchanged.
 pub async fn sqlx_cli_runs_our_folder_beside_the_applications<DB: Bed>(site: Site<DB>) {
     site.execute("DROP TABLE t_resource_lock").await;
     let app = application(1);
@@ -53,18 +55,20 @@ pub async fn sqlx_cli_runs_our_folder_beside_the_applications<DB: Bed>(site: Sit
     ok(sqlx(&site, &app, &[]).await);
     assert_eq!(site.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(2));
     assert_eq!(site.number("SELECT COUNT(*) FROM _rowlock_migrations").await, Some(1));
-    // The other two ways on the same database do no harm.
+    // The other two ways do no harm on the same database.
     copy(&ours, &app);
     ok(sqlx(&site, &app, &[]).await);
     rowlock::migrate(&site.pool).await.unwrap();
     works(&site).await;
 }
 
-/// Our files copied into the application's folder: recorded with the application's own.
+/// The library's files are copied into the application's folder. They are recorded with the
+/// application's migrations.
 pub async fn sqlx_cli_runs_our_files_in_the_applications_folder<DB: Bed>(site: Site<DB>) {
     let app = application(1);
     let ours = root().join("migrations").join(folder(&site));
-    // `rowlock::migrate` came first, with a row in the table; the files must leave it as it is.
+    // `rowlock::migrate` ran first, and the table has a row. The files must leave the row
+    // unchanged.
     acquired(site.lock().try_acquire("old").await).release(Status::Failed).await.unwrap();
     copy(&ours, &app);
     ok(sqlx(&site, &app, &[]).await);

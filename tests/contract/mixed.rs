@@ -1,5 +1,5 @@
-//! Turns and places where they do not come one after the other as usual: fair and plain lock objects on one key, a place
-//! that was cleared away.
+//! Queueing in unusual cases: fair and plain lock objects wait for one key, and the ticket of a
+//! waiter is deleted.
 
 use std::time::Duration;
 
@@ -23,7 +23,8 @@ async fn rounds<DB: Bed>(lock: LeaseLock<DB>) {
     }
 }
 
-/// Without an order between the two kinds; within each lock object the order of the coming holds.
+/// There is no order between fair and plain lock objects. Within each lock object the waiters are
+/// served in the order of their calls.
 pub async fn nobody_is_forgotten_where_some_are_fair<DB: Bed>(site: Site<DB>) {
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
@@ -55,13 +56,15 @@ fn waiter<DB: Bed>(lock: LeaseLock<DB>, key: &str) -> Waiter<DB> {
     tokio::spawn(async move { acquired(lock.acquire(&key, Duration::MAX).await) })
 }
 
-/// As if its process had given no sign of life for too long: others have cleared its place away, and are before it now.
+/// The case of a process that sent no heartbeat for too long. Other waiters have deleted its
+/// ticket, and are now before it.
 pub async fn a_waiter_whose_place_is_gone_is_not_the_first_any_more<DB: Bed>(site: Site<DB>) {
     let key = format!("passed over on {}", site.server.name);
     let holder = acquired(site.lock().try_acquire(&key).await);
     let mut passed_over = waiter(LeaseLock::new(site.pool_of(2).await).fair(true), &key);
     eventually("it has a place", || async { places(&site).await == 1 }).await;
-    // The first refusal came before it had its place; the next ones are those of the first in line.
+    // The first refusal happened before the waiter had its ticket. The next refusals are those of
+    // the first waiter in the queue.
     let asked = || events::about(&key).iter().filter(|line| line.contains(": refused ")).count();
     let before = asked();
     eventually("it asks as the first in line", || async { asked() >= before + 2 }).await;
@@ -89,7 +92,8 @@ pub async fn a_waiter_whose_place_is_gone_is_not_the_first_any_more<DB: Bed>(sit
     eventually("no place is left", || async { places(&site).await == 0 }).await;
 }
 
-/// As where several nodes of a cluster give the numbers: the first one has the turn, and the second one has the lower number.
+/// Several nodes of a cluster can assign ticket numbers out of order: the first waiter is at the
+/// head of the queue, and the second one has the lower number.
 pub async fn numbers_that_do_not_grow_hang_nobody<DB: Bed>(site: Site<DB>) {
     let holder = acquired(site.lock().try_acquire("k").await);
     let lock = site.lock().fair(true);

@@ -1,4 +1,5 @@
-//! Programs that run the article's own statements on the same table, written in plain SQL: we exclude them, they exclude us.
+//! Programs that run the article's own statements on the same table, in plain SQL. The lock
+//! excludes them, and they exclude the lock.
 
 use std::time::Duration;
 
@@ -14,22 +15,22 @@ use crate::{
 
 const PATIENCE: Duration = Duration::from_secs(90);
 const MINUTE: Duration = Duration::from_secs(60);
-/// The offsets of two places, east and west of Greenwich.
+/// The UTC offsets of two time zones, east and west of Greenwich.
 const PLACES: [i32; 2] = [8 * 3600, -5 * 3600];
 
-/// The program in a place, and our lock that knows of it.
+/// An article program in a time zone, and a lock that is configured for it.
 async fn neighbours<DB: Bed>(site: &Site<DB>, place: i32) -> (Program<DB>, LeaseLock<DB>) {
     let program = Program::new(site.pool.clone(), site.server.name, TimeDelta::seconds(place.into())).await;
     let ours = site.lock().label("ours").unwrap().article_clients(FixedOffset::east_opt(place).unwrap());
     (program, ours)
 }
 
-/// A program that began so many minutes ago.
+/// A program that began the given number of minutes ago.
 fn long_ago<DB: Bed>(program: &Program<DB>, minutes: i64) -> Program<DB> {
     program.at(program.ahead - TimeDelta::minutes(minutes))
 }
 
-/// A row of the program's: free, succeeded, never begun.
+/// A row that belongs to the article program: free, succeeded, never begun.
 async fn row<DB: Bed>(site: &Site<DB>, key: &str, minutes: u32) {
     site.execute(&format!(
         "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time) VALUES ('{key}', 'S', 0, NULL, '', {minutes})"
@@ -100,7 +101,7 @@ pub async fn they_read_our_times_and_keep_our_window<DB: Bed>(site: Site<DB>) {
         acquired(ours.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
         assert_eq!(program.take("k").await, Answer::WithinWindow);
         assert_eq!(later.take("k").await, Answer::Taken);
-        // And we keep its window, when it has ended.
+        // The lock also respects the program's minimum interval after the program has ended.
         program.give("k", "S").await;
         site.set("k", &format!("begin_time = {}", DB::begun(table, 50 * 60_000 - i64::from(place) * 1000))).await;
         let refusal = refused(ours.clone().min_interval(60 * MINUTE).unwrap().try_acquire("k").await);
@@ -110,7 +111,8 @@ pub async fn they_read_our_times_and_keep_our_window<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// It comes back after its time, when we have the key: its unlock asks for no holder.
+/// The program unlocks after its time is over, when the lock holds the key. Its unlock statement
+/// does not check the holder.
 pub async fn their_late_unlock_is_found_out<DB: Bed>(site: Site<DB>) {
     for table in Table::BOTH {
         put(&site, table).await;
@@ -122,7 +124,8 @@ pub async fn their_late_unlock_is_found_out<DB: Bed>(site: Site<DB>) {
             let lease = acquired(ours.try_acquire(key).await);
             program.give(key, "S").await;
             nothing_is_harmed(&site, &ours, lease).await;
-            // What it wrote counts: free, S, begun by us a moment ago.
+            // What the program wrote counts: the row is free, its status is S, and the lock began
+            // it a moment ago.
             assert_eq!(refused(ours.try_acquire(key).await).reason, Reason::WithinWindow);
             assert_eq!(program.take(key).await, Answer::WithinWindow);
         }
@@ -132,13 +135,15 @@ pub async fn their_late_unlock_is_found_out<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// Its late unlock lets the next of its kind in, while we work.
+/// A program's late unlock lets another program of its kind acquire the key while the lock's holder
+/// works.
 pub async fn their_late_unlock_and_relock_are_found_out<DB: Bed>(site: Site<DB>) {
     for table in Table::BOTH {
         put(&site, table).await;
         let (program, ours) = neighbours(&site, PLACES[1]).await;
         let moved = format!("begin_time = {}", DB::begun(table, -5_000 - i64::from(PLACES[1]) * 1000));
-        // A moment after our own try; in the same second, where the column has whole ones; with the unlock's time wiped.
+        // The next program locks a moment after the lock's own claim; in the same second, for
+        // columns of whole seconds; and with the time of the unlock erased.
         for relock in [moved.as_str(), "begin_time = claimed_at", &format!("{moved}, end_time = NULL")] {
             for key in ["renewed", "released", "abandoned", "dropped"] {
                 site.execute(&format!("DELETE FROM t_resource_lock WHERE key_resource = '{key}'")).await;
@@ -150,7 +155,8 @@ pub async fn their_late_unlock_and_relock_are_found_out<DB: Bed>(site: Site<DB>)
                 assert_eq!(long_ago(&program, -61).take(key).await, Answer::Taken);
                 site.set(key, relock).await;
                 nothing_is_harmed(&site, &ours, lease).await;
-                // It has the key now, by the rules: we are refused, until its time is over or it unlocks.
+                // By the rules the program now holds the key. The lock is refused until the
+                // program's time is over or it unlocks.
                 let refusal = refused(ours.try_acquire(key).await);
                 assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::HeldByAnotherProgram, "10.0.0.7"));
                 assert_eq!(program.take(key).await, Answer::Locked);
@@ -163,7 +169,8 @@ pub async fn their_late_unlock_and_relock_are_found_out<DB: Bed>(site: Site<DB>)
     }
 }
 
-/// Does what the key says with a lease that was trampled on: we find out, and leave the row as it is.
+/// Does what the key names with a lease that another program overwrote. The lease detects the loss,
+/// and leaves the row unchanged.
 async fn nothing_is_harmed<DB: Bed>(site: &Site<DB>, ours: &LeaseLock<DB>, lease: Lease<DB>) {
     let key = lease.key().clone();
     let before = whole(site, key.as_str()).await;
@@ -206,7 +213,6 @@ pub async fn a_background_renewal_finds_out_too<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// Every column of a row.
 async fn whole<DB: Bed>(site: &Site<DB>, key: &str) -> String {
     let columns = crate::upgrade::all_columns(site.server.name);
     site.text(&format!("SELECT {columns} FROM t_resource_lock WHERE key_resource = '{key}'")).await.unwrap()

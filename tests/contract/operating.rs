@@ -1,4 +1,4 @@
-//! What operators do, and what it does to the others.
+//! Operator actions, and their effects on other clients.
 
 use std::time::Duration;
 
@@ -102,7 +102,8 @@ pub async fn a_forced_release_is_what_article_rules_wait_for<DB: Bed>(site: Site
     assert!(matches!(crashed.renew().await, Err(Error::Lost { .. })));
 }
 
-/// On servers a row in a transaction's hands is waited for up to the time limit, and never freed behind its back.
+/// On servers, a forced release waits for a row that a transaction has locked, up to the time
+/// limit. It never frees the row while the transaction has it locked.
 pub async fn a_forced_release_does_not_pass_a_transaction_at_the_row<DB: Bed>(site: Site<DB>) {
     let lock = site.lock().time_limit(Duration::from_millis(300)).unwrap();
     let lease = acquired(lock.try_acquire("k").await);

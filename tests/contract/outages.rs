@@ -1,4 +1,5 @@
-//! Waiting outlives an outage: what passes by itself is waited out, what does not ends the wait at once.
+//! A wait survives an outage. Temporary errors are waited out; permanent errors end the wait at
+//! once.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::{
 };
 
 const LIMIT: Duration = Duration::from_millis(300);
-/// How long an outage lasts: some time limits.
+/// How long an outage lasts: several time limits.
 const OUTAGE: Duration = Duration::from_millis(1500);
 
 fn waiting<DB: Bed>(lock: &LeaseLock<DB>, key: &str, wait: Duration) -> JoinHandle<Result<Attempt<Lease<DB>>, Error>> {
@@ -25,7 +26,7 @@ fn waiting<DB: Bed>(lock: &LeaseLock<DB>, key: &str, wait: Duration) -> JoinHand
     tokio::spawn(async move { lock.acquire(&key, wait).await })
 }
 
-/// Neither answers nor hangs up, on old connections and new ones.
+/// The proxy neither answers nor closes connections, old or new.
 fn fall_silent(proxy: &Proxy) {
     proxy.hold(Way::Requests);
     proxy.hold(Way::Replies);
@@ -46,14 +47,15 @@ pub async fn a_wait_outlives_an_outage<DB: Bed>(site: Site<DB>) {
         let holder = acquired(site.lock().try_acquire(&key).await);
         let proxy = site.proxy().await;
         let lock = LeaseLock::<DB>::new(proxy.pool(2)).time_limit(LIMIT).unwrap().fair(fair);
-        // Which of the two comes first is not said: each lets go of the key itself.
+        // The order of the two waiters is unspecified. Each releases the key itself.
         let mut tasks = [0, 1].map(|_| {
             let waiting = waiting(&lock, &key, Duration::MAX);
             tokio::spawn(async move { acquired(waiting.await.unwrap()).release(Status::Succeeded).await })
         });
         refused_once(&key).await;
         if fair {
-            // A place that is drawn unheard would be in its own way until it lapses.
+            // A ticket whose creation gets no reply would block its own waiter until the ticket
+            // lapses.
             eventually("both have their places", || async { places(&site).await == 2 }).await;
         }
         fall_silent(&proxy);
@@ -81,7 +83,8 @@ pub async fn a_wait_outlives_an_outage_that_was_there_before_it<DB: Bed>(site: S
     acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release(Status::Succeeded).await.unwrap();
 }
 
-/// The server has granted it, and its reply never arrives: no other could have it for an hour.
+/// The server grants the claim, and the reply never arrives. No other client could acquire the key
+/// for an hour.
 pub async fn a_grant_that_goes_unheard_in_an_outage_is_found_after_it<DB: Bed>(site: Site<DB>) {
     let line = Line::with_free_row(&site, Duration::from_secs(3600), LIMIT).await;
     line.proxy.hold(Way::Replies);
@@ -100,20 +103,22 @@ pub async fn a_grant_that_goes_unheard_in_an_outage_is_found_after_it<DB: Bed>(s
 }
 
 pub async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: Bed>(site: Site<DB>) {
-    // Long for a busy machine to send a claim, and shorter than a pause and a claim that is given up.
+    // Long enough for a busy machine to send a claim, and shorter than a pause plus a claim that
+    // times out.
     let limit = Duration::from_secs(1);
     let wait = 5 * limit;
     let key = format!("ends in an outage on {}", site.server.name);
     let holder = acquired(site.lock().try_acquire(&key).await);
     let line = Line::with_free_row(&site, Duration::from_secs(3600), limit).await;
-    // It was refused before; a claim that was sent since may have been granted.
+    // The request was refused before the outage. A claim that was sent since then may have been
+    // granted.
     let since = Instant::now();
     let task = waiting(&line.lock, &key, wait);
     refused_once(&key).await;
     fall_silent(&line.proxy);
     line::timed_out(task.await.unwrap());
     assert!(since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 4, "{:?}", since.elapsed());
-    // Nothing was ever sent.
+    // No claim was sent.
     line.proxy.cut();
     eventually("it is back", || async { line.lock.inspect("k").await.is_ok() }).await;
     let taken = line.pool.acquire().await.unwrap();
@@ -136,9 +141,10 @@ pub async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: Bed>(site: Si
     holder.release(Status::Succeeded).await.unwrap();
 }
 
-/// Behind another's uncommitted insert; on SQLite it is the whole file that another writes to.
+/// The wait is blocked by an uncommitted insert of another transaction. On SQLite the other
+/// transaction blocks the whole file.
 pub async fn a_wait_outlives_a_transaction_that_is_longer_than_the_time_limit<DB: Bed>(site: Site<DB>) {
-    // A creation that was given up may arrive late: each has a key of its own.
+    // A creation that timed out may still arrive late, so each round uses a key of its own.
     for (key, fair) in [("k", false), ("l", true)] {
         let mut other = site.pool_of(1).await.acquire().await.unwrap();
         DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
@@ -169,7 +175,7 @@ pub async fn what_does_not_pass_by_itself_ends_a_wait<DB: Bed>(site: Site<DB>) {
     drop(holder);
 }
 
-/// The time limit is the default one: 5 s.
+/// The time limit is the default, 5 s.
 #[cfg(feature = "cli")]
 pub async fn the_program_waits_through_an_outage<DB: Bed>(site: Site<DB>) {
     let holder = acquired(site.lock().try_acquire("k").await);

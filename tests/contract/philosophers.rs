@@ -1,4 +1,5 @@
-//! The dining philosophers: five processes around a table, a fork between each two, two forks for each meal.
+//! The dining philosophers: five processes, one fork between each two neighbours, two forks for
+//! each meal.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -13,7 +14,7 @@ use crate::{
 const SEATS: usize = 5;
 const MEALS: usize = 10;
 
-/// The forks of a seat, in the order of keys, which is the order of a turn's tokens.
+/// The forks of a philosopher, in the order of keys, which is also the order of a meal's tokens.
 fn forks(seat: usize) -> [usize; 2] {
     let next = (seat + 1) % SEATS;
     [seat.min(next), seat.max(next)]
@@ -29,8 +30,9 @@ pub async fn philosophers_eat_as_they_please<DB: Bed>(site: Site<DB>) {
     assert_no_fork_is_in_two_hands(&meals);
 }
 
-/// A ticket that was seen in the queue comes before every neighbour that asks after that, however slow the machine is.
-/// Each meal also wants a key of its own, by which its ticket is known.
+/// A ticket that was seen in the queue is served before every neighbour that asks after that,
+/// however slow the machine is. Each meal also acquires a key of its own, which identifies its
+/// ticket.
 pub async fn philosophers_eat_in_order<DB: Bed>(site: Site<DB>) {
     let mut table = Vec::new();
     for seat in 0..SEATS {
@@ -62,7 +64,7 @@ pub async fn philosophers_eat_in_order<DB: Bed>(site: Site<DB>) {
     assert_eq!(places(&site).await, 0);
 }
 
-/// Notes when each ticket was first seen in the queue, under its meal's own key.
+/// Records when each ticket was first seen in the queue, under its meal's own key.
 async fn look<DB: Bed>(site: &Site<DB>, tickets: &mut HashMap<String, Duration>) {
     let list =
         if site.server.name == "postgres" { "string_agg(key_resource, ',')" } else { "group_concat(key_resource)" };
@@ -74,7 +76,8 @@ async fn look<DB: Bed>(site: &Site<DB>, tickets: &mut HashMap<String, Duration>)
     sleep(Duration::from_millis(1)).await;
 }
 
-/// Every philosopher has all of its meals: by seat, in their order.
+/// Runs until every philosopher has eaten all of its meals. Returns the meals by philosopher, in
+/// order.
 async fn dine(table: Vec<Process>) -> Vec<Vec<Turn>> {
     let seats: Vec<_> = table.into_iter().map(|philosopher| tokio::spawn(eat(philosopher))).collect();
     let mut meals = Vec::new();
@@ -95,7 +98,7 @@ async fn eat(mut philosopher: Process) -> Vec<Turn> {
     meals
 }
 
-/// The meals for which a fork was taken, with its tokens.
+/// The meals that used a fork, with the fork's tokens.
 fn with_fork(meals: &[Vec<Turn>], fork: usize) -> impl Iterator<Item = (i64, &Turn)> {
     meals.iter().flatten().filter_map(move |meal| Some((token(meal, fork)?, meal)))
 }

@@ -20,12 +20,13 @@ use crate::bed::{Bed, PATIENCE, Site, eventually};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_rowlock");
 
-/// A command that writes its holder's id into `up`, and stays until it finds `go`; its folder is its name.
+/// A command that writes its holder's id into `up`, and runs until the file `go` exists. Its
+/// argument zero is its folder.
 pub const STAYS: &str =
     r#"echo "$ROWLOCK_HOLDER" > "$0/new"; mv "$0/new" "$0/up"; while [ ! -e "$0/go" ]; do sleep 0.05; done"#;
 
-/// A command that does not know any database; `words` are split, `more` are taken as they are. In a session of its own, so that
-/// it has no terminal, from wherever the suite is started.
+/// A command without a database URL. `words` are split; `more` are passed unchanged. The program
+/// runs in a session of its own, so that it has no terminal, wherever the suite is started.
 pub fn rowlock(words: &str, more: &[&str]) -> Command {
     let mut command = Command::new("setsid");
     command.arg(PROGRAM).args(words.split_whitespace()).args(more).stdin(Stdio::null());
@@ -35,10 +36,11 @@ pub fn rowlock(words: &str, more: &[&str]) -> Command {
     command
 }
 
-/// How the program ended, and what it and its command said: their pipes are closed, nobody is left who could speak.
+/// How the program ended, and what it and its command wrote. Both pipes are closed, so no process
+/// is left that could write.
 #[derive(Debug)]
 pub struct Ended {
-    /// Negative if a signal ended it.
+    /// Negative if a signal ended the program.
     pub code: i32,
     pub out: String,
     pub err: String,
@@ -57,7 +59,7 @@ impl Ended {
     }
 }
 
-/// A program that runs. Dropped, it is killed, and its command with it.
+/// A running program. On drop, the program and its command are killed.
 pub struct Started {
     child: Child,
     out: BufReader<ChildStdout>,
@@ -65,7 +67,8 @@ pub struct Started {
     heard: Ended,
 }
 
-/// A suite that `nohup` or a shell's `&` started ignores signals, and would hand that on. What has a handler is not handed on.
+/// A suite that was started by `nohup` or by a shell's `&` ignores signals, and its children would
+/// inherit that. A signal with a handler is not inherited as ignored.
 pub fn hear_all_signals() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0");
@@ -95,7 +98,7 @@ impl Started {
         kill_process(Pid::from_raw(i32::try_from(self.id()).unwrap()).unwrap(), signal).unwrap();
     }
 
-    /// Waits for a line with this text on stderr.
+    /// Waits until stderr contains this text.
     pub async fn complains(&mut self, text: &str) {
         let lines = async {
             while !self.heard.err.contains(text) {
@@ -105,7 +108,7 @@ impl Started {
         timeout(PATIENCE, lines).await.unwrap_or_else(|_| panic!("no {text:?} on stderr"));
     }
 
-    /// Waits for this text to come so many times on stdout.
+    /// Waits until stdout contains this text the given number of times.
     pub async fn says(&mut self, text: &str, times: usize) {
         let lines = async {
             while self.heard.out.matches(text).count() < times {
@@ -157,7 +160,7 @@ impl<DB: Bed> Site<DB> {
     }
 }
 
-/// Where a command tells that it is up, and is told to go.
+/// The folder in which a command reports that it is up, and in which the test lets it end.
 pub struct Stage(tempfile::TempDir);
 
 impl Stage {
@@ -173,7 +176,7 @@ impl Stage {
         self.0.path().join(name)
     }
 
-    /// Waits for the command; what it wrote.
+    /// Waits until the command is up, and returns what it wrote.
     pub async fn up(&self) -> String {
         let file = self.file("up");
         eventually("the command is up", async || file.exists()).await;
@@ -189,7 +192,7 @@ pub fn read(file: &Path) -> String {
     std::fs::read_to_string(file).unwrap().trim_end().to_owned()
 }
 
-/// A second more than that is too late.
+/// Allows one second more than the limit.
 pub fn within(elapsed: Duration, limit: Duration) {
     assert!(elapsed < limit + Duration::from_secs(1), "{elapsed:?}, not {limit:?} and a second");
 }

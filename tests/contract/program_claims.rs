@@ -1,4 +1,4 @@
-//! `acquire`, `renew`, `release`, and what shows the table.
+//! `acquire`, `renew`, `release`, and the commands that show the table.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use rustix::process::Signal;
@@ -28,7 +28,8 @@ pub async fn a_claim_is_taken_renewed_and_released<DB: Bed>(site: Site<DB>) {
         (&row["token"], &row["holder"], &row["until"]),
         (&claim["token"], &claim["holder"], &claim["expires_at"])
     );
-    // MySQL's begins with the statement, and ends a lease after the row was changed.
+    // On MySQL, `since` is the time of the statement, and `until` is a lease after the row was
+    // changed.
     let lease = time(&row["until"]) - time(&row["since"]);
     assert!(lease >= TimeDelta::seconds(10) && lease < TimeDelta::seconds(20), "{lease}");
     let holder = claim["holder"].as_str().unwrap();
@@ -113,7 +114,8 @@ pub async fn watch_prints_the_list_until_it_is_interrupted<DB: Bed>(site: Site<D
     assert!(ended.err.is_empty() && !ended.out.contains('\x1b'), "{ended:?}");
 }
 
-/// What others wrote into the table: a screen that is cleared, a line of its own, text that runs backwards.
+/// Text that other programs wrote into the table: an escape sequence that clears the screen, a line
+/// break, and bidirectional control characters.
 pub async fn what_others_wrote_moves_no_cursor<DB: Bed>(site: Site<DB>) {
     let key = "a\x1b[2J\x07\x7fb\u{9b}\u{202e}c";
     site.rowlock("acquire --lease 1h", &[key]).await.with(0);
@@ -130,7 +132,7 @@ pub async fn what_others_wrote_moves_no_cursor<DB: Bed>(site: Site<DB>) {
         let moves = |c: &char| c.is_control() && *c != '\n' || ['\u{202e}', '\u{2066}'].contains(c);
         assert_eq!((text.chars().find(moves), text.lines().count()), (None, lines), "{text:?}");
     }
-    // Programs read what stands there.
+    // The JSON output contains the stored text unchanged.
     let shown = site.rowlock("show --json", &[key]).await.with(0);
     assert_eq!((shown.json()["key"].as_str(), shown.json()["by"].as_str()), (Some(key), Some(label)));
     assert_eq!(shown.out.chars().filter(|c| c.is_control()).count(), 1, "{shown:?}");
@@ -152,7 +154,7 @@ pub async fn a_reader_that_has_enough_is_no_failure<DB: Bed>(site: Site<DB>) {
     ] {
         site.rowlock("run k -- true", &[]).await.with(0);
         let mut shell = tokio::process::Command::new("sh");
-        // The reader is gone before the program begins.
+        // The reader exits before the program starts.
         let script = r#"{ while [ ! -e "$0/$1" ]; do sleep 0.01; done; shift; "$@"; echo $? >&2; } | (exec < /dev/null; touch "$0/$1")"#;
         let file = words.replace(' ', "_");
         let program = crate::program::PROGRAM;
@@ -162,7 +164,8 @@ pub async fn a_reader_that_has_enough_is_no_failure<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// On a full disk the command is not left alone, and the exit code is what it would have been.
+/// When stderr is a full disk, the command is still stopped and waited for, and the exit code stays
+/// the same.
 pub async fn a_log_that_cannot_be_written_stops_nothing<DB: Bed>(site: Site<DB>) {
     site.rowlock("acquire k --lease 1h", &[]).await.with(0);
     let mut shell = tokio::process::Command::new("sh");

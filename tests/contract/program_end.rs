@@ -1,4 +1,4 @@
-//! What of the command's outlives its claim: nothing; and nothing outlives the grace.
+//! No process of the command outlives its claim, and nothing runs longer than the grace period.
 
 use std::{
     os::unix::fs::PermissionsExt as _,
@@ -14,14 +14,15 @@ use crate::{
     program_terminal::{TICKS, is_stopped, signal, state},
 };
 
-/// Whether a process namespace of one's own can be had here.
+/// Whether this machine can create a process namespace.
 pub fn has_process_namespaces() -> bool {
     let mut trial = std::process::Command::new("unshare");
     trial.args(["-pf", "--kill-child", "--mount-proc", "true"]).stderr(std::process::Stdio::null());
     trial.status().is_ok_and(|status| status.success())
 }
 
-/// As in a container: orphans become its children, and some of them are dead before it is asked to stop.
+/// In a container, orphans become children of the program. Some of them are dead before the program
+/// is asked to stop.
 pub async fn as_pid_1_it_stops_as_soon_as_its_command_does<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let script = r#"trap 'exit 7' TERM; (true & true & true &); touch "$0/up"; while :; do sleep 0.05; done"#;
@@ -49,7 +50,7 @@ pub async fn as_pid_1_it_stops_as_soon_as_its_command_does<DB: Bed>(site: Site<D
     job.ended().await.with(7);
 }
 
-/// A long run collects no dead processes.
+/// A long run accumulates no zombie processes.
 pub async fn orphans_are_buried_while_the_command_works<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let script = format!(r#"for n in 1 2 3; do (sh -c 'echo $$ >> "$0/orphans"' "$0" &); done; {STAYS}"#);
@@ -65,7 +66,7 @@ pub async fn orphans_are_buried_while_the_command_works<DB: Bed>(site: Site<DB>)
     job.ended().await.with(0);
 }
 
-/// Also what has made a session of its own.
+/// This includes a descendant that has created a session of its own.
 pub async fn descendants_in_other_sessions_are_stopped_too<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     std::fs::write(stage.file("child"), format!("trap '' TERM\n{TICKS}")).unwrap();
@@ -81,7 +82,8 @@ pub async fn descendants_in_other_sessions_are_stopped_too<DB: Bed>(site: Site<D
     }
 }
 
-/// What the command leaves behind in its session is ended before the key is released; a daemon lives on.
+/// What the command leaves running in its session is ended before the key is released. A daemon
+/// keeps running.
 pub async fn what_the_command_leaves_behind_is_ended_first<DB: Bed>(site: Site<DB>) {
     for (own_session, lives) in [("", false), ("setsid ", true)] {
         let stage = Stage::new();
@@ -99,7 +101,7 @@ pub async fn what_the_command_leaves_behind_is_ended_first<DB: Bed>(site: Site<D
     }
 }
 
-/// Without a terminal: the command is suspended, and the program goes on renewing.
+/// Without a terminal, the command is suspended, and the program goes on renewing.
 pub async fn a_suspension_is_passed_on_and_the_key_kept<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let job = site.start("run k --lease 4s -- sh -c", &[TICKS, stage.path()]);
@@ -111,12 +113,13 @@ pub async fn a_suspension_is_passed_on_and_the_key_kept<DB: Bed>(site: Site<DB>)
     eventually("the command goes on", async || !is_stopped(&command)).await;
     job.signal(Signal::TSTP);
     eventually("the command is stopped", async || is_stopped(&command)).await;
-    // A stopped process hears of nothing before it goes on.
+    // A stopped process handles a signal only after it is continued.
     job.signal(Signal::TERM);
     job.ended().await.with(143);
 }
 
-/// A transaction sits on the row, so that the end cannot be written; the lease would go on for an hour.
+/// Another transaction has the row locked, so that the end cannot be written. The lease would last
+/// for an hour.
 pub async fn what_is_told_to_the_database_is_within_the_grace<DB: Bed>(site: Site<DB>) {
     for (asked, code) in [(false, 0), (true, 143)] {
         let stage = Stage::new();
@@ -132,7 +135,7 @@ pub async fn what_is_told_to_the_database_is_within_the_grace<DB: Bed>(site: Sit
             stage.go();
         }
         let ended = job.ended().await.with(code);
-        // Its connections are closed within a second more.
+        // The program's connections are closed within one second more.
         within(begun.elapsed(), Duration::from_millis(2500));
         assert!(ended.err.starts_with("rowlock: k: its end was not recorded: no answer within 1.5s\n"), "{ended:?}");
         DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
@@ -140,7 +143,7 @@ pub async fn what_is_told_to_the_database_is_within_the_grace<DB: Bed>(site: Sit
     }
 }
 
-/// Its interpreter's own interpreter is missing: that shows only when it is to begin.
+/// The interpreter of the script's interpreter is missing. This error appears only at `exec`.
 pub async fn a_command_whose_beginning_fails_leaves_the_key_free<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let script = |name: &str, interpreter: &str| {
@@ -163,7 +166,7 @@ pub async fn a_command_whose_beginning_fails_leaves_the_key_free<DB: Bed>(site: 
             site.rowlock("run w --min-interval 1h -- true", &[]).await.with(0);
         }
     }
-    // A command's own 126 is its own.
+    // An exit code of 126 from the command itself is passed on, and counts as a failure.
     site.rowlock("run k -- sh -c", &["exit 126"]).await.with(126);
     assert_eq!(site.show("k").await["status"], "F");
 }

@@ -1,4 +1,4 @@
-//! What the program says of arguments and databases that are no good.
+//! What the program reports about invalid arguments and unusable databases.
 
 use std::{
     os::unix::fs::PermissionsExt as _,
@@ -14,7 +14,7 @@ use crate::{
     program::{Ended, Stage, ended, rowlock},
 };
 
-/// The site's URL with another address and password.
+/// The site's URL with another user, password and address.
 fn url<DB: Bed>(site: &Site<DB>, authority: &str) -> String {
     let (scheme, rest) = site.url.split_once("://").unwrap();
     format!("{scheme}://{authority}/{}", rest.split_once('/').unwrap().1)
@@ -75,7 +75,7 @@ pub async fn a_server_out_of_reach_is_no_refusal<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// PostgreSQL that trusts everybody still does not know everybody.
+/// A PostgreSQL server with `trust` authentication still refuses an unknown user.
 pub async fn a_password_is_not_repeated<DB: Bed>(site: Site<DB>) {
     let address = address(&site);
     let wrong = list(&url(&site, &format!("stranger:hunter2@{address}"))).await.with(69);
@@ -92,7 +92,7 @@ pub async fn a_password_is_not_repeated<DB: Bed>(site: Site<DB>) {
         let ended = list(&unreadable).await;
         assert!([2, 69].contains(&ended.code) && !ended.err.contains("hunter2"), "{unreadable}: {ended:?}");
     }
-    // What is misspelt may be a secret all the same.
+    // The value of a misspelt parameter may still be a secret.
     let more = format!("{}{}pasword=hunter2&colour=hunter2", site.url, if site.url.contains('?') { '&' } else { '?' });
     let ended = ended({
         let mut command = rowlock("list", &[]);
@@ -119,7 +119,7 @@ pub async fn a_look_leaves_the_file_as_it_is<DB: Bed>(_: Site<DB>) {
     sqlx::Sqlite::execute(&pool, "CREATE TABLE app (id int)").await.unwrap();
     pool.close().await;
     list(&url).await.with(78);
-    // A connection that was open before would not have noticed.
+    // A connection that was open before would not show the change.
     let pool = crate::bed::pool::<sqlx::Sqlite>(&url, 1).await;
     assert_eq!(sqlx::Sqlite::text(&pool, "PRAGMA journal_mode").await.as_deref(), Some("delete"));
 }
@@ -224,7 +224,8 @@ pub async fn completions_and_man_pages_are_written<DB: Bed>(_: Site<DB>) {
     ended(rowlock("man /no/such/folder", &[])).await.with(73);
 }
 
-/// The program ends with a code of its own and one line, and repeats no password.
+/// The program ends with an exit code of its own and with one line, and does not print the
+/// password.
 pub async fn any_url_is_read_or_refused<DB: Bed>(_: Site<DB>) {
     let scheme = prop_oneof!["postgres|postgresql|mysql|mariadb|sqlite|redis", "[a-z]{0,8}", ".{0,4}"];
     let rest = prop_oneof![
@@ -236,7 +237,7 @@ pub async fn any_url_is_read_or_refused<DB: Bed>(_: Site<DB>) {
     each(60, (scheme, before, rest), |(scheme, before, rest)| async move {
         let url = format!("{scheme}{before}hunter2@{rest}");
         if url.contains('\0') || scheme == "sqlite" {
-            return; // no variable of a process; the name of a file
+            return; // not valid in a variable; a file name
         }
         let mut command = rowlock("list --connect-timeout 200ms", &[]);
         command.env("DATABASE_URL", &url);

@@ -1,4 +1,4 @@
-//! `rowlock run`: who runs, who is refused, and what stands in the row afterwards.
+//! `rowlock run`: which runs start, which are refused, and what the row contains afterwards.
 
 use std::{
     fs::File,
@@ -43,7 +43,8 @@ pub async fn the_command_sees_its_claim_and_what_comes_in<DB: Bed>(site: Site<DB
     assert_eq!((row["token"].to_string().as_str(), row["by"].as_str()), (*token, Some("who")));
 }
 
-/// A program in a pipe that does not know it has to be told is told by SIGPIPE, which Rust's programs ignore.
+/// A program in a pipe may rely on SIGPIPE to end it. Rust programs ignore SIGPIPE, so the command
+/// must start with the default.
 pub async fn the_command_begins_with_the_signals_of_a_fresh_process<DB: Bed>(site: Site<DB>) {
     let script = "(yes; echo $? >&2) | head -n 1";
     let ended = site.rowlock("run k -- sh -c", &[script]).await.with(0);
@@ -69,7 +70,7 @@ pub async fn one_of_many_runs_within_a_window<DB: Bed>(site: Site<DB>) {
     assert!(late.err.contains("within its window"), "{late:?}");
     codes.sort();
     assert_eq!((codes, read(&stage.file("log")).as_str()), ([0, 75, 75, 75], "ran"));
-    // A longer ago than that, and it is the next period's turn.
+    // Once the beginning is longer ago than the interval, the next run is granted.
     site.set("k", &format!("begin_time = {}", DB::ago(3_700_000))).await;
     job().ended().await.with(0);
 }
@@ -82,7 +83,7 @@ pub async fn article_rules_wait_for_an_operator<DB: Bed>(site: Site<DB>) {
     let freed = site.rowlock("release k --force", &[]).await.with(0);
     assert_eq!(freed.out, format!("k is free; its token is {}\n", site.show("k").await["token"]));
     run("true").await.with(0);
-    // The other rules had not waited.
+    // The default rules would not have refused this run.
     run("exit 3").await.with(3);
     site.rowlock("run k -- true", &[]).await.with(0);
 }
@@ -135,7 +136,7 @@ pub async fn a_killed_holder_is_replaced_within_its_lease_and_its_command_dies<D
     let killed = Instant::now();
     let claim = next.ended().await.with(0).json();
     within(killed.elapsed(), Duration::from_secs(3));
-    // Its output ends with its command: nobody ever told that to go.
+    // The program's output ends only with its command, which the test never lets end.
     assert_eq!(holder.ended().await.code, -9);
     let row = site.show("k").await;
     assert_eq!((&row["by"], &row["token"]), (&"heir".into(), &claim["token"]));
@@ -143,8 +144,9 @@ pub async fn a_killed_holder_is_replaced_within_its_lease_and_its_command_dies<D
     assert!(prior["by"] == "victim" && prior["token"].as_i64() < claim["token"].as_i64(), "{claim}");
 }
 
-/// MySQL and MariaDB count, and note in their logs, connections that end without a word. The counter is the whole server's:
-/// other tests cut theirs meanwhile, so that one quiet run is proof, and no other is disproof.
+/// MySQL and MariaDB count and log connections that end without a disconnect message. The counter
+/// is server-wide, and other tests abort connections at the same time: one run without an increase
+/// is proof, and an increase proves nothing.
 pub async fn it_takes_leave_of_the_server<DB: Bed>(site: Site<DB>) {
     let aborted = "SELECT CAST(variable_value AS SIGNED) FROM TABLE_OF_STATUS WHERE variable_name = 'Aborted_clients'";
     let schema = if site.server.name == "mariadb" { "information_schema" } else { "performance_schema" };
@@ -157,7 +159,7 @@ pub async fn it_takes_leave_of_the_server<DB: Bed>(site: Site<DB>) {
     .await;
 }
 
-/// As by an upgrade in the meantime.
+/// This happens when the program is upgraded while it waits.
 pub async fn a_program_that_is_replaced_while_it_waits_runs_its_command<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let copy = stage.file("rowlock");
@@ -172,7 +174,8 @@ pub async fn a_program_that_is_replaced_while_it_waits_runs_its_command<DB: Bed>
     assert_eq!(waiting.ended().await.with(0).out, "it runs\n");
 }
 
-/// The most words that the system takes; with what is added to them for the command's beginning, they are too many.
+/// The longest argument list that the system accepts. With the arguments that the program adds to
+/// start the command, the list is too long.
 pub async fn a_command_that_does_not_start_leaves_the_key_free<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let deep = stage.file(&vec!["d".repeat(250); 12].join("/"));
@@ -189,7 +192,7 @@ pub async fn a_command_that_does_not_start_leaves_the_key_free<DB: Bed>(site: Si
     site.rowlock("run k --min-interval 1h -- true", &[]).await.with(0);
 }
 
-/// The program's own file, made and migrated as it is needed.
+/// The program creates and migrates its own file when it needs it.
 pub async fn a_local_lock_needs_nothing<DB: Bed>(_: Site<DB>) {
     let stage = Stage::new();
     for (variable, file) in [("XDG_STATE_HOME", "rowlock/locks.db"), ("HOME", ".local/state/rowlock/locks.db")] {

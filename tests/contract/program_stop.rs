@@ -1,4 +1,5 @@
-//! What becomes of the command, and of the key, when the program is asked to stop, is paused, or loses its claim.
+//! What happens to the command and to the key when the program is asked to stop, is paused, or
+//! loses its claim.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +11,10 @@ use crate::{
     program::{PROGRAM, STAYS, Stage, Started, start},
 };
 
-/// A command that ends with 7 when it is asked to, by whichever signal.
+/// A command that ends with 7 on any of these signals.
 const OBEYS: &str =
     r#"trap 'echo bye; exit 7' TERM INT HUP QUIT; touch "$0/up"; while [ ! -e "$0/go" ]; do sleep 0.05; done"#;
-/// One that does not listen.
+/// A command that ignores these signals.
 const IGNORES: &str = r#"trap '' TERM INT HUP QUIT; echo "$ROWLOCK_HOLDER" > "$0/new"; mv "$0/new" "$0/up"; while :; do sleep 0.05; done"#;
 
 pub async fn a_command_that_obeys_is_waited_for_and_the_next_may_run_at_once<DB: Bed>(site: Site<DB>) {
@@ -42,7 +43,7 @@ pub async fn a_command_that_does_not_listen_is_killed_after_the_grace<DB: Bed>(s
     site.rowlock("run k --min-interval 1h -- true", &[]).await.with(0);
 }
 
-/// The lease goes on being renewed while the command takes its leave.
+/// The lease is renewed during the grace period, while the command is still ending.
 pub async fn a_command_keeps_its_key_through_its_grace<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let job = site.start("run k --lease 3s --grace 1h -- sh -c", &[IGNORES, stage.path()]);
@@ -58,7 +59,8 @@ pub async fn a_command_keeps_its_key_through_its_grace<DB: Bed>(site: Site<DB>) 
     drop(job);
 }
 
-/// Pauses the holder between two renewals: on SQLite, one that is paused in the middle of writing keeps everybody out.
+/// Pauses the holder between two renewals. On SQLite, a holder that is paused during a write blocks
+/// all other clients.
 async fn pause<DB: Bed>(site: &Site<DB>, holder: &Started) {
     let lock = site.lock();
     let until = async || lock.inspect("k").await.unwrap().unwrap().until;
@@ -85,7 +87,7 @@ pub async fn a_paused_holder_finds_out_and_stops_its_command<DB: Bed>(site: Site
     assert_eq!((&site.show("k").await, &row["holder"]), (&row, &claim["holder"]), "nothing was changed");
 }
 
-/// The command ends well while the program that would have told so is paused.
+/// The command succeeds while the program that would record the success is paused.
 pub async fn a_paused_holders_late_end_changes_nothing<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let script = format!(r#"{STAYS}; touch "$0/gone""#);
@@ -114,7 +116,7 @@ pub async fn a_forced_release_stops_the_command<DB: Bed>(site: Site<DB>) {
     assert_eq!((&row["status"], &row["state"]), (&"F".into(), &"failed".into()));
 }
 
-/// It was freed so lately that no renewal has found out.
+/// The key was freed so recently that no renewal has detected it.
 pub async fn an_end_after_a_forced_release_is_a_loss<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let job = site.start("run k --lease 1h -- sh -c", &[STAYS, stage.path()]);
@@ -127,7 +129,7 @@ pub async fn an_end_after_a_forced_release_is_a_loss<DB: Bed>(site: Site<DB>) {
     assert_eq!(site.show("k").await, row);
 }
 
-/// A transaction sits on the row, so that no renewal comes through.
+/// Another transaction has the row locked, so that no renewal succeeds.
 pub async fn a_holder_that_cannot_renew_stops_its_command<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let job = site.start("run k --lease 1s --grace 1h -- sh -c", &[OBEYS, stage.path()]);
@@ -150,7 +152,7 @@ pub async fn asked_to_stop_while_it_waits_it_stops<DB: Bed>(site: Site<DB>) {
     assert_eq!(site.show("k").await, row);
 }
 
-/// What the command has started goes the way of the command, also what outlives it.
+/// The program also stops the command's descendants, including those that outlive the command.
 pub async fn the_commands_descendants_are_stopped_too<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let child = r#"trap '' TERM; touch "$0/up"; while :; do sleep 0.05; done"#;
@@ -161,7 +163,8 @@ pub async fn the_commands_descendants_are_stopped_too<DB: Bed>(site: Site<DB>) {
     job.ended().await.with(143);
 }
 
-/// A transaction sits on the row, so that the end cannot be written; whoever asks is not kept until the lease ends.
+/// Another transaction has the row locked, so that the end cannot be written. A repeated signal
+/// ends the program without waiting for the end of the lease.
 pub async fn asked_again_it_does_not_wait_for_the_database<DB: Bed>(site: Site<DB>) {
     let ends = format!(r#"{STAYS}; trap '' TERM; touch "$0/gone""#);
     for (script, code) in [(ends.as_str(), 0), (OBEYS, 7)] {
@@ -187,7 +190,8 @@ pub async fn asked_again_it_does_not_wait_for_the_database<DB: Bed>(site: Site<D
     }
 }
 
-/// `nohup`, and a shell's background jobs: what is ignored at the start stays ignored, by the command too.
+/// `nohup` and a shell's background jobs: signals that are ignored at the start stay ignored, also
+/// in the command.
 pub async fn a_signal_that_was_ignored_stays_ignored<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let mut shell = tokio::process::Command::new("sh");

@@ -1,4 +1,4 @@
-//! The program on a terminal, under a shell with job control: real keys, real signals.
+//! The program on a terminal, under a shell with job control: real key presses, real signals.
 
 use std::{
     fs::File,
@@ -21,11 +21,13 @@ use crate::{
 const INTERRUPT: &str = "\x03";
 const SUSPEND: &str = "\x1a";
 
-/// A command that writes its process id into `up`, and works until it finds `go`: `ticks` grows.
+/// A command that writes its process id into `up`, and works until the file `go` exists. While it
+/// works, the file `ticks` grows.
 pub const TICKS: &str =
     r#"echo $$ > "$0/new"; mv "$0/new" "$0/up"; while [ ! -e "$0/go" ]; do echo >> "$0/ticks"; sleep 0.05; done"#;
 
-/// A program on a terminal of its own, as a rule an interactive shell. Dropped, the line is cut.
+/// A program on a terminal of its own, usually an interactive shell. On drop, the terminal is
+/// closed.
 struct Terminal {
     keys: File,
     shell: Child,
@@ -51,7 +53,7 @@ impl Terminal {
         let shell = shell.spawn().unwrap();
         let keys = File::from(master);
         let screen = Arc::new(Mutex::new(Vec::new()));
-        // A terminal that is not read stops those who write to it.
+        // A terminal that is not read blocks the processes that write to it.
         let (mut line, seen) = (keys.try_clone().unwrap(), screen.clone());
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
@@ -87,7 +89,8 @@ fn stat(pid: &str, field: usize) -> Option<String> {
     Some(stat.rsplit_once(") ")?.1.split(' ').nth(field)?.to_owned())
 }
 
-/// A process's state as the system tells it, such as `T` for stopped; none if it is gone, or dead and only not waited for.
+/// The state of a process, such as `T` for stopped. `None` if the process does not exist or is a
+/// zombie.
 pub fn state(pid: &str) -> Option<char> {
     stat(pid, 0)?.chars().next().filter(|state| *state != 'Z')
 }
@@ -96,7 +99,8 @@ fn parent(pid: &str) -> String {
     stat(pid, 1).unwrap()
 }
 
-/// A shell whose child was stopped between its birth and its first word (`vfork`) waits for that, and is not marked.
+/// A shell whose child was stopped between `vfork` and `exec` waits for the child, and is not
+/// itself marked as stopped.
 pub fn is_stopped(pid: &str) -> bool {
     let children = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     match state(pid) {
@@ -124,7 +128,7 @@ async fn ticks_on(stage: &Stage) {
     eventually("the command works", async || length() > before).await;
 }
 
-/// As `ssh`, `sudo` and `psql` do: in a pipeline, and after a while in the background.
+/// As `ssh`, `sudo` and `psql` do: in a pipeline, and from the background before `fg`.
 pub async fn a_command_may_read_the_terminal<DB: Bed>(site: Site<DB>) {
     let reads = r#""$ROWLOCK" run k -- sh -c 'echo $$ > "$0/new"; mv "$0/new" "$0/up"; read word < /dev/tty; echo "$word" > "$0/word"'"#;
     for (before, after) in [("true |", ""), ("", "| cat"), ("true |", "&")] {
@@ -132,7 +136,8 @@ pub async fn a_command_may_read_the_terminal<DB: Bed>(site: Site<DB>) {
         terminal.enters(&format!("{before} {reads} {} {after}", stage.path()));
         let command = stage.up().await;
         if after == "&" {
-            // The whole job is stopped when one of it reads. A shell that does not know it yet would not continue it.
+            // The whole job is stopped when one of its processes reads the terminal. A shell that
+            // has not yet noticed the stop would not continue the job.
             let front = parent(&parent(&command));
             eventually("the job is stopped", async || is_stopped(&command) && is_stopped(&front)).await;
             terminal.enters("fg");
@@ -151,7 +156,7 @@ pub async fn a_command_that_is_suspended_keeps_its_key<DB: Bed>(site: Site<DB>) 
         let command = stage.up().await;
         terminal.types(SUSPEND);
         eventually("the command is stopped", async || is_stopped(&command)).await;
-        // Two leases long.
+        // The wait is two leases long.
         let refused = site.rowlock("run k --wait 9s -- true", &[]).await.with(75);
         assert!(refused.err.contains("held"), "{refused:?}");
         assert!(is_stopped(&command), "{:?}", state(&command));
@@ -188,7 +193,7 @@ pub async fn the_interrupt_key_reaches_the_command_once<DB: Bed>(site: Site<DB>)
     assert_eq!((read(&code).as_str(), std::fs::read(stage.file("interrupts")).unwrap().len()), ("7", 1));
 }
 
-/// The command hears of the key before the program does, and has ended by then.
+/// The command receives the key press before the program does, and has ended by then.
 pub async fn an_interrupted_command_closes_no_window<DB: Bed>(site: Site<DB>) {
     for round in 0..4 {
         let (terminal, stage, key) = (Terminal::new(&site), Stage::new(), format!("k{round}"));
@@ -200,7 +205,7 @@ pub async fn an_interrupted_command_closes_no_window<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// The claim is given up when everything that the command has started is gone.
+/// The claim is given up only when every descendant of the command has ended.
 pub async fn on_a_terminal_descendants_do_not_outlive_the_claim<DB: Bed>(site: Site<DB>) {
     for own_session in ["", "setsid "] {
         let (terminal, stage) = (Terminal::new(&site), Stage::new());
@@ -222,13 +227,13 @@ pub async fn on_a_terminal_descendants_do_not_outlive_the_claim<DB: Bed>(site: S
     }
 }
 
-/// As under `ssh -t host rowlock ...`: no shell could continue what the key has suspended.
+/// As under `ssh -t host rowlock ...`: no shell could continue what the key press has suspended.
 pub async fn without_a_shell_nothing_stays_suspended<DB: Bed>(site: Site<DB>) {
     let stage = Stage::new();
     let command = [PROGRAM, "run", "k", "--lease", "1h", "--", "sh", "-c", TICKS, stage.path()];
     let terminal = Terminal::of(&site, &command);
     let command = stage.up().await;
-    // It goes on by itself, at most a second later.
+    // The command is continued after at most one second.
     eventually("the command was stopped", async || {
         terminal.types(SUSPEND);
         is_stopped(&command)
@@ -239,7 +244,7 @@ pub async fn without_a_shell_nothing_stays_suspended<DB: Bed>(site: Site<DB>) {
     ended_well(&site).await;
 }
 
-/// The shell that goes away takes its job with it, a stopped one too.
+/// A shell that exits ends its job, also a stopped one.
 pub async fn a_terminal_that_is_closed_ends_the_command<DB: Bed>(site: Site<DB>) {
     for suspended in [false, true] {
         let (terminal, stage) = (Terminal::new(&site), Stage::new());

@@ -1,9 +1,10 @@
 //! A proxy on loopback between a pool and its server, which holds or cuts what passes.
 //!
-//! It knows nothing of the protocols but one thing: the pool's own ping of a connection that is given back, and the
-//! lock's own check of a shared one, which it neither holds nor counts. What is held is a chunk, that is, what one read gave: a client sends
-//! a request in one piece and waits for its reply. A chunk that is held and then let through arrives even
-//! when its sender has gone meanwhile, as on a slow network.
+//! The proxy recognizes two things in the protocols, which it neither holds nor counts: the pool's
+//! own ping of a connection that is given back, and the lock's own check of a shared one. The unit
+//! that is held is a chunk, that is, the result of one read: a client sends a request in one piece
+//! and waits for its reply. A chunk that is held and then let through arrives even after its sender
+//! has disconnected, as on a slow network.
 
 use std::{
     sync::{
@@ -27,7 +28,7 @@ use tokio::{
 
 use crate::bed::{Bed, PATIENCE, Site};
 
-/// Which way a chunk goes.
+/// The direction of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// To the server.
@@ -38,9 +39,9 @@ pub enum Way {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many chunks may still pass each way before they are held; `None`: any number.
+    /// How many chunks may still pass in each direction before they are held. `None` is any number.
     left: [Option<usize>; 2],
-    /// The only connections that are held, if not all.
+    /// The only connections that are held. `None` is all of them.
     only: Option<Vec<u64>>,
     /// Connections below this number are cut.
     cut_below: u64,
@@ -49,9 +50,9 @@ struct State {
     held: Vec<(Way, u64)>,
     /// The connections on which LISTEN was sent.
     listeners: Vec<u64>,
-    /// How long the first reply of a connection takes.
+    /// The delay of the first reply on a connection.
     delay: Duration,
-    /// In requests, what is written in place of what; of one length.
+    /// In requests, the first text is replaced by the second, which has the same length.
     replaced: Option<(&'static str, &'static str)>,
 }
 
@@ -64,7 +65,7 @@ impl State {
 #[derive(Clone)]
 struct Shared(Arc<watch::Sender<State>>);
 
-/// Dropped, it cuts all connections and takes no more.
+/// On drop, all connections are cut, and no more are accepted.
 pub struct Proxy {
     shared: Shared,
     pub url: String,
@@ -72,13 +73,13 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Between whoever connects to its [`pool`](Self::pool) and the server of this URL.
+    /// Between the clients of its [`pool`](Self::pool) and the server of this URL.
     pub async fn to(url: &str) -> Self {
         let (scheme, rest) = url.split_once("://").expect("a URL");
         let (authority, database) = rest.split_once('/').expect("a URL with a database");
         let (user, host) = authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
         assert!(!host.is_empty(), "{url} names a host: the proxy speaks TCP");
-        // In plain: what is encrypted has other chunks than the protocol.
+        // Without TLS: encrypted data is not split into the chunks of the protocol.
         let (port, plain) =
             if scheme.starts_with("postgres") { (5432, "sslmode=disable") } else { (3306, "ssl-mode=DISABLED") };
         let plain = format!("{}{plain}", if database.contains('?') { '&' } else { '?' });
@@ -97,7 +98,7 @@ impl Proxy {
         options.connect_lazy(&self.url).unwrap()
     }
 
-    /// Lets so many chunks pass, then holds all that follow, on every connection.
+    /// Lets the given number of chunks pass, then holds all that follow, on every connection.
     pub fn hold_after(&self, way: Way, chunks: usize) {
         self.shared.0.send_modify(|state| {
             state.left[way as usize] = Some(chunks);
@@ -105,7 +106,8 @@ impl Proxy {
         });
     }
 
-    /// Holds whatever passes on the connections that there are; they stay open, and nothing comes out of them. New ones pass.
+    /// Holds everything on the existing connections. They stay open, and nothing is delivered on
+    /// them. New connections pass.
     pub fn silence(&self) {
         self.shared.0.send_modify(|state| {
             state.left = [Some(0); 2];
@@ -113,7 +115,7 @@ impl Proxy {
         });
     }
 
-    /// Holds whatever passes on connections that are not there yet: none can be opened.
+    /// Holds everything on connections that do not exist yet, so that none can be opened.
     pub fn hold_new(&self) {
         self.shared.0.send_modify(|state| {
             state.left = [Some(0); 2];
@@ -121,12 +123,13 @@ impl Proxy {
         });
     }
 
-    /// From now on delays the server's first word on each connection.
+    /// From now on delays the server's first reply on each connection.
     pub fn delay_first(&self, delay: Duration) {
         self.shared.0.send_modify(|state| state.delay = delay);
     }
 
-    /// Holds whatever passes on the connections that listen; they stay open, and nothing comes out of them.
+    /// Holds everything on the connections that listen. They stay open, and nothing is delivered on
+    /// them.
     #[cfg(feature = "postgres")]
     pub fn swallow_listeners(&self) {
         self.shared.0.send_modify(|state| {
@@ -139,14 +142,15 @@ impl Proxy {
         self.hold_after(way, 0);
     }
 
-    /// Waits until a chunk is being held. A reply that is held says that the server has done what it was asked for.
+    /// Waits until a chunk is held. When a reply is held, the server has executed the request.
     pub async fn held(&self, way: Way) {
         let mut states = self.shared.0.subscribe();
         let held = states.wait_for(|state| state.held.iter().any(|held| held.0 == way));
         timeout(PATIENCE, held).await.unwrap_or_else(|_| panic!("no {way:?} came to be held")).unwrap();
     }
 
-    /// Does `work`, and `meanwhile` from when a chunk is held this way, after so many have passed.
+    /// Runs `work`. Runs `meanwhile` once a chunk is held in this direction, after the given number
+    /// has passed.
     pub async fn during<T>(
         &self,
         way: Way,
@@ -163,23 +167,23 @@ impl Proxy {
         timeout(PATIENCE, both).await.expect("it ends")
     }
 
-    /// From now on writes one text in the place of another of its length, in every request.
+    /// From now on replaces one text with another of the same length in every request.
     pub fn replace(&self, text: &'static str, with: &'static str) {
         assert_eq!(text.len(), with.len());
         self.shared.0.send_modify(|state| state.replaced = Some((text, with)));
     }
 
-    /// Goes on holding the connections on which something is held; all others, and new ones, pass.
+    /// Continues to hold the connections on which a chunk is held. All others, and new ones, pass.
     pub fn let_others_pass(&self) {
         self.shared.0.send_modify(|state| state.only = Some(state.held.iter().map(|held| held.1).collect()));
     }
 
-    /// Lets everything pass, what was held first.
+    /// Lets everything pass, the held chunks first.
     pub fn open(&self) {
         self.shared.0.send_modify(|state| state.left = [None; 2]);
     }
 
-    /// Cuts all connections; what was held is lost. New ones pass.
+    /// Cuts all connections. Held chunks are lost. New connections pass.
     pub fn cut(&self) {
         self.shared.0.send_modify(|state| {
             state.cut_below = state.accepted;
@@ -211,7 +215,7 @@ impl Shared {
         if held {
             let is_cut = |state: &State| number < state.cut_below;
             let mut states = self.0.subscribe();
-            // The sender lives in `self`, so that waiting does not fail.
+            // `self` owns the sender, so that `wait_for` cannot fail.
             let state = states.wait_for(|state| is_cut(state) || !state.holds(way, number)).await;
             if state.is_ok_and(|state| is_cut(&state)) {
                 std::future::pending::<()>().await;
@@ -269,7 +273,7 @@ async fn pump(
                 pinged.store(ping, Ordering::SeqCst);
                 ping
             }
-            // The answer to one may come in several chunks.
+            // The reply to a ping may arrive in several chunks.
             Way::Replies => pinged.load(Ordering::SeqCst),
         };
         if std::mem::take(&mut is_first) && way == Way::Replies {
@@ -286,14 +290,14 @@ async fn pump(
                 chunk[at..at + with.len()].copy_from_slice(with.as_bytes());
             }
         }
-        // Who does not listen any more does not stop who speaks.
+        // A receiver that has closed its end does not stop the sender.
         let _ = to.write_all(&chunk[..length]).await;
     }
     let _ = to.shutdown().await;
 }
 
-/// What a pool sends when a connection is given back (PostgreSQL's Sync alone, MySQL's COM_PING), and
-/// what a lock sends before it uses a connection of a pool that it shares.
+/// What a pool sends when a connection is given back (PostgreSQL's Sync alone, MySQL's COM_PING),
+/// and what a lock sends before it uses a connection of a pool that it shares.
 fn is_ping(chunk: &[u8]) -> bool {
     let begins = |text: &[u8]| chunk.get(5..).is_some_and(|rest| rest.starts_with(text));
     matches!(chunk, [b'S', 0, 0, 0, 4] | [1, 0, 0, 0, 0x0e])

@@ -1,4 +1,4 @@
-//! Processes, not tasks.
+//! Contention between processes rather than tasks.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ pub async fn a_killed_process_is_replaced_within_its_lease<DB: Bed>(site: Site<D
     let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
     let token: i64 = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap().parse().unwrap();
     let lock = site.lock();
-    // It renews: three leases later it still holds.
+    // The holder renews: after three leases it still holds the key.
     sleep(Duration::from_secs(3)).await;
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
     holder.kill().await.unwrap();

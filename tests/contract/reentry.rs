@@ -1,4 +1,4 @@
-//! Taking a key again through the handle that holds it.
+//! Acquiring a key again through the handle that holds it.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub async fn the_order_of_the_ends_does_not_matter<DB: Bed>(site: Site<DB>) {
     let inner = outer.reenter().unwrap();
     let told = inner.cancellation_token();
     outer.release(Status::Succeeded).await.unwrap();
-    // It goes on being renewed.
+    // The claim is still renewed.
     assert!(timeout(Duration::from_millis(900), inner.lost()).await.is_err());
     assert!(inner.is_held() && !told.is_cancelled());
     drop(inner);
@@ -44,7 +44,7 @@ pub async fn the_order_of_the_ends_does_not_matter<DB: Bed>(site: Site<DB>) {
     assert!(lock.shutdown(PATIENCE).await);
     let next = acquired(lock.try_acquire("k").await);
     assert!(next.taken_over_from().is_some(), "the last one was dropped");
-    // Whoever leaves it standing does not take it from the others.
+    // Detaching one handle does not take the claim from the other handles.
     let other = next.reenter().unwrap();
     let claim = next.detach();
     assert!(timeout(Duration::from_millis(900), other.lost()).await.is_err());
@@ -64,7 +64,8 @@ pub async fn a_loss_is_every_handles_loss<DB: Bed>(site: Site<DB>) {
     assert!(matches!(outer.release(Status::Succeeded).await, Err(Error::Lost { .. })));
 }
 
-/// Nobody is known by the thread or the task: without the handle, it is one who asks like anybody else.
+/// Holders are not identified by thread or task. A request without the handle is treated as one of
+/// any other client.
 pub async fn without_the_handle_it_is_refused<DB: Bed>(site: Site<DB>) {
     let lock = site.lock();
     let outer = acquired(lock.try_acquire("k").await);

@@ -1,4 +1,4 @@
-//! The tests of versions and of what the tables' server is like, as trials.
+//! The tests of versions and of the properties of the tables' server, as trials.
 
 use libtest_mimic::Trial;
 
@@ -18,7 +18,7 @@ use crate::{
     versioned_turns, versioned_types,
 };
 
-/// What is promised of versions in the application's own table.
+/// The guarantees of versions in the application's own table.
 pub fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
     tests! { server, trials;
         versioned_door:
@@ -77,7 +77,8 @@ pub fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
     }
 }
 
-/// What is promised of the statements on the lock's own tables, and of the servers that they are sent to.
+/// The guarantees of the statements on the lock's own tables, and of the servers that they are sent
+/// to.
 pub fn store<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
     tests! { server, trials;
         forgetting: a_step_that_fails_leaves_those_before_it_done, minutes_of_any_size_are_counted;
@@ -117,7 +118,7 @@ pub fn store<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
     }
 }
 
-/// Decimals are not for SQLite, which has none.
+/// SQLite has no decimals.
 #[cfg(all(feature = "rust_decimal", any(feature = "postgres", feature = "mysql")))]
 pub fn decimals<DB: Bed>(server: Server, trials: &mut Vec<Trial>)
 where

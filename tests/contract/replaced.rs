@@ -1,4 +1,5 @@
-//! Claims that were replaced or never heard of, and grants that were never committed.
+//! Claims that were replaced or whose grant was never received, and grants that were never
+//! committed.
 
 use std::{
     task::{Context, Waker},
@@ -10,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::bed::{Bed, PATIENCE, Site, acquired, eventually, pool, refused};
 
-/// Both are renewed in one statement, and the row is there for one of them only.
+/// Both claims are renewed in one statement, and the row matches only one of them.
 pub async fn a_claim_that_the_same_lock_replaced_is_told_lost<DB: Bed>(site: Site<DB>) {
     let lock = site.lock_for(Duration::from_secs(3));
     let replaced = acquired(lock.try_acquire("k").await);
@@ -22,7 +23,8 @@ pub async fn a_claim_that_the_same_lock_replaced_is_told_lost<DB: Bed>(site: Sit
     next.release(Status::Succeeded).await.unwrap();
 }
 
-/// Nobody worked under it: what the article's rules take for a crash would keep everybody out for ever.
+/// No caller worked under the claim. The article's rules would treat it as a crash, and would
+/// refuse all callers for ever.
 pub async fn a_claim_that_nobody_heard_of_is_no_crash<DB: Bed>(site: Site<DB>) {
     let lock = site.lock().rules(Rules::Article);
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
@@ -30,7 +32,7 @@ pub async fn a_claim_that_nobody_heard_of_is_no_crash<DB: Bed>(site: Site<DB>) {
         let mut attempt = Box::pin(lock.acquire("k", PATIENCE));
         for _ in 0..polls {
             if attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())).map(drop).is_ready() {
-                // Somebody has heard of this one.
+                // The caller has received this grant.
                 assert!(lock.shutdown(PATIENCE).await);
                 lock.force_release("k", Status::Succeeded).await.unwrap();
                 break;
@@ -43,7 +45,8 @@ pub async fn a_claim_that_nobody_heard_of_is_no_crash<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// With a rollback journal SQLite can commit only when nobody reads, and the row that a statement returns comes before.
+/// With a rollback journal, SQLite can commit only when no connection reads, and the statement
+/// returns its row before the commit.
 pub async fn a_grant_that_cannot_be_committed_is_none<DB: Bed>(site: Site<DB>) {
     let url = site.url.replace("locks.db", "with-a-journal.db");
     let (mine, readers) = (pool::<DB>(&url, 1).await, pool::<DB>(&url, 1).await);
@@ -65,7 +68,7 @@ pub async fn a_grant_that_cannot_be_committed_is_none<DB: Bed>(site: Site<DB>) {
     .await;
 }
 
-/// A file that may not grow stands for a disk that is full.
+/// A file that may not grow simulates a full disk.
 pub async fn a_full_disk_grants_nothing_and_takes_nothing<DB: Bed>(site: Site<DB>) {
     let only = site.over(site.pool_of(1).await);
     let lock = only.lock();

@@ -1,7 +1,9 @@
-//! What each statement can come back with: the outcome table of ARCHITECTURE.md, cell by cell.
+//! The possible outcomes of each statement: the outcome table of ARCHITECTURE.md, cell by cell.
 //!
-//! "No reply" comes in three kinds: the reply is lost after the server did it, the request is lost before it could, and
-//! either is so late that nobody waits any more. `a_late_reply_holds_no_longer…` is about one that comes in time. Tests with a `*` stand in other files.
+//! "No reply" has three kinds: the reply is lost after the server executed the statement, the
+//! request is lost before the server received it, and either arrives after the caller has stopped
+//! waiting. `a_late_reply_holds_no_longer…` is about a reply that arrives in time. Tests with a `*`
+//! are in other files.
 //!
 //! | | matched | no match, row seen | row skipped | no reply |
 //! |---|---|---|---|---|
@@ -11,7 +13,7 @@
 //! | release | *`a_released_key_is_free_at_once` | *`releasing_a_lost_lease_changes_nothing`, *`releasing_twice_over_a_lost_reply_is_done`, `a_release_that_was_done_before_another_came_is_unknown` | *`a_release_waits_for_a_transaction_at_the_row`, `a_release_that_never_gets_at_the_row_is_unknown` | `a_release_…` |
 //! | abandon | *`an_abandoned_claim_is_taken_over_at_once` | `abandoning_a_lost_lease_changes_nothing`, `an_abandonment_that_was_done_before_another_came_is_unknown` | `an_abandonment_waits_for_a_transaction_at_the_row` | `an_abandonment_…` |
 //!
-//! SQLite has no network: there only those tests run that need no proxy.
+//! SQLite has no network: only the tests that need no proxy run there.
 
 use std::time::Duration;
 
@@ -44,7 +46,7 @@ pub async fn a_claim_whose_reply_is_lost_is_the_same_claim_again<DB: Bed>(site: 
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-/// At every reply that there is: MySQL tells in a second one whom it was taken from.
+/// At every reply of the claim: MySQL returns the previous holder in a second one.
 pub async fn a_takeover_whose_reply_is_lost_still_tells_from_whom<DB: Bed>(site: Site<DB>) {
     let line = Line::with_free_row(&site, 30 * SHORT, PATIENCE).await;
     for trip in 0..trips(&site, 1, 2) {
@@ -73,7 +75,8 @@ pub async fn a_claim_whose_request_is_lost_is_sent_again<DB: Bed>(site: Site<DB>
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-/// The server did it, and says so too late: nobody listens to the late reply, and the claim ends with its lease.
+/// The server executes the claim, and the reply is too late: no caller reads it, and the claim ends
+/// with its lease.
 pub async fn a_claim_that_is_answered_too_late_is_unknown<DB: Bed>(site: Site<DB>) {
     let line = Line::with_free_row(&site, SHORT, LIMIT).await;
     let mut granted = Instant::now();
@@ -85,7 +88,8 @@ pub async fn a_claim_that_is_answered_too_late_is_unknown<DB: Bed>(site: Site<DB
     had_within_the_lease(&site, granted).await;
 }
 
-/// In time, but late: the lease counts from before the request was sent, less a twentieth for the clocks.
+/// The reply is late, but within the time limit. The lease counts from before the request was sent,
+/// less a twentieth for the clocks.
 pub async fn a_late_reply_holds_no_longer_than_a_quick_one<DB: Bed>(site: Site<DB>) {
     let line = Line::with_free_row(&site, 30 * SHORT, PATIENCE).await;
     let most = 30 * SHORT * 19 / 20 - LIMIT;
@@ -100,7 +104,7 @@ pub async fn a_late_reply_holds_no_longer_than_a_quick_one<DB: Bed>(site: Site<D
     line.held(Way::Replies, 0, lease.release(Status::Succeeded), late).await.unwrap();
 }
 
-/// The request comes to the server when nobody waits for it any more.
+/// The request reaches the server when no caller waits for it any more.
 pub async fn a_claim_that_arrives_too_late_is_unknown<DB: Bed>(site: Site<DB>) {
     let line = Line::with_free_row(&site, SHORT, LIMIT).await;
     timed_out(line.held(Way::Requests, 0, line.lock.try_acquire("k"), async |_| {}).await);
@@ -122,7 +126,8 @@ pub async fn a_refusal_whose_reply_is_lost_is_asked_for_again<DB: Bed>(site: Sit
     holder.release(Status::Succeeded).await.unwrap();
 }
 
-/// Asked again, the row is in another's hands: the claim may stand, so that this is no refusal.
+/// When the claim is sent again, another transaction has the row locked. The first claim may have
+/// been granted, so this is not a refusal.
 pub async fn a_claim_whose_reply_is_lost_is_never_called_busy<DB: Bed>(site: Site<DB>) {
     let line = Line::with_free_row(&site, SHORT, 2 * LIMIT).await;
     let mut other = site.pool_of(1).await.acquire().await.unwrap();
@@ -138,7 +143,7 @@ pub async fn a_claim_whose_reply_is_lost_is_never_called_busy<DB: Bed>(site: Sit
     had_within_the_lease(&site, granted).await;
 }
 
-/// Whether the row is there by now shows at the next claim.
+/// The next claim shows whether the row exists by now.
 pub async fn a_create_that_is_not_answered_is_claimed_anyway<DB: Bed>(site: Site<DB>) {
     for way in WAYS {
         let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
@@ -175,7 +180,8 @@ pub async fn a_row_that_another_creates_first_is_claimed<DB: Bed>(site: Site<DB>
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-/// Renewed or not, the holder cannot know: its deadline stays where it was, and the next renewal moves it.
+/// The holder cannot know whether the lease was renewed: its deadline stays unchanged, and the next
+/// renewal moves it.
 pub async fn a_renewal_that_is_not_answered_is_unknown<DB: Bed>(site: Site<DB>) {
     let line = Line::new(&site, 60 * SHORT, LIMIT).await;
     let lease = acquired(line.lock.try_acquire("k").await);
@@ -199,13 +205,13 @@ pub async fn a_renewal_that_is_not_answered_is_unknown<DB: Bed>(site: Site<DB>) 
         })
         .await;
         assert!(has_left(&site, 20_000).await);
-        // The statement is to be prepared on the connection there is now.
+        // Prepares the statement on the current connection.
         renewed(&lease).await;
     }
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-/// The limit is short; a connection has to be made.
+/// The limit is short, and a connection has to be opened.
 async fn renewed<DB: Bed>(lease: &rowlock::Lease<DB>) {
     eventually("it is renewed", || async { lease.renew().await.is_ok() }).await;
 }
@@ -216,7 +222,7 @@ pub async fn a_renewal_in_the_background_that_is_lost_is_tried_again<DB: Bed>(si
         let lease = acquired(line.lock.try_acquire("k").await);
         line.lost(way, 0, async {}).await;
         let deadline = Instant::now() + lease.time_left();
-        // Past the deadline that stood when the renewal was lost, without a gap.
+        // Runs past the deadline at the time of the lost renewal, without a gap.
         while Instant::now() < deadline + SHORT {
             assert!(lease.is_held(), "{way:?}");
             sleep(SHORT / 50).await;
@@ -225,7 +231,8 @@ pub async fn a_renewal_in_the_background_that_is_lost_is_tried_again<DB: Bed>(si
     }
 }
 
-/// Whether the requests get lost or the replies: the holder is told before the server lets another in.
+/// Whether the requests or the replies are lost, the holder is notified before the server grants
+/// the key to another client.
 pub async fn renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time<DB: Bed>(site: Site<DB>) {
     for way in WAYS {
         let line = Line::new(&site, SHORT, PATIENCE).await;
@@ -267,12 +274,13 @@ pub async fn a_release_that_is_not_answered_is_done_once<DB: Bed>(site: Site<DB>
         assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
         assert_eq!(standing(&site).await, 0);
         assert!(ended.is_none() || end_time().await == ended, "it was released once");
-        // Prepares the release on the connection there is now.
+        // Prepares the release on the current connection.
         acquired(line.lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     }
 }
 
-/// Done, unheard, and the key taken by another since: what is left to see does not say whether it was recorded.
+/// The release is executed, its reply is lost, and another client has acquired the key since. The
+/// row no longer shows whether the release was recorded.
 pub async fn a_release_that_was_done_before_another_came_is_unknown<DB: Bed>(site: Site<DB>) {
     let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
     let lease = acquired(line.lock.try_acquire("k").await);
@@ -316,7 +324,7 @@ pub async fn an_abandonment_that_is_not_answered_is_done<DB: Bed>(site: Site<DB>
         line.lost(way, 0, lease.abandon()).await.unwrap();
         let next = acquired(line.lock.try_acquire("k").await);
         assert_eq!(next.taken_over_from().unwrap().token, token);
-        // Prepares the abandonment on the connection there is now.
+        // Prepares the abandonment on the current connection.
         next.abandon().await.unwrap();
     }
 }

@@ -13,7 +13,7 @@ use crate::bed::{Bed, Site, acquired, eventually, pool, refused};
 
 const WAIT: Duration = Duration::from_secs(20);
 
-/// A user of the database, and the statements that make it, let it in, and take it away again.
+/// A user of the database, and the statements that create it, grant it its rights, and remove it.
 struct User {
     name: String,
     make: Vec<String>,
@@ -32,7 +32,7 @@ fn user<DB: Bed>(site: &Site<DB>) -> User {
         ];
         (make.to_vec(), vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
     } else {
-        // From this machine too, where somebody without a name may be known already.
+        // From `localhost` too, where an anonymous user may exist and would match first.
         let from = |host: &str| {
             [
                 format!("CREATE USER {name}@'{host}' IDENTIFIED BY 'hunter2'"),
@@ -53,7 +53,7 @@ pub async fn the_rights_that_are_stated_are_enough<DB: Bed>(site: Site<DB>) {
     let (scheme, rest) = site.url.split_once("://").unwrap();
     let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
     let own = pool::<DB>(&format!("{scheme}://{}:hunter2@{address}", user.name), 4).await;
-    // A test that fails leaves no user behind.
+    // A test that fails still removes the user.
     let used = AssertUnwindSafe(|| block_in_place(|| Handle::current().block_on(use_all(&site, own.clone()))));
     let used = catch_unwind(used);
     own.close().await;
@@ -66,12 +66,12 @@ pub async fn the_rights_that_are_stated_are_enough<DB: Bed>(site: Site<DB>) {
 }
 
 async fn use_all<DB: Bed>(site: &Site<DB>, pool: Pool<DB>) {
-    rowlock::migrate(&pool).await.unwrap(); // the tables are there, and only looked at
+    rowlock::migrate(&pool).await.unwrap(); // the tables exist, and are only checked
     let lock = LeaseLock::new(pool.clone());
     let lease = acquired(lock.try_acquire("k").await);
     lease.renew().await.unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
-    // On a lock object of its own, so that it asks and draws a place.
+    // A separate lock object, so that the waiter sends a claim and creates a ticket.
     let next = LeaseLock::new(pool.clone()).fair(true);
     let waiting = tokio::spawn(async move { acquired(next.acquire("k", WAIT).await) });
     eventually("it stands in line", || async {

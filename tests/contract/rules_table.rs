@@ -15,7 +15,7 @@ const HOLDER: &str = "00112233445566778899aabbccddeeff";
 const HOUR: i64 = 3_600_000;
 const RECENT: i64 = HOUR / 6;
 
-/// A row as a test writes it; times in milliseconds ago, in UTC.
+/// A row as a test writes it. Times are in milliseconds before now, in UTC.
 #[derive(Clone, Debug)]
 struct Cell {
     locked: bool,
@@ -31,7 +31,7 @@ fn cells() -> Vec<Option<Cell>> {
     let mut cells = vec![None];
     let cell =
         Cell { locked: false, status: "P", begin: None, holder: false, claimed: None, expires: None, ended: false };
-    // Ahead: rounded up by its column, or of a clock that was stepped back.
+    // A time in the future: rounded up by its column, or written by a clock that was set back.
     let begins = [None, Some(-HOUR), Some(RECENT), Some(3 * HOUR)];
     for begin in begins {
         for status in ["S", "F", "P", "X", "s", "f", ""] {
@@ -58,7 +58,7 @@ fn cells() -> Vec<Option<Cell>> {
     cells
 }
 
-/// The lock, and the same settings as `rules.rs` takes them.
+/// The lock, and the same settings in the form that `rules.rs` takes.
 fn settings<DB: Bed>(site: &Site<DB>) -> Vec<(LeaseLock<DB>, Terms)> {
     let mut all = Vec::new();
     for rules in [Rules::Article, Rules::Recover] {
@@ -125,7 +125,8 @@ async fn every_cell<DB: Bed>(site: Site<DB>, table: Table) {
             if let Some(cell) = &cell {
                 write(&site, &key, cell, terms.offset(), table).await;
             }
-            // On SQLite a lease of the cell before, being abandoned, may have the file for a moment.
+            // On SQLite the abandonment of the previous cell's lease may lock the file for a
+            // moment.
             let attempt = loop {
                 match lock.try_acquire(&key).await.unwrap() {
                     Attempt::Refused(refusal) if refusal.reason == rowlock::Reason::Busy => {}
@@ -157,7 +158,7 @@ async fn every_cell<DB: Bed>(site: Site<DB>, table: Table) {
     assert_eq!(seen.len(), 9, "every verdict and every reason that a row can give came up: {seen:?}");
 }
 
-/// A holder id that no row has: `rules.rs` and the database must both see a stranger.
+/// A holder id that no row has: it belongs to another client for both `rules.rs` and the database.
 async fn acquired_holder<DB: Bed>(site: &Site<DB>) -> rowlock::Holder {
     crate::bed::acquired(site.lock().try_acquire("elsewhere").await).claim().holder
 }

@@ -32,7 +32,8 @@ fn tokens(lines: &[String]) -> Vec<i64> {
     lines.iter().filter_map(|line| line.split_once(" under token ")?.1.parse().ok()).collect()
 }
 
-/// The periods of the clock in which the job began: once in each, and in its first half, which is where its tick lies.
+/// The clock periods in which the job began. It begins at most once in each, and in the first half,
+/// where the tick is.
 fn periods(lines: &[String], period: Duration) -> Vec<i64> {
     let period = period.as_micros() as i64;
     let mut began = tokens(lines);
@@ -42,7 +43,7 @@ fn periods(lines: &[String], period: Duration) -> Vec<i64> {
     began.into_iter().map(|token| token / period).collect()
 }
 
-/// Waits until the clock stands past the middle of a period, where no tick lies.
+/// Waits until the clock is past the middle of a period, where there is no tick.
 async fn after_the_middle(period: Duration) {
     let past = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() % period.as_millis();
     sleep(period - Duration::from_millis(past as u64) + period * 6 / 10).await;
@@ -53,7 +54,7 @@ async fn send(signal: &str, example: &Child) {
     assert!(Command::new("kill").args([signal, &pid]).status().await.unwrap().success());
 }
 
-/// As the examples have it.
+/// The period of the examples.
 const PERIOD: Duration = Duration::from_secs(2);
 
 fn file(folder: &Path) -> String {
@@ -71,7 +72,7 @@ pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: Bed>(_: Site
     let file = file(folder.path());
     let mut instances = Vec::new();
     for _ in 0..3 {
-        // They begin at different moments of the period.
+        // The instances begin at different moments of the period.
         instances.push(tokio::spawn(lines(example("interval", &[&file, "4"]))));
         sleep(PERIOD / 4).await;
     }
@@ -86,7 +87,8 @@ pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: Bed>(_: Site
     assert!(periods.windows(2).all(|two| two[1] - two[0] == 1), "no tick is left out: {all:?}");
 }
 
-/// One that was stopped goes on in the second half of a period: the tick that it has missed is another's, and those to come are on the clock.
+/// A stopped instance continues in the second half of a period. Another instance ran the job at the
+/// missed tick, and the instance's next ticks are on the clock.
 pub async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
@@ -104,7 +106,7 @@ pub async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: Bed>(_: S
     assert!(periods.len() >= 6 && periods.windows(2).all(|two| two[1] - two[0] == 1), "no tick is left out: {all:?}");
 }
 
-/// No other instance has run what it has missed; the ticks to come are on the clock all the same.
+/// No other instance ran the job at the missed tick. The next ticks are still on the clock.
 pub async fn an_interval_is_on_the_clock_again_after_a_stop<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let alone = example("interval", &[&file(folder.path()), "3"]);
@@ -116,8 +118,8 @@ pub async fn an_interval_is_on_the_clock_again_after_a_stop<DB: Bed>(_: Site<DB>
     assert_eq!(periods(&lines, PERIOD).len(), 3, "{lines:?}");
 }
 
-/// Instances that begin at any moment of the period run the job once in each, on the clock; when the one that runs it is asked to
-/// stop, another runs it at its next tick.
+/// Instances that begin at any moment of the period run the job once in each period, on the clock.
+/// When the one that runs the job is asked to stop, another runs the job at its next tick.
 pub async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_clock<DB: Bed>(_: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
@@ -156,7 +158,7 @@ pub async fn asked_to_stop_it_gives_the_key_back_at_once<DB: Bed>(_: Site<DB>) {
     assert!(timeout(PATIENCE, job.wait()).await.unwrap().unwrap().success());
     let lock = lock.min_interval(Duration::from_secs(3600)).unwrap();
     assert!(acquired(lock.try_acquire("report").await).taken_over_from().is_some());
-    // And a job that comes to its end is done.
+    // A job that finishes is done.
     let other = folder.path().join("other.db");
     let done = lines(example("graceful_shutdown", &[other.to_str().unwrap(), "1", "10"])).await;
     assert!(done.len() == 2 && periods(&done, PERIOD).len() == 1 && done[1] == "done", "{done:?}");

@@ -1,4 +1,4 @@
-//! Where the tables lie: in the schema in which the connection finds them, and nowhere else.
+//! The location of the tables: the schema in which the connection finds them, and no other.
 
 use rowlock::{Error, LeaseLock, Status};
 use sqlx::{Pool, pool::PoolOptions};
@@ -10,7 +10,7 @@ use crate::{
 
 const OURS: &str = "public.t_resource_lock, public.t_resource_lock_queue";
 
-/// A pool whose connections have this `search_path`, named as an application would.
+/// A pool whose connections have this `search_path`, set as an application would set it.
 async fn on_path<DB: Bed>(site: &Site<DB>, path: &str) -> Pool<DB> {
     let mark = if site.url.contains('?') { '&' } else { '?' };
     pool(&format!("{}{mark}options[search_path]={path}", site.url), 4).await
@@ -22,7 +22,7 @@ async fn tables<DB: Bed>(site: &Site<DB>) -> String {
     site.text(sql).await.unwrap()
 }
 
-/// What is held through one of the two pools is refused through the other.
+/// A key that is held through one of the two pools is refused through the other.
 async fn assert_same_table<DB: Bed>(one: &Pool<DB>, other: &Pool<DB>) {
     for (holder, rival) in [(one, other), (other, one)] {
         let lease = acquired(LeaseLock::new(holder.clone()).try_acquire("k").await);
@@ -70,7 +70,7 @@ pub async fn where_there_is_none_both_are_made_in_the_first_schema<DB: Bed>(site
     acquired(site.lock().try_acquire("k").await);
 }
 
-/// Others, who have another path, would stand in another queue.
+/// Clients with another path would use another queue.
 pub async fn a_queue_that_is_not_beside_the_table_is_refused<DB: Bed>(site: Site<DB>) {
     site.execute("CREATE SCHEMA app").await;
     site.execute("CREATE TABLE app.t_resource_lock_queue (LIKE t_resource_lock_queue INCLUDING ALL)").await;
@@ -86,7 +86,7 @@ pub async fn a_queue_that_is_not_beside_the_table_is_refused<DB: Bed>(site: Site
     }
 }
 
-/// As `sqlx migrate run` does it: within a transaction, which goes on afterwards.
+/// As `sqlx migrate run` does it: within a transaction, which continues afterwards.
 pub async fn the_copied_file_leaves_the_path_as_it_was<DB: Bed>(site: Site<DB>) {
     site.execute("CREATE SCHEMA app; DROP TABLE t_resource_lock_queue").await;
     let mut conn = on_path(&site, "app,public").await.acquire().await.unwrap();
@@ -101,7 +101,7 @@ pub async fn the_copied_file_leaves_the_path_as_it_was<DB: Bed>(site: Site<DB>) 
     assert_eq!(path.as_deref(), Some("app,public"));
 }
 
-/// SQLite looks for a name in attached files as well; the lock's file is the main one.
+/// SQLite also searches attached files for a name. The lock uses the main file.
 pub async fn a_table_in_an_attached_file_is_another<DB: Bed>(site: Site<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = site.url.trim_start_matches("sqlite://").split('?').next().unwrap().to_owned();

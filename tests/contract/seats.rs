@@ -1,4 +1,5 @@
-//! Of those who want the same key one asks for all of them: what becomes of the others, and of the key, when somebody goes away meanwhile.
+//! Of the requests for one key, one sends a claim for all of them. These tests drop one of the
+//! requests in the course of this, and check the others and the key.
 
 use std::{future::poll_fn, task::Poll};
 
@@ -11,7 +12,8 @@ use crate::{
     line::standing,
 };
 
-/// Goes away when it was polled so often without an answer, and sees to it that it is polled.
+/// Drops the request after the given number of polls without an answer. It wakes itself, so that it
+/// is polled.
 fn fickle<'a, T: 'a>(asking: Asking<'a, T>, polls: usize) -> Asking<'a, Option<T>> {
     let (mut asking, mut left) = (Some(asking), polls);
     Box::pin(poll_fn(move |context| {
@@ -35,7 +37,8 @@ fn patient<'a, T: 'a>(asking: Asking<'a, T>) -> Asking<'a, Option<T>> {
     Box::pin(async { Some(asking.await) })
 }
 
-/// At whatever point one of those goes away that share an answer: the one that asks for all of them, or another one.
+/// Drops, at every possible point, one of the requests that share an answer: the one that sends the
+/// claim for all of them, or another one.
 pub async fn whoever_goes_away_where_an_answer_is_shared_takes_it_from_nobody<DB: Bed>(site: Site<DB>) {
     for gone in [1, 2] {
         let mut polls = 1;
@@ -46,7 +49,7 @@ pub async fn whoever_goes_away_where_an_answer_is_shared_takes_it_from_nobody<DB
     }
 }
 
-/// Whether it went, and was not answered before that.
+/// Returns whether the request was dropped before it was answered.
 async fn goes_away_after<DB: Bed>(site: &Site<DB>, gone: usize, polls: usize) -> bool {
     let keys = ["first", "k"].map(String::from);
     let (pool, lock) = bed(site, &keys).await;
@@ -56,7 +59,7 @@ async fn goes_away_after<DB: Bed>(site: &Site<DB>, gone: usize, polls: usize) ->
     let went = answers[gone].is_none();
     assert_eq!(answers.iter().flatten().count(), if went { 3 } else { 4 }, "the others are answered");
     let leases: Vec<_> = answers.into_iter().flatten().filter_map(|answer| answer.unwrap().acquired()).collect();
-    // Whoever has just gone may have been granted it, and the others have been refused for that.
+    // The dropped request may have been granted the key, and the others refused for that.
     let least = if went && gone == 1 { 1 } else { 2 };
     assert!((least..=2).contains(&leases.len()), "{gone} after {polls}: {leases:?}");
     for lease in leases {
@@ -67,7 +70,8 @@ async fn goes_away_after<DB: Bed>(site: &Site<DB>, gone: usize, polls: usize) ->
     went
 }
 
-/// Nobody has heard of a grant to whoever has gone: the key is not left claimed, and the others are answered.
+/// The request is dropped before it receives its grant: the key does not stay claimed, and the
+/// other requests are answered.
 pub async fn whoever_goes_away_while_the_question_is_under_way_leaves_no_claim<DB: Bed>(site: Site<DB>) {
     let line = line(&site).await;
     for gone in [0, 1] {

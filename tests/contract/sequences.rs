@@ -1,6 +1,6 @@
 //! Random sequences of changes, against a plain model of a balance and its version.
 //!
-//! A failure tells the seed; `ROWLOCK_SEED` set to it repeats that sequence.
+//! A failure prints the seed. `ROWLOCK_SEED` set to it repeats that sequence.
 
 use rowlock::{Error, Insufficient, UpdateError, Updated, VersionedTable};
 
@@ -19,11 +19,11 @@ enum Step {
     Update(i64),
     /// A computation that fails.
     Fail(i64),
-    /// Somebody else writes this between the reading and the writing, so many times.
+    /// Another client writes this between the read and the write, the given number of times.
     Overtaken(i64, u32),
     /// The same in a transaction, which is rolled back.
     OvertakenIn(i64),
-    /// So many changes in a transaction, which is committed or rolled back.
+    /// The given number of changes in a transaction, which is committed or rolled back.
     In(i64, u32, bool),
     Outside(i64),
 }
@@ -44,7 +44,7 @@ impl Step {
     }
 }
 
-/// The account, as it has to be.
+/// The expected state of the account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Model {
     balance: i64,
@@ -87,7 +87,7 @@ pub async fn random_sequences_end_as_their_model_does<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// Takes the step on both; what is wrong with its answer.
+/// Applies the step to the table and to the model. The error describes a wrong answer.
 async fn take<DB: Bed>(
     site: &Site<DB>,
     table: &VersionedTable<DB>,
@@ -166,7 +166,7 @@ async fn overtaken<DB: Bed>(
     same(result, Updated { attempts: times + 1, ..model.add(1) })
 }
 
-/// What another program does that keeps to the versions.
+/// A write by another program that increments the version.
 async fn write<DB: Bed>(site: &Site<DB>, balance: i64) {
     outside(site, &format!("balance = {balance}, version = version + 1")).await;
 }

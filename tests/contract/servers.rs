@@ -1,4 +1,4 @@
-//! Servers that speak a database's protocol, and are not that database.
+//! Servers that use a database's protocol, and are not that database.
 
 use rowlock::{Error, LeaseLock};
 use sqlx::pool::PoolOptions;
@@ -8,7 +8,8 @@ use crate::{
     events,
 };
 
-/// A server cannot be told to call itself something else for one session: MySQL's question for its name is another one on its way.
+/// A server cannot report another version for one session, so the proxy rewrites the query for
+/// MySQL's version.
 pub async fn tidb_is_refused<DB: Bed>(site: Site<DB>) {
     let proxy = site.proxy().await;
     proxy.replace("VERSION()", "@v_banner");
@@ -26,7 +27,7 @@ pub async fn tidb_is_refused<DB: Bed>(site: Site<DB>) {
     assert_eq!(site.number(tables).await, Some(0));
 }
 
-/// It is told once for each lock object's first look.
+/// The warning is logged once for each lock object's first check.
 pub async fn an_untried_server_is_told_of<DB: Bed>(site: Site<DB>) {
     let build = site.url.rsplit('_').next().unwrap().chars().take(32).collect::<String>();
     let version = format!("CockroachDB CCL v24.1.0 ({build})");

@@ -47,7 +47,8 @@ pub async fn each_key_has_its_row_and_its_token<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// Neither held nor expired nor in its window: the rows of the others are as they were, to the byte.
+/// The refused attempt leaves no other key newly held, newly expired, or within a new minimum
+/// interval: the rows of the other keys are unchanged, to the byte.
 pub async fn one_that_cannot_be_had_leaves_the_others_as_they_were<DB: Bed>(site: Site<DB>) {
     let lock = site.lock();
     for key in ["a", "b", "d"] {
@@ -89,7 +90,7 @@ pub async fn the_loss_of_one_is_the_loss_of_all<DB: Bed>(site: Site<DB>) {
             _ => assert!(lost(set.release(Status::Succeeded).await)),
         }
         assert!(told.is_cancelled());
-        // What was still held is not left to its lease.
+        // The keys that were still held do not stay claimed until their leases end.
         for key in ["a", "c"] {
             eventually("the rest is given up", || async {
                 match lock.try_acquire(key).await.unwrap() {
@@ -129,7 +130,7 @@ pub async fn a_set_is_renewed_in_the_background<DB: Bed>(site: Site<DB>) {
     set.release(Status::Succeeded).await.unwrap();
 }
 
-/// None is held while another is waited for.
+/// No key of the set is held while another is waited for.
 pub async fn it_waits_for_all_and_holds_none_meanwhile<DB: Bed>(site: Site<DB>) {
     let held = acquired(site.lock().try_acquire("b").await);
     let lock = site.lock();
@@ -139,7 +140,7 @@ pub async fn it_waits_for_all_and_holds_none_meanwhile<DB: Bed>(site: Site<DB>) 
     });
     for _ in 0..20 {
         for key in ["a", "c"] {
-            // It may be looking at this very moment.
+            // The waiter may be trying the keys at this moment.
             acquired(lock.acquire(key, PATIENCE).await).release(Status::Succeeded).await.unwrap();
         }
     }
@@ -148,7 +149,7 @@ pub async fn it_waits_for_all_and_holds_none_meanwhile<DB: Bed>(site: Site<DB>) 
     timeout(PATIENCE, waiting).await.unwrap().unwrap().release(Status::Succeeded).await.unwrap();
 }
 
-/// Overlapping sets in every order, single keys among them, by four lock objects.
+/// Overlapping sets in every order, and single keys, from four lock objects.
 pub async fn nobody_deadlocks<DB: Bed>(site: Site<DB>) {
     let wishes: [&[&str]; 6] = [&["a", "b"], &["b", "a"], &["c", "b"], &["a", "c"], &["b"], &["c", "b", "a"]];
     let mut tasks = JoinSet::new();
@@ -182,7 +183,7 @@ pub async fn each_claim_of_a_set_can_be_confirmed<DB: Bed>(site: Site<DB>) {
 }
 
 pub async fn bad_sets_are_refused_at_the_door<DB: Bed>(site: Site<DB>) {
-    // A hundred keys take a while where each takes a statement or two.
+    // A hundred keys take long when each needs one or two statements.
     let lock = site.lock().time_limit(3 * PATIENCE).unwrap();
     for count in [0, 101] {
         let keys = (0..count).map(|key| key.to_string());

@@ -1,4 +1,4 @@
-//! What a transaction that has read something before makes of a claim that was lost since.
+//! What a transaction with an old snapshot reports about a claim that was lost since.
 
 use rowlock::{Error, Grant, LeaseLock, ResourceLock, Status};
 use sqlx::{AssertSqlSafe, Pool};
@@ -29,7 +29,7 @@ async fn lose<DB: Bed>(site: &Site<DB>, key: &str, loss: Loss) {
     }
 }
 
-/// What is told of a claim that is lost after the transaction has looked at its row.
+/// The error of `confirm` for a claim that is lost after the transaction has read its row.
 async fn confirmed<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, loss: Loss) -> (Grant<DB>, Error) {
     let lock = LeaseLock::new(pool.clone()).time_limit(2 * PATIENCE).unwrap();
     let key = format!("{loss:?}");
@@ -49,7 +49,8 @@ async fn confirmed<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, loss: Loss) -> (Gr
     (grant, error)
 }
 
-/// PostgreSQL, SQLite, and MariaDB with snapshot isolation refuse to change what is newer than the snapshot; the others see what is there now.
+/// PostgreSQL, SQLite, and MariaDB with snapshot isolation refuse to change a row that is newer
+/// than the snapshot. The others see the current row.
 pub async fn a_claim_that_was_lost_since_the_snapshot_is_told_at_once<DB: Bed>(site: Site<DB>) {
     let looks_again = site.server.name == "mysql"
         || (site.server.name == "mariadb" && site.number("SELECT @@innodb_snapshot_isolation").await == Some(0));

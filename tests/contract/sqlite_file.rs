@@ -1,4 +1,4 @@
-//! What a SQLite file as such brings with it: its encoding, and its one writer.
+//! The properties of a SQLite file: its encoding, and its single writer.
 
 use std::time::Duration;
 
@@ -38,8 +38,10 @@ fn assert_refused(error: Error, encoding: &str) {
     assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("UTF-16"), "{encoding}: {error:?}");
 }
 
-/// A file has one writer: no lease is renewed while it writes. Every lease in the file ends if that takes longer, each holder is told so before
-/// another can get in, and what it says afterwards changes nothing that another holds.
+/// A file has one writer, and no lease is renewed while another transaction writes. If the write
+/// takes longer than the leases, every lease in the file ends. Each holder is notified before
+/// another client can acquire its key, and its release afterwards changes no key that another
+/// client holds.
 pub async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: Bed>(site: Site<DB>) {
     let lease = Duration::from_millis(900);
     let (lock, other) = (site.lock_for(lease), site.lock_for(lease));
@@ -64,12 +66,12 @@ pub async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: Bed>(s
     let tried = other.try_acquire("taken").await;
     assert!(matches!(tried, Ok(rowlock::Attempt::Refused(_))), "nobody gets in while the file is written: {tried:?}");
     DB::execute_on(&mut writer, "COMMIT").await.unwrap();
-    // A renewal that waited for the file may come through now, for a lease of its own.
+    // A renewal that waited for the file may succeed now, for a lease of its own.
     let next = acquired(other.acquire("taken", PATIENCE).await);
     assert_eq!(next.taken_over_from().unwrap().token, held[0].token());
     let [taken, left] = held;
     assert!(matches!(taken.release(Status::Succeeded).await, Err(Error::Lost { .. })));
-    // No other took this one: that its work came to its end is recorded.
+    // No other client took this key, so the success of its work is recorded.
     left.release(Status::Succeeded).await.unwrap();
     assert_eq!(site.column("left", "status").await.as_deref(), Some("S"));
     next.release(Status::Succeeded).await.unwrap();

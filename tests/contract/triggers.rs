@@ -1,4 +1,5 @@
-//! The application's own triggers on the table, here one that keeps a journal: whatever else they write, a claim is told what is its own.
+//! The application's own triggers on the table, here one that writes a journal. Whatever else they
+//! write, a claim receives its own result.
 
 use std::time::Duration;
 
@@ -89,7 +90,8 @@ pub async fn a_commit_is_known_by_its_confirmation<DB: Bed>(site: Site<DB>) {
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-/// A row of the table that is locked is not waited for; what belongs to the application is.
+/// A claim does not wait for a locked row of the lock's table. It does wait for a locked row of the
+/// application.
 pub async fn what_a_trigger_waits_for_is_waited_for<DB: Bed>(site: Site<DB>) {
     for sql in [
         "CREATE TABLE counter (id int PRIMARY KEY, changes int)",
@@ -108,7 +110,7 @@ pub async fn what_a_trigger_waits_for_is_waited_for<DB: Bed>(site: Site<DB>) {
         counting
     };
     let end = async |mut counting: sqlx::pool::PoolConnection<DB>| {
-        // Longer than a busy row is asked for again.
+        // Longer than the time for which a busy row is tried again.
         sleep(Duration::from_millis(300)).await;
         DB::execute_on(&mut counting, "ROLLBACK").await.unwrap();
     };

@@ -1,4 +1,5 @@
-//! Round trips, counted by the server: everything that a connection sends, a BEGIN or COMMIT included.
+//! Round trips, counted by the server: everything that a connection sends, including BEGIN and
+//! COMMIT.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -10,7 +11,7 @@ use crate::{
     ledger::{COLUMNS, ledger, outside},
 };
 
-/// Does the work, and adds to the list how many statements it took.
+/// Does the work, and adds the number of statements that it took to the list.
 macro_rules! count {
     ($counted:ident, $pool:expr, $what:literal, $most:expr, $work:expr) => {{
         let before = DB::statements(&$pool).await;
@@ -23,7 +24,7 @@ macro_rules! count {
     }};
 }
 
-/// SQLite sends nothing anywhere and counts nothing: there the test is about the answers alone.
+/// SQLite has no server and counts nothing: there the test checks the answers alone.
 pub async fn round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone()).share_pool();
@@ -64,7 +65,8 @@ pub async fn round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// What a transaction adds to the work's own statements. BEGIN and SAVEPOINT travel together, and count as two.
+/// What a transaction adds to the work's own statements. BEGIN and SAVEPOINT are sent together, and
+/// count as two.
 pub async fn a_transactions_round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
     let pool = site.pool_of(1).await;
@@ -76,8 +78,9 @@ pub async fn a_transactions_round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
         let before = DB::statements(&pool).await;
         transaction().await.unwrap();
         let after = DB::statements(&pool).await;
-        // Acquire, or read the version; BEGIN, SAVEPOINT; confirm; check; COMMIT; and a lease is released.
-        // MySQL's ROLLBACK before the BEGIN is one more, and is taken for half of a check.
+        // Acquire, or read the version; BEGIN, SAVEPOINT; confirm; check; COMMIT; and a lease is
+        // released. MySQL's ROLLBACK before the BEGIN adds one statement. The count takes it for
+        // the ROLLBACK of a connection check, and subtracts two.
         let rollback = if site.server.name == "postgres" { 0 } else { 1 - 2 };
         let stated = if name == LEASE { 7 } else { 6 } + rollback;
         if let (Some(before), Some(after)) = (before, after) {
@@ -86,10 +89,11 @@ pub async fn a_transactions_round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// What a change of a versioned value costs: the look at its table once, then two an attempt.
+/// The cost of a change of a versioned value: the check of its table once, then two statements for
+/// each attempt.
 pub async fn round_trips_of_versions_are_as_stated<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
-    // PostgreSQL counts whatever its database is asked, MySQL what its connection is.
+    // PostgreSQL counts every statement on the database, MySQL those of the connection.
     let others = if site.server.name == "postgres" { 1 } else { 0 };
     let pool = site.pool_of(1).await;
     let table = || VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();

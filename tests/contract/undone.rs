@@ -1,5 +1,6 @@
-//! A statement that many travel in comes to nothing: its connection is ended by the server, which says so, or somebody changed one of its
-//! rows at an isolation level that does not allow for that. Each of them is answered all the same, as if it had gone alone.
+//! A batched statement fails: the server ends its connection and says so, or another transaction
+//! changed one of its rows at an isolation level that does not allow for that. Each request in the
+//! batch is still answered as if it had been sent alone.
 
 use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Status};
 use sqlx::Pool;
@@ -15,12 +16,12 @@ use crate::{
 
 const KEYS: [&str; 4] = ["first", "k", "touched", "other"];
 
-/// A connection that is closed when it is dropped, and lets go of what it has locked.
+/// A connection that is closed on drop, and so releases its locks.
 async fn alone<DB: Bed>(site: &Site<DB>) -> DB::Connection {
     site.pool_of(1).await.acquire().await.unwrap().detach()
 }
 
-/// Whoever changes the row of `k` waits before it, for as long as it is closed.
+/// While the gate is closed, an update of the row of `k` waits at it.
 struct Gate<'a, DB: Bed> {
     site: &'a Site<DB>,
     keeper: DB::Connection,
@@ -56,14 +57,16 @@ impl<'a, DB: Bed> Gate<'a, DB> {
         self.site
             .number(match self.site.server.name {
                 "postgres" => "SELECT max(pid) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'",
-                // MySQL's own list of processes is an error while a statement runs with bytes in it that are no text; MariaDB keeps no other.
+                // MySQL's own process list fails while a statement runs that contains bytes that
+                // are not text. MariaDB has no other list.
                 "mysql" => "SELECT CAST(MAX(processlist_id) AS SIGNED) FROM performance_schema.threads WHERE processlist_db = DATABASE() AND processlist_state = 'User lock'",
                 _ => "SELECT CAST(MAX(id) AS SIGNED) FROM information_schema.processlist WHERE db = DATABASE() AND state = 'User lock'",
             })
             .await
     }
 
-    /// Has the server end the session that waits at the gate, and opens it when that is done.
+    /// Lets the server end the session that waits at the gate, and opens the gate when that is
+    /// done.
     async fn ends_who_waits(mut self) {
         eventually("somebody waits", || async { self.waiting().await.is_some() }).await;
         let session = self.waiting().await.unwrap();
@@ -106,14 +109,15 @@ pub async fn releases_whose_connection_the_server_ends_are_all_done<DB: Bed>(sit
     }
 }
 
-/// They were done, and nobody heard of it; by the time they are asked for again, somebody else has two of the keys.
+/// The releases are executed, and their replies are lost. When they are sent again, another client
+/// holds two of the keys.
 pub async fn releases_that_were_done_unheard_say_so_where_they_know<DB: Bed>(site: Site<DB>) {
     for key in KEYS {
         acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
     let line = Line::with_free_row(&site, PATIENCE, PATIENCE).await;
     let leases = async || all(tries(&line.lock, KEYS)).await.into_iter().map(acquired).collect();
-    // Once undisturbed, so that every statement has been prepared.
+    // A first round without interference, so that every statement is prepared.
     released(&line.pool, leases().await, |_| Status::Succeeded).await;
     let mut releases = releases(leases().await, |_| Status::Succeeded);
     let taken = line.pool.acquire().await.unwrap();
@@ -135,7 +139,8 @@ pub async fn releases_that_were_done_unheard_say_so_where_they_know<DB: Bed>(sit
     assert_theirs(&site, &thieves).await;
 }
 
-/// Somebody else's transaction at the whole table, for which all others wait when their snapshot has been taken.
+/// Another client's transaction that locks the whole table. The statements of others wait for it
+/// after their snapshot has been taken.
 struct Elsewhere<'a, DB: Bed> {
     site: &'a Site<DB>,
     conn: DB::Connection,
@@ -152,7 +157,7 @@ impl<'a, DB: Bed> Elsewhere<'a, DB> {
         Self { site, conn }
     }
 
-    /// Does this when so many others wait, and goes.
+    /// Runs these statements once the given number of others wait, and ends the transaction.
     async fn does(mut self, waiting: i64, sql: &[String]) {
         let count = match self.site.server.name {
             "postgres" => {
@@ -178,7 +183,7 @@ fn update(key: &str, set: &str) -> String {
     format!("UPDATE t_resource_lock SET {set} WHERE key_resource = '{key}'")
 }
 
-/// A claim by somebody else.
+/// A claim by another client.
 fn taken<DB: Bed>(key: &str) -> [String; 2] {
     let (holder, now, later) = (DB::uuid("0123456789abcdef0123456789abcdef"), DB::ago(0), DB::ago(-60_000));
     let set = format!(
@@ -187,7 +192,8 @@ fn taken<DB: Bed>(key: &str) -> [String; 2] {
     [update(key, &set), update(key, "claimed_at = begin_time")]
 }
 
-/// Keys with free rows, and a lock on two connections of this level, each of which has prepared what is sent.
+/// Keys with free rows, and a lock on two connections of this level. Each connection has prepared
+/// the statements.
 async fn level_bed<DB: Bed>(site: &Site<DB>, level: &str) -> LeaseLock<DB> {
     for key in KEYS {
         acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
@@ -210,7 +216,8 @@ async fn level_bed<DB: Bed>(site: &Site<DB>, level: &str) -> LeaseLock<DB> {
     lock
 }
 
-/// One goes alone, the others together on the second connection; both wait until two of the rows have changed.
+/// One request is sent alone, and the others together on the second connection. Both statements
+/// wait until two of the rows have changed.
 async fn a_change_meanwhile<DB: Bed>(site: Site<DB>, level: &str) {
     let lock = level_bed(&site, level).await;
     let touched = site.number("SELECT token + 1 FROM t_resource_lock WHERE key_resource = 'touched'").await;
@@ -252,8 +259,9 @@ pub async fn a_change_meanwhile_at_snapshot_isolation<DB: Bed>(site: Site<DB>) {
     a_change_meanwhile(site, "snapshot isolation").await;
 }
 
-/// A key that nobody else wants. At PostgreSQL's SERIALIZABLE rows that others only looked at are in the way: a try may be
-/// called busy, alone as well as in a batch, and whoever waits gets it.
+/// A key that no other request wants. At PostgreSQL's SERIALIZABLE, rows that other transactions
+/// only read conflict: a try may be refused as busy, alone or in a batch, and a request that waits
+/// is granted.
 async fn had<DB: Bed>(
     site: &Site<DB>,
     lock: &LeaseLock<DB>,
@@ -271,7 +279,8 @@ async fn had<DB: Bed>(
     }
 }
 
-/// Another lock object takes one of the keys and gives it back all the time: whoever travels with that key gets its own.
+/// Another lock object acquires and releases one of the keys all the time. The requests in a batch
+/// with that key are still granted their own.
 async fn a_rival<DB: Bed>(site: Site<DB>, level: &str) {
     let keys = [numbered(16), vec!["k".to_owned()]].concat();
     for key in &keys {
@@ -315,8 +324,8 @@ pub async fn a_rival_at_serializable<DB: Bed>(site: Site<DB>) {
     a_rival(site, "serializable").await;
 }
 
-/// A reply that counts rows does not tell which. What is freed may be somebody else's before anybody looks, so none is
-/// freed until it can be told.
+/// A reply that counts rows does not identify them. A freed key may be claimed by another client
+/// before the rows are read again, so no key is freed until the result can be attributed.
 pub async fn several_are_freed_together_or_as_they_are_told_apart<DB: Bed>(site: Site<DB>) {
     let line = Line::new(&site, PATIENCE, PATIENCE).await;
     let take = || async { line.lock.try_acquire_all(["a", "b"]).await.unwrap().acquired().unwrap() };

@@ -1,4 +1,5 @@
-//! A claim that its caller never heard of leaves the row as it was: no window is closed, and no run is recorded.
+//! A claim whose grant its caller never received leaves the row unchanged: no minimum interval
+//! starts, and no run is recorded.
 
 use std::{
     task::{Context, Poll, Waker},
@@ -13,7 +14,7 @@ use crate::bed::{Bed, PATIENCE, Site, acquired, refused};
 const HOUR: Duration = Duration::from_secs(3600);
 const RECORD: &str = "lock_flag, status, begin_time, end_time, client_ip, holder, expires_at, claimed_at";
 
-/// What the row tells of its last run, and whether it is free.
+/// The record of the last run in the row, and whether the row is free.
 async fn record<DB: Bed>(site: &Site<DB>) -> Vec<Option<String>> {
     let mut record = Vec::new();
     for column in RECORD.split(", ").filter(|column| *column != "holder") {
@@ -28,13 +29,13 @@ async fn record<DB: Bed>(site: &Site<DB>) -> Vec<Option<String>> {
     record
 }
 
-/// A run of two hours ago that ended like this.
+/// A run of two hours ago that ended with this status.
 async fn ran<DB: Bed>(site: &Site<DB>, status: &str) {
     let (begin, end) = (DB::ago(2 * 3_600_000), DB::ago(2 * 3_600_000 - 60_000));
     site.set("k", &format!("lock_flag = 0, status = '{status}', begin_time = {begin}, end_time = {end}, client_ip = 'earlier', holder = NULL, expires_at = NULL, claimed_at = NULL")).await;
 }
 
-/// Drops its request when the server has granted the keys, and before the reply is read.
+/// Drops the request after the server has granted the keys, and before the reply is read.
 async fn goes_away_unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, keys: &[&str]) -> bool {
     let mut attempt = Box::pin(lock.acquire_all(keys, PATIENCE));
     for _ in 0..400 {
@@ -85,7 +86,8 @@ pub async fn the_row_is_as_it_was_before<DB: Bed>(site: Site<DB>) {
         .await;
         assert_eq!(record(&site).await, before.into_inner(), "{rules:?} {status} {keys:?}");
         assert!(site.column_number("token").await > token);
-        // The window of the earlier run is what counts, for those who have a longer one too.
+        // The minimum interval counts from the earlier run, also for a caller with a longer
+        // interval.
         let longer = site.lock().rules(rules).min_interval(3 * HOUR).unwrap();
         assert_eq!(refused(longer.try_acquire("k").await).reason, Reason::WithinWindow);
         let lease = acquired(lock.try_acquire("k").await);
@@ -94,7 +96,8 @@ pub async fn the_row_is_as_it_was_before<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// What was taken over stays taken over: the next one is told of a claim whose work may be half done.
+/// A takeover stays a takeover: the next holder receives the prior claim, whose work may be half
+/// done.
 pub async fn what_was_taken_over_is_there_to_be_taken_over<DB: Bed>(site: Site<DB>) {
     acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let lock = site.lock().min_interval(HOUR).unwrap();
@@ -102,7 +105,7 @@ pub async fn what_was_taken_over_is_there_to_be_taken_over<DB: Bed>(site: Site<D
         lock.force_release("k", Status::Succeeded).await.unwrap();
         ran(&site, "S").await;
         acquired(site.lock().try_acquire("k").await).abandon().await.unwrap();
-        // Seen as taken by its status alone.
+        // The status shows the new claim: it changes from `X` to `P`.
         site.set("k", "status = 'X'").await;
     })
     .await;

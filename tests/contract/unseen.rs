@@ -1,4 +1,4 @@
-//! A row that is created and never seen: what the application's own triggers can do to it.
+//! A row that is created and never seen, because of the application's own triggers.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use tokio::time::Instant;
 
 use crate::bed::{Bed, Site, acquired};
 
-/// Notes each row that is created, and makes it vanish. MySQL's triggers cannot delete it: it gets another key.
+/// Records each row that is created, and removes it. MySQL's triggers cannot delete the row: it
+/// gets another key.
 async fn vanishing<DB: Bed>(site: &Site<DB>) {
     let sql: &[&str] = match site.server.name {
         "postgres" => &[

@@ -1,4 +1,5 @@
-//! A table that was there before us, in the article's own shape: completed in place, and as good as ours.
+//! A table that existed before, in the article's own shape: it is completed in place, and works
+//! like the library's own.
 
 use std::time::Duration;
 
@@ -50,7 +51,7 @@ async fn rows<DB: Bed>(site: &Site<DB>) -> String {
     site.text(&format!("SELECT {group} FROM t_resource_lock")).await.unwrap()
 }
 
-/// The definitions of the article's columns, all that the database has to say of them.
+/// The definitions of the article's columns, with every property that the database reports.
 async fn definitions<DB: Bed>(site: &Site<DB>) -> String {
     let theirs = THEIRS.map(|column| format!("'{column}'")).join(", ");
     site.text(&match site.server.name {
@@ -109,7 +110,7 @@ pub async fn the_articles_table_is_upgraded_in_place<DB: Bed>(site: Site<DB>) {
             instances.join_all().await;
             assert_eq!((definitions(&site).await, rows(&site).await), before, "{shape}");
         }
-        // A row keeps its meaning.
+        // The meaning of a row is unchanged.
         let hour = site.lock().min_interval(60 * MINUTE).unwrap();
         for key in ["fine", "failed"] {
             let refusal = refused(hour.try_acquire(key).await);
@@ -129,7 +130,7 @@ pub async fn the_articles_table_is_upgraded_in_place<DB: Bed>(site: Site<DB>) {
         acquired(hour.retry_failed_at_once().try_acquire("failed").await);
         acquired(article.try_acquire("fine").await);
         assert_eq!(definitions(&site).await, before.0);
-        // The other program goes on as it did.
+        // The other program continues to work.
         site.execute("INSERT INTO t_resource_lock (key_resource, status, lock_flag) VALUES ('theirs', 'S', 0)").await;
         acquired(site.lock().try_acquire("theirs").await).release(Status::Succeeded).await.unwrap();
     }
@@ -140,7 +141,8 @@ pub async fn a_lease_lives_on_the_articles_table<DB: Bed>(site: Site<DB>) {
         make(&site, &shape).await;
         rowlock::migrate(&site.pool).await.unwrap();
         let lock = site.lock().label("gerät 7, 東京").unwrap();
-        // Whole seconds, rounded up or cut, must not keep a free key from us.
+        // Columns of whole seconds, rounded up or cut, must not make a free key unavailable to the
+        // lock.
         let mut last = 0;
         for round in 0..12 {
             let lease = acquired(lock.try_acquire("new").await);
@@ -164,7 +166,7 @@ pub async fn a_lease_lives_on_the_articles_table<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// Times and distances of other programs may be any, up to the ends of what their columns hold.
+/// Other programs may write any time and any duration, up to the limits of the columns.
 pub async fn times_of_any_kind_stand_in_the_row<DB: Bed>(site: Site<DB>) {
     for table in Table::BOTH {
         put(&site, table).await;
@@ -241,7 +243,7 @@ pub async fn a_column_that_does_not_fit_is_refused<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// PostgreSQL fits a time into a column without a zone by the session's.
+/// PostgreSQL converts a time for a column without a time zone by the time zone of the session.
 pub async fn a_session_in_another_time_zone_is_refused<DB: Bed>(site: Site<DB>) {
     let abroad = PoolOptions::<DB>::new().max_connections(1).after_connect(|conn, _| {
         Box::pin(async move { DB::execute_on(conn, "SET TIME ZONE 'Asia/Shanghai'").await.map(drop) })
@@ -254,7 +256,8 @@ pub async fn a_session_in_another_time_zone_is_refused<DB: Bed>(site: Site<DB>) 
     acquired(site.lock().try_acquire("k").await);
 }
 
-/// Compared in another character set, a key would be looked for in every row, and every row be locked for it.
+/// Compared in another character set, a key would be searched for in every row, and every row would
+/// be locked.
 pub async fn a_key_of_the_articles_table_is_found_by_its_index<DB: Bed>(site: Site<DB>) {
     put(&site, Table::Articles).await;
     for batch in 0..20 {
@@ -269,7 +272,7 @@ pub async fn a_key_of_the_articles_table_is_found_by_its_index<DB: Bed>(site: Si
         held.push(acquired(lock.try_acquire(key).await));
     }
     if site.server.name.starts_with('m') {
-        // The count itself reads rows; how many, two counts in a row tell.
+        // The count itself reads rows. Two counts in a row show how many.
         let (first, second) = (rows_read(site.server.name, &pool).await, rows_read(site.server.name, &pool).await);
         let lease = acquired(lock.try_acquire("row 77").await);
         refused(lock.try_acquire("row 77").await);
@@ -281,7 +284,8 @@ pub async fn a_key_of_the_articles_table_is_found_by_its_index<DB: Bed>(site: Si
         let read = (third - second) - (second - first);
         assert!(read.abs() < 200, "{read} rows read by eight operations on a table of 2000");
     }
-    // Another's transaction sits on one row: the others are ours to use, one by one and all together.
+    // Another transaction has one row locked. The other rows stay available, one by one and all
+    // together.
     let mut other = site.pool_of(1).await.acquire().await.unwrap();
     if site.server.name != "sqlite" {
         DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
@@ -300,7 +304,7 @@ pub async fn a_key_of_the_articles_table_is_found_by_its_index<DB: Bed>(site: Si
     }
 }
 
-/// How many rows the pool's only connection has read in passing, not by a key.
+/// How many rows the pool's only connection has read in scans, not by a key.
 async fn rows_read<DB: Bed>(server: &str, pool: &sqlx::Pool<DB>) -> i64 {
     let schema = if server == "mariadb" { "information_schema" } else { "performance_schema" };
     let sql = format!("SELECT CAST(SUM(variable_value) AS SIGNED) FROM {schema}.session_status

@@ -1,4 +1,4 @@
-//! What can become of a read, an update, a deduction and a deposit.
+//! The possible outcomes of a read, an update, a deduction and a deposit.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -36,7 +36,8 @@ pub async fn an_update_writes_value_and_version_and_says_so<DB: Bed>(site: Site<
     assert_eq!(row(&site).await, (200, 1));
     let read = table.read("a").await.unwrap().unwrap();
     assert_eq!((read.value, read.version), (200, 1));
-    // The same value again is a change too: who read it before it was written has to find out.
+    // Writing the same value again is a change too: a caller that read the value before must detect
+    // it.
     assert_eq!(table.update("a", |balance| Ok::<_, Infallible>(*balance)).await.unwrap(), updated(200, 2, 1));
     assert_eq!(row(&site).await, (200, 2));
 }
@@ -68,7 +69,8 @@ pub async fn an_update_computes_anew_when_somebody_else_was_faster<DB: Bed>(site
     assert_eq!((seen, row(&site).await), (vec![100, 1100, 2100], (2099, 3)));
 }
 
-/// An update in the midst of whose every attempt somebody else is faster: how many there were, and what came of it.
+/// An update during each of whose attempts another client writes first. Returns the number of
+/// attempts and the error.
 async fn always_overtaken<DB: Bed>(site: &Site<DB>, table: &VersionedTable<DB>, retry: Retry) -> (u32, Error) {
     let table = table.clone().retry(retry).unwrap();
     let (before, mut calls) = (row(site).await, 0);
@@ -89,7 +91,7 @@ pub async fn attempts_that_are_used_up_are_a_conflict_that_counts_them<DB: Bed>(
         assert!(calls == most && matches!(error, Error::Conflict { attempts, .. } if attempts == most), "{error:?}");
         assert!(error.is_retryable() && error.to_string().contains("nothing was changed"), "{error}");
     }
-    // The time may be up in the midst of an attempt, too.
+    // The time may also be over in the middle of an attempt.
     let short = Retry { within: Duration::from_millis(300), ..PATIENT };
     let started = tokio::time::Instant::now();
     loop {
@@ -158,7 +160,7 @@ pub async fn a_sum_that_the_column_cannot_hold_is_an_error_that_changes_nothing<
     assert_eq!(table.deposit("a", 47).await.unwrap(), updated(2_147_483_647, 1, 1));
 }
 
-/// The version alone would not show it: the value that was read stands guard too.
+/// The version alone would not show the change. The update also compares the value that was read.
 pub async fn a_program_that_forgets_the_version_is_not_overwritten<DB: Bed>(site: Site<DB>) {
     let table = ledger(&site).await;
     let prepare = async || outside(&site, "balance = 100, version = 0").await;
@@ -188,7 +190,7 @@ pub async fn a_program_that_forgets_the_version_is_not_overwritten<DB: Bed>(site
 pub async fn a_program_that_forgets_the_version_leaves_no_balance_below_zero<DB: Bed>(site: Site<DB>) {
     let table = ledger(&site).await;
     let prepare = async || outside(&site, "balance = 100, version = 0").await;
-    // It looks at what there is.
+    // The program checks the balance.
     let spends = async || {
         site.execute("UPDATE account SET balance = balance - 95 WHERE id = 'a' AND balance >= 95").await;
     };
@@ -210,7 +212,7 @@ pub async fn a_program_that_forgets_the_version_leaves_no_balance_below_zero<DB:
     .await;
 }
 
-/// The value alone would not show it.
+/// The value alone would not show the change.
 pub async fn a_balance_that_came_back_is_another_one<DB: Bed>(site: Site<DB>) {
     let table = ledger(&site).await;
     let prepare = async || outside(&site, "balance = 100, version = 0").await;
@@ -248,7 +250,7 @@ pub async fn a_version_or_value_of_null_is_an_error_that_changes_nothing<DB: Bed
     assert_eq!(row(&site).await, (100, 0));
 }
 
-/// It begins again nowhere: neither at the column's end nor at that of 64 bits.
+/// The version never wraps: neither at the end of the column nor at that of 64 bits.
 pub async fn a_version_that_cannot_grow_is_an_error_that_changes_nothing<DB: Bed>(site: Site<DB>) {
     let ends: &[(&str, &str)] = match site.server.name {
         "sqlite" => &[("INTEGER", "9223372036854775807")],

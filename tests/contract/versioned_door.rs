@@ -1,4 +1,5 @@
-//! Names, tables and columns that versions cannot be kept in: a clear error, and nothing changed.
+//! Names, tables and columns that cannot be used for versions: a clear error, and nothing is
+//! changed.
 
 use rowlock::{Columns, Error, ResourceLock, VersionLock, VersionedTable};
 use sqlx::pool::PoolOptions;
@@ -8,7 +9,7 @@ use crate::{
     ledger::{COLUMNS, changed_nothing, create, insert, ledger, outside, row, updated},
 };
 
-/// What the table and the lock say at their first use, which has to be the same.
+/// The error of the table and of the lock at their first use, which must be the same.
 async fn refused<DB: Bed>(site: &Site<DB>, columns: Columns<'_>) -> String {
     let table = VersionedTable::new(site.pool.clone(), columns).unwrap();
     let error = changed_nothing(table.read("a").await);
@@ -57,7 +58,8 @@ pub async fn only_plain_names_become_part_of_a_statement<DB: Bed>(site: Site<DB>
     }
 }
 
-/// One column cannot be two of the three: a change would write over its own version, or its key.
+/// One column cannot have two of the three roles: a change would overwrite its own version, or its
+/// key.
 pub async fn one_column_is_not_taken_for_two<DB: Bed>(site: Site<DB>) {
     let exact = site.server.name == "postgres";
     let table = |columns: Columns<'_>| VersionedTable::new(site.pool.clone(), columns).map(drop);
@@ -92,7 +94,7 @@ pub async fn reserved_words_are_names_as_well<DB: Bed>(site: Site<DB>) {
     assert_eq!(lock.try_acquire("a").await.unwrap().acquired().unwrap().token().get(), 1);
 }
 
-/// A table of the same name where the connection would look otherwise is left alone.
+/// A table of the same name that the connection would otherwise find is left unchanged.
 pub async fn a_table_in_a_named_schema_is_found<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     let schema = match site.server.name {
@@ -120,7 +122,7 @@ pub async fn a_table_in_a_named_schema_is_found<DB: Bed>(site: Site<DB>) {
     assert!(nowhere.contains("table nowhere.account") && nowhere.contains("does not exist"), "{nowhere}");
 }
 
-/// As the database itself tells names apart.
+/// By the database's own rules for the case of names.
 pub async fn the_case_of_names_matters_where_the_database_says_so<DB: Bed>(site: Site<DB>) {
     if site.server.name == "postgres" {
         site.execute(r#"CREATE TABLE "Account" ("Id" text PRIMARY KEY, "Balance" int, "Version" int)"#).await;
@@ -151,13 +153,15 @@ pub async fn a_misspelt_column_is_named<DB: Bed>(site: Site<DB>) {
     assert_eq!(row(&site).await, (100, 0));
 }
 
-/// It was there when the table was looked at. (Within double quotes SQLite would read its name as a text.)
+/// The name existed when the table was checked. (SQLite would read a missing name within double
+/// quotes as a text.)
 pub async fn a_column_or_table_that_goes_away_is_named<DB: Bed>(site: Site<DB>) {
     let table = ledger(&site).await;
     let lock = VersionLock::new(site.pool.clone(), "account", "id", "version").unwrap();
     table.deposit("a", 1).await.unwrap();
     lock.try_acquire("a").await.unwrap().acquired().unwrap();
-    // One that knows of its own changes: SQLite's ALTER TABLE goes by what its connection has seen last.
+    // The connection that makes the changes also made those before: SQLite's ALTER TABLE uses the
+    // schema that its connection saw last.
     let owner = site.pool_of(1).await;
     for (statement, gone) in [
         ("ALTER TABLE account RENAME COLUMN version TO moved", "version"),
@@ -186,11 +190,11 @@ pub async fn a_column_or_table_that_goes_away_is_named<DB: Bed>(site: Site<DB>) 
 pub async fn a_missing_table_says_so<DB: Bed>(site: Site<DB>) {
     let says = refused(&site, COLUMNS).await;
     assert!(says.contains("table account") && says.contains("does not exist"), "{says}");
-    // It is looked for again.
+    // The table is looked for again.
     assert_eq!(ledger(&site).await.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
 }
 
-/// It would mean several rows, or might one day.
+/// Without such an index, a key could match several rows, now or later.
 pub async fn a_key_column_without_a_unique_index_of_its_own_is_refused<DB: Bed>(site: Site<DB>) {
     let mut indexes =
         vec!["CREATE INDEX plain ON account (id)", "CREATE UNIQUE INDEX both_of_them ON account (id, balance)"];
@@ -246,7 +250,7 @@ pub async fn columns_of_another_type_are_refused_with_their_type<DB: Bed>(site: 
     }
 }
 
-/// Its columns are as they should be; what is in it is not what is asked for.
+/// The key and version columns are suitable. The value has another type.
 pub async fn a_value_of_another_type_is_an_error_that_changes_nothing<DB: Bed>(site: Site<DB>) {
     create(&site, "account", "varchar(40)", "varchar(40)", "bigint").await;
     insert(&site, "account", "'a'", "'much'").await;
@@ -261,7 +265,7 @@ pub async fn a_value_of_another_type_is_an_error_that_changes_nothing<DB: Bed>(s
     assert_eq!(site.cell("version", "account").await.as_deref(), Some("0"));
 }
 
-/// Without transactions there is nothing to roll back.
+/// A table without transactions cannot be rolled back.
 pub async fn a_table_of_another_engine_is_refused<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     site.execute("ALTER TABLE account ENGINE = MyISAM").await;
@@ -270,7 +274,7 @@ pub async fn a_table_of_another_engine_is_refused<DB: Bed>(site: Site<DB>) {
     assert_eq!(row(&site).await, (100, 0));
 }
 
-/// Such a session cuts numbers that are too large, in silence.
+/// Such a session silently cuts numbers that are too large.
 pub async fn a_session_that_is_not_strict_is_refused<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     let options = PoolOptions::<DB>::new().max_connections(1).after_connect(|conn, _| {
@@ -285,7 +289,7 @@ pub async fn a_session_that_is_not_strict_is_refused<DB: Bed>(site: Site<DB>) {
     assert_eq!(row(&site).await, (100, 0));
 }
 
-/// Two tables whose names differ by the case of their letters are not mixed up.
+/// Two tables whose names differ only by case are not confused.
 pub async fn a_table_is_not_taken_for_its_namesake<DB: Bed>(site: Site<DB>) {
     let Ok(_) = DB::execute(&site.pool, "CREATE TABLE ACCOUNT (id datetime, balance int, version double)").await else {
         return;

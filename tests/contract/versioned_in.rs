@@ -28,7 +28,7 @@ pub async fn what_the_caller_commits_or_rolls_back_goes_with_the_rest<DB: Bed>(s
         let (balance, version) = row(&site).await;
         let mut tx = site.pool.begin().await.unwrap();
         assert_eq!(less(&table, &mut tx).await.unwrap(), updated(balance - 10, version + 1, 1));
-        // It sees its own change.
+        // The transaction sees its own change.
         assert_eq!(less(&table, &mut tx).await.unwrap(), updated(balance - 20, version + 2, 1));
         DB::execute_on(&mut tx, "INSERT INTO booking VALUES (20)").await.unwrap();
         if commits { tx.commit().await } else { tx.rollback().await }.unwrap();
@@ -38,7 +38,7 @@ pub async fn what_the_caller_commits_or_rolls_back_goes_with_the_rest<DB: Bed>(s
     }
 }
 
-/// Whoever dropped the transaction has rolled it back.
+/// Dropping the transaction rolls it back.
 pub async fn what_is_dropped_is_not_there<DB: Bed>(site: Site<DB>) {
     let table = ledger(&site).await;
     let pool = site.pool_of(1).await;
@@ -63,14 +63,15 @@ pub async fn a_faster_one_is_a_conflict_after_one_attempt<DB: Bed>(site: Site<DB
     is_conflict(update.await);
     tx.rollback().await.unwrap();
     assert_eq!((calls, row(&site).await), (1, (40, 1)));
-    // Begun anew, it goes through.
+    // A new transaction succeeds.
     let mut tx = site.pool.begin().await.unwrap();
     assert_eq!(less(&table, &mut tx).await.unwrap(), updated(30, 2, 1));
     tx.commit().await.unwrap();
     assert_eq!(row(&site).await, (30, 2));
 }
 
-/// The transaction sees the row as it was before somebody else changed it, and the server says so in its own way.
+/// The transaction sees the row as it was before another client changed it, and each server reports
+/// this in its own way.
 pub async fn a_snapshot_that_is_too_old_is_a_conflict<DB: Bed>(site: Site<DB>) {
     let table = ledger(&site).await;
     let levels: &[&str] = match site.server.name {
@@ -100,7 +101,7 @@ pub async fn a_snapshot_that_is_too_old_is_a_conflict<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// For longer than the session waits.
+/// The row stays locked for longer than the session's lock timeout.
 pub async fn a_row_in_another_transactions_hands_is_a_conflict<DB: Bed>(site: Site<DB>) {
     let table = ledger(&site).await;
     let impatient = match site.server.name {
@@ -120,7 +121,7 @@ pub async fn a_row_in_another_transactions_hands_is_a_conflict<DB: Bed>(site: Si
     assert_eq!(row(&site).await, (100, 0));
 }
 
-/// Each has what the other wants: the server ends one of them, and the other goes through.
+/// Each transaction waits for the other's row: the server ends one of them, and the other succeeds.
 pub async fn a_deadlock_is_a_conflict_for_one_of_the_two<DB: Bed>(site: Site<DB>) {
     let table = ledger(&site).await;
     site.execute("INSERT INTO account VALUES ('b', 100, 0)").await;
@@ -172,7 +173,7 @@ pub async fn outside_a_transaction_nothing_is_changed<DB: Bed>(site: Site<DB>) {
     assert_eq!(row(&site).await, (100, 0));
 }
 
-/// The look at the table goes over the transaction's connection: the pool has no other.
+/// The table is checked on the transaction's connection: the pool has no other.
 pub async fn a_pool_of_one_is_enough_from_the_first_use_on<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     let pool = site.pool_of(1).await;

@@ -1,4 +1,5 @@
-//! The time limit bounds each statement of a change, and the retries' time all of them.
+//! The time limit bounds each statement of a change, and the time of the retries bounds all of
+//! them.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -14,12 +15,12 @@ use crate::{
     versioned_lost::{READING, WRITING, distant},
 };
 
-/// Long for a statement on a busy machine, and short beside the 10 s of the retries.
+/// Long for a statement on a busy machine, and short compared with the 10 s of the retries.
 const LIMIT: Duration = Duration::from_secs(2);
 
 const CHANGES: [&str; 3] = ["update", "deduct", "deposit"];
 
-/// Makes one of the changes: by one less, or one more.
+/// Makes one of the changes: one less, or one more.
 async fn change<DB: Bed>(table: &VersionedTable<DB>, name: &str) -> Result<rowlock::Updated<i64>, Error> {
     let failed = |error| match error {
         UpdateError::Failed(error) => error,
@@ -35,7 +36,7 @@ async fn change<DB: Bed>(table: &VersionedTable<DB>, name: &str) -> Result<rowlo
     }
 }
 
-/// The outcome of a write that timed out, told in time and in words that are about a write.
+/// Asserts the error of a write that timed out: returned in time, with a message about a write.
 #[track_caller]
 fn is_unknown(result: Result<rowlock::Updated<i64>, Error>, since: Instant, what: &str) {
     let error = result.expect_err(what);
@@ -60,7 +61,7 @@ pub async fn a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_se
     }
 }
 
-/// Another transaction sits on the row (on SQLite: on the file).
+/// Another transaction has the row locked (on SQLite: the file).
 pub async fn a_write_that_waits_for_a_row_ends_with_the_limit<DB: Bed>(site: Site<DB>) {
     let table = ledger(&site).await.time_limit(LIMIT).unwrap();
     for name in CHANGES {
@@ -73,7 +74,8 @@ pub async fn a_write_that_waits_for_a_row_ends_with_the_limit<DB: Bed>(site: Sit
     }
 }
 
-/// Nothing was sent by then that changes anything: another connection is asked, within the retries' time.
+/// No statement that changes anything was sent by then: another connection is used, within the time
+/// of the retries.
 pub async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_connection<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     for (way, name) in WAYS.into_iter().flat_map(|way| CHANGES.map(|name| (way, name))) {
@@ -87,7 +89,8 @@ pub async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_c
     }
 }
 
-/// Waiting for a connection is part of the retries: one that comes after the limit and within their time is taken.
+/// Waiting for a connection is part of the retries: a connection that is available after the limit
+/// and within the time of the retries is used.
 pub async fn a_connection_that_comes_within_the_time_of_the_retries_is_taken<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     let pool = site.pool_of(1).await;
@@ -103,7 +106,8 @@ pub async fn a_connection_that_comes_within_the_time_of_the_retries_is_taken<DB:
     }
 }
 
-/// In the caller's transaction each statement has the limit too; what has failed there is rolled back by the caller.
+/// In the caller's transaction each statement has the limit too. The caller rolls back what has
+/// failed there.
 pub async fn in_a_transaction_each_statement_has_the_limit<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     for after in [READING, WRITING] {
@@ -126,7 +130,7 @@ pub async fn in_a_transaction_each_statement_has_the_limit<DB: Bed>(site: Site<D
     }
 }
 
-/// The same holds for BEGIN, which nothing hangs on either.
+/// The same holds for BEGIN, which has no effect to lose either.
 pub async fn a_begin_that_is_not_answered_within_the_limit_is_sent_over_another_connection<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
     for way in WAYS {

@@ -14,7 +14,7 @@ use crate::{
     proxy::{Proxy, Way},
 };
 
-/// Every account that a dropped change was about has it wholly or not at all.
+/// Each account of a dropped change contains the whole change or none of it.
 async fn whole_or_not_at_all<DB: Bed>(site: &Site<DB>, act: impl AsyncFn(VersionedTable<DB>, &str)) {
     ledger(site).await;
     let prepare = async |stage: &Stage<'_, DB>| {
@@ -74,12 +74,12 @@ pub async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: Bed
         assert_eq!(pool.size(), 0, "the connection is closed");
         let made = i64::from(way == Way::Replies);
         assert_eq!((calls, row(&site).await), (1, (balance - made, version + made)), "{way:?}");
-        // The table is as good as before.
+        // The table still works.
         assert_eq!(table.deduct("a", 1).await.unwrap(), updated(balance - made - 1, version + made + 1, 1));
     }
 }
 
-/// Its reply comes when nobody waits for it any more, or its request does.
+/// The reply, or the request, arrives when no caller waits for it any more.
 pub async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     for way in WAYS {
@@ -97,7 +97,8 @@ pub async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB
     }
 }
 
-/// Nothing was sent by then that changes anything: it goes on over another connection, and computes once.
+/// No statement that changes anything was sent by then: the call continues on another connection,
+/// and computes once.
 pub async fn a_read_that_is_not_answered_is_sent_again<DB: Bed>(site: Site<DB>) {
     ledger(&site).await;
     for way in WAYS {

@@ -1,4 +1,5 @@
-//! Changes of one row by one process: one after the other, and what each leaves to the next.
+//! Changes of one row by one process: they run one after the other, and each passes its result and
+//! its connection to the next.
 
 use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
@@ -13,7 +14,8 @@ use crate::{
 
 type Deduction<'a> = Pin<Box<dyn Future<Output = Result<Updated<i64>, UpdateError<Insufficient<i64>>>> + Send + 'a>>;
 
-/// Has each of them take its place, in this order, while all of the pool's connections are elsewhere.
+/// Lets each deduction enter the local queue, in this order, while all connections of the pool are
+/// in use.
 async fn queue<DB: Bed>(pool: &Pool<DB>, deductions: &mut [Deduction<'_>]) {
     let connections = pool.options().get_max_connections();
     let mut taken = Vec::new();
@@ -31,7 +33,7 @@ async fn queue<DB: Bed>(pool: &Pool<DB>, deductions: &mut [Deduction<'_>]) {
     eventually("they are back", async || pool.num_idle() == connections as usize).await;
 }
 
-/// The table over a pool of its own, used before.
+/// The table on a pool of its own, after a first use.
 async fn bed<DB: Bed>(site: &Site<DB>, connections: u32) -> (Pool<DB>, VersionedTable<DB>) {
     ledger(site).await;
     let pool = site.pool_of(connections).await;
@@ -44,13 +46,13 @@ fn ones<DB: Bed>(table: &VersionedTable<DB>, count: usize) -> Vec<Deduction<'_>>
     (0..count).map(|_| Box::pin(table.deduct("a", 1)) as Deduction<'_>).collect()
 }
 
-/// How often the balance is read meanwhile, where the server counts that.
+/// How many times the work reads the balance, where the server counts that.
 async fn reads<DB: Bed>(site: &Site<DB>, work: impl Future<Output = ()>) -> Option<i64> {
     if site.server.name != "postgres" {
         work.await;
         return None;
     }
-    DB::statements(&site.pool).await; // installs what counts
+    DB::statements(&site.pool).await; // installs the counter
     let count = async || {
         site.number(
             "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
@@ -105,7 +107,8 @@ pub async fn a_connection_that_went_away_meanwhile_costs_no_outcome<DB: Bed>(sit
     queue(&pool, &mut deductions).await;
     let [first, second] = <[_; 2]>::try_from(deductions).unwrap_or_else(|_| panic!("two"));
     first.await.unwrap();
-    // Nobody polls the second, which has the turn, and the connection, for longer than one is kept.
+    // The second deduction has the permit and the connection, and is not polled for longer than a
+    // connection is kept.
     sleep(Duration::from_secs(1)).await;
     proxy.cut();
     assert_eq!(second.await.unwrap(), updated(97, 3, 1));
@@ -118,7 +121,7 @@ pub async fn the_only_connection_is_nobodys_own<DB: Bed>(site: Site<DB>) {
     queue(&pool, &mut deductions).await;
     let mut deductions = deductions.into_iter();
     deductions.next().unwrap().await.unwrap();
-    // The others have not been polled since: whoever else wants it gets it.
+    // The others have not been polled since, so another caller can acquire the connection.
     drop(timeout(PATIENCE, pool.acquire()).await.expect("it is in the pool").unwrap());
     for deduction in deductions {
         deduction.await.unwrap();
@@ -147,7 +150,7 @@ pub async fn what_a_trigger_made_of_a_balance_counts_and_not_what_was_written<DB
     let mut deductions: Vec<Deduction<'_>> =
         amounts.iter().map(|&amount| Box::pin(table.deduct("a", amount)) as Deduction<'_>).collect();
     queue(&pool, &mut deductions).await;
-    // 40 becomes 140, which covers the second; 20 becomes 120, of which the last is taken.
+    // 40 becomes 140, which covers the second; 20 becomes 120, from which the last is deducted.
     for (deduction, (value, version)) in deductions.into_iter().zip([(40, 2), (80, 3), (20, 4), (110, 5)]) {
         assert_eq!(deduction.await.unwrap(), updated(value, version, 1));
     }

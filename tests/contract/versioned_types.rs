@@ -42,7 +42,7 @@ impl<'a, DB: Bed> Case<'a, DB> {
         assert_eq!(cell("version").await, Some(version.to_string()), "{}", self.table);
     }
 
-    /// Everything that changes a row, and what stands there after it.
+    /// Every operation that changes a row, and the contents of the row after it.
     async fn works(&self) {
         let table = VersionedTable::new(self.site.pool.clone(), self.columns()).unwrap();
         let read = table.read(self.key).await.unwrap_or_else(|error| panic!("{}: {error}", self.table)).unwrap();
@@ -89,7 +89,7 @@ pub async fn a_key_may_be_a_text_an_integer_or_a_uuid<DB: Bed>(site: Site<DB>) {
     }
 }
 
-/// In whatever way it is written.
+/// In any notation.
 pub async fn a_uuid_is_the_same_in_capitals_and_without_hyphens<DB: Bed>(site: Site<DB>) {
     let column = match site.server.name {
         "sqlite" => "BLOB",
@@ -123,7 +123,7 @@ pub async fn a_key_that_its_column_cannot_hold_is_refused_unseen<DB: Bed>(site: 
                 .await
                 .is_err()
         );
-        pool.close().await; // from here on nothing can be sent
+        pool.close().await; // from now on no statement can be sent
         for key in bad {
             let is_unfit = |error: &Error| {
                 let text = error.to_string();
@@ -166,7 +166,7 @@ pub async fn a_value_and_a_version_may_be_integers_of_any_width<DB: Bed>(site: S
 }
 
 impl<DB: Bed> Case<'_, DB> {
-    /// What is filled with zeros stands there with zeros, and is the same number.
+    /// A ZEROFILL column shows its number with zeros, and it is the same number.
     async fn works_if_plain(&self, column: &str) {
         if !column.contains("zerofill") {
             return self.works().await;
@@ -177,7 +177,8 @@ impl<DB: Bed> Case<'_, DB> {
     }
 }
 
-/// Unsigned columns hold what no `i64` is: never another number, and never one below zero.
+/// An unsigned column may hold a number that does not fit into an `i64`. It is never read as
+/// another number, and never goes below zero.
 pub async fn what_64_bits_with_a_sign_do_not_hold_is_an_error<DB: Bed>(site: Site<DB>) {
     let most = "9223372036854775808";
     let case = Case::new(&site, 1, ["varchar(9)", "bigint unsigned", "bigint"], "a", "'a'", most).await;

@@ -1,4 +1,5 @@
-//! Processes that wait, and do as they are told; what they were granted, by a clock that all processes share.
+//! Processes that wait for keys on command, and their grants, timed by a clock that all processes
+//! share.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use crate::{
     child::{self, say},
 };
 
-/// How long whatever goes on and on does so: 6 s, or as the variable says.
+/// The duration of a continuous test: 6 s, or the value of the variable.
 pub fn seconds() -> Duration {
     let set = std::env::var("ROWLOCK_LONG").ok().and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(set.unwrap_or(6))
@@ -35,7 +36,7 @@ pub fn now() -> Duration {
 /// What a waiter was granted, and when.
 #[derive(Clone, Debug)]
 pub struct Turn {
-    /// Which process, as it was named.
+    /// The number under which the process was started.
     pub process: usize,
     pub called: Duration,
     pub granted: Duration,
@@ -58,7 +59,7 @@ impl Turn {
     }
 }
 
-/// A process that waits for keys, all of them at a time.
+/// A process that waits for keys, for all of them at once.
 pub struct Process {
     child: Child,
     orders: ChildStdin,
@@ -66,7 +67,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// With the keys separated by commas; a `#` in them stands for how often it was told to ask before. It asks when it is told to.
+    /// The keys are separated by commas. A `#` in them stands for the number of previous orders.
+    /// The process asks only when it is ordered to.
     pub async fn start<DB: Bed>(site: &Site<DB>, number: usize, job: &str, keys: &str) -> Self {
         let mut child = child::start(site, job, keys, std::path::Path::new(""));
         let orders = child.stdin.take().unwrap();
@@ -75,7 +77,8 @@ impl Process {
         assert_eq!(ready.as_deref(), Some("ready"));
         let (told, turns) = mpsc::unbounded_channel();
         tokio::spawn(async move {
-            // Read as it comes, so that nobody waits for room to speak.
+            // The output is read as it arrives, so that no write of the process blocks on a full
+            // pipe.
             while let Ok(Some(line)) = lines.next_line().await {
                 let _ = told.send(Turn::parse(number, &line));
             }
@@ -83,12 +86,12 @@ impl Process {
         Self { child, orders, turns }
     }
 
-    /// One task more asks, once, and holds what it is granted for so long.
+    /// One more task asks once, and holds the grant for this long.
     pub async fn ask(&mut self, hold: Duration) {
         self.order(format!("0 {} 0", hold.as_millis())).await;
     }
 
-    /// One task more asks again and again, with pauses up to this, until the time is up.
+    /// One more task asks repeatedly, with pauses of at most `pause`, until `most` is over.
     pub async fn go_on(&mut self, most: Duration, hold: Duration, pause: Duration) {
         self.order(format!("{} {} {}", most.as_millis(), hold.as_millis(), pause.as_millis())).await;
     }
@@ -102,7 +105,7 @@ impl Process {
         timeout(2 * PATIENCE, self.turns.recv()).await.expect("it is granted its key").expect("it is there")
     }
 
-    /// All the grants that were not asked for, when every task of it has ended.
+    /// All remaining grants, once every task of the process has ended.
     pub async fn ended(mut self, within: Duration) -> Vec<Turn> {
         drop(self.orders);
         let mut turns = Vec::new();
@@ -122,14 +125,14 @@ impl Process {
     }
 }
 
-/// Places in the queues that stand in the table, lapsed ones too.
+/// The number of tickets in the queue table, including lapsed ones.
 pub async fn places<DB: Bed>(site: &Site<DB>) -> i64 {
     site.number("SELECT COUNT(*) FROM t_resource_lock_queue").await.unwrap()
 }
 
-/// The process's side: it asks as it is ordered to, and tells of each grant after its release.
+/// The side of the process: it asks as it is ordered to, and reports each grant after its release.
 pub async fn work<DB: Bed>(lock: LeaseLock<DB>, keys: &str) {
-    // The table has been looked at, and the connection is open, when the first order comes.
+    // When the first order arrives, the table has been checked and the connection is open.
     lock.inspect("nobody's").await.unwrap();
     say("ready");
     let mut orders = BufReader::new(tokio::io::stdin()).lines();

@@ -1,4 +1,4 @@
-//! Waiting within a process: in turn, at a known number of statements, never past the limit.
+//! Waiting within a process: in order, with a known number of statements, and never past the limit.
 
 use std::{
     pin::{Pin, pin},
@@ -20,7 +20,7 @@ const MILLIS: Duration = Duration::from_millis(1);
 
 type Waiter<DB> = Pin<Box<dyn Future<Output = Result<Attempt<Lease<DB>>, Error>> + Send>>;
 
-/// Somebody who has got in line by the time that this returns.
+/// A waiter that is in the local queue when this function returns.
 fn waiter<DB: Bed>(lock: &LeaseLock<DB>, wait: Duration) -> Waiter<DB> {
     let lock = lock.clone();
     let mut waiter: Waiter<DB> = Box::pin(async move { lock.acquire("k", wait).await });
@@ -52,7 +52,8 @@ pub async fn tasks_are_served_in_the_order_of_their_coming<DB: Bed>(site: Site<D
     assert!(served.is_sorted_by_key(|(_, token)| *token), "{served:?}");
 }
 
-/// Counted over three seconds; whoever takes the key next sends one statement, and so does the release.
+/// Counted over three seconds. The next holder's claim sends one statement, and so does the
+/// release.
 pub async fn nobody_asks_while_the_process_holds_the_key<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     let Some(_) = DB::statements(&pool).await else { return }; // SQLite counts none
@@ -70,7 +71,8 @@ pub async fn nobody_asks_while_the_process_holds_the_key<DB: Bed>(site: Site<DB>
     acquired(next).release(Status::Succeeded).await.unwrap();
 }
 
-/// Another lock object stands for another process. At most 2 a second, and what the first moments take: the pace slows down from 20 ms.
+/// Another lock object represents another process. At most 2 statements per second, plus those of
+/// the first moments: the polling interval grows from 20 ms.
 pub async fn a_thousand_tasks_ask_like_one<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     let Some(_) = DB::statements(&pool).await else { return };
@@ -94,7 +96,7 @@ pub async fn it_does_not_wait_past_its_limit<DB: Bed>(site: Site<DB>) {
     let pool = site.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone()).share_pool();
     let held = pool.acquire().await.unwrap();
-    // No connection, not even for the look at the table; then none for the claim.
+    // First there is no connection even for the check of the table, then none for the claim.
     for _ in 0..2 {
         for wait in [MILLIS, 300 * MILLIS] {
             let since = Instant::now();
@@ -132,7 +134,7 @@ pub async fn whoever_gives_up_passes_the_turn_on<DB: Bed>(site: Site<DB>) {
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-/// Those who never got to ask are told what is known here.
+/// Waiters that never sent a claim receive what this process knows.
 pub async fn a_refusal_names_the_holder_of_this_process<DB: Bed>(site: Site<DB>) {
     let lock = site.lock().label("this one").unwrap();
     let holder = holding(&lock).await;
@@ -142,7 +144,7 @@ pub async fn a_refusal_names_the_holder_of_this_process<DB: Bed>(site: Site<DB>)
     holder.release(Status::Succeeded).await.unwrap();
 }
 
-/// Whoever lost the key may not know it yet, and still has its lease.
+/// A holder that lost the key may not know it yet, and still has its lease.
 pub async fn a_lost_lease_lets_the_next_one_ask<DB: Bed>(site: Site<DB>) {
     let lock = site.lock_for(900 * MILLIS);
     let lost = holding(&lock).await;
@@ -158,7 +160,7 @@ pub async fn a_lost_lease_lets_the_next_one_ask<DB: Bed>(site: Site<DB>) {
 pub async fn a_claim_that_nobody_waits_for_any_more_is_abandoned<DB: Bed>(site: Site<DB>) {
     let lock = site.lock();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    // Polled until its claim is under way, and dropped.
+    // Polled until its claim has been sent, and dropped.
     for polls in 1..6 {
         let mut attempt = Box::pin(lock.try_acquire("k"));
         for _ in 0..polls {
@@ -178,7 +180,7 @@ pub async fn a_claim_that_nobody_waits_for_any_more_is_abandoned<DB: Bed>(site: 
     }
 }
 
-/// So that a program which ends after it leaves no claim behind that nobody knows of.
+/// A program that ends after the shutdown leaves no unknown claim behind.
 pub async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: Bed>(site: Site<DB>) {
     let (lock, another) = (site.lock(), LeaseLock::new(site.pool_of(1).await));
     for lock in [&lock, &another] {
@@ -187,7 +189,7 @@ pub async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: Bed>(site: Site<D
     for polls in 0..20 {
         let mut attempt = Box::pin(lock.acquire("k", FOR_EVER));
         for _ in 0..=polls % 4 {
-            // A lease that came at once is dropped here.
+            // A lease that was granted at once is dropped here.
             if attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
                 break;
             }
@@ -199,7 +201,8 @@ pub async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: Bed>(site: Site<D
     }
 }
 
-/// So that a program which ends after it is in nobody's way, for the time in which a place lapses.
+/// A program that ends after the shutdown leaves no ticket behind, which would block others until
+/// it lapses.
 pub async fn a_shutdown_waits_for_a_place_that_was_dropped<DB: Bed>(site: Site<DB>) {
     let holder = acquired(site.lock().try_acquire("k").await);
     let lock = site.lock().fair(true);

@@ -1,4 +1,4 @@
-//! What becomes of work in a transaction: its errors, its misbehaviour, its retries.
+//! The outcomes of work in a transaction: its errors, its misbehaviour, its retries.
 
 use std::{
     convert::Infallible,
@@ -25,7 +25,8 @@ enum Reply {
     Code(u8),
 }
 
-/// Runs `work` under both strategies, each on a pool of one connection, and with it whatever the transaction did to the pool.
+/// Runs `check` under both strategies, each on a pool of one connection, and then checks that the
+/// transaction left the pool clean.
 async fn on_both<DB: Bed>(site: &Site<DB>, check: impl AsyncFn(&'static str, Lock<DB>)) {
     accounts(site).await;
     for strategy in 0..2 {
@@ -36,7 +37,7 @@ async fn on_both<DB: Bed>(site: &Site<DB>, check: impl AsyncFn(&'static str, Loc
     }
 }
 
-/// The pool's only connection serves, in no transaction, and the next transaction goes through.
+/// The pool's only connection works and is in no transaction, and the next transaction succeeds.
 async fn is_clean<DB: Bed>(pool: &Pool<DB>, lock: &dyn ResourceLock<DB>, account: &str) {
     let mut conn = timeout(PATIENCE, pool.acquire()).await.unwrap().unwrap();
     assert!(!conn.is_in_transaction(), "{account}: the connection counts a transaction that is over");
@@ -46,7 +47,7 @@ async fn is_clean<DB: Bed>(pool: &Pool<DB>, lock: &dyn ResourceLock<DB>, account
     timeout(PATIENCE, deduct(lock, account, 1)).await.unwrap().unwrap();
 }
 
-/// Nothing of the transaction is there.
+/// The transaction changed nothing.
 async fn nothing_happened<DB: Bed>(site: &Site<DB>, account: &str) {
     assert_eq!((balance(site, account).await, version(site, account).await), (OPENING, 0), "{account}");
 }
@@ -73,7 +74,7 @@ pub async fn the_works_own_error_comes_back_and_rolls_back<DB: Bed>(site: Site<D
     .await;
 }
 
-/// Misbehaves once in a transaction that has written; it has to be found out.
+/// Misbehaves once in a transaction that has written. This must be detected.
 async fn is_found_out<DB: Bed, W, F>(lock: &Lock<DB>, name: &'static str, misbehave: W)
 where
     W: Fn(Tx<DB>) -> F,
@@ -91,7 +92,7 @@ where
     assert!(matches!(error, TransactionError::Failed(Error::TransactionOver { .. })), "{name}: {error:?}");
 }
 
-/// An error after which the transaction is over, whatever the work makes of it.
+/// After this error the transaction is over, even if the work ignores the error.
 pub async fn work_that_swallows_an_error_is_found_out<DB: Bed>(site: Site<DB>) {
     on_both(&site, async |name, lock| {
         is_found_out(&lock, name, |tx| end_by_an_error(&site, tx)).await;
@@ -111,7 +112,8 @@ async fn end_by_an_error<DB: Bed>(site: &Site<DB>, mut tx: Tx<DB>) {
     }
 }
 
-/// A deadlock in which the transaction is the victim, as it has written less than the other.
+/// A deadlock in which the transaction is the victim, because it has written less than the other
+/// one.
 async fn deadlock<DB: Bed>(site: &Site<DB>, mut tx: Tx<DB>) {
     let mut other = site.pool.begin_with(DB::BEGIN).await.unwrap();
     for row in 0..20 {
@@ -134,7 +136,7 @@ pub async fn work_that_rolls_back_is_found_out<DB: Bed>(site: Site<DB>) {
     .await;
 }
 
-/// What it committed itself stands; the version, which is confirmed last, does not move.
+/// What the work committed itself remains. The version, which is confirmed last, does not change.
 pub async fn work_that_commits_is_found_out<DB: Bed>(site: Site<DB>) {
     on_both(&site, async |name, lock| {
         is_found_out(&lock, name, async |mut tx| assert!(DB::execute_on(&mut tx, "COMMIT").await.is_ok())).await;
@@ -156,7 +158,7 @@ pub async fn work_that_commits_and_begins_anew_is_found_out<DB: Bed>(site: Site<
     .await;
 }
 
-/// The work ends the transaction and fails as well: its error comes back, and the pool is none the worse.
+/// The work ends the transaction and also fails: its error is returned, and the pool stays clean.
 pub async fn work_that_rolls_back_and_fails_leaves_the_pool_clean<DB: Bed>(site: Site<DB>) {
     on_both(&site, async |name, lock| {
         let failed = lock.transaction(name, |mut tx, _| async move {
@@ -193,7 +195,7 @@ pub async fn work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_cl
     .await;
 }
 
-/// An inner transaction that is dropped is rolled back, and one that is committed is part of the whole.
+/// An inner transaction that is dropped is rolled back. One that is committed is part of the whole.
 pub async fn inner_transactions_are_the_works_own<DB: Bed>(site: Site<DB>) {
     on_both(&site, async |name, lock| {
         let done = lock.transaction(name, |mut tx, _| async move {
@@ -210,7 +212,8 @@ pub async fn inner_transactions_are_the_works_own<DB: Bed>(site: Site<DB>) {
     .await;
 }
 
-/// Its connection is closed when the work lets go of it at last, and so is what was open on it.
+/// When the work finally drops the transaction, its connection is closed, and so is what was open
+/// on it.
 pub async fn work_that_keeps_the_transaction_is_found_out<DB: Bed>(site: Site<DB>) {
     on_both(&site, async |name, lock| {
         let kept = Mutex::new(None);
@@ -221,7 +224,7 @@ pub async fn work_that_keeps_the_transaction_is_found_out<DB: Bed>(site: Site<DB
     .await;
 }
 
-/// MySQL and MariaDB commit before and after a statement that changes a table's shape.
+/// MySQL and MariaDB commit before and after a statement that changes the schema.
 pub async fn work_that_commits_without_a_word_is_found_out<DB: Bed>(site: Site<DB>) {
     on_both(&site, async |name, lock| {
         let shape = format!("CREATE TABLE by_{name} (id int)");
@@ -251,7 +254,7 @@ pub async fn retries_that_are_used_up_are_a_conflict<DB: Bed>(site: Site<DB>) {
                 Err(TransactionError::Failed(Error::Conflict { attempts, key, .. })) => {
                     assert_eq!((attempts, key.as_str()), (runs, name));
                 }
-                // The time was up in the middle of an attempt.
+                // The time was over in the middle of an attempt.
                 Err(TransactionError::Failed(Error::TimedOut { outcome: Certainty::NothingChanged, .. }))
                     if retry == short => {}
                 Err(TransactionError::Failed(Error::NoConnection { .. })) if retry == short => {}
@@ -276,7 +279,8 @@ pub async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: Bed>(site
     assert!(since.elapsed() >= within);
 }
 
-/// Released for the second attempt, it would be refused within its window.
+/// If the lease were released for the second attempt, the attempt would be refused within the
+/// minimum interval.
 pub async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: Bed>(site: Site<DB>) {
     accounts(&site).await;
     let lock = site.lock().min_interval(Duration::from_secs(3600)).unwrap();

@@ -1,4 +1,5 @@
-//! Histories made by hand, times in milliseconds, leases of a second: good ones, and for each rule bad ones.
+//! Histories written by hand, with times in milliseconds and leases of a second: valid ones, and
+//! invalid ones for each rule.
 
 use std::time::Duration;
 
@@ -81,7 +82,8 @@ pub fn a_row_that_is_deleted_under_its_holder_excuses_it() {
 }
 
 pub fn two_holders_at_a_time_are_caught() {
-    // It stood still, and so need not have been told; the time that it was given counts all the same.
+    // The process was stalled, so it need not have been notified. The time of its lease counts all
+    // the same.
     let lease = format!(
         "{RELEASED}
         250 1 0 held-up 200
@@ -116,7 +118,8 @@ pub fn a_token_that_falls_or_comes_twice_is_caught() {
         let by_rule = violations.iter().all(|violation| violation.rule == Rule::TokensGrow);
         assert!(!violations.is_empty() && by_rule, "{violations:?}");
     }
-    // Nothing was left of it when it was told: only that one had been told before the other asked.
+    // The lease had no time left when the grant arrived. It is only known that the first grant had
+    // arrived before the other process asked.
     let unheld = format!(
         "{RELEASED}
         600 2 1 ask k Lease
@@ -159,7 +162,7 @@ pub fn a_crash_that_is_not_freed_is_caught() {
     };
     assert_eq!(holds(&judged(&crashed(2100), &[])).crashes, 1);
     breaks(Rule::CrashesAreFreed, &crashed(2101), &[]);
-    // Nobody asked all the time, or was kept from it for half of the second.
+    // No process asked during the whole time, or the only one was stopped for half of the second.
     assert_eq!(holds(&judged(&format!("{}\n500 2 0 stopped\n1000 2 0 continued", crashed(2101)), &[])).crashes, 0);
 }
 

@@ -1,4 +1,5 @@
-//! What must hold in every history, whatever was done to the processes, decided from the whole of it.
+//! The rules that must hold in every history, whatever faults the processes suffered. They are
+//! decided from the whole history.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -8,7 +9,7 @@ use std::{
 
 use crate::record::{History, How, Kind, Op, Outcome, Span, Write};
 
-/// How much later than the end of its lease a crashed holder is replaced at the latest.
+/// The latest time after the end of its lease at which a crashed holder is replaced.
 pub const GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,13 +18,17 @@ pub enum Rule {
     NoOverlap,
     /// Tokens grow from grant to grant.
     TokensGrow,
-    /// No write is accepted below the highest token accepted, and none overwrites what it has not seen.
+    /// No write is accepted below the highest token accepted, and none overwrites what it has not
+    /// seen.
     FencedWrites,
-    /// What a killed process held is somebody's again within the lease and a second, if somebody asks all the time.
+    /// The key of a killed process is granted again within the lease and a second, if another
+    /// process asks all the time.
     CrashesAreFreed,
-    /// A holder is told of its loss before the next one is let in, unless it stood still.
+    /// A holder is notified of its loss before the next claim is granted, unless the holder was
+    /// stalled.
     LossIsToldFirst,
-    /// What is said to be done was done, once; what is said not to be was not; what is unknown is one or the other.
+    /// An operation that reported done took effect, once. One that reported otherwise did not. An
+    /// unknown one did or did not.
     OutcomesAreTrue,
 }
 
@@ -39,15 +44,15 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What a history had to show, so that nobody takes an empty one for a good one.
+/// What a history contains, so that an empty history does not pass as a valid one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     pub operations: usize,
     pub grants: usize,
     pub writes: usize,
-    /// Crashes of holders for whose key somebody was asking.
+    /// Crashes of holders for whose key another process was asking.
     pub crashes: usize,
-    /// Losses that were told before somebody else got in.
+    /// Losses that were reported before another process was granted the key.
     pub losses: usize,
     /// Unknown outcomes that turned out to have taken effect, and that did not.
     pub unknown: [usize; 2],
@@ -59,7 +64,7 @@ pub struct Verdict {
     pub seen: Seen,
 }
 
-/// Time for which a process had the key for sure.
+/// Time for which a process held the key for certain.
 #[derive(Clone, Copy)]
 struct Hold<'a> {
     op: &'a Op,
@@ -67,7 +72,7 @@ struct Hold<'a> {
     span: Span,
 }
 
-/// That a process heard of a grant.
+/// A process received a grant.
 #[derive(Clone, Copy)]
 struct Heard<'a> {
     op: &'a Op,
@@ -125,14 +130,16 @@ impl<'a> View<'a> {
         self.history.deleted.iter().filter(|(key, _)| *key == self.ops[0].key).map(|deleted| deleted.1)
     }
 
-    /// Whether nothing ran in the process for so long of this time, or it was killed before the end of it.
+    /// Whether the process was stalled for at least `so_long` within this time, or was killed
+    /// before the end of it.
     fn stood_still(&self, process: usize, within: Span, so_long: Duration) -> bool {
         let killed = self.history.killed.iter().any(|(who, at)| *who == process && *at <= within.1);
         let still = self.history.stood_still.iter().filter(|(who, span)| *who == process && meet(*span, within));
         killed || still.map(|still| still.1).any(|(from, to)| to.min(within.1) - from.max(within.0) >= so_long)
     }
 
-    /// A lease is held until its holder ends it, is told of its loss, or has no time left; work that was committed kept the row.
+    /// A lease is held until its holder ends it, is notified of its loss, or has no time left. Work
+    /// that was committed kept the row locked.
     fn holds(&self) -> Vec<Hold<'a>> {
         let mut holds = Vec::new();
         for op in &self.ops {
@@ -175,7 +182,7 @@ impl<'a> View<'a> {
     }
 
     fn tokens_grow(&self, verdict: &mut Verdict) {
-        // Of two that held it, who held it first.
+        // Of two holds, the order in which they began.
         for pair in self.holds().windows(2) {
             let ([one, next], same) = ([pair[0], pair[1]], std::ptr::eq(pair[0].op, pair[1].op));
             if next.token < one.token || (next.token == one.token && !same) {
@@ -185,7 +192,8 @@ impl<'a> View<'a> {
                 );
             }
         }
-        // Of two that did not meet, who asked when the other had heard.
+        // Of two grants that did not overlap, the later process asked after the earlier grant had
+        // arrived.
         let mut heard = self.heard.clone();
         heard.sort_by_key(|heard| heard.at);
         let mut asked = self.heard.clone();
@@ -239,7 +247,7 @@ impl<'a> View<'a> {
             let asks = |op: &&&Op| {
                 let heard = op.heard().next().map(|heard| heard.1);
                 let over = heard.or(op.done.map(|done| done.0)).unwrap_or(Duration::MAX);
-                // Whoever gave up did not ask all the time.
+                // A process that gave up did not ask all the time.
                 let goes_on = op.asked < *at && over > *at && (heard.is_some() || over > until);
                 op.process != *process
                     && op.kind != Kind::Try
@@ -309,7 +317,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Whom a grant is taken over from tells what became of the claim before it.
+    /// The claim that a grant takes over shows the outcome of that claim.
     fn endings_are_true(&self, verdict: &mut Verdict) {
         let known: HashMap<i64, &Op> = self.heard.iter().map(|heard| (heard.token, heard.op)).collect();
         let mut taken: HashMap<i64, usize> = HashMap::new();
@@ -331,7 +339,7 @@ impl<'a> View<'a> {
         }
         let unheard: HashSet<usize> =
             taken.iter().filter(|(prior, _)| !known.contains_key(prior)).map(|(_, process)| *process).collect();
-        // An abandoned claim is taken over from whether it was ended or not.
+        // An abandoned claim is taken over whether it was ended or not.
         let tells = |op: &&&Op| op.kind != Kind::Transaction && op.end.is_none_or(|end| end.1 == How::Release);
         for op in self.ops.iter().filter(tells).filter(|op| op.outcome() == Some(Outcome::Unknown)) {
             let took_effect = match op.lease() {
@@ -342,7 +350,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A claim that its process never heard of: it was killed, was not told, or asked again within a transaction.
+    /// A claim whose grant its process never received: the process was killed, got no reply, or
+    /// claimed again within a transaction.
     fn may_have_claimed(&self, process: usize, before: Duration) -> bool {
         self.ops.iter().any(|op| {
             let unheard = op.grants.is_empty() && matches!(op.outcome(), None | Some(Outcome::Unknown));

@@ -1,4 +1,5 @@
-//! Workers that are started, told what to do, and troubled; and what they have written down so far.
+//! The worker processes: started, given orders, and subjected to faults; and what they have
+//! recorded so far.
 
 use std::{
     collections::HashMap,
@@ -28,13 +29,13 @@ pub struct Member {
     child: Child,
     orders: ChildStdin,
     reading: JoinHandle<()>,
-    /// Between it and its server.
+    /// Between the worker and its server.
     pub proxy: Option<Proxy>,
 }
 
 impl Member {
     pub async fn order(&mut self, order: impl std::fmt::Display) {
-        // One that has just been killed hears nothing.
+        // A worker that has just been killed cannot read the order.
         let _ = self.orders.write_all(format!("{order}\n").as_bytes()).await;
     }
 
@@ -43,7 +44,7 @@ impl Member {
         kill_process(Pid::from_raw(i32::try_from(id).unwrap()).unwrap(), signal).unwrap();
     }
 
-    /// Without orders to come.
+    /// Closes the orders, and waits until the worker ends.
     pub async fn ends(mut self) {
         drop(self.orders);
         timeout(PATIENCE, self.child.wait()).await.expect("it ends").unwrap();
@@ -51,7 +52,7 @@ impl Member {
     }
 }
 
-/// What a process is about.
+/// What a process is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum About {
     Trying(String),
@@ -105,7 +106,7 @@ impl<'a, DB: Bed> Crew<'a, DB> {
         Self { site, pool, members: Vec::new(), random, log: Arc::default(), started: 0 }
     }
 
-    /// One more, who works as it pleases, or as it is told.
+    /// Starts one more worker, which acts at random or on orders.
     pub async fn start(&mut self, as_it_pleases: bool) {
         self.started += 1;
         let (number, seed) = (self.started, as_it_pleases.then(|| self.random.u64(..)));
@@ -134,7 +135,7 @@ impl<'a, DB: Bed> Crew<'a, DB> {
         self.log.lock().unwrap().entries.len()
     }
 
-    /// Whether a step like that has come, after so many entries.
+    /// Returns whether such a step is recorded within this time, after the given number of entries.
     pub async fn comes(&self, after: usize, within: Duration, is: impl Fn(&Entry) -> bool) -> bool {
         let until = now() + within;
         loop {
@@ -148,7 +149,8 @@ impl<'a, DB: Bed> Crew<'a, DB> {
         }
     }
 
-    /// One of them holds a key for so long; which key. It may not come to that while it is troubled otherwise.
+    /// Lets one worker hold a key for this long, and returns the key. `None` if another fault
+    /// prevents this.
     pub async fn hold(&mut self, place: usize, kind: Kind, long: Duration) -> Option<String> {
         let (after, number) = (self.said(), self.members[place].number);
         self.members[place].order(format_args!("hold {} {kind:?}", long.as_millis())).await;
@@ -160,7 +162,7 @@ impl<'a, DB: Bed> Crew<'a, DB> {
         }
     }
 
-    /// Waits until somebody else asks for the key.
+    /// Waits until another process asks for the key.
     pub async fn asked_for(&self, key: &str) {
         let asks = || self.log.lock().unwrap().about.values().any(|about| *about == About::Asking(key.to_owned()));
         let until = now() + PATIENCE;
@@ -169,12 +171,12 @@ impl<'a, DB: Bed> Crew<'a, DB> {
         }
     }
 
-    /// How often a key has been granted so far.
+    /// How many times a key has been granted so far.
     pub fn grants(&self, key: &str) -> usize {
         self.log.lock().unwrap().grants.get(key).copied().unwrap_or_default()
     }
 
-    /// Waits until a key has been granted more often than that.
+    /// Waits until a key has been granted more times than `before`.
     pub async fn granted(&self, key: &str, before: usize, within: Duration) {
         let until = now() + within;
         while self.grants(key) <= before && now() < until {
@@ -182,7 +184,7 @@ impl<'a, DB: Bed> Crew<'a, DB> {
         }
     }
 
-    /// Lets them come to their ends, asks for each key once more, and gives the whole history.
+    /// Lets all workers end, claims each key once more, and returns the whole history.
     pub async fn ends(mut self) -> (History, Vec<Entry>)
     where
         DB: Books,
@@ -206,7 +208,8 @@ impl<'a, DB: Bed> Crew<'a, DB> {
             self.tell(0, op, Step::Done(Outcome::Done));
         }
         let mut entries = std::mem::take(&mut self.log.lock().unwrap().entries);
-        // A process's lines come in their order, and those of several as they were read.
+        // The lines of one process are in order; those of several are in the order in which they
+        // were read.
         entries.sort_by_key(|entry| entry.at);
         let history =
             History::new(LEASE, &entries, DB::lines(&self.pool).await.iter().map(|line| Write::parse(line)).collect());
@@ -214,7 +217,7 @@ impl<'a, DB: Bed> Crew<'a, DB> {
     }
 }
 
-/// The application's books, read to the end.
+/// Reads all lines of the application's record of accepted writes.
 pub trait Books: Bed {
     fn lines(pool: &Pool<Self>) -> impl Future<Output = Vec<String>>;
 }

@@ -1,4 +1,4 @@
-//! What is done to workers and to what they work on, one thing at a time.
+//! The faults that workers and their database suffer, one at a time.
 
 use std::time::Duration;
 
@@ -19,32 +19,33 @@ const LONG: Duration = LEASE.saturating_mul(5).checked_div(4).unwrap();
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// SIGKILL to a holder, and a new process in its place.
+    /// SIGKILL to a holder, and a new process to replace it.
     Kill,
     /// SIGSTOP to a holder for longer than its lease, then SIGCONT.
     Stop,
     Reset,
-    /// Nothing comes to the server for longer than a lease; it may arrive later.
+    /// No request arrives at the server for longer than a lease. The requests may arrive later.
     DeafServer,
-    /// Nothing comes from the server for longer than a lease.
+    /// No reply arrives from the server for longer than a lease.
     DeafWorker,
     AcquireReplyLost,
     ReleaseReplyLost,
     CommitReplyLost,
-    /// The COMMIT does not come to the server.
+    /// The COMMIT does not arrive at the server.
     CommitLost,
     /// The server ends the workers' connections.
     ConnectionsKilled,
     PoolExhausted,
     RowDeleted,
-    /// Somebody's transaction sits at the lock's row (on SQLite: at the file).
+    /// Another client's transaction locks the lock's row (on SQLite: the file).
     RowInUse,
-    /// Somebody's transaction takes the rows the other way round.
+    /// Another client's transaction locks the rows in the reverse order.
     Deadlock,
 }
 
 impl Fault {
-    /// A crash tells something only if somebody could ask all the time: twice, for a busy machine.
+    /// A crash is evidence only if another process asked all the time. Each round has two, for a
+    /// busy machine.
     pub fn all(server: &Server) -> Vec<Self> {
         use Fault::*;
         match server.name {
@@ -82,7 +83,7 @@ impl<DB: Bed> Crew<'_, DB> {
             Fault::DeafWorker => self.deafen(place, Way::Replies).await,
             Fault::AcquireReplyLost => self.lose(place, "acquire", Way::Replies, 0).await,
             Fault::ReleaseReplyLost => self.lose(place, "release", Way::Replies, 0).await,
-            // The one before it says that the transaction lives.
+            // The request before it checks that the transaction is still open.
             Fault::CommitReplyLost => self.lose(place, "commit", Way::Replies, 1).await,
             Fault::CommitLost => self.lose(place, "commit", Way::Requests, 1).await,
             Fault::ConnectionsKilled => kill_connections::<DB>(&self.pool, self.site.server.name).await,
@@ -126,7 +127,7 @@ impl<DB: Bed> Crew<'_, DB> {
         self.members[place].signal(Signal::STOP);
         sleep(LONG).await;
         if let (Some(key), Some(before)) = (held, before) {
-            // Not while its transaction keeps the row.
+            // No other process is granted the key while its transaction keeps the row locked.
             self.granted(&key, before, LEASE / 2).await;
         }
         self.members[place].signal(Signal::CONT);
@@ -146,7 +147,8 @@ impl<DB: Bed> Crew<'_, DB> {
         if late { proxy.open() } else { proxy.cut() }
     }
 
-    /// What travels this way then, after so many others, gets lost with the connection.
+    /// Once the given number of others have passed in this direction, the next is lost together
+    /// with the connection.
     async fn lose(&mut self, place: usize, of: &str, way: Way, before: usize) {
         let (after, number) = (self.said(), self.members[place].number);
         self.members[place].order(format_args!("pause {of}")).await;
@@ -184,7 +186,8 @@ impl<DB: Bed> Crew<'_, DB> {
         self.tell(0, 0, Step::Deleted { key: key.to_owned() });
     }
 
-    /// A transaction of somebody else, who takes these rows one after the other. It may be the victim of a deadlock itself.
+    /// Another client's transaction that locks these rows one after the other. It may itself be the
+    /// victim of a deadlock.
     async fn sit_at(&mut self, rows: &[String]) {
         let pool = self.site.pool_of(1).await;
         let mut conn = pool.acquire().await.unwrap();
@@ -206,7 +209,7 @@ fn lock_row<DB: Bed>(key: &str) -> String {
     DB::LOCK_ROW.replace("'k'", &format!("'{key}'"))
 }
 
-/// All connections to the database but this one.
+/// Ends all connections to the database but this one.
 pub async fn kill_connections<DB: Bed>(pool: &Pool<DB>, server: &str) {
     if server == "postgres" {
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -215,7 +218,8 @@ pub async fn kill_connections<DB: Bed>(pool: &Pool<DB>, server: &str) {
         return;
     }
     let (id, from) = match server {
-        // Its list of processes is an error while any statement runs with bytes in it that are no text.
+        // MySQL's process list fails while any statement runs that contains bytes that are not
+        // text.
         "mysql" => ("processlist_id", "performance_schema.threads WHERE processlist_db"),
         _ => ("id", "information_schema.processlist WHERE db"),
     };
@@ -224,7 +228,7 @@ pub async fn kill_connections<DB: Bed>(pool: &Pool<DB>, server: &str) {
     );
     let ids = DB::text(pool, &sql).await.unwrap();
     for id in ids.split(',').filter(|id| !id.is_empty()) {
-        // It may have gone by itself.
+        // The connection may have ended by itself.
         let _ = DB::execute(pool, &format!("KILL {id}")).await;
     }
 }

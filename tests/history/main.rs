@@ -1,7 +1,8 @@
-//! What is promised under crashes, pauses and failures: processes write down what they do while all that goes on, and a checker
-//! decides from the whole history.
+//! The guarantees under crashes, pauses and failures. Processes record what they do while the
+//! faults happen, and a checker decides from the whole history.
 //!
-//! `ROWLOCK_LONG` says for how many seconds a server is troubled, `ROWLOCK_SEED` what with; `scripts/soak` sets both.
+//! `ROWLOCK_LONG` sets the number of seconds of faults on a server, and `ROWLOCK_SEED` sets their
+//! choice. `scripts/soak` sets both.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
@@ -14,7 +15,7 @@ mod runs;
 mod telling;
 mod worker;
 
-/// The contract's, which each test of it is given too.
+/// Shared with the contract tests.
 #[path = "../contract/alone.rs"]
 #[allow(dead_code)]
 mod alone;
@@ -25,7 +26,7 @@ mod bed;
 #[allow(dead_code)]
 mod proxy;
 
-// What the contract's bed knows beside.
+// Modules that the contract's `bed` also refers to.
 mod article {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[allow(dead_code)]

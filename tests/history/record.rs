@@ -1,4 +1,5 @@
-//! What processes did, and when: one line for each step, by a clock that all processes of the machine share.
+//! What processes did, and when: one line for each step, by a clock that all processes of the
+//! machine share.
 
 use std::{collections::HashMap, fmt, time::Duration};
 
@@ -10,44 +11,46 @@ pub fn now() -> Duration {
     Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
 }
 
-/// A step of an operation, or something that was done to a process or to a key.
+/// A step of an operation, or a fault of a process or a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// It asks for a key.
+    /// The process asks for a key.
     Ask {
         key: String,
         kind: Kind,
     },
-    /// It was granted, for so long at least; from a claim that nobody ended, with that claim's process.
+    /// The claim was granted, for at least `left`. `prior` is the claim that was taken over, with
+    /// its process.
     Granted {
         token: i64,
         left: Duration,
         prior: Option<(i64, usize)>,
     },
-    /// It looked at its lease, which had so much left; nothing left is a loss that it was told.
+    /// The process checked its lease, which had `left` remaining. With nothing left, the process
+    /// counts as notified of the loss.
     Sure {
         left: Duration,
     },
     Lost,
-    /// It calls `release`, `abandon`, or drops the lease.
+    /// The process calls `release`, `abandon`, or drops the lease.
     End(How),
-    /// Its work in a transaction begins: the claim is confirmed.
+    /// The work in a transaction begins: the claim is confirmed.
     Working {
         token: i64,
     },
-    /// Its work in a transaction ends, before the commit.
+    /// The work in a transaction ends, before the commit.
     Worked,
     Done(Outcome),
-    /// It waits for a word to go on.
+    /// The process waits for the order to continue.
     Paused,
-    /// Nothing ran in the process since then.
+    /// The process was stalled since then.
     HeldUp {
         since: Duration,
     },
     Killed,
     Stopped,
     Continued,
-    /// The row of a key is about to be deleted; it has been.
+    /// The row of a key is about to be deleted; the row has been deleted.
     Deleting {
         key: String,
     },
@@ -58,7 +61,7 @@ pub enum Step {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It does not wait.
+    /// The process does not wait.
     Try,
     Lease,
     Transaction,
@@ -71,14 +74,14 @@ pub enum How {
     Drop,
 }
 
-/// What became of an operation, as it was told.
+/// The reported outcome of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
     Refused,
     /// The claim was lost, and nothing was changed.
     Lost,
-    /// It failed, and nothing was changed.
+    /// The operation failed, and nothing was changed.
     Nothing,
     Unknown,
 }
@@ -87,7 +90,7 @@ pub enum Outcome {
 pub struct Entry {
     pub at: Duration,
     pub process: usize,
-    /// Its number in the process.
+    /// The number of the operation in the process.
     pub op: u64,
     pub step: Step,
 }
@@ -118,13 +121,13 @@ impl fmt::Display for Entry {
     }
 }
 
-/// One of several, by its name.
+/// Finds a value by its name.
 fn named<T: fmt::Debug + Copy>(all: &[T], name: &str) -> T {
     *all.iter().find(|one| format!("{one:?}") == name).unwrap_or_else(|| panic!("{name} is none of {all:?}"))
 }
 
 impl Entry {
-    /// Reads a line whose times are in this unit.
+    /// Parses a line whose times are in this unit.
     pub fn parse(line: &str, unit: Duration) -> Self {
         let words: Vec<&str> = line.split_whitespace().collect();
         let number = |place: usize| words[place].parse::<i64>().unwrap_or_else(|error| panic!("{line}: {error}"));
@@ -162,7 +165,7 @@ impl Entry {
     }
 }
 
-/// An accepted write, as it stands in the application's table.
+/// An accepted write, as recorded in the application's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
     pub key: String,
@@ -201,7 +204,7 @@ pub struct Grant {
     pub prior: Option<(i64, usize)>,
 }
 
-/// One operation, from its question to its outcome, as far as it came.
+/// One operation, from its request to its outcome, as far as it got.
 #[derive(Clone, Debug)]
 pub struct Op {
     pub process: usize,
@@ -209,11 +212,11 @@ pub struct Op {
     pub key: String,
     pub kind: Kind,
     pub asked: Duration,
-    /// A transaction that tries again may be granted several.
+    /// A transaction that is retried may be granted several times.
     pub grants: Vec<Grant>,
-    /// Until when its lease was known to last, at the latest.
+    /// The latest time until which the process knew its lease to last.
     pub sure_until: Duration,
-    /// When it was told of its loss, or saw that nothing was left.
+    /// When the process was notified of the loss, or saw that no time was left.
     pub lost: Option<Duration>,
     pub end: Option<(Duration, How)>,
     pub works: Vec<Work>,
@@ -223,13 +226,13 @@ pub struct Op {
 /// From, to.
 pub type Span = (Duration, Duration);
 
-/// All that happened.
+/// Everything that happened.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub lease: Duration,
     pub ops: Vec<Op>,
     pub killed: Vec<(usize, Duration)>,
-    /// Processes that nothing ran in.
+    /// Processes that were stalled.
     pub stood_still: Vec<(usize, Span)>,
     pub deleted: Vec<(String, Span)>,
     pub writes: Vec<Write>,
@@ -304,12 +307,12 @@ impl Op {
         }
     }
 
-    /// The tokens that it came to hold, and when it heard of each.
+    /// The tokens that the process received, and when it received each.
     pub fn heard(&self) -> impl Iterator<Item = (i64, Duration)> {
         self.grants.iter().map(|grant| (grant.token, grant.at))
     }
 
-    /// The lease, if it is one: work in a transaction looks at no clock.
+    /// The grant of a lease. Work in a transaction checks no clock.
     pub fn lease(&self) -> Option<&Grant> {
         self.grants.first().filter(|_| self.kind != Kind::Transaction)
     }

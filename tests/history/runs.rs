@@ -1,4 +1,4 @@
-//! Histories of processes that are troubled.
+//! Histories of processes under faults.
 
 use std::{collections::BTreeMap, io::Write as _, time::Duration};
 
@@ -20,7 +20,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().and_then(|number| number.parse().ok())
 }
 
-/// Every fault once, in any order, and again until the time is up.
+/// Injects every fault once, in any order, and repeats this until the time is over.
 pub async fn promises_hold_while_processes_are_troubled<DB: Books>(site: Site<DB>) {
     let seed = number("ROWLOCK_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
     let long = Duration::from_secs(number("ROWLOCK_LONG").unwrap_or_default());
@@ -30,7 +30,7 @@ pub async fn promises_hold_while_processes_are_troubled<DB: Books>(site: Site<DB
         crew.start(true).await;
     }
     let mut faults: BTreeMap<Fault, usize> = BTreeMap::new();
-    // Of two rounds enough is seen, whatever stood still in one.
+    // Two rounds contain enough events, even if one of them was stalled.
     for round in 1.. {
         let mut all = Fault::all(&site.server);
         crew.random.shuffle(&mut all);
@@ -78,7 +78,7 @@ fn tell(server: &Server, seed: u64, took: Duration, faults: &BTreeMap<Fault, usi
     );
 }
 
-/// Where the whole history can be read.
+/// Writes the whole history to a file, and returns its path.
 fn keep(server: &Server, seed: u64, entries: &[Entry], writes: &[crate::record::Write]) -> String {
     let path = std::env::temp_dir().join(format!("rowlock-history-{}-{seed}.txt", server.name));
     let mut text: String = entries.iter().map(|entry| format!("{entry}\n")).collect();
@@ -87,8 +87,8 @@ fn keep(server: &Server, seed: u64, entries: &[Entry], writes: &[crate::record::
     path.display().to_string()
 }
 
-/// One of two is stopped at this place, between its grant and its write, for longer than its lease; the other goes on meanwhile.
-/// The verdict, and the numbers that they wrote.
+/// Stops one of two workers at this point, between its grant and its write, for longer than its
+/// lease, while the other goes on. Returns the verdict, and the numbers that they wrote.
 async fn one_is_stopped<DB: Books>(site: &Site<DB>, job: &str, place: &str) -> (Verdict, Vec<i64>) {
     let mut crew = Crew::new(site, 0).await;
     for _ in 0..2 {
@@ -101,7 +101,8 @@ async fn one_is_stopped<DB: Books>(site: &Site<DB>, job: &str, place: &str) -> (
     assert!(crew.comes(0, PATIENCE, paused).await, "it comes to {place}");
     crew.tell(1, 0, Step::Stopped);
     crew.members[0].signal(Signal::STOP);
-    // Its transaction keeps the row until its connection is gone; on SQLite nobody can take the file from it.
+    // Its transaction keeps the row locked until its connection ends. On SQLite no other process
+    // can take the file from it.
     let (in_transaction, on_a_file) = (job == "transaction" && place == "write", site.server.name == "sqlite");
     if in_transaction && !on_a_file {
         kill_connections::<DB>(&crew.pool, site.server.name).await;
@@ -124,7 +125,7 @@ async fn one_is_stopped<DB: Books>(site: &Site<DB>, job: &str, place: &str) -> (
     (check(&history), numbers)
 }
 
-/// The control: with nothing but a look at the lease before it writes, an update is lost.
+/// The control: the writer only checks the lease before it writes, and an update is lost.
 pub async fn a_stopped_holders_unfenced_write_overwrites_the_next_ones<DB: Books>(site: Site<DB>) {
     let (verdict, numbers) = one_is_stopped(&site, "bare", "write").await;
     assert_eq!(numbers, [1, 1], "both made 1 of 0");
@@ -132,14 +133,15 @@ pub async fn a_stopped_holders_unfenced_write_overwrites_the_next_ones<DB: Books
     assert!(!rules.is_empty() && rules.iter().all(|rule| *rule == Rule::FencedWrites), "{:?}", verdict.violations);
 }
 
-/// It finds out when its transaction begins, and begins anew.
+/// The holder detects the loss when its transaction begins, and retries.
 pub async fn a_stopped_holders_fenced_write_loses_nothing<DB: Books>(site: Site<DB>) {
     let (verdict, numbers) = one_is_stopped(&site, "transaction", "granted").await;
     assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
     assert_eq!(numbers, [1, 2]);
 }
 
-/// Its connection is ended meanwhile, so that the other gets in; on SQLite the other comes after it.
+/// The stopped worker's connection is ended, so that the other is granted the key. On SQLite the
+/// other writes after it.
 pub async fn a_stopped_transaction_that_is_cut_off_writes_nothing<DB: Books>(site: Site<DB>) {
     let (verdict, numbers) = one_is_stopped(&site, "transaction", "write").await;
     assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);

@@ -1,4 +1,4 @@
-//! A lock that tells of what it is granted: what a transaction asks for, nobody else sees.
+//! A lock that records what it is granted: the claims of a transaction are not visible otherwise.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! A process that asks for keys, holds them, writes under them, and writes down what it does.
+//! A process that asks for keys, holds them, writes under them, and records what it does.
 
 use std::{
     io::Write as _,
@@ -29,12 +29,12 @@ const JOB: &str = "ROWLOCK_HISTORY";
 pub const LEASE: Duration = Duration::from_millis(1500);
 /// How long a statement may take.
 const LIMIT: Duration = Duration::from_secs(1);
-/// Longer than anybody has to wait, whatever is done to those before it.
+/// Longer than any process has to wait, whatever faults the processes before it suffer.
 const WAIT: Duration = Duration::from_secs(15);
 const CONNECTIONS: u32 = 3;
 pub const KEYS: [&str; 2] = ["k", "j"];
 
-/// The application's table, and each write that was accepted.
+/// The application's table, and a record of each write that was accepted.
 pub async fn tables<DB: Bed>(site: &Site<DB>) {
     site.execute("CREATE TABLE work (id varchar(10) PRIMARY KEY, number bigint NOT NULL)").await;
     site.execute("CREATE TABLE work_done (line varchar(100) NOT NULL)").await;
@@ -47,7 +47,8 @@ pub fn was_asked_for() -> bool {
     std::env::var_os(JOB).is_some()
 }
 
-/// Starts this program again, with its database behind this URL. With a seed it works as it pleases, without one as it is told.
+/// Starts this program again, with its database at this URL. With a seed the worker acts at random,
+/// without one on orders.
 pub fn start<DB: Bed>(site: &Site<DB>, url: &str, number: usize, seed: Option<u64>) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let seed = seed.map(|seed| seed.to_string()).unwrap_or_default();
@@ -81,7 +82,7 @@ async fn work<DB: Bed>() {
     let pool: Pool<DB> = options.connect_lazy(&var("JOB_URL")).unwrap();
     let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap().label(&number.to_string()).unwrap();
     let seed: Option<u64> = var("JOB_SEED").parse().ok();
-    // Who is told what to do does it once.
+    // A worker on orders does each job once, so its limit is longer.
     let limit = if seed.is_some() { LIMIT } else { 10 * LIMIT };
     let lock = lock.time_limit(limit).unwrap().retry(Retry { attempts: 100, within: WAIT.max(limit) }).unwrap();
     let (told, jobs) = mpsc::unbounded_channel();
@@ -96,7 +97,8 @@ async fn work<DB: Bed>() {
     }
 }
 
-/// Tells when the runtime stood still, for whatever reason: a promise about time is one to those who get any.
+/// Reports when the runtime was stalled, for any reason: guarantees about time apply only to a
+/// process that is scheduled.
 async fn watch(process: usize) {
     loop {
         let before = now();
@@ -111,7 +113,7 @@ fn tell(process: usize, op: u64, step: Step) {
     tell_of(now(), process, op, step);
 }
 
-/// A whole line at a time, so that nothing is torn when the process is killed.
+/// Writes a whole line at a time, so that no line is torn when the process is killed.
 fn tell_of(at: Duration, process: usize, op: u64, step: Step) {
     let line = format!("{}\n", Entry { at, process, op, step });
     let mut out = std::io::stdout().lock();
@@ -124,13 +126,13 @@ pub fn tell_grant<DB: Bed>(lease: &Lease<DB>, process: usize, op: u64) {
     tell_of(at, process, op, Step::Granted { token: lease.token().get(), left, prior });
 }
 
-/// What it is told to do.
+/// The orders of the process.
 #[derive(Default)]
 pub struct Orders {
-    /// Where to wait for a word.
+    /// The point at which to wait for the order to continue.
     pause: Mutex<String>,
     go: Notify,
-    /// How long to hold the next claim, in milliseconds, and of what kind it has to be.
+    /// How long to hold the next claim, in milliseconds, and of what kind it must be.
     hold: AtomicU64,
     hold_kind: Mutex<String>,
     quit: AtomicBool,
@@ -156,7 +158,7 @@ impl Orders {
                 _ => panic!("no order {line}"),
             }
         }
-        // Whoever gave the orders is gone.
+        // The process that gives the orders has ended.
         if !self.quit.load(SeqCst) {
             std::process::exit(1);
         }
@@ -172,7 +174,7 @@ impl Orders {
         }
     }
 
-    /// How long it was ordered to hold a claim of this kind.
+    /// How long the worker was ordered to hold a claim of this kind.
     fn hold(&self, kind: Kind, process: usize, op: u64) -> Option<Duration> {
         let meant = *self.hold_kind.lock().unwrap() == format!("{kind:?}");
         let millis = if meant { self.hold.swap(0, SeqCst) } else { 0 };
@@ -184,7 +186,7 @@ impl Orders {
     }
 }
 
-/// Keeps every connection of the pool.
+/// Holds every connection of the pool.
 async fn exhaust<DB: Bed>(pool: Pool<DB>, long: Duration) {
     let mut all = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -229,7 +231,7 @@ impl<DB: Bed> Worker<DB> {
         tell(self.number, self.op, step);
     }
 
-    /// Begins an operation: asks.
+    /// Begins an operation: records the request.
     async fn asks(&mut self, key: &str, kind: Kind) {
         self.op += 1;
         self.orders.pause("acquire", self.number, self.op).await;
@@ -262,7 +264,7 @@ impl<DB: Bed> Worker<DB> {
     async fn lease(&mut self, key: &str) {
         let Some(lease) = self.acquire(key).await else { return };
         let hold = self.orders.hold(Kind::Lease, self.number, self.op).unwrap_or_else(|| {
-            // Seldom long enough to be renewed.
+            // Rarely long enough to be renewed.
             let most = [60, 60, 60, 300, 300, 1200][self.random.usize(..6)];
             Duration::from_millis(self.random.u64(..most))
         });
@@ -286,7 +288,7 @@ impl<DB: Bed> Worker<DB> {
         self.tell(Step::Done(ended.map_or_else(|error| outcome(&error), |()| Outcome::Done)));
     }
 
-    /// Holds it, looks at it all the while, and stops when it is lost.
+    /// Holds the lease, checks it continuously, and stops when it is lost.
     async fn keep(&mut self, lease: &Lease<DB>, long: Duration) {
         let until = now() + long;
         while now() < until {
@@ -308,7 +310,8 @@ impl<DB: Bed> Worker<DB> {
         }
     }
 
-    /// Reads, waits, and writes what it made of it, all under a lease and with nothing but its own look at it to stop it.
+    /// Reads, waits, and writes a value computed from what it read, all under a lease. Only its own
+    /// check of the lease could stop it.
     async fn bare(&mut self, key: &str) {
         let Some(lease) = self.acquire(key).await else { return };
         let mut conn = self.pool.acquire().await.unwrap();

@@ -1,4 +1,4 @@
-//! The sizes that are checked, and the wrong designs that have to be caught.
+//! The sizes that are checked, and the wrong designs that must be caught.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use stateright::{Checker, Model};
 
 use crate::{design::*, protocol::*, rules::Rules, state::*};
 
-/// What is checked, the fewest states that it has to have, and what has to be met on the way.
+/// What is checked, the minimum number of states, and the events that must occur.
 type Size = (fn() -> Design, usize, &'static [Event]);
 
 pub fn trials() -> Vec<Trial> {
@@ -29,15 +29,17 @@ pub fn trials() -> Vec<Trial> {
     sizes.chain(mutants).chain([article]).chain(open()).collect()
 }
 
-/// What the design leaves open, each with what breaks there.
+/// The limits of the design, each with the property that breaks there.
 fn open() -> Vec<Trial> {
     vec![
-        // Deleted and created again in one tick of the clock (on SQLite a millisecond), a row gives the same token again.
+        // A row that is deleted and created again in one tick of the clock (on SQLite a
+        // millisecond) returns the same token again.
         Trial::test("model::open::token_of_a_deleted_row", || {
             keeps(&operator(), TOKENS)?;
             breaks("token_of_a_deleted_row", Design { hasty_deletion: true, ..operator() }, TOKENS)
         }),
-        // `confirms` counts for the claim: of two transactions at a time under one claim it does not tell which.
+        // `confirms` counts for the claim: of two concurrent transactions under one claim, it does
+        // not show which one committed.
         Trial::test("model::open::confirms_of_a_shared_claim", || {
             keeps(&lost_commits(), SAID)?;
             breaks("confirms_of_a_shared_claim", Design { shared_claim: true, ..lost_commits() }, SAID)
@@ -65,7 +67,7 @@ fn crashes() -> Design {
     Design { ticks: 4, pauses: true, crashes: true, ..Design::new("crashes") }
 }
 
-/// Too short a lease to be renewed, and so quickly over.
+/// The lease is too short to be renewed, so the check ends quickly.
 fn three_clients() -> Design {
     Design { ticks: 2, clients: 3, ..Design::new("three_clients") }.lease(1)
 }
@@ -141,7 +143,7 @@ const SIZES: &[Size] = &[
     (article_rules, 50_000, &[Event::TimedOutUnfinished, Event::LastRunFailed]),
 ];
 
-/// A mutant, and the promises that it breaks.
+/// A mutant, and the properties that it breaks.
 type Caught = (Mutant, &'static [(fn() -> Design, &'static str)]);
 
 const MUTANTS: &[Caught] = &[
@@ -173,14 +175,14 @@ fn holds(design: Design, floor: usize, events: &[Event]) -> Result<(), Failed> {
     if states < floor { Err(format!("only {states} states").into()) } else { Ok(()) }
 }
 
-/// The design without the mutant is checked for the property among the sizes.
+/// Checks that some size checks the property for the design without the mutant.
 fn keeps(design: &Design, property: &str) -> Result<(), Failed> {
     let known = SIZES.iter().any(|(size, ..)| size().name == design.name);
     let checked = design.properties().iter().any(|checked| checked.name == property);
     if known && checked { Ok(()) } else { Err("nobody checks it without the mutant".into()) }
 }
 
-/// Shows the shortest way to break the property.
+/// Prints the shortest path that breaks the property.
 fn breaks(what: &str, design: Design, property: &'static str) -> Result<(), Failed> {
     let checker = Design { only: Some(property), ..design }.checker().spawn_bfs().join();
     let path = checker.discovery(property).ok_or_else(|| format!("{what} keeps: {property}"))?;
@@ -188,7 +190,7 @@ fn breaks(what: &str, design: Design, property: &'static str) -> Result<(), Fail
     Ok(())
 }
 
-/// A path in short: its actions, with the statement that runs.
+/// A short form of a path: its actions, with the statement that runs.
 fn tell(path: Vec<(State, Option<Action>)>) -> String {
     let steps = path.into_iter().filter_map(|(state, action)| {
         let (id, late) = match action? {

@@ -1,4 +1,4 @@
-//! What a client does: asks, holds, renews, ends; and how it reads an answer, or none.
+//! The client: it claims, holds, renews and ends, and interprets a reply or its absence.
 
 use crate::{
     design::{Design, Event, Mutant},
@@ -7,7 +7,7 @@ use crate::{
 
 impl State {
     pub fn send(&mut self, id: Id, statement: Statement) {
-        // Only these two count from when they were sent.
+        // Only these two statements depend on the time at which they were sent.
         let counts = matches!(statement, Statement::Claim { .. } | Statement::Change(_, Change::Renew));
         let sent = if counts { self.monotonic() } else { 0 };
         self.clients[id].call = Some(Call { statement, sent, reply: None });
@@ -37,7 +37,7 @@ impl State {
         self.send(id, Statement::Confirm(claim));
     }
 
-    /// The statement under way runs; its reply is on its way.
+    /// Runs the statement in flight. Its reply is then in flight.
     pub fn run_call(&mut self, design: &Design, id: Id) -> Option<()> {
         let call = self.clients[id].call.filter(|call| call.reply.is_none())?;
         let reply = Some(self.execute(design, id, call)?);
@@ -45,7 +45,7 @@ impl State {
         Some(())
     }
 
-    /// A statement that nobody waits for runs.
+    /// Runs a statement that the client no longer waits for.
     pub fn run_late(&mut self, design: &Design, id: Id) -> Option<()> {
         let call = self.clients[id].late?;
         if let Reply::Claim(Answer::Granted { .. }) = self.execute(design, id, call)? {
@@ -55,7 +55,7 @@ impl State {
         Some(())
     }
 
-    /// The reply comes.
+    /// Delivers the reply.
     pub fn deliver(&mut self, design: &Design, id: Id) -> Option<()> {
         let call = self.clients[id].call?;
         let reply = call.reply?;
@@ -123,10 +123,10 @@ impl State {
     fn ended(&mut self, design: &Design, id: Id, outcome: Outcome) {
         let Stage::Ending { unanswered, done, .. } = self.clients[id].stage else { return };
         match outcome {
-            // Asked again, or unknown when the lease is over.
+            // The change is sent again, or is unknown when the lease is over.
             Outcome::Skipped { .. } => return,
             Outcome::Done if !done => self.fault(Fault::DoneSaidWrongly),
-            // An earlier request may have ended it: unknown, not lost.
+            // An earlier request may have ended the claim: unknown, not lost.
             Outcome::Lost if unanswered && !design.is(Mutant::LostAfterSilence) => {}
             Outcome::Lost if done => self.fault(Fault::LostSaidWrongly),
             _ => {}
@@ -149,7 +149,7 @@ impl State {
         }
     }
 
-    /// No reply in time: the connection is closed, and what was sent may still run, or never.
+    /// No reply in time: the connection is closed, and the statement may still run, or never.
     pub fn give_up(&mut self, design: &Design, id: Id) -> Option<()> {
         let client = &mut self.clients[id];
         let call = client.call.take()?;
@@ -162,7 +162,7 @@ impl State {
                 }
             }
             (Stage::Trying { unanswered, .. }, _, Statement::Claim { .. }) => *unanswered = true,
-            // A create without an answer ends the try.
+            // A create without a reply ends the try.
             (stage @ Stage::Trying { .. }, _, _) => *stage = Stage::Idle,
             (Stage::Ending { unanswered, .. }, _, Statement::Change(_, change)) if change != Change::Renew => {
                 *unanswered = true;
@@ -172,7 +172,7 @@ impl State {
         Some(())
     }
 
-    /// The keeper looks at its clock, unless the process is stopped. Lost is final.
+    /// The renewer checks its clock, unless the process is stopped. Lost is final.
     pub fn tell_lost(&mut self, design: &Design, id: Id) {
         let now = self.monotonic();
         let client = &mut self.clients[id];
@@ -182,7 +182,7 @@ impl State {
         }
     }
 
-    /// All that it knew is gone; what it sent may still run.
+    /// The client loses all of its state. The statements that it sent may still run.
     pub fn crash(&mut self, design: &Design, id: Id) {
         let client = &mut self.clients[id];
         let unread = client.call.and_then(|call| late(design, call));
@@ -207,7 +207,7 @@ impl State {
     }
 }
 
-/// What is left of a call that nobody waits for.
+/// The remainder of a call that the client no longer waits for.
 fn late(design: &Design, call: Call) -> Option<Call> {
     let sent = if design.is(Mutant::ClockBeforeRowLock) { call.sent } else { 0 };
     call.reply.is_none().then_some(Call { sent, ..call })

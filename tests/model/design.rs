@@ -1,4 +1,4 @@
-//! What is checked: sizes, rules, and what is deliberately wrong.
+//! What is checked: sizes, rules, and deliberate mistakes.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -9,29 +9,31 @@ use crate::{
     state::Tick,
 };
 
-/// A design that looks as good, and is not.
+/// A wrong design that looks equally good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
     RenewByUpsert,
     ReleaseByDelete,
     /// The claim's clock is read as the statement starts, before it waits for the row.
     ClockBeforeRowLock,
-    /// Confirm looks at the row and does not keep it locked.
+    /// Confirm reads the row and does not keep it locked.
     ConfirmWithoutRow,
-    /// `token + 1`, whatever the clock says.
+    /// `token + 1`, independent of the clock.
     CounterAsToken,
     ClaimedAtIgnored,
-    /// The deadline is counted from when the reply came.
+    /// The deadline is counted from the arrival of the reply.
     DeadlineFromReply,
     /// `confirms` is read past an open transaction.
     ConfirmsReadWithoutWaiting,
-    /// After a try without an answer, a row without the claim reads as lost, though it may be that try's own work.
+    /// After a try without a reply, a row without the claim is interpreted as lost, though that try
+    /// may itself have ended the claim.
     LostAfterSilence,
-    /// A free row with our token reads as released by us, though another program may have freed it and left the holder.
+    /// A free row with the client's token is interpreted as released by the client, though another
+    /// program may have freed it and left the holder.
     DoneByAnother,
 }
 
-/// What is met on the way, counted over all transitions.
+/// Events that occur, counted over all transitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Acquired,
@@ -72,7 +74,7 @@ pub struct Design {
     /// The row's column `time`.
     pub minutes: Tick,
     pub clients: usize,
-    /// Claims that each client makes.
+    /// The number of claims that each client makes.
     pub tries: u8,
     /// How long the model runs.
     pub ticks: Tick,
@@ -82,18 +84,18 @@ pub struct Design {
     pub abandons: bool,
     pub pauses: bool,
     pub crashes: bool,
-    /// Statements and replies that are given up: delayed or lost.
+    /// The number of statements and replies that time out: delayed or lost.
     pub losses: u8,
     pub foreign_tries: u8,
     pub force_releases: u8,
     pub deletions: u8,
     pub step_back: Tick,
     pub mutant: Option<Mutant>,
-    /// A row may be deleted in the very tick of the clock that gave its last token.
+    /// A row may be deleted in the same tick of the clock that gave its last token.
     pub hasty_deletion: bool,
     /// Another task of the client commits under the same claim.
     pub shared_claim: bool,
-    /// The one property to check, if not all.
+    /// The one property to check. `None` is all of them.
     pub only: Option<&'static str>,
     pub met: [AtomicUsize; EVENTS],
 }

@@ -1,8 +1,9 @@
-//! A model of the protocol, checked exhaustively for small sizes: clients, the row, the database's clock, pauses, delayed and
-//! lost statements and replies, crashes, an operator, a program that knows only the article's columns.
+//! A model of the protocol, checked exhaustively for small sizes: clients, the row, the database's
+//! clock, pauses, delayed and lost statements and replies, crashes, an operator, a program that
+//! knows only the article's columns.
 //!
-//! The decision is the code's own (`src/rules.rs`); the rest repeats the table in ARCHITECTURE.md. Each wrong design
-//! has to be caught by the property that it breaks.
+//! The decision is the code's own (`src/rules.rs`); the rest repeats the table in ARCHITECTURE.md.
+//! Each wrong design must be caught by the property that it breaks.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 

@@ -1,4 +1,5 @@
-//! The protocol as a `stateright::Model`: who may do what next, and what must hold throughout.
+//! The protocol as a `stateright::Model`: the actions that are possible in each state, and the
+//! properties that must always hold.
 
 use stateright::{Model, Property};
 
@@ -9,7 +10,7 @@ use crate::{
     state::*,
 };
 
-/// The first moment: later than any window that begins at the epoch.
+/// The initial time: later than any minimum interval that begins at the epoch.
 const START: Tick = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +23,9 @@ pub enum Action {
     ForeignRelease,
     /// The server ends the transaction of a connection that is closed.
     ConnectionLost(Id),
-    /// The statement under way runs on the server.
+    /// The statement in flight runs on the server.
     Run(Id),
-    /// One that nobody waits for does.
+    /// A statement that the client no longer waits for runs on the server.
     RunLate(Id),
     Deliver(Id),
     GiveUp(Id),
@@ -41,7 +42,7 @@ pub enum Action {
     EndUnknown(Id),
     Confirm(Id),
     Commit(Id),
-    /// Another task's, under the same claim: confirmed and committed at one moment.
+    /// Another task commits under the same claim: confirmed and committed in one step.
     CommitOther(Id),
     Rollback(Id),
     ReadConfirms(Id),
@@ -104,12 +105,12 @@ impl Model for Design {
                 self.actions_of(state, id, client, actions);
             }
         }
-        // These wait for the row, too.
+        // These actions wait for the row too.
         let Some(row) = state.db.row.filter(|_| state.db.lock.is_none()) else { return };
         if state.force_releases > 0 {
             actions.push(Action::ForceRelease);
         }
-        // Without the row, the clock alone tells the next token from the last.
+        // Without the row, only the clock distinguishes the next token from the last.
         let ticked = self.hasty_deletion || row.token < state.db.now * MICROS;
         if state.deletions > 0 && !row.locked && ticked {
             actions.push(Action::DeleteRow);
@@ -221,7 +222,8 @@ impl Model for Design {
         if self.terms.rules == Rules::Recover || self.only == Some(REPLACED) {
             all.push(Property::always(REPLACED, replaced));
         }
-        // A clock that is stepped keeps no promise about time; an operator or another program may overrule a lease.
+        // A clock that is stepped back invalidates the guarantees about time. An operator or
+        // another program may overrule a lease.
         if steady {
             all.push(Property::always(COEXIST, |_, state: &State| state.granted.unexpired.len() < 2));
             all.push(free_of!(WINDOW, StartedWithinWindow));
@@ -299,8 +301,8 @@ impl Design {
     }
 }
 
-/// Whatever has happened: should all clients crash now, a new one has the key when the lease or the window is over,
-/// and has it now if the lease is.
+/// In every state: if all clients crash now, a new one acquires the key when the lease and the
+/// minimum interval are over, and acquires it now if the lease is over.
 fn replaced(design: &Design, state: &State) -> bool {
     const NEW: u8 = u8::MAX;
     let Some(row) = &state.db.row else { return true };

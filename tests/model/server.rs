@@ -1,4 +1,4 @@
-//! What the database does with a statement: each runs at one moment, or waits.
+//! How the database executes a statement: each runs in one step, or waits.
 
 use chrono::{DateTime, Utc};
 
@@ -34,7 +34,7 @@ impl Row {
         *self = Self { locked: false, status, holder: None, expires_at: None, claimed_at: None, ended: true, ..*self };
     }
 
-    /// Locked by rowlock, not trampled on.
+    /// Locked by rowlock, and not overwritten by another program.
     fn stands(&self, design: &Design) -> bool {
         self.locked
             && self.holder.is_some()
@@ -69,7 +69,7 @@ pub fn judge(design: &Design, row: Option<&Row>, now: Tick, holder: u8) -> Verdi
 }
 
 impl State {
-    /// Runs a statement; `None` while it waits for the row, or when its transaction is gone.
+    /// Runs a statement. `None` while it waits for the row, or when its transaction has ended.
     pub fn execute(&mut self, design: &Design, id: Id, call: Call) -> Option<Reply> {
         let locked = self.db.lock.is_some();
         Some(match call.statement {
@@ -140,7 +140,7 @@ impl State {
         Answer::Granted { token: row.token }
     }
 
-    /// Applies one change to the claim, if it stands.
+    /// Applies one change to the claim, if it is still valid.
     fn change(&mut self, design: &Design, claim: Claim, change: Change) -> Outcome {
         let now = self.db.now;
         if change == Change::Renew && design.is(Mutant::RenewByUpsert) && self.db.lock.is_none() {
@@ -177,13 +177,13 @@ impl State {
         Outcome::Done
     }
 
-    /// Reads the outcome of a change that matched nothing.
+    /// Reads the outcome of a change that matched no row.
     fn unmatched(&mut self, design: &Design, claim: Claim, change: Change) -> Outcome {
         let Some(row) = self.db.row.filter(|row| row.token == claim.token) else { return Outcome::Lost };
         let ours = row.is_ours(claim, design);
         let left = row.expires_at.unwrap_or_default() - self.db.now;
         match change {
-            // Freed by an earlier request of ours whose reply was lost.
+            // Freed by an earlier request of the client whose reply was lost.
             Change::Release(_) | Change::Abandon
                 if !row.locked && (row.holder.is_none() || design.is(Mutant::DoneByAnother)) =>
             {
@@ -231,12 +231,12 @@ impl State {
 
     pub fn commit_other(&mut self, design: &Design, claim: Claim) -> Option<()> {
         let row = self.db.row.as_mut().filter(|row| row.is_ours(claim, design))?;
-        // Bounded: two of them show all there is.
+        // Bounded, because two of them cover all cases.
         row.confirms = (row.confirms + 1).min(3);
         Some(())
     }
 
-    /// An operator's: the row is free, and the token grows.
+    /// An operator's release: the row is free, and the token grows.
     pub fn force_release(&mut self, design: &Design) {
         let now = self.db.now;
         let Some(row) = &mut self.db.row else { return };
@@ -255,7 +255,8 @@ impl State {
         design.meet(Event::RowDeleted);
     }
 
-    /// The article's program knows neither holder nor lease: after `time` minutes it takes what it finds.
+    /// The article's program knows neither holder nor lease: after `time` minutes it takes the row
+    /// in any state.
     pub fn foreign_lock(&mut self, design: &Design) {
         let now = self.db.now;
         let Some(row) = &mut self.db.row else { return };
@@ -267,7 +268,7 @@ impl State {
         self.foreign = Foreign { working: true, has_row: true, tries: self.foreign.tries - 1 };
     }
 
-    /// It frees the row, whoever has it by now.
+    /// It frees the row, even if another client holds it by now.
     pub fn foreign_release(&mut self) {
         let Some(row) = &mut self.db.row else { return };
         (row.locked, row.status, row.ended) = (false, "S", true);

@@ -1,17 +1,17 @@
-//! What there is: the database, the clients, and what has been granted so far.
+//! The state: the database, the clients, and what has been granted so far.
 
 use crate::rules::Status;
 
-/// A point in time: so many minutes since 1970.
+/// A point in time, in minutes since 1970.
 pub type Tick = i64;
 
 /// Index of a client.
 pub type Id = usize;
 
-/// What the token counts in one tick.
+/// The growth of the token in one tick.
 pub const MICROS: i64 = 60_000_000;
 
-/// The right to the one key of this model; a holder's number is never used again.
+/// A claim on the one key of this model. A holder's number is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Claim {
     pub holder: u8,
@@ -75,7 +75,7 @@ pub enum Statement {
     ReadConfirms(Claim),
 }
 
-/// What a claim came back with; `rules::judge` has read the row that was seen.
+/// The result of a claim. `rules::judge` has read the row that was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Answer {
     Granted { token: i64 },
@@ -89,7 +89,7 @@ pub enum Outcome {
     Done,
     /// The row was seen without the claim.
     Lost,
-    /// The claim stands, but somebody's transaction was at the row.
+    /// The claim is valid, but another transaction had the row locked.
     Skipped {
         left: Tick,
     },
@@ -100,13 +100,13 @@ pub enum Reply {
     Created,
     Claim(Answer),
     Change(Outcome),
-    /// The count that stands once the transaction commits; `None` where the row is not ours.
+    /// The count after the commit of the transaction. `None` if the row does not have the claim.
     Confirm(Option<u8>),
     Commit,
     Confirms(Option<u8>),
 }
 
-/// A statement under way, and its reply once it has run.
+/// A statement in flight, and its reply once it has run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Call {
     pub statement: Statement,
@@ -118,7 +118,7 @@ pub struct Call {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Life {
     Running,
-    /// It wakes to take a step now and then, and does not look at its clock before that.
+    /// The client wakes to take a step now and then, and does not check its clock before that.
     Paused,
     Crashed,
 }
@@ -141,9 +141,9 @@ pub enum Stage {
     Ending {
         held: Held,
         change: Change,
-        /// A try at it was not answered.
+        /// An attempt to end the claim was not answered.
         unanswered: bool,
-        /// The truth: the row tells of it.
+        /// The actual outcome: the row records it.
         done: bool,
     },
 }
@@ -153,7 +153,7 @@ pub enum Stage {
 pub struct Transaction {
     pub claim: Claim,
     pub step: Step,
-    /// The truth.
+    /// The actual outcome.
     pub committed: bool,
 }
 
@@ -162,7 +162,7 @@ pub enum Step {
     Confirming,
     Confirmed(u8),
     Committing(u8),
-    /// COMMIT was not answered: `confirms` has to tell.
+    /// COMMIT was not answered: `confirms` must show the outcome.
     Unsure(u8),
 }
 
@@ -171,7 +171,7 @@ pub struct Client {
     pub life: Life,
     pub stage: Stage,
     pub call: Option<Call>,
-    /// Nobody waits for it any more, and still it may run.
+    /// The client no longer waits for this statement, and it may still run.
     pub late: Option<Call>,
     pub transaction: Option<Transaction>,
     pub tries: u8,
@@ -186,7 +186,7 @@ impl Client {
         }
     }
 
-    /// Whether work that looks at its lease goes on.
+    /// Whether work that checks its lease goes on.
     pub fn stands(&self, monotonic: Tick) -> bool {
         matches!(self.stage, Stage::Held(held) if self.life != Life::Crashed && monotonic < held.deadline)
     }
@@ -208,12 +208,12 @@ impl Client {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Foreign {
     pub working: bool,
-    /// The row is locked in its name.
+    /// The row is locked by this program.
     pub has_row: bool,
     pub tries: u8,
 }
 
-/// What has become true and must not.
+/// What must not happen and has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     TokenFell,
@@ -226,10 +226,11 @@ pub enum Fault {
     CommitSaidWrongly,
 }
 
-/// What was granted, kept apart from the row, which mutants spoil.
+/// What was granted, recorded separately from the row, which mutants corrupt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Granted {
-    /// The token of the claim that may change the row: the last one granted, unless it was ended or overruled.
+    /// The token of the claim that may change the row: the last one granted, unless it was ended or
+    /// overruled.
     pub valid: Option<i64>,
     /// Token and end of every claim whose lease is not over.
     pub unexpired: Vec<(i64, Tick)>,
@@ -241,12 +242,12 @@ pub struct Granted {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     pub db: Database,
-    /// How far the database's clock was stepped back: the other clocks were not.
+    /// How far the database's clock was stepped back. The other clocks were not.
     pub stepped_back: Tick,
     pub next_holder: u8,
     pub clients: Vec<Client>,
     pub foreign: Foreign,
-    /// How many replies may still fail to come.
+    /// How many replies may still be lost.
     pub losses: u8,
     pub force_releases: u8,
     pub deletions: u8,
@@ -258,7 +259,8 @@ impl State {
         self.db.now + self.stepped_back
     }
 
-    /// Which client is which makes no difference: of states that differ in that alone, one is looked at.
+    /// The clients are interchangeable: of the states that differ only in the order of the clients,
+    /// one is checked.
     pub fn forget_names(&mut self) {
         if !self.clients.is_sorted() {
             let mut named: Vec<(Client, Id)> = self.clients.drain(..).zip(0..).collect();

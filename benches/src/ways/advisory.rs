@@ -1,4 +1,4 @@
-//! Locks of the server's that belong to a connection, which is kept as long as the key is held.
+//! Locks of the server that belong to a connection, which is kept as long as the key is held.
 
 use sqlx::{Pool, pool::PoolConnection};
 

@@ -1,4 +1,5 @@
-//! The article's way by hand: a transaction that locks the row, judges it in the client and marks it; later a change that frees it.
+//! The article's way by hand: a transaction that locks the row, judges it in the client and marks
+//! it; later a change that frees it.
 
 use sqlx::Pool;
 
@@ -16,7 +17,7 @@ impl<DB: Speak> Lock for Article<DB> {
     async fn acquire(&self, ask: &Ask<'_>) -> Result<Option<()>, Error> {
         let mut tx = self.0.begin_with(DB::BEGIN).await?;
         let row = DB::row(&mut tx, DB::ARTICLE_LOOK, &[Text(ask.key)]).await?.ok_or("the row is missing")?;
-        // Its window has no length here: whoever finds it free takes it.
+        // There is no minimum interval here: a free row is taken at once.
         if DB::text(&row, 0)? != "S" || DB::number(&row, 1)? != 0 {
             tx.rollback().await?;
             return Ok(None);

@@ -1,4 +1,5 @@
-//! etcd's lock, over gRPC. The messages are declared here: etcd-client is the same, but needs the protobuf compiler to be installed.
+//! etcd's lock, over gRPC. The messages are declared here: etcd-client has the same ones, but needs
+//! the protobuf compiler to be installed.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tonic_prost::ProstCodec;
 use super::{Ask, Lock};
 use crate::Error;
 
-/// Longer than anything is measured; the server forgets the leases then.
+/// Longer than any measurement. The server removes the leases after that.
 const TTL_SECONDS: i64 = 1800;
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -79,7 +80,7 @@ impl Etcd {
 impl Lock for Etcd {
     type Held = Vec<u8>;
 
-    /// It waits for a key that is held; here each task has its own.
+    /// `Lock` waits for a key that is held. Here each task has its own.
     async fn acquire(&self, ask: &Ask<'_>) -> Result<Option<Vec<u8>>, Error> {
         let name = format!("{}/{}", self.prefix, ask.key).into_bytes();
         let lease = *self.leases.get(ask.task).ok_or("a task without a lease")?;

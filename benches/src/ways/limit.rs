@@ -1,4 +1,4 @@
-//! What the server itself can do: durable changes of one row each, two of which are a cycle.
+//! The limit of the server itself: durable changes of one row each, two of which are a cycle.
 
 use std::{path::PathBuf, process::Stdio, sync::Arc, time::Duration};
 
@@ -14,14 +14,14 @@ use crate::{
     statistics::Summary,
 };
 
-/// Of the rows that are changed, one for each task.
+/// Creates the rows that are changed, one for each task.
 pub async fn prepare<DB: Speak>(pool: &Pool<DB>, tasks: usize) -> Result<(), Error> {
     DB::script(pool, "DROP TABLE IF EXISTS plain".into()).await?;
     DB::script(pool, "CREATE TABLE plain (id BIGINT NOT NULL PRIMARY KEY, n BIGINT NOT NULL)".into()).await?;
     fill(pool, "plain (id, n)", (0..tasks).map(|id| format!("({id}, 0)"))).await
 }
 
-/// The plainest statements, or on PostgreSQL its own program for this, where there is one.
+/// The simplest statements, or on PostgreSQL its own benchmark program, where it is installed.
 pub fn limit<DB: Speak>(kind: Kind, url: &str, pool: Pool<DB>, connections: u32) -> Result<Arc<dyn Contender>, Error> {
     match pgbench().filter(|_| kind == Kind::Postgres) {
         Some(program) => Ok(Arc::new(Pgbench::new(program, url, connections)?)),
@@ -29,7 +29,7 @@ pub fn limit<DB: Speak>(kind: Kind, url: &str, pool: Pool<DB>, connections: u32)
     }
 }
 
-/// What [`limit`] is on this database, for those who read the figures.
+/// Describes what [`limit`] is on this database, for readers of the figures.
 pub fn told(kind: Kind) -> String {
     match pgbench().filter(|_| kind == Kind::Postgres) {
         Some(program) => format!("limit: half the rate of {} -n -M prepared, one UPDATE each", program.display()),
@@ -52,7 +52,7 @@ impl<DB: Speak> Contender for Plain<DB> {
     }
 }
 
-/// On the path, or where Debian keeps it.
+/// On the path, or in Debian's folder for it.
 fn pgbench() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
@@ -84,7 +84,7 @@ impl Contender for Pgbench {
         Box::pin(async { Err("pgbench makes whole rounds only".into()) })
     }
 
-    /// It measures whole seconds, and tells a rate alone.
+    /// pgbench measures whole seconds, and reports only a rate.
     fn round(self: Arc<Self>, tasks: usize, span: Duration) -> crate::contest::Ending<Round> {
         Box::pin(async move {
             let clients = tasks.min(self.connections as usize);
@@ -103,7 +103,8 @@ impl Contender for Pgbench {
     }
 }
 
-/// What everybody on the machine may read has no password in it.
+/// The arguments of a process are readable for every user of the machine, so they contain no
+/// password.
 fn without_password(url: &str) -> (String, Option<String>) {
     let parts = url.split_once("://").and_then(|(scheme, rest)| {
         let (user, address) = rest.split_once('@')?;

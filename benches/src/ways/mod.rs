@@ -1,4 +1,4 @@
-//! The ways of locking that are compared, a file each.
+//! The ways of locking that are compared, one file each.
 
 pub mod advisory;
 pub mod article;
@@ -15,10 +15,10 @@ use crate::{
     contest::{Contender, Cycling},
 };
 
-/// What a lock says to the others of who it is.
+/// The label of this client in the locks.
 pub const CLIENT: &str = "rowlock-bench";
 
-/// Who asks, for what.
+/// The task that asks, and the key.
 pub struct Ask<'a> {
     pub task: usize,
     pub key: &'a str,
@@ -28,18 +28,18 @@ pub struct Ask<'a> {
 pub trait Lock: Send + Sync + 'static {
     type Held: Send + 'static;
 
-    /// Asks once; `None` if somebody else holds it.
+    /// Asks once. `None` if another client holds the key.
     fn acquire(&self, ask: &Ask<'_>) -> impl Future<Output = Result<Option<Self::Held>, Error>> + Send;
 
     fn release(&self, ask: &Ask<'_>, held: Self::Held) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// In front of the keys on servers that give no database of its own to a run.
+/// A prefix for the keys on servers where a run has no database of its own.
 pub fn own_prefix() -> String {
     format!("rowlock_bench/{}", uuid::Uuid::new_v4().simple())
 }
 
-/// The key of a task, or one of many, as it comes.
+/// Picks the key of a task, or one of many keys at random.
 pub type Pick = Box<dyn Fn(usize) -> String + Send + Sync>;
 
 /// Acquires and releases.
@@ -64,7 +64,7 @@ impl<L: Lock> Contender for Cycle<L> {
     }
 }
 
-/// Asks for a key that somebody else holds.
+/// Asks for a key that another client holds.
 struct Refusal<L> {
     lock: L,
     key: &'static str,

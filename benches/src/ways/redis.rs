@@ -1,4 +1,5 @@
-//! Redis: `SET key value NX PX` and a script that deletes the key if the value is still the own one.
+//! Redis: `SET key value NX PX`, and a script that deletes the key if the value is still the
+//! caller's own.
 
 use std::time::Duration;
 
@@ -11,11 +12,11 @@ use crate::Error;
 const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
-/// One connection for all tasks, whose commands share it.
+/// One connection, which the commands of all tasks share.
 pub struct Redis {
     connection: MultiplexedConnection,
     release: Script,
-    /// Keeps the keys of one run apart from those of another.
+    /// Separates the keys of one run from those of another.
     prefix: String,
     lease: Duration,
 }
@@ -58,7 +59,7 @@ impl Lock for Redis {
     }
 }
 
-/// Whether a write is on the disk before it is answered, and the settings that say so.
+/// Whether a write is on the disk before it is answered, and the settings that decide this.
 pub async fn durability(url: &str) -> Result<(bool, String), Error> {
     let mut connection = Client::open(url)?.get_multiplexed_async_connection().await?;
     let mut settings = Vec::new();

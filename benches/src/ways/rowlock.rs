@@ -11,14 +11,14 @@ use crate::{
     database::{Bench, PATIENCE},
 };
 
-/// The one place where the benchmarks make a lock that is compared.
+/// The only function in which the benchmarks create a lock that is compared.
 pub fn lock<DB: Bench>(pool: Pool<DB>, batching: bool) -> Result<LeaseLock<DB>, Error> {
     Ok(LeaseLock::new(pool).batching(batching).label(super::CLIENT)?.time_limit(PATIENCE)?)
 }
 
 pub struct Rowlock<DB: Bench> {
     lock: LeaseLock<DB>,
-    /// For whatever else than a holder stands in the way, such as SQLite's one writer.
+    /// The wait for obstacles other than a holder, such as SQLite's one writer.
     wait: Duration,
 }
 

@@ -1,4 +1,5 @@
-//! The least that is right, by hand: one statement that locks the row unless it is held, one that frees it.
+//! The minimum that is correct, by hand: one statement that locks the row unless it is held, one
+//! that frees it.
 
 use sqlx::Pool;
 use uuid::Uuid;
