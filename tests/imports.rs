@@ -1,5 +1,7 @@
 //! The modules of `src/` import downwards: there is no circle.
 
+#![allow(clippy::unwrap_used)]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_served_after_those_who_came_later_is_told() {
+    fn a_waiter_served_after_later_ones_is_reported() {
         let late = record(&[(0, 30_000_000, 10, 20), (0, 1_000_000, 30, 40)]);
         assert_eq!(find(across(1), &late).overtaken, 1);
         assert_eq!(find(across(2), &record(&[(0, 30_000_000, 10, 20), (1, 1_000_000, 30, 40)])).overtaken, 0);

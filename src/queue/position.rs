@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn one_queue_that_somebody_else_leads_is_enough() {
+    fn one_queue_with_another_first_is_enough() {
         let front = [place("a", 3, 5), place("b", 2, 5), place("b", 3, 5)];
         assert!(matches!(at(&["a", "b"], 3, &front).at, Position::Behind { number: 2, .. }));
         assert_eq!(at(&["a"], 3, &front).at, Position::First);

@@ -18,7 +18,7 @@ const LEASE: Duration = Duration::from_secs(3);
 
 /// Two workers at each node, and two behind a balancer that may send each connection to another
 /// node. One node is asked to stop, another is killed, and each restarts.
-pub async fn nobody_holds_a_key_twice_while_nodes_go_and_come_back(folder: PathBuf) {
+pub async fn no_key_is_held_twice_while_nodes_stop_and_return(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let relay = Relay::before(&cluster.urls).await;
     let watch = Watch::default();

@@ -58,7 +58,7 @@ fn main() {
     #[cfg(feature = "mysql")]
     tests! { trials, "GALERA";
         galera:
-            nobody_holds_a_key_twice_while_nodes_go_and_come_back, a_node_that_is_behind_grants_nothing,
+            no_key_is_held_twice_while_nodes_stop_and_return, a_node_that_is_behind_grants_nothing,
             a_session_that_waits_for_the_cluster_takes_no_lease_for_lost;
         galera_order: waiters_on_all_nodes_are_served_in_the_order_of_arrival, philosophers_on_all_nodes_eat;
         galera_transactions:

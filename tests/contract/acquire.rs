@@ -5,22 +5,22 @@ use std::time::Duration;
 use rowlock::{Attempt, Reason, Rules, Status};
 use tokio::time::Instant;
 
-use crate::bed::{Bed, Site, acquired, eventually, refused};
+use crate::harness::{TestDatabase, TestDb, acquired, eventually, refused};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-pub async fn a_free_key_is_acquired<DB: Bed>(site: Site<DB>) {
-    let lease = acquired(site.lock().label("me").unwrap().try_acquire("k").await);
+pub async fn a_free_key_is_acquired<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.lock().label("me").unwrap().try_acquire("k").await);
     assert_eq!(lease.key().as_str(), "k");
     assert!(lease.is_held() && lease.taken_over_from().is_none());
     assert!(lease.time_left() > Duration::from_secs(25), "{:?}", lease.time_left());
-    assert_eq!(site.column("k", "status").await.as_deref(), Some("P"));
-    assert_eq!(site.number("SELECT token FROM t_resource_lock").await, Some(lease.token().get()));
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("P"));
+    assert_eq!(db.number("SELECT token FROM t_resource_lock").await, Some(lease.token().get()));
 }
 
-pub async fn a_held_key_is_refused_with_who_since_and_until<DB: Bed>(site: Site<DB>) {
-    let lease = acquired(site.lock().label("first").unwrap().try_acquire("k").await);
-    let refusal = refused(site.lock().label("second").unwrap().try_acquire("k").await);
+pub async fn a_held_key_is_refused_with_who_since_and_until<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.lock().label("first").unwrap().try_acquire("k").await);
+    let refusal = refused(db.lock().label("second").unwrap().try_acquire("k").await);
     assert_eq!((refusal.reason, refusal.by.as_str(), refusal.key.as_str()), (Reason::Held, "first", "k"));
     let (since, until) = (refusal.since.unwrap(), refusal.until.unwrap());
     assert_eq!((until - since).num_seconds(), 30);
@@ -30,21 +30,21 @@ pub async fn a_held_key_is_refused_with_who_since_and_until<DB: Bed>(site: Site<
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_released_key_is_free_at_once<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn a_released_key_is_free_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     for status in [Status::Succeeded, Status::Failed] {
         acquired(lock.try_acquire("k").await).release(status).await.unwrap();
-        assert_eq!(site.column("k", "status").await.as_deref(), Some(status.letter()));
-        assert_eq!(site.column("k", "holder").await, None);
+        assert_eq!(db.column("k", "status").await.as_deref(), Some(status.letter()));
+        assert_eq!(db.column("k", "holder").await, None);
         assert_eq!(
-            site.number("SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 0 AND end_time >= begin_time").await,
+            db.number("SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 0 AND end_time >= begin_time").await,
             Some(1)
         );
     }
 }
 
-pub async fn tokens_grow_and_never_fall<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn tokens_grow_and_never_fall<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let mut last = 0;
     for _ in 0..20 {
         let lease = acquired(lock.try_acquire("k").await);
@@ -56,31 +56,31 @@ pub async fn tokens_grow_and_never_fall<DB: Bed>(site: Site<DB>) {
     assert!((last - micros).abs() < 600_000_000, "{last} is the database's time in microseconds, near {micros}");
     // Neither a clock that is set back nor a deleted row makes the token fall.
     let ahead = last + 3_600_000_000;
-    site.set("k", &format!("token = {ahead}")).await;
+    db.set("k", &format!("token = {ahead}")).await;
     assert_eq!(acquired(lock.try_acquire("k").await).token().get(), ahead + 1);
-    site.execute("DELETE FROM t_resource_lock").await;
+    db.execute("DELETE FROM t_resource_lock").await;
     assert!(acquired(lock.try_acquire("k").await).token().get() > last);
 }
 
-pub async fn a_window_refuses_until_it_is_over<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().min_interval(30 * MINUTE).unwrap();
+pub async fn a_window_refuses_until_it_is_over<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().min_interval(30 * MINUTE).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    assert_eq!(site.number("SELECT time FROM t_resource_lock").await, Some(60), "the article's default");
+    assert_eq!(db.number("SELECT time FROM t_resource_lock").await, Some(60), "the article's default");
     let refusal = refused(lock.try_acquire("k").await);
     assert_eq!(refusal.reason, Reason::WithinWindow);
     assert!(refusal.retry_after.unwrap() > 29 * MINUTE);
     // The minimum interval is a setting of the caller, not of the row.
-    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    site.set("k", &format!("begin_time = {}", DB::ago(30 * 60_000))).await;
+    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    db.set("k", &format!("begin_time = {}", DB::ago(30 * 60_000))).await;
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 
-    let long = site.lock().min_interval(90 * MINUTE + Duration::from_millis(1)).unwrap();
+    let long = db.lock().min_interval(90 * MINUTE + Duration::from_millis(1)).unwrap();
     acquired(long.try_acquire("long").await);
-    assert_eq!(site.number("SELECT time FROM t_resource_lock WHERE key_resource = 'long'").await, Some(91));
+    assert_eq!(db.number("SELECT time FROM t_resource_lock WHERE key_resource = 'long'").await, Some(91));
 }
 
-pub async fn a_failed_run_may_be_repeated_at_once_on_request<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().min_interval(MINUTE).unwrap();
+pub async fn a_failed_run_may_be_repeated_at_once_on_request<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().min_interval(MINUTE).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Failed).await.unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::WithinWindow);
     let lock = lock.retry_failed_at_once();
@@ -88,63 +88,63 @@ pub async fn a_failed_run_may_be_repeated_at_once_on_request<DB: Bed>(site: Site
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::WithinWindow);
 }
 
-pub async fn an_expired_claim_is_taken_over_and_named<DB: Bed>(site: Site<DB>) {
-    let first = acquired(site.lock().label("crashed").unwrap().try_acquire("k").await);
-    site.set("k", &format!("expires_at = {}", DB::ago(1))).await;
-    let second = acquired(site.lock().try_acquire("k").await);
+pub async fn an_expired_claim_is_taken_over_and_named<DB: TestDatabase>(db: TestDb<DB>) {
+    let first = acquired(db.lock().label("crashed").unwrap().try_acquire("k").await);
+    db.set("k", &format!("expires_at = {}", DB::ago(1))).await;
+    let second = acquired(db.lock().try_acquire("k").await);
     let prior = second.taken_over_from().unwrap();
     assert_eq!((prior.token, prior.label.as_str()), (first.token(), "crashed"));
     assert!(second.token() > first.token());
     second.release(Status::Succeeded).await.unwrap();
-    let third = acquired(site.lock().try_acquire("k").await);
+    let third = acquired(db.lock().try_acquire("k").await);
     assert_eq!(third.taken_over_from(), None);
 }
 
-pub async fn an_abandoned_claim_is_taken_over_at_once<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn an_abandoned_claim_is_taken_over_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let lease = acquired(lock.try_acquire("k").await);
     let token = lease.token();
     lease.abandon().await.unwrap();
-    assert_eq!(site.number("SELECT lock_flag * 1 FROM t_resource_lock").await.or(Some(1)), Some(1), "still locked");
-    let article = site.lock().rules(Rules::Article);
+    assert_eq!(db.number("SELECT lock_flag * 1 FROM t_resource_lock").await.or(Some(1)), Some(1), "still locked");
+    let article = db.lock().rules(Rules::Article);
     assert_eq!(refused(article.try_acquire("k").await).reason, Reason::TimedOutUnfinished);
     let next = acquired(lock.try_acquire("k").await);
     assert_eq!(next.taken_over_from().unwrap().token, token);
 }
 
-pub async fn article_rules_leave_failures_and_crashes_to_an_operator<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().rules(Rules::Article).retry_failed_at_once();
+pub async fn article_rules_leave_failures_and_crashes_to_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().rules(Rules::Article).retry_failed_at_once();
     let lease = acquired(lock.try_acquire("k").await);
     lease.release(Status::Failed).await.unwrap();
     let refusal = refused(lock.try_acquire("k").await);
     assert_eq!((refusal.reason, refusal.until, refusal.retry_after), (Reason::LastRunFailed, None, None));
-    site.set("k", "status = 'X'").await;
+    db.set("k", "status = 'X'").await;
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::NotSucceeded);
-    site.set("k", "status = 'S'").await;
+    db.set("k", "status = 'S'").await;
     let _crashed = acquired(lock.try_acquire("k").await);
-    site.set("k", &format!("expires_at = {}", DB::ago(1))).await;
+    db.set("k", &format!("expires_at = {}", DB::ago(1))).await;
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::TimedOutUnfinished);
 }
 
-pub async fn another_programs_lock_is_respected<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn another_programs_lock_is_respected<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     // The article's statements set `begin_time` and leave this crate's columns unchanged.
-    site.set("k", &format!("lock_flag = 1, status = 'P', client_ip = '10.0.0.7', begin_time = {}", DB::ago(7_200_000)))
+    db.set("k", &format!("lock_flag = 1, status = 'P', client_ip = '10.0.0.7', begin_time = {}", DB::ago(7_200_000)))
         .await;
     let refusal = refused(lock.try_acquire("k").await);
     assert_eq!((refusal.reason, refusal.by.as_str(), refusal.until), (Reason::HeldByAnotherProgram, "10.0.0.7", None));
     // The claim is two hours old in UTC. By a clock two hours west of UTC, it has just begun.
-    let west = site.lock().article_clients(chrono::FixedOffset::west_opt(7200).unwrap());
+    let west = db.lock().article_clients(chrono::FixedOffset::west_opt(7200).unwrap());
     assert!(refused(west.try_acquire("k").await).until.is_some());
-    let utc = site.lock().article_clients(chrono::FixedOffset::east_opt(0).unwrap());
+    let utc = db.lock().article_clients(chrono::FixedOffset::east_opt(0).unwrap());
     assert_eq!(acquired(utc.try_acquire("k").await).taken_over_from().unwrap().label, "10.0.0.7");
 }
 
-pub async fn a_try_does_not_wait_for_a_locked_row<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn a_try_does_not_wait_for_a_locked_row<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
     let started = Instant::now();
@@ -156,8 +156,8 @@ pub async fn a_try_does_not_wait_for_a_locked_row<DB: Bed>(site: Site<DB>) {
     acquired(lock.try_acquire("k").await);
 }
 
-pub async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     let lock = rowlock::LeaseLock::new(pool.clone()).share_pool().time_limit(Duration::from_millis(200)).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let only = pool.acquire().await.unwrap();
@@ -175,8 +175,8 @@ pub async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: Bed>(site: Sit
 
 /// The pool's connection is available only after the lease would have ended. The request goes on,
 /// and the lease that it returns is valid.
-pub async fn a_lease_that_comes_too_late_is_not_given<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn a_lease_that_comes_too_late_is_not_given<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     let lock = rowlock::LeaseLock::new(pool.clone()).share_pool().lease(Duration::from_millis(500)).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let only = pool.acquire().await.unwrap();
@@ -192,30 +192,28 @@ pub async fn a_lease_that_comes_too_late_is_not_given<DB: Bed>(site: Site<DB>) {
     assert!(attempt.await.unwrap());
 }
 
-pub async fn a_try_ends_at_its_time_limit_behind_an_uncommitted_insert<DB: Bed>(site: Site<DB>) {
-    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+pub async fn a_try_ends_at_its_time_limit_behind_an_uncommitted_insert<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, "INSERT INTO t_resource_lock (key_resource) VALUES ('k')").await.unwrap();
-    let lock = site.lock().time_limit(Duration::from_millis(300)).unwrap();
+    let lock = db.lock().time_limit(Duration::from_millis(300)).unwrap();
     let started = Instant::now();
     let error = lock.try_acquire("k").await.unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     assert!(error.is_retryable(), "{error:?}");
     // No backend is left waiting for the row: its wait has a limit of its own.
-    if site.server.name == "postgres" {
+    if db.server.name == "postgres" {
         let waiting =
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-        eventually("nobody waits", || async { site.number(waiting).await == Some(0) }).await;
+        eventually("nobody waits", || async { db.number(waiting).await == Some(0) }).await;
     }
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
-    eventually("the row can be had", || async {
-        matches!(site.lock().try_acquire("k").await, Ok(Attempt::Acquired(_)))
-    })
-    .await;
+    eventually("the row can be had", || async { matches!(db.lock().try_acquire("k").await, Ok(Attempt::Acquired(_))) })
+        .await;
 }
 
-pub async fn keys_are_compared_byte_by_byte<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn keys_are_compared_byte_by_byte<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let longest = "x".repeat(255);
     let mut leases = Vec::new();
     for key in
@@ -223,29 +221,29 @@ pub async fn keys_are_compared_byte_by_byte<DB: Bed>(site: Site<DB>) {
     {
         leases.push(acquired(lock.try_acquire(key).await));
     }
-    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(14));
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(14));
     for lease in leases {
         lease.renew().await.unwrap();
         lease.release(Status::Succeeded).await.unwrap();
     }
 }
 
-pub async fn the_row_says_what_the_article_says<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().label("10.1.2.3").unwrap();
+pub async fn the_row_says_what_the_article_says<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().label("10.1.2.3").unwrap();
     let lease = acquired(lock.try_acquire("k").await);
     let ours = "lock_flag = 1 AND status = 'P' AND client_ip = '10.1.2.3' AND end_time IS NULL AND holder IS NOT NULL AND claimed_at = begin_time";
     let recent = format!("begin_time > {} AND begin_time < {}", DB::ago(60_000), DB::ago(-60_000));
-    assert_eq!(site.number(&format!("SELECT COUNT(*) FROM t_resource_lock WHERE {ours} AND {recent}")).await, Some(1));
+    assert_eq!(db.number(&format!("SELECT COUNT(*) FROM t_resource_lock WHERE {ours} AND {recent}")).await, Some(1));
     lease.release(Status::Succeeded).await.unwrap();
     let free = "lock_flag = 0 AND status = 'S' AND end_time IS NOT NULL AND holder IS NULL AND expires_at IS NULL AND claimed_at IS NULL";
-    assert_eq!(site.number(&format!("SELECT COUNT(*) FROM t_resource_lock WHERE {free} AND {recent}")).await, Some(1));
+    assert_eq!(db.number(&format!("SELECT COUNT(*) FROM t_resource_lock WHERE {free} AND {recent}")).await, Some(1));
 }
 
-pub async fn a_dropped_try_leaves_no_statement_on_a_pooled_connection<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn a_dropped_try_leaves_no_statement_on_a_pooled_connection<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     let lock = rowlock::LeaseLock::new(pool.clone());
     acquired(lock.try_acquire("other").await).release(Status::Succeeded).await.unwrap();
-    let mut blocker = site.pool_of(1).await.acquire().await.unwrap();
+    let mut blocker = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut blocker, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut blocker, "INSERT INTO t_resource_lock (key_resource) VALUES ('k')").await.unwrap();
     let dropped = tokio::time::timeout(Duration::from_millis(200), lock.try_acquire("k")).await;

@@ -7,18 +7,18 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     bank::{LEASE, Lock, VERSION, accounts, granted, locks},
-    bed::{Bed, PATIENCE, Site, acquired},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn waiting<DB: Bed>(lock: Lock<DB>, key: &'static str) -> tokio::task::JoinHandle<Grant<DB>> {
+fn waiting<DB: TestDatabase>(lock: Lock<DB>, key: &'static str) -> tokio::task::JoinHandle<Grant<DB>> {
     tokio::spawn(async move { granted(lock.acquire(key, MINUTE).await) })
 }
 
-pub async fn it_waits_until_the_holder_releases<DB: Bed>(site: Site<DB>) {
-    let holder = acquired(site.lock().try_acquire("k").await);
-    let [(_, lock), _] = locks(&site.pool);
+pub async fn it_waits_until_the_holder_releases<DB: TestDatabase>(db: TestDb<DB>) {
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let [(_, lock), _] = locks(&db.pool);
     let waiting = waiting(lock, "k");
     sleep(Duration::from_millis(300)).await;
     assert!(!waiting.is_finished());
@@ -29,11 +29,11 @@ pub async fn it_waits_until_the_holder_releases<DB: Bed>(site: Site<DB>) {
 }
 
 /// The lease ends long before its next renewal is due.
-pub async fn it_waits_until_the_lease_of_a_crashed_holder_ends<DB: Bed>(site: Site<DB>) {
-    let crashed = acquired(site.lock().try_acquire("k").await);
+pub async fn it_waits_until_the_lease_of_a_crashed_holder_ends<DB: TestDatabase>(db: TestDb<DB>) {
+    let crashed = acquired(db.lock().try_acquire("k").await);
     let since = Instant::now();
-    site.set("k", &format!("expires_at = {}", DB::ago(-800))).await;
-    let [(_, lock), _] = locks(&site.pool);
+    db.set("k", &format!("expires_at = {}", DB::ago(-800))).await;
+    let [(_, lock), _] = locks(&db.pool);
     let grant = timeout(PATIENCE, waiting(lock, "k")).await.unwrap().unwrap();
     assert!(
         since.elapsed() >= Duration::from_millis(790),
@@ -43,9 +43,9 @@ pub async fn it_waits_until_the_lease_of_a_crashed_holder_ends<DB: Bed>(site: Si
     assert_eq!(grant.taken_over_from().unwrap().token, crashed.token());
 }
 
-pub async fn it_gives_up_at_its_limit<DB: Bed>(site: Site<DB>) {
-    let _holder = acquired(site.lock().try_acquire("k").await);
-    let [(_, lock), _] = locks(&site.pool);
+pub async fn it_gives_up_at_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
+    let _holder = acquired(db.lock().try_acquire("k").await);
+    let [(_, lock), _] = locks(&db.pool);
     for wait in [Duration::ZERO, Duration::from_millis(400)] {
         let since = Instant::now();
         let refusal = lock.acquire("k", wait).await.unwrap().refused().unwrap();
@@ -54,15 +54,15 @@ pub async fn it_gives_up_at_its_limit<DB: Bed>(site: Site<DB>) {
     }
 }
 
-pub async fn it_refuses_at_once_where_only_a_window_helps_and_ends_later<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().min_interval(60 * MINUTE).unwrap();
+pub async fn it_refuses_at_once_where_only_a_window_helps_and_ends_later<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().min_interval(60 * MINUTE).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let refusal = timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap().unwrap().refused().unwrap();
     assert_eq!(refusal.reason, Reason::WithinWindow);
 }
 
-pub async fn it_waits_for_a_window_that_ends_in_time<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().min_interval(Duration::from_secs(1)).unwrap();
+pub async fn it_waits_for_a_window_that_ends_in_time<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().min_interval(Duration::from_secs(1)).unwrap();
     let since = Instant::now();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     drop(acquired(timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap()));
@@ -75,9 +75,9 @@ pub async fn it_waits_for_a_window_that_ends_in_time<DB: Bed>(site: Site<DB>) {
 }
 
 /// A version excludes no caller. A missing row has no version.
-pub async fn a_version_is_granted_to_everybody<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    let [_, (name, lock)] = locks(&site.pool);
+pub async fn a_version_is_granted_to_everybody<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let [_, (name, lock)] = locks(&db.pool);
     let grants = [granted(lock.try_acquire(name).await), granted(lock.acquire(name, MINUTE).await)];
     assert!(grants.iter().all(|grant| grant.token().get() == 0 && grant.is_held() && grant.lease().is_none()));
     assert_ne!(grants[0].claim().holder, grants[1].claim().holder);
@@ -85,9 +85,9 @@ pub async fn a_version_is_granted_to_everybody<DB: Bed>(site: Site<DB>) {
     assert!(matches!(&error, Error::NotFound { table, .. } if table == "account"), "{error:?}");
 }
 
-pub async fn work_runs_under_both<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    for (name, lock) in locks(&site.pool) {
+pub async fn work_runs_under_both<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    for (name, lock) in locks(&db.pool) {
         for (result, status) in [(Ok("done"), "S"), (Err("failed"), "F")] {
             let ran = lock.run(name, async |grant| {
                 assert_eq!((grant.key().as_str(), grant.is_held()), (name, true));
@@ -100,7 +100,7 @@ pub async fn work_runs_under_both<DB: Bed>(site: Site<DB>) {
                 other => panic!("{name}: {other:?}"),
             }
             if name == LEASE {
-                assert_eq!(site.column(name, "status").await.as_deref(), Some(status));
+                assert_eq!(db.column(name, "status").await.as_deref(), Some(status));
             }
         }
     }
@@ -108,18 +108,18 @@ pub async fn work_runs_under_both<DB: Bed>(site: Site<DB>) {
 
 /// The loss of a lease cancels the work. The loss of a version is detected only by its
 /// confirmation.
-pub async fn work_is_cancelled_where_the_lock_can_tell<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    let lease = site.lock_for(Duration::from_millis(600));
-    let [_, (_, version)] = locks(&site.pool);
+pub async fn work_is_cancelled_where_the_lock_can_tell<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let lease = db.lock_for(Duration::from_millis(600));
+    let [_, (_, version)] = locks(&db.pool);
     let locks: [(_, &dyn ResourceLock<DB>); 2] = [(LEASE, &lease), (VERSION, &*version)];
     for (name, lock) in locks {
         let ran = lock.run(name, async |grant| {
             if name == LEASE {
-                site.take_from(name).await;
+                db.take_from(name).await;
                 return std::future::pending().await;
             }
-            site.execute("UPDATE account SET version = version + 1").await;
+            db.execute("UPDATE account SET version = version + 1").await;
             timeout(Duration::from_millis(200), grant.lost()).await.map_err(drop)
         });
         match (name, timeout(2 * PATIENCE, ran).await.unwrap().unwrap()) {

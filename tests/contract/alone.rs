@@ -18,7 +18,7 @@ const ALONE: &[&str] = &[
     "keeping::a_pool_of_one_is_enough",
     "keeping::a_renewal_that_finds_the_row_locked_is_unknown_not_lost",
     "lanes::a_runtime_that_stands_still_holds_up_no_other",
-    "lanes::a_runtime_that_stands_still_takes_nobody_along",
+    "lanes::a_runtime_that_stands_still_delays_no_other_request",
     "operating::a_forced_release_does_not_pass_a_transaction_at_the_row",
     "listening::word_of_a_release_comes_before_the_next_question",
     "program_run::a_command_that_does_not_start_leaves_the_key_free",
@@ -28,7 +28,7 @@ const ALONE: &[&str] = &[
     "trips::a_transactions_round_trips_are_as_stated",
     "trips::round_trips_are_as_stated",
     "trips::round_trips_of_versions_are_as_stated",
-    "waiting::whoever_gives_up_passes_the_turn_on",
+    "waiting::a_waiter_that_gives_up_passes_the_permit_on",
     "work::retries_that_are_used_up_are_a_conflict",
 ];
 

@@ -11,9 +11,9 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
     events,
     fair::KEPT,
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
     proxy::{Proxy, Way},
     waiters::places,
 };
@@ -22,7 +22,7 @@ use crate::{
 const LEASE: Duration = Duration::from_secs(3);
 
 /// Makes the server refuse to change the rows of the keys in the table `refused`, with this error.
-async fn refuse_with<DB: Bed>(site: &Site<DB>, sqlstate: &str, number: i32) {
+async fn refuse_with<DB: TestDatabase>(db: &TestDb<DB>, sqlstate: &str, number: i32) {
     let function = format!(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
              IF EXISTS (SELECT 1 FROM refused WHERE of_key = NEW.key_resource) THEN
@@ -30,7 +30,7 @@ async fn refuse_with<DB: Bed>(site: &Site<DB>, sqlstate: &str, number: i32) {
              END IF;
              RETURN NEW; END $$"
     );
-    let trigger = match site.server.name {
+    let trigger = match db.server.name {
         "postgres" => {
             "CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_lock FOR EACH ROW EXECUTE FUNCTION refuse()".to_owned()
         }
@@ -45,23 +45,23 @@ async fn refuse_with<DB: Bed>(site: &Site<DB>, sqlstate: &str, number: i32) {
                  END IF; END"
         ),
     };
-    site.execute("CREATE TABLE refused (of_key varchar(100) PRIMARY KEY)").await;
-    if site.server.name == "postgres" {
-        site.execute(&function).await;
+    db.execute("CREATE TABLE refused (of_key varchar(100) PRIMARY KEY)").await;
+    if db.server.name == "postgres" {
+        db.execute(&function).await;
     }
-    site.execute(&trigger).await;
+    db.execute(&trigger).await;
 }
 
 /// Refuses with the error of a full disk.
-async fn refuse<DB: Bed>(site: &Site<DB>) {
-    refuse_with(site, "53100", 1021).await;
+async fn refuse<DB: TestDatabase>(db: &TestDb<DB>) {
+    refuse_with(db, "53100", 1021).await;
 }
 
-async fn add<DB: Bed>(site: &Site<DB>, key: &str) {
-    site.execute(&format!("INSERT INTO refused VALUES ('{key}')")).await;
+async fn add<DB: TestDatabase>(db: &TestDb<DB>, key: &str) {
+    db.execute(&format!("INSERT INTO refused VALUES ('{key}')")).await;
 }
 
-async fn leases<DB: Bed>(lock: &LeaseLock<DB>, count: usize) -> Vec<Lease<DB>> {
+async fn leases<DB: TestDatabase>(lock: &LeaseLock<DB>, count: usize) -> Vec<Lease<DB>> {
     let mut leases = Vec::new();
     for number in 0..count {
         leases.push(acquired(lock.try_acquire(&format!("key {number}")).await));
@@ -70,12 +70,12 @@ async fn leases<DB: Bed>(lock: &LeaseLock<DB>, count: usize) -> Vec<Lease<DB>> {
 }
 
 /// Returns how many claims are valid.
-async fn standing<DB: Bed>(site: &Site<DB>) -> i64 {
+async fn standing<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
     let sql = "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1 AND expires_at > ";
-    site.number(&format!("{sql}{}", DB::ago(0))).await.unwrap()
+    db.number(&format!("{sql}{}", DB::ago(0))).await.unwrap()
 }
 
-async fn held_for<DB: Bed>(leases: &[Lease<DB>], time: Duration) {
+async fn held_for<DB: TestDatabase>(leases: &[Lease<DB>], time: Duration) {
     let since = Instant::now();
     while since.elapsed() < time {
         for lease in leases {
@@ -85,11 +85,11 @@ async fn held_for<DB: Bed>(leases: &[Lease<DB>], time: Duration) {
     }
 }
 
-pub async fn a_row_that_cannot_be_renewed_loses_no_other_lease<DB: Bed>(site: Site<DB>) {
-    refuse(&site).await;
-    let lock = site.lock_for(LEASE);
+pub async fn a_row_that_cannot_be_renewed_loses_no_other_lease<DB: TestDatabase>(db: TestDb<DB>) {
+    refuse(&db).await;
+    let lock = db.lock_for(LEASE);
     let mut leases = leases(&lock, 50).await;
-    add(&site, "key 13").await;
+    add(&db, "key 13").await;
     let refused = leases.remove(13);
     timeout(PATIENCE, refused.lost()).await.expect("it is lost when its time is up");
     held_for(&leases, LEASE).await;
@@ -97,45 +97,45 @@ pub async fn a_row_that_cannot_be_renewed_loses_no_other_lease<DB: Bed>(site: Si
 
 /// The other leases are abandoned at once, and the refused one as soon as the server permits the
 /// change.
-pub async fn a_row_that_cannot_be_abandoned_keeps_no_other_key<DB: Bed>(site: Site<DB>) {
-    refuse(&site).await;
-    let lock = site.lock_for(Duration::from_secs(300));
+pub async fn a_row_that_cannot_be_abandoned_keeps_no_other_key<DB: TestDatabase>(db: TestDb<DB>) {
+    refuse(&db).await;
+    let lock = db.lock_for(Duration::from_secs(300));
     let leases = leases(&lock, 50).await;
-    add(&site, "key 13").await;
+    add(&db, "key 13").await;
     drop(leases);
-    eventually("all others are abandoned", || async { standing(&site).await == 1 }).await;
-    site.execute("DELETE FROM refused").await;
-    eventually("the refused one is abandoned", || async { standing(&site).await == 0 }).await;
+    eventually("all others are abandoned", || async { standing(&db).await == 1 }).await;
+    db.execute("DELETE FROM refused").await;
+    eventually("the refused one is abandoned", || async { standing(&db).await == 0 }).await;
 }
 
-pub async fn a_release_that_the_server_refuses_is_tried_again<DB: Bed>(site: Site<DB>) {
-    refuse(&site).await;
-    let lease = acquired(site.lock_for(Duration::from_secs(300)).try_acquire("k").await);
-    add(&site, "k").await;
+pub async fn a_release_that_the_server_refuses_is_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
+    refuse(&db).await;
+    let lease = acquired(db.lock_for(Duration::from_secs(300)).try_acquire("k").await);
+    add(&db, "k").await;
     let mut release = tokio::spawn(lease.release(Status::Succeeded));
     let early = timeout(Duration::from_millis(300), &mut release).await;
     assert!(early.is_err(), "it is not given up: {early:?}");
-    site.execute("DELETE FROM refused").await;
+    db.execute("DELETE FROM refused").await;
     timeout(PATIENCE, release).await.expect("it is tried again").unwrap().unwrap();
-    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
 }
 
-pub async fn a_release_that_is_refused_to_the_end_changed_nothing<DB: Bed>(site: Site<DB>) {
-    refuse(&site).await;
-    let lease = acquired(site.lock_for(LEASE / 2).try_acquire("k").await);
-    add(&site, "k").await;
+pub async fn a_release_that_is_refused_to_the_end_changed_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    refuse(&db).await;
+    let lease = acquired(db.lock_for(LEASE / 2).try_acquire("k").await);
+    add(&db, "k").await;
     let since = Instant::now();
     let error = lease.release(Status::Succeeded).await.unwrap_err();
     assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
     assert!(since.elapsed() > LEASE / 4, "it was tried while the lease lasted");
-    assert_eq!(site.column("k", "status").await.as_deref(), Some("P"));
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("P"));
 }
 
 /// The error is permanent: a retry does not help.
-pub async fn a_release_without_the_right_to_it_fails_at_once<DB: Bed>(site: Site<DB>) {
-    refuse_with(&site, "42501", 1142).await;
-    let lease = acquired(site.lock_for(Duration::from_secs(300)).try_acquire("k").await);
-    add(&site, "k").await;
+pub async fn a_release_without_the_right_to_it_fails_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+    refuse_with(&db, "42501", 1142).await;
+    let lease = acquired(db.lock_for(Duration::from_secs(300)).try_acquire("k").await);
+    add(&db, "k").await;
     let released = timeout(PATIENCE, lease.release(Status::Succeeded)).await.expect("it is not tried again");
     let error = released.unwrap_err();
     assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
@@ -143,7 +143,7 @@ pub async fn a_release_without_the_right_to_it_fails_at_once<DB: Bed>(site: Site
 
 /// Opens all connections of a pool on this runtime: a connection is driven by the runtime that
 /// opened it.
-async fn opened<DB: Bed>(pool: Pool<DB>) -> Pool<DB> {
+async fn opened<DB: TestDatabase>(pool: Pool<DB>) -> Pool<DB> {
     let mut taken = Vec::new();
     for _ in 0..pool.options().get_max_connections() {
         taken.push(pool.acquire().await.unwrap());
@@ -153,15 +153,15 @@ async fn opened<DB: Bed>(pool: Pool<DB>) -> Pool<DB> {
     pool
 }
 
-async fn all_idle<DB: Bed>(pool: &Pool<DB>) {
+async fn all_idle<DB: TestDatabase>(pool: &Pool<DB>) {
     let all = pool.options().get_max_connections() as usize;
     eventually("all are idle", || async { pool.num_idle() == all }).await;
 }
 
 /// After a failover in a cloud, existing connections are neither answered nor closed. New
 /// connections are answered.
-pub async fn silent_connections_lose_no_lease<DB: Bed>(site: Site<DB>) {
-    let proxy = site.proxy().await;
+pub async fn silent_connections_lose_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
     let pool = opened::<DB>(proxy.pool(2)).await;
     let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
     let leases = leases(&lock, 3).await;
@@ -174,8 +174,8 @@ pub async fn silent_connections_lose_no_lease<DB: Bed>(site: Site<DB>) {
 }
 
 /// The server accepts no further connections. The connections for requests serve the renewals too.
-pub async fn leases_are_renewed_though_no_connection_can_be_opened<DB: Bed>(site: Site<DB>) {
-    let proxy = site.proxy().await;
+pub async fn leases_are_renewed_though_no_connection_can_be_opened<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
     let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE).unwrap();
     acquired(lock.try_acquire("first").await).release(Status::Succeeded).await.unwrap();
     proxy.hold_new();
@@ -187,9 +187,9 @@ pub async fn leases_are_renewed_though_no_connection_can_be_opened<DB: Bed>(site
 }
 
 /// The renewal was sent before the release, and finds the row without the claim.
-pub async fn a_renewal_that_comes_after_the_release_tells_of_no_loss<DB: Bed>(site: Site<DB>) {
-    let key = format!("renewed late on {}", site.server.name);
-    let proxy = site.proxy().await;
+pub async fn a_renewal_that_comes_after_the_release_tells_of_no_loss<DB: TestDatabase>(db: TestDb<DB>) {
+    let key = format!("renewed late on {}", db.server.name);
+    let proxy = db.proxy().await;
     let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE).unwrap();
     let lease = acquired(lock.try_acquire(&key).await);
     proxy.hold(Way::Requests);
@@ -204,9 +204,9 @@ pub async fn a_renewal_that_comes_after_the_release_tells_of_no_loss<DB: Bed>(si
 }
 
 /// A request without an answer is sent again on another connection long before it is given up.
-pub async fn a_request_on_a_silent_connection_is_sent_on_another<DB: Bed>(site: Site<DB>) {
+pub async fn a_request_on_a_silent_connection_is_sent_on_another<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = 4 * LEASE;
-    let proxy = site.proxy().await;
+    let proxy = db.proxy().await;
     let pool = opened::<DB>(proxy.pool(2)).await;
     let lock = LeaseLock::new(pool.clone()).lease(lease).unwrap().time_limit(PATIENCE).unwrap();
     let (renewed, abandoned) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
@@ -219,7 +219,7 @@ pub async fn a_request_on_a_silent_connection_is_sent_on_another<DB: Bed>(site: 
     let since = Instant::now();
     proxy.during(Way::Requests, 0, abandoned.abandon(), silent).await.unwrap();
     assert!(since.elapsed() < lease / 4, "{:?}", since.elapsed());
-    assert_eq!(standing(&site).await, 1);
+    assert_eq!(standing(&db).await, 1);
 }
 
 /// Returns a runtime that is driven only until the work is done, and the result of the work.
@@ -232,8 +232,8 @@ fn still<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> (
     driven.join().unwrap()
 }
 
-pub async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: Bed>(site: Site<DB>) {
-    let pool = opened(site.pool_of(4).await).await;
+pub async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = opened(db.pool_of(4).await).await;
     let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
     let theirs = lock.clone();
     let (still, first) = still(async move {
@@ -246,14 +246,14 @@ pub async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: Bed>(site
     let leases = leases(&lock, 2).await;
     held_for(&leases, 2 * LEASE).await;
     drop(first);
-    eventually("it is abandoned", || async { standing(&site).await == 2 }).await;
+    eventually("it is abandoned", || async { standing(&db).await == 2 }).await;
     still.shutdown_background();
     held_for(&leases, LEASE).await;
 }
 
 /// The runtime stops being driven while a renewal is in flight.
-pub async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: Bed>(site: Site<DB>) {
-    let proxy = Arc::new(site.proxy().await);
+pub async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = Arc::new(db.proxy().await);
     let pool = opened::<DB>(proxy.pool(4)).await;
     let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
     let (theirs, to_hold) = (lock.clone(), proxy.clone());
@@ -271,11 +271,11 @@ pub async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: Bed>(site:
 }
 
 /// Heartbeats and the deletion of a ticket are sent by a task of a runtime that is driven.
-pub async fn a_runtime_that_stands_still_loses_no_place_of_another<DB: Bed>(site: Site<DB>) {
-    let holder = acquired(site.lock().try_acquire("k").await);
-    let pool = opened(site.pool_of(4).await).await;
+pub async fn a_runtime_that_stands_still_loses_no_place_of_another<DB: TestDatabase>(db: TestDb<DB>) {
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let pool = opened(db.pool_of(4).await).await;
     let lock = LeaseLock::new(pool.clone()).fair(true);
-    let place = async || site.number("SELECT MAX(ticket) FROM t_resource_lock_queue").await;
+    let place = async || db.number("SELECT MAX(ticket) FROM t_resource_lock_queue").await;
     let theirs = lock.clone();
     let (still, ()) = still(async move {
         refused(theirs.acquire("k", LEASE).await);
@@ -285,7 +285,7 @@ pub async fn a_runtime_that_stands_still_loses_no_place_of_another<DB: Bed>(site
     let waiting = tokio::spawn(async move { acquired(to_wait.acquire("k", Duration::MAX).await) });
     eventually("it has a place", || async { place().await > left }).await;
     let before = place().await;
-    eventually("the other place is given up", || async { places(&site).await == 1 }).await;
+    eventually("the other place is given up", || async { places(&db).await == 1 }).await;
     sleep(KEPT + LEASE).await;
     assert_eq!(place().await, before);
     holder.abandon().await.unwrap();

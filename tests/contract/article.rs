@@ -3,7 +3,7 @@
 use chrono::{NaiveDateTime, TimeDelta, Utc};
 use sqlx::Pool;
 
-use crate::bed::{Bed, Site};
+use crate::harness::{TestDatabase, TestDb};
 
 /// Who created the table that a test uses: this crate or the article.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,12 +45,12 @@ pub fn shapes(server: &str) -> Vec<String> {
 }
 
 /// Replaces the existing table with this one.
-pub async fn put<DB: Bed>(site: &Site<DB>, table: Table) {
-    site.execute("DROP TABLE t_resource_lock").await;
+pub async fn put<DB: TestDatabase>(db: &TestDb<DB>, table: Table) {
+    db.execute("DROP TABLE t_resource_lock").await;
     if table == Table::Articles {
-        site.execute(&shapes(site.server.name)[0]).await;
+        db.execute(&shapes(db.server.name)[0]).await;
     }
-    rowlock::migrate(&site.pool).await.unwrap();
+    rowlock::migrate(&db.pool).await.unwrap();
 }
 
 /// The result of a claim by the article's program.
@@ -68,7 +68,7 @@ pub enum Answer {
 }
 
 /// The article's program: plain SQL, its own clock, local time.
-pub struct Program<DB: Bed> {
+pub struct Program<DB: TestDatabase> {
     pub pool: Pool<DB>,
     server: String,
     /// How far the program's clock is ahead of UTC: the offset of local time, plus the time that a
@@ -78,7 +78,7 @@ pub struct Program<DB: Bed> {
     textual: bool,
 }
 
-impl<DB: Bed> Program<DB> {
+impl<DB: TestDatabase> Program<DB> {
     pub async fn new(pool: Pool<DB>, server: &str, ahead: TimeDelta) -> Self {
         let kind = "SELECT type FROM pragma_table_info('t_resource_lock') WHERE name = 'begin_time'";
         let textual = server != "sqlite" || DB::text(&pool, kind).await.as_deref() != Some("INTEGER");

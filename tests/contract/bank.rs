@@ -6,7 +6,7 @@ use rowlock::{Attempt, Error, Grant, LeaseLock, ResourceLock, ResourceLockExt, R
 use sqlx::Pool;
 use tokio::time::sleep;
 
-use crate::bed::{Bed, PATIENCE, Site};
+use crate::harness::{PATIENCE, TestDatabase, TestDb};
 
 pub type Lock<DB> = Arc<dyn ResourceLock<DB>>;
 
@@ -18,56 +18,60 @@ pub const VERSION: &str = "version";
 pub const OPENING: i64 = 1000;
 
 /// Creates the application's table, with one account for each strategy and one for neither.
-pub async fn accounts<DB: Bed>(site: &Site<DB>) {
+pub async fn accounts<DB: TestDatabase>(db: &TestDb<DB>) {
     let table = "CREATE TABLE account (id varchar(40) PRIMARY KEY, balance bigint NOT NULL, version int NOT NULL)";
-    site.execute(table).await;
+    db.execute(table).await;
     for account in [LEASE, VERSION, "other"] {
-        site.execute(&format!("INSERT INTO account VALUES ('{account}', {OPENING}, 0)")).await;
+        db.execute(&format!("INSERT INTO account VALUES ('{account}', {OPENING}, 0)")).await;
     }
 }
 
 /// Returns both strategies as trait objects, as an application has them that chooses one by
 /// configuration. They retry for longer than 32 workers take on a busy machine.
-pub fn locks<DB: Bed>(pool: &Pool<DB>) -> [(&'static str, Lock<DB>); 2] {
+pub fn locks<DB: TestDatabase>(pool: &Pool<DB>) -> [(&'static str, Lock<DB>); 2] {
     locks_with(pool, Retry { attempts: 100_000, within: 6 * PATIENCE })
 }
 
-pub fn locks_with<DB: Bed>(pool: &Pool<DB>, retry: Retry) -> [(&'static str, Lock<DB>); 2] {
+pub fn locks_with<DB: TestDatabase>(pool: &Pool<DB>, retry: Retry) -> [(&'static str, Lock<DB>); 2] {
     let lease = LeaseLock::new(pool.clone()).retry(retry).unwrap();
     [(LEASE, Arc::new(lease)), (VERSION, Arc::new(version_lock(pool).retry(retry).unwrap()))]
 }
 
-pub fn version_lock<DB: Bed>(pool: &Pool<DB>) -> VersionLock<DB> {
+pub fn version_lock<DB: TestDatabase>(pool: &Pool<DB>) -> VersionLock<DB> {
     VersionLock::new(pool.clone(), "account", "id", "version").unwrap()
 }
 
 #[track_caller]
-pub fn granted<DB: Bed>(attempt: Result<Attempt<Grant<DB>>, Error>) -> Grant<DB> {
+pub fn granted<DB: TestDatabase>(attempt: Result<Attempt<Grant<DB>>, Error>) -> Grant<DB> {
     match attempt {
         Ok(Attempt::Acquired(grant)) => grant,
         other => panic!("not granted: {other:?}"),
     }
 }
 
-pub async fn balance<DB: Bed>(site: &Site<DB>, account: &str) -> i64 {
-    site.number(&format!("SELECT balance FROM account WHERE id = '{account}'")).await.unwrap()
+pub async fn balance<DB: TestDatabase>(db: &TestDb<DB>, account: &str) -> i64 {
+    db.number(&format!("SELECT balance FROM account WHERE id = '{account}'")).await.unwrap()
 }
 
-pub async fn version<DB: Bed>(site: &Site<DB>, account: &str) -> i64 {
-    site.number(&format!("SELECT version FROM account WHERE id = '{account}'")).await.unwrap()
+pub async fn version<DB: TestDatabase>(db: &TestDb<DB>, account: &str) -> i64 {
+    db.number(&format!("SELECT version FROM account WHERE id = '{account}'")).await.unwrap()
 }
 
-pub async fn balance_in<DB: Bed>(tx: &mut DB::Connection, account: &str) -> Result<i64, sqlx::Error> {
+pub async fn balance_in<DB: TestDatabase>(tx: &mut DB::Connection, account: &str) -> Result<i64, sqlx::Error> {
     let sql = format!("SELECT CAST(balance AS char(20)) FROM account WHERE id = '{account}'");
     Ok(DB::text_on(tx, &sql).await?.unwrap().trim().parse().unwrap())
 }
 
-pub async fn write_in<DB: Bed>(tx: &mut DB::Connection, account: &str, balance: i64) -> Result<u64, sqlx::Error> {
+pub async fn write_in<DB: TestDatabase>(
+    tx: &mut DB::Connection,
+    account: &str,
+    balance: i64,
+) -> Result<u64, sqlx::Error> {
     DB::execute_on(tx, &format!("UPDATE account SET balance = {balance} WHERE id = '{account}'")).await
 }
 
 /// Reads the balance, sleeps, and writes the difference.
-pub async fn deduct<DB: Bed, L: ResourceLock<DB> + ?Sized>(
+pub async fn deduct<DB: TestDatabase, L: ResourceLock<DB> + ?Sized>(
     lock: &L,
     account: &str,
     amount: i64,

@@ -12,7 +12,7 @@ use sqlx::Pool;
 use tokio::time::{Instant, timeout};
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
     line::{Line, standing, token},
     proxy::Way,
 };
@@ -58,14 +58,14 @@ pub async fn begin<'a, T: Send + 'a>(asking: &mut [Asking<'a, T>]) -> bool {
 
 /// Starts all of them while the pool's only connection is in use: the first request is sent alone,
 /// the others together after it.
-pub async fn together<'a, DB: Bed, T: Send + 'a>(pool: &Pool<DB>, mut asking: Vec<Asking<'a, T>>) -> Vec<T> {
+pub async fn together<'a, DB: TestDatabase, T: Send + 'a>(pool: &Pool<DB>, mut asking: Vec<Asking<'a, T>>) -> Vec<T> {
     let taken = pool.acquire().await.unwrap();
     assert!(begin(&mut asking).await, "they wait");
     drop(taken);
     timeout(PATIENCE, all(asking)).await.expect("all of them are answered")
 }
 
-pub fn tries<'a, DB: Bed>(
+pub fn tries<'a, DB: TestDatabase>(
     lock: &'a LeaseLock<DB>,
     keys: impl IntoIterator<Item = &'a str>,
 ) -> Vec<Asking<'a, Answer<DB>>> {
@@ -73,11 +73,11 @@ pub fn tries<'a, DB: Bed>(
 }
 
 /// Creates free rows for the keys. Returns a pool and a lock that has used its table.
-pub async fn bed<DB: Bed>(site: &Site<DB>, keys: &[String]) -> (Pool<DB>, LeaseLock<DB>) {
+pub async fn set_up<DB: TestDatabase>(db: &TestDb<DB>, keys: &[String]) -> (Pool<DB>, LeaseLock<DB>) {
     for key in keys {
-        acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
-    let pool = site.pool_of(1).await;
+    let pool = db.pool_of(1).await;
     DB::statements(&pool).await;
     let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
     acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
@@ -92,7 +92,7 @@ pub fn names(keys: &[String]) -> impl Iterator<Item = &str> {
     keys.iter().map(String::as_str)
 }
 
-pub async fn counted<DB: Bed, T>(pool: &Pool<DB>, work: impl Future<Output = T>) -> (T, Option<i64>) {
+pub async fn counted<DB: TestDatabase, T>(pool: &Pool<DB>, work: impl Future<Output = T>) -> (T, Option<i64>) {
     let before = DB::statements(pool).await;
     let result = work.await;
     let count = DB::statements(pool).await.zip(before).map(|(now, before)| now - before - DB::COUNTING);
@@ -100,13 +100,13 @@ pub async fn counted<DB: Bed, T>(pool: &Pool<DB>, work: impl Future<Output = T>)
 }
 
 /// Checks the number of statements, as this database counts them. SQLite counts none.
-pub fn assert_statements<DB: Bed>(site: &Site<DB>, count: Option<i64>, postgres: i64, mysql: i64, what: &str) {
+pub fn assert_statements<DB: TestDatabase>(db: &TestDb<DB>, count: Option<i64>, postgres: i64, mysql: i64, what: &str) {
     if let Some(count) = count {
-        assert_eq!(count, if site.server.name == "postgres" { postgres } else { mysql }, "{what}");
+        assert_eq!(count, if db.server.name == "postgres" { postgres } else { mysql }, "{what}");
     }
 }
 
-pub fn releases<'a, DB: Bed>(
+pub fn releases<'a, DB: TestDatabase>(
     leases: Vec<Lease<DB>>,
     status: fn(usize) -> Status,
 ) -> Vec<Asking<'a, Result<(), Error>>> {
@@ -114,75 +114,75 @@ pub fn releases<'a, DB: Bed>(
     leases.map(|(place, lease)| Box::pin(lease.release(status(place))) as Asking<'a, _>).collect()
 }
 
-pub async fn released<DB: Bed>(pool: &Pool<DB>, leases: Vec<Lease<DB>>, status: fn(usize) -> Status) {
+pub async fn released<DB: TestDatabase>(pool: &Pool<DB>, leases: Vec<Lease<DB>>, status: fn(usize) -> Status) {
     together(pool, releases(leases, status)).await.into_iter().for_each(Result::unwrap);
 }
 
-pub async fn many_keys_take_few_statements<DB: Bed>(site: Site<DB>) {
+pub async fn many_keys_take_few_statements<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = numbered(64);
-    let (pool, lock) = bed(&site, &keys).await;
+    let (pool, lock) = set_up(&db, &keys).await;
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, names(&keys)))).await;
-    assert_statements(&site, count, 2, 2, "one alone, and all the others");
+    assert_statements(&db, count, 2, 2, "one alone, and all the others");
     let leases: Vec<_> = answers.into_iter().map(acquired).collect();
     for (lease, key) in leases.iter().zip(&keys) {
         assert_eq!(lease.key().as_str(), key);
-        let token = site.number(&format!("SELECT token FROM t_resource_lock WHERE key_resource = '{key}'")).await;
+        let token = db.number(&format!("SELECT token FROM t_resource_lock WHERE key_resource = '{key}'")).await;
         assert_eq!(token, Some(lease.token().get()), "{key}");
         assert!(lease.time_left() > Duration::from_secs(20));
     }
-    assert_eq!(standing(&site).await, 64);
+    assert_eq!(standing(&db).await, 64);
     let ((), count) = counted(&pool, released(&pool, leases, |_| Status::Succeeded)).await;
-    assert_statements(&site, count, 2, 2, "one alone, and all the others");
-    assert_eq!(standing(&site).await, 0);
+    assert_statements(&db, count, 2, 2, "one alone, and all the others");
+    assert_eq!(standing(&db).await, 0);
 }
 
-pub async fn more_than_fit_in_one_statement_take_a_few<DB: Bed>(site: Site<DB>) {
+pub async fn more_than_fit_in_one_statement_take_a_few<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = numbered(600);
     let rows: Vec<_> = keys.iter().map(|key| format!("('{key}')")).collect();
-    site.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(", "))).await;
-    let (pool, lock) = bed(&site, &[]).await;
+    db.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(", "))).await;
+    let (pool, lock) = set_up(&db, &[]).await;
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, names(&keys)))).await;
-    assert_statements(&site, count, 1 + 3, 1 + 3, "one alone, and the others 256 at a time");
+    assert_statements(&db, count, 1 + 3, 1 + 3, "one alone, and the others 256 at a time");
     let leases = answers.into_iter().map(acquired).collect();
-    assert_eq!(standing(&site).await, 600);
+    assert_eq!(standing(&db).await, 600);
     let ((), count) = counted(&pool, released(&pool, leases, |_| Status::Succeeded)).await;
-    assert_statements(&site, count, 1 + 3, 1 + 3, "one alone, and the others 256 at a time");
-    assert_eq!(standing(&site).await, 0);
+    assert_statements(&db, count, 1 + 3, 1 + 3, "one alone, and the others 256 at a time");
+    assert_eq!(standing(&db).await, 0);
 }
 
-pub async fn those_who_come_at_the_same_moment_go_together<DB: Bed>(site: Site<DB>) {
+pub async fn those_who_come_at_the_same_moment_go_together<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = numbered(64);
-    let (pool, lock) = bed(&site, &keys).await;
+    let (pool, lock) = set_up(&db, &keys).await;
     let (answers, count) = counted(&pool, all(tries(&lock, names(&keys)))).await;
-    assert_statements(&site, count, 1, 1, "all of them");
+    assert_statements(&db, count, 1, 1, "all of them");
     let releases = answers.into_iter().map(|answer| {
         let lease = acquired(answer);
         Box::pin(lease.release(Status::Succeeded)) as Asking<'_, _>
     });
     let (released, count) = counted(&pool, all(releases.collect())).await;
     released.into_iter().for_each(|released: Result<(), Error>| released.unwrap());
-    assert_statements(&site, count, 1, 1, "all of them");
-    assert_eq!(standing(&site).await, 0);
+    assert_statements(&db, count, 1, 1, "all of them");
+    assert_eq!(standing(&db).await, 0);
 }
 
-pub async fn switched_off_each_takes_its_own<DB: Bed>(site: Site<DB>) {
+pub async fn switched_off_each_takes_its_own<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = numbered(8);
-    let (pool, lock) = bed(&site, &keys).await;
+    let (pool, lock) = set_up(&db, &keys).await;
     let lock = lock.batching(false);
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, names(&keys)))).await;
-    assert_statements(&site, count, 8, 8, "each by itself");
+    assert_statements(&db, count, 8, 8, "each by itself");
     let leases = answers.into_iter().map(acquired).collect();
     let ((), count) = counted(&pool, released(&pool, leases, |_| Status::Succeeded)).await;
-    assert_statements(&site, count, 8, 8, "each by itself");
+    assert_statements(&db, count, 8, 8, "each by itself");
 }
 
-pub async fn each_is_answered_by_itself<DB: Bed>(site: Site<DB>) {
+pub async fn each_is_answered_by_itself<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = ["first", "free", "held", "expired", "failed"].map(String::from);
-    let (pool, lock) = bed(&site, &keys).await;
-    let _held = acquired(site.lock().label("holder").unwrap().try_acquire("held").await);
-    let crashed = acquired(site.lock().label("crashed").unwrap().try_acquire("expired").await);
-    site.set("expired", &format!("expires_at = {}", DB::ago(1))).await;
-    acquired(site.lock().try_acquire("failed").await).release(Status::Failed).await.unwrap();
+    let (pool, lock) = set_up(&db, &keys).await;
+    let _held = acquired(db.lock().label("holder").unwrap().try_acquire("held").await);
+    let crashed = acquired(db.lock().label("crashed").unwrap().try_acquire("expired").await);
+    db.set("expired", &format!("expires_at = {}", DB::ago(1))).await;
+    acquired(db.lock().try_acquire("failed").await).release(Status::Failed).await.unwrap();
     let wanted = tries(&lock, ["first", "free", "held", "missing", "expired", "failed"]);
     let mut answers = together(&pool, wanted).await.into_iter();
     let mut next = || answers.next().unwrap();
@@ -196,27 +196,27 @@ pub async fn each_is_answered_by_itself<DB: Bed>(site: Site<DB>) {
         assert!(lease.taken_over_from().is_none(), "{lease:?}");
         assert_eq!(
             lease.claim().holder,
-            site.lock().inspect(lease.key().as_str()).await.unwrap().unwrap().holder.unwrap()
+            db.lock().inspect(lease.key().as_str()).await.unwrap().unwrap().holder.unwrap()
         );
     }
 }
 
-pub async fn a_token_that_is_ahead_of_the_clock_grows_all_the_same<DB: Bed>(site: Site<DB>) {
+pub async fn a_token_that_is_ahead_of_the_clock_grows_all_the_same<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = ["first", "ahead", "other"].map(String::from);
-    let (pool, lock) = bed(&site, &keys).await;
-    site.set("ahead", "token = 5000000000000000").await;
+    let (pool, lock) = set_up(&db, &keys).await;
+    db.set("ahead", "token = 5000000000000000").await;
     let answers = together(&pool, tries(&lock, names(&keys))).await;
     let [first, ahead, other] = <[_; 3]>::try_from(answers).unwrap_or_else(|_| panic!("three answers")).map(acquired);
     assert_eq!(ahead.token().get(), 5_000_000_000_000_001);
     assert!(first.token() < ahead.token() && other.token() < ahead.token());
-    assert_eq!(standing(&site).await, 3);
+    assert_eq!(standing(&db).await, 3);
 }
 
-pub async fn of_those_who_want_an_expired_key_one_takes_over<DB: Bed>(site: Site<DB>) {
+pub async fn of_those_who_want_an_expired_key_one_takes_over<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = ["first", "k", "other"].map(String::from);
-    let (pool, lock) = bed(&site, &keys).await;
-    let crashed = acquired(site.lock().label("crashed").unwrap().try_acquire("k").await);
-    site.set("k", &format!("expires_at = {}", DB::ago(1))).await;
+    let (pool, lock) = set_up(&db, &keys).await;
+    let crashed = acquired(db.lock().label("crashed").unwrap().try_acquire("k").await);
+    db.set("k", &format!("expires_at = {}", DB::ago(1))).await;
     let wanted = ["first", "other"].into_iter().chain(std::iter::repeat_n("k", 20));
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, wanted))).await;
     assert!(count.is_none_or(|count| count < 20), "one goes alone, the others with each other: {count:?}");
@@ -228,12 +228,12 @@ pub async fn of_those_who_want_an_expired_key_one_takes_over<DB: Bed>(site: Site
     assert_eq!(priors, [crashed.token()]);
 }
 
-pub async fn of_those_who_want_the_same_key_one_gets_it<DB: Bed>(site: Site<DB>) {
+pub async fn of_those_who_want_the_same_key_one_gets_it<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = ["first", "k"].map(String::from);
-    let (pool, lock) = bed(&site, &keys).await;
+    let (pool, lock) = set_up(&db, &keys).await;
     let wanted = std::iter::once("first").chain(std::iter::repeat_n("k", 20));
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, wanted))).await;
-    assert_statements(&site, count, 3, 4, "the first, one that is granted, and one refusal for all the others");
+    assert_statements(&db, count, 3, 4, "the first, one that is granted, and one refusal for all the others");
     let (granted, refusals): (Vec<_>, Vec<_>) =
         answers.into_iter().map(Result::unwrap).partition(|attempt| matches!(attempt, Attempt::Acquired(_)));
     assert_eq!((granted.len(), refusals.len()), (2, 19));
@@ -242,27 +242,27 @@ pub async fn of_those_who_want_the_same_key_one_gets_it<DB: Bed>(site: Site<DB>)
     }
 }
 
-pub async fn each_release_has_its_own_status<DB: Bed>(site: Site<DB>) {
+pub async fn each_release_has_its_own_status<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = numbered(10);
-    let (pool, lock) = bed(&site, &keys).await;
+    let (pool, lock) = set_up(&db, &keys).await;
     let leases = together(&pool, tries(&lock, names(&keys))).await.into_iter().map(acquired).collect();
     let status = |place| if place % 2 == 0 { Status::Succeeded } else { Status::Failed };
     let ((), count) = counted(&pool, released(&pool, leases, status)).await;
-    assert_statements(&site, count, 3, 3, "one alone, those that succeeded, those that failed");
+    assert_statements(&db, count, 3, 3, "one alone, those that succeeded, those that failed");
     for (place, key) in keys.iter().enumerate() {
         let letter = if place % 2 == 0 { "S" } else { "F" };
-        assert_eq!(site.column(key, "status").await.as_deref(), Some(letter), "{key}");
+        assert_eq!(db.column(key, "status").await.as_deref(), Some(letter), "{key}");
     }
 }
 
-pub async fn a_release_of_what_is_lost_is_that_ones_alone<DB: Bed>(site: Site<DB>) {
+pub async fn a_release_of_what_is_lost_is_that_ones_alone<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = numbered(6);
-    let (pool, lock) = bed(&site, &keys).await;
+    let (pool, lock) = set_up(&db, &keys).await;
     let leases: Vec<_> = together(&pool, tries(&lock, names(&keys))).await.into_iter().map(acquired).collect();
-    site.take_from("key 3").await;
+    db.take_from("key 3").await;
     let releases = releases(leases, |_| Status::Succeeded);
     let (results, count) = counted(&pool, together(&pool, releases)).await;
-    assert_statements(&site, count, 2, 1 + 1 + 5, "one alone; all the others, or none; those of them that stand");
+    assert_statements(&db, count, 2, 1 + 1 + 5, "one alone; all the others, or none; those of them that stand");
     for (place, result) in results.into_iter().enumerate() {
         match result {
             Ok(()) => assert_ne!(place, 3),
@@ -270,19 +270,19 @@ pub async fn a_release_of_what_is_lost_is_that_ones_alone<DB: Bed>(site: Site<DB
             Err(error) => panic!("{error}"),
         }
     }
-    assert_eq!(site.column("key 3", "client_ip").await.as_deref(), Some("thief"));
+    assert_eq!(db.column("key 3", "client_ip").await.as_deref(), Some("thief"));
 }
 
-pub async fn a_row_that_a_transaction_sits_on_delays_nobody_else<DB: Bed>(site: Site<DB>) {
+pub async fn a_row_locked_by_a_transaction_delays_no_other_request<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = ["first", "k", "other"].map(String::from);
-    let (pool, lock) = bed(&site, &keys).await;
-    let mut sitting = site.pool_of(1).await.acquire().await.unwrap();
+    let (pool, lock) = set_up(&db, &keys).await;
+    let mut sitting = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut sitting, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut sitting, DB::LOCK_ROW).await.unwrap();
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, ["first", "k", "other"]))).await;
     // The count if each key is requested once, alone and in a batch. MySQL reads the row in
     // addition, and MariaDB first tries a plain update.
-    let once = if site.server.name == "postgres" { 3 } else { 4 };
+    let once = if db.server.name == "postgres" { 3 } else { 4 };
     assert!(count.is_none_or(|count| count > once), "the one is asked for again, for a while: {count:?}");
     DB::execute_on(&mut sitting, "ROLLBACK").await.unwrap();
     let [first, busy, other] = <[_; 3]>::try_from(answers).unwrap_or_else(|_| panic!("three answers"));
@@ -292,10 +292,10 @@ pub async fn a_row_that_a_transaction_sits_on_delays_nobody_else<DB: Bed>(site: 
 
 /// The rows of a batch are written in one statement. An error that the server raises for one row
 /// fails the request for that row alone.
-pub async fn a_row_that_the_server_refuses_to_change_harms_no_other<DB: Bed>(site: Site<DB>) {
+pub async fn a_row_that_the_server_refuses_to_change_harms_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = ["first", "good", "bad", "fine"].map(String::from);
-    let (pool, lock) = bed(&site, &keys).await;
-    let raise: &[&str] = match site.server.name {
+    let (pool, lock) = set_up(&db, &keys).await;
+    let raise: &[&str] = match db.server.name {
         "postgres" => &[
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$",
             "CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_lock FOR EACH ROW WHEN (NEW.key_resource = 'bad') EXECUTE FUNCTION refuse()",
@@ -308,7 +308,7 @@ pub async fn a_row_that_the_server_refuses_to_change_harms_no_other<DB: Bed>(sit
         ],
     };
     for sql in raise {
-        site.execute(sql).await;
+        db.execute(sql).await;
     }
     let answers = together(&pool, tries(&lock, ["first", "good", "bad", "fine"])).await;
     let [first, good, bad, fine] = <[_; 4]>::try_from(answers).unwrap_or_else(|_| panic!("four answers"));
@@ -318,10 +318,10 @@ pub async fn a_row_that_the_server_refuses_to_change_harms_no_other<DB: Bed>(sit
     assert!(format!("{error:?}").contains("not this one"), "{error}");
 }
 
-pub async fn whoever_goes_away_before_the_departure_stays_behind<DB: Bed>(site: Site<DB>) {
+pub async fn a_request_dropped_before_sending_is_removed<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = ["first", "k", "other"].map(String::from);
-    let (pool, lock) = bed(&site, &keys).await;
-    let before = site.column("k", "CAST(token AS CHAR(30))").await;
+    let (pool, lock) = set_up(&db, &keys).await;
+    let before = db.column("k", "CAST(token AS CHAR(30))").await;
     let mut wanted = tries(&lock, ["first", "k", "other"]);
     let taken = pool.acquire().await.unwrap();
     assert!(begin(&mut wanted).await, "they wait");
@@ -330,16 +330,16 @@ pub async fn whoever_goes_away_before_the_departure_stays_behind<DB: Bed>(site: 
         acquired(answer).release(Status::Succeeded).await.unwrap();
     }
     assert!(lock.shutdown(PATIENCE).await);
-    assert_eq!(site.column("k", "CAST(token AS CHAR(30))").await, before, "it was never asked for");
+    assert_eq!(db.column("k", "CAST(token AS CHAR(30))").await, before, "it was never asked for");
 }
 
 /// Returns a lock behind a proxy, on one connection that has prepared the statements for one key
 /// and for several keys.
-pub async fn line<DB: Bed>(site: &Site<DB>) -> Line<DB> {
+pub async fn line<DB: TestDatabase>(db: &TestDb<DB>) -> Line<DB> {
     for key in KEYS {
-        acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
-    let line = Line::with_free_row(site, PATIENCE, PATIENCE).await;
+    let line = Line::with_free_row(db, PATIENCE, PATIENCE).await;
     let leases = together(&line.pool, tries(&line.lock, KEYS)).await.into_iter().map(acquired).collect();
     released(&line.pool, leases, |_| Status::Succeeded).await;
     line
@@ -348,7 +348,7 @@ pub async fn line<DB: Bed>(site: &Site<DB>) -> Line<DB> {
 const KEYS: [&str; 3] = ["first", "k", "other"];
 
 /// Requests the keys. The first request is answered, and the proxy holds the reply to the others.
-pub async fn all_but_one_held<'a, DB: Bed>(
+pub async fn all_but_one_held<'a, DB: TestDatabase>(
     line: &'a Line<DB>,
     keys: &[&'a str],
 ) -> (Lease<DB>, Vec<Asking<'a, Answer<DB>>>) {
@@ -362,35 +362,35 @@ pub async fn all_but_one_held<'a, DB: Bed>(
     (first, wanted)
 }
 
-pub async fn whoever_goes_away_after_the_departure_takes_nothing_along<DB: Bed>(site: Site<DB>) {
-    let line = line(&site).await;
+pub async fn a_request_dropped_after_sending_fails_no_other<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = line(&db).await;
     let (first, mut wanted) = all_but_one_held(&line, &KEYS).await;
-    assert_eq!(standing(&site).await, 3, "both are granted, and do not know it");
+    assert_eq!(standing(&db).await, 3, "both are granted, and do not know it");
     drop(wanted.remove(0));
     line.proxy.open();
     let other = acquired(timeout(PATIENCE, wanted.remove(0)).await.unwrap());
     assert!(line.lock.shutdown(PATIENCE).await);
     assert!(first.is_held() && other.is_held());
-    assert_eq!(standing(&site).await, 2, "what came for whoever had gone was given back");
+    assert_eq!(standing(&db).await, 2, "what came for whoever had gone was given back");
 }
 
-pub async fn a_reply_that_is_lost_is_lost_for_nobody<DB: Bed>(site: Site<DB>) {
-    let line = line(&site).await;
+pub async fn a_lost_reply_is_lost_for_no_request<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = line(&db).await;
     let (first, wanted) = all_but_one_held(&line, &KEYS).await;
-    let granted = token(&site).await;
-    assert_eq!(standing(&site).await, 3, "both are granted, and do not know it");
+    let granted = token(&db).await;
+    assert_eq!(standing(&db).await, 3, "both are granted, and do not know it");
     line.proxy.cut();
     let answers = timeout(PATIENCE, all(wanted)).await.unwrap();
     let leases: Vec<_> = answers.into_iter().map(acquired).collect();
-    assert_eq!((leases[0].token().get(), token(&site).await), (granted, granted), "the same claim");
+    assert_eq!((leases[0].token().get(), token(&db).await), (granted, granted), "the same claim");
     for lease in leases.iter().chain([&first]) {
-        let entry = site.lock().inspect(lease.key().as_str()).await.unwrap().unwrap();
+        let entry = db.lock().inspect(lease.key().as_str()).await.unwrap().unwrap();
         assert_eq!((entry.token, entry.holder), (lease.token(), Some(lease.claim().holder)), "{lease:?}");
     }
 }
 
-pub async fn an_answer_that_is_long_in_coming_holds_nobody_up<DB: Bed>(site: Site<DB>) {
-    let line = line(&site).await;
+pub async fn a_slow_reply_delays_no_other_request<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = line(&db).await;
     let pool = line.proxy.pool::<DB>(2);
     let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
     acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();

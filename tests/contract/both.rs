@@ -15,8 +15,8 @@ use tokio::time::timeout;
 
 use crate::{
     bank::{Lock, VERSION, accounts, balance, balance_in, deduct, granted, locks, write_in},
-    bed::{Bed, PATIENCE, Site},
     child,
+    harness::{PATIENCE, TestDatabase, TestDb},
     isolation::pool_at,
 };
 
@@ -25,11 +25,11 @@ pub type Verdict = Result<(), String>;
 
 /// With 32 workers on one account, the balance contains exactly the deductions that were reported
 /// as done. Contention is never reported as a database error.
-pub async fn loses_no_update<DB: Bed, L>(site: &Site<DB>, account: &'static str, locks: &[L]) -> Verdict
+pub async fn loses_no_update<DB: TestDatabase, L>(db: &TestDb<DB>, account: &'static str, locks: &[L]) -> Verdict
 where
     L: ResourceLock<DB> + Clone + 'static,
 {
-    let before = balance(site, account).await;
+    let before = balance(db, account).await;
     let workers = (0..32).map(|worker| {
         let lock = locks[worker % locks.len()].clone();
         tokio::spawn(async move { deduct(&lock, account, 1).await })
@@ -42,7 +42,7 @@ where
             Err(error) => wrong.push(error),
         }
     }
-    let left = balance(site, account).await;
+    let left = balance(db, account).await;
     match (left == before - done, done > 0, wrong.is_empty()) {
         (true, true, true) => Ok(()),
         _ => Err(format!("{done} times 1 was taken from {before}, and {left} are left; {wrong:?}")),
@@ -51,32 +51,32 @@ where
 
 /// Of two claims on one key, the second is granted after the first has expired. Once the second has
 /// committed, the first cannot commit.
-pub async fn commits_no_stale_claim<DB: Bed, L>(site: &Site<DB>, account: &str, lock: &L) -> Verdict
+pub async fn commits_no_stale_claim<DB: TestDatabase, L>(db: &TestDb<DB>, account: &str, lock: &L) -> Verdict
 where
     L: ResourceLock<DB> + ?Sized,
 {
-    let before = balance(site, account).await;
+    let before = balance(db, account).await;
     let first = granted(lock.try_acquire(account).await);
-    site.execute(&format!("UPDATE t_resource_lock SET expires_at = {} WHERE key_resource = '{account}'", DB::ago(1)))
+    db.execute(&format!("UPDATE t_resource_lock SET expires_at = {} WHERE key_resource = '{account}'", DB::ago(1)))
         .await;
     let second = granted(lock.try_acquire(account).await);
-    deduct_under(site, lock, second.claim()).await.map_err(|error| format!("the second: {error:?}"))?;
-    match deduct_under(site, lock, first.claim()).await {
+    deduct_under(db, lock, second.claim()).await.map_err(|error| format!("the second: {error:?}"))?;
+    match deduct_under(db, lock, first.claim()).await {
         Err(Error::Lost { .. } | Error::Conflict { attempts: 1, .. }) => {}
         other => return Err(format!("the first: {other:?}")),
     }
-    let left = balance(site, account).await;
+    let left = balance(db, account).await;
     if left == before - 1 { Ok(()) } else { Err(format!("1 was taken from {before}, and {left} are left")) }
 }
 
 /// Deducts 1 in a transaction of the caller's own, which is rolled back if the claim is not
 /// confirmed.
-async fn deduct_under<DB: Bed, L>(site: &Site<DB>, lock: &L, claim: &Claim) -> Result<Confirmation, Error>
+async fn deduct_under<DB: TestDatabase, L>(db: &TestDb<DB>, lock: &L, claim: &Claim) -> Result<Confirmation, Error>
 where
     L: ResourceLock<DB> + ?Sized,
 {
     let account = claim.key.as_str();
-    let mut tx = site.pool.begin_with(DB::BEGIN).await.unwrap();
+    let mut tx = db.pool.begin_with(DB::BEGIN).await.unwrap();
     let left = balance_in::<DB>(&mut tx, account).await.unwrap() - 1;
     write_in::<DB>(&mut tx, account, left).await.unwrap();
     let confirmation = lock.confirm(claim, &mut tx).await;
@@ -88,49 +88,49 @@ where
     confirmation
 }
 
-pub async fn no_update_is_lost_with_32_workers<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    for (name, lock) in locks(&site.pool) {
-        loses_no_update(&site, name, &[lock]).await.unwrap();
+pub async fn no_update_is_lost_with_32_workers<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    for (name, lock) in locks(&db.pool) {
+        loses_no_update(&db, name, &[lock]).await.unwrap();
     }
 }
 
-pub async fn no_update_is_lost_with_four_pools<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
+pub async fn no_update_is_lost_with_four_pools<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
     let mut pools = Vec::new();
     for _ in 0..4 {
-        pools.push(site.pool_of(3).await);
+        pools.push(db.pool_of(3).await);
     }
     for strategy in 0..2 {
         let each: Vec<_> = pools.iter().map(|pool| locks(pool)[strategy].clone()).collect();
         let locks: Vec<Lock<DB>> = each.iter().map(|(_, lock)| lock.clone()).collect();
-        loses_no_update(&site, each[0].0, &locks).await.unwrap();
+        loses_no_update(&db, each[0].0, &locks).await.unwrap();
     }
 }
 
-pub async fn no_update_is_lost_with_four_processes<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    for (name, _) in locks(&site.pool) {
-        let before = balance(&site, name).await;
-        let processes: Vec<_> = (0..4).map(|_| child::start(&site, "deduct", name, std::path::Path::new(""))).collect();
+pub async fn no_update_is_lost_with_four_processes<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    for (name, _) in locks(&db.pool) {
+        let before = balance(&db, name).await;
+        let processes: Vec<_> = (0..4).map(|_| child::start(&db, "deduct", name, std::path::Path::new(""))).collect();
         for mut process in processes {
             assert!(timeout(3 * PATIENCE, process.wait()).await.unwrap().unwrap().success());
         }
-        assert_eq!(balance(&site, name).await, before - 4 * 10, "{name}");
+        assert_eq!(balance(&db, name).await, before - 4 * 10, "{name}");
     }
 }
 
-pub async fn a_stale_claim_cannot_commit<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    for (name, lock) in locks(&site.pool) {
-        commits_no_stale_claim(&site, name, &*lock).await.unwrap();
+pub async fn a_stale_claim_cannot_commit<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    for (name, lock) in locks(&db.pool) {
+        commits_no_stale_claim(&db, name, &*lock).await.unwrap();
     }
 }
 
 /// A lock that confirms without a statement.
-struct Unconfirmed<DB: Bed>(Lock<DB>);
+struct Unconfirmed<DB: TestDatabase>(Lock<DB>);
 
-impl<DB: Bed> ResourceLock<DB> for Unconfirmed<DB> {
+impl<DB: TestDatabase> ResourceLock<DB> for Unconfirmed<DB> {
     fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         self.0.try_acquire(key)
     }
@@ -172,19 +172,19 @@ impl<DB: Bed> ResourceLock<DB> for Unconfirmed<DB> {
     }
 }
 
-pub async fn a_lock_that_confirms_nothing_is_caught<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    for (name, lock) in locks(&site.pool) {
+pub async fn a_lock_that_confirms_nothing_is_caught<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    for (name, lock) in locks(&db.pool) {
         let mutant = Unconfirmed(lock);
-        let seen = commits_no_stale_claim(&site, name, &mutant).await.unwrap_err();
+        let seen = commits_no_stale_claim(&db, name, &mutant).await.unwrap_err();
         assert!(seen.contains("the first: Ok"), "{name}: {seen}");
     }
     // A lease excludes other workers before they begin, and SQLite allows one writing transaction
     // at a time.
-    if site.server.name != "sqlite" {
-        let site = site.over(pool_at(&site, "read committed").await);
-        let mutant = Arc::new(Unconfirmed(locks(&site.pool)[1].1.clone()));
-        let seen = loses_no_update(&site, VERSION, &[mutant]).await.unwrap_err();
+    if db.server.name != "sqlite" {
+        let db = db.over(pool_at(&db, "read committed").await);
+        let mutant = Arc::new(Unconfirmed(locks(&db.pool)[1].1.clone()));
+        let seen = loses_no_update(&db, VERSION, &[mutant]).await.unwrap_err();
         assert!(seen.starts_with("32 times") && seen.ends_with("[]"), "{seen}");
     }
 }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     bank::{OPENING, accounts, balance, balance_in, version, version_lock, write_in},
-    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
     proxy::{Proxy, Way},
 };
 
@@ -29,26 +29,26 @@ enum Stop {
 
 /// The environment of one operation: a pool of one connection and a lock on it, both unused, and a
 /// key of its own.
-pub struct Stage<'a, DB: Bed> {
-    site: &'a Site<DB>,
+pub struct Stage<'a, DB: TestDatabase> {
+    db: &'a TestDb<DB>,
     proxy: Option<Proxy>,
     pub pool: Pool<DB>,
     pub lock: LeaseLock<DB>,
     pub key: String,
 }
 
-impl<'a, DB: Bed> Stage<'a, DB> {
-    async fn new(site: &'a Site<DB>, stop: Stop) -> Self {
+impl<'a, DB: TestDatabase> Stage<'a, DB> {
+    async fn new(db: &'a TestDb<DB>, stop: Stop) -> Self {
         let (proxy, pool) = match stop {
-            Stop::Poll(_) => (None, site.pool_of(1).await),
+            Stop::Poll(_) => (None, db.pool_of(1).await),
             Stop::Held(..) => {
-                let proxy = site.proxy().await;
+                let proxy = db.proxy().await;
                 let pool = proxy.pool(1);
                 (Some(proxy), pool)
             }
         };
         let lock = LeaseLock::new(pool.clone()).share_pool().lease(LEASE).unwrap().label("dropped").unwrap();
-        Self { site, proxy, pool, lock, key: format!("{stop:?}") }
+        Self { db, proxy, pool, lock, key: format!("{stop:?}") }
     }
 
     /// Checks that the pool's only connection answers at once and is in no transaction.
@@ -56,7 +56,7 @@ impl<'a, DB: Bed> Stage<'a, DB> {
         let clean = async {
             // A transaction that is just ending may still be seen. One that was left open does not
             // end.
-            while open_transactions(self.site, &self.pool).await > 0 {
+            while open_transactions(self.db, &self.pool).await > 0 {
                 sleep(LEASE / 50).await;
             }
             let mut conn = self.pool.acquire().await?;
@@ -77,8 +77,8 @@ impl<'a, DB: Bed> Stage<'a, DB> {
 
     pub async fn can_be_had(&self, key: &str) {
         let since = Instant::now();
-        rowlock::migrate(&self.site.pool).await.unwrap();
-        let other = self.site.lock_for(60 * LEASE);
+        rowlock::migrate(&self.db.pool).await.unwrap();
+        let other = self.db.lock_for(60 * LEASE);
         let lease = loop {
             match other.try_acquire(key).await.unwrap() {
                 Attempt::Acquired(lease) => break lease,
@@ -95,18 +95,18 @@ impl<'a, DB: Bed> Stage<'a, DB> {
 }
 
 /// Drops `act` at every stop, each time on a new stage that `prepare` has set up.
-pub async fn at_every_stop<DB: Bed, P>(
-    site: &Site<DB>,
+pub async fn at_every_stop<DB: TestDatabase, P>(
+    db: &TestDb<DB>,
     prepare: impl AsyncFn(&Stage<'_, DB>) -> P,
     act: impl AsyncFn(&Stage<'_, DB>, P),
 ) {
-    at_every_stop_between(site, prepare, act, async |stage| stage.pool_is_clean().await, async |_| {}).await;
+    at_every_stop_between(db, prepare, act, async |stage| stage.pool_is_clean().await, async |_| {}).await;
 }
 
 /// The same, with checks of what is left: `before` runs while the last chunk is in transit, `after`
 /// when it has arrived.
-pub async fn at_every_stop_between<DB: Bed, P>(
-    site: &Site<DB>,
+pub async fn at_every_stop_between<DB: TestDatabase, P>(
+    db: &TestDb<DB>,
     prepare: impl AsyncFn(&Stage<'_, DB>) -> P,
     act: impl AsyncFn(&Stage<'_, DB>, P),
     before: impl AsyncFn(&Stage<'_, DB>),
@@ -115,9 +115,9 @@ pub async fn at_every_stop_between<DB: Bed, P>(
     let polls: fn(usize) -> Stop = |count| Stop::Poll(count + 1);
     let requests: fn(usize) -> Stop = |count| Stop::Held(Way::Requests, count);
     let replies: fn(usize) -> Stop = |count| Stop::Held(Way::Replies, count);
-    for stop in if site.server.name == "sqlite" { vec![polls] } else { vec![requests, replies] } {
+    for stop in if db.server.name == "sqlite" { vec![polls] } else { vec![requests, replies] } {
         let mut count = 0;
-        while is_dropped(site, stop(count), &prepare, &act, &before, &after).await {
+        while is_dropped(db, stop(count), &prepare, &act, &before, &after).await {
             count += 1;
             assert!(count < 300, "it never ends");
         }
@@ -126,15 +126,15 @@ pub async fn at_every_stop_between<DB: Bed, P>(
 }
 
 /// Returns whether `act` was dropped: `false` if it completed before this stop.
-async fn is_dropped<DB: Bed, P>(
-    site: &Site<DB>,
+async fn is_dropped<DB: TestDatabase, P>(
+    db: &TestDb<DB>,
     stop: Stop,
     prepare: &impl AsyncFn(&Stage<'_, DB>) -> P,
     act: &impl AsyncFn(&Stage<'_, DB>, P),
     before: &impl AsyncFn(&Stage<'_, DB>),
     after: &impl AsyncFn(&Stage<'_, DB>),
 ) -> bool {
-    let stage = Stage::new(site, stop).await;
+    let stage = Stage::new(db, stop).await;
     let prepared = prepare(&stage).await;
     let ended = match (stop, &stage.proxy) {
         (Stop::Held(way, count), Some(proxy)) => {
@@ -159,9 +159,9 @@ async fn is_dropped<DB: Bed, P>(
 }
 
 /// Returns how many open transactions the pool's only connection sees, and another connection.
-async fn open_transactions<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>) -> i64 {
-    let sql = DB::open_transactions(&site.server);
-    site.number(sql).await.unwrap() + DB::number(pool, sql).await.unwrap()
+async fn open_transactions<DB: TestDatabase>(db: &TestDb<DB>, pool: &Pool<DB>) -> i64 {
+    let sql = DB::open_transactions(&db.server);
+    db.number(sql).await.unwrap() + DB::number(pool, sql).await.unwrap()
 }
 
 /// Polls the future up to this many times, then drops it. Returns whether it completed.
@@ -179,53 +179,53 @@ pub async fn polled(most: usize, future: impl Future<Output = ()>) -> bool {
     .await
 }
 
-pub async fn a_try_on_a_free_row<DB: Bed>(site: Site<DB>) {
+pub async fn a_try_on_a_free_row<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| {
-        acquired(site.lock().try_acquire(&stage.key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(&stage.key).await).release(Status::Succeeded).await.unwrap();
     };
-    at_every_stop(&site, prepare, async |stage, ()| drop(acquired(stage.lock.try_acquire(&stage.key).await))).await;
+    at_every_stop(&db, prepare, async |stage, ()| drop(acquired(stage.lock.try_acquire(&stage.key).await))).await;
 }
 
-pub async fn a_try_on_a_missing_row<DB: Bed>(site: Site<DB>) {
+pub async fn a_try_on_a_missing_row<DB: TestDatabase>(db: TestDb<DB>) {
     let act = async |stage: &Stage<'_, DB>, ()| drop(acquired(stage.lock.try_acquire(&stage.key).await));
-    at_every_stop(&site, async |_| {}, act).await;
+    at_every_stop(&db, async |_| {}, act).await;
 }
 
-pub async fn a_takeover<DB: Bed>(site: Site<DB>) {
+pub async fn a_takeover<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| {
-        acquired(site.lock().try_acquire(&stage.key).await).abandon().await.unwrap();
+        acquired(db.lock().try_acquire(&stage.key).await).abandon().await.unwrap();
     };
     let act = async |stage: &Stage<'_, DB>, ()| {
         assert!(acquired(stage.lock.try_acquire(&stage.key).await).taken_over_from().is_some());
     };
-    at_every_stop(&site, prepare, act).await;
+    at_every_stop(&db, prepare, act).await;
 }
 
-pub async fn a_refused_try<DB: Bed>(site: Site<DB>) {
-    let prepare = async |stage: &Stage<'_, DB>| acquired(site.lock().try_acquire(&stage.key).await);
+pub async fn a_refused_try<DB: TestDatabase>(db: TestDb<DB>) {
+    let prepare = async |stage: &Stage<'_, DB>| acquired(db.lock().try_acquire(&stage.key).await);
     let act = async |stage: &Stage<'_, DB>, _holder| drop(refused(stage.lock.try_acquire(&stage.key).await));
-    at_every_stop(&site, prepare, act).await;
+    at_every_stop(&db, prepare, act).await;
 }
 
 /// The lease is dropped with the future, so that an abandonment runs concurrently with the dropped
 /// renewal.
-pub async fn a_renewal<DB: Bed>(site: Site<DB>) {
+pub async fn a_renewal<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
-    at_every_stop(&site, prepare, async |_, lease| drop(lease.renew().await)).await;
+    at_every_stop(&db, prepare, async |_, lease| drop(lease.renew().await)).await;
 }
 
-pub async fn a_release<DB: Bed>(site: Site<DB>) {
+pub async fn a_release<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
-    at_every_stop(&site, prepare, async |_, lease| drop(lease.release(Status::Succeeded).await)).await;
+    at_every_stop(&db, prepare, async |_, lease| drop(lease.release(Status::Succeeded).await)).await;
 }
 
-pub async fn an_abandonment<DB: Bed>(site: Site<DB>) {
+pub async fn an_abandonment<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
-    at_every_stop(&site, prepare, async |_, lease| drop(lease.abandon().await)).await;
+    at_every_stop(&db, prepare, async |_, lease| drop(lease.abandon().await)).await;
 }
 
 /// The work never ends: the run is dropped before the work starts, or when it has started.
-pub async fn a_run<DB: Bed>(site: Site<DB>) {
+pub async fn a_run<DB: TestDatabase>(db: TestDb<DB>) {
     let act = async |stage: &Stage<'_, DB>, ()| {
         let began = tokio::sync::Notify::new();
         let work = async |_: &rowlock::Grant<DB>| -> Result<(), ()> {
@@ -237,44 +237,44 @@ pub async fn a_run<DB: Bed>(site: Site<DB>) {
             () = began.notified() => {}
         }
     };
-    at_every_stop(&site, async |_| {}, act).await;
+    at_every_stop(&db, async |_| {}, act).await;
 }
 
-pub async fn a_shutdown<DB: Bed>(site: Site<DB>) {
+pub async fn a_shutdown<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
     let act = async |stage: &Stage<'_, DB>, lease| {
         drop(lease);
         assert!(stage.lock.shutdown(PATIENCE).await);
     };
-    at_every_stop(&site, prepare, act).await;
+    at_every_stop(&db, prepare, act).await;
 }
 
-pub async fn a_migration<DB: Bed>(site: Site<DB>) {
+pub async fn a_migration<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |_: &Stage<'_, DB>| {
-        site.execute("DROP TABLE t_resource_lock").await;
+        db.execute("DROP TABLE t_resource_lock").await;
     };
-    at_every_stop(&site, prepare, async |stage, ()| rowlock::migrate(&stage.pool).await.unwrap()).await;
+    at_every_stop(&db, prepare, async |stage, ()| rowlock::migrate(&stage.pool).await.unwrap()).await;
 }
 
-pub async fn a_transaction_under_a_lease<DB: Bed>(site: Site<DB>) {
-    a_transaction(&site, |stage| Box::new(stage.lock.clone())).await;
+pub async fn a_transaction_under_a_lease<DB: TestDatabase>(db: TestDb<DB>) {
+    a_transaction(&db, |stage| Box::new(stage.lock.clone())).await;
 }
 
-pub async fn a_transaction_under_a_version<DB: Bed>(site: Site<DB>) {
-    a_transaction(&site, |stage| Box::new(version_lock(&stage.pool).share_pool())).await;
+pub async fn a_transaction_under_a_version<DB: TestDatabase>(db: TestDb<DB>) {
+    a_transaction(&db, |stage| Box::new(version_lock(&stage.pool).share_pool())).await;
 }
 
 /// The transaction takes from one account what it adds to another. Both changes are committed or
 /// neither, and the mark of the confirmation with them.
-async fn a_transaction<DB: Bed>(site: &Site<DB>, lock: impl Fn(&Stage<'_, DB>) -> Box<dyn ResourceLock<DB>>) {
-    accounts(site).await;
+async fn a_transaction<DB: TestDatabase>(db: &TestDb<DB>, lock: impl Fn(&Stage<'_, DB>) -> Box<dyn ResourceLock<DB>>) {
+    accounts(db).await;
     let prepare = async |stage: &Stage<'_, DB>| {
         // The outcome of the previous operation, a late commit included, is known once its key can
         // be claimed.
-        site.execute("DELETE FROM account WHERE id <> 'other'").await;
-        site.execute("UPDATE account SET balance = 1000 WHERE id = 'other'").await;
-        site.execute(&format!("INSERT INTO account VALUES ('{}', 1000, 0)", stage.key)).await;
-        acquired(site.lock().try_acquire(&stage.key).await).release(Status::Succeeded).await.unwrap();
+        db.execute("DELETE FROM account WHERE id <> 'other'").await;
+        db.execute("UPDATE account SET balance = 1000 WHERE id = 'other'").await;
+        db.execute(&format!("INSERT INTO account VALUES ('{}', 1000, 0)", stage.key)).await;
+        acquired(db.lock().try_acquire(&stage.key).await).release(Status::Succeeded).await.unwrap();
     };
     let act = async |stage: &Stage<'_, DB>, ()| {
         let (lock, key) = (lock(stage), stage.key.as_str());
@@ -288,24 +288,24 @@ async fn a_transaction<DB: Bed>(site: &Site<DB>, lock: impl Fn(&Stage<'_, DB>) -
     };
     let before = async |stage: &Stage<'_, DB>| stage.pool_serves().await;
     let after = async |stage: &Stage<'_, DB>| {
-        let moved = OPENING - balance(site, &stage.key).await;
+        let moved = OPENING - balance(db, &stage.key).await;
         assert!([0, 1].contains(&moved), "{}: {moved}", stage.key);
-        assert_eq!(balance(site, "other").await, OPENING + moved, "{}: both or neither", stage.key);
+        assert_eq!(balance(db, "other").await, OPENING + moved, "{}: both or neither", stage.key);
         let confirms = format!("SELECT confirms FROM t_resource_lock WHERE key_resource = '{}'", stage.key);
-        let marks = site.number(&confirms).await.unwrap() + version(site, &stage.key).await;
+        let marks = db.number(&confirms).await.unwrap() + version(db, &stage.key).await;
         assert_eq!(marks, moved, "{}: the confirmation goes with it", stage.key);
     };
-    at_every_stop_between(site, prepare, act, before, after).await;
+    at_every_stop_between(db, prepare, act, before, after).await;
 }
 
 /// The check of the tests above detects a transaction that was left open.
-pub async fn an_open_transaction_is_seen<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
-    assert_eq!(open_transactions(&site, &pool).await, 0);
+pub async fn an_open_transaction_is_seen<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
+    assert_eq!(open_transactions(&db, &pool).await, 0);
     let mut conn = pool.acquire().await.unwrap();
     DB::execute_on(&mut conn, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut conn, "INSERT INTO t_resource_lock (key_resource) VALUES ('k')").await.unwrap();
     drop(conn);
     eventually("the pool has it back", || async { pool.num_idle() == 1 }).await;
-    assert_eq!(open_transactions(&site, &pool).await, 1);
+    assert_eq!(open_transactions(&db, &pool).await, 1);
 }

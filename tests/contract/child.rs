@@ -12,7 +12,7 @@ use tokio::{
 use crate::{
     article::{Answer, Program},
     bank,
-    bed::{Bed, Site, pool},
+    harness::{TestDatabase, TestDb, pool},
     waiters,
 };
 
@@ -23,13 +23,13 @@ pub fn was_asked_for() -> bool {
 }
 
 /// Starts this program again, to do one job on the site's database.
-pub fn start<DB: Bed>(site: &Site<DB>, job: &str, key: &str, file: &std::path::Path) -> Child {
+pub fn start<DB: TestDatabase>(db: &TestDb<DB>, job: &str, key: &str, file: &std::path::Path) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .env(JOB, job)
         .env("JOB_KEY", key)
-        .env("JOB_URL", &site.url)
-        .env("JOB_SERVER", site.server.name)
+        .env("JOB_URL", &db.url)
+        .env("JOB_SERVER", db.server.name)
         .env("JOB_FILE", file);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
 }
@@ -59,7 +59,7 @@ pub fn say(line: impl std::fmt::Display) {
     writeln!(out, "{line}").and_then(|()| out.flush()).unwrap();
 }
 
-async fn work<DB: Bed>() {
+async fn work<DB: TestDatabase>() {
     let pool = pool::<DB>(&var("JOB_URL"), 2).await;
     let lock = LeaseLock::new(pool.clone());
     let (key, file) = (var("JOB_KEY"), PathBuf::from(var("JOB_FILE")));
@@ -76,7 +76,7 @@ async fn work<DB: Bed>() {
 }
 
 /// Adds one to a number in a file, ten times. Only the lock excludes other processes.
-async fn count<DB: Bed>(lock: &LeaseLock<DB>, key: &str, file: &std::path::Path) {
+async fn count<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str, file: &std::path::Path) {
     for _ in 0..10 {
         let lease = loop {
             match lock.try_acquire(key).await.unwrap() {
@@ -90,7 +90,7 @@ async fn count<DB: Bed>(lock: &LeaseLock<DB>, key: &str, file: &std::path::Path)
 }
 
 /// Deducts one from an account, ten times, under the strategy of that name.
-async fn take_ten<DB: Bed>(pool: &sqlx::Pool<DB>, account: &str) {
+async fn take_ten<DB: TestDatabase>(pool: &sqlx::Pool<DB>, account: &str) {
     let (_, lock) = bank::locks(pool).into_iter().find(|(name, _)| *name == account).unwrap();
     for _ in 0..10 {
         bank::deduct(&*lock, account, 1).await.unwrap();
@@ -99,7 +99,7 @@ async fn take_ten<DB: Bed>(pool: &sqlx::Pool<DB>, account: &str) {
 
 /// Does the same as `count`, with the statements of the article's program, which does not know this
 /// crate.
-async fn count_as_the_article<DB: Bed>(pool: sqlx::Pool<DB>, key: &str, file: &std::path::Path) {
+async fn count_as_the_article<DB: TestDatabase>(pool: sqlx::Pool<DB>, key: &str, file: &std::path::Path) {
     let program = Program::new(pool, &var("JOB_SERVER"), chrono::TimeDelta::zero()).await;
     for _ in 0..10 {
         while program.take(key).await != Answer::Taken {
@@ -117,7 +117,7 @@ async fn add_one(file: &std::path::Path) {
 }
 
 /// Waits for a file as the start signal, then tries to claim a key that has no row yet.
-async fn create<DB: Bed>(lock: &LeaseLock<DB>, key: &str, start: &std::path::Path) {
+async fn create<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str, start: &std::path::Path) {
     say("ready");
     while !start.exists() {
         sleep(Duration::from_millis(1)).await;
@@ -133,7 +133,7 @@ async fn create<DB: Bed>(lock: &LeaseLock<DB>, key: &str, start: &std::path::Pat
 }
 
 /// Claims a key with a short lease and holds it until the process is killed.
-async fn hold<DB: Bed>(lock: LeaseLock<DB>, key: &str) {
+async fn hold<DB: TestDatabase>(lock: LeaseLock<DB>, key: &str) {
     let lock = lock.lease(Duration::from_secs(1)).unwrap().label("victim").unwrap();
     let lease = lock.try_acquire(key).await.unwrap().acquired().unwrap();
     say(lease.token());

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::{
     bank::{LEASE, OPENING, VERSION, accounts, balance, balance_in, deduct, version, version_lock, write_in},
-    bed::{Bed, PATIENCE, Site, acquired, eventually},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually},
     line::{LIMIT, Line, WAYS},
     proxy::{Proxy, Way},
 };
@@ -29,8 +29,8 @@ const BEFORE_BEGIN: usize = 1;
 
 /// Returns both strategies behind a proxy, with the statements of a transaction prepared on the
 /// only connection.
-async fn line<DB: Bed>(site: &Site<DB>, within: Duration) -> (Line<DB>, LeaseLock<DB>, VersionLock<DB>) {
-    let line = Line::new(site, PATIENCE, PATIENCE).await;
+async fn line<DB: TestDatabase>(db: &TestDb<DB>, within: Duration) -> (Line<DB>, LeaseLock<DB>, VersionLock<DB>) {
+    let line = Line::new(db, PATIENCE, PATIENCE).await;
     let (lease, version) = (line.lock.clone(), version_lock(&line.pool).share_pool());
     for lock in [&lease as &dyn ResourceLock<DB>, &version] {
         deduct(lock, if lock.confirm_at() == version.confirm_at() { VERSION } else { LEASE }, 0).await.unwrap();
@@ -45,7 +45,7 @@ type Done = (Result<(), TransactionError<sqlx::Error>>, u32);
 
 /// Deducts one from an account. After the work's last statement in its first run, this many chunks
 /// pass this way and the next is held. The last argument runs while it is held.
-async fn deduct_held<DB: Bed, L: ResourceLock<DB>>(
+async fn deduct_held<DB: TestDatabase, L: ResourceLock<DB>>(
     line: &Line<DB>,
     lock: &L,
     account: &'static str,
@@ -78,94 +78,94 @@ fn is_unknown<T: std::fmt::Debug>(done: &Result<T, TransactionError<sqlx::Error>
     assert!(matches!(done, Err(TransactionError::Failed(Error::CommitUnknown { .. }))), "{done:?}");
 }
 
-async fn has<DB: Bed>(site: &Site<DB>, account: &str, taken: i64) {
-    assert_eq!(balance(site, account).await, OPENING - taken, "{account}");
+async fn has<DB: TestDatabase>(db: &TestDb<DB>, account: &str, taken: i64) {
+    assert_eq!(balance(db, account).await, OPENING - taken, "{account}");
 }
 
-pub async fn a_lease_finds_out_that_its_commit_was_done<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    let (line, lock, _) = line(&site, PATIENCE).await;
+pub async fn a_lease_finds_out_that_its_commit_was_done<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let (line, lock, _) = line(&db, PATIENCE).await;
     let place = (Way::Replies, before_commit(LEASE));
     let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| {
-        has(&site, LEASE, 1).await; // it is committed, and the caller does not know it yet
+        has(&db, LEASE, 1).await; // it is committed, and the caller does not know it yet
         proxy.cut();
     })
     .await;
     assert!(done.is_ok() && runs == 1, "{runs}: {done:?}");
-    has(&site, LEASE, 1).await;
-    assert_eq!(site.column(LEASE, "status").await.as_deref(), Some("S"));
+    has(&db, LEASE, 1).await;
+    assert_eq!(db.column(LEASE, "status").await.as_deref(), Some("S"));
 }
 
-pub async fn a_lease_finds_out_that_its_commit_was_not_done<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    let (line, lock, _) = line(&site, PATIENCE).await;
+pub async fn a_lease_finds_out_that_its_commit_was_not_done<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let (line, lock, _) = line(&db, PATIENCE).await;
     let place = (Way::Requests, before_commit(LEASE));
     let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| {
-        has(&site, LEASE, 0).await;
+        has(&db, LEASE, 0).await;
         proxy.cut();
     })
     .await;
     assert!(done.is_ok() && runs == 2, "{runs}: {done:?}");
-    has(&site, LEASE, 1).await;
-    assert_eq!(site.column(LEASE, "status").await.as_deref(), Some("S"));
+    has(&db, LEASE, 1).await;
+    assert_eq!(db.column(LEASE, "status").await.as_deref(), Some("S"));
 }
 
 /// The reply is in transit for longer than any caller waits.
-pub async fn a_lease_finds_out_about_a_commit_that_is_answered_too_late<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    let (line, lock, _) = line(&site, 5 * LIMIT).await;
+pub async fn a_lease_finds_out_about_a_commit_that_is_answered_too_late<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let (line, lock, _) = line(&db, 5 * LIMIT).await;
     let place = (Way::Replies, before_commit(LEASE));
     let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| proxy.let_others_pass()).await;
     assert!(done.is_ok() && runs == 1, "{runs}: {done:?}");
     line.proxy.open();
-    has(&site, LEASE, 1).await;
+    has(&db, LEASE, 1).await;
 }
 
 /// While the request is in transit, the transaction is open and its outcome is undecided.
-pub async fn a_commit_that_may_still_arrive_is_unknown<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    let (line, lock, _) = line(&site, 5 * LIMIT).await;
+pub async fn a_commit_that_may_still_arrive_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let (line, lock, _) = line(&db, 5 * LIMIT).await;
     let lock = lock.time_limit(2 * LIMIT).unwrap();
     let place = (Way::Requests, before_commit(LEASE));
     let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| proxy.let_others_pass()).await;
     is_unknown(&done);
     assert_eq!(runs, 1);
-    has(&site, LEASE, 0).await;
+    has(&db, LEASE, 0).await;
     line.proxy.open();
-    eventually("it arrives", || async { balance(&site, LEASE).await == OPENING - 1 }).await;
+    eventually("it arrives", || async { balance(&db, LEASE).await == OPENING - 1 }).await;
 }
 
 /// The row that would show the outcome already belongs to another holder.
-pub async fn a_commit_before_a_takeover_is_unknown<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    let (line, lock, _) = line(&site, PATIENCE).await;
+pub async fn a_commit_before_a_takeover_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let (line, lock, _) = line(&db, PATIENCE).await;
     let place = (Way::Replies, before_commit(LEASE));
     let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| {
-        site.set(LEASE, &format!("expires_at = {}", DB::ago(1))).await;
-        assert!(acquired(site.lock().try_acquire(LEASE).await).taken_over_from().is_some());
+        db.set(LEASE, &format!("expires_at = {}", DB::ago(1))).await;
+        assert!(acquired(db.lock().try_acquire(LEASE).await).taken_over_from().is_some());
         proxy.cut();
     })
     .await;
     is_unknown(&done);
     assert_eq!(runs, 1);
-    has(&site, LEASE, 1).await;
+    has(&db, LEASE, 1).await;
 }
 
 /// A version does not record which transaction raised it.
-pub async fn a_commit_under_a_version_that_is_not_answered_is_unknown<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
+pub async fn a_commit_under_a_version_that_is_not_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
     let mut taken = 0;
     for way in WAYS {
-        let (line, _, lock) = line(&site, PATIENCE).await;
-        let raised = version(&site, VERSION).await;
+        let (line, _, lock) = line(&db, PATIENCE).await;
+        let raised = version(&db, VERSION).await;
         let place = (way, before_commit(VERSION));
         let (done, runs) = deduct_held(&line, &lock, VERSION, place, async |proxy| proxy.cut()).await;
         is_unknown(&done);
         assert_eq!(runs, 1, "{way:?}");
         let this = i64::from(way == Way::Replies);
         taken += this;
-        has(&site, VERSION, taken).await;
-        assert_eq!(version(&site, VERSION).await, raised + this, "{way:?}");
+        has(&db, VERSION, taken).await;
+        assert_eq!(version(&db, VERSION).await, raised + this, "{way:?}");
     }
 }
 
@@ -177,24 +177,24 @@ fn changed_nothing<T: std::fmt::Debug>(done: &Result<T, TransactionError<sqlx::E
 }
 
 /// The `BEGIN` changed nothing, so that it is sent again, over another connection.
-pub async fn a_begin_that_is_not_answered_is_sent_again<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
+pub async fn a_begin_that_is_not_answered_is_sent_again<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
     for way in WAYS {
         for account in [LEASE, VERSION] {
-            let (line, lease, version) = line(&site, PATIENCE).await;
+            let (line, lease, version) = line(&db, PATIENCE).await;
             let lock: &dyn ResourceLock<DB> = if account == LEASE { &lease } else { &version };
             line.lost(way, BEFORE_BEGIN, deduct(lock, account, 1)).await.unwrap();
-            has(&site, account, 1).await;
-            site.execute(&format!("UPDATE account SET balance = {OPENING} WHERE id = '{account}'")).await;
+            has(&db, account, 1).await;
+            db.execute(&format!("UPDATE account SET balance = {OPENING} WHERE id = '{account}'")).await;
             assert!(line.lock.shutdown(PATIENCE).await);
         }
     }
 }
 
-pub async fn a_confirmation_or_check_that_is_not_answered_changes_nothing<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
+pub async fn a_confirmation_or_check_that_is_not_answered_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
     for way in WAYS {
-        let (line, lock, _) = line(&site, PATIENCE).await;
+        let (line, lock, _) = line(&db, PATIENCE).await;
         // The test begins the transaction itself: the replies to `BEGIN` and to its savepoint may
         // arrive as one chunk or as two.
         let lease = acquired(lock.try_acquire(LEASE).await);
@@ -203,10 +203,10 @@ pub async fn a_confirmation_or_check_that_is_not_answered_changes_nothing<DB: Be
         changed_nothing(&confirmed.map_err(TransactionError::Failed));
         drop(tx);
         lease.release(Status::Succeeded).await.unwrap();
-        is_had_again(&site, &line, &lock, LEASE).await;
+        is_had_again(&db, &line, &lock, LEASE).await;
         for account in [LEASE, VERSION] {
             for after in 0..before_commit(account) {
-                let (line, lease, version) = self::line(&site, PATIENCE).await;
+                let (line, lease, version) = self::line(&db, PATIENCE).await;
                 let place = (way, after);
                 let (done, runs) = match account {
                     LEASE => deduct_held(&line, &lease, LEASE, place, async |proxy| proxy.cut()).await,
@@ -215,17 +215,17 @@ pub async fn a_confirmation_or_check_that_is_not_answered_changes_nothing<DB: Be
                 changed_nothing(&done);
                 assert_eq!(runs, 1);
                 let lock: &dyn ResourceLock<DB> = if account == LEASE { &lease } else { &version };
-                is_had_again(&site, &line, lock, account).await;
+                is_had_again(&db, &line, lock, account).await;
             }
         }
     }
 }
 
 /// Checks that nothing was deducted, the key was abandoned, and the next transaction succeeds.
-async fn is_had_again<DB: Bed>(site: &Site<DB>, line: &Line<DB>, lock: &dyn ResourceLock<DB>, account: &str) {
-    has(site, account, 0).await;
+async fn is_had_again<DB: TestDatabase>(db: &TestDb<DB>, line: &Line<DB>, lock: &dyn ResourceLock<DB>, account: &str) {
+    has(db, account, 0).await;
     timeout(PATIENCE, deduct(lock, account, 1)).await.unwrap().unwrap();
-    has(site, account, 1).await;
-    site.execute(&format!("UPDATE account SET balance = {OPENING} WHERE id = '{account}'")).await;
+    has(db, account, 1).await;
+    db.execute(&format!("UPDATE account SET balance = {OPENING} WHERE id = '{account}'")).await;
     assert!(line.lock.shutdown(PATIENCE).await);
 }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     bank::{LEASE, Lock, OPENING, VERSION, accounts, balance, deduct},
-    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
     ledger::{COLUMNS, ledger, row},
     proxy::Way,
 };
@@ -17,7 +17,7 @@ const SHORT: Duration = Duration::from_secs(3);
 
 /// Leaves the pool's only connection inside a transaction, as `begin()` does if its future is
 /// dropped at its first await.
-async fn begin_and_drop<DB: Bed>(pool: &Pool<DB>) {
+async fn begin_and_drop<DB: TestDatabase>(pool: &Pool<DB>) {
     let since = Instant::now();
     loop {
         let mut begin = pin!(pool.begin());
@@ -34,28 +34,28 @@ async fn begin_and_drop<DB: Bed>(pool: &Pool<DB>) {
 
 /// The same with a `BEGIN` that the driver treats as an ordinary statement. Later changes on the
 /// connection are not committed.
-async fn begin_as_text<DB: Bed>(pool: &Pool<DB>) {
+async fn begin_as_text<DB: TestDatabase>(pool: &Pool<DB>) {
     let mut conn = pool.acquire().await.unwrap();
     DB::execute_on(&mut conn, "BEGIN").await.unwrap();
 }
 
 /// Rolls back on the pool's connection, as an error or a clean-up of the application does.
-async fn roll_back<DB: Bed>(pool: &Pool<DB>) {
+async fn roll_back<DB: TestDatabase>(pool: &Pool<DB>) {
     let mut conn = pool.acquire().await.unwrap();
     // SQLite returns an error if there is nothing to roll back.
     let _ = DB::execute_on(&mut conn, "ROLLBACK").await;
 }
 
 /// Returns a lock on connections of its own, and one on the application's.
-fn locks<DB: Bed>(pool: &Pool<DB>) -> [LeaseLock<DB>; 2] {
+fn locks<DB: TestDatabase>(pool: &Pool<DB>) -> [LeaseLock<DB>; 2] {
     let lock = || LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
     [lock(), lock().share_pool()]
 }
 
 /// Checks that a claim, its renewals and its end are reported as done only once they are committed.
-async fn stands_where<DB: Bed>(site: &Site<DB>, poison: impl AsyncFn(&Pool<DB>)) {
-    let pool = site.pool_of(1).await;
-    let other = site.lock();
+async fn stands_where<DB: TestDatabase>(db: &TestDb<DB>, poison: impl AsyncFn(&Pool<DB>)) {
+    let pool = db.pool_of(1).await;
+    let other = db.lock();
     for lock in locks(&pool) {
         poison(&pool).await;
         let lease = acquired(lock.try_acquire("k").await);
@@ -85,22 +85,22 @@ async fn stands_where<DB: Bed>(site: &Site<DB>, poison: impl AsyncFn(&Pool<DB>))
     }
 }
 
-pub async fn a_claim_after_a_begin_that_was_dropped_is_committed<DB: Bed>(site: Site<DB>) {
-    stands_where(&site, begin_and_drop).await;
+pub async fn a_claim_after_a_begin_that_was_dropped_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
+    stands_where(&db, begin_and_drop).await;
 }
 
-pub async fn a_claim_after_a_begin_as_text_is_committed<DB: Bed>(site: Site<DB>) {
-    stands_where(&site, begin_as_text).await;
+pub async fn a_claim_after_a_begin_as_text_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
+    stands_where(&db, begin_as_text).await;
 }
 
-pub async fn a_place_in_a_queue_is_committed<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn a_place_in_a_queue_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     for lock in locks(&pool) {
         let lock = lock.fair(true);
-        let holder = acquired(site.lock().try_acquire("k").await);
+        let holder = acquired(db.lock().try_acquire("k").await);
         begin_as_text(&pool).await;
         let waiter = tokio::spawn(async move { lock.acquire("k", PATIENCE).await });
-        let waits = async || site.number("SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(1);
+        let waits = async || db.number("SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(1);
         eventually("its place is seen", waits).await;
         roll_back(&pool).await;
         assert!(waits().await);
@@ -110,9 +110,9 @@ pub async fn a_place_in_a_queue_is_committed<DB: Bed>(site: Site<DB>) {
 }
 
 /// The transaction is not rolled back with one that was left open, and does not commit that one.
-pub async fn a_transaction_is_one_of_its_own<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    let pool = site.pool_of(1).await;
+pub async fn a_transaction_is_one_of_its_own<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let pool = db.pool_of(1).await;
     let retry = Retry { attempts: 100, within: PATIENCE };
     let lease = LeaseLock::new(pool.clone()).retry(retry).unwrap();
     let version = VersionLock::new(pool.clone(), "account", "id", "version").unwrap().retry(retry).unwrap();
@@ -124,22 +124,22 @@ pub async fn a_transaction_is_one_of_its_own<DB: Bed>(site: Site<DB>) {
         drop(conn);
         deduct(&*lock, account, 1).await.unwrap();
         roll_back(&pool).await;
-        assert_eq!((balance(&site, account).await, balance(&site, "other").await), (OPENING - 1, OPENING));
+        assert_eq!((balance(&db, account).await, balance(&db, "other").await), (OPENING - 1, OPENING));
         begin_and_drop(&pool).await;
         deduct(&*lock, account, 1).await.unwrap();
         roll_back(&pool).await;
-        assert_eq!(balance(&site, account).await, OPENING - 2);
+        assert_eq!(balance(&db, account).await, OPENING - 2);
         // On PostgreSQL, a failed transaction accepts no statement but its end.
         begin_as_text(&pool).await;
         DB::execute_on(&mut pool.acquire().await.unwrap(), "SELECT nonsense").await.unwrap_err();
         deduct(&*lock, account, 1).await.unwrap();
-        assert_eq!(balance(&site, account).await, OPENING - 3);
+        assert_eq!(balance(&db, account).await, OPENING - 3);
     }
 }
 
-pub async fn a_change_of_a_value_is_committed<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
-    let pool = site.pool_of(1).await;
+pub async fn a_change_of_a_value_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    let pool = db.pool_of(1).await;
     let table = || VersionedTable::new(pool.clone(), COLUMNS).unwrap();
     let mut version = 0;
     for table in [table(), table().share_pool()] {
@@ -152,26 +152,26 @@ pub async fn a_change_of_a_value_is_committed<DB: Bed>(site: Site<DB>) {
             }
             roll_back(&pool).await;
             version += 1;
-            assert_eq!(row(&site).await, (if change == 1 { 99 } else { 100 }, version));
+            assert_eq!(row(&db).await, (if change == 1 { 99 } else { 100 }, version));
         }
     }
 }
 
-pub async fn a_migration_is_committed<DB: Bed>(site: Site<DB>) {
+pub async fn a_migration_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
     for table in ["t_resource_lock", "t_resource_lock_queue"] {
-        site.execute(&format!("DROP TABLE {table}")).await;
+        db.execute(&format!("DROP TABLE {table}")).await;
     }
-    let pool = site.pool_of(1).await;
+    let pool = db.pool_of(1).await;
     begin_as_text(&pool).await;
     rowlock::migrate(&pool).await.unwrap();
     roll_back(&pool).await;
-    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }
 
 /// The application uses all of its pool's connections. Claims, renewals and releases go on.
-pub async fn a_pool_that_is_used_up_stops_nothing<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
-    let pool = site.pool_of(1).await;
+pub async fn a_pool_that_is_used_up_stops_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
     let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
     let only = pool.acquire().await.unwrap();
@@ -184,9 +184,9 @@ pub async fn a_pool_that_is_used_up_stops_nothing<DB: Bed>(site: Site<DB>) {
 }
 
 /// Twenty locks in a process do not open twenty times two connections.
-pub async fn locks_of_one_pool_share_connections<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
-    let before = connections(&site).await;
+pub async fn locks_of_one_pool_share_connections<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
+    let before = connections(&db).await;
     let mut leases = Vec::new();
     for number in 0..20 {
         let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
@@ -194,7 +194,7 @@ pub async fn locks_of_one_pool_share_connections<DB: Bed>(site: Site<DB>) {
     }
     sleep(2 * SHORT).await;
     assert!(leases.iter().all(|(lease, _)| lease.is_held()));
-    let opened = connections(&site).await - before;
+    let opened = connections(&db).await - before;
     // At most eight for requests and four for renewals, however many locks there are.
     assert!((1..=12).contains(&opened), "{opened} connections");
     for (lease, _) in leases {
@@ -203,21 +203,21 @@ pub async fn locks_of_one_pool_share_connections<DB: Bed>(site: Site<DB>) {
 }
 
 /// Returns how many connections this test's database has.
-async fn connections<DB: Bed>(site: &Site<DB>) -> i64 {
-    let sql = match site.server.name {
+async fn connections<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
+    let sql = match db.server.name {
         "postgres" => "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()",
         "mysql" => "SELECT COUNT(*) FROM performance_schema.threads WHERE processlist_db = DATABASE()",
         _ => "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE()",
     };
-    site.number(sql).await.unwrap()
+    db.number(sql).await.unwrap()
 }
 
 /// Settings that the application's statements make in a session do not apply to the lock's
 /// statements.
-pub async fn settings_of_a_session_do_not_reach_a_lock<DB: Bed>(site: Site<DB>) {
-    let told = match site.server.name {
+pub async fn settings_of_a_session_do_not_reach_a_lock<DB: TestDatabase>(db: TestDb<DB>) {
+    let told = match db.server.name {
         "postgres" => {
-            site.execute(
+            db.execute(
                 "CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.t_resource_lock (LIKE t_resource_lock INCLUDING ALL)",
             )
             .await;
@@ -225,41 +225,41 @@ pub async fn settings_of_a_session_do_not_reach_a_lock<DB: Bed>(site: Site<DB>) 
         }
         _ => "USE information_schema",
     };
-    let pool = site.pool_of(1).await;
+    let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
     DB::execute_on(&mut pool.acquire().await.unwrap(), told).await.unwrap();
     let lease = acquired(lock.try_acquire("k").await);
-    assert_eq!(refused(site.lock().try_acquire("k").await).reason, Reason::Held);
+    assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Held);
     lease.release(Status::Succeeded).await.unwrap();
 }
 
 /// As after a change of the password: new connections are opened with the application's options.
-pub async fn new_options_of_the_pool_are_taken_over<DB: Bed>(site: Site<DB>) {
-    let proxy = site.proxy().await;
+pub async fn new_options_of_the_pool_are_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
     let pool = proxy.pool::<DB>(1);
     let lock = LeaseLock::new(pool.clone());
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    pool.set_connect_options(site.url.parse().unwrap_or_else(|_| panic!("{}", site.url)));
+    pool.set_connect_options(db.url.parse().unwrap_or_else(|_| panic!("{}", db.url)));
     drop(proxy);
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_shutdown_closes_the_connections_that_are_idle<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn a_shutdown_closes_the_connections_that_are_idle<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone());
-    let before = connections(&site).await;
+    let before = connections(&db).await;
     let lease = acquired(lock.try_acquire("k").await);
     lease.renew().await.unwrap();
     drop(lease);
     assert!(lock.shutdown(PATIENCE).await);
-    eventually("they are closed", async || connections(&site).await <= before).await;
+    eventually("they are closed", async || connections(&db).await <= before).await;
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }
 
 /// A caller whose future is not polled delays no other caller, and no caller waits beyond its own
 /// limit.
-pub async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<DB: Bed>(site: Site<DB>) {
-    let proxy = site.proxy().await;
+pub async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
     let pool = proxy.pool::<DB>(1);
     // The connection is open, and the first query of the table is not answered.
     let warm = LeaseLock::new(pool.clone());
@@ -289,8 +289,8 @@ pub async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<
 
 /// Closing the application's pool closes the lock's connections, without a further call. An
 /// abandonment that the closed pool prevents stays pending.
-pub async fn a_lease_that_a_closed_pool_leaves_behind_is_told<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(2).await;
+pub async fn a_lease_that_a_closed_pool_leaves_behind_is_told<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(2).await;
     let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
     let lease = acquired(lock.try_acquire("k").await);
     pool.close().await;
@@ -303,9 +303,9 @@ pub async fn a_lease_that_a_closed_pool_leaves_behind_is_told<DB: Bed>(site: Sit
 }
 
 /// A handshake that takes longer than the limit of a request is not restarted for each request.
-pub async fn a_connection_that_is_slow_to_open_serves_a_later_request<DB: Bed>(site: Site<DB>) {
+pub async fn a_connection_that_is_slow_to_open_serves_a_later_request<DB: TestDatabase>(db: TestDb<DB>) {
     let limit = Duration::from_millis(500);
-    let proxy = site.proxy().await;
+    let proxy = db.proxy().await;
     let lock = LeaseLock::<DB>::new(proxy.pool(4)).time_limit(limit).unwrap();
     proxy.delay_first(2 * limit);
     let error = lock.try_acquire("k").await.unwrap_err();
@@ -314,19 +314,19 @@ pub async fn a_connection_that_is_slow_to_open_serves_a_later_request<DB: Bed>(s
     eventually("it is granted", granted).await;
 }
 
-pub async fn the_connections_of_a_lock_are_closed_with_the_pool<DB: Bed>(site: Site<DB>) {
-    let before = connections(&site).await;
-    let pool = site.pool_of(1).await;
+pub async fn the_connections_of_a_lock_are_closed_with_the_pool<DB: TestDatabase>(db: TestDb<DB>) {
+    let before = connections(&db).await;
+    let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone());
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     pool.close().await;
-    eventually("they are closed", async || connections(&site).await <= before).await;
+    eventually("they are closed", async || connections(&db).await <= before).await;
     assert!(matches!(lock.try_acquire("k").await, Err(Error::Database { .. })));
 }
 
 /// Connections were closed while they were idle. Requests are sent on other connections.
-pub async fn connections_that_went_away_while_idle_are_found_out<DB: Bed>(site: Site<DB>) {
-    let proxy = site.proxy().await;
+pub async fn connections_that_went_away_while_idle_are_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
     let lock = LeaseLock::new(proxy.pool::<DB>(4));
     let go_away = async || {
         let leases = ["a", "b", "c"].map(|key| lock.acquire(key, PATIENCE));

@@ -16,14 +16,14 @@ use tokio::{runtime::Handle, task::block_in_place, time::timeout};
 
 use crate::{
     bank::{OPENING, accounts, balance, locks, write_in},
-    bed::{Bed, PATIENCE, Site},
+    harness::{PATIENCE, TestDatabase, TestDb},
 };
 
 /// Returns the server's error for a row that another transaction has locked. On SQLite, that other
 /// transaction is `tx`, which writes.
-pub async fn contention<DB: Bed>(site: &Site<DB>, tx: &mut DB::Connection) -> sqlx::Error {
-    let mut other = site.pool_of(1).await.acquire().await.unwrap();
-    if site.server.name == "sqlite" {
+pub async fn contention<DB: TestDatabase>(db: &TestDb<DB>, tx: &mut DB::Connection) -> sqlx::Error {
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
+    if db.server.name == "sqlite" {
         DB::execute_on(&mut other, "PRAGMA busy_timeout = 0").await.unwrap();
         return DB::execute_on(&mut other, DB::BEGIN).await.unwrap_err();
     }
@@ -54,12 +54,12 @@ enum App {
 }
 
 /// Checks that work which meets contention in its first run is run once more and succeeds.
-async fn is_tried_again<DB: Bed, E: WorkError + Debug>(
-    site: &Site<DB>,
+async fn is_tried_again<DB: TestDatabase, E: WorkError + Debug>(
+    db: &TestDb<DB>,
     what: &str,
     meet: impl AsyncFn(&mut DB::Connection) -> E,
 ) {
-    for (name, lock) in locks(&site.pool) {
+    for (name, lock) in locks(&db.pool) {
         let runs = AtomicU32::new(0);
         let done = lock.transaction(name, |mut tx, _| {
             let first = runs.fetch_add(1, SeqCst) == 0;
@@ -71,16 +71,16 @@ async fn is_tried_again<DB: Bed, E: WorkError + Debug>(
         });
         let done = timeout(PATIENCE, done).await.unwrap();
         assert!(done.is_ok() && runs.load(SeqCst) == 2, "{name}, {what}: {done:?}");
-        assert_eq!(balance(site, name).await, OPENING - 1);
+        assert_eq!(balance(db, name).await, OPENING - 1);
     }
 }
 
-pub async fn contention_is_known_however_it_is_wrapped<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    let site = &site;
+pub async fn contention_is_known_however_it_is_wrapped<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let db = &db;
     macro_rules! wrapped {
         ($($what:literal: $wrap:expr),+ $(,)?) => {
-            $(is_tried_again(site, $what, async |tx| $wrap(contention(site, tx).await)).await;)+
+            $(is_tried_again(db, $what, async |tx| $wrap(contention(db, tx).await)).await;)+
         };
     }
     wrapped! {
@@ -97,15 +97,15 @@ pub async fn contention_is_known_however_it_is_wrapped<DB: Bed>(site: Site<DB>) 
     }
 }
 
-pub async fn a_conflict_of_an_update_in_the_work_is_known<DB: Bed>(site: Site<DB>)
+pub async fn a_conflict_of_an_update_in_the_work_is_known<DB: TestDatabase>(db: TestDb<DB>)
 where
     i64: Value<DB>,
 {
-    accounts(&site).await;
-    let site = &site;
+    accounts(&db).await;
+    let db = &db;
     macro_rules! wrapped {
         ($($what:literal: $wrap:expr),+ $(,)?) => {
-            $(is_tried_again(site, $what, async |tx| $wrap(overtaken(site, tx).await)).await;)+
+            $(is_tried_again(db, $what, async |tx| $wrap(overtaken(db, tx).await)).await;)+
         };
     }
     wrapped! {
@@ -127,14 +127,14 @@ fn cause(error: UpdateError<Infallible>) -> Error {
 /// Returns the error of an update in the transaction, between whose read and write another
 /// transaction changes the row. On SQLite only one transaction writes at a time: there the update
 /// runs in a second transaction.
-async fn overtaken<DB: Bed>(site: &Site<DB>, tx: &mut DB::Connection) -> UpdateError<Infallible>
+async fn overtaken<DB: TestDatabase>(db: &TestDb<DB>, tx: &mut DB::Connection) -> UpdateError<Infallible>
 where
     i64: Value<DB>,
 {
     let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
-    let table = VersionedTable::<DB>::new(site.pool.clone(), columns).unwrap();
-    let pool = site.pool_of(1).await;
-    let updated = if site.server.name == "sqlite" {
+    let table = VersionedTable::<DB>::new(db.pool.clone(), columns).unwrap();
+    let pool = db.pool_of(1).await;
+    let updated = if db.server.name == "sqlite" {
         DB::execute(&pool, "PRAGMA busy_timeout = 0").await.unwrap();
         let mut beside = pool.begin().await.unwrap();
         table.update_in(&mut beside, "other", |balance| Ok(balance + 1)).await

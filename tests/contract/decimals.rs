@@ -6,7 +6,7 @@ use rowlock::{Columns, Error, Insufficient, UpdateError, Value, VersionedTable};
 use rust_decimal::Decimal;
 
 use crate::{
-    bed::{Bed, Site},
+    harness::{TestDatabase, TestDb},
     ledger::{COLUMNS, changed_nothing, create, insert, updated},
 };
 
@@ -15,34 +15,39 @@ fn d(text: &str) -> Decimal {
 }
 
 /// Creates a table with the account `a`, whose balance has this column type.
-async fn account<DB: Bed>(site: &Site<DB>, table: &str, column: &str, balance: &str) -> VersionedTable<DB, Decimal>
+async fn account<DB: TestDatabase>(
+    db: &TestDb<DB>,
+    table: &str,
+    column: &str,
+    balance: &str,
+) -> VersionedTable<DB, Decimal>
 where
     Decimal: Value<DB>,
 {
-    create(site, table, "varchar(9)", column, "int").await;
-    insert(site, table, "'a'", balance).await;
-    VersionedTable::new(site.pool.clone(), Columns { table, ..COLUMNS }).unwrap().of::<Decimal>()
+    create(db, table, "varchar(9)", column, "int").await;
+    insert(db, table, "'a'", balance).await;
+    VersionedTable::new(db.pool.clone(), Columns { table, ..COLUMNS }).unwrap().of::<Decimal>()
 }
 
-async fn stands<DB: Bed>(site: &Site<DB>, table: &str, balance: &str, version: i64) {
-    assert_eq!(site.cell("balance", table).await.as_deref(), Some(balance), "{table}");
-    assert_eq!(site.cell("version", table).await, Some(version.to_string()), "{table}");
+async fn stands<DB: TestDatabase>(db: &TestDb<DB>, table: &str, balance: &str, version: i64) {
+    assert_eq!(db.cell("balance", table).await.as_deref(), Some(balance), "{table}");
+    assert_eq!(db.cell("version", table).await, Some(version.to_string()), "{table}");
 }
 
-pub async fn a_balance_of_cents_is_exact<DB: Bed>(site: Site<DB>)
+pub async fn a_balance_of_cents_is_exact<DB: TestDatabase>(db: TestDb<DB>)
 where
     Decimal: Value<DB>,
 {
-    let table = account(&site, "account", "decimal(12,2)", "100.00").await;
+    let table = account(&db, "account", "decimal(12,2)", "100.00").await;
     assert_eq!(table.read("a").await.unwrap().unwrap().value, d("100"));
     assert_eq!(table.deduct("a", d("0.10")).await.unwrap(), updated(d("99.9"), 1, 1));
-    stands(&site, "account", "99.90", 1).await;
+    stands(&db, "account", "99.90", 1).await;
     assert_eq!(table.deposit("a", d("0.2")).await.unwrap(), updated(d("100.1"), 2, 1));
     // Trailing zeros do not count as decimals.
     assert_eq!(table.deposit("a", d("1.000000")).await.unwrap(), updated(d("101.1"), 3, 1));
     let double = table.update("a", |balance| Ok::<_, Infallible>(balance * Decimal::TWO)).await;
     assert_eq!(double.unwrap(), updated(d("202.2"), 4, 1));
-    stands(&site, "account", "202.20", 4).await;
+    stands(&db, "account", "202.20", 4).await;
     let error = table.deduct("a", d("202.21")).await.unwrap_err();
     let insufficient = Insufficient { balance: d("202.20"), amount: d("202.21") };
     assert!(matches!(error, UpdateError::Computation(told) if told == insufficient));
@@ -50,75 +55,75 @@ where
         assert!(matches!(table.deposit("a", amount).await, Err(Error::InvalidAmount { .. })));
     }
     assert_eq!(table.deduct("a", d("202.20")).await.unwrap(), updated(d("0"), 5, 1));
-    stands(&site, "account", "0.00", 5).await;
+    stands(&db, "account", "0.00", 5).await;
 }
 
 /// The databases would round the amount without an error.
-pub async fn more_decimals_than_the_column_keeps_are_refused<DB: Bed>(site: Site<DB>)
+pub async fn more_decimals_than_the_column_keeps_are_refused<DB: TestDatabase>(db: TestDb<DB>)
 where
     Decimal: Value<DB>,
 {
     let mut columns = vec![("decimal(12,2)", "100.00", "0.001"), ("decimal(12,0)", "100", "0.5")];
-    if site.server.name == "postgres" {
-        site.execute("CREATE DOMAIN money_of_ours AS numeric(12,2) CHECK (value >= 0)").await;
-        site.execute("CREATE DOMAIN money_of_mine AS money_of_ours").await;
+    if db.server.name == "postgres" {
+        db.execute("CREATE DOMAIN money_of_ours AS numeric(12,2) CHECK (value >= 0)").await;
+        db.execute("CREATE DOMAIN money_of_mine AS money_of_ours").await;
         columns.extend([("money_of_ours", "100.00", "0.001"), ("money_of_mine", "100.00", "0.009")]);
-        if site.number("SELECT current_setting('server_version_num')::int").await >= Some(150_000) {
+        if db.number("SELECT current_setting('server_version_num')::int").await >= Some(150_000) {
             columns.push(("numeric(9,-2)", "100", "10"));
         }
     }
     for (number, (column, balance, amount)) in columns.into_iter().enumerate() {
         let name = format!("account_{number}");
-        let table = account(&site, &name, column, balance).await;
+        let table = account(&db, &name, column, balance).await;
         let says = changed_nothing(table.deposit("a", d(amount)).await).to_string();
         assert!(says.contains("balance") && says.contains("keeps"), "{column}: {says}");
         let deduct = table.deduct("a", d(amount)).await;
         assert!(matches!(deduct, Err(UpdateError::Failed(Error::InvalidAmount { .. }))), "{column}: {deduct:?}");
         let update = table.update("a", |balance| Ok::<_, Error>(balance + d(amount))).await;
         assert!(matches!(changed_nothing(update), Error::InvalidAmount { .. }), "{column}");
-        stands(&site, &name, balance, 0).await;
+        stands(&db, &name, balance, 0).await;
         assert_eq!(table.deposit("a", d("100")).await.unwrap(), updated(d(balance) + d("100"), 1, 1), "{column}");
     }
 }
 
 /// The column keeps all decimals that are written to it.
-pub async fn a_column_without_a_limit_keeps_every_decimal<DB: Bed>(site: Site<DB>)
+pub async fn a_column_without_a_limit_keeps_every_decimal<DB: TestDatabase>(db: TestDb<DB>)
 where
     Decimal: Value<DB>,
 {
-    let table = account(&site, "account", "numeric", "100").await;
+    let table = account(&db, "account", "numeric", "100").await;
     let amount = d("0.0000000000000000000001");
     let left = d("99.9999999999999999999999");
     assert_eq!(table.deduct("a", amount).await.unwrap(), updated(left, 1, 1));
-    stands(&site, "account", &left.to_string(), 1).await;
+    stands(&db, "account", &left.to_string(), 1).await;
     // The sum of this amount and the balance does not fit into 96 bits.
     let error = changed_nothing(table.deposit("a", d("1000000000000")).await);
     assert!(matches!(error, Error::InvalidAmount { .. }), "{error:?}");
-    stands(&site, "account", &left.to_string(), 1).await;
+    stands(&db, "account", &left.to_string(), 1).await;
 }
 
-pub async fn a_sum_of_too_many_digits_changes_nothing<DB: Bed>(site: Site<DB>)
+pub async fn a_sum_of_too_many_digits_changes_nothing<DB: TestDatabase>(db: TestDb<DB>)
 where
     Decimal: Value<DB>,
 {
-    let table = account(&site, "account", "decimal(5,2)", "999.98").await;
+    let table = account(&db, "account", "decimal(5,2)", "999.98").await;
     changed_nothing(table.deposit("a", d("0.02")).await);
-    stands(&site, "account", "999.98", 0).await;
-    let table = account(&site, "wide", "decimal(30,0)", &Decimal::MAX.to_string()).await;
+    stands(&db, "account", "999.98", 0).await;
+    let table = account(&db, "wide", "decimal(30,0)", &Decimal::MAX.to_string()).await;
     let error = changed_nothing(table.deposit("a", d("1")).await);
     assert!(matches!(error, Error::InvalidAmount { .. }), "{error:?}");
-    stands(&site, "wide", &Decimal::MAX.to_string(), 0).await;
+    stands(&db, "wide", &Decimal::MAX.to_string(), 0).await;
     // The column can store the sum. `Decimal` cannot, and would round it.
     let balance = "1234567890123456789.0123456789";
-    let table = account(&site, "fine", "decimal(40,10)", balance).await;
+    let table = account(&db, "fine", "decimal(40,10)", balance).await;
     let error = changed_nothing(table.deposit("a", d("10000000000000000000")).await);
     assert!(matches!(error, Error::InvalidAmount { .. }), "{error:?}");
-    stands(&site, "fine", balance, 0).await;
+    stands(&db, "fine", balance, 0).await;
 }
 
 /// The driver truncates such a number when it reads it. A result computed from the truncated number
 /// is not written.
-pub async fn a_balance_of_more_digits_than_the_type_has_is_not_written_over<DB: Bed>(site: Site<DB>)
+pub async fn a_balance_of_more_digits_than_the_type_has_is_not_written_over<DB: TestDatabase>(db: TestDb<DB>)
 where
     Decimal: Value<DB>,
 {
@@ -127,12 +132,12 @@ where
     {
         let name = format!("account_{number}");
         let column = if number == 0 { "decimal(38,30)" } else { "decimal(38,2)" };
-        let table = account(&site, &name, column, balance).await;
+        let table = account(&db, &name, column, balance).await;
         let table = table.retry(rowlock::Retry { attempts: 2, ..Default::default() }).unwrap();
         let update = table.update("a", |balance| Ok::<_, Infallible>(*balance)).await;
         assert!(update.is_err(), "{update:?}");
         assert!(table.deduct("a", d("1")).await.is_err());
         assert!(table.deposit("a", d("1")).await.is_err());
-        stands(&site, &name, balance, 0).await;
+        stands(&db, &name, balance, 0).await;
     }
 }

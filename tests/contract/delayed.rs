@@ -6,32 +6,32 @@ use rowlock::LeaseLock;
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{task::JoinSet, time::sleep};
 
-use crate::bed::{Bed, PATIENCE, Site, acquired, eventually};
+use crate::harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 
 const LEASE: Duration = Duration::from_secs(30);
 
 /// Returns a pool whose statements start 20 s before they are executed: `timestamp` moves the start
 /// of a statement, and not `SYSDATE`.
-async fn held_up<DB: Bed>(site: &Site<DB>) -> Pool<DB> {
+async fn held_up<DB: TestDatabase>(db: &TestDb<DB>) -> Pool<DB> {
     let options = PoolOptions::new().max_connections(4).test_before_acquire(false).after_connect(|conn, _| {
         Box::pin(async { DB::execute_on(conn, "SET timestamp = UNIX_TIMESTAMP(SYSDATE(6)) - 20").await.map(drop) })
     });
-    options.connect(&site.url).await.unwrap()
+    options.connect(&db.url).await.unwrap()
 }
 
 /// Returns how many milliseconds are left until the time in `column`, by the database's clock.
-async fn left<DB: Bed>(site: &Site<DB>, column: &str, table: &str) -> i64 {
+async fn left<DB: TestDatabase>(db: &TestDb<DB>, column: &str, table: &str) -> i64 {
     let micros = format!("SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), {column}) FROM {table}");
-    site.number(&micros).await.unwrap() / 1000
+    db.number(&micros).await.unwrap() / 1000
 }
 
-pub async fn a_renewal_that_was_held_up_moves_no_lease_back<DB: Bed>(site: Site<DB>) {
-    let lease = acquired(site.lock_for(LEASE).try_acquire("k").await);
-    let late = LeaseLock::new(held_up(&site).await);
+pub async fn a_renewal_that_was_held_up_moves_no_lease_back<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.lock_for(LEASE).try_acquire("k").await);
+    let late = LeaseLock::new(held_up(&db).await);
     for (seconds, least) in [(30, 25_000), (60, 55_000), (10, 5_000)] {
         let late = late.clone().lease(Duration::from_secs(seconds)).unwrap();
         late.resume("k", lease.claim().holder).await.unwrap().detach();
-        let left = left(&site, "expires_at", "t_resource_lock").await;
+        let left = left(&db, "expires_at", "t_resource_lock").await;
         assert!(left > least, "{left} ms of {seconds} s");
         assert!(left <= 1000 * i64::try_from(seconds).unwrap(), "a shorter lease ends sooner: {left} ms");
     }
@@ -39,27 +39,27 @@ pub async fn a_renewal_that_was_held_up_moves_no_lease_back<DB: Bed>(site: Site<
 }
 
 /// A claim whose reply was lost is sent again. The first request may be executed after the second.
-pub async fn a_claim_that_was_held_up_holds_for_a_whole_lease<DB: Bed>(site: Site<DB>) {
-    let late = LeaseLock::new(held_up(&site).await).lease(LEASE).unwrap();
+pub async fn a_claim_that_was_held_up_holds_for_a_whole_lease<DB: TestDatabase>(db: TestDb<DB>) {
+    let late = LeaseLock::new(held_up(&db).await).lease(LEASE).unwrap();
     for _ in 0..2 {
         acquired(late.try_acquire("k").await).detach();
-        let left = left(&site, "expires_at", "t_resource_lock").await;
+        let left = left(&db, "expires_at", "t_resource_lock").await;
         assert!(left > 25_000, "{left} ms");
-        site.set("k", &format!("expires_at = {}", DB::ago(60_000))).await;
+        db.set("k", &format!("expires_at = {}", DB::ago(60_000))).await;
     }
 }
 
-pub async fn a_sign_of_life_that_was_held_up_keeps_its_place<DB: Bed>(site: Site<DB>) {
-    let lease = acquired(site.lock_for(LEASE).try_acquire("k").await);
-    let late = LeaseLock::new(held_up(&site).await).fair(true);
+pub async fn a_sign_of_life_that_was_held_up_keeps_its_place<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.lock_for(LEASE).try_acquire("k").await);
+    let late = LeaseLock::new(held_up(&db).await).fair(true);
     let waiter = tokio::spawn({
         let late = late.clone();
         async move { late.acquire("k", Duration::from_secs(60)).await }
     });
-    let place = async || site.cell("max(alive_until)", "t_resource_lock_queue").await;
+    let place = async || db.cell("max(alive_until)", "t_resource_lock_queue").await;
     eventually("it has a place", || async { place().await.is_some() }).await;
     for _ in 0..2 {
-        let kept = left(&site, "alive_until", "t_resource_lock_queue").await;
+        let kept = left(&db, "alive_until", "t_resource_lock_queue").await;
         assert!(kept > 4_000, "{kept} ms");
         let before = place().await;
         eventually("a sign of life", || async { place().await != before }).await;
@@ -70,9 +70,9 @@ pub async fn a_sign_of_life_that_was_held_up_keeps_its_place<DB: Bed>(site: Site
 }
 
 /// Whichever renewal is executed last, the row's lease ends no sooner than the holder's deadline.
-pub async fn renewals_behind_a_metadata_lock_may_run_in_any_order<DB: Bed>(site: Site<DB>) {
-    let lease = acquired(site.lock_for(Duration::from_secs(9)).try_acquire("k").await);
-    let mut ddl = site.pool_of(1).await.acquire().await.unwrap();
+pub async fn renewals_behind_a_metadata_lock_may_run_in_any_order<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.lock_for(Duration::from_secs(9)).try_acquire("k").await);
+    let mut ddl = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut ddl, "LOCK TABLES t_resource_lock WRITE").await.unwrap();
     let mut renewals = JoinSet::new();
     // A renewal without an answer is sent on another connection as well, and there are at most
@@ -83,20 +83,20 @@ pub async fn renewals_behind_a_metadata_lock_may_run_in_any_order<DB: Bed>(site:
             // Some find the row locked by another transaction.
             let _ = handle.renew().await;
         });
-        eventually("it waits", || async { waiting(&site).await >= sent }).await;
+        eventually("it waits", || async { waiting(&db).await >= sent }).await;
         sleep(Duration::from_millis(300)).await;
     }
     DB::execute_on(&mut ddl, "UNLOCK TABLES").await.unwrap();
     renewals.join_all().await;
-    let row = left(&site, "expires_at", "t_resource_lock").await;
+    let row = left(&db, "expires_at", "t_resource_lock").await;
     let counted = i64::try_from(lease.time_left().as_millis()).unwrap();
     assert!(counted > 0 && counted <= row, "the holder counts on {counted} ms, the row on {row} ms");
     lease.abandon().await.unwrap();
 }
 
 /// Returns how many statements wait for the table.
-async fn waiting<DB: Bed>(site: &Site<DB>) -> i64 {
-    let sql = match site.server.name {
+async fn waiting<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
+    let sql = match db.server.name {
         "mysql" => {
             "SELECT COUNT(*) FROM performance_schema.threads WHERE processlist_db = DATABASE() AND processlist_state LIKE 'Waiting for table%'"
         }
@@ -104,5 +104,5 @@ async fn waiting<DB: Bed>(site: &Site<DB>) -> i64 {
             "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state LIKE 'Waiting for table%'"
         }
     };
-    site.number(sql).await.unwrap()
+    db.number(sql).await.unwrap()
 }

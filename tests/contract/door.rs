@@ -5,11 +5,11 @@ use std::time::Duration;
 use rowlock::{Error, LeaseLock, Status};
 use sqlx::pool::PoolOptions;
 
-use crate::bed::{Bed, Site, acquired, pool, refused};
+use crate::harness::{TestDatabase, TestDb, acquired, pool, refused};
 
-pub async fn bad_keys_are_refused_before_anything_is_sent<DB: Bed>(site: Site<DB>) {
+pub async fn bad_keys_are_refused_before_anything_is_sent<DB: TestDatabase>(db: TestDb<DB>) {
     // The pool is closed, which shows that nothing is sent.
-    let nowhere = site.pool_of(1).await;
+    let nowhere = db.pool_of(1).await;
     nowhere.close().await;
     let lock = LeaseLock::new(nowhere);
     for bad in ["", " k", "k ", "k\t", "\u{3000}k", "k\0", &"x".repeat(256), &"é".repeat(128)] {
@@ -19,54 +19,54 @@ pub async fn bad_keys_are_refused_before_anything_is_sent<DB: Bed>(site: Site<DB
     }
 }
 
-pub async fn bad_settings_are_refused<DB: Bed>(site: Site<DB>) {
+pub async fn bad_settings_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let bad = |setting: Result<LeaseLock<DB>, Error>, says: &str| {
         let error = setting.unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
     };
     for lease in [Duration::ZERO, Duration::from_millis(99), Duration::from_secs(31 * 86400), Duration::MAX] {
-        bad(site.lock().lease(lease), "from 100 ms to 30 days");
+        bad(db.lock().lease(lease), "from 100 ms to 30 days");
     }
     for distance in [Duration::from_secs(86400 * 4000), Duration::MAX] {
-        bad(site.lock().min_interval(distance), "at most ten years");
+        bad(db.lock().min_interval(distance), "at most ten years");
     }
     for limit in [Duration::ZERO, Duration::from_secs(3601), Duration::MAX] {
-        bad(site.lock().time_limit(limit), "from 1 ms to one hour");
+        bad(db.lock().time_limit(limit), "from 1 ms to one hour");
     }
-    bad(site.lock().label(&"x".repeat(46)), "45 characters");
-    bad(site.lock().label("a\nb"), "control characters");
-    acquired(site.lock().label(&"é".repeat(45)).unwrap().try_acquire("k").await);
+    bad(db.lock().label(&"x".repeat(46)), "45 characters");
+    bad(db.lock().label("a\nb"), "control characters");
+    acquired(db.lock().label(&"é".repeat(45)).unwrap().try_acquire("k").await);
 }
 
-pub async fn a_missing_table_says_what_to_run<DB: Bed>(site: Site<DB>) {
-    let warm = site.lock();
+pub async fn a_missing_table_says_what_to_run<DB: TestDatabase>(db: TestDb<DB>) {
+    let warm = db.lock();
     acquired(warm.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    site.execute("DROP TABLE t_resource_lock").await;
-    for lock in [warm, site.lock()] {
+    db.execute("DROP TABLE t_resource_lock").await;
+    for lock in [warm, db.lock()] {
         let error = lock.try_acquire("k").await.unwrap_err();
         assert!(matches!(error, Error::TableMissing), "{error:?}");
         assert!(error.to_string().contains("rowlock::migrate"), "{error}");
     }
 }
 
-pub async fn a_missing_column_says_what_to_run<DB: Bed>(site: Site<DB>) {
-    site.execute("ALTER TABLE t_resource_lock DROP COLUMN claimed_at").await;
-    site.execute("ALTER TABLE t_resource_lock DROP COLUMN confirms").await;
-    let error = site.lock().try_acquire("k").await.unwrap_err();
+pub async fn a_missing_column_says_what_to_run<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("ALTER TABLE t_resource_lock DROP COLUMN claimed_at").await;
+    db.execute("ALTER TABLE t_resource_lock DROP COLUMN confirms").await;
+    let error = db.lock().try_acquire("k").await.unwrap_err();
     assert!(error.to_string().contains("lacks claimed_at, confirms: call rowlock::migrate"), "{error}");
 }
 
-pub async fn an_inexact_key_column_is_refused<DB: Bed>(site: Site<DB>) {
-    match site.server.name {
+pub async fn an_inexact_key_column_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    match db.server.name {
         "postgres" => {
-            site.execute("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+            db.execute("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
                 .await;
-            site.execute("ALTER TABLE t_resource_lock ALTER COLUMN key_resource TYPE varchar(255) COLLATE loose").await;
+            db.execute("ALTER TABLE t_resource_lock ALTER COLUMN key_resource TYPE varchar(255) COLLATE loose").await;
         }
         "sqlite" => {
-            let columns = site.text("SELECT sql FROM sqlite_schema WHERE name = 't_resource_lock'").await.unwrap();
-            site.execute("DROP TABLE t_resource_lock").await;
-            site.execute(&columns.replacen(
+            let columns = db.text("SELECT sql FROM sqlite_schema WHERE name = 't_resource_lock'").await.unwrap();
+            db.execute("DROP TABLE t_resource_lock").await;
+            db.execute(&columns.replacen(
                 "TEXT    NOT NULL PRIMARY KEY",
                 "TEXT COLLATE NOCASE NOT NULL PRIMARY KEY",
                 1,
@@ -74,25 +74,25 @@ pub async fn an_inexact_key_column_is_refused<DB: Bed>(site: Site<DB>) {
             .await;
         }
         _ => {
-            site.execute("ALTER TABLE t_resource_lock MODIFY key_resource VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci NOT NULL").await;
+            db.execute("ALTER TABLE t_resource_lock MODIFY key_resource VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci NOT NULL").await;
         }
     }
-    let error = site.lock().try_acquire("k").await.unwrap_err();
+    let error = db.lock().try_acquire("k").await.unwrap_err();
     assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("key_resource"), "{error:?}");
-    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
 }
 
 /// The article's column is narrower than this crate's, and on MySQL cannot store characters of four
 /// bytes.
-pub async fn a_narrow_key_column_limits_the_key<DB: Bed>(site: Site<DB>) {
-    match site.server.name {
-        "postgres" => site.execute("ALTER TABLE t_resource_lock ALTER COLUMN key_resource TYPE varchar(45)").await,
-        _ => site.execute("ALTER TABLE t_resource_lock MODIFY key_resource VARCHAR(45) CHARACTER SET utf8mb3 COLLATE utf8mb3_bin NOT NULL").await,
+pub async fn a_narrow_key_column_limits_the_key<DB: TestDatabase>(db: TestDb<DB>) {
+    match db.server.name {
+        "postgres" => db.execute("ALTER TABLE t_resource_lock ALTER COLUMN key_resource TYPE varchar(45)").await,
+        _ => db.execute("ALTER TABLE t_resource_lock MODIFY key_resource VARCHAR(45) CHARACTER SET utf8mb3 COLLATE utf8mb3_bin NOT NULL").await,
     };
-    let lock = site.lock();
+    let lock = db.lock();
     let error = lock.try_acquire(&"x".repeat(46)).await.unwrap_err();
     assert!(matches!(error, Error::KeyTooLong { .. }) && error.to_string().contains("45"), "{error:?}");
-    if site.server.name != "postgres" {
+    if db.server.name != "postgres" {
         assert!(matches!(lock.try_acquire("🔒").await, Err(Error::KeyTooLong { .. })));
     }
     for key in ["é".repeat(45), "K".into(), "k".into()] {
@@ -104,8 +104,8 @@ pub async fn a_narrow_key_column_limits_the_key<DB: Bed>(site: Site<DB>) {
 }
 
 /// Other programs may have defined the columns that they share with this crate in these ways.
-pub async fn unfit_columns_of_an_existing_table_are_refused<DB: Bed>(site: Site<DB>) {
-    let unfit: &[(&str, &str)] = match site.server.name {
+pub async fn unfit_columns_of_an_existing_table_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let unfit: &[(&str, &str)] = match db.server.name {
         "postgres" => &[
             ("ALTER TABLE t_resource_lock ALTER COLUMN client_ip TYPE varchar(3)", "client_ip holds 3 characters"),
             ("ALTER TABLE t_resource_lock ALTER COLUMN end_time SET NOT NULL", "end_time"),
@@ -127,40 +127,40 @@ pub async fn unfit_columns_of_an_existing_table_are_refused<DB: Bed>(site: Site<
         ],
     };
     for (statement, says) in unfit {
-        site.execute(statement).await;
-        let error = site.lock().label("four").unwrap().try_acquire("k").await.unwrap_err();
+        db.execute(statement).await;
+        let error = db.lock().label("four").unwrap().try_acquire("k").await.unwrap_err();
         assert!(error.to_string().contains(says), "{statement}: {error}");
     }
-    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
 }
 
 /// Other programs may write values at the ends of the calendar. The lock answers, without a panic
 /// or a grant.
-pub async fn far_times_are_answered<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().min_interval(Duration::from_secs(3600)).unwrap();
+pub async fn far_times_are_answered<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().min_interval(Duration::from_secs(3600)).unwrap();
     let west = lock.clone().article_clients(chrono::FixedOffset::west_opt(5 * 3600).unwrap());
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    let far = match site.server.name {
+    let far = match db.server.name {
         "sqlite" => vec!["9223372036854775807"],
         "postgres" => vec!["'infinity'", "'290000-01-01'"],
         _ => vec!["'9999-12-31 23:59:59'"],
     };
     for far in far {
-        site.set("k", &format!("lock_flag = 0, status = 'S', begin_time = {far}")).await;
+        db.set("k", &format!("lock_flag = 0, status = 'S', begin_time = {far}")).await;
         assert_eq!(refused(lock.try_acquire("k").await).reason, rowlock::Reason::WithinWindow, "{far}");
         assert_eq!(refused(west.try_acquire("k").await).reason, rowlock::Reason::WithinWindow, "{far}");
-        site.set("k", "lock_flag = 1, time = 2147483647").await;
+        db.set("k", "lock_flag = 1, time = 2147483647").await;
         assert_eq!(refused(west.try_acquire("k").await).reason, rowlock::Reason::HeldByAnotherProgram, "{far}");
         assert_eq!(lock.list(&rowlock::ListOptions::default()).await.unwrap().len(), 1);
     }
 }
 
-pub async fn a_read_only_database_is_an_error<DB: Bed>(site: Site<DB>) {
-    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    let read_only = match site.server.name {
-        "sqlite" => pool::<DB>(&site.url.replace("mode=rwc", "mode=ro"), 1).await,
+pub async fn a_read_only_database_is_an_error<DB: TestDatabase>(db: TestDb<DB>) {
+    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    let read_only = match db.server.name {
+        "sqlite" => pool::<DB>(&db.url.replace("mode=rwc", "mode=ro"), 1).await,
         _ => {
-            let statement = if site.server.name == "postgres" {
+            let statement = if db.server.name == "postgres" {
                 "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"
             } else {
                 "SET SESSION TRANSACTION READ ONLY"
@@ -168,16 +168,16 @@ pub async fn a_read_only_database_is_an_error<DB: Bed>(site: Site<DB>) {
             let options = PoolOptions::<DB>::new().max_connections(1);
             let options = options
                 .after_connect(move |conn, _| Box::pin(async move { DB::execute_on(conn, statement).await.map(drop) }));
-            options.connect(&site.url).await.unwrap()
+            options.connect(&db.url).await.unwrap()
         }
     };
     let error = LeaseLock::new(read_only).try_acquire("k").await.unwrap_err();
     assert!(matches!(error, Error::ReadOnly { .. }), "{error:?}");
-    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
 }
 
-pub async fn an_unreachable_database_is_an_error_not_a_refusal<DB: Bed>(site: Site<DB>) {
-    let away = site.pool_of(1).await;
+pub async fn an_unreachable_database_is_an_error_not_a_refusal<DB: TestDatabase>(db: TestDb<DB>) {
+    let away = db.pool_of(1).await;
     let lock = LeaseLock::new(away.clone());
     let lease = acquired(lock.try_acquire("k").await);
     away.close().await;
@@ -187,16 +187,16 @@ pub async fn an_unreachable_database_is_an_error_not_a_refusal<DB: Bed>(site: Si
     assert!(lease.is_held(), "a failed renewal is unknown, not lost");
 }
 
-pub async fn events_tell_the_story<DB: Bed>(site: Site<DB>) {
-    let key = format!("story of {}", site.server.name);
-    let lock = site.lock();
+pub async fn events_tell_the_story<DB: TestDatabase>(db: TestDb<DB>) {
+    let key = format!("story of {}", db.server.name);
+    let lock = db.lock();
     let lease = acquired(lock.try_acquire(&key).await);
     refused(lock.try_acquire(&key).await);
     lease.renew().await.unwrap();
     let token = lease.token();
     lease.release(Status::Succeeded).await.unwrap();
     let lease = acquired(lock.try_acquire(&key).await);
-    site.take_from(&key).await;
+    db.take_from(&key).await;
     assert!(lease.renew().await.is_err());
     let events = crate::events::about(&key);
     for event in ["acquired", "refused", "renewed", "released", "lost"] {

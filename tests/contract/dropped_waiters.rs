@@ -10,8 +10,8 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, Site, eventually},
     cancelled::{Stage, at_every_stop_between},
+    harness::{TestDatabase, TestDb, eventually},
 };
 
 /// How long the key is held while another caller waits: enough for several claim requests.
@@ -19,27 +19,27 @@ const HELD: Duration = Duration::from_millis(50);
 /// How long a ticket without heartbeats stays alive.
 const KEPT_MILLIS: i64 = 12_000;
 
-pub async fn a_waiter<DB: Bed>(site: Site<DB>) {
-    waiters(&site, &[""], false).await;
+pub async fn a_waiter<DB: TestDatabase>(db: TestDb<DB>) {
+    waiters(&db, &[""], false).await;
 }
 
-pub async fn a_waiter_in_order<DB: Bed>(site: Site<DB>) {
-    waiters(&site, &[""], true).await;
+pub async fn a_waiter_in_order<DB: TestDatabase>(db: TestDb<DB>) {
+    waiters(&db, &[""], true).await;
 }
 
-pub async fn a_waiter_for_several_keys<DB: Bed>(site: Site<DB>) {
-    waiters(&site, &["", " and another"], false).await;
+pub async fn a_waiter_for_several_keys<DB: TestDatabase>(db: TestDb<DB>) {
+    waiters(&db, &["", " and another"], false).await;
 }
 
-pub async fn a_waiter_for_several_keys_in_order<DB: Bed>(site: Site<DB>) {
-    waiters(&site, &["", " and another"], true).await;
+pub async fn a_waiter_for_several_keys_in_order<DB: TestDatabase>(db: TestDb<DB>) {
+    waiters(&db, &["", " and another"], true).await;
 }
 
 /// Waits for the stage's key with each of these suffixes, while another holder has the keys.
-async fn waiters<DB: Bed>(site: &Site<DB>, wanted: &[&str], fair: bool) {
+async fn waiters<DB: TestDatabase>(db: &TestDb<DB>, wanted: &[&str], fair: bool) {
     let keys = |stage: &Stage<'_, DB>| wanted.iter().map(|end| format!("{}{end}", stage.key)).collect::<Vec<_>>();
     let prepare = async |stage: &Stage<'_, DB>| {
-        site.lock().try_acquire_all(keys(stage)).await.unwrap().acquired().expect("nobody holds them")
+        db.lock().try_acquire_all(keys(stage)).await.unwrap().acquired().expect("nobody holds them")
     };
     let act = async |stage: &Stage<'_, DB>, holder: rowlock::LeaseSet<DB>| {
         let lock = stage.lock.clone().fair(fair);
@@ -60,26 +60,26 @@ async fn waiters<DB: Bed>(site: &Site<DB>, wanted: &[&str], fair: bool) {
         for key in &keys(stage)[1..] {
             stage.can_be_had(key).await;
         }
-        if !leaves(site, &stage.key).await {
+        if !leaves(db, &stage.key).await {
             unheard.borrow_mut().push(stage.key.clone());
         }
     };
-    at_every_stop_between(site, prepare, act, async |stage| stage.pool_serves().await, after).await;
+    at_every_stop_between(db, prepare, act, async |stage| stage.pool_serves().await, after).await;
     let unheard = unheard.into_inner();
     // Only the statements that draw a ticket can be executed although their caller was dropped: one
     // request and its reply, or two, each prepared before.
-    let most = if site.server.name == "sqlite" || !fair { 0 } else { 8 };
+    let most = if db.server.name == "sqlite" || !fair { 0 } else { 8 };
     assert!(unheard.len() <= most, "places that are not left: {unheard:?}");
     let alive = |millis| format!("SELECT COUNT(*) FROM t_resource_lock_queue WHERE alive_until > {}", DB::ago(millis));
-    assert_eq!(site.number(&alive(-KEPT_MILLIS)).await, Some(0));
-    eventually("what nobody heard of lapses", || async { site.number(&alive(0)).await == Some(0) }).await;
+    assert_eq!(db.number(&alive(-KEPT_MILLIS)).await, Some(0));
+    eventually("what nobody heard of lapses", || async { db.number(&alive(0)).await == Some(0) }).await;
 }
 
 /// Returns whether the tickets of this stage are deleted soon.
-async fn leaves<DB: Bed>(site: &Site<DB>, key: &str) -> bool {
+async fn leaves<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> bool {
     let started = Instant::now();
     let sql = format!("SELECT COUNT(*) FROM t_resource_lock_queue WHERE key_resource LIKE '{key}%'");
-    while site.number(&sql).await != Some(0) {
+    while db.number(&sql).await != Some(0) {
         if started.elapsed() > Duration::from_secs(2) {
             return false;
         }

@@ -9,7 +9,7 @@ use sqlx::{Pool, pool::PoolOptions};
 
 use crate::{
     batched::{released, together, tries},
-    bed::{Bed, Site, acquired},
+    harness::{TestDatabase, TestDb, acquired},
 };
 
 /// The session's setting: neither the default nor the value that a release may set.
@@ -28,20 +28,20 @@ const TRIGGER: [&str; 3] = [
 ];
 
 /// Creates the trigger. Returns a pool of one connection.
-async fn bed<DB: Bed>(site: &Site<DB>) -> Pool<DB> {
+async fn bed<DB: TestDatabase>(db: &TestDb<DB>) -> Pool<DB> {
     for sql in TRIGGER {
-        site.execute(sql).await;
+        db.execute(sql).await;
     }
     let options = PoolOptions::new().max_connections(1).test_before_acquire(false).after_connect(|conn, _| {
         Box::pin(async move { DB::execute_on(conn, "SET synchronous_commit = 'local'").await.map(drop) })
     });
-    options.connect(&site.url).await.unwrap()
+    options.connect(&db.url).await.unwrap()
 }
 
 /// Checks how the last change of each of these rows was committed, since the previous check.
-async fn assert_committed<DB: Bed>(site: &Site<DB>, keys: &[&str], how: &str, what: &str) {
+async fn assert_committed<DB: TestDatabase>(db: &TestDb<DB>, keys: &[&str], how: &str, what: &str) {
     for key in keys {
-        let last = site.text(&format!("DELETE FROM committed WHERE key_resource = '{key}' RETURNING how")).await;
+        let last = db.text(&format!("DELETE FROM committed WHERE key_resource = '{key}' RETURNING how")).await;
         assert_eq!(last.as_deref(), Some(how), "{what}: {key}");
     }
 }
@@ -50,31 +50,37 @@ const KEYS: [&str; 3] = ["first", "k", "other"];
 
 /// Checks that claims wait for the disk, and that releases, alone and in a batch, are committed in
 /// this way.
-async fn assert_releases<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, lock: &LeaseLock<DB>, how: &str, what: &str) {
-    site.execute("DELETE FROM t_resource_lock").await;
-    site.execute("INSERT INTO t_resource_lock (key_resource) VALUES ('alone'), ('first'), ('k'), ('other')").await;
+async fn assert_releases<DB: TestDatabase>(
+    db: &TestDb<DB>,
+    pool: &Pool<DB>,
+    lock: &LeaseLock<DB>,
+    how: &str,
+    what: &str,
+) {
+    db.execute("DELETE FROM t_resource_lock").await;
+    db.execute("INSERT INTO t_resource_lock (key_resource) VALUES ('alone'), ('first'), ('k'), ('other')").await;
     let lease = acquired(lock.try_acquire("alone").await);
-    assert_committed(site, &["alone"], WAITS, "a claim").await;
+    assert_committed(db, &["alone"], WAITS, "a claim").await;
     lease.release(Status::Failed).await.unwrap();
-    assert_committed(site, &["alone"], how, what).await;
+    assert_committed(db, &["alone"], how, what).await;
     let leases = together(pool, tries(lock, KEYS)).await.into_iter().map(acquired).collect();
-    assert_committed(site, &KEYS, WAITS, "claims").await;
+    assert_committed(db, &KEYS, WAITS, "claims").await;
     released(pool, leases, |_| Status::Succeeded).await;
-    assert_committed(site, &KEYS, how, what).await;
+    assert_committed(db, &KEYS, how, what).await;
 }
 
-pub async fn a_release_that_nothing_hangs_on_does_not_wait_for_the_disk<DB: Bed>(site: Site<DB>) {
-    let pool = bed(&site).await;
+pub async fn a_release_that_nothing_hangs_on_does_not_wait_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = bed(&db).await;
     let lock = LeaseLock::new(pool.clone()).share_pool();
-    assert_releases(&site, &pool, &lock, DOES_NOT, "no window").await;
+    assert_releases(&db, &pool, &lock, DOES_NOT, "no window").await;
     let set = lock.try_acquire_all(["first", "k"]).await.unwrap().acquired().unwrap();
-    assert_committed(&site, &["first", "k"], WAITS, "the claims of a set").await;
+    assert_committed(&db, &["first", "k"], WAITS, "the claims of a set").await;
     set.release(Status::Succeeded).await.unwrap();
-    assert_committed(&site, &["first", "k"], DOES_NOT, "a set").await;
+    assert_committed(&db, &["first", "k"], DOES_NOT, "a set").await;
 }
 
-pub async fn a_release_that_others_hang_on_waits_for_the_disk<DB: Bed>(site: Site<DB>) {
-    let pool = bed(&site).await;
+pub async fn a_release_that_others_hang_on_waits_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = bed(&db).await;
     let lock = || LeaseLock::new(pool.clone()).share_pool();
     let window = Duration::from_secs(3600);
     for (what, lock) in [
@@ -83,47 +89,47 @@ pub async fn a_release_that_others_hang_on_waits_for_the_disk<DB: Bed>(site: Sit
         ("the rules of the article", lock().rules(Rules::Article)),
         ("other programs", lock().article_clients(FixedOffset::east_opt(0).unwrap())),
     ] {
-        assert_releases(&site, &pool, &lock, WAITS, what).await;
+        assert_releases(&db, &pool, &lock, WAITS, what).await;
     }
 }
 
-pub async fn what_keeps_a_claim_waits_for_the_disk<DB: Bed>(site: Site<DB>) {
-    let pool = bed(&site).await;
+pub async fn what_keeps_a_claim_waits_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = bed(&db).await;
     let lock = LeaseLock::new(pool.clone()).share_pool();
     let lease = acquired(lock.try_acquire("k").await);
-    assert_committed(&site, &["k"], WAITS, "the claim").await;
+    assert_committed(&db, &["k"], WAITS, "the claim").await;
     lease.renew().await.unwrap();
-    assert_committed(&site, &["k"], WAITS, "the renewal").await;
+    assert_committed(&db, &["k"], WAITS, "the renewal").await;
     let mut tx = pool.begin().await.unwrap();
     lock.confirm(lease.claim(), &mut tx).await.unwrap();
     tx.commit().await.unwrap();
-    assert_committed(&site, &["k"], WAITS, "the confirmation").await;
+    assert_committed(&db, &["k"], WAITS, "the confirmation").await;
     lease.abandon().await.unwrap();
-    assert_committed(&site, &["k"], DOES_NOT, "the abandonment").await;
+    assert_committed(&db, &["k"], DOES_NOT, "the abandonment").await;
     let lease = acquired(lock.try_acquire("k").await);
-    assert_committed(&site, &["k"], WAITS, "the takeover").await;
+    assert_committed(&db, &["k"], WAITS, "the takeover").await;
     lease.release(Status::Succeeded).await.unwrap();
 }
 
 /// The setting ends with the statement that made it.
-pub async fn what_follows_a_release_on_its_connection_waits_for_the_disk<DB: Bed>(site: Site<DB>) {
-    let pool = bed(&site).await;
+pub async fn what_follows_a_release_on_its_connection_waits_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = bed(&db).await;
     let lock = LeaseLock::new(pool.clone()).share_pool();
     let setting = || DB::text(&pool, "SHOW synchronous_commit");
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    assert_committed(&site, &["k"], DOES_NOT, "the release").await;
+    assert_committed(&db, &["k"], DOES_NOT, "the release").await;
     assert_eq!(setting().await.as_deref(), Some(WAITS), "after a release");
     let leases = together(&pool, tries(&lock, KEYS)).await.into_iter().map(acquired).collect();
     released(&pool, leases, |_| Status::Succeeded).await;
-    assert_committed(&site, &KEYS, DOES_NOT, "the release").await;
+    assert_committed(&db, &KEYS, DOES_NOT, "the release").await;
     assert_eq!(setting().await.as_deref(), Some(WAITS), "after several");
     acquired(lock.try_acquire("k").await).abandon().await.unwrap();
-    assert_committed(&site, &["k"], DOES_NOT, "the abandonment").await;
+    assert_committed(&db, &["k"], DOES_NOT, "the abandonment").await;
     assert_eq!(setting().await.as_deref(), Some(WAITS), "after an abandonment");
     let lease = acquired(lock.try_acquire("k").await);
-    site.take_from("k").await;
+    db.take_from("k").await;
     lease.release(Status::Succeeded).await.unwrap_err();
     assert_eq!(setting().await.as_deref(), Some(WAITS), "after one that was lost");
     DB::execute(&pool, "UPDATE t_resource_lock SET status = status WHERE key_resource = 'other'").await.unwrap();
-    assert_committed(&site, &["other"], WAITS, "the application's own change").await;
+    assert_committed(&db, &["other"], WAITS, "the application's own change").await;
 }

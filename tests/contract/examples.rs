@@ -15,7 +15,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::bed::{Bed, Site, acquired, eventually};
+use crate::harness::{TestDatabase, TestDb, acquired, eventually};
 
 const NAMES: [&str; 6] = ["cron", "deduct", "fencing", "graceful_shutdown", "interval", "scheduled_job"];
 /// The time limit of an example, long enough for a slow machine.
@@ -59,11 +59,11 @@ async fn output(example: Child) -> (Option<i32>, String) {
     (status.code(), String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap())
 }
 
-pub async fn deduct_shows_exact_balances_each_way<DB: Bed>(site: Site<DB>) {
+pub async fn deduct_shows_exact_balances_each_way<DB: TestDatabase>(db: TestDb<DB>) {
     let mut arguments = vec!["--accounts", "1", "--deductions", "5"];
     // On SQLite, the example needs no URL.
-    if site.server.name != "sqlite" {
-        arguments.extend(["--database-url", &site.url]);
+    if db.server.name != "sqlite" {
+        arguments.extend(["--database-url", &db.url]);
     }
     let (status, said) = ended(example("deduct", &arguments)).await;
     assert_eq!(status, Some(0), "{said}");
@@ -75,34 +75,33 @@ pub async fn deduct_shows_exact_balances_each_way<DB: Bed>(site: Site<DB>) {
         assert_eq!((committed, in_vain, line[6]), (32 * 5, ran - committed, "exact"), "{said}");
         assert!(way != "version" || in_vain > 0, "32 workers on one account get in each other's way: {said}");
     }
-    assert!(DB::execute(&site.pool, "SELECT 1 FROM rowlock_example").await.is_err(), "its table is gone");
+    assert!(DB::execute(&db.pool, "SELECT 1 FROM rowlock_example").await.is_err(), "its table is gone");
 }
 
 /// The test changes a balance while the only worker waits for the key.
-pub async fn deduct_tells_a_wrong_balance<DB: Bed>(site: Site<DB>) {
-    let lease = acquired(site.lock().try_acquire("example-account-0").await);
+pub async fn deduct_tells_a_wrong_balance<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.lock().try_acquire("example-account-0").await);
     let few = ["--workers", "1", "--accounts", "1", "--deductions", "1"];
-    let deducting =
-        example("deduct", &[&few, ["--strategy", "lease", "--database-url", &site.url].as_slice()].concat());
+    let deducting = example("deduct", &[&few, ["--strategy", "lease", "--database-url", &db.url].as_slice()].concat());
     let deducting = tokio::spawn(ended(deducting));
     let change = "UPDATE rowlock_example SET balance = balance + 7";
-    eventually("there is an account", async || DB::execute(&site.pool, change).await.is_ok_and(|rows| rows == 1)).await;
+    eventually("there is an account", async || DB::execute(&db.pool, change).await.is_ok_and(|rows| rows == 1)).await;
     lease.release(Status::Succeeded).await.unwrap();
     let (status, said) = deducting.await.unwrap();
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("WRONG") && said.contains("a balance is wrong"), "{said}");
-    assert!(DB::execute(&site.pool, change).await.is_err(), "its table is gone");
+    assert!(DB::execute(&db.pool, change).await.is_err(), "its table is gone");
 }
 
-pub async fn deduct_leaves_no_table_behind_when_its_output_is_closed<DB: Bed>(site: Site<DB>) {
-    let mut deducting = example("deduct", &["--database-url", &site.url]).spawn().unwrap();
+pub async fn deduct_leaves_no_table_behind_when_its_output_is_closed<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut deducting = example("deduct", &["--database-url", &db.url]).spawn().unwrap();
     drop(deducting.stdout.take());
     let (status, said) = output(deducting).await;
     assert_eq!(status, Some(1), "{said}");
-    assert!(DB::execute(&site.pool, "SELECT 1 FROM rowlock_example").await.is_err(), "its table is gone");
+    assert!(DB::execute(&db.pool, "SELECT 1 FROM rowlock_example").await.is_err(), "its table is gone");
 }
 
-pub async fn deduct_refuses_what_it_does_not_know<DB: Bed>(_: Site<DB>) {
+pub async fn deduct_refuses_what_it_does_not_know<DB: TestDatabase>(_: TestDb<DB>) {
     for wrong in [&["--account", "1"] as &[_], &["--strategy", "hope"], &["--workers"], &["--workers", "many"], &["1"]]
     {
         let (status, said) = ended(example("deduct", wrong)).await;
@@ -113,7 +112,7 @@ pub async fn deduct_refuses_what_it_does_not_know<DB: Bed>(_: Site<DB>) {
     assert!(status == Some(0) && said.starts_with("Usage: deduct"), "{said}");
 }
 
-pub async fn fencing_refuses_the_late_write_that_nothing_else_stops<DB: Bed>(_: Site<DB>) {
+pub async fn fencing_refuses_the_late_write_that_nothing_else_stops<DB: TestDatabase>(_: TestDb<DB>) {
     let (status, said) = ended(example("fencing", &[])).await;
     assert_eq!(status, Some(0), "{said}");
     let (checked, unchecked) = said.split_once("does not look at tokens").expect(&said);
@@ -127,7 +126,7 @@ pub async fn fencing_refuses_the_late_write_that_nothing_else_stops<DB: Bed>(_: 
     }
 }
 
-pub async fn scheduled_job_hands_over<DB: Bed>(_: Site<DB>) {
+pub async fn scheduled_job_hands_over<DB: TestDatabase>(_: TestDb<DB>) {
     let (status, said) = ended(example("scheduled_job", &[])).await;
     assert_eq!(status, Some(0), "{said}");
     assert!(said.contains("taken over from node-1"), "{said}");

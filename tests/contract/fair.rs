@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
     waiters::{Process, Turn, now, places, seconds},
 };
 
@@ -20,25 +20,25 @@ const SIGN: Duration = Duration::from_secs(4);
 /// How much longer a slow machine may take.
 const SLACK: Duration = Duration::from_secs(3);
 
-async fn processes<DB: Bed>(site: &Site<DB>, count: usize) -> Vec<Process> {
+async fn processes<DB: TestDatabase>(db: &TestDb<DB>, count: usize) -> Vec<Process> {
     let mut processes = Vec::new();
     for number in 0..count {
-        processes.push(Process::start(site, number, "wait in order", "k").await);
+        processes.push(Process::start(db, number, "wait in order", "k").await);
     }
     processes
 }
 
 /// Waits until the queue has this many tickets.
-async fn in_line<DB: Bed>(site: &Site<DB>, count: usize) {
+async fn tickets_in_queue<DB: TestDatabase>(db: &TestDb<DB>, count: usize) {
     let started = Instant::now();
-    while places(site).await != i64::try_from(count).unwrap() {
-        assert!(started.elapsed() < PATIENCE, "{} places, not {count}", places(site).await);
+    while places(db).await != i64::try_from(count).unwrap() {
+        assert!(started.elapsed() < PATIENCE, "{} places, not {count}", places(db).await);
         sleep(Duration::from_millis(1)).await;
     }
 }
 
-async fn nobody_is_left<DB: Bed>(site: &Site<DB>) {
-    eventually("the queue is empty", || async { places(site).await == 0 }).await;
+async fn the_queue_is_empty<DB: TestDatabase>(db: &TestDb<DB>) {
+    eventually("the queue is empty", || async { places(db).await == 0 }).await;
 }
 
 /// Sorts by tokens, which never fall. Checks that no two grants overlap.
@@ -53,15 +53,15 @@ fn in_order_of_grants(mut turns: Vec<Turn>) -> Vec<Turn> {
 /// Another holder has the key while the tasks arrive, one after the other, and then releases it.
 /// Without notifications the next waiter polls at its own pace, hence fewer tasks on databases
 /// other than PostgreSQL.
-pub async fn grants_come_in_the_order_of_arrival<DB: Bed>(site: Site<DB>) {
-    let tasks = if site.server.name == "postgres" { 50 } else { 12 };
-    let mut processes = processes(&site, 8).await;
-    let holder = acquired(site.lock().try_acquire("k").await);
+pub async fn grants_come_in_the_order_of_arrival<DB: TestDatabase>(db: TestDb<DB>) {
+    let tasks = if db.server.name == "postgres" { 50 } else { 12 };
+    let mut processes = processes(&db, 8).await;
+    let holder = acquired(db.lock().try_acquire("k").await);
     let mut arrivals: Vec<usize> = (0..8 * tasks).map(|task| task % 8).collect();
     fastrand::shuffle(&mut arrivals);
     for (before, process) in arrivals.iter().enumerate() {
         processes[*process].ask(Duration::from_millis(1)).await;
-        in_line(&site, before + 1).await;
+        tickets_in_queue(&db, before + 1).await;
     }
     holder.release(Status::Succeeded).await.unwrap();
     let mut turns = Vec::new();
@@ -73,50 +73,50 @@ pub async fn grants_come_in_the_order_of_arrival<DB: Bed>(site: Site<DB>) {
     let mut calls = [const { Vec::new() }; 8];
     turns.iter().for_each(|turn| calls[turn.process].push(turn.called));
     assert!(calls.iter().all(|calls| calls.is_sorted()), "in order within each process too");
-    nobody_is_left(&site).await;
+    the_queue_is_empty(&db).await;
 }
 
 /// A waiter whose ticket the test has seen in the queue.
 struct Probe {
-    in_line: Duration,
+    tickets_in_queue: Duration,
     token: i64,
 }
 
 /// Waits for `k` and for a key of its own, whose ticket shows when the waiter is in the queue.
-async fn probe<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, number: usize) -> Option<Probe> {
+async fn probe<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>, number: usize) -> Option<Probe> {
     let own = format!("probe {number}");
     let waiting: JoinHandle<LeaseSet<DB>> = tokio::spawn({
         let (lock, own) = (lock.clone(), own.clone());
         async move { lock.acquire_all(["k", &own], Duration::MAX).await.unwrap().acquired().unwrap() }
     });
     let sql = format!("SELECT COUNT(*) FROM t_resource_lock_queue WHERE key_resource = '{own}'");
-    let mut in_line = None;
-    while in_line.is_none() && !waiting.is_finished() {
-        if site.number(&sql).await == Some(1) {
-            in_line = Some(now());
+    let mut tickets_in_queue = None;
+    while tickets_in_queue.is_none() && !waiting.is_finished() {
+        if db.number(&sql).await == Some(1) {
+            tickets_in_queue = Some(now());
         }
         sleep(Duration::from_millis(1)).await;
     }
     let set = timeout(6 * PATIENCE, waiting).await.expect("it is granted").unwrap();
     let token = set.token("k").unwrap().get();
     set.release(Status::Succeeded).await.unwrap();
-    in_line.map(|in_line| Probe { in_line, token })
+    tickets_in_queue.map(|tickets_in_queue| Probe { tickets_in_queue, token })
 }
 
 /// Tasks arrive at any time. A task that calls when another has a ticket already is granted the key
 /// after it. No task waits for more than two grants of each of the others: one of those that were
 /// there before, and one of those that arrived while it drew its ticket.
-pub async fn nobody_is_overtaken_and_nobody_starves<DB: Bed>(site: Site<DB>) {
+pub async fn no_waiter_is_overtaken_or_starves<DB: TestDatabase>(db: TestDb<DB>) {
     const TASKS: usize = 48;
-    let mut processes = processes(&site, 8).await;
+    let mut processes = processes(&db, 8).await;
     let began = Instant::now();
     for number in 0..TASKS {
         processes[number % 8].go_on(seconds(), Duration::from_millis(2), Duration::from_millis(30)).await;
     }
-    let (lock, mut probes) = (site.lock().fair(true), Vec::new());
+    let (lock, mut probes) = (db.lock().fair(true), Vec::new());
     let mut number = 0;
     while began.elapsed() < seconds() {
-        probes.extend(probe(&site, &lock, number).await);
+        probes.extend(probe(&db, &lock, number).await);
         number += 1;
     }
     let mut turns = Vec::new();
@@ -124,9 +124,9 @@ pub async fn nobody_is_overtaken_and_nobody_starves<DB: Bed>(site: Site<DB>) {
         turns.extend(process.ended(6 * PATIENCE).await);
     }
     let turns = in_order_of_grants(turns);
-    for Probe { in_line, token } in &probes {
-        let late = turns.iter().find(|turn| turn.called > *in_line && turn.tokens[0] < *token);
-        assert!(late.is_none(), "in line at {in_line:?} for {token}, overtaken by {late:?}");
+    for Probe { tickets_in_queue, token } in &probes {
+        let late = turns.iter().find(|turn| turn.called > *tickets_in_queue && turn.tokens[0] < *token);
+        assert!(late.is_none(), "in line at {tickets_in_queue:?} for {token}, overtaken by {late:?}");
     }
     let ahead = |(place, turn): (usize, &Turn)| {
         turns[..place].iter().rev().take_while(|other| other.granted > turn.called).count()
@@ -135,35 +135,35 @@ pub async fn nobody_is_overtaken_and_nobody_starves<DB: Bed>(site: Site<DB>) {
     let longest = turns.iter().map(Turn::waited).max().unwrap();
     println!(
         "{}: {} turns of {TASKS} tasks in {:?}, {} probes, at most {most_ahead} turns ahead, the longest wait {longest:?}",
-        site.server.name,
+        db.server.name,
         turns.len(),
         began.elapsed(),
         probes.len(),
     );
     assert!(!probes.is_empty() && turns.len() >= TASKS, "{} probes, {} turns", probes.len(), turns.len());
     assert!(most_ahead <= 2 * TASKS, "{most_ahead} turns ahead of one");
-    nobody_is_left(&site).await;
+    the_queue_is_empty(&db).await;
 }
 
 /// All tickets of a dead process lapse within 12 s of its last heartbeat. In each process that
 /// waits, one task polls, at least once a second.
-pub async fn the_waiters_of_a_killed_process_are_passed_over<DB: Bed>(site: Site<DB>) {
+pub async fn the_waiters_of_a_killed_process_are_passed_over<DB: TestDatabase>(db: TestDb<DB>) {
     const TASKS: usize = 8;
-    let mut processes = processes(&site, 3).await;
-    let holder = acquired(site.lock().try_acquire("k").await);
+    let mut processes = processes(&db, 3).await;
+    let holder = acquired(db.lock().try_acquire("k").await);
     let arrivals: Vec<usize> = [0, 0, 0].into_iter().chain((0..2 * TASKS).map(|task| 1 + task % 2)).collect();
     for (before, process) in arrivals.iter().enumerate() {
         processes[*process].ask(Duration::ZERO).await;
-        in_line(&site, before + 1).await;
+        tickets_in_queue(&db, before + 1).await;
     }
     let victim = processes.remove(0);
     victim.signal(Signal::KILL);
     let (killed, since) = (now(), Instant::now());
     holder.release(Status::Succeeded).await.unwrap();
-    let before = counted(&site).await;
+    let before = counted(&db).await;
     sleep(KEPT / 2).await;
-    assert_eq!(places(&site).await, i64::try_from(arrivals.len()).unwrap(), "nobody is passed over too early");
-    if let (Some(before), Some(after)) = (before, counted(&site).await) {
+    assert_eq!(places(&db).await, i64::try_from(arrivals.len()).unwrap(), "nobody is passed over too early");
+    if let (Some(before), Some(after)) = (before, counted(&db).await) {
         // Each process polls at most twice a second, and sends three heartbeats of two statements.
         // The rest are the test's own statements.
         let most = 2 * (2 * since.elapsed().as_secs() + 6 + 6) + 4;
@@ -177,24 +177,24 @@ pub async fn the_waiters_of_a_killed_process_are_passed_over<DB: Bed>(site: Site
     let took = turns[0].granted - killed;
     assert!(took > KEPT - SIGN - SLACK && took < KEPT + SLACK, "{took:?}");
     assert_eq!(turns.iter().map(|turn| turn.process).collect::<Vec<_>>(), arrivals[3..]);
-    nobody_is_left(&site).await;
+    the_queue_is_empty(&db).await;
     drop(victim);
 }
 
 /// Returns the number of statements in the test's database, from all connections. Only PostgreSQL
 /// counts them.
-async fn counted<DB: Bed>(site: &Site<DB>) -> Option<i64> {
-    if site.server.name == "postgres" { DB::statements(&site.pool).await } else { None }
+async fn counted<DB: TestDatabase>(db: &TestDb<DB>) -> Option<i64> {
+    if db.server.name == "postgres" { DB::statements(&db.pool).await } else { None }
 }
 
 /// The first waiter is stopped while the key is free, just after a heartbeat.
-pub async fn no_try_gets_in_before_those_in_line<DB: Bed>(site: Site<DB>) {
-    let mut first = processes(&site, 1).await.remove(0);
-    let lock = site.lock().fair(true);
+pub async fn no_attempt_overtakes_those_with_tickets<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut first = processes(&db, 1).await.remove(0);
+    let lock = db.lock().fair(true);
     let holder = acquired(lock.try_acquire("k").await);
     first.ask(Duration::ZERO).await;
-    in_line(&site, 1).await;
-    let alive = || async { site.cell("alive_until", "t_resource_lock_queue").await };
+    tickets_in_queue(&db, 1).await;
+    let alive = || async { db.cell("alive_until", "t_resource_lock_queue").await };
     let before = alive().await;
     eventually("it gives a sign of life", || async { alive().await != before }).await;
     // On SQLite, no process can access the file while another is stopped during an access.
@@ -204,7 +204,7 @@ pub async fn no_try_gets_in_before_those_in_line<DB: Bed>(site: Site<DB>) {
     // The server completes the requests that were sent before.
     sleep(SIGN / 4).await;
     holder.release(Status::Succeeded).await.unwrap();
-    let other = LeaseLock::new(site.pool_of(1).await).fair(true);
+    let other = LeaseLock::new(db.pool_of(1).await).fair(true);
     let short = Duration::from_millis(1500);
     let reasons = [
         refused(lock.try_acquire("k").await).reason,
@@ -229,30 +229,30 @@ pub async fn no_try_gets_in_before_those_in_line<DB: Bed>(site: Site<DB>) {
     lease.release(Status::Succeeded).await.unwrap();
     first.turn().await;
     assert_eq!(first.ended(PATIENCE).await.len(), 0);
-    nobody_is_left(&site).await;
+    the_queue_is_empty(&db).await;
 }
 
 /// Starts a waiter in this process, with a lock object of its own. Returns when its ticket is
 /// drawn.
-async fn waiting<DB: Bed>(site: &Site<DB>) -> JoinHandle<Duration> {
-    let before = usize::try_from(places(site).await).unwrap();
-    let lock = site.lock().fair(true);
+async fn waiting<DB: TestDatabase>(db: &TestDb<DB>) -> JoinHandle<Duration> {
+    let before = usize::try_from(places(db).await).unwrap();
+    let lock = db.lock().fair(true);
     let waiting = tokio::spawn(async move {
         let lease = acquired(lock.acquire("k", Duration::MAX).await);
         let granted = now();
         lease.release(Status::Succeeded).await.unwrap();
         granted
     });
-    in_line(site, before + 1).await;
+    tickets_in_queue(db, before + 1).await;
     waiting
 }
 
-pub async fn a_waiter_that_goes_away_leaves_its_place<DB: Bed>(site: Site<DB>) {
-    let holder = acquired(site.lock().try_acquire("k").await);
+pub async fn a_waiter_that_goes_away_leaves_its_place<DB: TestDatabase>(db: TestDb<DB>) {
+    let holder = acquired(db.lock().try_acquire("k").await);
     let [first, second, third, fourth] =
-        [waiting(&site).await, waiting(&site).await, waiting(&site).await, waiting(&site).await];
+        [waiting(&db).await, waiting(&db).await, waiting(&db).await, waiting(&db).await];
     third.abort();
-    in_line(&site, 3).await;
+    tickets_in_queue(&db, 3).await;
     // The first waiter is dropped just when the key becomes free for it.
     first.abort();
     let freed = now();
@@ -261,24 +261,24 @@ pub async fn a_waiter_that_goes_away_leaves_its_place<DB: Bed>(site: Site<DB>) {
     let (second, fourth) = (second.await.unwrap().unwrap(), fourth.await.unwrap().unwrap());
     assert!(second < fourth);
     assert!(fourth - freed < KEPT - SIGN - SLACK, "well before a place lapses: {:?}", fourth - freed);
-    nobody_is_left(&site).await;
+    the_queue_is_empty(&db).await;
 }
 
 /// Inserts a ticket without further heartbeats.
-async fn a_place<DB: Bed>(site: &Site<DB>) {
+async fn a_place<DB: TestDatabase>(db: &TestDb<DB>) {
     let alive = DB::ago(-60_000);
-    site.execute(&format!(
+    db.execute(&format!(
         "INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES ('k', -1, {alive})"
     ))
     .await;
 }
 
-pub async fn a_try_in_order_looks_at_the_queue<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().fair(true);
+pub async fn a_try_in_order_looks_at_the_queue<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().fair(true);
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    a_place(&site).await;
+    a_place(&db).await;
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Queued);
     assert_eq!(lock.try_acquire_all(["j", "k"]).await.unwrap().refused().unwrap().reason, Reason::Queued);
-    site.execute("DELETE FROM t_resource_lock_queue").await;
+    db.execute("DELETE FROM t_resource_lock_queue").await;
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }

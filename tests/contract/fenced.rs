@@ -8,40 +8,40 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     bank::{LEASE, VERSION, accounts, balance, granted, locks, version, write_in},
-    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
 };
 
 /// Begins a transaction that writes.
-async fn begin<DB: Bed>(site: &Site<DB>) -> Transaction<'static, DB> {
-    site.pool.begin_with(DB::BEGIN).await.unwrap()
+async fn begin<DB: TestDatabase>(db: &TestDb<DB>) -> Transaction<'static, DB> {
+    db.pool.begin_with(DB::BEGIN).await.unwrap()
 }
 
 /// Sets the end of the lease to this many milliseconds from now, by the database's clock.
-async fn ends_in<DB: Bed>(site: &Site<DB>, key: &str, millis: i64) {
-    site.set(key, &format!("expires_at = {}", DB::ago(-millis))).await;
+async fn ends_in<DB: TestDatabase>(db: &TestDb<DB>, key: &str, millis: i64) {
+    db.set(key, &format!("expires_at = {}", DB::ago(-millis))).await;
 }
 
-async fn has_ended<DB: Bed>(site: &Site<DB>, key: &str) -> bool {
+async fn has_ended<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> bool {
     let sql =
         format!("SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = '{key}' AND expires_at <= {}", DB::ago(0));
-    site.number(&sql).await == Some(1)
+    db.number(&sql).await == Some(1)
 }
 
-async fn confirms<DB: Bed>(site: &Site<DB>, key: &str) -> i64 {
-    site.number(&format!("SELECT confirms FROM t_resource_lock WHERE key_resource = '{key}'")).await.unwrap()
+async fn confirms<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> i64 {
+    db.number(&format!("SELECT confirms FROM t_resource_lock WHERE key_resource = '{key}'")).await.unwrap()
 }
 
-pub async fn a_claim_that_was_taken_over_or_passed_is_told_so<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    for (name, lock) in locks(&site.pool) {
+pub async fn a_claim_that_was_taken_over_or_passed_is_told_so<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    for (name, lock) in locks(&db.pool) {
         let stale = granted(lock.try_acquire(name).await);
         if name == LEASE {
-            ends_in(&site, name, -1).await;
+            ends_in(&db, name, -1).await;
             granted(lock.try_acquire(name).await);
         } else {
-            site.execute("UPDATE account SET version = version + 1 WHERE id = 'version'").await;
+            db.execute("UPDATE account SET version = version + 1 WHERE id = 'version'").await;
         }
-        let mut tx = begin(&site).await;
+        let mut tx = begin(&db).await;
         write_in::<DB>(&mut tx, name, 1).await.unwrap();
         match (name, lock.confirm(stale.claim(), &mut tx).await) {
             (LEASE, Err(Error::Lost { key, token })) => assert_eq!((&key, token), (stale.key(), stale.token())),
@@ -49,54 +49,54 @@ pub async fn a_claim_that_was_taken_over_or_passed_is_told_so<DB: Bed>(site: Sit
             other => panic!("{other:?}"),
         }
         tx.rollback().await.unwrap();
-        assert_eq!(balance(&site, name).await, 1000);
+        assert_eq!(balance(&db, name).await, 1000);
     }
-    assert_eq!(confirms(&site, LEASE).await, 0);
+    assert_eq!(confirms(&db, LEASE).await, 0);
 }
 
 /// The lease ends during the transaction. The row is locked, and other requests are refused as
 /// busy.
-pub async fn a_confirmed_claim_keeps_others_out_until_the_commit<DB: Bed>(site: Site<DB>) {
-    let (lock, other) = (site.lock(), site.lock());
+pub async fn a_confirmed_claim_keeps_others_out_until_the_commit<DB: TestDatabase>(db: TestDb<DB>) {
+    let (lock, other) = (db.lock(), db.lock());
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
-    ends_in(&site, "k", 500).await;
-    let mut tx = begin(&site).await;
+    ends_in(&db, "k", 500).await;
+    let mut tx = begin(&db).await;
     assert_eq!(lock.confirm(grant.claim(), &mut tx).await.unwrap(), Confirmation(1));
     let refusal = refused(other.try_acquire("k").await);
     assert!([Reason::Held, Reason::Busy].contains(&refusal.reason), "{refusal}");
-    eventually("the lease ends", || has_ended(&site, "k")).await;
+    eventually("the lease ends", || has_ended(&db, "k")).await;
     for _ in 0..3 {
         assert_eq!(refused(other.try_acquire("k").await).reason, Reason::Busy);
     }
     tx.commit().await.unwrap();
     let next = acquired(other.try_acquire("k").await);
     assert_eq!(next.taken_over_from().unwrap().token, grant.token());
-    assert_eq!(confirms(&site, "k").await, 1);
+    assert_eq!(confirms(&db, "k").await, 1);
 }
 
-pub async fn an_expired_claim_that_nobody_took_may_commit<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    let lock = site.lock();
+pub async fn an_expired_claim_that_was_not_taken_over_may_commit<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let lock = db.lock();
     let grant = granted(ResourceLock::try_acquire(&lock, LEASE).await);
-    ends_in(&site, LEASE, -1000).await;
-    let mut tx = begin(&site).await;
+    ends_in(&db, LEASE, -1000).await;
+    let mut tx = begin(&db).await;
     lock.confirm(grant.claim(), &mut tx).await.unwrap();
     write_in::<DB>(&mut tx, LEASE, 999).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!((balance(&site, LEASE).await, confirms(&site, LEASE).await), (999, 1));
-    assert_eq!(acquired(site.lock().try_acquire(LEASE).await).taken_over_from().unwrap().token, grant.token());
+    assert_eq!((balance(&db, LEASE).await, confirms(&db, LEASE).await), (999, 1));
+    assert_eq!(acquired(db.lock().try_acquire(LEASE).await).taken_over_from().unwrap().token, grant.token());
 }
 
-pub async fn a_forced_release_does_not_pass_a_confirmed_transaction<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn a_forced_release_does_not_pass_a_confirmed_transaction<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
-    let mut tx = begin(&site).await;
+    let mut tx = begin(&db).await;
     lock.confirm(grant.claim(), &mut tx).await.unwrap();
-    let hurried = LeaseLock::new(site.pool_of(1).await).time_limit(Duration::from_millis(300)).unwrap();
+    let hurried = LeaseLock::new(db.pool_of(1).await).time_limit(Duration::from_millis(300)).unwrap();
     let error = hurried.force_release("k", Status::Succeeded).await.unwrap_err();
     assert!(error.is_retryable(), "{error:?}");
     let patient = tokio::spawn({
-        let lock = site.lock().time_limit(PATIENCE).unwrap();
+        let lock = db.lock().time_limit(PATIENCE).unwrap();
         async move { lock.force_release("k", Status::Succeeded).await }
     });
     sleep(Duration::from_millis(200)).await;
@@ -104,20 +104,20 @@ pub async fn a_forced_release_does_not_pass_a_confirmed_transaction<DB: Bed>(sit
     tx.commit().await.unwrap();
     let token = timeout(PATIENCE, patient).await.unwrap().unwrap().unwrap().unwrap();
     assert!(token > grant.token());
-    assert_eq!(confirms(&site, "k").await, 1);
-    let mut tx = begin(&site).await;
+    assert_eq!(confirms(&db, "k").await, 1);
+    let mut tx = begin(&db).await;
     let error = lock.confirm(grant.claim(), &mut tx).await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error:?}");
 }
 
 /// The row is locked for more than one renewal interval. The deadline stands, and the renewals go
 /// on afterwards.
-pub async fn a_renewal_does_not_trip_over_the_transactions_own_row<DB: Bed>(site: Site<DB>) {
+pub async fn a_renewal_does_not_trip_over_the_transactions_own_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = Duration::from_secs(3);
-    let lock = site.lock_for(lease);
+    let lock = db.lock_for(lease);
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
     let since = Instant::now();
-    let mut tx = begin(&site).await;
+    let mut tx = begin(&db).await;
     lock.confirm(grant.claim(), &mut tx).await.unwrap();
     while since.elapsed() < lease / 2 {
         assert!(grant.is_held(), "in the transaction");
@@ -131,33 +131,33 @@ pub async fn a_renewal_does_not_trip_over_the_transactions_own_row<DB: Bed>(site
     lock.release(grant, Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_confirmation_needs_a_transaction<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    for (name, lock) in locks(&site.pool) {
+pub async fn a_confirmation_needs_a_transaction<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    for (name, lock) in locks(&db.pool) {
         let grant = granted(lock.try_acquire(name).await);
-        let mut conn = site.pool.acquire().await.unwrap();
+        let mut conn = db.pool.acquire().await.unwrap();
         let error = lock.confirm(grant.claim(), &mut conn).await.unwrap_err();
         assert!(matches!(error, Error::NotInTransaction { .. }), "{error:?}");
     }
-    assert_eq!((confirms(&site, LEASE).await, version(&site, VERSION).await), (0, 0));
+    assert_eq!((confirms(&db, LEASE).await, version(&db, VERSION).await), (0, 0));
 }
 
 /// The transaction reads a snapshot that is older than the claim, so that nothing computed from it
 /// may be committed under the claim. MySQL, and MariaDB without `innodb_snapshot_isolation`, lock
 /// the current row, whatever the snapshot.
-pub async fn a_claim_that_is_younger_than_the_snapshot_is_a_conflict<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn a_claim_that_is_younger_than_the_snapshot_is_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    let begin = match site.server.name {
+    let begin = match db.server.name {
         "postgres" => "BEGIN ISOLATION LEVEL REPEATABLE READ",
         "sqlite" => "BEGIN",
         _ => "START TRANSACTION WITH CONSISTENT SNAPSHOT",
     };
-    let mut tx = site.pool.begin_with(AssertSqlSafe(begin)).await.unwrap();
+    let mut tx = db.pool.begin_with(AssertSqlSafe(begin)).await.unwrap();
     DB::text_on(&mut tx, "SELECT status FROM t_resource_lock WHERE key_resource = 'k'").await.unwrap();
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
     let confirmed = lock.confirm(grant.claim(), &mut tx).await;
-    let heeds_snapshots = ["postgres", "sqlite"].contains(&site.server.name) || has_snapshot_isolation(&site).await;
+    let heeds_snapshots = ["postgres", "sqlite"].contains(&db.server.name) || has_snapshot_isolation(&db).await;
     match confirmed {
         Err(Error::Conflict { attempts: 1, .. }) if heeds_snapshots => {}
         Ok(Confirmation(1)) if !heeds_snapshots => {}
@@ -168,20 +168,20 @@ pub async fn a_claim_that_is_younger_than_the_snapshot_is_a_conflict<DB: Bed>(si
 }
 
 /// Snapshot isolation is MariaDB's default from 11.6.2 on.
-async fn has_snapshot_isolation<DB: Bed>(site: &Site<DB>) -> bool {
-    site.server.name == "mariadb" && site.number("SELECT @@innodb_snapshot_isolation").await == Some(1)
+async fn has_snapshot_isolation<DB: TestDatabase>(db: &TestDb<DB>) -> bool {
+    db.server.name == "mariadb" && db.number("SELECT @@innodb_snapshot_isolation").await == Some(1)
 }
 
 /// On SQLite, the second transaction waits in its `BEGIN`. With snapshot isolation it must be
 /// restarted, because it read the row while it waited.
-pub async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
-    let mut first = begin(&site).await;
+    let mut first = begin(&db).await;
     assert_eq!(lock.confirm(grant.claim(), &mut first).await.unwrap(), Confirmation(1));
-    let begins_anew = has_snapshot_isolation(&site).await;
+    let begins_anew = has_snapshot_isolation(&db).await;
     let second = tokio::spawn({
-        let (lock, claim, pool) = (lock.clone(), grant.claim().clone(), site.pool.clone());
+        let (lock, claim, pool) = (lock.clone(), grant.claim().clone(), db.pool.clone());
         async move {
             loop {
                 let mut tx = pool.begin_with(DB::BEGIN).await.unwrap();
@@ -199,18 +199,18 @@ pub async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: Bed>(sit
     assert!(!second.is_finished());
     first.commit().await.unwrap();
     assert_eq!(timeout(PATIENCE, second).await.unwrap().unwrap(), Confirmation(2));
-    assert_eq!(confirms(&site, "k").await, 2);
+    assert_eq!(confirms(&db, "k").await, 2);
 }
 
-pub async fn a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
     for _ in 0..2 {
-        let mut tx = begin(&site).await;
+        let mut tx = begin(&db).await;
         assert_eq!(lock.confirm(grant.claim(), &mut tx).await.unwrap(), Confirmation(1));
         tx.rollback().await.unwrap();
     }
-    assert_eq!(confirms(&site, "k").await, 0);
-    assert_eq!(refused(site.lock().try_acquire("k").await).reason, Reason::Held);
+    assert_eq!(confirms(&db, "k").await, 0);
+    assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Held);
     lock.release(grant, Status::Succeeded).await.unwrap();
 }

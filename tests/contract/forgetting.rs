@@ -4,23 +4,23 @@ use std::time::Duration;
 
 use rowlock::Status;
 
-use crate::bed::{Bed, PATIENCE, Site, acquired, eventually};
+use crate::harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Inserts this many keys that are old enough for `forget`.
-async fn old<DB: Bed>(site: &Site<DB>, count: usize) {
+async fn old<DB: TestDatabase>(db: &TestDb<DB>, count: usize) {
     let rows: Vec<String> = (0..count).map(|number| format!("('old {number:04}')")).collect();
-    site.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(","))).await;
+    db.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(","))).await;
 }
 
-async fn rows<DB: Bed>(site: &Site<DB>) -> i64 {
-    site.number("SELECT COUNT(*) FROM t_resource_lock").await.unwrap()
+async fn rows<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
+    db.number("SELECT COUNT(*) FROM t_resource_lock").await.unwrap()
 }
 
-pub async fn a_step_that_fails_leaves_those_before_it_done<DB: Bed>(site: Site<DB>) {
-    old(&site, 1203).await;
-    let refuse: &[&str] = match site.server.name {
+pub async fn a_step_that_fails_leaves_those_before_it_done<DB: TestDatabase>(db: TestDb<DB>) {
+    old(&db, 1203).await;
+    let refuse: &[&str] = match db.server.name {
         "sqlite" => &["CREATE TRIGGER refuse BEFORE DELETE ON t_resource_lock WHEN OLD.key_resource = 'old 1100'
              BEGIN SELECT RAISE(ABORT, 'not this one'); END"],
         "postgres" => &[
@@ -31,26 +31,26 @@ pub async fn a_step_that_fails_leaves_those_before_it_done<DB: Bed>(site: Site<D
              IF OLD.key_resource = 'old 1100' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF"],
     };
     for sql in refuse {
-        site.execute(sql).await;
+        db.execute(sql).await;
     }
-    let error = site.lock().forget(HOUR).await.unwrap_err();
+    let error = db.lock().forget(HOUR).await.unwrap_err();
     assert!(format!("{error:?}").contains("not this one"), "{error:?}");
-    assert_eq!(rows(&site).await, 203, "two steps of 500 are done");
-    site.execute(if site.server.name == "postgres" {
+    assert_eq!(rows(&db).await, 203, "two steps of 500 are done");
+    db.execute(if db.server.name == "postgres" {
         "DROP TRIGGER refuse ON t_resource_lock"
     } else {
         "DROP TRIGGER refuse"
     })
     .await;
-    assert_eq!(site.lock().forget(HOUR).await.unwrap(), 203);
+    assert_eq!(db.lock().forget(HOUR).await.unwrap(), 203);
 }
 
 /// The article's programs may have given the column any integer type.
-pub async fn minutes_of_any_size_are_counted<DB: Bed>(site: Site<DB>) {
-    match site.server.name {
+pub async fn minutes_of_any_size_are_counted<DB: TestDatabase>(db: TestDb<DB>) {
+    match db.server.name {
         "sqlite" => 0,
-        "postgres" => site.execute("ALTER TABLE t_resource_lock ALTER COLUMN time TYPE bigint").await,
-        _ => site.execute("ALTER TABLE t_resource_lock MODIFY time BIGINT NOT NULL DEFAULT 60").await,
+        "postgres" => db.execute("ALTER TABLE t_resource_lock ALTER COLUMN time TYPE bigint").await,
+        _ => db.execute("ALTER TABLE t_resource_lock MODIFY time BIGINT NOT NULL DEFAULT 60").await,
     };
     for (key, minutes) in [
         ("usual", "60"),
@@ -58,22 +58,22 @@ pub async fn minutes_of_any_size_are_counted<DB: Bed>(site: Site<DB>) {
         ("long", "3000000000"),
         ("longest", "9223372036854775807"),
     ] {
-        acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
-        site.set(key, &format!("begin_time = {0}, end_time = {0}, time = {minutes}", DB::ago(2 * 3_600_000))).await;
+        acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        db.set(key, &format!("begin_time = {0}, end_time = {0}, time = {minutes}", DB::ago(2 * 3_600_000))).await;
     }
-    assert_eq!(site.lock().forget(HOUR).await.unwrap(), 2);
-    assert_eq!(rows(&site).await, 2);
+    assert_eq!(db.lock().forget(HOUR).await.unwrap(), 2);
+    assert_eq!(rows(&db).await, 2);
     assert_eq!(
-        site.number("SELECT COUNT(*) FROM t_resource_lock WHERE key_resource IN ('long', 'longest')").await,
+        db.number("SELECT COUNT(*) FROM t_resource_lock WHERE key_resource IN ('long', 'longest')").await,
         Some(2)
     );
 }
 
 /// While `forget` waits at one row, keys of other steps can be claimed.
-pub async fn keys_of_other_steps_can_be_had_meanwhile<DB: Bed>(site: Site<DB>) {
-    old(&site, 1203).await;
-    let mut gate = site.pool_of(1).await.acquire().await.unwrap();
-    let (create, close, waits, open): (&[&str], _, _, _) = match site.server.name {
+pub async fn keys_of_other_steps_can_be_acquired_between_steps<DB: TestDatabase>(db: TestDb<DB>) {
+    old(&db, 1203).await;
+    let mut gate = db.pool_of(1).await.acquire().await.unwrap();
+    let (create, close, waits, open): (&[&str], _, _, _) = match db.server.name {
         "postgres" => (
             &[
                 "CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN OLD; END $$",
@@ -96,20 +96,20 @@ pub async fn keys_of_other_steps_can_be_had_meanwhile<DB: Bed>(site: Site<DB>) {
         ),
     };
     for sql in create {
-        site.execute(sql).await;
+        db.execute(sql).await;
     }
     DB::execute_on(&mut gate, close).await.unwrap();
-    let lock = site.lock().time_limit(2 * PATIENCE).unwrap();
+    let lock = db.lock().time_limit(2 * PATIENCE).unwrap();
     let forgetting = tokio::spawn({
         let lock = lock.clone();
         async move { lock.forget(HOUR).await }
     });
-    eventually("it waits", || async { site.number(waits).await == Some(1) }).await;
+    eventually("it waits", || async { db.number(waits).await == Some(1) }).await;
     for key in ["old 0000", "old 0499", "old 1000", "old 1202"] {
         acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
     DB::execute_on(&mut gate, open).await.unwrap();
     // The keys that were just used are kept.
     assert_eq!(forgetting.await.unwrap().unwrap(), 1201);
-    assert_eq!(rows(&site).await, 4);
+    assert_eq!(rows(&db).await, 4);
 }

@@ -10,7 +10,7 @@ use proptest::{
 use rowlock::{Columns, Error, Key, LeaseLock, ListOptions, Status, VersionedTable};
 use tokio::{runtime::Handle, task::block_in_place, time::timeout};
 
-use crate::bed::{Bed, Site, acquired};
+use crate::harness::{TestDatabase, TestDb, acquired};
 
 /// Checks this many values, one after the other.
 pub fn each<S: Strategy, F: Future<Output = ()>>(cases: u32, values: S, mut check: impl FnMut(S::Value) -> F) {
@@ -29,8 +29,8 @@ fn text() -> impl Strategy<Value = String> {
     prop_oneof![".{0,20}", "\\PC{0,300}", signs, "[a-z]{0,3}", Just("' OR 1=1 --".to_owned()), Just("x".repeat(255))]
 }
 
-pub async fn any_text_is_a_key_of_its_own_or_refused<DB: Bed>(site: Site<DB>) {
-    let (lock, mut keys) = (site.lock(), HashSet::new());
+pub async fn any_text_is_a_key_of_its_own_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let (lock, mut keys) = (db.lock(), HashSet::new());
     each(200, text(), |text| {
         let (lock, new) = (lock.clone(), Key::new(&text).is_ok() && keys.insert(text.clone()));
         async move {
@@ -57,8 +57,8 @@ fn duration() -> impl Strategy<Value = Duration> {
     prop_oneof![short, (0..400_000_000_u64).prop_map(Duration::from_secs), any_at_all, Just(Duration::MAX)]
 }
 
-pub async fn any_duration_is_kept_to_or_refused<DB: Bed>(site: Site<DB>) {
-    let held = acquired(site.lock().try_acquire("held").await);
+pub async fn any_duration_is_kept_to_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let held = acquired(db.lock().try_acquire("held").await);
     let refused = |error: Error| assert!(matches!(error, Error::InvalidSetting { .. }), "{error:?}");
     let or = |lock: LeaseLock<DB>, set: Result<LeaseLock<DB>, Error>| {
         set.unwrap_or_else(|error| {
@@ -69,7 +69,7 @@ pub async fn any_duration_is_kept_to_or_refused<DB: Bed>(site: Site<DB>) {
     let mut number = 0;
     each(100, (duration(), duration(), duration()), |(one, two, three)| {
         number += 1;
-        let (lock, key) = (site.lock(), format!("key {number}"));
+        let (lock, key) = (db.lock(), format!("key {number}"));
         let lock = or(lock.clone(), lock.lease(one));
         let lock = or(lock.clone(), lock.min_interval(two));
         async move {
@@ -84,11 +84,11 @@ pub async fn any_duration_is_kept_to_or_refused<DB: Bed>(site: Site<DB>) {
     held.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn any_name_is_a_plain_one_or_refused<DB: Bed>(site: Site<DB>) {
-    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+pub async fn any_name_is_a_plain_one_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let name = || prop_oneof![text(), "[a-z_][a-z0-9_]{0,70}(\\.[a-z]{1,3})?", Just("t_resource_lock".to_owned())];
     each(150, (name(), name(), name(), name()), |(table, key, value, version)| {
-        let pool = site.pool.clone();
+        let pool = db.pool.clone();
         async move {
             let columns = Columns { table: &table, key: &key, value: &value, version: &version };
             match VersionedTable::<_, i64>::new(pool, columns) {
@@ -98,5 +98,5 @@ pub async fn any_name_is_a_plain_one_or_refused<DB: Bed>(site: Site<DB>) {
             }
         }
     });
-    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock WHERE status = 'S'").await, Some(1));
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock WHERE status = 'S'").await, Some(1));
 }

@@ -5,18 +5,18 @@ use sqlx::{Pool, pool::PoolOptions};
 
 use crate::{
     bank::{accounts, locks},
-    bed::{Bed, Site, acquired},
     both::{commits_no_stale_claim, loses_no_update},
+    harness::{TestDatabase, TestDb, acquired},
 };
 
 /// Returns a pool whose sessions have this setting. The statements differ between servers.
-pub async fn pool_at<DB: Bed>(site: &Site<DB>, level: &str) -> Pool<DB> {
-    pool_of_at(site, 10, level).await
+pub async fn pool_at<DB: TestDatabase>(db: &TestDb<DB>, level: &str) -> Pool<DB> {
+    pool_of_at(db, 10, level).await
 }
 
 /// The same, with this many connections.
-pub async fn pool_of_at<DB: Bed>(site: &Site<DB>, connections: u32, level: &str) -> Pool<DB> {
-    let sql: &'static str = match (site.server.name, level) {
+pub async fn pool_of_at<DB: TestDatabase>(db: &TestDb<DB>, connections: u32, level: &str) -> Pool<DB> {
+    let sql: &'static str = match (db.server.name, level) {
         ("postgres", "read committed") => "SET default_transaction_isolation = 'read committed'",
         ("postgres", "repeatable read") => "SET default_transaction_isolation = 'repeatable read'",
         ("postgres", "serializable") => "SET default_transaction_isolation = 'serializable'",
@@ -30,41 +30,41 @@ pub async fn pool_of_at<DB: Bed>(site: &Site<DB>, connections: u32, level: &str)
     let options = PoolOptions::new().max_connections(connections).test_before_acquire(false);
     let options =
         options.after_connect(move |conn, _| Box::pin(async move { DB::execute_on(conn, sql).await.map(drop) }));
-    options.connect(&site.url).await.unwrap()
+    options.connect(&db.url).await.unwrap()
 }
 
 /// Checks that no update is lost, no stale claim commits, and no contention is reported as a
 /// database error.
-async fn holds_at<DB: Bed>(site: Site<DB>, level: &str) {
-    accounts(&site).await;
-    let site = site.over(pool_at(&site, level).await);
-    for (name, lock) in locks(&site.pool) {
-        loses_no_update(&site, name, std::slice::from_ref(&lock)).await.unwrap();
-        commits_no_stale_claim(&site, name, &*lock).await.unwrap();
+async fn holds_at<DB: TestDatabase>(db: TestDb<DB>, level: &str) {
+    accounts(&db).await;
+    let db = db.over(pool_at(&db, level).await);
+    for (name, lock) in locks(&db.pool) {
+        loses_no_update(&db, name, std::slice::from_ref(&lock)).await.unwrap();
+        commits_no_stale_claim(&db, name, &*lock).await.unwrap();
     }
 }
 
-pub async fn read_committed<DB: Bed>(site: Site<DB>) {
-    holds_at(site, "read committed").await;
+pub async fn read_committed<DB: TestDatabase>(db: TestDb<DB>) {
+    holds_at(db, "read committed").await;
 }
 
-pub async fn repeatable_read<DB: Bed>(site: Site<DB>) {
-    holds_at(site, "repeatable read").await;
+pub async fn repeatable_read<DB: TestDatabase>(db: TestDb<DB>) {
+    holds_at(db, "repeatable read").await;
 }
 
-pub async fn serializable<DB: Bed>(site: Site<DB>) {
-    holds_at(site, "serializable").await;
+pub async fn serializable<DB: TestDatabase>(db: TestDb<DB>) {
+    holds_at(db, "serializable").await;
 }
 
 /// With this setting, MariaDB has an error of its own for a row that another transaction changed.
-pub async fn snapshot_isolation<DB: Bed>(site: Site<DB>) {
-    holds_at(site, "snapshot isolation").await;
+pub async fn snapshot_isolation<DB: TestDatabase>(db: TestDb<DB>) {
+    holds_at(db, "snapshot isolation").await;
 }
 
 /// With this setting, MariaDB's assignments see the original row, not what the assignments before
 /// them wrote.
-pub async fn assignments_at_once<DB: Bed>(site: Site<DB>) {
-    let pool = pool_at(&site, "assignments at once").await;
+pub async fn assignments_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = pool_at(&db, "assignments at once").await;
     let lock = LeaseLock::new(pool.clone());
     let lease = acquired(lock.try_acquire("k").await);
     let token = lease.token();
@@ -74,5 +74,5 @@ pub async fn assignments_at_once<DB: Bed>(site: Site<DB>) {
     assert!(lease.token() > token && lease.renew().await.is_ok());
     lease.release(Status::Succeeded).await.unwrap();
     assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_none());
-    holds_at(site, "assignments at once").await;
+    holds_at(db, "assignments at once").await;
 }

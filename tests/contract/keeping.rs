@@ -11,14 +11,14 @@ use std::{
 use rowlock::{Attempt, Error, LeaseLock, Reason, ResourceLockExt, Rules, RunOutcome, Status};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::bed::{Bed, Site, acquired, eventually, refused};
+use crate::harness::{TestDatabase, TestDb, acquired, eventually, refused};
 
 /// Long enough for a slow disk to write a renewal within a third of it.
 const SHORT: Duration = Duration::from_millis(1500);
 const PATIENCE: Duration = Duration::from_secs(20);
 
-pub async fn a_lease_is_renewed_in_the_background<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock_for(SHORT);
+pub async fn a_lease_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(SHORT);
     let lease = acquired(lock.try_acquire("k").await);
     let started = Instant::now();
     while started.elapsed() < 4 * SHORT {
@@ -29,11 +29,11 @@ pub async fn a_lease_is_renewed_in_the_background<DB: Bed>(site: Site<DB>) {
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_lease_is_lost_when_somebody_takes_the_row<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock_for(SHORT);
+pub async fn a_lease_is_lost_when_another_program_takes_the_row<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(SHORT);
     let lease = acquired(lock.try_acquire("k").await);
     let token = lease.cancellation_token();
-    site.take_from("k").await;
+    db.take_from("k").await;
     timeout(PATIENCE, lease.lost()).await.unwrap();
     assert!(token.is_cancelled() && !lease.is_held() && lease.time_left().is_zero());
     assert!(matches!(lease.renew().await, Err(Error::Lost { .. })));
@@ -41,8 +41,8 @@ pub async fn a_lease_is_lost_when_somebody_takes_the_row<DB: Bed>(site: Site<DB>
 
 /// The holder cannot reach the database. It learns of its loss before another caller can claim the
 /// key.
-pub async fn loss_is_told_before_another_gets_in<DB: Bed>(site: Site<DB>) {
-    let own = site.pool_of(2).await;
+pub async fn loss_is_told_before_another_gets_in<DB: TestDatabase>(db: TestDb<DB>) {
+    let own = db.pool_of(2).await;
     let holder = LeaseLock::new(own.clone()).lease(2 * SHORT).unwrap();
     let lease = acquired(holder.try_acquire("k").await);
     let lost = Arc::new(AtomicBool::new(false));
@@ -54,7 +54,7 @@ pub async fn loss_is_told_before_another_gets_in<DB: Bed>(site: Site<DB>) {
         }
     });
     own.close().await;
-    let other = site.lock();
+    let other = db.lock();
     let next = loop {
         match other.try_acquire("k").await.unwrap() {
             Attempt::Acquired(lease) => break lease,
@@ -67,10 +67,10 @@ pub async fn loss_is_told_before_another_gets_in<DB: Bed>(site: Site<DB>) {
     watch.await.unwrap();
 }
 
-pub async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock_for(3 * SHORT).time_limit(Duration::from_millis(300)).unwrap();
+pub async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(3 * SHORT).time_limit(Duration::from_millis(300)).unwrap();
     let lease = acquired(lock.try_acquire("k").await);
-    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
     let started = Instant::now();
@@ -87,8 +87,8 @@ pub async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: Bed>(si
 
 /// The pool is empty for so long that a background renewal fails. The deadline stands, and the next
 /// renewal succeeds.
-pub async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     let lease = Duration::from_secs(4);
     let lock = LeaseLock::new(pool.clone()).share_pool().lease(lease).unwrap();
     let lease_held = acquired(lock.try_acquire("k").await);
@@ -107,29 +107,29 @@ pub async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: Bed>(site: Site
 
 /// Another program, which does not know this crate's columns, claims the key and releases it. The
 /// claim is lost, and does not become valid again.
-pub async fn a_trampled_claim_is_lost<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn a_trampled_claim_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let lease = acquired(lock.try_acquire("k").await);
-    site.set("k", &format!("lock_flag = 1, status = 'P', begin_time = {}", DB::ago(-50))).await;
+    db.set("k", &format!("lock_flag = 1, status = 'P', begin_time = {}", DB::ago(-50))).await;
     assert!(matches!(lease.renew().await, Err(Error::Lost { .. })));
     let lease = acquired(lock.try_acquire("l").await);
-    site.set("l", "lock_flag = 0, status = 'S'").await;
+    db.set("l", "lock_flag = 0, status = 'S'").await;
     assert!(matches!(lease.renew().await, Err(Error::Lost { .. })));
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::HeldByAnotherProgram);
 }
 
-pub async fn releasing_a_lost_lease_changes_nothing<DB: Bed>(site: Site<DB>) {
-    let lease = acquired(site.lock().try_acquire("k").await);
-    site.take_from("k").await;
+pub async fn releasing_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.lock().try_acquire("k").await);
+    db.take_from("k").await;
     let error = lease.release(Status::Failed).await.unwrap_err();
     assert!(error.to_string().contains("\"k\" was lost"), "{error}");
-    assert_eq!(site.column("k", "status").await.as_deref(), Some("P"));
-    assert_eq!(site.column("k", "client_ip").await.as_deref(), Some("thief"));
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("P"));
+    assert_eq!(db.column("k", "client_ip").await.as_deref(), Some("thief"));
 }
 
-pub async fn a_release_waits_for_a_transaction_at_the_row<DB: Bed>(site: Site<DB>) {
-    let lease = acquired(site.lock().try_acquire("k").await);
-    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+pub async fn a_release_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.lock().try_acquire("k").await);
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
     let release = tokio::spawn(lease.release(Status::Failed));
@@ -137,19 +137,19 @@ pub async fn a_release_waits_for_a_transaction_at_the_row<DB: Bed>(site: Site<DB
     assert!(!release.is_finished());
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     timeout(PATIENCE, release).await.unwrap().unwrap().unwrap();
-    assert_eq!(site.column("k", "status").await.as_deref(), Some("F"));
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("F"));
 }
 
 /// A release that was executed before, and whose reply was lost, finds a free row with its own
 /// token.
-pub async fn releasing_twice_over_a_lost_reply_is_done<DB: Bed>(site: Site<DB>) {
-    let lease = acquired(site.lock().try_acquire("k").await);
-    site.set("k", "lock_flag = 0, status = 'S', holder = NULL, claimed_at = NULL, expires_at = NULL").await;
+pub async fn releasing_twice_over_a_lost_reply_is_done<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.lock().try_acquire("k").await);
+    db.set("k", "lock_flag = 0, status = 'S', holder = NULL, claimed_at = NULL, expires_at = NULL").await;
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn dropping_a_lease_abandons_it<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn dropping_a_lease_abandons_it<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let token = acquired(lock.try_acquire("k").await).token();
     assert!(lock.shutdown(PATIENCE).await);
     let next = acquired(lock.try_acquire("k").await);
@@ -158,8 +158,8 @@ pub async fn dropping_a_lease_abandons_it<DB: Bed>(site: Site<DB>) {
     assert!(lock.shutdown(PATIENCE).await);
 }
 
-pub async fn a_pool_of_one_is_enough<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn a_pool_of_one_is_enough<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone()).share_pool().lease(3 * SHORT).unwrap();
     let (one, two) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
     let started = Instant::now();
@@ -175,8 +175,8 @@ pub async fn a_pool_of_one_is_enough<DB: Bed>(site: Site<DB>) {
     two.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_thousand_leases_are_renewed_in_few_statements<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn a_thousand_leases_are_renewed_in_few_statements<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     // The lease is long enough for a slow machine to claim a thousand keys. The renewals are sent
     // when they are due.
     let lock = LeaseLock::new(pool.clone()).lease(Duration::from_secs(24)).unwrap().share_pool();
@@ -195,25 +195,25 @@ pub async fn a_thousand_leases_are_renewed_in_few_statements<DB: Bed>(site: Site
     drop(leases);
     assert!(lock.shutdown(PATIENCE).await);
     assert_eq!(
-        site.number(&format!("SELECT COUNT(*) FROM t_resource_lock WHERE expires_at <= {}", DB::ago(0))).await,
+        db.number(&format!("SELECT COUNT(*) FROM t_resource_lock WHERE expires_at <= {}", DB::ago(0))).await,
         Some(1000)
     );
 }
 
-pub async fn run_releases_by_the_works_result<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn run_releases_by_the_works_result<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let ran = lock.run("k", async |lease| Ok::<_, String>(lease.token())).await.unwrap();
     assert!(matches!(ran, RunOutcome::Ended { result: Ok(_), recorded: Ok(()) }), "{ran:?}");
-    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
     let ran = lock.run("k", async |_| Err::<(), _>("no luck")).await.unwrap();
     assert!(matches!(ran, RunOutcome::Ended { result: Err("no luck"), recorded: Ok(()) }), "{ran:?}");
-    assert_eq!(site.column("k", "status").await.as_deref(), Some("F"));
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("F"));
     let _held = acquired(lock.try_acquire("k").await);
     let ran = lock.run("k", async |_| -> Result<(), ()> { panic!("refused work must not run") }).await.unwrap();
     assert!(matches!(ran, RunOutcome::Refused(refusal) if refusal.reason == Reason::Held));
 }
 
-pub async fn run_cancels_the_work_when_the_lease_is_lost<DB: Bed>(site: Site<DB>) {
+pub async fn run_cancels_the_work_when_the_lease_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
     struct Stopped(Arc<AtomicBool>);
     impl Drop for Stopped {
         fn drop(&mut self) {
@@ -221,21 +221,21 @@ pub async fn run_cancels_the_work_when_the_lease_is_lost<DB: Bed>(site: Site<DB>
         }
     }
     let stopped = Arc::new(AtomicBool::new(false));
-    let lock = site.lock_for(SHORT);
+    let lock = db.lock_for(SHORT);
     let work = async |_: &rowlock::Grant<DB>| -> Result<(), ()> {
         let _stopped = Stopped(stopped.clone());
-        site.take_from("k").await;
+        db.take_from("k").await;
         std::future::pending().await
     };
     let ran = timeout(PATIENCE, lock.run("k", work)).await.unwrap().unwrap();
     assert!(matches!(&ran, RunOutcome::Lost(claim) if claim.key.as_str() == "k"), "{ran:?}");
     assert!(stopped.load(Ordering::SeqCst));
-    assert_eq!(site.column("k", "client_ip").await.as_deref(), Some("thief"));
+    assert_eq!(db.column("k", "client_ip").await.as_deref(), Some("thief"));
 }
 
 /// As in an application: the whole run is a task of its own, and is cancelled by aborting the task.
-pub async fn run_in_a_spawned_task<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn run_in_a_spawned_task<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let started = Arc::new(tokio::sync::Notify::new());
     let task = tokio::spawn({
         let (lock, started) = (lock.clone(), started.clone());
@@ -254,8 +254,8 @@ pub async fn run_in_a_spawned_task<DB: Bed>(site: Site<DB>) {
     assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_some());
 }
 
-pub async fn a_panic_in_the_work_abandons_the_key<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn a_panic_in_the_work_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let task = tokio::spawn({
         let lock = lock.clone();
         async move {
@@ -265,18 +265,19 @@ pub async fn a_panic_in_the_work_abandons_the_key<DB: Bed>(site: Site<DB>) {
     });
     assert!(task.await.unwrap_err().is_panic());
     assert!(lock.shutdown(PATIENCE).await);
-    assert_eq!(refused(site.lock().rules(Rules::Article).try_acquire("k").await).reason, Reason::TimedOutUnfinished);
+    assert_eq!(refused(db.lock().rules(Rules::Article).try_acquire("k").await).reason, Reason::TimedOutUnfinished);
     assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_some());
 }
 
 /// The renewer's task runs on the runtime of the first lease. When that runtime ends, the leases
 /// are reported as lost.
-pub async fn a_runtime_that_ends_tells_the_leases<DB: Bed>(site: Site<DB>) {
-    let url = site.url.clone();
+pub async fn a_runtime_that_ends_tells_the_leases<DB: TestDatabase>(db: TestDb<DB>) {
+    let url = db.url.clone();
     let lease = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let lease = runtime
-            .block_on(async { acquired(LeaseLock::new(crate::bed::pool::<DB>(&url, 1).await).try_acquire("k").await) });
+        let lease = runtime.block_on(async {
+            acquired(LeaseLock::new(crate::harness::pool::<DB>(&url, 1).await).try_acquire("k").await)
+        });
         assert!(lease.is_held());
         runtime.shutdown_timeout(Duration::from_secs(5));
         lease
@@ -289,12 +290,12 @@ pub async fn a_runtime_that_ends_tells_the_leases<DB: Bed>(site: Site<DB>) {
 
 /// The runtime of the first lease is not driven, and neither is the renewer. A task that waits for
 /// the loss on another runtime detects it by the clock.
-pub async fn loss_is_told_while_the_keepers_runtime_stands_still<DB: Bed>(site: Site<DB>) {
-    let url = site.url.clone();
+pub async fn loss_is_reported_while_the_renewers_runtime_stands_still<DB: TestDatabase>(db: TestDb<DB>) {
+    let url = db.url.clone();
     let still = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (lease, pool, still) = std::thread::spawn(move || {
         let (lease, pool) = still.block_on(async {
-            let pool = crate::bed::pool::<DB>(&url, 1).await;
+            let pool = crate::harness::pool::<DB>(&url, 1).await;
             let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
             (acquired(lock.try_acquire("k").await), pool)
         });
@@ -313,13 +314,13 @@ pub async fn loss_is_told_while_the_keepers_runtime_stands_still<DB: Bed>(site: 
 }
 
 /// Tasks that release are dropped by a runtime which no longer accepts the renewer's task.
-pub async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: Bed>(site: Site<DB>) {
-    let url = site.url.clone();
+pub async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: TestDatabase>(db: TestDb<DB>) {
+    let url = db.url.clone();
     let ended = std::thread::spawn(move || {
         for round in 0..5 {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
             runtime.block_on(async {
-                let pool = crate::bed::pool::<DB>(&url, 2).await;
+                let pool = crate::harness::pool::<DB>(&url, 2).await;
                 let lock = LeaseLock::new(pool.clone());
                 let lease = acquired(lock.try_acquire(&format!("round {round}")).await);
                 // Both connections are in use, so that the release waits.
@@ -336,8 +337,8 @@ pub async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: Bed>(site: S
     ended.join().unwrap();
 }
 
-pub async fn tasks_of_the_work_are_told_however_the_lease_ends<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn tasks_of_the_work_are_told_however_the_lease_ends<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let released = acquired(lock.try_acquire("k").await);
     let token = released.cancellation_token();
     released.release(Status::Succeeded).await.unwrap();
@@ -354,10 +355,10 @@ pub async fn tasks_of_the_work_are_told_however_the_lease_ends<DB: Bed>(site: Si
 }
 
 /// A lock with a long lease does not wait for long if one row is locked for a moment.
-pub async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock_for(Duration::from_secs(24 * 3600));
+pub async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(Duration::from_secs(24 * 3600));
     let (one, two) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
-    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
     drop((one, two));
@@ -369,15 +370,15 @@ pub async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: Bed>(site: Sit
 }
 
 /// Another program frees the row. The release must not take that for its own.
-pub async fn a_release_after_another_program_freed_the_row_is_lost<DB: Bed>(site: Site<DB>) {
-    let lease = acquired(site.lock().try_acquire("k").await);
-    site.set("k", "lock_flag = 0, status = 'S'").await;
+pub async fn a_release_after_another_program_freed_the_row_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.lock().try_acquire("k").await);
+    db.set("k", "lock_flag = 0, status = 'S'").await;
     assert!(matches!(lease.release(Status::Failed).await, Err(Error::Lost { .. })));
-    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
 }
 
-pub async fn a_release_on_a_closed_pool_fails_at_once<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn a_release_on_a_closed_pool_fails_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     let lease = acquired(LeaseLock::new(pool.clone()).try_acquire("k").await);
     pool.close().await;
     let started = Instant::now();

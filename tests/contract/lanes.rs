@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{
     batched::{Asking, all, assert_statements, begin, counted, names, numbered, released, releases, together, tries},
-    bed::{Bed, PATIENCE, Site, acquired, eventually},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually},
     proxy::{Proxy, Way},
 };
 
@@ -90,15 +90,15 @@ impl<T: Send + 'static> Elsewhere<T> {
 }
 
 /// Claims all of these keys at once, and then releases them at once.
-async fn cycle<DB: Bed>(lock: LeaseLock<DB>, keys: Vec<String>) {
+async fn cycle<DB: TestDatabase>(lock: LeaseLock<DB>, keys: Vec<String>) {
     let leases = all(tries(&lock, names(&keys))).await.into_iter().map(acquired).collect();
     all(releases(leases, |_| Status::Succeeded)).await.into_iter().for_each(Result::unwrap);
 }
 
 /// Returns a pool whose connections were all opened on this runtime: a connection is driven by the
 /// runtime that opened it.
-async fn opened<DB: Bed>(site: &Site<DB>, connections: u32) -> Pool<DB> {
-    let pool = site.pool_of(connections).await;
+async fn opened<DB: TestDatabase>(db: &TestDb<DB>, connections: u32) -> Pool<DB> {
+    let pool = db.pool_of(connections).await;
     let mut taken = Vec::new();
     for _ in 0..connections {
         taken.push(pool.acquire().await.unwrap());
@@ -108,26 +108,26 @@ async fn opened<DB: Bed>(site: &Site<DB>, connections: u32) -> Pool<DB> {
     pool
 }
 
-async fn free_rows<DB: Bed>(site: &Site<DB>, keys: &[String]) {
+async fn free_rows<DB: TestDatabase>(db: &TestDb<DB>, keys: &[String]) {
     let rows: Vec<_> = keys.iter().map(|key| format!("('{key}')")).collect();
-    site.execute("DELETE FROM t_resource_lock").await;
-    site.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(", "))).await;
+    db.execute("DELETE FROM t_resource_lock").await;
+    db.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(", "))).await;
 }
 
 const THEIRS: [&str; 3] = ["their first", "their second", "their third"];
 
 /// Returns the keys for the other runtime. On SQLite a batch is a transaction: while the runtime is
 /// stopped in it, no other connection writes.
-fn theirs<DB: Bed>(site: &Site<DB>) -> Vec<String> {
-    THEIRS[..if site.server.name == "sqlite" { 1 } else { 3 }].iter().map(|key| (*key).to_owned()).collect()
+fn theirs<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<String> {
+    THEIRS[..if db.server.name == "sqlite" { 1 } else { 3 }].iter().map(|key| (*key).to_owned()).collect()
 }
 
-pub async fn a_runtime_that_stands_still_holds_up_no_other<DB: Bed>(site: Site<DB>) {
-    let (theirs, ours) = (theirs(&site), numbered(8));
+pub async fn a_runtime_that_stands_still_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
+    let (theirs, ours) = (theirs(&db), numbered(8));
     let all_keys: Vec<_> = theirs.iter().chain(&ours).cloned().collect();
     for polls in 1.. {
-        free_rows(&site, &all_keys).await;
-        let pool = opened(&site, 6).await;
+        free_rows(&db, &all_keys).await;
+        let pool = opened(&db, 6).await;
         let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
         acquired(lock.try_acquire(&ours[0]).await).release(Status::Succeeded).await.unwrap();
         let (elsewhere, ended) = Elsewhere::new(cycle(lock.clone(), theirs.clone())).driven(polls).await;
@@ -146,10 +146,10 @@ pub async fn a_runtime_that_stands_still_holds_up_no_other<DB: Bed>(site: Site<D
 
 /// A statement of the other runtime contains no request of this one, which would have to wait until
 /// the other runtime is driven again.
-pub async fn a_runtime_that_stands_still_takes_nobody_along<DB: Bed>(site: Site<DB>) {
-    let proxy = site.proxy().await;
+pub async fn a_runtime_that_stands_still_delays_no_other_request<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
     let keys = ["first", "k"].map(String::from);
-    free_rows(&site, &keys).await;
+    free_rows(&db, &keys).await;
     let pool = proxy.pool::<DB>(2);
     let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
     drop((pool.acquire().await.unwrap(), pool.acquire().await.unwrap()));
@@ -176,14 +176,14 @@ pub async fn a_runtime_that_stands_still_takes_nobody_along<DB: Bed>(site: Site<
     elsewhere.ended(true).await;
 }
 
-pub async fn a_runtime_that_ends_leaves_nobody_waiting<DB: Bed>(site: Site<DB>) {
+pub async fn a_runtime_that_ends_leaves_no_request_waiting<DB: TestDatabase>(db: TestDb<DB>) {
     let (theirs, ours) = (THEIRS.map(String::from), numbered(16));
     let all_keys: Vec<_> = theirs.iter().chain(&ours).cloned().collect();
     for polls in 1.. {
         let mut ended = None;
         for work_first in [true, false] {
-            free_rows(&site, &all_keys).await;
-            let pool = opened(&site, 1).await;
+            free_rows(&db, &all_keys).await;
+            let pool = opened(&db, 1).await;
             let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
             acquired(lock.try_acquire(&ours[0]).await).release(Status::Succeeded).await.unwrap();
             let elsewhere = Elsewhere::new(cycle(lock.clone(), theirs.to_vec()));
@@ -197,11 +197,11 @@ pub async fn a_runtime_that_ends_leaves_nobody_waiting<DB: Bed>(site: Site<DB>) 
                     rowlock::Attempt::Acquired(lease) => lease.release(Status::Succeeded).await.unwrap(),
                     // The transaction of a connection that is just being closed holds the database.
                     rowlock::Attempt::Refused(refusal) => {
-                        assert_eq!((site.server.name, refusal.reason), ("sqlite", Reason::Busy), "{refusal}");
+                        assert_eq!((db.server.name, refusal.reason), ("sqlite", Reason::Busy), "{refusal}");
                     }
                 }
             }
-            assert_travel_together(&site, &pool, &lock, &ours).await;
+            assert_travel_together(&db, &pool, &lock, &ours).await;
         }
         if ended.is_some() {
             assert!(polls > 1, "it never ended in the middle");
@@ -211,10 +211,15 @@ pub async fn a_runtime_that_ends_leaves_nobody_waiting<DB: Bed>(site: Site<DB>) 
 }
 
 /// Checks that requests are still batched: no worker is left behind that accepts none.
-async fn assert_travel_together<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, lock: &LeaseLock<DB>, keys: &[String]) {
+async fn assert_travel_together<DB: TestDatabase>(
+    db: &TestDb<DB>,
+    pool: &Pool<DB>,
+    lock: &LeaseLock<DB>,
+    keys: &[String],
+) {
     let (answers, count) = counted(pool, together(pool, tries(lock, names(keys)))).await;
-    assert_statements(site, count, 2, 2, "one alone, and all the others");
+    assert_statements(db, count, 2, 2, "one alone, and all the others");
     let leases = answers.into_iter().map(acquired).collect();
     let ((), count) = counted(pool, released(pool, leases, |_| Status::Succeeded)).await;
-    assert_statements(site, count, 2, 2, "one alone, and all the others");
+    assert_statements(db, count, 2, 2, "one alone, and all the others");
 }

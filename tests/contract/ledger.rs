@@ -11,33 +11,33 @@ use rowlock::{Columns, Error, UpdateError, Updated, VersionedTable};
 
 use tokio::time::Instant;
 
-use crate::bed::{Bed, PATIENCE, Site};
+use crate::harness::{PATIENCE, TestDatabase, TestDb};
 
 pub const COLUMNS: Columns<'static> = Columns { table: "account", key: "id", value: "balance", version: "version" };
 
 /// Creates the table with the accounts `a`, whose balance is 100, and `other`, which no test may
 /// change.
-pub async fn ledger<DB: Bed>(site: &Site<DB>) -> VersionedTable<DB> {
-    create(site, COLUMNS.table, "varchar(40)", "bigint", "bigint").await;
-    insert(site, COLUMNS.table, "'a'", 100).await;
-    insert(site, COLUMNS.table, "'other'", 1).await;
-    VersionedTable::new(site.pool.clone(), COLUMNS).unwrap()
+pub async fn ledger<DB: TestDatabase>(db: &TestDb<DB>) -> VersionedTable<DB> {
+    create(db, COLUMNS.table, "varchar(40)", "bigint", "bigint").await;
+    insert(db, COLUMNS.table, "'a'", 100).await;
+    insert(db, COLUMNS.table, "'other'", 1).await;
+    VersionedTable::new(db.pool.clone(), COLUMNS).unwrap()
 }
 
-pub async fn create<DB: Bed>(site: &Site<DB>, table: &str, key: &str, value: &str, version: &str) {
+pub async fn create<DB: TestDatabase>(db: &TestDb<DB>, table: &str, key: &str, value: &str, version: &str) {
     let columns = format!("id {key} PRIMARY KEY, balance {value}, version {version}");
-    site.execute(&format!("CREATE TABLE {table} ({columns})")).await;
+    db.execute(&format!("CREATE TABLE {table} ({columns})")).await;
 }
 
 /// Inserts a row with version 0.
-pub async fn insert<DB: Bed>(site: &Site<DB>, table: &str, key: &str, value: impl Display) {
-    site.execute(&format!("INSERT INTO {table} VALUES ({key}, {value}, 0)")).await;
+pub async fn insert<DB: TestDatabase>(db: &TestDb<DB>, table: &str, key: &str, value: impl Display) {
+    db.execute(&format!("INSERT INTO {table} VALUES ({key}, {value}, 0)")).await;
 }
 
 /// Returns the balance and version of the account `a`. Checks that `other` is unchanged.
-pub async fn row<DB: Bed>(site: &Site<DB>) -> (i64, i64) {
+pub async fn row<DB: TestDatabase>(db: &TestDb<DB>) -> (i64, i64) {
     let number = async |column, key| {
-        let cell = site.cell(column, &format!("account WHERE id = '{key}'")).await;
+        let cell = db.cell(column, &format!("account WHERE id = '{key}'")).await;
         cell.unwrap_or_else(|| panic!("{column} is NULL")).parse::<i64>().unwrap()
     };
     assert_eq!((number("balance", "other").await, number("version", "other").await), (1, 0), "another row was changed");
@@ -45,8 +45,8 @@ pub async fn row<DB: Bed>(site: &Site<DB>) -> (i64, i64) {
 }
 
 /// Changes the account `a` as another program does.
-pub async fn outside<DB: Bed>(site: &Site<DB>, set: &str) {
-    assert_eq!(site.execute(&format!("UPDATE account SET {set} WHERE id = 'a'")).await, 1);
+pub async fn outside<DB: TestDatabase>(db: &TestDb<DB>, set: &str) {
+    assert_eq!(db.execute(&format!("UPDATE account SET {set} WHERE id = 'a'")).await, 1);
 }
 
 /// Runs `act` repeatedly, and each time runs the third argument at another point of it: after `act`

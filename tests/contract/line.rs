@@ -7,7 +7,7 @@ use sqlx::Pool;
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
     proxy::{Proxy, Way},
 };
 
@@ -16,15 +16,15 @@ pub const LIMIT: Duration = Duration::from_millis(300);
 pub const WAYS: [Way; 2] = [Way::Requests, Way::Replies];
 
 /// A lock behind a proxy, on a pool of one connection that has prepared every statement.
-pub struct Line<DB: Bed> {
+pub struct Line<DB: TestDatabase> {
     pub proxy: Proxy,
     pub pool: Pool<DB>,
     pub lock: LeaseLock<DB>,
 }
 
-impl<DB: Bed> Line<DB> {
-    pub async fn new(site: &Site<DB>, lease: Duration, limit: Duration) -> Self {
-        let proxy = site.proxy().await;
+impl<DB: TestDatabase> Line<DB> {
+    pub async fn new(db: &TestDb<DB>, lease: Duration, limit: Duration) -> Self {
+        let proxy = db.proxy().await;
         let pool = proxy.pool(1);
         let lock = LeaseLock::new(pool.clone()).share_pool().lease(lease).unwrap().label("line").unwrap();
         // A slow machine may need long to connect. The statements of a claim are the same whatever
@@ -42,9 +42,9 @@ impl<DB: Bed> Line<DB> {
     }
 
     /// The same, with a free row for the key `k`.
-    pub async fn with_free_row(site: &Site<DB>, lease: Duration, limit: Duration) -> Self {
-        acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-        Self::new(site, lease, limit).await
+    pub async fn with_free_row(db: &TestDb<DB>, lease: Duration, limit: Duration) -> Self {
+        acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        Self::new(db, lease, limit).await
     }
 
     /// Does the same as [`Proxy::during`].
@@ -66,8 +66,8 @@ impl<DB: Bed> Line<DB> {
 
 /// Returns how many round trips a database needs: PostgreSQL returns everything in one, MySQL reads
 /// the row in a second one.
-pub fn trips<DB: Bed>(site: &Site<DB>, postgres: usize, mysql: usize) -> usize {
-    if site.server.name == "postgres" { postgres } else { mysql }
+pub fn trips<DB: TestDatabase>(db: &TestDb<DB>, postgres: usize, mysql: usize) -> usize {
+    if db.server.name == "postgres" { postgres } else { mysql }
 }
 
 fn is_unknown(error: &Error) -> bool {
@@ -92,25 +92,25 @@ pub fn timed_out<T: std::fmt::Debug>(result: Result<T, Error>) {
     assert!(unknown, "not timed out with an unknown outcome: {result:?}");
 }
 
-pub async fn token<DB: Bed>(site: &Site<DB>) -> i64 {
-    site.number("SELECT token FROM t_resource_lock WHERE key_resource = 'k'").await.unwrap()
+pub async fn token<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
+    db.number("SELECT token FROM t_resource_lock WHERE key_resource = 'k'").await.unwrap()
 }
 
-pub async fn standing<DB: Bed>(site: &Site<DB>) -> i64 {
+pub async fn standing<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
     let sql = "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1 AND expires_at > ";
-    site.number(&format!("{sql}{}", DB::ago(0))).await.unwrap()
+    db.number(&format!("{sql}{}", DB::ago(0))).await.unwrap()
 }
 
 /// Returns whether the row's claim has at least this many milliseconds left, by the database's
 /// clock.
-pub async fn has_left<DB: Bed>(site: &Site<DB>, millis: u64) -> bool {
+pub async fn has_left<DB: TestDatabase>(db: &TestDb<DB>, millis: u64) -> bool {
     let sql = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND expires_at >= ";
-    site.number(&format!("{sql}{}", DB::ago(-(millis as i64)))).await == Some(1)
+    db.number(&format!("{sql}{}", DB::ago(-(millis as i64)))).await == Some(1)
 }
 
 /// Checks that a claim without a known holder ends with its lease, counted from `since`.
-pub async fn had_within_the_lease<DB: Bed>(site: &Site<DB>, since: Instant) {
-    let lock = site.lock();
+pub async fn had_within_the_lease<DB: TestDatabase>(db: &TestDb<DB>, since: Instant) {
+    let lock = db.lock();
     loop {
         match lock.try_acquire("k").await.unwrap() {
             Attempt::Acquired(lease) => {

@@ -11,7 +11,9 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, acquired, database_of, direct_url, eventually, pool, refused, with_database},
+    harness::{
+        PATIENCE, TestDatabase, TestDb, acquired, database_of, direct_url, eventually, pool, refused, with_database,
+    },
     proxy::Way,
 };
 
@@ -23,55 +25,58 @@ const BOUND: Duration = Duration::from_secs(4);
 
 const LISTENERS: &str = "FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
 
-async fn listeners<DB: Bed>(site: &Site<DB>) -> i64 {
-    site.number(&format!("SELECT COUNT(*) {LISTENERS}")).await.unwrap()
+async fn listeners<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
+    db.number(&format!("SELECT COUNT(*) {LISTENERS}")).await.unwrap()
 }
 
 /// Returns the only listener's process on the server.
-async fn listener<DB: Bed>(site: &Site<DB>) -> i64 {
-    eventually("one listens", || async { listeners(site).await == 1 }).await;
-    site.number(&format!("SELECT pid {LISTENERS}")).await.unwrap()
+async fn listener<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
+    eventually("one listens", || async { listeners(db).await == 1 }).await;
+    db.number(&format!("SELECT pid {LISTENERS}")).await.unwrap()
 }
 
 /// Waits until the row is marked, which makes the holder's release send a notification.
-async fn awaited<DB: Bed>(site: &Site<DB>, key: &str) {
+async fn awaited<DB: TestDatabase>(db: &TestDb<DB>, key: &str) {
     let sql = format!("SELECT COUNT(*) FROM t_resource_lock WHERE awaited AND key_resource = '{key}'");
-    eventually("the row says that somebody waits", || async { site.number(&sql).await == Some(1) }).await;
+    eventually("the row says that somebody waits", || async { db.number(&sql).await == Some(1) }).await;
 }
 
 /// Starts a waiter. The task returns its lease and the time of the grant.
-fn waiting<DB: Bed>(lock: &LeaseLock<DB>, key: &str) -> JoinHandle<(Lease<DB>, Instant)> {
+fn waiting<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str) -> JoinHandle<(Lease<DB>, Instant)> {
     let (lock, key) = (lock.clone(), key.to_owned());
     tokio::spawn(async move { (acquired(lock.acquire(&key, Duration::MAX).await), Instant::now()) })
 }
 
 /// Releases the key. Returns the next lease, and how long it took until the next waiter was granted
 /// the key.
-async fn handed_over<DB: Bed>(holder: Lease<DB>, next: JoinHandle<(Lease<DB>, Instant)>) -> (Lease<DB>, Duration) {
+async fn handed_over<DB: TestDatabase>(
+    holder: Lease<DB>,
+    next: JoinHandle<(Lease<DB>, Instant)>,
+) -> (Lease<DB>, Duration) {
     let freed = Instant::now();
     holder.release(Status::Succeeded).await.unwrap();
     let (lease, granted) = timeout(PATIENCE, next).await.expect("it is granted its key").unwrap();
     (lease, granted - freed)
 }
 
-pub async fn a_lock_object_listens_on_one_connection_while_somebody_waits<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn a_lock_object_listens_on_one_connection_while_a_task_waits<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     for _ in 0..3 {
         acquired(lock.acquire("k", PATIENCE).await).release(Status::Succeeded).await.unwrap();
     }
     let holders = [acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await)];
     refused(lock.try_acquire("k").await);
-    assert_eq!(listeners(&site).await, 0, "nobody has waited");
-    let (one, two) = (LeaseLock::new(site.pool_of(1).await), LeaseLock::new(site.pool_of(1).await));
+    assert_eq!(listeners(&db).await, 0, "nobody has waited");
+    let (one, two) = (LeaseLock::new(db.pool_of(1).await), LeaseLock::new(db.pool_of(1).await));
     let all = [waiting(&one, "k"), waiting(&one.clone(), "k"), waiting(&one, "l"), waiting(&two, "k")];
-    eventually("both listen", || async { listeners(&site).await == 2 }).await;
+    eventually("both listen", || async { listeners(&db).await == 2 }).await;
     let since = Instant::now();
     while since.elapsed() < Duration::from_secs(1) {
-        assert_eq!(listeners(&site).await, 2);
+        assert_eq!(listeners(&db).await, 2);
     }
     all.iter().for_each(JoinHandle::abort);
     let gone = Instant::now();
-    while listeners(&site).await > 0 {
+    while listeners(&db).await > 0 {
         assert!(gone.elapsed() < LINGER + BOUND);
         sleep(Duration::from_millis(10)).await;
     }
@@ -79,33 +84,33 @@ pub async fn a_lock_object_listens_on_one_connection_while_somebody_waits<DB: Be
     drop(holders);
 }
 
-pub async fn a_connection_that_listens_is_kept_for_the_next_who_waits<DB: Bed>(site: Site<DB>) {
-    let _holder = acquired(site.lock().try_acquire("k").await);
-    let lock = LeaseLock::new(site.pool_of(1).await);
+pub async fn a_connection_that_listens_is_kept_for_the_next_who_waits<DB: TestDatabase>(db: TestDb<DB>) {
+    let _holder = acquired(db.lock().try_acquire("k").await);
+    let lock = LeaseLock::new(db.pool_of(1).await);
     let first = waiting(&lock, "k");
-    let one = listener(&site).await;
+    let one = listener(&db).await;
     first.abort();
     sleep(LINGER / 2).await;
     let second = waiting(&lock, "k");
     sleep(LINGER * 3 / 4).await;
-    assert_eq!(listener(&site).await, one, "it was wanted again before it was closed");
+    assert_eq!(listener(&db).await, one, "it was wanted again before it was closed");
     second.abort();
-    eventually("it is closed", || async { listeners(&site).await == 0 }).await;
+    eventually("it is closed", || async { listeners(&db).await == 0 }).await;
     let third = waiting(&lock, "k");
-    assert_ne!(listener(&site).await, one);
+    assert_ne!(listener(&db).await, one);
     third.abort();
 }
 
 /// The waiters have waited for so long that they poll only once a second: without a notification,
 /// hardly any of them would be granted its key that quickly.
-pub async fn word_of_a_release_comes_before_the_next_question<DB: Bed>(site: Site<DB>) {
+pub async fn word_of_a_release_comes_before_the_next_question<DB: TestDatabase>(db: TestDb<DB>) {
     const QUICK: Duration = Duration::from_millis(150);
-    let lock = LeaseLock::new(site.pool_of(2).await);
+    let lock = LeaseLock::new(db.pool_of(2).await);
     let mut pairs = Vec::new();
     for number in 0..10 {
         let key = format!("key {number}");
-        pairs.push((acquired(site.lock().try_acquire(&key).await), waiting(&lock, &key)));
-        awaited(&site, &key).await;
+        pairs.push((acquired(db.lock().try_acquire(&key).await), waiting(&lock, &key)));
+        awaited(&db, &key).await;
     }
     sleep(Duration::from_secs(3)).await;
     let mut took = Vec::new();
@@ -115,67 +120,67 @@ pub async fn word_of_a_release_comes_before_the_next_question<DB: Bed>(site: Sit
     assert!(took.iter().filter(|took| **took < QUICK).count() >= 8, "{took:?}");
 }
 
-pub async fn a_listener_that_is_terminated_hangs_nobody_and_comes_back<DB: Bed>(site: Site<DB>) {
-    let lock = LeaseLock::new(site.pool_of(1).await);
-    let mut holder = acquired(site.lock().try_acquire("k").await);
+pub async fn a_listener_that_is_terminated_hangs_no_waiter_and_comes_back<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = LeaseLock::new(db.pool_of(1).await);
+    let mut holder = acquired(db.lock().try_acquire("k").await);
     for _ in 0..3 {
         let next = waiting(&lock, "k");
-        let before = listener(&site).await;
-        awaited(&site, "k").await;
-        site.execute(&format!("SELECT pg_terminate_backend({before})")).await;
+        let before = listener(&db).await;
+        awaited(&db, "k").await;
+        db.execute(&format!("SELECT pg_terminate_backend({before})")).await;
         let (lease, took) = handed_over(holder, next).await;
         assert!(took < BOUND, "{took:?}");
-        let next = waiting(&site.lock(), "k");
+        let next = waiting(&db.lock(), "k");
         let again = waiting(&lock, "k");
         let other = format!("SELECT COUNT(*) {LISTENERS} AND pid <> {before}");
-        eventually("both listen anew", || async { site.number(&other).await == Some(2) }).await;
+        eventually("both listen anew", || async { db.number(&other).await == Some(2) }).await;
         again.abort();
         holder = handed_over(lease, next).await.0;
-        eventually("both have stopped", || async { listeners(&site).await == 0 }).await;
+        eventually("both have stopped", || async { listeners(&db).await == 0 }).await;
     }
 }
 
 /// The listener's connection stays open, and nothing arrives on it.
-pub async fn a_listener_that_hears_nothing_any_more_hangs_nobody<DB: Bed>(site: Site<DB>) {
-    let proxy = site.proxy().await;
+pub async fn a_listener_that_receives_nothing_any_more_hangs_no_waiter<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
     let lock = LeaseLock::new(proxy.pool(1));
     acquired(lock.try_acquire("l").await).release(Status::Succeeded).await.unwrap();
-    let holder = acquired(site.lock().try_acquire("k").await);
+    let holder = acquired(db.lock().try_acquire("k").await);
     let next = waiting(&lock, "k");
-    listener(&site).await;
-    awaited(&site, "k").await;
+    listener(&db).await;
+    awaited(&db, "k").await;
     proxy.swallow_listeners();
     let (mut holder, took) = handed_over(holder, next).await;
     assert!(took < BOUND, "{took:?}");
     proxy.held(Way::Replies).await;
     for _ in 0..3 {
         holder.release(Status::Succeeded).await.unwrap();
-        let other = acquired(site.lock().try_acquire("k").await);
+        let other = acquired(db.lock().try_acquire("k").await);
         let next = waiting(&lock, "k");
-        awaited(&site, "k").await;
+        awaited(&db, "k").await;
         let (lease, took) = handed_over(other, next).await;
         assert!(took < BOUND, "{took:?}");
         holder = lease;
     }
 }
 
-pub async fn a_listener_that_never_opens_hangs_nobody<DB: Bed>(site: Site<DB>) {
-    let proxy = site.proxy().await;
+pub async fn a_listener_that_never_opens_hangs_no_waiter<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
     let lock = LeaseLock::new(proxy.pool(1));
     acquired(lock.try_acquire("l").await).release(Status::Succeeded).await.unwrap();
     proxy.hold_new();
-    let holder = acquired(site.lock().try_acquire("k").await);
+    let holder = acquired(db.lock().try_acquire("k").await);
     let next = waiting(&lock, "k");
     proxy.held(Way::Requests).await;
     sleep(BOUND).await;
     let (_, took) = handed_over(holder, next).await;
     assert!(took < BOUND, "{took:?}");
-    assert_eq!(listeners(&site).await, 0);
+    assert_eq!(listeners(&db).await, 0);
 }
 
 /// Returns the notifications received up to this moment.
-async fn told<DB: Bed>(site: &Site<DB>, ears: &mut PgListener) -> Vec<String> {
-    site.execute("SELECT pg_notify('rowlock', 'the end')").await;
+async fn told<DB: TestDatabase>(db: &TestDb<DB>, ears: &mut PgListener) -> Vec<String> {
+    db.execute("SELECT pg_notify('rowlock', 'the end')").await;
     let mut told = Vec::new();
     loop {
         let word = timeout(PATIENCE, ears.recv()).await.expect("the end is told").unwrap();
@@ -186,7 +191,7 @@ async fn told<DB: Bed>(site: &Site<DB>, ears: &mut PgListener) -> Vec<String> {
     }
 }
 
-async fn alone<DB: Bed>(lock: &LeaseLock<DB>) {
+async fn alone<DB: TestDatabase>(lock: &LeaseLock<DB>) {
     for _ in 0..5 {
         acquired(lock.acquire("k", PATIENCE).await).release(Status::Succeeded).await.unwrap();
         acquired(lock.try_acquire("k").await).abandon().await.unwrap();
@@ -195,17 +200,17 @@ async fn alone<DB: Bed>(lock: &LeaseLock<DB>) {
     }
 }
 
-pub async fn a_release_is_told_once_where_somebody_waits_and_never_elsewhere<DB: Bed>(site: Site<DB>) {
-    let mut ears = PgListener::connect(&site.url).await.unwrap();
+pub async fn a_release_is_notified_once_if_awaited_and_never_otherwise<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut ears = PgListener::connect(&db.url).await.unwrap();
     ears.listen("rowlock").await.unwrap();
-    let lock = site.lock();
-    let other = LeaseLock::new(site.pool_of(1).await);
+    let lock = db.lock();
+    let other = LeaseLock::new(db.pool_of(1).await);
     alone(&lock).await;
-    assert_eq!(told(&site, &mut ears).await, [""; 0], "nobody waits");
+    assert_eq!(told(&db, &mut ears).await, [""; 0], "nobody waits");
     for end in ["released", "abandoned", "dropped"] {
         let holder = acquired(lock.try_acquire("k").await);
         let next = waiting(&other, "k");
-        awaited(&site, "k").await;
+        awaited(&db, "k").await;
         match end {
             "released" => holder.release(Status::Succeeded).await.unwrap(),
             "abandoned" => holder.abandon().await.unwrap(),
@@ -213,27 +218,27 @@ pub async fn a_release_is_told_once_where_somebody_waits_and_never_elsewhere<DB:
         }
         let (lease, _) = timeout(PATIENCE, next).await.unwrap().unwrap();
         assert!(lock.shutdown(PATIENCE).await);
-        assert_eq!(told(&site, &mut ears).await, ["k"], "{end}");
+        assert_eq!(told(&db, &mut ears).await, ["k"], "{end}");
         // The holder does not know that no other caller waits.
         lease.release(Status::Succeeded).await.unwrap();
-        assert!(told(&site, &mut ears).await.len() <= 1);
+        assert!(told(&db, &mut ears).await.len() <= 1);
         alone(&lock).await;
-        assert_eq!(told(&site, &mut ears).await, [""; 0], "nobody waits any more");
+        assert_eq!(told(&db, &mut ears).await, [""; 0], "nobody waits any more");
     }
 }
 
 /// Another transaction has locked the row, for example the holder's. The waiter cannot mark the row
 /// then, and that is not a notification.
-pub async fn a_row_in_a_transactions_hands_is_asked_for_with_pauses<DB: Bed>(site: Site<DB>) {
-    let holder = acquired(site.lock().try_acquire("k").await);
-    let mut transaction = site.pool_of(1).await.acquire().await.unwrap();
+pub async fn a_row_in_a_transactions_hands_is_asked_for_with_pauses<DB: TestDatabase>(db: TestDb<DB>) {
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let mut transaction = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut transaction, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut transaction, DB::LOCK_ROW).await.unwrap();
-    let next = waiting(&LeaseLock::new(site.pool_of(2).await), "k");
-    listener(&site).await;
-    let before = DB::statements(&site.pool).await.unwrap();
+    let next = waiting(&LeaseLock::new(db.pool_of(2).await), "k");
+    listener(&db).await;
+    let before = DB::statements(&db.pool).await.unwrap();
     sleep(Duration::from_secs(3)).await;
-    let sent = DB::statements(&site.pool).await.unwrap() - before;
+    let sent = DB::statements(&db.pool).await.unwrap() - before;
     assert!(sent < 40, "{sent} statements in 3 s");
     DB::execute_on(&mut transaction, "ROLLBACK").await.unwrap();
     drop(transaction);
@@ -243,14 +248,14 @@ pub async fn a_row_in_a_transactions_hands_is_asked_for_with_pauses<DB: Bed>(sit
 
 /// Behind a pooler, other clients get the connection that listens, and a notification in the middle
 /// of an answer breaks that answer.
-pub async fn behind_a_pooler_nobody_listens_and_nobody_is_disturbed<DB: Bed>(site: Site<DB>) {
-    let direct = with_database(&direct_url().unwrap(), database_of(&site.url));
-    let server = site.over(pool::<DB>(&direct, 2).await);
-    let (asks, listens, holder) = (LeaseLock::new(site.pool_of(1).await), server.lock(), site.lock());
+pub async fn behind_a_pooler_no_connection_listens_or_is_disturbed<DB: TestDatabase>(db: TestDb<DB>) {
+    let direct = with_database(&direct_url().unwrap(), database_of(&db.url));
+    let server = db.over(pool::<DB>(&direct, 2).await);
+    let (asks, listens, holder) = (LeaseLock::new(db.pool_of(1).await), server.lock(), db.lock());
     for _ in 0..10 {
         let [one, two] = [acquired(holder.try_acquire("one").await), acquired(holder.try_acquire("two").await)];
         let (next, heard) = (waiting(&asks, "one"), waiting(&listens, "two"));
-        awaited(&site, "two").await;
+        awaited(&db, "two").await;
         eventually("whoever is connected to the server listens", || async { listeners(&server).await == 1 }).await;
         for (key, next) in [(one, next), (two, heard)] {
             let (lease, took) = handed_over(key, next).await;
@@ -259,10 +264,10 @@ pub async fn behind_a_pooler_nobody_listens_and_nobody_is_disturbed<DB: Bed>(sit
         }
         // Statements of other clients, on any of the pooler's connections.
         for number in 0..20 {
-            assert_eq!(site.number(&format!("SELECT {number}")).await, Some(number));
+            assert_eq!(db.number(&format!("SELECT {number}")).await, Some(number));
         }
     }
-    let through = site.pool_of(10).await;
+    let through = db.pool_of(10).await;
     let mut sessions = Vec::new();
     for _ in 0..10 {
         let mut session = through.acquire().await.unwrap();

@@ -20,7 +20,6 @@ mod apart;
 mod article;
 mod bank;
 mod batched;
-mod bed;
 mod both;
 mod cancelled;
 mod child;
@@ -40,6 +39,7 @@ mod fair;
 mod fenced;
 mod forgetting;
 mod fuzzed;
+mod harness;
 #[cfg(feature = "sqlite")]
 mod in_memory;
 mod isolation;
@@ -118,7 +118,7 @@ mod rules;
 
 use libtest_mimic::Trial;
 
-use bed::{Bed, Server};
+use harness::{Server, TestDatabase};
 
 fn main() {
     if child::was_asked_for() {
@@ -153,13 +153,13 @@ fn main() {
 /// Adds tests to the trials, as `module: name, ...;`.
 macro_rules! tests {
     ($server:ident, $trials:ident; $($module:ident: $($name:ident),+;)+) => {
-        $($($trials.push(bed::trial::<DB, _>($server, stringify!($module), stringify!($name), $module::$name));)+)+
+        $($($trials.push(harness::trial::<DB, _>($server, stringify!($module), stringify!($name), $module::$name));)+)+
     };
 }
 
 use tests;
 
-fn contract<DB: Bed>(server: Server, trials: &mut Vec<Trial>)
+fn contract<DB: TestDatabase>(server: Server, trials: &mut Vec<Trial>)
 where
     i64: rowlock::Value<DB>,
 {
@@ -173,13 +173,13 @@ where
             a_try_ends_at_its_time_limit_behind_an_uncommitted_insert, a_lease_that_comes_too_late_is_not_given, keys_are_compared_byte_by_byte,
             the_row_says_what_the_article_says, a_dropped_try_leaves_no_statement_on_a_pooled_connection;
         keeping:
-            a_lease_is_renewed_in_the_background, a_lease_is_lost_when_somebody_takes_the_row, loss_is_told_before_another_gets_in,
+            a_lease_is_renewed_in_the_background, a_lease_is_lost_when_another_program_takes_the_row, loss_is_told_before_another_gets_in,
             a_renewal_that_finds_the_row_locked_is_unknown_not_lost, a_renewal_that_fails_is_unknown_and_tried_again, a_trampled_claim_is_lost, releasing_a_lost_lease_changes_nothing,
             a_release_waits_for_a_transaction_at_the_row, releasing_twice_over_a_lost_reply_is_done,
             dropping_a_lease_abandons_it, a_pool_of_one_is_enough, a_thousand_leases_are_renewed_in_few_statements,
             run_releases_by_the_works_result, run_cancels_the_work_when_the_lease_is_lost, run_in_a_spawned_task,
             a_panic_in_the_work_abandons_the_key, a_runtime_that_ends_tells_the_leases,
-            loss_is_told_while_the_keepers_runtime_stands_still, a_runtime_that_ends_during_a_release_does_not_hang,
+            loss_is_reported_while_the_renewers_runtime_stands_still, a_runtime_that_ends_during_a_release_does_not_hang,
             tasks_of_the_work_are_told_however_the_lease_ends, an_abandonment_that_is_held_up_holds_up_no_other,
             a_release_after_another_program_freed_the_row_is_lost, a_release_on_a_closed_pool_fails_at_once;
         door:
@@ -196,7 +196,7 @@ where
         operating:
             list_shows_each_state_in_the_order_of_keys, list_is_paged_and_filtered, inspect_looks_at_one_key,
             a_forced_release_frees_the_key_and_the_old_holder_finds_out, a_forced_release_is_what_article_rules_wait_for,
-            a_forced_release_does_not_pass_a_transaction_at_the_row, forget_deletes_what_nobody_needs_and_nothing_else,
+            a_forced_release_does_not_pass_a_transaction_at_the_row, forget_deletes_unused_rows_and_nothing_else,
             forget_clears_the_places_of_those_who_died_long_ago, forget_goes_through_more_rows_than_a_page;
         neighbours:
             a_counter_stays_exact_with_four_of_theirs_and_four_of_ours, their_lock_is_refused_in_its_time_and_then_taken_over,
@@ -211,7 +211,7 @@ where
             a_stale_claim_cannot_commit, a_lock_that_confirms_nothing_is_caught;
         fenced:
             a_claim_that_was_taken_over_or_passed_is_told_so, a_confirmed_claim_keeps_others_out_until_the_commit,
-            an_expired_claim_that_nobody_took_may_commit, a_forced_release_does_not_pass_a_confirmed_transaction,
+            an_expired_claim_that_was_not_taken_over_may_commit, a_forced_release_does_not_pass_a_confirmed_transaction,
             a_renewal_does_not_trip_over_the_transactions_own_row, a_confirmation_needs_a_transaction,
             a_claim_that_is_younger_than_the_snapshot_is_a_conflict, a_second_transaction_under_a_claim_waits_for_the_first,
             a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands;
@@ -229,15 +229,15 @@ where
             it_refuses_at_once_where_only_a_window_helps_and_ends_later, it_waits_for_a_window_that_ends_in_time,
             a_version_is_granted_to_everybody, work_runs_under_both, work_is_cancelled_where_the_lock_can_tell;
         waiting:
-            tasks_are_served_in_the_order_of_their_coming, nobody_asks_while_the_process_holds_the_key, a_thousand_tasks_ask_like_one,
-            it_does_not_wait_past_its_limit, whoever_gives_up_passes_the_turn_on,
+            tasks_are_served_in_the_order_of_their_coming, no_request_is_sent_while_the_process_holds_the_key, a_thousand_tasks_ask_like_one,
+            it_does_not_wait_past_its_limit, a_waiter_that_gives_up_passes_the_permit_on,
             a_refusal_names_the_holder_of_this_process, a_lost_lease_lets_the_next_one_ask,
-            a_claim_that_nobody_waits_for_any_more_is_abandoned, a_shutdown_waits_for_a_claim_that_was_dropped,
+            a_claim_whose_caller_was_dropped_is_abandoned, a_shutdown_waits_for_a_claim_that_was_dropped,
             a_shutdown_waits_for_a_place_that_was_dropped;
-        replaced: a_claim_that_the_same_lock_replaced_is_told_lost, a_claim_that_nobody_heard_of_is_no_crash;
+        replaced: a_claim_that_the_same_lock_replaced_is_told_lost, a_claim_whose_caller_was_dropped_is_no_crash;
         sets:
             each_key_has_its_row_and_its_token, one_that_cannot_be_had_leaves_the_others_as_they_were, the_loss_of_one_is_the_loss_of_all,
-            a_dropped_set_is_abandoned, a_set_is_renewed_in_the_background, it_waits_for_all_and_holds_none_meanwhile, nobody_deadlocks,
+            a_dropped_set_is_abandoned, a_set_is_renewed_in_the_background, it_waits_for_all_and_holds_none_until_then, sets_do_not_deadlock,
             each_claim_of_a_set_can_be_confirmed, bad_sets_are_refused_at_the_door;
         reentry:
             it_sends_nothing_and_the_last_one_releases, the_order_of_the_ends_does_not_matter, a_loss_is_every_handles_loss,
@@ -247,16 +247,16 @@ where
             a_token_that_is_ahead_of_the_clock_grows_all_the_same, of_those_who_want_an_expired_key_one_takes_over,
             of_those_who_want_the_same_key_one_gets_it, each_release_has_its_own_status,
             a_release_of_what_is_lost_is_that_ones_alone, a_row_that_the_server_refuses_to_change_harms_no_other,
-            whoever_goes_away_before_the_departure_stays_behind, more_than_fit_in_one_statement_take_a_few;
+            a_request_dropped_before_sending_is_removed, more_than_fit_in_one_statement_take_a_few;
         apart:
             a_row_that_cannot_be_renewed_loses_no_other_lease, a_row_that_cannot_be_abandoned_keeps_no_other_key,
             a_release_that_the_server_refuses_is_tried_again, a_release_that_is_refused_to_the_end_changed_nothing,
             a_runtime_that_stands_still_loses_no_lease_of_another;
-        seats: whoever_goes_away_where_an_answer_is_shared_takes_it_from_nobody;
+        seats: a_request_dropped_where_a_reply_is_shared_takes_it_from_no_other;
         triggers:
             a_claim_is_told_its_token_and_whom_it_was_taken_from, claims_that_travel_together_are_told_their_tokens,
             a_commit_is_known_by_its_confirmation;
-        lanes: a_runtime_that_stands_still_holds_up_no_other, a_runtime_that_ends_leaves_nobody_waiting;
+        lanes: a_runtime_that_stands_still_holds_up_no_other, a_runtime_that_ends_leaves_no_request_waiting;
         trips: round_trips_are_as_stated, round_trips_of_versions_are_as_stated, a_transactions_round_trips_are_as_stated;
         examples: deduct_shows_exact_balances_each_way, deduct_tells_a_wrong_balance,
             deduct_leaves_no_table_behind_when_its_output_is_closed;
@@ -349,7 +349,7 @@ where
         }
     }
     if server.name == "mariadb" {
-        tests! { server, trials; isolation: snapshot_isolation, assignments_at_once; undone: a_change_meanwhile_at_snapshot_isolation; }
+        tests! { server, trials; isolation: snapshot_isolation, assignments_at_once; undone: a_concurrent_change_at_snapshot_isolation; }
     }
     if server.name == "postgres" {
         tests! { server, trials;
@@ -362,10 +362,10 @@ where
     tests! { server, trials;
         door: a_narrow_key_column_limits_the_key, unfit_columns_of_an_existing_table_are_refused;
         batched:
-            a_row_that_a_transaction_sits_on_delays_nobody_else, whoever_goes_away_after_the_departure_takes_nothing_along,
-            a_reply_that_is_lost_is_lost_for_nobody, an_answer_that_is_long_in_coming_holds_nobody_up;
-        seats: whoever_goes_away_while_the_question_is_under_way_leaves_no_claim;
-        lanes: a_runtime_that_stands_still_takes_nobody_along;
+            a_row_locked_by_a_transaction_delays_no_other_request, a_request_dropped_after_sending_fails_no_other,
+            a_lost_reply_is_lost_for_no_request, a_slow_reply_delays_no_other_request;
+        seats: a_request_dropped_in_flight_leaves_no_claim;
+        lanes: a_runtime_that_stands_still_delays_no_other_request;
         apart:
             a_release_without_the_right_to_it_fails_at_once, silent_connections_lose_no_lease,
             a_request_on_a_silent_connection_is_sent_on_another, a_renewal_that_is_not_driven_any_more_loses_no_other,
@@ -374,7 +374,7 @@ where
         undone:
             claims_whose_connection_the_server_ends_are_all_granted, releases_whose_connection_the_server_ends_are_all_done,
             releases_that_were_done_unheard_say_so_where_they_know,
-            a_change_meanwhile_at_read_committed, a_change_meanwhile_at_repeatable_read, a_change_meanwhile_at_serializable,
+            a_concurrent_change_at_read_committed, a_concurrent_change_at_repeatable_read, a_concurrent_change_at_serializable,
             a_rival_at_repeatable_read, a_rival_at_serializable;
         cancelled: an_open_transaction_is_seen;
         commits:
@@ -406,13 +406,13 @@ where
 }
 
 /// Tests of waiting that need several processes, faults or dropped futures.
-fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
+fn waits<DB: TestDatabase>(server: Server, trials: &mut Vec<Trial>) {
     tests! { server, trials;
         fair:
-            grants_come_in_the_order_of_arrival, nobody_is_overtaken_and_nobody_starves,
-            the_waiters_of_a_killed_process_are_passed_over, no_try_gets_in_before_those_in_line,
+            grants_come_in_the_order_of_arrival, no_waiter_is_overtaken_or_starves,
+            the_waiters_of_a_killed_process_are_passed_over, no_attempt_overtakes_those_with_tickets,
             a_waiter_that_goes_away_leaves_its_place, a_try_in_order_looks_at_the_queue;
-        mixed: nobody_is_forgotten_where_some_are_fair, a_waiter_whose_place_is_gone_is_not_the_first_any_more;
+        mixed: no_waiter_is_forgotten_where_some_are_fair, a_waiter_whose_place_is_gone_is_not_the_first_any_more;
         outages: a_wait_outlives_a_transaction_that_is_longer_than_the_time_limit, what_does_not_pass_by_itself_ends_a_wait;
         unheard: the_row_is_as_it_was_before, what_was_taken_over_is_there_to_be_taken_over;
         unseen: a_row_that_vanishes_is_told_and_is_not_created_all_the_time;
@@ -443,13 +443,13 @@ fn waits<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
     #[cfg(feature = "postgres")]
     if server.name == "postgres" {
         tests! { server, trials;
-            mixed: numbers_that_do_not_grow_hang_nobody;
+            mixed: numbers_that_do_not_grow_hang_no_waiter;
             listening:
-                a_lock_object_listens_on_one_connection_while_somebody_waits, a_connection_that_listens_is_kept_for_the_next_who_waits,
-                word_of_a_release_comes_before_the_next_question, a_listener_that_is_terminated_hangs_nobody_and_comes_back,
-                a_listener_that_hears_nothing_any_more_hangs_nobody, a_listener_that_never_opens_hangs_nobody,
-                a_release_is_told_once_where_somebody_waits_and_never_elsewhere, a_row_in_a_transactions_hands_is_asked_for_with_pauses,
-                behind_a_pooler_nobody_listens_and_nobody_is_disturbed;
+                a_lock_object_listens_on_one_connection_while_a_task_waits, a_connection_that_listens_is_kept_for_the_next_who_waits,
+                word_of_a_release_comes_before_the_next_question, a_listener_that_is_terminated_hangs_no_waiter_and_comes_back,
+                a_listener_that_receives_nothing_any_more_hangs_no_waiter, a_listener_that_never_opens_hangs_no_waiter,
+                a_release_is_notified_once_if_awaited_and_never_otherwise, a_row_in_a_transactions_hands_is_asked_for_with_pauses,
+                behind_a_pooler_no_connection_listens_or_is_disturbed;
         }
     }
 }

@@ -9,90 +9,90 @@ use std::{
 use rowlock::Status;
 use tokio::process::Command;
 
-use crate::bed::{Bed, Site, acquired};
+use crate::harness::{TestDatabase, TestDb, acquired};
 
-pub async fn migrate_is_idempotent_and_leaves_the_applications_record_alone<DB: Bed>(site: Site<DB>) {
-    site.execute("CREATE TABLE _sqlx_migrations (version BIGINT PRIMARY KEY, description TEXT)").await;
-    site.execute("INSERT INTO _sqlx_migrations VALUES (1, 'the application''s own')").await;
-    acquired(site.lock().try_acquire("k").await).release(Status::Failed).await.unwrap();
+pub async fn migrate_is_idempotent_and_leaves_the_applications_record_alone<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("CREATE TABLE _sqlx_migrations (version BIGINT PRIMARY KEY, description TEXT)").await;
+    db.execute("INSERT INTO _sqlx_migrations VALUES (1, 'the application''s own')").await;
+    acquired(db.lock().try_acquire("k").await).release(Status::Failed).await.unwrap();
     for _ in 0..3 {
-        rowlock::migrate(&site.pool).await.unwrap();
+        rowlock::migrate(&db.pool).await.unwrap();
     }
-    site.execute("ALTER TABLE t_resource_lock DROP COLUMN confirms").await;
-    rowlock::migrate(&site.pool).await.unwrap();
-    assert_eq!(site.number("SELECT confirms FROM t_resource_lock").await, Some(0), "what is missing is added");
-    assert_eq!(site.column("k", "status").await.as_deref(), Some("F"));
-    assert_eq!(site.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(1));
+    db.execute("ALTER TABLE t_resource_lock DROP COLUMN confirms").await;
+    rowlock::migrate(&db.pool).await.unwrap();
+    assert_eq!(db.number("SELECT confirms FROM t_resource_lock").await, Some(0), "what is missing is added");
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("F"));
+    assert_eq!(db.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(1));
 }
 
-pub async fn sixteen_instances_migrate_at_once<DB: Bed>(site: Site<DB>) {
+pub async fn sixteen_instances_migrate_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     for _ in 0..3 {
-        site.execute("DROP TABLE t_resource_lock").await;
+        db.execute("DROP TABLE t_resource_lock").await;
         let mut instances = tokio::task::JoinSet::new();
         for _ in 0..16 {
-            let pool = site.pool_of(1).await;
+            let pool = db.pool_of(1).await;
             instances.spawn(async move { rowlock::migrate(&pool).await });
         }
         while let Some(done) = instances.join_next().await {
             done.unwrap().unwrap();
         }
-        acquired(site.lock().try_acquire("k").await);
+        acquired(db.lock().try_acquire("k").await);
     }
 }
 
 /// The library's migrations folder is the source. Its runs are recorded in a table of their own, so
 /// that the application's next run finds its own record unchanged.
-pub async fn sqlx_cli_runs_our_folder_beside_the_applications<DB: Bed>(site: Site<DB>) {
-    site.execute("DROP TABLE t_resource_lock").await;
+pub async fn sqlx_cli_runs_our_folder_beside_the_applications<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("DROP TABLE t_resource_lock").await;
     let app = application(1);
-    let ours = root().join("migrations").join(folder(&site));
-    ok(sqlx(&site, &app, &[]).await);
+    let ours = root().join("migrations").join(folder(&db));
+    ok(sqlx(&db, &app, &[]).await);
     for _ in 0..2 {
-        ok(sqlx(&site, &ours, &["--config", root().join("sqlx.toml").to_str().unwrap()]).await);
+        ok(sqlx(&db, &ours, &["--config", root().join("sqlx.toml").to_str().unwrap()]).await);
     }
-    works(&site).await;
+    works(&db).await;
     add_application_migration(&app, 2);
-    ok(sqlx(&site, &app, &[]).await);
-    assert_eq!(site.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(2));
-    assert_eq!(site.number("SELECT COUNT(*) FROM _rowlock_migrations").await, Some(1));
+    ok(sqlx(&db, &app, &[]).await);
+    assert_eq!(db.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(2));
+    assert_eq!(db.number("SELECT COUNT(*) FROM _rowlock_migrations").await, Some(1));
     // The other two ways do no harm on the same database.
     copy(&ours, &app);
-    ok(sqlx(&site, &app, &[]).await);
-    rowlock::migrate(&site.pool).await.unwrap();
-    works(&site).await;
+    ok(sqlx(&db, &app, &[]).await);
+    rowlock::migrate(&db.pool).await.unwrap();
+    works(&db).await;
 }
 
 /// The library's files are copied into the application's folder. They are recorded with the
 /// application's migrations.
-pub async fn sqlx_cli_runs_our_files_in_the_applications_folder<DB: Bed>(site: Site<DB>) {
+pub async fn sqlx_cli_runs_our_files_in_the_applications_folder<DB: TestDatabase>(db: TestDb<DB>) {
     let app = application(1);
-    let ours = root().join("migrations").join(folder(&site));
+    let ours = root().join("migrations").join(folder(&db));
     // `rowlock::migrate` ran first, and the table has a row. The files must leave the row
     // unchanged.
-    acquired(site.lock().try_acquire("old").await).release(Status::Failed).await.unwrap();
+    acquired(db.lock().try_acquire("old").await).release(Status::Failed).await.unwrap();
     copy(&ours, &app);
-    ok(sqlx(&site, &app, &[]).await);
+    ok(sqlx(&db, &app, &[]).await);
     add_application_migration(&app, 2);
-    ok(sqlx(&site, &app, &[]).await);
-    assert_eq!(site.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(3));
-    assert_eq!(site.column("old", "status").await.as_deref(), Some("F"));
-    ok(sqlx(&site, &ours, &["--config", root().join("sqlx.toml").to_str().unwrap()]).await);
-    works(&site).await;
+    ok(sqlx(&db, &app, &[]).await);
+    assert_eq!(db.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(3));
+    assert_eq!(db.column("old", "status").await.as_deref(), Some("F"));
+    ok(sqlx(&db, &ours, &["--config", root().join("sqlx.toml").to_str().unwrap()]).await);
+    works(&db).await;
     add_application_migration(&app, 3);
-    ok(sqlx(&site, &app, &[]).await);
+    ok(sqlx(&db, &app, &[]).await);
 }
 
-async fn works<DB: Bed>(site: &Site<DB>) {
-    rowlock::migrate(&site.pool).await.unwrap();
-    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+async fn works<DB: TestDatabase>(db: &TestDb<DB>) {
+    rowlock::migrate(&db.pool).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn folder<DB: Bed>(site: &Site<DB>) -> &'static str {
-    if site.server.name == "mariadb" { "mysql" } else { site.server.name }
+fn folder<DB: TestDatabase>(db: &TestDb<DB>) -> &'static str {
+    if db.server.name == "mariadb" { "mysql" } else { db.server.name }
 }
 
 fn application(version: u32) -> tempfile::TempDir {
@@ -113,10 +113,10 @@ fn copy(from: &Path, to: impl AsRef<Path>) {
     }
 }
 
-async fn sqlx<DB: Bed>(site: &Site<DB>, source: impl AsRef<Path>, more: &[&str]) -> Output {
+async fn sqlx<DB: TestDatabase>(db: &TestDb<DB>, source: impl AsRef<Path>, more: &[&str]) -> Output {
     let program = PathBuf::from(std::env::var_os("SQLX_CLI").unwrap());
     let mut command = Command::new(program);
-    command.current_dir(std::env::temp_dir()).args(["migrate", "run", "--no-dotenv", "--database-url", &site.url]);
+    command.current_dir(std::env::temp_dir()).args(["migrate", "run", "--no-dotenv", "--database-url", &db.url]);
     command.arg("--source").arg(source.as_ref()).args(more).output().await.unwrap()
 }
 

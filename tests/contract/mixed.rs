@@ -10,12 +10,12 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
     events,
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
     waiters::places,
 };
 
-async fn rounds<DB: Bed>(lock: LeaseLock<DB>) {
+async fn rounds<DB: TestDatabase>(lock: LeaseLock<DB>) {
     for _ in 0..3 {
         let lease = acquired(lock.acquire("k", Duration::MAX).await);
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -25,15 +25,15 @@ async fn rounds<DB: Bed>(lock: LeaseLock<DB>) {
 
 /// There is no order between fair and plain lock objects. Within each lock object the waiters are
 /// served in the order of their calls.
-pub async fn nobody_is_forgotten_where_some_are_fair<DB: Bed>(site: Site<DB>) {
+pub async fn no_waiter_is_forgotten_where_some_are_fair<DB: TestDatabase>(db: TestDb<DB>) {
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
-        let fair = site.lock().fair(true);
+        let fair = db.lock().fair(true);
         for _ in 0..2 {
             tasks.spawn(rounds(fair.clone()));
         }
     }
-    let plain = site.lock();
+    let plain = db.lock();
     for _ in 0..8 {
         tasks.spawn(rounds(plain.clone()));
     }
@@ -46,39 +46,39 @@ pub async fn nobody_is_forgotten_where_some_are_fair<DB: Bed>(site: Site<DB>) {
     };
     let all = timeout(3 * PATIENCE, all).await;
     assert!(all.is_ok(), "{done} of 16 tasks had all of their turns");
-    eventually("no place is left", || async { places(&site).await == 0 }).await;
+    eventually("no place is left", || async { places(&db).await == 0 }).await;
 }
 
 type Waiter<DB> = JoinHandle<Lease<DB>>;
 
-fn waiter<DB: Bed>(lock: LeaseLock<DB>, key: &str) -> Waiter<DB> {
+fn waiter<DB: TestDatabase>(lock: LeaseLock<DB>, key: &str) -> Waiter<DB> {
     let key = key.to_owned();
     tokio::spawn(async move { acquired(lock.acquire(&key, Duration::MAX).await) })
 }
 
 /// The case of a process that sent no heartbeat for too long. Other waiters have deleted its
 /// ticket, and are now before it.
-pub async fn a_waiter_whose_place_is_gone_is_not_the_first_any_more<DB: Bed>(site: Site<DB>) {
-    let key = format!("passed over on {}", site.server.name);
-    let holder = acquired(site.lock().try_acquire(&key).await);
-    let mut passed_over = waiter(LeaseLock::new(site.pool_of(2).await).fair(true), &key);
-    eventually("it has a place", || async { places(&site).await == 1 }).await;
+pub async fn a_waiter_whose_place_is_gone_is_not_the_first_any_more<DB: TestDatabase>(db: TestDb<DB>) {
+    let key = format!("passed over on {}", db.server.name);
+    let holder = acquired(db.lock().try_acquire(&key).await);
+    let mut passed_over = waiter(LeaseLock::new(db.pool_of(2).await).fair(true), &key);
+    eventually("it has a place", || async { places(&db).await == 1 }).await;
     // The first refusal happened before the waiter had its ticket. The next refusals are those of
     // the first waiter in the queue.
     let asked = || events::about(&key).iter().filter(|line| line.contains(": refused ")).count();
     let before = asked();
     eventually("it asks as the first in line", || async { asked() >= before + 2 }).await;
     let alive = DB::ago(-60_000);
-    site.execute(&format!(
+    db.execute(&format!(
         "INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES ('{key}', -1, {alive})"
     ))
     .await;
-    site.execute("DELETE FROM t_resource_lock_queue WHERE ticket > 0").await;
-    let next = waiter(LeaseLock::new(site.pool_of(2).await).fair(true), &key);
-    eventually("another takes a place", || async { places(&site).await == 2 }).await;
+    db.execute("DELETE FROM t_resource_lock_queue WHERE ticket > 0").await;
+    let next = waiter(LeaseLock::new(db.pool_of(2).await).fair(true), &key);
+    eventually("another takes a place", || async { places(&db).await == 2 }).await;
     holder.release(Status::Succeeded).await.unwrap();
-    assert_eq!(refused(site.lock().fair(true).try_acquire(&key).await).reason, Reason::Queued);
-    site.execute("DELETE FROM t_resource_lock_queue WHERE ticket = -1").await;
+    assert_eq!(refused(db.lock().fair(true).try_acquire(&key).await).reason, Reason::Queued);
+    db.execute("DELETE FROM t_resource_lock_queue WHERE ticket = -1").await;
     let lease = tokio::select! {
         lease = next => lease.unwrap(),
         granted = &mut passed_over => panic!("granted before the one whose turn it is: {granted:?}"),
@@ -89,20 +89,20 @@ pub async fn a_waiter_whose_place_is_gone_is_not_the_first_any_more<DB: Bed>(sit
     let lease = timeout(PATIENCE, passed_over).await.expect("its turn has come").unwrap();
     assert!(lease.token() > token);
     lease.release(Status::Succeeded).await.unwrap();
-    eventually("no place is left", || async { places(&site).await == 0 }).await;
+    eventually("no place is left", || async { places(&db).await == 0 }).await;
 }
 
 /// Several nodes of a cluster can assign ticket numbers out of order: the first waiter is at the
 /// head of the queue, and the second one has the lower number.
-pub async fn numbers_that_do_not_grow_hang_nobody<DB: Bed>(site: Site<DB>) {
-    let holder = acquired(site.lock().try_acquire("k").await);
-    let lock = site.lock().fair(true);
+pub async fn numbers_that_do_not_grow_hang_no_waiter<DB: TestDatabase>(db: TestDb<DB>) {
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let lock = db.lock().fair(true);
     let mut tasks = JoinSet::new();
     for (before, number) in [1000, 1].into_iter().enumerate() {
-        site.execute(&format!("ALTER TABLE t_resource_lock_queue ALTER COLUMN ticket RESTART WITH {number}")).await;
+        db.execute(&format!("ALTER TABLE t_resource_lock_queue ALTER COLUMN ticket RESTART WITH {number}")).await;
         tasks.spawn(rounds(lock.clone()));
         let before = i64::try_from(before).unwrap();
-        eventually("it has a place", || async { places(&site).await == before + 1 }).await;
+        eventually("it has a place", || async { places(&db).await == before + 1 }).await;
     }
     holder.release(Status::Succeeded).await.unwrap();
     timeout(PATIENCE, tasks.join_all()).await.expect("both have their turns");

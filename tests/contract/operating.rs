@@ -5,25 +5,25 @@ use std::time::Duration;
 use rowlock::{Error, ListOptions, Reason, Rules, State, Status};
 use tokio::time::timeout;
 
-use crate::bed::{Bed, Site, acquired, refused};
+use crate::harness::{TestDatabase, TestDb, acquired, refused};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-pub async fn list_shows_each_state_in_the_order_of_keys<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().label("me").unwrap();
+pub async fn list_shows_each_state_in_the_order_of_keys<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().label("me").unwrap();
     let _held = acquired(lock.try_acquire("1 held").await);
     let _expired = acquired(lock.try_acquire("2 expired").await);
-    site.set("2 expired", &format!("expires_at = {}", DB::ago(1000))).await;
+    db.set("2 expired", &format!("expires_at = {}", DB::ago(1000))).await;
     let _foreign = acquired(lock.try_acquire("3 foreign").await);
-    site.set("3 foreign", "claimed_at = NULL").await;
+    db.set("3 foreign", "claimed_at = NULL").await;
     for (key, status) in [("4 window", Status::Succeeded), ("5 failed", Status::Failed), ("6 free", Status::Succeeded)]
     {
         acquired(lock.try_acquire(key).await).release(status).await.unwrap();
     }
     for key in ["5 failed", "6 free"] {
-        site.set(key, &format!("begin_time = {}", DB::ago(2 * 3_600_000))).await;
+        db.set(key, &format!("begin_time = {}", DB::ago(2 * 3_600_000))).await;
     }
-    let lock = site.lock().min_interval(HOUR).unwrap();
+    let lock = db.lock().min_interval(HOUR).unwrap();
     let entries = lock.list(&ListOptions::default()).await.unwrap();
     let seen: Vec<_> = entries.iter().map(|entry| (entry.key.as_str(), entry.state)).collect();
     use State::*;
@@ -42,8 +42,8 @@ pub async fn list_shows_each_state_in_the_order_of_keys<DB: Bed>(site: Site<DB>)
     assert!(entries[0].holder.is_some() && entries[5].holder.is_none() && entries[5].status == "S");
 }
 
-pub async fn list_is_paged_and_filtered<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn list_is_paged_and_filtered<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let mut leases = Vec::new();
     for number in 0..25 {
         leases.push(acquired(lock.try_acquire(&format!("job {number:02}")).await));
@@ -66,8 +66,8 @@ pub async fn list_is_paged_and_filtered<DB: Bed>(site: Site<DB>) {
     assert_eq!(lock.list(&ListOptions::default().prefix("_").held()).await.unwrap().len(), 0);
 }
 
-pub async fn inspect_looks_at_one_key<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn inspect_looks_at_one_key<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     assert_eq!(lock.inspect("k").await.unwrap(), None);
     let lease = acquired(lock.try_acquire("k").await);
     let entry = lock.inspect("k").await.unwrap().unwrap();
@@ -75,12 +75,12 @@ pub async fn inspect_looks_at_one_key<DB: Bed>(site: Site<DB>) {
     assert!(matches!(lock.inspect("").await, Err(Error::InvalidKey { .. })));
 }
 
-pub async fn a_forced_release_frees_the_key_and_the_old_holder_finds_out<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock_for(Duration::from_millis(600));
+pub async fn a_forced_release_frees_the_key_and_the_old_holder_finds_out<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(Duration::from_millis(600));
     let old = acquired(lock.try_acquire("k").await);
     let token = lock.force_release("k", Status::default()).await.unwrap().unwrap();
     assert!(token > old.token());
-    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
     timeout(Duration::from_secs(20), old.lost()).await.unwrap();
     let next = acquired(lock.try_acquire("k").await);
     assert!(next.token() > token && next.taken_over_from().is_none());
@@ -89,13 +89,13 @@ pub async fn a_forced_release_frees_the_key_and_the_old_holder_finds_out<DB: Bed
     assert_eq!(lock.force_release("nobody", Status::Failed).await.unwrap(), None);
 }
 
-pub async fn a_forced_release_is_what_article_rules_wait_for<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().rules(Rules::Article);
+pub async fn a_forced_release_is_what_article_rules_wait_for<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().rules(Rules::Article);
     acquired(lock.try_acquire("k").await).release(Status::Failed).await.unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::LastRunFailed);
     lock.force_release("k", Status::Succeeded).await.unwrap().unwrap();
     let crashed = acquired(lock.try_acquire("k").await);
-    site.set("k", &format!("expires_at = {}", DB::ago(1))).await;
+    db.set("k", &format!("expires_at = {}", DB::ago(1))).await;
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::TimedOutUnfinished);
     lock.force_release("k", Status::Failed).await.unwrap().unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::LastRunFailed);
@@ -104,10 +104,10 @@ pub async fn a_forced_release_is_what_article_rules_wait_for<DB: Bed>(site: Site
 
 /// On servers, a forced release waits for a row that a transaction has locked, up to the time
 /// limit. It never frees the row while the transaction has it locked.
-pub async fn a_forced_release_does_not_pass_a_transaction_at_the_row<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().time_limit(Duration::from_millis(300)).unwrap();
+pub async fn a_forced_release_does_not_pass_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().time_limit(Duration::from_millis(300)).unwrap();
     let lease = acquired(lock.try_acquire("k").await);
-    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
     let error = lock.force_release("k", Status::Succeeded).await.unwrap_err();
@@ -121,22 +121,22 @@ pub async fn a_forced_release_does_not_pass_a_transaction_at_the_row<DB: Bed>(si
     assert!(matches!(lease.renew().await, Err(Error::Lost { .. })));
 }
 
-pub async fn forget_deletes_what_nobody_needs_and_nothing_else<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn forget_deletes_unused_rows_and_nothing_else<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     for key in ["old", "young", "window", "failed", "strange", "never begun"] {
         acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
     let _held = acquired(lock.try_acquire("held").await);
     let ago = |hours: i64| DB::ago(hours * 3_600_000);
     for key in ["old", "failed", "strange", "held"] {
-        site.set(key, &format!("begin_time = {0}, end_time = {0}", ago(9))).await;
+        db.set(key, &format!("begin_time = {0}, end_time = {0}", ago(9))).await;
     }
-    site.set("failed", "status = 'F'").await;
-    site.set("strange", "status = 'X'").await;
-    site.set("never begun", "begin_time = NULL, end_time = NULL").await;
-    site.set("window", &format!("begin_time = {0}, end_time = {0}, time = 600", ago(9))).await;
-    site.set("young", &format!("begin_time = {}, end_time = {}", ago(9), ago(1))).await;
-    let patient = site.lock().min_interval(10 * HOUR).unwrap();
+    db.set("failed", "status = 'F'").await;
+    db.set("strange", "status = 'X'").await;
+    db.set("never begun", "begin_time = NULL, end_time = NULL").await;
+    db.set("window", &format!("begin_time = {0}, end_time = {0}, time = 600", ago(9))).await;
+    db.set("young", &format!("begin_time = {}, end_time = {}", ago(9), ago(1))).await;
+    let patient = db.lock().min_interval(10 * HOUR).unwrap();
     assert_eq!(patient.forget(2 * HOUR).await.unwrap(), 1, "min_interval keeps all but the row that never began");
     assert_eq!(lock.forget(2 * HOUR).await.unwrap(), 1);
     let left = lock.list(&ListOptions::default()).await.unwrap();
@@ -145,20 +145,19 @@ pub async fn forget_deletes_what_nobody_needs_and_nothing_else<DB: Bed>(site: Si
     assert!(matches!(lock.forget(Duration::MAX).await, Err(Error::InvalidSetting { .. })));
 }
 
-pub async fn forget_clears_the_places_of_those_who_died_long_ago<DB: Bed>(site: Site<DB>) {
+pub async fn forget_clears_the_places_of_those_who_died_long_ago<DB: TestDatabase>(db: TestDb<DB>) {
     let place = |number: i64, millis: i64| format!("('k', {number}, {})", DB::ago(millis));
     let places = [place(1, 3_660_000), place(2, 3_540_000), place(3, -12_000)].join(", ");
-    site.execute(&format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES {places}"))
-        .await;
-    assert_eq!(site.lock().forget(HOUR).await.unwrap(), 0, "they are no rows of keys");
-    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock_queue").await, Some(2));
-    assert_eq!(site.number("SELECT min(ticket) FROM t_resource_lock_queue").await, Some(2));
+    db.execute(&format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES {places}")).await;
+    assert_eq!(db.lock().forget(HOUR).await.unwrap(), 0, "they are no rows of keys");
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock_queue").await, Some(2));
+    assert_eq!(db.number("SELECT min(ticket) FROM t_resource_lock_queue").await, Some(2));
 }
 
-pub async fn forget_goes_through_more_rows_than_a_page<DB: Bed>(site: Site<DB>) {
-    acquired(site.lock().try_acquire("kept").await).release(Status::Succeeded).await.unwrap();
+pub async fn forget_goes_through_more_rows_than_a_page<DB: TestDatabase>(db: TestDb<DB>) {
+    acquired(db.lock().try_acquire("kept").await).release(Status::Succeeded).await.unwrap();
     let rows: Vec<String> = (0..1203).map(|number| format!("('gone {number:04}')")).collect();
-    site.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(","))).await;
-    assert_eq!(site.lock().forget(HOUR).await.unwrap(), 1203);
-    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(1));
+    db.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(","))).await;
+    assert_eq!(db.lock().forget(HOUR).await.unwrap(), 1203);
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(1));
 }

@@ -7,7 +7,7 @@ use rowlock::Status;
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    bed::{Bed, PATIENCE, Site},
+    harness::{PATIENCE, TestDatabase, TestDb},
     waiters::{Process, Turn, now, places},
 };
 
@@ -20,11 +20,11 @@ fn forks(seat: usize) -> [usize; 2] {
     [seat.min(next), seat.max(next)]
 }
 
-pub async fn philosophers_eat_as_they_please<DB: Bed>(site: Site<DB>) {
+pub async fn philosophers_eat_as_they_please<DB: TestDatabase>(db: TestDb<DB>) {
     let mut table = Vec::new();
     for seat in 0..SEATS {
         let [one, other] = forks(seat);
-        table.push(Process::start(&site, seat, "wait", &format!("fork {one},fork {other}")).await);
+        table.push(Process::start(&db, seat, "wait", &format!("fork {one},fork {other}")).await);
     }
     let meals = dine(table).await;
     assert_no_fork_is_in_two_hands(&meals);
@@ -33,42 +33,42 @@ pub async fn philosophers_eat_as_they_please<DB: Bed>(site: Site<DB>) {
 /// A ticket that was seen in the queue is served before every neighbour that asks after that,
 /// however slow the machine is. Each meal also acquires a key of its own, which identifies its
 /// ticket.
-pub async fn philosophers_eat_in_order<DB: Bed>(site: Site<DB>) {
+pub async fn philosophers_eat_in_order<DB: TestDatabase>(db: TestDb<DB>) {
     let mut table = Vec::new();
     for seat in 0..SEATS {
         let [one, other] = forks(seat);
         let keys = format!("fork {one},fork {other},meal {seat}.#");
-        table.push(Process::start(&site, seat, "wait in order", &keys).await);
+        table.push(Process::start(&db, seat, "wait in order", &keys).await);
     }
     let all_forks = (0..SEATS).map(|fork| format!("fork {fork}"));
-    let all_forks = site.lock().try_acquire_all(all_forks).await.unwrap().acquired().unwrap();
+    let all_forks = db.lock().try_acquire_all(all_forks).await.unwrap().acquired().unwrap();
     let dinner = tokio::spawn(dine(table));
     let (mut tickets, began) = (HashMap::new(), Instant::now());
     while tickets.len() < SEATS {
         assert!(began.elapsed() < PATIENCE, "all wait: {tickets:?}");
-        look(&site, &mut tickets).await;
+        look(&db, &mut tickets).await;
     }
     all_forks.release(Status::Succeeded).await.unwrap();
     while !dinner.is_finished() {
-        look(&site, &mut tickets).await;
+        look(&db, &mut tickets).await;
     }
     let meals = dinner.await.unwrap();
     assert_no_fork_is_in_two_hands(&meals);
     for (seat, eaten) in meals.iter().enumerate() {
         for (number, meal) in eaten.iter().enumerate() {
-            if let Some(in_line) = tickets.get(&format!("meal {seat}.{number}")) {
-                assert_not_overtaken(&meals, meal, *in_line);
+            if let Some(tickets_in_queue) = tickets.get(&format!("meal {seat}.{number}")) {
+                assert_not_overtaken(&meals, meal, *tickets_in_queue);
             }
         }
     }
-    assert_eq!(places(&site).await, 0);
+    assert_eq!(places(&db).await, 0);
 }
 
 /// Records when each ticket was first seen in the queue, under its meal's own key.
-async fn look<DB: Bed>(site: &Site<DB>, tickets: &mut HashMap<String, Duration>) {
+async fn look<DB: TestDatabase>(db: &TestDb<DB>, tickets: &mut HashMap<String, Duration>) {
     let list =
-        if site.server.name == "postgres" { "string_agg(key_resource, ',')" } else { "group_concat(key_resource)" };
-    let waiting = site.cell(list, "t_resource_lock_queue WHERE key_resource LIKE 'meal %'").await.unwrap_or_default();
+        if db.server.name == "postgres" { "string_agg(key_resource, ',')" } else { "group_concat(key_resource)" };
+    let waiting = db.cell(list, "t_resource_lock_queue WHERE key_resource LIKE 'meal %'").await.unwrap_or_default();
     let seen = now();
     for meal in waiting.split(',').filter(|meal| !meal.is_empty()) {
         tickets.entry(meal.to_owned()).or_insert(seen);
@@ -118,10 +118,10 @@ fn assert_no_fork_is_in_two_hands(meals: &[Vec<Turn>]) {
     }
 }
 
-fn assert_not_overtaken(meals: &[Vec<Turn>], meal: &Turn, in_line: Duration) {
+fn assert_not_overtaken(meals: &[Vec<Turn>], meal: &Turn, tickets_in_queue: Duration) {
     for fork in forks(meal.process) {
         let granted = token(meal, fork).unwrap();
-        let late = with_fork(meals, fork).find(|(token, other)| other.called > in_line && *token < granted);
-        assert!(late.is_none(), "in line at {in_line:?}: {meal:?}, overtaken at fork {fork} by {late:?}");
+        let late = with_fork(meals, fork).find(|(token, other)| other.called > tickets_in_queue && *token < granted);
+        assert!(late.is_none(), "in line at {tickets_in_queue:?}: {meal:?}, overtaken at fork {fork} by {late:?}");
     }
 }

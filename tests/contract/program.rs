@@ -16,7 +16,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::bed::{Bed, PATIENCE, Site, eventually};
+use crate::harness::{PATIENCE, TestDatabase, TestDb, eventually};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_rowlock");
 
@@ -139,7 +139,7 @@ pub async fn ended(command: Command) -> Ended {
     start(command).ended().await
 }
 
-impl<DB: Bed> Site<DB> {
+impl<DB: TestDatabase> TestDb<DB> {
     pub fn command(&self, words: &str, more: &[&str]) -> Command {
         let mut command = rowlock(words, more);
         command.env("DATABASE_URL", &self.url);

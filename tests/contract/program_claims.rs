@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::{
-    bed::{Bed, Site},
+    harness::{TestDatabase, TestDb},
     program::{Stage, start},
 };
 
@@ -17,13 +17,13 @@ fn fields(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
 }
 
-pub async fn a_claim_is_taken_renewed_and_released<DB: Bed>(site: Site<DB>) {
-    let acquired = site.rowlock("acquire deploy --lease 10s --label me", &[]).await.with(0);
+pub async fn a_claim_is_taken_renewed_and_released<DB: TestDatabase>(db: TestDb<DB>) {
+    let acquired = db.rowlock("acquire deploy --lease 10s --label me", &[]).await.with(0);
     assert_eq!((acquired.out.lines().count(), acquired.err.as_str()), (1, ""));
     let claim = acquired.json();
     assert_eq!(fields(&claim), ["expires_at", "holder", "key", "taken_over_from", "token"]);
     assert_eq!((&claim["key"], &claim["taken_over_from"]), (&"deploy".into(), &Value::Null));
-    let row = site.show("deploy").await;
+    let row = db.show("deploy").await;
     assert_eq!(
         (&row["token"], &row["holder"], &row["until"]),
         (&claim["token"], &claim["holder"], &claim["expires_at"])
@@ -34,9 +34,9 @@ pub async fn a_claim_is_taken_renewed_and_released<DB: Bed>(site: Site<DB>) {
     assert!(lease >= TimeDelta::seconds(10) && lease < TimeDelta::seconds(20), "{lease}");
     let holder = claim["holder"].as_str().unwrap();
 
-    let refused = site.rowlock("acquire deploy --label you", &[]).await.with(75);
+    let refused = db.rowlock("acquire deploy --label you", &[]).await.with(75);
     assert!(refused.out.is_empty() && refused.err.starts_with("rowlock: refused: deploy: held, by me"), "{refused:?}");
-    let renewed = site.rowlock("renew deploy --lease 1h --holder", &[holder]).await.with(0).json();
+    let renewed = db.rowlock("renew deploy --lease 1h --holder", &[holder]).await.with(0).json();
     assert_eq!(
         (&renewed["holder"], &renewed["token"], &renewed["key"]),
         (&claim["holder"], &claim["token"], &claim["key"])
@@ -44,29 +44,29 @@ pub async fn a_claim_is_taken_renewed_and_released<DB: Bed>(site: Site<DB>) {
     assert!(time(&renewed["expires_at"]) - time(&claim["expires_at"]) > TimeDelta::minutes(50), "{renewed}");
     assert_eq!(fields(&renewed), fields(&claim));
 
-    let released = site.rowlock("release deploy --status F --holder", &[holder]).await.with(0);
+    let released = db.rowlock("release deploy --status F --holder", &[holder]).await.with(0);
     assert_eq!((released.out.as_str(), released.err.as_str()), ("", ""));
-    let row = site.show("deploy").await;
+    let row = db.show("deploy").await;
     assert_eq!((&row["status"], &row["holder"]), (&"F".into(), &Value::Null));
     for words in ["renew deploy --holder", "release deploy --holder"] {
-        let late = site.rowlock(words, &[holder]).await.with(74);
+        let late = db.rowlock(words, &[holder]).await.with(74);
         assert!(late.out.is_empty() && late.err.contains("\"deploy\" is not held by"), "{late:?}");
     }
-    assert_eq!(site.show("deploy").await, row);
-    site.rowlock("release nobody --force", &[]).await.with(75);
-    site.rowlock("show nobody", &[]).await.with(75);
+    assert_eq!(db.show("deploy").await, row);
+    db.rowlock("release nobody --force", &[]).await.with(75);
+    db.rowlock("show nobody", &[]).await.with(75);
 }
 
-pub async fn list_and_show_tell_every_field<DB: Bed>(site: Site<DB>) {
-    let held = site.rowlock("acquire a --lease 1h --label me", &[]).await.with(0).json();
-    site.rowlock("run b --label me -- false", &[]).await.with(1);
-    site.rowlock("run c --label me -- true", &[]).await.with(0);
-    let list = site.rowlock("list --json", &[]).await.with(0).json();
+pub async fn list_and_show_tell_every_field<DB: TestDatabase>(db: TestDb<DB>) {
+    let held = db.rowlock("acquire a --lease 1h --label me", &[]).await.with(0).json();
+    db.rowlock("run b --label me -- false", &[]).await.with(1);
+    db.rowlock("run c --label me -- true", &[]).await.with(0);
+    let list = db.rowlock("list --json", &[]).await.with(0).json();
     let seen: Vec<_> = list.as_array().unwrap().iter().map(|row| (row["key"].clone(), row["state"].clone())).collect();
     assert_eq!(json!(seen), json!([["a", "held"], ["b", "failed"], ["c", "free"]]));
     for row in list.as_array().unwrap() {
         assert_eq!(fields(row), ["by", "ended", "holder", "key", "since", "state", "status", "token", "until"]);
-        assert_eq!(*row, site.show(row["key"].as_str().unwrap()).await);
+        assert_eq!(*row, db.show(row["key"].as_str().unwrap()).await);
         assert!(row["by"] == "me" && row["token"].as_i64() > Some(0), "{row}");
         assert!((Utc::now() - time(&row["since"])).abs() < TimeDelta::minutes(10), "{row}");
     }
@@ -77,12 +77,12 @@ pub async fn list_and_show_tell_every_field<DB: Bed>(site: Site<DB>) {
     assert!(
         list[2]["status"] == "S" && list[2]["until"].is_null() && time(&list[2]["ended"]) >= time(&list[2]["since"])
     );
-    let windowed = site.rowlock("list --json --min-interval 1h", &[]).await.with(0).json();
+    let windowed = db.rowlock("list --json --min-interval 1h", &[]).await.with(0).json();
     assert_eq!(windowed[2]["state"], "within_window");
     assert_eq!(time(&windowed[2]["until"]) - time(&windowed[2]["since"]), TimeDelta::hours(1));
-    assert_eq!(site.rowlock("list --json --held", &[]).await.with(0).json(), json!([list[0]]));
+    assert_eq!(db.rowlock("list --json --held", &[]).await.with(0).json(), json!([list[0]]));
 
-    let table = site.rowlock("list", &[]).await.with(0).out;
+    let table = db.rowlock("list", &[]).await.with(0).out;
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split("  ").map(str::trim).collect()).collect();
     let texts = |line: usize| lines[line].iter().filter(|text| !text.is_empty()).copied().collect::<Vec<_>>();
     assert_eq!(texts(0), ["KEY", "STATE", "SINCE", "UNTIL", "WHO", "TOKEN"]);
@@ -90,24 +90,24 @@ pub async fn list_and_show_tell_every_field<DB: Bed>(site: Site<DB>) {
     let row = [clock(&list[0]["since"]), clock(&list[0]["until"]), list[0]["token"].to_string()];
     assert_eq!(texts(1), ["a", "held", &row[0], &row[1], "me", &row[2]]);
     assert_eq!((texts(2)[1], texts(2)[3], texts(3)[1], lines.len()), ("failed", "-", "free", 4));
-    let shown = site.rowlock("show a", &[]).await.with(0).out;
+    let shown = db.rowlock("show a", &[]).await.with(0).out;
     assert_eq!(shown.lines().nth(1).unwrap().replace("  ", " "), table.lines().nth(1).unwrap().replace("  ", " "));
 }
 
-pub async fn forget_deletes_old_rows<DB: Bed>(site: Site<DB>) {
+pub async fn forget_deletes_old_rows<DB: TestDatabase>(db: TestDb<DB>) {
     for key in ["old", "young"] {
-        site.rowlock("run", &[key, "--", "true"]).await.with(0);
+        db.rowlock("run", &[key, "--", "true"]).await.with(0);
     }
-    site.set("old", &format!("begin_time = {0}, end_time = {0}", DB::ago(9 * 3_600_000))).await;
-    assert_eq!(site.rowlock("forget --older-than 2h", &[]).await.with(0).out, "1 forgotten\n");
-    assert_eq!(site.rowlock("list --json", &[]).await.with(0).json()[0]["key"], "young");
+    db.set("old", &format!("begin_time = {0}, end_time = {0}", DB::ago(9 * 3_600_000))).await;
+    assert_eq!(db.rowlock("forget --older-than 2h", &[]).await.with(0).out, "1 forgotten\n");
+    assert_eq!(db.rowlock("list --json", &[]).await.with(0).json()[0]["key"], "young");
 }
 
-pub async fn watch_prints_the_list_until_it_is_interrupted<DB: Bed>(site: Site<DB>) {
-    site.rowlock("acquire k --lease 1h", &[]).await.with(0);
-    let mut watch = site.start("watch --every 100ms", &[]);
+pub async fn watch_prints_the_list_until_it_is_interrupted<DB: TestDatabase>(db: TestDb<DB>) {
+    db.rowlock("acquire k --lease 1h", &[]).await.with(0);
+    let mut watch = db.start("watch --every 100ms", &[]);
     watch.says("1 keys\nKEY", 2).await;
-    site.rowlock("release k --force", &[]).await.with(0);
+    db.rowlock("release k --force", &[]).await.with(0);
     watch.says("k    free", 1).await;
     watch.signal(Signal::INT);
     let ended = watch.ended().await.with(-2);
@@ -116,32 +116,32 @@ pub async fn watch_prints_the_list_until_it_is_interrupted<DB: Bed>(site: Site<D
 
 /// Text that other programs wrote into the table: an escape sequence that clears the screen, a line
 /// break, and bidirectional control characters.
-pub async fn what_others_wrote_moves_no_cursor<DB: Bed>(site: Site<DB>) {
+pub async fn what_others_wrote_moves_no_cursor<DB: TestDatabase>(db: TestDb<DB>) {
     let key = "a\x1b[2J\x07\x7fb\u{9b}\u{202e}c";
-    site.rowlock("acquire --lease 1h", &[key]).await.with(0);
+    db.rowlock("acquire --lease 1h", &[key]).await.with(0);
     let label = "evil\x1b[2J\nrowlock: \u{7f}\u{9b}\u{2066}fine";
-    site.execute(&format!("UPDATE t_resource_lock SET client_ip = '{label}'")).await;
+    db.execute(&format!("UPDATE t_resource_lock SET client_ip = '{label}'")).await;
     let said = [
-        (site.rowlock("list", &[]).await.with(0).out, 2),
-        (site.rowlock("show", &[key]).await.with(0).out, 2),
-        (site.rowlock("run", &[key, "--", "true"]).await.with(75).err, 1),
-        (site.rowlock("renew --holder 00000000-0000-0000-0000-000000000000", &[key]).await.with(74).err, 1),
-        (site.rowlock("release --force", &[key]).await.with(0).out, 1),
+        (db.rowlock("list", &[]).await.with(0).out, 2),
+        (db.rowlock("show", &[key]).await.with(0).out, 2),
+        (db.rowlock("run", &[key, "--", "true"]).await.with(75).err, 1),
+        (db.rowlock("renew --holder 00000000-0000-0000-0000-000000000000", &[key]).await.with(74).err, 1),
+        (db.rowlock("release --force", &[key]).await.with(0).out, 1),
     ];
     for (text, lines) in said {
         let moves = |c: &char| c.is_control() && *c != '\n' || ['\u{202e}', '\u{2066}'].contains(c);
         assert_eq!((text.chars().find(moves), text.lines().count()), (None, lines), "{text:?}");
     }
     // The JSON output contains the stored text unchanged.
-    let shown = site.rowlock("show --json", &[key]).await.with(0);
+    let shown = db.rowlock("show --json", &[key]).await.with(0);
     assert_eq!((shown.json()["key"].as_str(), shown.json()["by"].as_str()), (Some(key), Some(label)));
     assert_eq!(shown.out.chars().filter(|c| c.is_control()).count(), 1, "{shown:?}");
-    let claim = site.rowlock("acquire", &[key]).await.with(0);
+    let claim = db.rowlock("acquire", &[key]).await.with(0);
     assert_eq!(claim.json()["key"], key);
 }
 
 /// `rowlock list | head -1`
-pub async fn a_reader_that_has_enough_is_no_failure<DB: Bed>(site: Site<DB>) {
+pub async fn a_reader_that_has_enough_is_no_failure<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     for words in [
         "list",
@@ -152,13 +152,13 @@ pub async fn a_reader_that_has_enough_is_no_failure<DB: Bed>(site: Site<DB>) {
         "completions bash",
         "release k --force",
     ] {
-        site.rowlock("run k -- true", &[]).await.with(0);
+        db.rowlock("run k -- true", &[]).await.with(0);
         let mut shell = tokio::process::Command::new("sh");
         // The reader exits before the program starts.
         let script = r#"{ while [ ! -e "$0/$1" ]; do sleep 0.01; done; shift; "$@"; echo $? >&2; } | (exec < /dev/null; touch "$0/$1")"#;
         let file = words.replace(' ', "_");
         let program = crate::program::PROGRAM;
-        shell.args(["-c", script, stage.path(), &file, program]).args(words.split(' ')).env("DATABASE_URL", &site.url);
+        shell.args(["-c", script, stage.path(), &file, program]).args(words.split(' ')).env("DATABASE_URL", &db.url);
         let ended = start(shell).ended().await;
         assert_eq!((ended.err.as_str(), ended.out.as_str()), ("141\n", ""), "{words}");
     }
@@ -166,21 +166,21 @@ pub async fn a_reader_that_has_enough_is_no_failure<DB: Bed>(site: Site<DB>) {
 
 /// When stderr is a full disk, the command is still stopped and waited for, and the exit code stays
 /// the same.
-pub async fn a_log_that_cannot_be_written_stops_nothing<DB: Bed>(site: Site<DB>) {
-    site.rowlock("acquire k --lease 1h", &[]).await.with(0);
+pub async fn a_log_that_cannot_be_written_stops_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    db.rowlock("acquire k --lease 1h", &[]).await.with(0);
     let mut shell = tokio::process::Command::new("sh");
     shell.args(["-c", r#"exec "$0" run k -- true 2> /dev/full"#, crate::program::PROGRAM]);
-    shell.env("DATABASE_URL", &site.url);
+    shell.env("DATABASE_URL", &db.url);
     start(shell).ended().await.with(75);
-    site.rowlock("release k --force", &[]).await.with(0);
+    db.rowlock("release k --force", &[]).await.with(0);
 
     let stage = Stage::new();
     let obeys = r#"trap 'echo bye; exit 7' TERM; touch "$0/up"; while :; do sleep 0.05; done"#;
     let mut shell = tokio::process::Command::new("sh");
     let script = r#"exec "$0" run k --lease 1s --grace 1h -vv -- sh -c "$1" "$2" 2> /dev/full"#;
-    shell.args(["-c", script, crate::program::PROGRAM, obeys, stage.path()]).env("DATABASE_URL", &site.url);
+    shell.args(["-c", script, crate::program::PROGRAM, obeys, stage.path()]).env("DATABASE_URL", &db.url);
     let job = start(shell);
     stage.up().await;
-    site.rowlock("release k --force", &[]).await.with(0);
+    db.rowlock("release k --force", &[]).await.with(0);
     assert_eq!(job.ended().await.with(74).out, "bye\n");
 }

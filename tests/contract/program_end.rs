@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use tokio::process::Command;
 
 use crate::{
-    bed::{Bed, Site, eventually},
+    harness::{TestDatabase, TestDb, eventually},
     program::{PROGRAM, STAYS, Stage, ended, read, start, within},
     program_terminal::{TICKS, is_stopped, signal, state},
 };
@@ -23,7 +23,7 @@ pub fn has_process_namespaces() -> bool {
 
 /// In a container, orphans become children of the program. Some of them are dead before the program
 /// is asked to stop.
-pub async fn as_pid_1_it_stops_as_soon_as_its_command_does<DB: Bed>(site: Site<DB>) {
+pub async fn as_pid_1_it_stops_as_soon_as_its_command_does<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let script = r#"trap 'exit 7' TERM; (true & true & true &); touch "$0/up"; while :; do sleep 0.05; done"#;
     let mut unshare = Command::new("unshare");
@@ -42,7 +42,7 @@ pub async fn as_pid_1_it_stops_as_soon_as_its_command_does<DB: Bed>(site: Site<D
         "sh",
         "-c",
     ]);
-    unshare.args([script, stage.path()]).env("DATABASE_URL", &site.url);
+    unshare.args([script, stage.path()]).env("DATABASE_URL", &db.url);
     let job = start(unshare);
     stage.up().await;
     let first = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", job.id())).unwrap();
@@ -51,10 +51,10 @@ pub async fn as_pid_1_it_stops_as_soon_as_its_command_does<DB: Bed>(site: Site<D
 }
 
 /// A long run accumulates no zombie processes.
-pub async fn orphans_are_buried_while_the_command_works<DB: Bed>(site: Site<DB>) {
+pub async fn orphans_are_buried_while_the_command_works<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let script = format!(r#"for n in 1 2 3; do (sh -c 'echo $$ >> "$0/orphans"' "$0" &); done; {STAYS}"#);
-    let job = site.start("run k -- sh -c", &[&script, stage.path()]);
+    let job = db.start("run k -- sh -c", &[&script, stage.path()]);
     stage.up().await;
     let orphans = stage.file("orphans");
     eventually("three orphans", async || orphans.exists() && read(&orphans).lines().count() == 3).await;
@@ -67,12 +67,12 @@ pub async fn orphans_are_buried_while_the_command_works<DB: Bed>(site: Site<DB>)
 }
 
 /// This includes a descendant that has created a session of its own.
-pub async fn descendants_in_other_sessions_are_stopped_too<DB: Bed>(site: Site<DB>) {
+pub async fn descendants_in_other_sessions_are_stopped_too<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     std::fs::write(stage.file("child"), format!("trap '' TERM\n{TICKS}")).unwrap();
     for (start, words) in [("", "& wait"), ("(", "&); while :; do sleep 0.05; done")] {
         let script = format!(r#"{start} setsid sh -c "$(cat "$0/child")" "$0" > /dev/null 2>&1 {words}"#);
-        let job = site.start("run k --lease 1h --grace 300ms -- sh -c", &[&script, stage.path()]);
+        let job = db.start("run k --lease 1h --grace 300ms -- sh -c", &[&script, stage.path()]);
         let grandchild = stage.up().await;
         job.signal(Signal::TERM);
         let ended = job.ended().await.with(143);
@@ -84,31 +84,31 @@ pub async fn descendants_in_other_sessions_are_stopped_too<DB: Bed>(site: Site<D
 
 /// What the command leaves running in its session is ended before the key is released. A daemon
 /// keeps running.
-pub async fn what_the_command_leaves_behind_is_ended_first<DB: Bed>(site: Site<DB>) {
+pub async fn what_the_command_leaves_behind_is_ended_first<DB: TestDatabase>(db: TestDb<DB>) {
     for (own_session, lives) in [("", false), ("setsid ", true)] {
         let stage = Stage::new();
         std::fs::write(stage.file("child"), TICKS).unwrap();
         let up = r#"while [ ! -e "$0/up" ]; do sleep 0.05; done"#;
         let script = format!(r#"{own_session}sh -c "$(cat "$0/child")" "$0" > /dev/null 2>&1 & {up}"#);
-        let job = site.start("run k --lease 1h --grace 300ms -- sh -c", &[&script, stage.path()]);
+        let job = db.start("run k --lease 1h --grace 300ms -- sh -c", &[&script, stage.path()]);
         let ended = job.ended().await.with(0);
         let child = read(&stage.file("up"));
         assert_eq!(state(&child).is_some(), lives, "{ended:?}");
         assert_eq!(ended.err.contains("left running"), !lives, "{ended:?}");
-        assert_eq!(site.show("k").await["status"], "S");
+        assert_eq!(db.show("k").await["status"], "S");
         stage.go();
         eventually("it is gone", async || state(&child).is_none()).await;
     }
 }
 
 /// Without a terminal, the command is suspended, and the program goes on renewing.
-pub async fn a_suspension_is_passed_on_and_the_key_kept<DB: Bed>(site: Site<DB>) {
+pub async fn a_suspension_is_passed_on_and_the_key_kept<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let job = site.start("run k --lease 4s -- sh -c", &[TICKS, stage.path()]);
+    let job = db.start("run k --lease 4s -- sh -c", &[TICKS, stage.path()]);
     let command = stage.up().await;
     job.signal(Signal::TSTP);
     eventually("the command is stopped", async || is_stopped(&command)).await;
-    site.rowlock("run k --wait 9s -- true", &[]).await.with(75);
+    db.rowlock("run k --wait 9s -- true", &[]).await.with(75);
     job.signal(Signal::CONT);
     eventually("the command goes on", async || !is_stopped(&command)).await;
     job.signal(Signal::TSTP);
@@ -120,12 +120,12 @@ pub async fn a_suspension_is_passed_on_and_the_key_kept<DB: Bed>(site: Site<DB>)
 
 /// Another transaction has the row locked, so that the end cannot be written. The lease would last
 /// for an hour.
-pub async fn what_is_told_to_the_database_is_within_the_grace<DB: Bed>(site: Site<DB>) {
+pub async fn what_is_told_to_the_database_is_within_the_grace<DB: TestDatabase>(db: TestDb<DB>) {
     for (asked, code) in [(false, 0), (true, 143)] {
         let stage = Stage::new();
-        let job = site.start("run k --lease 1h --grace 1500ms -- sh -c", &[STAYS, stage.path()]);
+        let job = db.start("run k --lease 1h --grace 1500ms -- sh -c", &[STAYS, stage.path()]);
         stage.up().await;
-        let mut other = site.pool_of(1).await.acquire().await.unwrap();
+        let mut other = db.pool_of(1).await.acquire().await.unwrap();
         DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
         DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
         let begun = Instant::now();
@@ -139,12 +139,12 @@ pub async fn what_is_told_to_the_database_is_within_the_grace<DB: Bed>(site: Sit
         within(begun.elapsed(), Duration::from_millis(2500));
         assert!(ended.err.starts_with("rowlock: k: its end was not recorded: no answer within 1.5s\n"), "{ended:?}");
         DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
-        site.rowlock("release k --force", &[]).await.with(0);
+        db.rowlock("release k --force", &[]).await.with(0);
     }
 }
 
 /// The interpreter of the script's interpreter is missing. This error appears only at `exec`.
-pub async fn a_command_whose_beginning_fails_leaves_the_key_free<DB: Bed>(site: Site<DB>) {
+pub async fn a_command_whose_beginning_fails_leaves_the_key_free<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let script = |name: &str, interpreter: &str| {
         std::fs::write(stage.file(name), format!("#!{interpreter}\n")).unwrap();
@@ -154,19 +154,19 @@ pub async fn a_command_whose_beginning_fails_leaves_the_key_free<DB: Bed>(site: 
     let inner = script("inner", "/no/such/interpreter");
     let outer = script("outer", &inner);
     for rules in ["recover", "article"] {
-        let mut command = site.command("run k --lease 1h --rules", &[rules, "--", &outer]);
+        let mut command = db.command("run k --lease 1h --rules", &[rules, "--", &outer]);
         command.env("LANG", "C");
         let failed = ended(command).await.with(126);
         assert!(failed.err.contains(&format!("{outer}: No such file or directory")), "{failed:?}");
         assert_eq!(failed.err.lines().count(), 1, "{failed:?}");
-        assert_ne!(site.show("k").await["status"], "F");
-        site.rowlock("run k --rules", &[rules, "--", "true"]).await.with(0);
+        assert_ne!(db.show("k").await["status"], "F");
+        db.rowlock("run k --rules", &[rules, "--", "true"]).await.with(0);
         if rules == "recover" {
-            site.rowlock("run w --min-interval 1h --lease 1h --", &[&outer]).await.with(126);
-            site.rowlock("run w --min-interval 1h -- true", &[]).await.with(0);
+            db.rowlock("run w --min-interval 1h --lease 1h --", &[&outer]).await.with(126);
+            db.rowlock("run w --min-interval 1h -- true", &[]).await.with(0);
         }
     }
     // An exit code of 126 from the command itself is passed on, and counts as a failure.
-    site.rowlock("run k -- sh -c", &["exit 126"]).await.with(126);
-    assert_eq!(site.show("k").await["status"], "F");
+    db.rowlock("run k -- sh -c", &["exit 126"]).await.with(126);
+    assert_eq!(db.show("k").await["status"], "F");
 }

@@ -9,19 +9,19 @@ use proptest::prelude::{Just, prop_oneof};
 use tokio::{net::TcpListener, process::Command};
 
 use crate::{
-    bed::{Bed, Site},
     fuzzed::each,
+    harness::{TestDatabase, TestDb},
     program::{Ended, Stage, ended, rowlock},
 };
 
 /// The site's URL with another user, password and address.
-fn url<DB: Bed>(site: &Site<DB>, authority: &str) -> String {
-    let (scheme, rest) = site.url.split_once("://").unwrap();
+fn url<DB: TestDatabase>(db: &TestDb<DB>, authority: &str) -> String {
+    let (scheme, rest) = db.url.split_once("://").unwrap();
     format!("{scheme}://{authority}/{}", rest.split_once('/').unwrap().1)
 }
 
-fn address<DB: Bed>(site: &Site<DB>) -> String {
-    let rest = site.url.split_once("://").unwrap().1;
+fn address<DB: TestDatabase>(db: &TestDb<DB>) -> String {
+    let rest = db.url.split_once("://").unwrap().1;
     let authority = rest.split_once('/').unwrap().0;
     authority.rsplit_once('@').map_or(authority, |(_, address)| address).to_owned()
 }
@@ -34,8 +34,8 @@ async fn list(url: &str) -> Ended {
     ended
 }
 
-pub async fn a_table_that_is_missing_says_what_to_run<DB: Bed>(site: Site<DB>) {
-    site.execute("DROP TABLE t_resource_lock").await;
+pub async fn a_table_that_is_missing_says_what_to_run<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("DROP TABLE t_resource_lock").await;
     for words in [
         "run k -- true",
         "acquire k",
@@ -48,21 +48,21 @@ pub async fn a_table_that_is_missing_says_what_to_run<DB: Bed>(site: Site<DB>) {
         "list --json",
         "renew k --holder 0b9f6a52-3a4e-4c58-9d3c-2f1f6f0f7c11",
     ] {
-        let missing = site.rowlock(words, &[]).await.with(78);
+        let missing = db.rowlock(words, &[]).await.with(78);
         assert!(missing.err.lines().count() == 1 && missing.err.contains("run `rowlock migrate`"), "{missing:?}");
     }
     for _ in 0..2 {
-        site.rowlock("migrate", &[]).await.with(0);
+        db.rowlock("migrate", &[]).await.with(0);
     }
-    site.rowlock("run k -- true", &[]).await.with(0);
+    db.rowlock("run k -- true", &[]).await.with(0);
 }
 
-pub async fn a_server_out_of_reach_is_no_refusal<DB: Bed>(site: Site<DB>) {
+pub async fn a_server_out_of_reach_is_no_refusal<DB: TestDatabase>(db: TestDb<DB>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let started = Instant::now();
-    let place = format!("at {address}, database {}", site.url.rsplit_once('/').unwrap().1.split('?').next().unwrap());
-    let url = url(&site, &format!("somebody:hunter2@{address}"));
+    let place = format!("at {address}, database {}", db.url.rsplit_once('/').unwrap().1.split('?').next().unwrap());
+    let url = url(&db, &format!("somebody:hunter2@{address}"));
     let url = format!("{url}{}application_name=hunter2", if url.contains('?') { '&' } else { '?' });
     let silent = list(&url).await.with(69);
     assert!(silent.err.contains("no answer within 500ms") && started.elapsed() < Duration::from_secs(5), "{silent:?}");
@@ -76,11 +76,11 @@ pub async fn a_server_out_of_reach_is_no_refusal<DB: Bed>(site: Site<DB>) {
 }
 
 /// A PostgreSQL server with `trust` authentication still refuses an unknown user.
-pub async fn a_password_is_not_repeated<DB: Bed>(site: Site<DB>) {
-    let address = address(&site);
-    let wrong = list(&url(&site, &format!("stranger:hunter2@{address}"))).await.with(69);
+pub async fn a_password_is_not_repeated<DB: TestDatabase>(db: TestDb<DB>) {
+    let address = address(&db);
+    let wrong = list(&url(&db, &format!("stranger:hunter2@{address}"))).await.with(69);
     assert!(wrong.err.contains("stranger") && !wrong.err.contains("hunter2"), "{wrong:?}");
-    let scheme = site.url.split_once("://").unwrap().0;
+    let scheme = db.url.split_once("://").unwrap().0;
     for unreadable in [
         format!("{scheme}://me:hunter2/@{address}/x"),
         format!("{scheme}://me:hunter2@{address}:port/x"),
@@ -93,7 +93,7 @@ pub async fn a_password_is_not_repeated<DB: Bed>(site: Site<DB>) {
         assert!([2, 69].contains(&ended.code) && !ended.err.contains("hunter2"), "{unreadable}: {ended:?}");
     }
     // The value of a misspelt parameter may still be a secret.
-    let more = format!("{}{}pasword=hunter2&colour=hunter2", site.url, if site.url.contains('?') { '&' } else { '?' });
+    let more = format!("{}{}pasword=hunter2&colour=hunter2", db.url, if db.url.contains('?') { '&' } else { '?' });
     let ended = ended({
         let mut command = rowlock("list", &[]);
         command.env("DATABASE_URL", &more);
@@ -103,7 +103,7 @@ pub async fn a_password_is_not_repeated<DB: Bed>(site: Site<DB>) {
     assert!(!ended.err.contains("hunter2"), "{ended:?}");
 }
 
-pub async fn a_file_that_is_missing_is_not_made<DB: Bed>(_: Site<DB>) {
+pub async fn a_file_that_is_missing_is_not_made<DB: TestDatabase>(_: TestDb<DB>) {
     let stage = Stage::new();
     let missing = format!("sqlite:{}", stage.file("locks.db").display());
     let ended = list(&missing).await.with(69);
@@ -112,19 +112,19 @@ pub async fn a_file_that_is_missing_is_not_made<DB: Bed>(_: Site<DB>) {
     assert!(!stage.file("locks.db").exists());
 }
 
-pub async fn a_look_leaves_the_file_as_it_is<DB: Bed>(_: Site<DB>) {
+pub async fn a_look_leaves_the_file_as_it_is<DB: TestDatabase>(_: TestDb<DB>) {
     let stage = Stage::new();
     let url = format!("sqlite:{}", stage.file("app.db").display());
-    let pool = crate::bed::pool::<sqlx::Sqlite>(&format!("{url}?mode=rwc"), 1).await;
+    let pool = crate::harness::pool::<sqlx::Sqlite>(&format!("{url}?mode=rwc"), 1).await;
     sqlx::Sqlite::execute(&pool, "CREATE TABLE app (id int)").await.unwrap();
     pool.close().await;
     list(&url).await.with(78);
     // A connection that was open before would not show the change.
-    let pool = crate::bed::pool::<sqlx::Sqlite>(&url, 1).await;
+    let pool = crate::harness::pool::<sqlx::Sqlite>(&url, 1).await;
     assert_eq!(sqlx::Sqlite::text(&pool, "PRAGMA journal_mode").await.as_deref(), Some("delete"));
 }
 
-pub async fn bad_arguments_are_refused_and_say_why<DB: Bed>(site: Site<DB>) {
+pub async fn bad_arguments_are_refused_and_say_why<DB: TestDatabase>(db: TestDb<DB>) {
     for (words, more, says) in [
         ("run k --min-interval", &["soon", "--", "true"][..], "write it like 30s, 5m or 1h"),
         ("run k --lease 5 -- true", &[], "write it like 30s, 5m or 1h"),
@@ -149,13 +149,13 @@ pub async fn bad_arguments_are_refused_and_say_why<DB: Bed>(site: Site<DB>) {
         ("", &[], "Usage"),
         ("fly", &[], "unrecognized subcommand"),
     ] {
-        let bad = site.rowlock(words, more).await;
+        let bad = db.rowlock(words, more).await;
         assert!(bad.code == 2 && bad.err.contains(says) && bad.out.is_empty(), "{words}: {bad:?}");
     }
-    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
 }
 
-pub async fn no_database_names_all_three_ways<DB: Bed>(_: Site<DB>) {
+pub async fn no_database_names_all_three_ways<DB: TestDatabase>(_: TestDb<DB>) {
     for empty in [false, true] {
         let mut command: Command = rowlock("run k -- true", &[]);
         if empty {
@@ -166,7 +166,7 @@ pub async fn no_database_names_all_three_ways<DB: Bed>(_: Site<DB>) {
     }
 }
 
-pub async fn a_command_that_cannot_be_run_takes_no_key<DB: Bed>(site: Site<DB>) {
+pub async fn a_command_that_cannot_be_run_takes_no_key<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let file = stage.file("script");
     std::fs::write(&file, "#!/bin/sh\n").unwrap();
@@ -183,15 +183,15 @@ pub async fn a_command_that_cannot_be_run_takes_no_key<DB: Bed>(site: Site<DB>) 
         (stage.path(), 126, "cannot be run"),
         (missing, 126, "its interpreter /no/such/interpreter cannot be run"),
     ] {
-        let ended = site.rowlock("run k --min-interval 1h --", &[command]).await.with(code);
+        let ended = db.rowlock("run k --min-interval 1h --", &[command]).await.with(code);
         assert!(ended.err.lines().count() == 1 && ended.err.contains(says), "{ended:?}");
     }
-    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
-    site.rowlock("run k --min-interval 1h --", &[there]).await.with(0);
+    db.rowlock("run k --min-interval 1h --", &[there]).await.with(0);
 }
 
-pub async fn each_commands_help_has_an_example<DB: Bed>(_: Site<DB>) {
+pub async fn each_commands_help_has_an_example<DB: TestDatabase>(_: TestDb<DB>) {
     let help = ended(rowlock("--help", &[])).await.with(0).out;
     let commands: Vec<&str> = help
         .lines()
@@ -208,7 +208,7 @@ pub async fn each_commands_help_has_an_example<DB: Bed>(_: Site<DB>) {
     }
 }
 
-pub async fn completions_and_man_pages_are_written<DB: Bed>(_: Site<DB>) {
+pub async fn completions_and_man_pages_are_written<DB: TestDatabase>(_: TestDb<DB>) {
     let stage = Stage::new();
     let file = stage.file("rowlock.bash");
     let completions = ended(rowlock("completions bash", &[])).await.with(0).out;
@@ -226,7 +226,7 @@ pub async fn completions_and_man_pages_are_written<DB: Bed>(_: Site<DB>) {
 
 /// The program ends with an exit code of its own and with one line, and does not print the
 /// password.
-pub async fn any_url_is_read_or_refused<DB: Bed>(_: Site<DB>) {
+pub async fn any_url_is_read_or_refused<DB: TestDatabase>(_: TestDb<DB>) {
     let scheme = prop_oneof!["postgres|postgresql|mysql|mariadb|sqlite|redis", "[a-z]{0,8}", ".{0,4}"];
     let rest = prop_oneof![
         "127\\.0\\.0\\.1:1/[a-z]{0,4}",

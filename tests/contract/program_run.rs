@@ -8,30 +8,30 @@ use std::{
 use rustix::process::Signal;
 
 use crate::{
-    bed::{Bed, Site, eventually},
+    harness::{TestDatabase, TestDb, eventually},
     program::{PROGRAM, STAYS, Stage, ended, read, rowlock, start, within},
 };
 
-pub async fn the_exit_code_is_the_commands_and_the_row_tells_how_it_ended<DB: Bed>(site: Site<DB>) {
+pub async fn the_exit_code_is_the_commands_and_the_row_tells_how_it_ended<DB: TestDatabase>(db: TestDb<DB>) {
     for (script, code, status) in
         [("true", 0, "S"), ("exit 3", 3, "F"), ("exit 255", 255, "F"), ("kill -9 $$", 137, "F"), ("kill $$", 143, "F")]
     {
-        let ended = site.rowlock("run k -- sh -c", &[script]).await.with(code);
+        let ended = db.rowlock("run k -- sh -c", &[script]).await.with(code);
         assert_eq!((ended.out.as_str(), ended.err.as_str()), ("", ""), "{script}");
-        let row = site.show("k").await;
+        let row = db.show("k").await;
         assert_eq!((&row["status"], &row["holder"]), (&status.into(), &serde_json::Value::Null), "{script}");
         assert!(row["state"] == if status == "S" { "free" } else { "failed" } && row["ended"].is_string(), "{row}");
     }
 }
 
-pub async fn the_command_sees_its_claim_and_what_comes_in<DB: Bed>(site: Site<DB>) {
+pub async fn the_command_sees_its_claim_and_what_comes_in<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     std::fs::write(stage.file("in"), "from outside").unwrap();
     let script =
         r#"printf '%s\n' "$ROWLOCK_KEY" "$ROWLOCK_TOKEN" "$ROWLOCK_HOLDER" "$0" "$1" > "$2/claim"; cat; echo oh >&2"#;
     let key = "nightly report, Zürich";
     let words = [key, "--label", "who", "--", "sh", "-c", script, "a  b", "--held", stage.path()];
-    let mut command = site.command("run", &words);
+    let mut command = db.command("run", &words);
     command.stdin(File::open(stage.file("in")).unwrap());
     let ended = ended(command).await.with(0);
     assert_eq!((ended.out.as_str(), ended.err.as_str()), ("from outside", "oh\n"));
@@ -39,30 +39,30 @@ pub async fn the_command_sees_its_claim_and_what_comes_in<DB: Bed>(site: Site<DB
     let [seen_key, token, holder, rest @ ..] = &claim.lines().collect::<Vec<_>>()[..] else { panic!("{claim}") };
     assert_eq!((*seen_key, rest), (key, &["a  b", "--held"][..]));
     assert!(uuid::Uuid::parse_str(holder).is_ok(), "{holder}");
-    let row = site.show(key).await;
+    let row = db.show(key).await;
     assert_eq!((row["token"].to_string().as_str(), row["by"].as_str()), (*token, Some("who")));
 }
 
 /// A program in a pipe may rely on SIGPIPE to end it. Rust programs ignore SIGPIPE, so the command
 /// must start with the default.
-pub async fn the_command_begins_with_the_signals_of_a_fresh_process<DB: Bed>(site: Site<DB>) {
+pub async fn the_command_begins_with_the_signals_of_a_fresh_process<DB: TestDatabase>(db: TestDb<DB>) {
     let script = "(yes; echo $? >&2) | head -n 1";
-    let ended = site.rowlock("run k -- sh -c", &[script]).await.with(0);
+    let ended = db.rowlock("run k -- sh -c", &[script]).await.with(0);
     assert_eq!((ended.out.as_str(), ended.err.as_str()), ("y\n", "141\n"));
 }
 
-pub async fn a_refusal_is_one_line_and_an_exit_code<DB: Bed>(site: Site<DB>) {
-    site.rowlock("acquire k --lease 1h --label somebody", &[]).await.with(0);
+pub async fn a_refusal_is_one_line_and_an_exit_code<DB: TestDatabase>(db: TestDb<DB>) {
+    db.rowlock("acquire k --lease 1h --label somebody", &[]).await.with(0);
     for (words, code) in [("run k", 75), ("run k --skip-ok", 0)] {
-        let refused = site.rowlock(words, &["--", "echo", "it runs"]).await.with(code);
+        let refused = db.rowlock(words, &["--", "echo", "it runs"]).await.with(code);
         assert_eq!((refused.out.as_str(), refused.err.lines().count()), ("", 1), "{refused:?}");
         assert!(refused.err.starts_with("rowlock: refused: k: held, by somebody, since 2"), "{refused:?}");
     }
 }
 
-pub async fn one_of_many_runs_within_a_window<DB: Bed>(site: Site<DB>) {
+pub async fn one_of_many_runs_within_a_window<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let job = || site.start("run k --min-interval 1h -- sh -c", &[r#"echo ran >> "$0/log""#, stage.path()]);
+    let job = || db.start("run k --min-interval 1h -- sh -c", &[r#"echo ran >> "$0/log""#, stage.path()]);
     let [a, b, c] = [job(), job(), job()];
     let (a, b, c) = tokio::join!(a.ended(), b.ended(), c.ended());
     let late = job().ended().await;
@@ -71,66 +71,66 @@ pub async fn one_of_many_runs_within_a_window<DB: Bed>(site: Site<DB>) {
     codes.sort();
     assert_eq!((codes, read(&stage.file("log")).as_str()), ([0, 75, 75, 75], "ran"));
     // Once the beginning is longer ago than the interval, the next run is granted.
-    site.set("k", &format!("begin_time = {}", DB::ago(3_700_000))).await;
+    db.set("k", &format!("begin_time = {}", DB::ago(3_700_000))).await;
     job().ended().await.with(0);
 }
 
-pub async fn article_rules_wait_for_an_operator<DB: Bed>(site: Site<DB>) {
-    let run = async |script| site.rowlock("run k --rules article -- sh -c", &[script]).await;
+pub async fn article_rules_wait_for_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
+    let run = async |script| db.rowlock("run k --rules article -- sh -c", &[script]).await;
     run("exit 3").await.with(3);
     let refused = run("true").await.with(75);
     assert!(refused.err.contains("k: the last run failed"), "{refused:?}");
-    let freed = site.rowlock("release k --force", &[]).await.with(0);
-    assert_eq!(freed.out, format!("k is free; its token is {}\n", site.show("k").await["token"]));
+    let freed = db.rowlock("release k --force", &[]).await.with(0);
+    assert_eq!(freed.out, format!("k is free; its token is {}\n", db.show("k").await["token"]));
     run("true").await.with(0);
     // The default rules would not have refused this run.
     run("exit 3").await.with(3);
-    site.rowlock("run k -- true", &[]).await.with(0);
+    db.rowlock("run k -- true", &[]).await.with(0);
 }
 
-pub async fn a_failed_run_is_repeated_within_its_window_on_request<DB: Bed>(site: Site<DB>) {
-    let run = async |words, code| site.rowlock(words, &["--min-interval", "1h", "--", "sh", "-c", code]).await.code;
+pub async fn a_failed_run_is_repeated_within_its_window_on_request<DB: TestDatabase>(db: TestDb<DB>) {
+    let run = async |words, code| db.rowlock(words, &["--min-interval", "1h", "--", "sh", "-c", code]).await.code;
     assert_eq!(run("run k", "exit 3").await, 3);
     assert_eq!(run("run k", "true").await, 75);
     assert_eq!(run("run k --retry-failed", "true").await, 0);
     assert_eq!(run("run k --retry-failed", "true").await, 75, "it succeeded");
 }
 
-pub async fn waiting_ends_with_the_key_or_with_the_time<DB: Bed>(site: Site<DB>) {
-    let holder = site.rowlock("acquire k --lease 1h", &[]).await.with(0).json();
+pub async fn waiting_ends_with_the_key_or_with_the_time<DB: TestDatabase>(db: TestDb<DB>) {
+    let holder = db.rowlock("acquire k --lease 1h", &[]).await.with(0).json();
     let asked = Instant::now();
-    let refused = site.rowlock("run k --wait 300ms -- echo", &["it runs"]).await.with(75);
+    let refused = db.rowlock("run k --wait 300ms -- echo", &["it runs"]).await.with(75);
     assert!(asked.elapsed() >= Duration::from_millis(300) && refused.out.is_empty(), "{refused:?}");
-    let mut waiting = site.start("run k --wait 1h -vv -- echo", &["it runs"]);
+    let mut waiting = db.start("run k --wait 1h -vv -- echo", &["it runs"]);
     waiting.complains("refused").await;
-    site.rowlock("release k --holder", &[holder["holder"].as_str().unwrap()]).await.with(0);
+    db.rowlock("release k --holder", &[holder["holder"].as_str().unwrap()]).await.with(0);
     assert_eq!(waiting.ended().await.with(0).out, "it runs\n");
 }
 
-pub async fn a_command_may_outlast_its_lease<DB: Bed>(site: Site<DB>) {
+pub async fn a_command_may_outlast_its_lease<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let job = site.start("run k --lease 3s -- sh -c", &[STAYS, stage.path()]);
+    let job = db.start("run k --lease 3s -- sh -c", &[STAYS, stage.path()]);
     let holder = stage.up().await;
-    let first = site.show("k").await;
+    let first = db.show("k").await;
     let begun = Instant::now();
     eventually("it is renewed", async || {
-        begun.elapsed() > Duration::from_millis(3500) && site.show("k").await["until"] != first["until"]
+        begun.elapsed() > Duration::from_millis(3500) && db.show("k").await["until"] != first["until"]
     })
     .await;
-    let refused = site.rowlock("run k -- true", &[]).await.with(75);
+    let refused = db.rowlock("run k -- true", &[]).await.with(75);
     assert!(refused.err.contains("held"), "{refused:?}");
-    assert_eq!(site.show("k").await["holder"], holder);
+    assert_eq!(db.show("k").await["holder"], holder);
     stage.go();
     job.ended().await.with(0);
-    assert_eq!(site.show("k").await["status"], "S");
+    assert_eq!(db.show("k").await["status"], "S");
 }
 
-pub async fn a_killed_holder_is_replaced_within_its_lease_and_its_command_dies<DB: Bed>(site: Site<DB>) {
+pub async fn a_killed_holder_is_replaced_within_its_lease_and_its_command_dies<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let words = ["sh", "-c", STAYS, stage.path()];
-    let holder = site.start("run k --lease 3s --label victim --min-interval 1h --", &words);
+    let holder = db.start("run k --lease 3s --label victim --min-interval 1h --", &words);
     stage.up().await;
-    let mut next = site.start("acquire k --wait 1h --min-interval 1h --label heir -vv", &[]);
+    let mut next = db.start("acquire k --wait 1h --min-interval 1h --label heir -vv", &[]);
     next.complains("refused").await;
     holder.signal(Signal::KILL);
     let killed = Instant::now();
@@ -138,7 +138,7 @@ pub async fn a_killed_holder_is_replaced_within_its_lease_and_its_command_dies<D
     within(killed.elapsed(), Duration::from_secs(3));
     // The program's output ends only with its command, which the test never lets end.
     assert_eq!(holder.ended().await.code, -9);
-    let row = site.show("k").await;
+    let row = db.show("k").await;
     assert_eq!((&row["by"], &row["token"]), (&"heir".into(), &claim["token"]));
     let prior = &claim["taken_over_from"];
     assert!(prior["by"] == "victim" && prior["token"].as_i64() < claim["token"].as_i64(), "{claim}");
@@ -147,36 +147,36 @@ pub async fn a_killed_holder_is_replaced_within_its_lease_and_its_command_dies<D
 /// MySQL and MariaDB count and log connections that end without a disconnect message. The counter
 /// is server-wide, and other tests abort connections at the same time: one run without an increase
 /// is proof, and an increase proves nothing.
-pub async fn it_takes_leave_of_the_server<DB: Bed>(site: Site<DB>) {
+pub async fn it_takes_leave_of_the_server<DB: TestDatabase>(db: TestDb<DB>) {
     let aborted = "SELECT CAST(variable_value AS SIGNED) FROM TABLE_OF_STATUS WHERE variable_name = 'Aborted_clients'";
-    let schema = if site.server.name == "mariadb" { "information_schema" } else { "performance_schema" };
+    let schema = if db.server.name == "mariadb" { "information_schema" } else { "performance_schema" };
     let aborted = aborted.replace("TABLE_OF_STATUS", &format!("{schema}.global_status"));
     eventually("a run that aborts nothing", async || {
-        let before = site.number(&aborted).await;
-        site.rowlock("run k -- true", &[]).await.with(0);
-        site.number(&aborted).await == before
+        let before = db.number(&aborted).await;
+        db.rowlock("run k -- true", &[]).await.with(0);
+        db.number(&aborted).await == before
     })
     .await;
 }
 
 /// This happens when the program is upgraded while it waits.
-pub async fn a_program_that_is_replaced_while_it_waits_runs_its_command<DB: Bed>(site: Site<DB>) {
+pub async fn a_program_that_is_replaced_while_it_waits_runs_its_command<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let copy = stage.file("rowlock");
     std::fs::copy(PROGRAM, &copy).unwrap();
-    let holder = site.rowlock("acquire k --lease 1h", &[]).await.with(0).json();
+    let holder = db.rowlock("acquire k --lease 1h", &[]).await.with(0).json();
     let mut command = tokio::process::Command::new(&copy);
-    command.args(["run", "k", "--wait", "1h", "-vv", "--", "echo", "it runs"]).env("DATABASE_URL", &site.url);
+    command.args(["run", "k", "--wait", "1h", "-vv", "--", "echo", "it runs"]).env("DATABASE_URL", &db.url);
     let mut waiting = start(command);
     waiting.complains("refused").await;
     std::fs::remove_file(&copy).unwrap();
-    site.rowlock("release k --holder", &[holder["holder"].as_str().unwrap()]).await.with(0);
+    db.rowlock("release k --holder", &[holder["holder"].as_str().unwrap()]).await.with(0);
     assert_eq!(waiting.ended().await.with(0).out, "it runs\n");
 }
 
 /// The longest argument list that the system accepts. With the arguments that the program adds to
 /// start the command, the list is too long.
-pub async fn a_command_that_does_not_start_leaves_the_key_free<DB: Bed>(site: Site<DB>) {
+pub async fn a_command_that_does_not_start_leaves_the_key_free<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let deep = stage.file(&vec!["d".repeat(250); 12].join("/"));
     std::fs::create_dir_all(&deep).unwrap();
@@ -186,14 +186,14 @@ pub async fn a_command_that_does_not_start_leaves_the_key_free<DB: Bed>(site: Si
         for ((n = 0; n < 2100; n++)); do words+=("$word"); done
         while unset "words[-1]"; do exec "$0" run k --min-interval 1h --lease 1h -- ./tool "${words[@]}"; done 2> /dev/null"#;
     let mut shell = tokio::process::Command::new("bash");
-    shell.args(["-c", script, PROGRAM, deep.to_str().unwrap()]).env("DATABASE_URL", &site.url);
+    shell.args(["-c", script, PROGRAM, deep.to_str().unwrap()]).env("DATABASE_URL", &db.url);
     start(shell).ended().await.with(126);
-    assert_eq!(site.show("k").await["state"], "expired", "it was taken");
-    site.rowlock("run k --min-interval 1h -- true", &[]).await.with(0);
+    assert_eq!(db.show("k").await["state"], "expired", "it was taken");
+    db.rowlock("run k --min-interval 1h -- true", &[]).await.with(0);
 }
 
 /// The program creates and migrates its own file when it needs it.
-pub async fn a_local_lock_needs_nothing<DB: Bed>(_: Site<DB>) {
+pub async fn a_local_lock_needs_nothing<DB: TestDatabase>(_: TestDb<DB>) {
     let stage = Stage::new();
     for (variable, file) in [("XDG_STATE_HOME", "rowlock/locks.db"), ("HOME", ".local/state/rowlock/locks.db")] {
         let run = async |words: &str| {

@@ -14,7 +14,7 @@ use rustix::{
 };
 
 use crate::{
-    bed::{Bed, Site, eventually},
+    harness::{TestDatabase, TestDb, eventually},
     program::{PROGRAM, Stage, hear_all_signals, read},
 };
 
@@ -35,11 +35,11 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn new<DB: Bed>(site: &Site<DB>) -> Self {
-        Self::of(site, &["bash", "--norc", "--noprofile", "--noediting", "-i"])
+    fn new<DB: TestDatabase>(db: &TestDb<DB>) -> Self {
+        Self::of(db, &["bash", "--norc", "--noprofile", "--noediting", "-i"])
     }
 
-    fn of<DB: Bed>(site: &Site<DB>, program: &[&str]) -> Self {
+    fn of<DB: TestDatabase>(db: &TestDb<DB>, program: &[&str]) -> Self {
         hear_all_signals();
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let master = openpt(flags).unwrap();
@@ -48,7 +48,7 @@ impl Terminal {
         let line = File::from(ioctl_tiocgptpeer(&master, flags).unwrap());
         let mut shell = Command::new("setsid");
         shell.arg("--ctty").args(program);
-        shell.env("DATABASE_URL", &site.url).env("ROWLOCK", PROGRAM).env("HISTFILE", "/dev/null");
+        shell.env("DATABASE_URL", &db.url).env("ROWLOCK", PROGRAM).env("HISTFILE", "/dev/null");
         shell.stdin(line.try_clone().unwrap()).stdout(line.try_clone().unwrap()).stderr(Stdio::from(line));
         let shell = shell.spawn().unwrap();
         let keys = File::from(master);
@@ -114,9 +114,9 @@ pub fn signal(pid: &str, signal: Signal) {
     kill_process(Pid::from_raw(pid.parse().unwrap()).unwrap(), signal).unwrap();
 }
 
-async fn ended_well<DB: Bed>(site: &Site<DB>) {
+async fn ended_well<DB: TestDatabase>(db: &TestDb<DB>) {
     eventually("the key is free, and the run succeeded", async || {
-        let row = site.show("k").await;
+        let row = db.show("k").await;
         row["state"] == "free" && row["status"] == "S"
     })
     .await;
@@ -129,10 +129,10 @@ async fn ticks_on(stage: &Stage) {
 }
 
 /// As `ssh`, `sudo` and `psql` do: in a pipeline, and from the background before `fg`.
-pub async fn a_command_may_read_the_terminal<DB: Bed>(site: Site<DB>) {
+pub async fn a_command_may_read_the_terminal<DB: TestDatabase>(db: TestDb<DB>) {
     let reads = r#""$ROWLOCK" run k -- sh -c 'echo $$ > "$0/new"; mv "$0/new" "$0/up"; read word < /dev/tty; echo "$word" > "$0/word"'"#;
     for (before, after) in [("true |", ""), ("", "| cat"), ("true |", "&")] {
-        let (terminal, stage) = (Terminal::new(&site), Stage::new());
+        let (terminal, stage) = (Terminal::new(&db), Stage::new());
         terminal.enters(&format!("{before} {reads} {} {after}", stage.path()));
         let command = stage.up().await;
         if after == "&" {
@@ -145,31 +145,31 @@ pub async fn a_command_may_read_the_terminal<DB: Bed>(site: Site<DB>) {
         terminal.enters("hello");
         let word = stage.file("word");
         eventually("the command has read a line", async || word.exists() && read(&word) == "hello").await;
-        ended_well(&site).await;
+        ended_well(&db).await;
     }
 }
 
-pub async fn a_command_that_is_suspended_keeps_its_key<DB: Bed>(site: Site<DB>) {
+pub async fn a_command_that_is_suspended_keeps_its_key<DB: TestDatabase>(db: TestDb<DB>) {
     for before in ["sleep 1000 |", ""] {
-        let (terminal, stage) = (Terminal::new(&site), Stage::new());
+        let (terminal, stage) = (Terminal::new(&db), Stage::new());
         terminal.enters(&format!(r#"{before} "$ROWLOCK" run k --lease 4s -- sh -c '{TICKS}' {}"#, stage.path()));
         let command = stage.up().await;
         terminal.types(SUSPEND);
         eventually("the command is stopped", async || is_stopped(&command)).await;
         // The wait is two leases long.
-        let refused = site.rowlock("run k --wait 9s -- true", &[]).await.with(75);
+        let refused = db.rowlock("run k --wait 9s -- true", &[]).await.with(75);
         assert!(refused.err.contains("held"), "{refused:?}");
         assert!(is_stopped(&command), "{:?}", state(&command));
         terminal.enters("fg");
         ticks_on(&stage).await;
         stage.go();
-        ended_well(&site).await;
+        ended_well(&db).await;
         terminal.types(INTERRUPT);
     }
 }
 
-pub async fn a_suspended_command_whose_claim_is_lost_does_not_go_on<DB: Bed>(site: Site<DB>) {
-    let (terminal, stage) = (Terminal::new(&site), Stage::new());
+pub async fn a_suspended_command_whose_claim_is_lost_does_not_go_on<DB: TestDatabase>(db: TestDb<DB>) {
+    let (terminal, stage) = (Terminal::new(&db), Stage::new());
     terminal.enters(&format!(
         r#"sleep 1000 | "$ROWLOCK" run k --lease 1s --grace 200ms -- sh -c 'trap "" TERM; {TICKS}' {}"#,
         stage.path()
@@ -177,12 +177,12 @@ pub async fn a_suspended_command_whose_claim_is_lost_does_not_go_on<DB: Bed>(sit
     let command = stage.up().await;
     terminal.types(SUSPEND);
     eventually("the command is stopped", async || is_stopped(&command)).await;
-    site.rowlock("release k --force", &[]).await.with(0);
+    db.rowlock("release k --force", &[]).await.with(0);
     eventually("the command is gone", async || state(&command).is_none()).await;
 }
 
-pub async fn the_interrupt_key_reaches_the_command_once<DB: Bed>(site: Site<DB>) {
-    let (terminal, stage) = (Terminal::new(&site), Stage::new());
+pub async fn the_interrupt_key_reaches_the_command_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let (terminal, stage) = (Terminal::new(&db), Stage::new());
     let counts = r#"trap 'echo >> "$0/interrupts"; touch "$0/go"' INT; touch "$0/up"; while [ ! -e "$0/go" ]; do sleep 0.05; done; sleep 0.5; exit 7"#;
     std::fs::write(stage.file("counts"), counts).unwrap();
     terminal.enters(&format!(r#""$ROWLOCK" run k -- sh -c "$(cat {0}/counts)" {0}; echo $? > {0}/code"#, stage.path()));
@@ -194,21 +194,21 @@ pub async fn the_interrupt_key_reaches_the_command_once<DB: Bed>(site: Site<DB>)
 }
 
 /// The command receives the key press before the program does, and has ended by then.
-pub async fn an_interrupted_command_closes_no_window<DB: Bed>(site: Site<DB>) {
+pub async fn an_interrupted_command_closes_no_window<DB: TestDatabase>(db: TestDb<DB>) {
     for round in 0..4 {
-        let (terminal, stage, key) = (Terminal::new(&site), Stage::new(), format!("k{round}"));
+        let (terminal, stage, key) = (Terminal::new(&db), Stage::new(), format!("k{round}"));
         let command = format!(r#""$ROWLOCK" run {key} --min-interval 1h -- sh -c '{TICKS}' {}"#, stage.path());
         terminal.enters(&command);
         stage.up().await;
         terminal.types(INTERRUPT);
-        site.rowlock(&format!("run {key} --min-interval 1h --wait 10s -- true"), &[]).await.with(0);
+        db.rowlock(&format!("run {key} --min-interval 1h --wait 10s -- true"), &[]).await.with(0);
     }
 }
 
 /// The claim is given up only when every descendant of the command has ended.
-pub async fn on_a_terminal_descendants_do_not_outlive_the_claim<DB: Bed>(site: Site<DB>) {
+pub async fn on_a_terminal_descendants_do_not_outlive_the_claim<DB: TestDatabase>(db: TestDb<DB>) {
     for own_session in ["", "setsid "] {
-        let (terminal, stage) = (Terminal::new(&site), Stage::new());
+        let (terminal, stage) = (Terminal::new(&db), Stage::new());
         let child = format!("trap '' TERM\n{TICKS}");
         std::fs::write(stage.file("child"), child).unwrap();
         let starts = format!(r#"{own_session}sh -c "$(cat "$0/child")" "$0" & wait"#);
@@ -218,7 +218,7 @@ pub async fn on_a_terminal_descendants_do_not_outlive_the_claim<DB: Bed>(site: S
         ));
         let grandchild = stage.up().await;
         signal(&read(&stage.file("pid")), Signal::TERM);
-        let lock = site.lock();
+        let lock = db.lock();
         eventually("the claim is given up", async || {
             lock.inspect("k").await.unwrap().unwrap().state != rowlock::State::Held
         })
@@ -228,10 +228,10 @@ pub async fn on_a_terminal_descendants_do_not_outlive_the_claim<DB: Bed>(site: S
 }
 
 /// As under `ssh -t host rowlock ...`: no shell could continue what the key press has suspended.
-pub async fn without_a_shell_nothing_stays_suspended<DB: Bed>(site: Site<DB>) {
+pub async fn without_a_shell_nothing_stays_suspended<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let command = [PROGRAM, "run", "k", "--lease", "1h", "--", "sh", "-c", TICKS, stage.path()];
-    let terminal = Terminal::of(&site, &command);
+    let terminal = Terminal::of(&db, &command);
     let command = stage.up().await;
     // The command is continued after at most one second.
     eventually("the command was stopped", async || {
@@ -241,13 +241,13 @@ pub async fn without_a_shell_nothing_stays_suspended<DB: Bed>(site: Site<DB>) {
     .await;
     ticks_on(&stage).await;
     stage.go();
-    ended_well(&site).await;
+    ended_well(&db).await;
 }
 
 /// A shell that exits ends its job, also a stopped one.
-pub async fn a_terminal_that_is_closed_ends_the_command<DB: Bed>(site: Site<DB>) {
+pub async fn a_terminal_that_is_closed_ends_the_command<DB: TestDatabase>(db: TestDb<DB>) {
     for suspended in [false, true] {
-        let (terminal, stage) = (Terminal::new(&site), Stage::new());
+        let (terminal, stage) = (Terminal::new(&db), Stage::new());
         terminal.enters(&format!(r#""$ROWLOCK" run k --lease 1h -- sh -c '{TICKS}' {}"#, stage.path()));
         let command = stage.up().await;
         if suspended {
@@ -256,6 +256,6 @@ pub async fn a_terminal_that_is_closed_ends_the_command<DB: Bed>(site: Site<DB>)
         }
         drop(terminal);
         eventually("the command is gone", async || state(&command).is_none()).await;
-        site.rowlock("run k --wait 10s -- true", &[]).await.with(0);
+        db.rowlock("run k --wait 10s -- true", &[]).await.with(0);
     }
 }

@@ -26,7 +26,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::bed::{Bed, PATIENCE, Site};
+use crate::harness::{PATIENCE, TestDatabase, TestDb};
 
 /// The direction of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Proxy {
     }
 
     /// A pool that reaches its database through this proxy. It connects when it is first used.
-    pub fn pool<DB: Bed>(&self, connections: u32) -> sqlx::Pool<DB> {
+    pub fn pool<DB: TestDatabase>(&self, connections: u32) -> sqlx::Pool<DB> {
         let options = PoolOptions::new().max_connections(connections).test_before_acquire(false);
         options.connect_lazy(&self.url).unwrap()
     }
@@ -305,7 +305,7 @@ fn is_ping(chunk: &[u8]) -> bool {
         || begins(b"ROLLBACK; SELECT CAST(@@autocommit")
 }
 
-impl<DB: Bed> Site<DB> {
+impl<DB: TestDatabase> TestDb<DB> {
     pub async fn proxy(&self) -> Proxy {
         Proxy::to(&self.url).await
     }

@@ -10,19 +10,19 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, Site, refused},
     child,
+    harness::{TestDatabase, TestDb, refused},
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-pub async fn a_counter_stays_exact_with_eight_processes_on_two_keys<DB: Bed>(site: Site<DB>) {
+pub async fn a_counter_stays_exact_with_eight_processes_on_two_keys<DB: TestDatabase>(db: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let mut processes = Vec::new();
     let files = ["one", "two"].map(|key| (key, folder.path().join(key)));
     for (key, file) in &files {
         std::fs::write(file, "0").unwrap();
-        processes.extend((0..4).map(|_| child::start(&site, "count", key, file)));
+        processes.extend((0..4).map(|_| child::start(&db, "count", key, file)));
     }
     for mut process in processes {
         assert!(timeout(PATIENCE, process.wait()).await.unwrap().unwrap().success());
@@ -32,12 +32,12 @@ pub async fn a_counter_stays_exact_with_eight_processes_on_two_keys<DB: Bed>(sit
     }
 }
 
-pub async fn sixteen_processes_create_the_same_key_once<DB: Bed>(site: Site<DB>) {
+pub async fn sixteen_processes_create_the_same_key_once<DB: TestDatabase>(db: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let signal = folder.path().join("start");
     let mut processes: Vec<(Child, _)> = (0..16)
         .map(|_| {
-            let mut process = child::start(&site, "create", "k", &signal);
+            let mut process = child::start(&db, "create", "k", &signal);
             let lines = BufReader::new(process.stdout.take().unwrap()).lines();
             (process, lines)
         })
@@ -54,14 +54,14 @@ pub async fn sixteen_processes_create_the_same_key_once<DB: Bed>(site: Site<DB>)
     let winners = answers.iter().filter(|answer| *answer == "acquired").count();
     assert_eq!(winners, 1, "{answers:?}");
     assert!(answers.iter().all(|answer| ["acquired", "held", "busy"].contains(&answer.as_str())), "{answers:?}");
-    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(1));
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(1));
 }
 
-pub async fn a_killed_process_is_replaced_within_its_lease<DB: Bed>(site: Site<DB>) {
-    let mut holder = child::start(&site, "hold", "k", std::path::Path::new(""));
+pub async fn a_killed_process_is_replaced_within_its_lease<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut holder = child::start(&db, "hold", "k", std::path::Path::new(""));
     let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
     let token: i64 = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap().parse().unwrap();
-    let lock = site.lock();
+    let lock = db.lock();
     // The holder renews: after three leases it still holds the key.
     sleep(Duration::from_secs(3)).await;
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);

@@ -7,11 +7,11 @@ use tokio::time::timeout;
 
 use crate::{
     bank::{LEASE, accounts, granted, locks},
-    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
 };
 
-pub async fn it_sends_nothing_and_the_last_one_releases<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn it_sends_nothing_and_the_last_one_releases<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone());
     let outer = acquired(lock.try_acquire("k").await);
     let before = DB::statements(&pool).await;
@@ -26,12 +26,12 @@ pub async fn it_sends_nothing_and_the_last_one_releases<DB: Bed>(site: Site<DB>)
     assert!(outer.is_held());
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
     outer.release(Status::Succeeded).await.unwrap();
-    assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn the_order_of_the_ends_does_not_matter<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock_for(Duration::from_millis(600));
+pub async fn the_order_of_the_ends_does_not_matter<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(Duration::from_millis(600));
     let outer = acquired(lock.try_acquire("k").await);
     let inner = outer.reenter().unwrap();
     let told = inner.cancellation_token();
@@ -52,11 +52,11 @@ pub async fn the_order_of_the_ends_does_not_matter<DB: Bed>(site: Site<DB>) {
     other.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_loss_is_every_handles_loss<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock_for(Duration::from_millis(600));
+pub async fn a_loss_is_every_handles_loss<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(Duration::from_millis(600));
     let outer = acquired(lock.try_acquire("k").await);
     let inner = outer.reenter().unwrap();
-    site.take_from("k").await;
+    db.take_from("k").await;
     timeout(PATIENCE, outer.lost()).await.unwrap();
     assert!(!inner.is_held());
     assert!(matches!(inner.reenter(), Err(Error::Lost { .. })));
@@ -66,8 +66,8 @@ pub async fn a_loss_is_every_handles_loss<DB: Bed>(site: Site<DB>) {
 
 /// Holders are not identified by thread or task. A request without the handle is treated as one of
 /// any other client.
-pub async fn without_the_handle_it_is_refused<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn without_the_handle_it_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let outer = acquired(lock.try_acquire("k").await);
     assert_eq!(refused(lock.acquire("k", Duration::from_secs(2)).await).reason, Reason::Held);
     let set = lock.try_acquire_all(["a", "b"]).await.unwrap().acquired().unwrap();
@@ -79,18 +79,18 @@ pub async fn without_the_handle_it_is_refused<DB: Bed>(site: Site<DB>) {
     outer.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn it_is_the_same_under_both_strategies<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    for (name, lock) in locks(&site.pool) {
+pub async fn it_is_the_same_under_both_strategies<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    for (name, lock) in locks(&db.pool) {
         let outer = granted(lock.try_acquire(name).await);
         let inner = outer.reenter().unwrap();
         assert_eq!(inner.claim(), outer.claim());
         lock.release(inner, Status::Succeeded).await.unwrap();
         assert!(outer.is_held());
         if name == LEASE {
-            assert_eq!(site.column(name, "status").await.as_deref(), Some("P"));
+            assert_eq!(db.column(name, "status").await.as_deref(), Some("P"));
         }
         lock.release(outer, Status::Succeeded).await.unwrap();
     }
-    eventually("it is free", || async { site.column(LEASE, "status").await.as_deref() == Some("S") }).await;
+    eventually("it is free", || async { db.column(LEASE, "status").await.as_deref() == Some("S") }).await;
 }

@@ -13,13 +13,14 @@ use crate::servers;
 #[cfg(feature = "sqlite")]
 use crate::sqlite_file;
 use crate::{
-    bed::{self, Bed, Server},
-    forgetting, sequences, snapshots, tests, versioned, versioned_door, versioned_in, versioned_limits, versioned_lost,
+    forgetting,
+    harness::{self, Server, TestDatabase},
+    sequences, snapshots, tests, versioned, versioned_door, versioned_in, versioned_limits, versioned_lost,
     versioned_turns, versioned_types,
 };
 
 /// The guarantees of versions in the application's own table.
-pub fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
+pub fn versions<DB: TestDatabase>(server: Server, trials: &mut Vec<Trial>) {
     tests! { server, trials;
         versioned_door:
             only_plain_names_become_part_of_a_statement, one_column_is_not_taken_for_two, reserved_words_are_names_as_well,
@@ -34,7 +35,7 @@ pub fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
         versioned:
             a_row_that_is_not_there_is_none_and_is_not_made, an_update_writes_value_and_version_and_says_so,
             an_error_of_the_computation_comes_back_as_it_is_at_once_with_nothing_written,
-            an_update_computes_anew_when_somebody_else_was_faster, attempts_that_are_used_up_are_a_conflict_that_counts_them,
+            an_update_computes_anew_after_a_conflict, attempts_that_are_used_up_are_a_conflict_that_counts_them,
             a_balance_that_does_not_cover_the_amount_says_both, amounts_that_are_not_positive_or_do_not_fit_are_refused,
             a_program_that_forgets_the_version_is_not_overwritten, a_program_that_forgets_the_version_leaves_no_balance_below_zero, a_balance_that_came_back_is_another_one,
             a_version_or_value_of_null_is_an_error_that_changes_nothing, a_version_that_cannot_grow_is_an_error_that_changes_nothing,
@@ -48,7 +49,7 @@ pub fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
             an_update_that_is_dropped_was_made_wholly_or_not_at_all, a_deduction_that_is_dropped_was_made_wholly_or_not_at_all;
         versioned_turns:
             four_deductions_one_after_the_other_read_the_row_once,
-            what_is_left_to_one_who_goes_away_is_left_to_the_next, the_only_connection_is_nobodys_own,
+            what_is_left_to_one_who_goes_away_is_left_to_the_next, the_only_connection_is_never_kept,
             what_a_trigger_made_of_a_balance_counts_and_not_what_was_written;
         versioned_limits: a_write_that_waits_for_a_row_ends_with_the_limit, a_connection_that_comes_within_the_time_of_the_retries_is_taken;
         sequences: random_sequences_end_as_their_model_does;
@@ -63,7 +64,7 @@ pub fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
         }
     }
     tests! { server, trials;
-        versioned_turns: a_connection_that_went_away_meanwhile_costs_no_outcome;
+        versioned_turns: a_connection_that_was_closed_while_idle_costs_no_outcome;
         versioned: a_sum_that_the_column_cannot_hold_is_an_error_that_changes_nothing;
         versioned_in: a_deadlock_is_a_conflict_for_one_of_the_two;
         versioned_limits:
@@ -79,13 +80,13 @@ pub fn versions<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
 
 /// The guarantees of the statements on the lock's own tables, and of the servers that they are sent
 /// to.
-pub fn store<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
+pub fn store<DB: TestDatabase>(server: Server, trials: &mut Vec<Trial>) {
     tests! { server, trials;
         forgetting: a_step_that_fails_leaves_those_before_it_done, minutes_of_any_size_are_counted;
         snapshots: a_claim_that_was_lost_since_the_snapshot_is_told_at_once;
     }
     if server.name != "sqlite" {
-        tests! { server, trials; forgetting: keys_of_other_steps_can_be_had_meanwhile; }
+        tests! { server, trials; forgetting: keys_of_other_steps_can_be_acquired_between_steps; }
     }
     if server.name == "mariadb" {
         tests! { server, trials; snapshots: snapshot_isolation_tells_it_as_a_conflict; }
@@ -120,7 +121,7 @@ pub fn store<DB: Bed>(server: Server, trials: &mut Vec<Trial>) {
 
 /// SQLite has no decimals.
 #[cfg(all(feature = "rust_decimal", any(feature = "postgres", feature = "mysql")))]
-pub fn decimals<DB: Bed>(server: Server, trials: &mut Vec<Trial>)
+pub fn decimals<DB: TestDatabase>(server: Server, trials: &mut Vec<Trial>)
 where
     rust_decimal::Decimal: rowlock::Value<DB>,
 {

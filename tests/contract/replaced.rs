@@ -9,11 +9,11 @@ use std::{
 use rowlock::{Error, LeaseLock, Reason, Rules, Status};
 use tokio::time::timeout;
 
-use crate::bed::{Bed, PATIENCE, Site, acquired, eventually, pool, refused};
+use crate::harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool, refused};
 
 /// Both claims are renewed in one statement, and the row matches only one of them.
-pub async fn a_claim_that_the_same_lock_replaced_is_told_lost<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock_for(Duration::from_secs(3));
+pub async fn a_claim_that_the_same_lock_replaced_is_told_lost<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(Duration::from_secs(3));
     let replaced = acquired(lock.try_acquire("k").await);
     lock.force_release("k", Status::Succeeded).await.unwrap();
     let next = acquired(lock.try_acquire("k").await);
@@ -25,8 +25,8 @@ pub async fn a_claim_that_the_same_lock_replaced_is_told_lost<DB: Bed>(site: Sit
 
 /// No caller worked under the claim. The article's rules would treat it as a crash, and would
 /// refuse all callers for ever.
-pub async fn a_claim_that_nobody_heard_of_is_no_crash<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().rules(Rules::Article);
+pub async fn a_claim_whose_caller_was_dropped_is_no_crash<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().rules(Rules::Article);
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     for polls in 1..9 {
         let mut attempt = Box::pin(lock.acquire("k", PATIENCE));
@@ -47,8 +47,8 @@ pub async fn a_claim_that_nobody_heard_of_is_no_crash<DB: Bed>(site: Site<DB>) {
 
 /// With a rollback journal, SQLite can commit only when no connection reads, and the statement
 /// returns its row before the commit.
-pub async fn a_grant_that_cannot_be_committed_is_none<DB: Bed>(site: Site<DB>) {
-    let url = site.url.replace("locks.db", "with-a-journal.db");
+pub async fn a_grant_that_cannot_be_committed_is_none<DB: TestDatabase>(db: TestDb<DB>) {
+    let url = db.url.replace("locks.db", "with-a-journal.db");
     let (mine, readers) = (pool::<DB>(&url, 1).await, pool::<DB>(&url, 1).await);
     rowlock::migrate(&mine).await.unwrap();
     let lock = LeaseLock::new(mine);
@@ -69,8 +69,8 @@ pub async fn a_grant_that_cannot_be_committed_is_none<DB: Bed>(site: Site<DB>) {
 }
 
 /// A file that may not grow simulates a full disk.
-pub async fn a_full_disk_grants_nothing_and_takes_nothing<DB: Bed>(site: Site<DB>) {
-    let only = site.over(site.pool_of(1).await);
+pub async fn a_full_disk_grants_nothing_and_takes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    let only = db.over(db.pool_of(1).await);
     let lock = only.lock();
     let held = acquired(lock.try_acquire("held").await);
     let pages = only.number("SELECT page_count FROM pragma_page_count").await.unwrap();

@@ -9,7 +9,7 @@
 //! |---|---|---|---|---|
 //! | claim | *`a_free_key_is_acquired`, *`an_expired_claim_is_taken_over_and_named` | *`every_cell_of_the_rules_table` | *`a_try_does_not_wait_for_a_locked_row`, `a_claim_whose_reply_is_lost_is_never_called_busy` | `a_claim_…`, `a_takeover_whose_reply_is_lost…`, `a_refusal_whose_reply_is_lost…` |
 //! | create | *`tokens_grow_and_never_fall` | `a_row_that_another_creates_first…`, *`sixteen_processes_create_the_same_key_once` | *`a_try_ends_at_its_time_limit_behind_an_uncommitted_insert` | `a_create_…` |
-//! | renew | *`a_lease_is_renewed_in_the_background` | *`a_lease_is_lost_when_somebody_takes_the_row`, *`a_trampled_claim_is_lost` | *`a_renewal_that_finds_the_row_locked_is_unknown_not_lost` | `a_renewal_…`, `renewals_that_are_never_answered…` |
+//! | renew | *`a_lease_is_renewed_in_the_background` | *`a_lease_is_lost_when_another_program_takes_the_row`, *`a_trampled_claim_is_lost` | *`a_renewal_that_finds_the_row_locked_is_unknown_not_lost` | `a_renewal_…`, `renewals_that_are_never_answered…` |
 //! | release | *`a_released_key_is_free_at_once` | *`releasing_a_lost_lease_changes_nothing`, *`releasing_twice_over_a_lost_reply_is_done`, `a_release_that_was_done_before_another_came_is_unknown` | *`a_release_waits_for_a_transaction_at_the_row`, `a_release_that_never_gets_at_the_row_is_unknown` | `a_release_…` |
 //! | abandon | *`an_abandoned_claim_is_taken_over_at_once` | `abandoning_a_lost_lease_changes_nothing`, `an_abandonment_that_was_done_before_another_came_is_unknown` | `an_abandonment_waits_for_a_transaction_at_the_row` | `an_abandonment_…` |
 //!
@@ -24,74 +24,74 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
     line::{LIMIT, Line, SHORT, WAYS, had_within_the_lease, has_left, standing, timed_out, token, trips, unknown},
     proxy::{Proxy, Way},
 };
 
-pub async fn a_claim_whose_reply_is_lost_is_the_same_claim_again<DB: Bed>(site: Site<DB>) {
-    let line = Line::with_free_row(&site, 30 * SHORT, PATIENCE).await;
+pub async fn a_claim_whose_reply_is_lost_is_the_same_claim_again<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::with_free_row(&db, 30 * SHORT, PATIENCE).await;
     let (mut granted, mut begin) = (0, None);
     let attempt = line.held(Way::Replies, 0, line.lock.try_acquire("k"), async |proxy| {
-        granted = token(&site).await;
-        begin = site.text("SELECT CAST(begin_time AS CHAR(40)) FROM t_resource_lock WHERE key_resource = 'k'").await;
+        granted = token(&db).await;
+        begin = db.text("SELECT CAST(begin_time AS CHAR(40)) FROM t_resource_lock WHERE key_resource = 'k'").await;
         proxy.cut();
     });
     let lease = acquired(attempt.await);
-    assert_eq!((lease.token().get(), token(&site).await), (granted, granted));
-    let now = site.text("SELECT CAST(begin_time AS CHAR(40)) FROM t_resource_lock WHERE key_resource = 'k'").await;
+    assert_eq!((lease.token().get(), token(&db).await), (granted, granted));
+    let now = db.text("SELECT CAST(begin_time AS CHAR(40)) FROM t_resource_lock WHERE key_resource = 'k'").await;
     assert_eq!(begin, now, "it began once");
     assert!(lease.taken_over_from().is_none());
-    assert_eq!(standing(&site).await, 1);
+    assert_eq!(standing(&db).await, 1);
     lease.release(Status::Succeeded).await.unwrap();
 }
 
 /// At every reply of the claim: MySQL returns the previous holder in a second one.
-pub async fn a_takeover_whose_reply_is_lost_still_tells_from_whom<DB: Bed>(site: Site<DB>) {
-    let line = Line::with_free_row(&site, 30 * SHORT, PATIENCE).await;
-    for trip in 0..trips(&site, 1, 2) {
-        let crashed = acquired(site.lock().label("crashed").unwrap().try_acquire("k").await);
-        site.set("k", &format!("expires_at = {}", DB::ago(1))).await;
+pub async fn a_takeover_whose_reply_is_lost_still_tells_from_whom<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::with_free_row(&db, 30 * SHORT, PATIENCE).await;
+    for trip in 0..trips(&db, 1, 2) {
+        let crashed = acquired(db.lock().label("crashed").unwrap().try_acquire("k").await);
+        db.set("k", &format!("expires_at = {}", DB::ago(1))).await;
         let mut granted = 0;
         let attempt = line.held(Way::Replies, trip, line.lock.try_acquire("k"), async |proxy| {
-            granted = token(&site).await;
+            granted = token(&db).await;
             proxy.cut();
         });
         let lease = acquired(attempt.await);
-        assert_eq!((lease.token().get(), token(&site).await), (granted, granted));
+        assert_eq!((lease.token().get(), token(&db).await), (granted, granted));
         let prior = lease.taken_over_from().unwrap();
         assert_eq!((prior.token, prior.label.as_str()), (crashed.token(), "crashed"));
-        assert_eq!(standing(&site).await, 1);
+        assert_eq!(standing(&db).await, 1);
         lease.release(Status::Succeeded).await.unwrap();
     }
 }
 
-pub async fn a_claim_whose_request_is_lost_is_sent_again<DB: Bed>(site: Site<DB>) {
-    let line = Line::with_free_row(&site, 30 * SHORT, PATIENCE).await;
-    let before = token(&site).await;
+pub async fn a_claim_whose_request_is_lost_is_sent_again<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::with_free_row(&db, 30 * SHORT, PATIENCE).await;
+    let before = token(&db).await;
     let lease = acquired(line.lost(Way::Requests, 0, line.lock.try_acquire("k")).await);
     assert!(lease.token().get() > before && lease.taken_over_from().is_none());
-    assert_eq!((standing(&site).await, token(&site).await), (1, lease.token().get()));
+    assert_eq!((standing(&db).await, token(&db).await), (1, lease.token().get()));
     lease.release(Status::Succeeded).await.unwrap();
 }
 
 /// The server executes the claim, and the reply is too late: no caller reads it, and the claim ends
 /// with its lease.
-pub async fn a_claim_that_is_answered_too_late_is_unknown<DB: Bed>(site: Site<DB>) {
-    let line = Line::with_free_row(&site, SHORT, LIMIT).await;
+pub async fn a_claim_that_is_answered_too_late_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::with_free_row(&db, SHORT, LIMIT).await;
     let mut granted = Instant::now();
     let attempt = line.held(Way::Replies, 0, line.lock.try_acquire("k"), async |_| granted = Instant::now());
     timed_out(attempt.await);
     assert_eq!(line.pool.size(), 0, "the connection is closed");
-    assert_eq!(site.column("k", "client_ip").await.as_deref(), Some("line"));
+    assert_eq!(db.column("k", "client_ip").await.as_deref(), Some("line"));
     line.proxy.open();
-    had_within_the_lease(&site, granted).await;
+    had_within_the_lease(&db, granted).await;
 }
 
 /// The reply is late, but within the time limit. The lease counts from before the request was sent,
 /// less a twentieth for the clocks.
-pub async fn a_late_reply_holds_no_longer_than_a_quick_one<DB: Bed>(site: Site<DB>) {
-    let line = Line::with_free_row(&site, 30 * SHORT, PATIENCE).await;
+pub async fn a_late_reply_holds_no_longer_than_a_quick_one<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::with_free_row(&db, 30 * SHORT, PATIENCE).await;
     let most = 30 * SHORT * 19 / 20 - LIMIT;
     let late = async |proxy: &Proxy| {
         sleep(LIMIT).await;
@@ -105,21 +105,21 @@ pub async fn a_late_reply_holds_no_longer_than_a_quick_one<DB: Bed>(site: Site<D
 }
 
 /// The request reaches the server when no caller waits for it any more.
-pub async fn a_claim_that_arrives_too_late_is_unknown<DB: Bed>(site: Site<DB>) {
-    let line = Line::with_free_row(&site, SHORT, LIMIT).await;
+pub async fn a_claim_that_arrives_too_late_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::with_free_row(&db, SHORT, LIMIT).await;
     timed_out(line.held(Way::Requests, 0, line.lock.try_acquire("k"), async |_| {}).await);
     assert_eq!(line.pool.size(), 0, "the connection is closed");
-    assert_eq!(standing(&site).await, 0);
+    assert_eq!(standing(&db).await, 0);
     line.proxy.open();
-    eventually("it arrives", || async { site.column("k", "client_ip").await.as_deref() == Some("line") }).await;
-    had_within_the_lease(&site, Instant::now()).await;
+    eventually("it arrives", || async { db.column("k", "client_ip").await.as_deref() == Some("line") }).await;
+    had_within_the_lease(&db, Instant::now()).await;
 }
 
-pub async fn a_refusal_whose_reply_is_lost_is_asked_for_again<DB: Bed>(site: Site<DB>) {
-    let line = Line::with_free_row(&site, 30 * SHORT, PATIENCE).await;
-    let holder = acquired(site.lock().try_acquire("k").await);
+pub async fn a_refusal_whose_reply_is_lost_is_asked_for_again<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::with_free_row(&db, 30 * SHORT, PATIENCE).await;
+    let holder = acquired(db.lock().try_acquire("k").await);
     for way in WAYS {
-        for trip in 0..trips(&site, 1, 2) {
+        for trip in 0..trips(&db, 1, 2) {
             assert_eq!(refused(line.lost(way, trip, line.lock.try_acquire("k")).await).reason, Reason::Held);
         }
     }
@@ -128,9 +128,9 @@ pub async fn a_refusal_whose_reply_is_lost_is_asked_for_again<DB: Bed>(site: Sit
 
 /// When the claim is sent again, another transaction has the row locked. The first claim may have
 /// been granted, so this is not a refusal.
-pub async fn a_claim_whose_reply_is_lost_is_never_called_busy<DB: Bed>(site: Site<DB>) {
-    let line = Line::with_free_row(&site, SHORT, 2 * LIMIT).await;
-    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+pub async fn a_claim_whose_reply_is_lost_is_never_called_busy<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::with_free_row(&db, SHORT, 2 * LIMIT).await;
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
     let mut granted = Instant::now();
     let attempt = line.held(Way::Replies, 0, line.lock.try_acquire("k"), async |proxy| {
         granted = Instant::now();
@@ -140,53 +140,53 @@ pub async fn a_claim_whose_reply_is_lost_is_never_called_busy<DB: Bed>(site: Sit
     });
     timed_out(attempt.await);
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
-    had_within_the_lease(&site, granted).await;
+    had_within_the_lease(&db, granted).await;
 }
 
 /// The next claim shows whether the row exists by now.
-pub async fn a_create_that_is_not_answered_is_claimed_anyway<DB: Bed>(site: Site<DB>) {
+pub async fn a_create_that_is_not_answered_is_claimed_anyway<DB: TestDatabase>(db: TestDb<DB>) {
     for way in WAYS {
-        let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
-        let lease = acquired(line.lost(way, trips(&site, 1, 2), line.lock.try_acquire("k")).await);
-        assert_eq!((token(&site).await, standing(&site).await), (lease.token().get(), 1));
+        let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
+        let lease = acquired(line.lost(way, trips(&db, 1, 2), line.lock.try_acquire("k")).await);
+        assert_eq!((token(&db).await, standing(&db).await), (lease.token().get(), 1));
         lease.release(Status::Succeeded).await.unwrap();
-        site.execute("DELETE FROM t_resource_lock WHERE key_resource = 'k'").await;
+        db.execute("DELETE FROM t_resource_lock WHERE key_resource = 'k'").await;
     }
 }
 
-pub async fn a_create_that_is_too_late_leaves_a_free_row<DB: Bed>(site: Site<DB>) {
-    let line = Line::new(&site, SHORT, LIMIT).await;
-    timed_out(line.held(Way::Requests, trips(&site, 1, 2), line.lock.try_acquire("k"), async |_| {}).await);
+pub async fn a_create_that_is_too_late_leaves_a_free_row<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::new(&db, SHORT, LIMIT).await;
+    timed_out(line.held(Way::Requests, trips(&db, 1, 2), line.lock.try_acquire("k"), async |_| {}).await);
     assert_eq!(line.pool.size(), 0, "the connection is closed");
     line.proxy.open();
     let count = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND lock_flag = 0";
-    eventually("it arrives", || async { site.number(count).await == Some(1) }).await;
-    let lease = acquired(site.lock().try_acquire("k").await);
+    eventually("it arrives", || async { db.number(count).await == Some(1) }).await;
+    let lease = acquired(db.lock().try_acquire("k").await);
     assert!(lease.taken_over_from().is_none());
 }
 
-pub async fn a_row_that_another_creates_first_is_claimed<DB: Bed>(site: Site<DB>) {
-    let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
+pub async fn a_row_that_another_creates_first_is_claimed<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
     let mut before = 0;
-    let attempt = line.held(Way::Requests, trips(&site, 1, 2), line.lock.try_acquire("k"), async |proxy| {
-        let first = acquired(site.lock().try_acquire("k").await);
+    let attempt = line.held(Way::Requests, trips(&db, 1, 2), line.lock.try_acquire("k"), async |proxy| {
+        let first = acquired(db.lock().try_acquire("k").await);
         before = first.token().get();
         first.release(Status::Succeeded).await.unwrap();
         proxy.open();
     });
     let lease = acquired(attempt.await);
     assert!(lease.token().get() > before);
-    assert_eq!((token(&site).await, standing(&site).await), (lease.token().get(), 1));
+    assert_eq!((token(&db).await, standing(&db).await), (lease.token().get(), 1));
     lease.release(Status::Succeeded).await.unwrap();
 }
 
 /// The holder cannot know whether the lease was renewed: its deadline stays unchanged, and the next
 /// renewal moves it.
-pub async fn a_renewal_that_is_not_answered_is_unknown<DB: Bed>(site: Site<DB>) {
-    let line = Line::new(&site, 60 * SHORT, LIMIT).await;
+pub async fn a_renewal_that_is_not_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::new(&db, 60 * SHORT, LIMIT).await;
     let lease = acquired(line.lock.try_acquire("k").await);
     for (way, late) in [(Way::Replies, false), (Way::Requests, false), (Way::Replies, true), (Way::Requests, true)] {
-        site.set("k", &format!("expires_at = {}", DB::ago(-5000))).await;
+        db.set("k", &format!("expires_at = {}", DB::ago(-5000))).await;
         let deadline = || Instant::now() + lease.time_left();
         let before = deadline();
         if late {
@@ -196,7 +196,7 @@ pub async fn a_renewal_that_is_not_answered_is_unknown<DB: Bed>(site: Site<DB>) 
             unknown(line.lost(way, 0, lease.renew()).await);
         }
         assert!(lease.is_held() && deadline() < before + LIMIT / 10, "the deadline stands");
-        assert_eq!(has_left(&site, 20_000).await, way == Way::Replies, "{way:?} {late}");
+        assert_eq!(has_left(&db, 20_000).await, way == Way::Replies, "{way:?} {late}");
         line.proxy.open();
         renewed(&lease).await;
         eventually("the deadline has moved", || async {
@@ -204,7 +204,7 @@ pub async fn a_renewal_that_is_not_answered_is_unknown<DB: Bed>(site: Site<DB>) 
             deadline() > before + LIMIT / 10
         })
         .await;
-        assert!(has_left(&site, 20_000).await);
+        assert!(has_left(&db, 20_000).await);
         // Prepares the statement on the current connection.
         renewed(&lease).await;
     }
@@ -212,13 +212,13 @@ pub async fn a_renewal_that_is_not_answered_is_unknown<DB: Bed>(site: Site<DB>) 
 }
 
 /// The limit is short, and a connection has to be opened.
-async fn renewed<DB: Bed>(lease: &rowlock::Lease<DB>) {
+async fn renewed<DB: TestDatabase>(lease: &rowlock::Lease<DB>) {
     eventually("it is renewed", || async { lease.renew().await.is_ok() }).await;
 }
 
-pub async fn a_renewal_in_the_background_that_is_lost_is_tried_again<DB: Bed>(site: Site<DB>) {
+pub async fn a_renewal_in_the_background_that_is_lost_is_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
     for way in WAYS {
-        let line = Line::new(&site, 2 * SHORT, PATIENCE).await;
+        let line = Line::new(&db, 2 * SHORT, PATIENCE).await;
         let lease = acquired(line.lock.try_acquire("k").await);
         line.lost(way, 0, async {}).await;
         let deadline = Instant::now() + lease.time_left();
@@ -233,9 +233,9 @@ pub async fn a_renewal_in_the_background_that_is_lost_is_tried_again<DB: Bed>(si
 
 /// Whether the requests or the replies are lost, the holder is notified before the server grants
 /// the key to another client.
-pub async fn renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time<DB: Bed>(site: Site<DB>) {
+pub async fn renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time<DB: TestDatabase>(db: TestDb<DB>) {
     for way in WAYS {
-        let line = Line::new(&site, SHORT, PATIENCE).await;
+        let line = Line::new(&db, SHORT, PATIENCE).await;
         let lease = acquired(line.lock.try_acquire("k").await);
         line.proxy.hold(way);
         let told = async {
@@ -244,7 +244,7 @@ pub async fn renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time
         };
         let taken = async {
             loop {
-                match site.lock().try_acquire("k").await.unwrap() {
+                match db.lock().try_acquire("k").await.unwrap() {
                     Attempt::Acquired(other) => break (Instant::now(), other),
                     Attempt::Refused(_) => sleep(Duration::from_millis(2)).await,
                 }
@@ -259,10 +259,10 @@ pub async fn renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time
     }
 }
 
-pub async fn a_release_that_is_not_answered_is_done_once<DB: Bed>(site: Site<DB>) {
-    let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
+pub async fn a_release_that_is_not_answered_is_done_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
     for way in WAYS {
-        let end_time = || site.text("SELECT CAST(end_time AS CHAR(40)) FROM t_resource_lock WHERE key_resource = 'k'");
+        let end_time = || db.text("SELECT CAST(end_time AS CHAR(40)) FROM t_resource_lock WHERE key_resource = 'k'");
         let lease = acquired(line.lock.try_acquire("k").await);
         lease.renew().await.unwrap();
         let mut ended = None;
@@ -271,8 +271,8 @@ pub async fn a_release_that_is_not_answered_is_done_once<DB: Bed>(site: Site<DB>
             proxy.cut();
         });
         released.await.unwrap();
-        assert_eq!(site.column("k", "status").await.as_deref(), Some("S"));
-        assert_eq!(standing(&site).await, 0);
+        assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
+        assert_eq!(standing(&db).await, 0);
         assert!(ended.is_none() || end_time().await == ended, "it was released once");
         // Prepares the release on the current connection.
         acquired(line.lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
@@ -281,12 +281,12 @@ pub async fn a_release_that_is_not_answered_is_done_once<DB: Bed>(site: Site<DB>
 
 /// The release is executed, its reply is lost, and another client has acquired the key since. The
 /// row no longer shows whether the release was recorded.
-pub async fn a_release_that_was_done_before_another_came_is_unknown<DB: Bed>(site: Site<DB>) {
-    let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
+pub async fn a_release_that_was_done_before_another_came_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
     let lease = acquired(line.lock.try_acquire("k").await);
     let mut next = None;
     let released = line.held(Way::Replies, 0, lease.release(Status::Succeeded), async |proxy| {
-        next = Some(acquired(site.lock().try_acquire("k").await));
+        next = Some(acquired(db.lock().try_acquire("k").await));
         proxy.cut();
     });
     unknown(released.await);
@@ -295,29 +295,29 @@ pub async fn a_release_that_was_done_before_another_came_is_unknown<DB: Bed>(sit
     next.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_release_that_is_never_answered_is_unknown<DB: Bed>(site: Site<DB>) {
-    let line = Line::new(&site, SHORT, LIMIT).await;
+pub async fn a_release_that_is_never_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::new(&db, SHORT, LIMIT).await;
     let lease = acquired(line.lock.try_acquire("k").await);
     let since = Instant::now();
     timed_out(line.held(Way::Requests, 0, lease.release(Status::Succeeded), async |_| {}).await);
     assert!(since.elapsed() >= SHORT / 2, "it is tried while the lease lasts");
-    had_within_the_lease(&site, since).await;
+    had_within_the_lease(&db, since).await;
 }
 
-pub async fn a_release_that_never_gets_at_the_row_is_unknown<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock_for(SHORT).label("line").unwrap();
+pub async fn a_release_that_never_gets_at_the_row_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(SHORT).label("line").unwrap();
     let lease = acquired(lock.try_acquire("k").await);
     let since = Instant::now();
-    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
     timed_out(lease.release(Status::Succeeded).await);
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
-    had_within_the_lease(&site, since).await;
+    had_within_the_lease(&db, since).await;
 }
 
-pub async fn an_abandonment_that_is_not_answered_is_done<DB: Bed>(site: Site<DB>) {
-    let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
+pub async fn an_abandonment_that_is_not_answered_is_done<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
     for way in WAYS {
         let lease = acquired(line.lock.try_acquire("k").await);
         let token = lease.token();
@@ -329,40 +329,40 @@ pub async fn an_abandonment_that_is_not_answered_is_done<DB: Bed>(site: Site<DB>
     }
 }
 
-pub async fn an_abandonment_that_was_done_before_another_came_is_unknown<DB: Bed>(site: Site<DB>) {
-    let line = Line::new(&site, 30 * SHORT, PATIENCE).await;
+pub async fn an_abandonment_that_was_done_before_another_came_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
     let lease = acquired(line.lock.try_acquire("k").await);
     let mut next = None;
     let abandoned = line.held(Way::Replies, 0, lease.abandon(), async |proxy| {
-        next = Some(acquired(site.lock().try_acquire("k").await));
+        next = Some(acquired(db.lock().try_acquire("k").await));
         proxy.cut();
     });
     unknown(abandoned.await);
     next.unwrap().release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn an_abandonment_that_is_never_answered_is_unknown<DB: Bed>(site: Site<DB>) {
-    let line = Line::new(&site, SHORT, LIMIT).await;
+pub async fn an_abandonment_that_is_never_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::new(&db, SHORT, LIMIT).await;
     let lease = acquired(line.lock.try_acquire("k").await);
     let since = Instant::now();
     timed_out(line.held(Way::Requests, 0, lease.abandon(), async |_| {}).await);
-    had_within_the_lease(&site, since).await;
+    had_within_the_lease(&db, since).await;
     assert!(line.lock.shutdown(PATIENCE).await);
 }
 
-pub async fn abandoning_a_lost_lease_changes_nothing<DB: Bed>(site: Site<DB>) {
-    let lease = acquired(site.lock().try_acquire("k").await);
-    site.take_from("k").await;
+pub async fn abandoning_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.lock().try_acquire("k").await);
+    db.take_from("k").await;
     let error = lease.abandon().await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error:?}");
-    assert_eq!(site.column("k", "client_ip").await.as_deref(), Some("thief"));
-    assert_eq!(standing(&site).await, 1);
+    assert_eq!(db.column("k", "client_ip").await.as_deref(), Some("thief"));
+    assert_eq!(standing(&db).await, 1);
 }
 
-pub async fn an_abandonment_waits_for_a_transaction_at_the_row<DB: Bed>(site: Site<DB>) {
-    let lease = acquired(site.lock().try_acquire("k").await);
+pub async fn an_abandonment_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.lock().try_acquire("k").await);
     let token = lease.token();
-    let mut other = site.pool_of(1).await.acquire().await.unwrap();
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
     let abandon = tokio::spawn(lease.abandon());
@@ -370,5 +370,5 @@ pub async fn an_abandonment_waits_for_a_transaction_at_the_row<DB: Bed>(site: Si
     assert!(!abandon.is_finished());
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     timeout(PATIENCE, abandon).await.unwrap().unwrap().unwrap();
-    assert_eq!(acquired(site.lock().try_acquire("k").await).taken_over_from().unwrap().token, token);
+    assert_eq!(acquired(db.lock().try_acquire("k").await).taken_over_from().unwrap().token, token);
 }

@@ -9,7 +9,7 @@ use rowlock::{Error, LeaseLock, ListOptions, Reason, ResourceLockExt, Status};
 use sqlx::Pool;
 use tokio::{runtime::Handle, task::block_in_place};
 
-use crate::bed::{Bed, Site, acquired, eventually, pool, refused};
+use crate::harness::{TestDatabase, TestDb, acquired, eventually, pool, refused};
 
 const WAIT: Duration = Duration::from_secs(20);
 
@@ -20,11 +20,11 @@ struct User {
     unmake: Vec<String>,
 }
 
-fn user<DB: Bed>(site: &Site<DB>) -> User {
+fn user<DB: TestDatabase>(db: &TestDb<DB>) -> User {
     let name = format!("rowlock_{:08x}", fastrand::u32(..));
-    let database = site.url.split('?').next().unwrap().rsplit('/').next().unwrap();
+    let database = db.url.split('?').next().unwrap().rsplit('/').next().unwrap();
     let (row, place) = ("SELECT, INSERT, UPDATE", "SELECT, INSERT, UPDATE, DELETE");
-    let (make, unmake) = if site.server.name == "postgres" {
+    let (make, unmake) = if db.server.name == "postgres" {
         let make = [
             format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'"),
             format!("GRANT {row} ON t_resource_lock TO {name}"),
@@ -45,27 +45,27 @@ fn user<DB: Bed>(site: &Site<DB>) -> User {
     User { name, make, unmake }
 }
 
-pub async fn the_rights_that_are_stated_are_enough<DB: Bed>(site: Site<DB>) {
-    let user = user(&site);
+pub async fn the_rights_that_are_stated_are_enough<DB: TestDatabase>(db: TestDb<DB>) {
+    let user = user(&db);
     for statement in &user.make {
-        site.execute(statement).await;
+        db.execute(statement).await;
     }
-    let (scheme, rest) = site.url.split_once("://").unwrap();
+    let (scheme, rest) = db.url.split_once("://").unwrap();
     let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
     let own = pool::<DB>(&format!("{scheme}://{}:hunter2@{address}", user.name), 4).await;
     // A test that fails still removes the user.
-    let used = AssertUnwindSafe(|| block_in_place(|| Handle::current().block_on(use_all(&site, own.clone()))));
+    let used = AssertUnwindSafe(|| block_in_place(|| Handle::current().block_on(use_all(&db, own.clone()))));
     let used = catch_unwind(used);
     own.close().await;
     for statement in &user.unmake {
-        site.execute(statement).await;
+        db.execute(statement).await;
     }
     if let Err(panic) = used {
         resume_unwind(panic);
     }
 }
 
-async fn use_all<DB: Bed>(site: &Site<DB>, pool: Pool<DB>) {
+async fn use_all<DB: TestDatabase>(db: &TestDb<DB>, pool: Pool<DB>) {
     rowlock::migrate(&pool).await.unwrap(); // the tables exist, and are only checked
     let lock = LeaseLock::new(pool.clone());
     let lease = acquired(lock.try_acquire("k").await);
@@ -85,7 +85,7 @@ async fn use_all<DB: Bed>(site: &Site<DB>, pool: Pool<DB>) {
     lock.transaction("k", async |_, _| Ok::<_, std::convert::Infallible>(())).await.unwrap();
     lock.force_release("l", Status::Succeeded).await.unwrap().unwrap();
     assert_eq!(lock.list(&ListOptions::default()).await.unwrap().len(), 2);
-    site.set("l", &format!("begin_time = {0}, end_time = {0}", DB::ago(9 * 3_600_000))).await;
+    db.set("l", &format!("begin_time = {0}, end_time = {0}", DB::ago(9 * 3_600_000))).await;
     let error = lock.forget(Duration::ZERO).await.unwrap_err();
     assert!(matches!(error, Error::Database { .. }), "to forget takes the right to delete: {error}");
     assert!(!format!("{error} {error:?}").contains("hunter2"));

@@ -7,7 +7,7 @@ use rowlock::{Attempt, LeaseLock, Rules};
 
 use crate::{
     article::{self, Table},
-    bed::{Bed, Site},
+    harness::{TestDatabase, TestDb},
     rules::{self, Row, Terms, Verdict, judge},
 };
 
@@ -59,14 +59,14 @@ fn cells() -> Vec<Option<Cell>> {
 }
 
 /// The lock, and the same settings in the form that `rules.rs` takes.
-fn settings<DB: Bed>(site: &Site<DB>) -> Vec<(LeaseLock<DB>, Terms)> {
+fn settings<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<(LeaseLock<DB>, Terms)> {
     let mut all = Vec::new();
     for rules in [Rules::Article, Rules::Recover] {
         for min_interval in [0, HOUR / 2] {
             for retry_failed in [false, true] {
                 for offset in [None, Some(0), Some(8 * 3600), Some(-5 * 3600)] {
                     let mut lock =
-                        site.lock().rules(rules).min_interval(Duration::from_millis(min_interval as u64)).unwrap();
+                        db.lock().rules(rules).min_interval(Duration::from_millis(min_interval as u64)).unwrap();
                     if retry_failed {
                         lock = lock.retry_failed_at_once();
                     }
@@ -89,18 +89,18 @@ fn settings<DB: Bed>(site: &Site<DB>) -> Vec<(LeaseLock<DB>, Terms)> {
     all
 }
 
-pub async fn every_cell_of_the_rules_table<DB: Bed>(site: Site<DB>) {
-    every_cell(site, Table::Ours).await;
+pub async fn every_cell_of_the_rules_table<DB: TestDatabase>(db: TestDb<DB>) {
+    every_cell(db, Table::Ours).await;
 }
 
-pub async fn every_cell_on_the_articles_own_table<DB: Bed>(site: Site<DB>) {
-    article::put(&site, Table::Articles).await;
-    every_cell(site, Table::Articles).await;
+pub async fn every_cell_on_the_articles_own_table<DB: TestDatabase>(db: TestDb<DB>) {
+    article::put(&db, Table::Articles).await;
+    every_cell(db, Table::Articles).await;
 }
 
-async fn every_cell<DB: Bed>(site: Site<DB>, table: Table) {
-    let settings = settings(&site);
-    let holder = acquired_holder(&site).await;
+async fn every_cell<DB: TestDatabase>(db: TestDb<DB>, table: Table) {
+    let settings = settings(&db);
+    let holder = acquired_holder(&db).await;
     let mut seen = std::collections::BTreeMap::<String, usize>::new();
     for cell in cells() {
         for (number, (lock, terms)) in settings.iter().enumerate() {
@@ -121,9 +121,9 @@ async fn every_cell<DB: Bed>(site: Site<DB>, table: Table) {
             });
             let verdict = judge(row.as_ref(), now, holder, terms);
             let key = format!("{number}");
-            site.execute(&format!("DELETE FROM t_resource_lock WHERE key_resource = '{key}'")).await;
+            db.execute(&format!("DELETE FROM t_resource_lock WHERE key_resource = '{key}'")).await;
             if let Some(cell) = &cell {
-                write(&site, &key, cell, terms.offset(), table).await;
+                write(&db, &key, cell, terms.offset(), table).await;
             }
             // On SQLite the abandonment of the previous cell's lease may lock the file for a
             // moment.
@@ -159,18 +159,18 @@ async fn every_cell<DB: Bed>(site: Site<DB>, table: Table) {
 }
 
 /// A holder id that no row has: it belongs to another client for both `rules.rs` and the database.
-async fn acquired_holder<DB: Bed>(site: &Site<DB>) -> rowlock::Holder {
-    crate::bed::acquired(site.lock().try_acquire("elsewhere").await).claim().holder
+async fn acquired_holder<DB: TestDatabase>(db: &TestDb<DB>) -> rowlock::Holder {
+    crate::harness::acquired(db.lock().try_acquire("elsewhere").await).claim().holder
 }
 
-async fn write<DB: Bed>(site: &Site<DB>, key: &str, cell: &Cell, offset: TimeDelta, table: Table) {
+async fn write<DB: TestDatabase>(db: &TestDb<DB>, key: &str, cell: &Cell, offset: TimeDelta, table: Table) {
     let local = |millis: Option<i64>| {
         millis.map_or("NULL".into(), |millis| DB::begun(table, millis - offset.num_milliseconds()))
     };
     let (begin, claimed, ended) = (local(cell.begin), local(cell.claimed), local(cell.ended.then_some(1)));
     let expires = cell.expires.map_or("NULL".into(), DB::ago);
     let holder = if cell.holder { DB::uuid(HOLDER) } else { "NULL".into() };
-    site.execute(&format!(
+    db.execute(&format!(
         "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, end_time, client_ip, holder, token, expires_at)
          VALUES ('{key}', '{}', {}, {begin}, {ended}, 'other', {holder}, 7, {expires})",
         cell.status,
@@ -179,5 +179,5 @@ async fn write<DB: Bed>(site: &Site<DB>, key: &str, cell: &Cell, offset: TimeDel
     .await;
     let same = cell.claimed.is_some() && cell.claimed == cell.begin;
     let claimed = if same { "begin_time" } else { &claimed };
-    site.set(key, &format!("claimed_at = {claimed}")).await;
+    db.set(key, &format!("claimed_at = {claimed}")).await;
 }

@@ -13,8 +13,8 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, acquired, refused},
     examples,
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, refused},
 };
 
 fn example(name: &str, arguments: &[&str]) -> Child {
@@ -61,13 +61,13 @@ fn file(folder: &Path) -> String {
     folder.join("locks.db").to_str().unwrap().to_owned()
 }
 
-pub async fn an_interval_runs_the_job_on_each_tick<DB: Bed>(_: Site<DB>) {
+pub async fn an_interval_runs_the_job_on_each_tick<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let lines = lines(example("interval", &[&file(folder.path()), "3"])).await;
     assert_eq!((tokens(&lines).len(), lines.len()), (3, 3), "{lines:?}");
 }
 
-pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: Bed>(_: Site<DB>) {
+pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
     let mut instances = Vec::new();
@@ -89,7 +89,7 @@ pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: Bed>(_: Site
 
 /// A stopped instance continues in the second half of a period. Another instance ran the job at the
 /// missed tick, and the instance's next ticks are on the clock.
-pub async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: Bed>(_: Site<DB>) {
+pub async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
     let stopped = example("interval", &[&file, "4"]);
@@ -107,7 +107,7 @@ pub async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: Bed>(_: S
 }
 
 /// No other instance ran the job at the missed tick. The next ticks are still on the clock.
-pub async fn an_interval_is_on_the_clock_again_after_a_stop<DB: Bed>(_: Site<DB>) {
+pub async fn an_interval_is_on_the_clock_again_after_a_stop<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let alone = example("interval", &[&file(folder.path()), "3"]);
     after_the_middle(PERIOD).await;
@@ -120,7 +120,7 @@ pub async fn an_interval_is_on_the_clock_again_after_a_stop<DB: Bed>(_: Site<DB>
 
 /// Instances that begin at any moment of the period run the job once in each period, on the clock.
 /// When the one that runs the job is asked to stop, another runs the job at its next tick.
-pub async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_clock<DB: Bed>(_: Site<DB>) {
+pub async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_clock<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
     after_the_middle(PERIOD).await;
@@ -129,7 +129,7 @@ pub async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_cloc
     let mut began = vec![timeout(PATIENCE, said.next_line()).await.unwrap().unwrap().unwrap()];
     after_the_middle(PERIOD).await;
     let second = example("graceful_shutdown", &[&file, "2", "1"]);
-    let lock = LeaseLock::new(crate::bed::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
+    let lock = LeaseLock::new(crate::harness::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
     assert_eq!(refused(lock.try_acquire("report").await).reason, Reason::Held);
     send("-TERM", &first).await;
     assert!(timeout(PATIENCE, first.wait()).await.unwrap().unwrap().success());
@@ -137,20 +137,20 @@ pub async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_cloc
     assert!(periods(&began, PERIOD).len() >= 2, "it was taken over: {began:?}");
 }
 
-pub async fn a_cron_schedule_runs_the_job_on_each_tick<DB: Bed>(_: Site<DB>) {
+pub async fn a_cron_schedule_runs_the_job_on_each_tick<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let lines = lines(example("cron", &[&file(folder.path()), "3"])).await;
     assert_eq!((tokens(&lines).len(), lines.len()), (3, 3), "{lines:?}");
 }
 
-pub async fn asked_to_stop_it_gives_the_key_back_at_once<DB: Bed>(_: Site<DB>) {
+pub async fn asked_to_stop_it_gives_the_key_back_at_once<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
     let mut job = example("graceful_shutdown", &[&file, "9", "3600000"]);
     let mut said = BufReader::new(job.stdout.take().unwrap()).lines();
     let mut next = async || timeout(PATIENCE, said.next_line()).await.unwrap().unwrap();
     assert!(next().await.unwrap().starts_with("begun under token "));
-    let lock = LeaseLock::new(crate::bed::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
+    let lock = LeaseLock::new(crate::harness::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
     assert_eq!(refused(lock.try_acquire("report").await).reason, Reason::Held);
     send("-TERM", &job).await;
     assert_eq!(next().await.as_deref(), Some("asked to stop"));

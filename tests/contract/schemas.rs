@@ -5,25 +5,25 @@ use sqlx::{Pool, pool::PoolOptions};
 
 use crate::{
     article::shapes,
-    bed::{Bed, Site, acquired, pool, refused},
+    harness::{TestDatabase, TestDb, acquired, pool, refused},
 };
 
 const OURS: &str = "public.t_resource_lock, public.t_resource_lock_queue";
 
 /// A pool whose connections have this `search_path`, set as an application would set it.
-async fn on_path<DB: Bed>(site: &Site<DB>, path: &str) -> Pool<DB> {
-    let mark = if site.url.contains('?') { '&' } else { '?' };
-    pool(&format!("{}{mark}options[search_path]={path}", site.url), 4).await
+async fn on_path<DB: TestDatabase>(db: &TestDb<DB>, path: &str) -> Pool<DB> {
+    let mark = if db.url.contains('?') { '&' } else { '?' };
+    pool(&format!("{}{mark}options[search_path]={path}", db.url), 4).await
 }
 
-async fn tables<DB: Bed>(site: &Site<DB>) -> String {
+async fn tables<DB: TestDatabase>(db: &TestDb<DB>) -> String {
     let sql = "SELECT coalesce(string_agg(schemaname || '.' || tablename, ', ' ORDER BY schemaname, tablename), '')
                FROM pg_tables WHERE tablename LIKE 't_resource_lock%'";
-    site.text(sql).await.unwrap()
+    db.text(sql).await.unwrap()
 }
 
 /// A key that is held through one of the two pools is refused through the other.
-async fn assert_same_table<DB: Bed>(one: &Pool<DB>, other: &Pool<DB>) {
+async fn assert_same_table<DB: TestDatabase>(one: &Pool<DB>, other: &Pool<DB>) {
     for (holder, rival) in [(one, other), (other, one)] {
         let lease = acquired(LeaseLock::new(holder.clone()).try_acquire("k").await);
         refused(LeaseLock::new(rival.clone()).try_acquire("k").await);
@@ -31,80 +31,80 @@ async fn assert_same_table<DB: Bed>(one: &Pool<DB>, other: &Pool<DB>) {
     }
 }
 
-pub async fn a_table_along_the_path_is_completed_where_it_is<DB: Bed>(site: Site<DB>) {
-    site.execute("CREATE SCHEMA app").await;
+pub async fn a_table_along_the_path_is_completed_where_it_is<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("CREATE SCHEMA app").await;
     let articles = format!("DROP TABLE t_resource_lock; {}", shapes("postgres")[0]);
     for path in ["app,public", "public,app"] {
-        let pool = on_path(&site, path).await;
+        let pool = on_path(&db, path).await;
         for lack in [
             "",
             "ALTER TABLE t_resource_lock DROP COLUMN prior_client_ip",
             "DROP TABLE t_resource_lock_queue",
             "ALTER TABLE t_resource_lock DROP COLUMN awaited; DROP TABLE t_resource_lock_queue",
         ] {
-            let lease = acquired(site.lock().try_acquire("held").await);
-            site.execute(lack).await;
+            let lease = acquired(db.lock().try_acquire("held").await);
+            db.execute(lack).await;
             rowlock::migrate(&pool).await.unwrap();
-            assert_eq!(tables(&site).await, OURS, "{path}: {lack}");
+            assert_eq!(tables(&db).await, OURS, "{path}: {lack}");
             refused(LeaseLock::new(pool.clone()).try_acquire("held").await);
             lease.release(Status::Succeeded).await.unwrap();
-            assert_same_table(&site.pool, &pool).await;
+            assert_same_table(&db.pool, &pool).await;
         }
-        site.execute(&articles).await;
+        db.execute(&articles).await;
         rowlock::migrate(&pool).await.unwrap();
-        assert_eq!(tables(&site).await, OURS, "{path}: another program's table");
-        assert_same_table(&site.pool, &pool).await;
+        assert_eq!(tables(&db).await, OURS, "{path}: another program's table");
+        assert_same_table(&db.pool, &pool).await;
     }
 }
 
-pub async fn where_there_is_none_both_are_made_in_the_first_schema<DB: Bed>(site: Site<DB>) {
-    site.execute("DROP TABLE t_resource_lock, t_resource_lock_queue; CREATE SCHEMA \"An app\"").await;
-    let pool = on_path(&site, "\"An app\",public").await;
+pub async fn where_there_is_none_both_are_made_in_the_first_schema<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("DROP TABLE t_resource_lock, t_resource_lock_queue; CREATE SCHEMA \"An app\"").await;
+    let pool = on_path(&db, "\"An app\",public").await;
     rowlock::migrate(&pool).await.unwrap();
-    assert_eq!(tables(&site).await, "An app.t_resource_lock, An app.t_resource_lock_queue");
+    assert_eq!(tables(&db).await, "An app.t_resource_lock, An app.t_resource_lock_queue");
     acquired(LeaseLock::new(pool).try_acquire("k").await);
-    let error = rowlock::migrate(&on_path(&site, "nowhere").await).await.unwrap_err();
+    let error = rowlock::migrate(&on_path(&db, "nowhere").await).await.unwrap_err();
     assert!(format!("{error:?}").contains("no schema has been selected"), "{error:?}");
-    rowlock::migrate(&site.pool).await.unwrap();
-    assert!(tables(&site).await.ends_with(OURS));
-    acquired(site.lock().try_acquire("k").await);
+    rowlock::migrate(&db.pool).await.unwrap();
+    assert!(tables(&db).await.ends_with(OURS));
+    acquired(db.lock().try_acquire("k").await);
 }
 
 /// Clients with another path would use another queue.
-pub async fn a_queue_that_is_not_beside_the_table_is_refused<DB: Bed>(site: Site<DB>) {
-    site.execute("CREATE SCHEMA app").await;
-    site.execute("CREATE TABLE app.t_resource_lock_queue (LIKE t_resource_lock_queue INCLUDING ALL)").await;
-    let pool = on_path(&site, "app,public").await;
+pub async fn a_queue_that_is_not_beside_the_table_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("CREATE SCHEMA app").await;
+    db.execute("CREATE TABLE app.t_resource_lock_queue (LIKE t_resource_lock_queue INCLUDING ALL)").await;
+    let pool = on_path(&db, "app,public").await;
     for lack in ["", "DROP TABLE t_resource_lock_queue"] {
-        site.execute(lack).await;
-        let before = tables(&site).await;
+        db.execute(lack).await;
+        let before = tables(&db).await;
         let error = LeaseLock::new(pool.clone()).try_acquire("k").await.unwrap_err();
         let told = error.to_string();
         assert!(matches!(error, Error::Unsuitable { .. }), "{error:?}");
         assert!(told.contains("app.t_resource_lock_queue") && told.contains("public.t_resource_lock,"), "{told}");
-        assert_eq!(tables(&site).await, before);
+        assert_eq!(tables(&db).await, before);
     }
 }
 
 /// As `sqlx migrate run` does it: within a transaction, which continues afterwards.
-pub async fn the_copied_file_leaves_the_path_as_it_was<DB: Bed>(site: Site<DB>) {
-    site.execute("CREATE SCHEMA app; DROP TABLE t_resource_lock_queue").await;
-    let mut conn = on_path(&site, "app,public").await.acquire().await.unwrap();
+pub async fn the_copied_file_leaves_the_path_as_it_was<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("CREATE SCHEMA app; DROP TABLE t_resource_lock_queue").await;
+    let mut conn = on_path(&db, "app,public").await.acquire().await.unwrap();
     let file = include_str!("../../migrations/postgres/20260101000000_rowlock.sql");
     for sql in ["BEGIN", file, "CREATE TABLE next_one (id int)", "COMMIT"] {
         DB::execute_on(&mut conn, sql).await.unwrap();
     }
-    assert_eq!(tables(&site).await, OURS);
+    assert_eq!(tables(&db).await, OURS);
     let next = "SELECT schemaname::text FROM pg_tables WHERE tablename = 'next_one'";
-    assert_eq!(site.text(next).await.as_deref(), Some("app"));
+    assert_eq!(db.text(next).await.as_deref(), Some("app"));
     let path = DB::text_on(&mut conn, "SELECT current_setting('search_path')").await.unwrap();
     assert_eq!(path.as_deref(), Some("app,public"));
 }
 
 /// SQLite also searches attached files for a name. The lock uses the main file.
-pub async fn a_table_in_an_attached_file_is_another<DB: Bed>(site: Site<DB>) {
+pub async fn a_table_in_an_attached_file_is_another<DB: TestDatabase>(db: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
-    let file = site.url.trim_start_matches("sqlite://").split('?').next().unwrap().to_owned();
+    let file = db.url.trim_start_matches("sqlite://").split('?').next().unwrap().to_owned();
     let attach = format!("ATTACH '{file}' AS other");
     let options = PoolOptions::<DB>::new().after_connect(move |conn, _| {
         let attach = attach.clone();
@@ -115,5 +115,5 @@ pub async fn a_table_in_an_attached_file_is_another<DB: Bed>(site: Site<DB>) {
     assert!(matches!(lock.try_acquire("k").await, Err(Error::TableMissing)));
     rowlock::migrate(&pool).await.unwrap();
     acquired(lock.try_acquire("k").await);
-    assert_eq!(site.number("SELECT count(*) FROM t_resource_lock").await, Some(0));
+    assert_eq!(db.number("SELECT count(*) FROM t_resource_lock").await, Some(0));
 }

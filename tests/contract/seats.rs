@@ -7,8 +7,8 @@ use rowlock::Status;
 use tokio::time::timeout;
 
 use crate::{
-    batched::{Asking, all, all_but_one_held, bed, line, together, tries},
-    bed::{Bed, PATIENCE, Site},
+    batched::{Asking, all, all_but_one_held, line, set_up, together, tries},
+    harness::{PATIENCE, TestDatabase, TestDb},
     line::standing,
 };
 
@@ -39,10 +39,10 @@ fn patient<'a, T: 'a>(asking: Asking<'a, T>) -> Asking<'a, Option<T>> {
 
 /// Drops, at every possible point, one of the requests that share an answer: the one that sends the
 /// claim for all of them, or another one.
-pub async fn whoever_goes_away_where_an_answer_is_shared_takes_it_from_nobody<DB: Bed>(site: Site<DB>) {
+pub async fn a_request_dropped_where_a_reply_is_shared_takes_it_from_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     for gone in [1, 2] {
         let mut polls = 1;
-        while goes_away_after(&site, gone, polls).await {
+        while goes_away_after(&db, gone, polls).await {
             polls += 1 + polls / 4;
         }
         assert!(polls > 1, "it never went");
@@ -50,9 +50,9 @@ pub async fn whoever_goes_away_where_an_answer_is_shared_takes_it_from_nobody<DB
 }
 
 /// Returns whether the request was dropped before it was answered.
-async fn goes_away_after<DB: Bed>(site: &Site<DB>, gone: usize, polls: usize) -> bool {
+async fn goes_away_after<DB: TestDatabase>(db: &TestDb<DB>, gone: usize, polls: usize) -> bool {
     let keys = ["first", "k"].map(String::from);
-    let (pool, lock) = bed(site, &keys).await;
+    let (pool, lock) = set_up(db, &keys).await;
     let wanted = tries(&lock, ["first", "k", "k", "k"]).into_iter().enumerate();
     let wanted = wanted.map(|(place, asking)| if place == gone { fickle(asking, polls) } else { patient(asking) });
     let answers = together(&pool, wanted.collect()).await;
@@ -66,17 +66,17 @@ async fn goes_away_after<DB: Bed>(site: &Site<DB>, gone: usize, polls: usize) ->
         lease.release(Status::Succeeded).await.unwrap();
     }
     assert!(lock.shutdown(PATIENCE).await);
-    assert_eq!(standing(site).await, 0, "{gone} after {polls}: nobody holds anything");
+    assert_eq!(standing(db).await, 0, "{gone} after {polls}: nobody holds anything");
     went
 }
 
 /// The request is dropped before it receives its grant: the key does not stay claimed, and the
 /// other requests are answered.
-pub async fn whoever_goes_away_while_the_question_is_under_way_leaves_no_claim<DB: Bed>(site: Site<DB>) {
-    let line = line(&site).await;
+pub async fn a_request_dropped_in_flight_leaves_no_claim<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = line(&db).await;
     for gone in [0, 1] {
         let (first, mut wanted) = all_but_one_held(&line, &["first", "k", "k", "k"]).await;
-        assert_eq!(standing(&site).await, 2, "it is granted, and nobody knows it");
+        assert_eq!(standing(&db).await, 2, "it is granted, and nobody knows it");
         drop(wanted.remove(gone));
         line.proxy.open();
         let answers = timeout(PATIENCE, all(wanted)).await.expect("the others are answered");
@@ -86,6 +86,6 @@ pub async fn whoever_goes_away_while_the_question_is_under_way_leaves_no_claim<D
             lease.release(Status::Succeeded).await.unwrap();
         }
         assert!(line.lock.shutdown(PATIENCE).await);
-        assert_eq!(standing(&site).await, 0, "nobody holds anything");
+        assert_eq!(standing(&db).await, 0, "nobody holds anything");
     }
 }

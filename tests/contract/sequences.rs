@@ -5,7 +5,7 @@
 use rowlock::{Error, Insufficient, UpdateError, Updated, VersionedTable};
 
 use crate::{
-    bed::{Bed, Site, meanwhile},
+    harness::{TestDatabase, TestDb, meanwhile},
     ledger::{ledger, outside, row, updated},
 };
 
@@ -62,22 +62,22 @@ impl Model {
     }
 }
 
-pub async fn random_sequences_end_as_their_model_does<DB: Bed>(site: Site<DB>) {
+pub async fn random_sequences_end_as_their_model_does<DB: TestDatabase>(db: TestDb<DB>) {
     let told = std::env::var("ROWLOCK_SEED").ok().map(|seed| seed.parse().expect("ROWLOCK_SEED is a number"));
     let seeds = told.map_or_else(|| (0..SEQUENCES).map(|_| fastrand::u64(..)).collect(), |seed| vec![seed]);
-    let table = ledger(&site).await;
+    let table = ledger(&db).await;
     for seed in seeds {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut model = Model { balance: 100, version: 0 };
-        outside(&site, "balance = 100, version = 0").await;
+        outside(&db, "balance = 100, version = 0").await;
         for number in 0..LENGTH {
             let step = Step::random(&mut random);
             let before = model;
-            if let Err(wrong) = take(&site, &table, step, &mut model).await {
+            if let Err(wrong) = take(&db, &table, step, &mut model).await {
                 panic!("seed {seed}, step {number}, {step:?} on {before:?}: {wrong}");
             }
             let read = table.read("a").await.unwrap().unwrap();
-            let (balance, version) = row(&site).await;
+            let (balance, version) = row(&db).await;
             let (reads, stands) = (Model { balance: read.value, version: read.version }, Model { balance, version });
             assert!(
                 reads == model && stands == model,
@@ -88,8 +88,8 @@ pub async fn random_sequences_end_as_their_model_does<DB: Bed>(site: Site<DB>) {
 }
 
 /// Applies the step to the table and to the model. The error describes a wrong answer.
-async fn take<DB: Bed>(
-    site: &Site<DB>,
+async fn take<DB: TestDatabase>(
+    db: &TestDb<DB>,
     table: &VersionedTable<DB>,
     step: Step,
     model: &mut Model,
@@ -108,11 +108,11 @@ async fn take<DB: Bed>(
             Err(UpdateError::Computation(told)) if told == code => Ok(()),
             other => Err(format!("{other:?}")),
         },
-        Step::Overtaken(amount, times) => overtaken(site, table, amount, times, model).await,
+        Step::Overtaken(amount, times) => overtaken(db, table, amount, times, model).await,
         Step::OvertakenIn(balance) => {
-            let mut tx = site.pool.begin().await.unwrap();
+            let mut tx = db.pool.begin().await.unwrap();
             let update = table.update_in(&mut tx, "a", |old| {
-                meanwhile(write(site, balance));
+                meanwhile(write(db, balance));
                 Ok::<_, Error>(old + 1)
             });
             let result = update.await;
@@ -125,7 +125,7 @@ async fn take<DB: Bed>(
         }
         Step::In(change, times, commits) => {
             let mut inside = *model;
-            let mut tx = site.pool.begin().await.unwrap();
+            let mut tx = db.pool.begin().await.unwrap();
             for _ in 0..times {
                 let update = table.update_in(&mut tx, "a", |balance| Ok::<_, Error>(balance + change)).await;
                 same(update, inside.add(change))?;
@@ -139,15 +139,15 @@ async fn take<DB: Bed>(
             Ok(())
         }
         Step::Outside(balance) => {
-            write(site, balance).await;
+            write(db, balance).await;
             model.set(balance);
             Ok(())
         }
     }
 }
 
-async fn overtaken<DB: Bed>(
-    site: &Site<DB>,
+async fn overtaken<DB: TestDatabase>(
+    db: &TestDb<DB>,
     table: &VersionedTable<DB>,
     balance: i64,
     times: u32,
@@ -157,7 +157,7 @@ async fn overtaken<DB: Bed>(
     let update = table.update("a", |old| {
         calls += 1;
         if calls <= times {
-            meanwhile(write(site, balance));
+            meanwhile(write(db, balance));
         }
         Ok::<_, Error>(old + 1)
     });
@@ -167,8 +167,8 @@ async fn overtaken<DB: Bed>(
 }
 
 /// A write by another program that increments the version.
-async fn write<DB: Bed>(site: &Site<DB>, balance: i64) {
-    outside(site, &format!("balance = {balance}, version = version + 1")).await;
+async fn write<DB: TestDatabase>(db: &TestDb<DB>, balance: i64) {
+    outside(db, &format!("balance = {balance}, version = version + 1")).await;
 }
 
 fn same<E: std::fmt::Debug>(result: Result<Updated<i64>, E>, expected: Updated<i64>) -> Result<(), String> {

@@ -4,14 +4,14 @@ use rowlock::{Error, LeaseLock};
 use sqlx::pool::PoolOptions;
 
 use crate::{
-    bed::{Bed, Site, acquired, pool},
     events,
+    harness::{TestDatabase, TestDb, acquired, pool},
 };
 
 /// A server cannot report another version for one session, so the proxy rewrites the query for
 /// MySQL's version.
-pub async fn tidb_is_refused<DB: Bed>(site: Site<DB>) {
-    let proxy = site.proxy().await;
+pub async fn tidb_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
     proxy.replace("VERSION()", "@v_banner");
     let options = PoolOptions::<DB>::new().after_connect(|conn, _| {
         Box::pin(async { DB::execute_on(conn, "SET @v_banner = '8.0.11-TiDB-v8.5.0'").await.map(drop) })
@@ -21,21 +21,20 @@ pub async fn tidb_is_refused<DB: Bed>(site: Site<DB>) {
         assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("TiDB"), "{error:?}");
     };
     told(LeaseLock::new(pool.clone()).try_acquire("k").await.unwrap_err());
-    site.execute("DROP TABLE t_resource_lock").await;
+    db.execute("DROP TABLE t_resource_lock").await;
     told(rowlock::migrate(&pool).await.unwrap_err());
     let tables = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 't_resource_lock'";
-    assert_eq!(site.number(tables).await, Some(0));
+    assert_eq!(db.number(tables).await, Some(0));
 }
 
 /// The warning is logged once for each lock object's first check.
-pub async fn an_untried_server_is_told_of<DB: Bed>(site: Site<DB>) {
-    let build = site.url.rsplit('_').next().unwrap().chars().take(32).collect::<String>();
+pub async fn an_untried_server_is_told_of<DB: TestDatabase>(db: TestDb<DB>) {
+    let build = db.url.rsplit('_').next().unwrap().chars().take(32).collect::<String>();
     let version = format!("CockroachDB CCL v24.1.0 ({build})");
-    site.execute("CREATE SCHEMA fake").await;
-    site.execute(&format!("CREATE FUNCTION fake.version() RETURNS text LANGUAGE sql AS $$ SELECT '{version}' $$"))
-        .await;
-    let mark = if site.url.contains('?') { '&' } else { '?' };
-    let pool = pool::<DB>(&format!("{}{mark}options[search_path]=fake,pg_catalog,public", site.url), 4).await;
+    db.execute("CREATE SCHEMA fake").await;
+    db.execute(&format!("CREATE FUNCTION fake.version() RETURNS text LANGUAGE sql AS $$ SELECT '{version}' $$")).await;
+    let mark = if db.url.contains('?') { '&' } else { '?' };
+    let pool = pool::<DB>(&format!("{}{mark}options[search_path]=fake,pg_catalog,public", db.url), 4).await;
     rowlock::migrate(&pool).await.unwrap();
     for _ in 0..2 {
         let lock = LeaseLock::new(pool.clone());

@@ -6,35 +6,35 @@ use rowlock::{Attempt, Error, LeaseLock, LeaseSet, Reason, ResourceLock as _, St
 use tokio::{task::JoinSet, time::timeout};
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, acquired, eventually},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually},
     upgrade::all_columns,
 };
 
 const FOR_EVER: Duration = Duration::MAX;
 
 #[track_caller]
-fn all<DB: Bed>(attempt: Result<Attempt<LeaseSet<DB>>, Error>) -> LeaseSet<DB> {
+fn all<DB: TestDatabase>(attempt: Result<Attempt<LeaseSet<DB>>, Error>) -> LeaseSet<DB> {
     attempt.unwrap().acquired().expect("all of them")
 }
 
-async fn rows<DB: Bed>(site: &Site<DB>, keys: &[&str]) -> Vec<Option<String>> {
-    let columns = all_columns(site.server.name);
+async fn rows<DB: TestDatabase>(db: &TestDb<DB>, keys: &[&str]) -> Vec<Option<String>> {
+    let columns = all_columns(db.server.name);
     let mut rows = Vec::new();
     for key in keys {
-        rows.push(site.column(key, &columns).await);
+        rows.push(db.column(key, &columns).await);
     }
     rows
 }
 
-pub async fn each_key_has_its_row_and_its_token<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn each_key_has_its_row_and_its_token<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     acquired(lock.try_acquire("b").await).release(Status::Failed).await.unwrap();
     let set = all(lock.try_acquire_all(["c", "b", "a", "b"]).await);
     let keys: Vec<_> = set.claims().iter().map(|claim| claim.key.as_str().to_owned()).collect();
     assert_eq!(keys, ["a", "b", "c"]);
     for key in &keys {
-        assert_eq!(site.column(key, "status").await.as_deref(), Some("P"));
-        let token = site.number(&format!("SELECT token FROM t_resource_lock WHERE key_resource = '{key}'")).await;
+        assert_eq!(db.column(key, "status").await.as_deref(), Some("P"));
+        let token = db.number(&format!("SELECT token FROM t_resource_lock WHERE key_resource = '{key}'")).await;
         assert_eq!(set.token(key).map(|token| token.get()), token);
         assert_eq!(lock.try_acquire(key).await.unwrap().refused().unwrap().reason, Reason::Held);
     }
@@ -42,25 +42,25 @@ pub async fn each_key_has_its_row_and_its_token<DB: Bed>(site: Site<DB>) {
     set.renew().await.unwrap();
     set.release(Status::Failed).await.unwrap();
     for key in &keys {
-        assert_eq!(site.column(key, "status").await.as_deref(), Some("F"));
+        assert_eq!(db.column(key, "status").await.as_deref(), Some("F"));
         acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
 }
 
 /// The refused attempt leaves no other key newly held, newly expired, or within a new minimum
 /// interval: the rows of the other keys are unchanged, to the byte.
-pub async fn one_that_cannot_be_had_leaves_the_others_as_they_were<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn one_that_cannot_be_had_leaves_the_others_as_they_were<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     for key in ["a", "b", "d"] {
         acquired(lock.try_acquire(key).await).release(Status::Failed).await.unwrap();
     }
     let expired = acquired(lock.try_acquire("e").await).detach();
-    site.set("e", &format!("expires_at = {}", DB::ago(1000))).await;
+    db.set("e", &format!("expires_at = {}", DB::ago(1000))).await;
     let held = acquired(lock.try_acquire("c").await);
-    let before = rows(&site, &["a", "b", "c", "d", "e"]).await;
+    let before = rows(&db, &["a", "b", "c", "d", "e"]).await;
     let refusal = lock.try_acquire_all(["e", "d", "c", "b", "a"]).await.unwrap().refused().unwrap();
     assert_eq!((refusal.key.as_str(), refusal.reason), ("c", Reason::Held));
-    assert_eq!(rows(&site, &["a", "b", "c", "d", "e"]).await, before);
+    assert_eq!(rows(&db, &["a", "b", "c", "d", "e"]).await, before);
     held.release(Status::Succeeded).await.unwrap();
     let set = all(lock.try_acquire_all(["a", "b", "c", "d", "e"]).await);
     let taken_over: Vec<_> = set.taken_over_from().map(|(claim, prior)| (claim.key.as_str(), prior.token)).collect();
@@ -68,12 +68,12 @@ pub async fn one_that_cannot_be_had_leaves_the_others_as_they_were<DB: Bed>(site
     set.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn the_loss_of_one_is_the_loss_of_all<DB: Bed>(site: Site<DB>) {
+pub async fn the_loss_of_one_is_the_loss_of_all<DB: TestDatabase>(db: TestDb<DB>) {
     for lost_by in ["the background", "a renewal", "the release"] {
-        let lock = site.lock_for(Duration::from_millis(if lost_by == "the background" { 600 } else { 60_000 }));
+        let lock = db.lock_for(Duration::from_millis(if lost_by == "the background" { 600 } else { 60_000 }));
         let set = all(lock.try_acquire_all(["a", "b", "c"]).await);
         let told = set.cancellation_token();
-        site.take_from("b").await;
+        db.take_from("b").await;
         let token = set.token("b").unwrap();
         let lost = |result| matches!(&result, Err(Error::Lost { key, token: t }) if key.as_str() == "b" && *t == token);
         match lost_by {
@@ -100,13 +100,13 @@ pub async fn the_loss_of_one_is_the_loss_of_all<DB: Bed>(site: Site<DB>) {
             })
             .await;
         }
-        assert_eq!(site.column("b", "client_ip").await.as_deref(), Some("thief"));
-        site.execute("DELETE FROM t_resource_lock").await;
+        assert_eq!(db.column("b", "client_ip").await.as_deref(), Some("thief"));
+        db.execute("DELETE FROM t_resource_lock").await;
     }
 }
 
-pub async fn a_dropped_set_is_abandoned<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn a_dropped_set_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let set = all(lock.try_acquire_all(["a", "b"]).await);
     let tokens: Vec<_> = set.claims().iter().map(|claim| claim.token).collect();
     drop(set);
@@ -116,14 +116,14 @@ pub async fn a_dropped_set_is_abandoned<DB: Bed>(site: Site<DB>) {
     next.abandon().await.unwrap();
 }
 
-pub async fn a_set_is_renewed_in_the_background<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock_for(Duration::from_secs(3));
+pub async fn a_set_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(Duration::from_secs(3));
     let set = all(lock.try_acquire_all((0..20).map(|key| key.to_string())).await);
     for _ in 0..3 {
         for (what, count) in [("some time goes by", 0), ("all are renewed", 20)] {
             let sql = "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1 AND expires_at > ";
             let with_more = format!("{sql}{}", DB::ago(-2400));
-            eventually(what, || async { site.number(&with_more).await == Some(count) }).await;
+            eventually(what, || async { db.number(&with_more).await == Some(count) }).await;
         }
     }
     assert!(set.is_held());
@@ -131,9 +131,9 @@ pub async fn a_set_is_renewed_in_the_background<DB: Bed>(site: Site<DB>) {
 }
 
 /// No key of the set is held while another is waited for.
-pub async fn it_waits_for_all_and_holds_none_meanwhile<DB: Bed>(site: Site<DB>) {
-    let held = acquired(site.lock().try_acquire("b").await);
-    let lock = site.lock();
+pub async fn it_waits_for_all_and_holds_none_until_then<DB: TestDatabase>(db: TestDb<DB>) {
+    let held = acquired(db.lock().try_acquire("b").await);
+    let lock = db.lock();
     let waiting = tokio::spawn({
         let lock = lock.clone();
         async move { all(lock.acquire_all(["a", "b", "c"], FOR_EVER).await) }
@@ -150,11 +150,11 @@ pub async fn it_waits_for_all_and_holds_none_meanwhile<DB: Bed>(site: Site<DB>) 
 }
 
 /// Overlapping sets in every order, and single keys, from four lock objects.
-pub async fn nobody_deadlocks<DB: Bed>(site: Site<DB>) {
+pub async fn sets_do_not_deadlock<DB: TestDatabase>(db: TestDb<DB>) {
     let wishes: [&[&str]; 6] = [&["a", "b"], &["b", "a"], &["c", "b"], &["a", "c"], &["b"], &["c", "b", "a"]];
     let mut tasks = JoinSet::new();
     for object in 0..4 {
-        let lock = LeaseLock::new(site.pool_of(2).await).fair(object % 2 == 1);
+        let lock = LeaseLock::new(db.pool_of(2).await).fair(object % 2 == 1);
         for wish in wishes {
             let lock = lock.clone();
             tasks.spawn(async move {
@@ -166,15 +166,15 @@ pub async fn nobody_deadlocks<DB: Bed>(site: Site<DB>) {
     }
     timeout(3 * PATIENCE, tasks.join_all()).await.expect("all of them were served");
     eventually("nobody is left in line", || async {
-        site.number("SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(0)
+        db.number("SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(0)
     })
     .await;
 }
 
-pub async fn each_claim_of_a_set_can_be_confirmed<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn each_claim_of_a_set_can_be_confirmed<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let set = all(lock.try_acquire_all(["a", "b"]).await);
-    let mut tx = site.pool.begin_with(DB::BEGIN).await.unwrap();
+    let mut tx = db.pool.begin_with(DB::BEGIN).await.unwrap();
     for claim in set.claims() {
         assert_eq!(lock.confirm(claim, &mut tx).await.unwrap().0, 1);
     }
@@ -182,15 +182,15 @@ pub async fn each_claim_of_a_set_can_be_confirmed<DB: Bed>(site: Site<DB>) {
     set.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn bad_sets_are_refused_at_the_door<DB: Bed>(site: Site<DB>) {
+pub async fn bad_sets_are_refused_at_the_door<DB: TestDatabase>(db: TestDb<DB>) {
     // A hundred keys take long when each needs one or two statements.
-    let lock = site.lock().time_limit(3 * PATIENCE).unwrap();
+    let lock = db.lock().time_limit(3 * PATIENCE).unwrap();
     for count in [0, 101] {
         let keys = (0..count).map(|key| key.to_string());
         let error = lock.try_acquire_all(keys).await.unwrap_err();
         assert!(matches!(&error, Error::InvalidSetting { value, .. } if *value == format!("{count} keys")), "{error}");
     }
     assert!(matches!(lock.try_acquire_all(["a", " b"]).await, Err(Error::InvalidKey { .. })));
-    assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
     all(lock.try_acquire_all((0..100).map(|key| key.to_string())).await).release(Status::Succeeded).await.unwrap();
 }

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use crate::{
     bank::granted,
-    bed::{Bed, PATIENCE, Site, acquired},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired},
     isolation::pool_at,
 };
 
@@ -18,23 +18,23 @@ enum Loss {
     FreedAndTaken,
 }
 
-async fn lose<DB: Bed>(site: &Site<DB>, key: &str, loss: Loss) {
+async fn lose<DB: TestDatabase>(db: &TestDb<DB>, key: &str, loss: Loss) {
     if let Loss::Freed | Loss::FreedAndTaken = loss {
-        site.lock().force_release(key, Status::Succeeded).await.unwrap().unwrap();
+        db.lock().force_release(key, Status::Succeeded).await.unwrap().unwrap();
     } else {
-        site.set(key, &format!("expires_at = {}", DB::ago(1))).await;
+        db.set(key, &format!("expires_at = {}", DB::ago(1))).await;
     }
     if let Loss::TakenOver | Loss::FreedAndTaken = loss {
-        acquired(site.lock().try_acquire(key).await).detach();
+        acquired(db.lock().try_acquire(key).await).detach();
     }
 }
 
 /// The error of `confirm` for a claim that is lost after the transaction has read its row.
-async fn confirmed<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, loss: Loss) -> (Grant<DB>, Error) {
+async fn confirmed<DB: TestDatabase>(db: &TestDb<DB>, pool: &Pool<DB>, loss: Loss) -> (Grant<DB>, Error) {
     let lock = LeaseLock::new(pool.clone()).time_limit(2 * PATIENCE).unwrap();
     let key = format!("{loss:?}");
     let grant = granted(ResourceLock::try_acquire(&lock, &key).await);
-    let begin = match site.server.name {
+    let begin = match db.server.name {
         "postgres" => "BEGIN ISOLATION LEVEL REPEATABLE READ",
         "sqlite" => "BEGIN",
         _ => "START TRANSACTION WITH CONSISTENT SNAPSHOT",
@@ -42,7 +42,7 @@ async fn confirmed<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, loss: Loss) -> (Gr
     let mut tx = pool.begin_with(AssertSqlSafe(begin)).await.unwrap();
     let look = format!("SELECT status FROM t_resource_lock WHERE key_resource = '{key}'");
     assert_eq!(DB::text_on(&mut tx, &look).await.unwrap().as_deref(), Some("P"));
-    lose(site, &key, loss).await;
+    lose(db, &key, loss).await;
     let confirmed = timeout(PATIENCE, lock.confirm(grant.claim(), &mut tx)).await;
     let error = confirmed.expect("it does not go on asking to its limit").unwrap_err();
     tx.rollback().await.unwrap();
@@ -51,11 +51,11 @@ async fn confirmed<DB: Bed>(site: &Site<DB>, pool: &Pool<DB>, loss: Loss) -> (Gr
 
 /// PostgreSQL, SQLite, and MariaDB with snapshot isolation refuse to change a row that is newer
 /// than the snapshot. The others see the current row.
-pub async fn a_claim_that_was_lost_since_the_snapshot_is_told_at_once<DB: Bed>(site: Site<DB>) {
-    let looks_again = site.server.name == "mysql"
-        || (site.server.name == "mariadb" && site.number("SELECT @@innodb_snapshot_isolation").await == Some(0));
+pub async fn a_claim_that_was_lost_since_the_snapshot_is_told_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let looks_again = db.server.name == "mysql"
+        || (db.server.name == "mariadb" && db.number("SELECT @@innodb_snapshot_isolation").await == Some(0));
     for loss in [Loss::TakenOver, Loss::Freed, Loss::FreedAndTaken] {
-        let (grant, error) = confirmed(&site, &site.pool, loss).await;
+        let (grant, error) = confirmed(&db, &db.pool, loss).await;
         match error {
             Error::Lost { token, .. } if looks_again => assert_eq!(token, grant.token(), "{loss:?}"),
             Error::Conflict { attempts: 1, .. } if !looks_again => {}
@@ -64,10 +64,10 @@ pub async fn a_claim_that_was_lost_since_the_snapshot_is_told_at_once<DB: Bed>(s
     }
 }
 
-pub async fn snapshot_isolation_tells_it_as_a_conflict<DB: Bed>(site: Site<DB>) {
-    let pool = pool_at(&site, "snapshot isolation").await;
+pub async fn snapshot_isolation_tells_it_as_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = pool_at(&db, "snapshot isolation").await;
     for loss in [Loss::TakenOver, Loss::Freed, Loss::FreedAndTaken] {
-        let (_, error) = confirmed(&site, &pool, loss).await;
+        let (_, error) = confirmed(&db, &pool, loss).await;
         assert!(matches!(error, Error::Conflict { attempts: 1, .. }), "{loss:?}: {error:?}");
     }
 }

@@ -5,10 +5,10 @@ use std::time::Duration;
 use rowlock::{Columns, Error, LeaseLock, Status, VersionedTable};
 use tokio::time::{Instant, timeout};
 
-use crate::bed::{Bed, PATIENCE, Site, acquired, eventually, pool};
+use crate::harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool};
 
 /// The driver does not read text from such a file.
-pub async fn a_file_in_utf_16_is_refused_unchanged<DB: Bed>(_: Site<DB>) {
+pub async fn a_file_in_utf_16_is_refused_unchanged<DB: TestDatabase>(_: TestDb<DB>) {
     for encoding in ["UTF-16le", "UTF-16be"] {
         let folder = tempfile::tempdir().unwrap();
         let pool = pool::<DB>(&format!("sqlite://{}?mode=rwc", folder.path().join("wide.db").display()), 1).await;
@@ -42,11 +42,11 @@ fn assert_refused(error: Error, encoding: &str) {
 /// takes longer than the leases, every lease in the file ends. Each holder is notified before
 /// another client can acquire its key, and its release afterwards changes no key that another
 /// client holds.
-pub async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: Bed>(site: Site<DB>) {
+pub async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = Duration::from_millis(900);
-    let (lock, other) = (site.lock_for(lease), site.lock_for(lease));
+    let (lock, other) = (db.lock_for(lease), db.lock_for(lease));
     let held = [acquired(lock.try_acquire("taken").await), acquired(lock.try_acquire("left").await)];
-    let mut writer = site.pool_of(1).await.acquire().await.unwrap();
+    let mut writer = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut writer, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut writer, "CREATE TABLE big (id INTEGER)").await.unwrap();
     let begun = Instant::now();
@@ -55,7 +55,7 @@ pub async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: Bed>(s
             "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = '{key}' AND expires_at <= {}",
             DB::ago(0)
         );
-        site.number(&sql).await == Some(1)
+        db.number(&sql).await == Some(1)
     };
     for lease in &held {
         timeout(PATIENCE, lease.lost()).await.expect("it is lost");
@@ -73,6 +73,6 @@ pub async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: Bed>(s
     assert!(matches!(taken.release(Status::Succeeded).await, Err(Error::Lost { .. })));
     // No other client took this key, so the success of its work is recorded.
     left.release(Status::Succeeded).await.unwrap();
-    assert_eq!(site.column("left", "status").await.as_deref(), Some("S"));
+    assert_eq!(db.column("left", "status").await.as_deref(), Some("S"));
     next.release(Status::Succeeded).await.unwrap();
 }

@@ -7,7 +7,7 @@ use rowlock::{LeaseLock, ResourceLockExt, Status, VersionedTable};
 
 use crate::{
     bank::{LEASE, Lock, VERSION, accounts, version_lock},
-    bed::{Bed, Site, acquired, meanwhile, refused},
+    harness::{TestDatabase, TestDb, acquired, meanwhile, refused},
     ledger::{COLUMNS, ledger, outside},
 };
 
@@ -25,10 +25,10 @@ macro_rules! count {
 }
 
 /// SQLite has no server and counts nothing: there the test checks the answers alone.
-pub async fn round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn round_trips_are_as_stated<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone()).share_pool();
-    let is_postgres = site.server.name == "postgres";
+    let is_postgres = db.server.name == "postgres";
     DB::statements(&pool).await;
     acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
 
@@ -67,9 +67,9 @@ pub async fn round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
 
 /// What a transaction adds to the work's own statements. BEGIN and SAVEPOINT are sent together, and
 /// count as two.
-pub async fn a_transactions_round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    let pool = site.pool_of(1).await;
+pub async fn a_transactions_round_trips_are_as_stated<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let pool = db.pool_of(1).await;
     let lease: Lock<DB> = Arc::new(LeaseLock::new(pool.clone()).share_pool());
     let version: Lock<DB> = Arc::new(version_lock(&pool).share_pool());
     for (name, lock) in [(LEASE, lease), (VERSION, version)] {
@@ -81,7 +81,7 @@ pub async fn a_transactions_round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
         // Acquire, or read the version; BEGIN, SAVEPOINT; confirm; check; COMMIT; and a lease is
         // released. MySQL's ROLLBACK before the BEGIN adds one statement. The count takes it for
         // the ROLLBACK of a connection check, and subtracts two.
-        let rollback = if site.server.name == "postgres" { 0 } else { 1 - 2 };
+        let rollback = if db.server.name == "postgres" { 0 } else { 1 - 2 };
         let stated = if name == LEASE { 7 } else { 6 } + rollback;
         if let (Some(before), Some(after)) = (before, after) {
             assert_eq!(after - before - DB::COUNTING, stated, "{name}");
@@ -91,11 +91,11 @@ pub async fn a_transactions_round_trips_are_as_stated<DB: Bed>(site: Site<DB>) {
 
 /// The cost of a change of a versioned value: the check of its table once, then two statements for
 /// each attempt.
-pub async fn round_trips_of_versions_are_as_stated<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
+pub async fn round_trips_of_versions_are_as_stated<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
     // PostgreSQL counts every statement on the database, MySQL those of the connection.
-    let others = if site.server.name == "postgres" { 1 } else { 0 };
-    let pool = site.pool_of(1).await;
+    let others = if db.server.name == "postgres" { 1 } else { 0 };
+    let pool = db.pool_of(1).await;
     let table = || VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
     DB::statements(&pool).await;
     let mut counted = Vec::new();
@@ -110,7 +110,7 @@ pub async fn round_trips_of_versions_are_as_stated<DB: Bed>(site: Site<DB>) {
     let conflict = first.update("a", |balance| {
         calls += 1;
         if calls == 1 {
-            meanwhile(outside(&site, "version = version + 1"));
+            meanwhile(outside(&db, "version = version + 1"));
         }
         Ok::<_, Infallible>(balance + 1)
     });

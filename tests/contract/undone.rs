@@ -7,8 +7,8 @@ use sqlx::Pool;
 use tokio::{join, sync::watch, time::timeout};
 
 use crate::{
-    batched::{all, bed, begin, names, numbered, released, releases, together, tries},
-    bed::{Bed, PATIENCE, Site, acquired, eventually, refused},
+    batched::{all, begin, names, numbered, released, releases, set_up, together, tries},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
     isolation::pool_of_at,
     line::{Line, standing, unknown},
     proxy::Way,
@@ -17,19 +17,19 @@ use crate::{
 const KEYS: [&str; 4] = ["first", "k", "touched", "other"];
 
 /// A connection that is closed on drop, and so releases its locks.
-async fn alone<DB: Bed>(site: &Site<DB>) -> DB::Connection {
-    site.pool_of(1).await.acquire().await.unwrap().detach()
+async fn alone<DB: TestDatabase>(db: &TestDb<DB>) -> DB::Connection {
+    db.pool_of(1).await.acquire().await.unwrap().detach()
 }
 
 /// While the gate is closed, an update of the row of `k` waits at it.
-struct Gate<'a, DB: Bed> {
-    site: &'a Site<DB>,
+struct Gate<'a, DB: TestDatabase> {
+    db: &'a TestDb<DB>,
     keeper: DB::Connection,
 }
 
-impl<'a, DB: Bed> Gate<'a, DB> {
-    async fn closed(site: &'a Site<DB>) -> Self {
-        let (trigger, close): (&[&str], _) = match site.server.name {
+impl<'a, DB: TestDatabase> Gate<'a, DB> {
+    async fn closed(db: &'a TestDb<DB>) -> Self {
+        let (trigger, close): (&[&str], _) = match db.server.name {
             "postgres" => (
                 &[
                     "CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NEW; END $$",
@@ -45,17 +45,17 @@ impl<'a, DB: Bed> Gate<'a, DB> {
             ),
         };
         for sql in trigger {
-            site.execute(sql).await;
+            db.execute(sql).await;
         }
-        let mut keeper = alone(site).await;
+        let mut keeper = alone(db).await;
         DB::execute_on(&mut keeper, close).await.unwrap();
-        Self { site, keeper }
+        Self { db, keeper }
     }
 
     /// The session that waits at the gate.
     async fn waiting(&self) -> Option<i64> {
-        self.site
-            .number(match self.site.server.name {
+        self.db
+            .number(match self.db.server.name {
                 "postgres" => "SELECT max(pid) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'",
                 // MySQL's own process list fails while a statement runs that contains bytes that
                 // are not text. MariaDB has no other list.
@@ -70,52 +70,52 @@ impl<'a, DB: Bed> Gate<'a, DB> {
     async fn ends_who_waits(mut self) {
         eventually("somebody waits", || async { self.waiting().await.is_some() }).await;
         let session = self.waiting().await.unwrap();
-        let postgres = self.site.server.name == "postgres";
+        let postgres = self.db.server.name == "postgres";
         let end = if postgres { format!("SELECT pg_terminate_backend({session})") } else { format!("KILL {session}") };
-        self.site.execute(&end).await;
+        self.db.execute(&end).await;
         eventually("it has ended", || async { self.waiting().await != Some(session) }).await;
         let open = if postgres { "SELECT pg_advisory_unlock(1)" } else { "SELECT RELEASE_LOCK(DATABASE())" };
         DB::execute_on(&mut self.keeper, open).await.unwrap();
     }
 }
 
-async fn assert_theirs<DB: Bed>(site: &Site<DB>, leases: &[Lease<DB>]) {
+async fn assert_theirs<DB: TestDatabase>(db: &TestDb<DB>, leases: &[Lease<DB>]) {
     for lease in leases {
-        let entry = site.lock().inspect(lease.key().as_str()).await.unwrap().unwrap();
+        let entry = db.lock().inspect(lease.key().as_str()).await.unwrap().unwrap();
         assert_eq!((entry.token, entry.holder), (lease.token(), Some(lease.claim().holder)), "{lease:?}");
         assert!(lease.taken_over_from().is_none(), "{lease:?}");
     }
 }
 
-pub async fn claims_whose_connection_the_server_ends_are_all_granted<DB: Bed>(site: Site<DB>) {
-    let (pool, lock) = bed(&site, &KEYS.map(String::from)).await;
-    let gate = Gate::closed(&site).await;
+pub async fn claims_whose_connection_the_server_ends_are_all_granted<DB: TestDatabase>(db: TestDb<DB>) {
+    let (pool, lock) = set_up(&db, &KEYS.map(String::from)).await;
+    let gate = Gate::closed(&db).await;
     let (answers, ()) = join!(together(&pool, tries(&lock, KEYS)), gate.ends_who_waits());
     let leases: Vec<_> = answers.into_iter().map(acquired).collect();
-    assert_eq!(standing(&site).await, 4);
-    assert_theirs(&site, &leases).await;
+    assert_eq!(standing(&db).await, 4);
+    assert_theirs(&db, &leases).await;
     released(&pool, leases, |_| Status::Succeeded).await;
-    assert_eq!(standing(&site).await, 0, "no claim is left that nobody knows of");
+    assert_eq!(standing(&db).await, 0, "no claim is left that nobody knows of");
 }
 
-pub async fn releases_whose_connection_the_server_ends_are_all_done<DB: Bed>(site: Site<DB>) {
-    let (pool, lock) = bed(&site, &KEYS.map(String::from)).await;
+pub async fn releases_whose_connection_the_server_ends_are_all_done<DB: TestDatabase>(db: TestDb<DB>) {
+    let (pool, lock) = set_up(&db, &KEYS.map(String::from)).await;
     let leases = together(&pool, tries(&lock, KEYS)).await.into_iter().map(acquired).collect();
-    let gate = Gate::closed(&site).await;
+    let gate = Gate::closed(&db).await;
     join!(released(&pool, leases, |_| Status::Failed), gate.ends_who_waits());
-    assert_eq!(standing(&site).await, 0, "each of them said that it was done");
+    assert_eq!(standing(&db).await, 0, "each of them said that it was done");
     for key in KEYS {
-        assert_eq!(site.column(key, "status").await.as_deref(), Some("F"), "{key}");
+        assert_eq!(db.column(key, "status").await.as_deref(), Some("F"), "{key}");
     }
 }
 
 /// The releases are executed, and their replies are lost. When they are sent again, another client
 /// holds two of the keys.
-pub async fn releases_that_were_done_unheard_say_so_where_they_know<DB: Bed>(site: Site<DB>) {
+pub async fn releases_that_were_done_unheard_say_so_where_they_know<DB: TestDatabase>(db: TestDb<DB>) {
     for key in KEYS {
-        acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
-    let line = Line::with_free_row(&site, PATIENCE, PATIENCE).await;
+    let line = Line::with_free_row(&db, PATIENCE, PATIENCE).await;
     let leases = async || all(tries(&line.lock, KEYS)).await.into_iter().map(acquired).collect();
     // A first round without interference, so that every statement is prepared.
     released(&line.pool, leases().await, |_| Status::Succeeded).await;
@@ -126,8 +126,8 @@ pub async fn releases_that_were_done_unheard_say_so_where_they_know<DB: Bed>(sit
     drop(taken);
     timeout(PATIENCE, releases.remove(0)).await.unwrap().unwrap();
     line.proxy.held(Way::Replies).await;
-    eventually("they are done", || async { standing(&site).await == 0 }).await;
-    let thief = site.lock();
+    eventually("they are done", || async { standing(&db).await == 0 }).await;
+    let thief = db.lock();
     let thieves = [acquired(thief.try_acquire("k").await), acquired(thief.try_acquire("touched").await)];
     line.proxy.cut();
     let results = timeout(PATIENCE, all(releases)).await.unwrap();
@@ -135,31 +135,31 @@ pub async fn releases_that_were_done_unheard_say_so_where_they_know<DB: Bed>(sit
     unknown(k);
     unknown(touched);
     other.unwrap();
-    assert_eq!(standing(&site).await, 2);
-    assert_theirs(&site, &thieves).await;
+    assert_eq!(standing(&db).await, 2);
+    assert_theirs(&db, &thieves).await;
 }
 
 /// Another client's transaction that locks the whole table. The statements of others wait for it
 /// after their snapshot has been taken.
-struct Elsewhere<'a, DB: Bed> {
-    site: &'a Site<DB>,
+struct Elsewhere<'a, DB: TestDatabase> {
+    db: &'a TestDb<DB>,
     conn: DB::Connection,
 }
 
-impl<'a, DB: Bed> Elsewhere<'a, DB> {
-    async fn at_the_table(site: &'a Site<DB>) -> Self {
-        let mut conn = alone(site).await;
-        let sql = match site.server.name {
+impl<'a, DB: TestDatabase> Elsewhere<'a, DB> {
+    async fn at_the_table(db: &'a TestDb<DB>) -> Self {
+        let mut conn = alone(db).await;
+        let sql = match db.server.name {
             "postgres" => "BEGIN; LOCK TABLE t_resource_lock IN SHARE ROW EXCLUSIVE MODE",
             _ => "LOCK TABLES t_resource_lock WRITE",
         };
         DB::execute_on(&mut conn, sql).await.unwrap();
-        Self { site, conn }
+        Self { db, conn }
     }
 
     /// Runs these statements once the given number of others wait, and ends the transaction.
     async fn does(mut self, waiting: i64, sql: &[String]) {
-        let count = match self.site.server.name {
+        let count = match self.db.server.name {
             "postgres" => {
                 "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND wait_event = 'relation'"
             }
@@ -170,11 +170,11 @@ impl<'a, DB: Bed> Elsewhere<'a, DB> {
                 "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state = 'Waiting for table metadata lock'"
             }
         };
-        eventually("they wait", || async { self.site.number(count).await == Some(waiting) }).await;
+        eventually("they wait", || async { self.db.number(count).await == Some(waiting) }).await;
         for sql in sql {
             assert_eq!(DB::execute_on(&mut self.conn, sql).await.unwrap(), 1, "{sql}");
         }
-        let go = if self.site.server.name == "postgres" { "COMMIT" } else { "UNLOCK TABLES" };
+        let go = if self.db.server.name == "postgres" { "COMMIT" } else { "UNLOCK TABLES" };
         DB::execute_on(&mut self.conn, go).await.unwrap();
     }
 }
@@ -184,7 +184,7 @@ fn update(key: &str, set: &str) -> String {
 }
 
 /// A claim by another client.
-fn taken<DB: Bed>(key: &str) -> [String; 2] {
+fn taken<DB: TestDatabase>(key: &str) -> [String; 2] {
     let (holder, now, later) = (DB::uuid("0123456789abcdef0123456789abcdef"), DB::ago(0), DB::ago(-60_000));
     let set = format!(
         "lock_flag = 1, status = 'P', client_ip = 'thief', holder = {holder}, token = token + 1, end_time = NULL, begin_time = {now}, expires_at = {later}"
@@ -194,11 +194,11 @@ fn taken<DB: Bed>(key: &str) -> [String; 2] {
 
 /// Keys with free rows, and a lock on two connections of this level. Each connection has prepared
 /// the statements.
-async fn level_bed<DB: Bed>(site: &Site<DB>, level: &str) -> LeaseLock<DB> {
+async fn level_bed<DB: TestDatabase>(db: &TestDb<DB>, level: &str) -> LeaseLock<DB> {
     for key in KEYS {
-        acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
-    let pool: Pool<DB> = pool_of_at(site, 2, level).await;
+    let pool: Pool<DB> = pool_of_at(db, 2, level).await;
     let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
     let (mut idle, mut used) = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
     for _ in 0..2 {
@@ -218,10 +218,10 @@ async fn level_bed<DB: Bed>(site: &Site<DB>, level: &str) -> LeaseLock<DB> {
 
 /// One request is sent alone, and the others together on the second connection. Both statements
 /// wait until two of the rows have changed.
-async fn a_change_meanwhile<DB: Bed>(site: Site<DB>, level: &str) {
-    let lock = level_bed(&site, level).await;
-    let touched = site.number("SELECT token + 1 FROM t_resource_lock WHERE key_resource = 'touched'").await;
-    let elsewhere = Elsewhere::at_the_table(&site).await;
+async fn a_concurrent_change<DB: TestDatabase>(db: TestDb<DB>, level: &str) {
+    let lock = level_bed(&db, level).await;
+    let touched = db.number("SELECT token + 1 FROM t_resource_lock WHERE key_resource = 'touched'").await;
+    let elsewhere = Elsewhere::at_the_table(&db).await;
     let changes = [&taken::<DB>("k")[..], &[update("touched", "token = token + 1")]].concat();
     let mut claims = tries(&lock, KEYS);
     assert!(begin(&mut claims).await, "they wait");
@@ -231,39 +231,39 @@ async fn a_change_meanwhile<DB: Bed>(site: Site<DB>, level: &str) {
     assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::Held, "thief"));
     let leases: Vec<_> = answers.into_iter().map(acquired).collect();
     assert!(Some(leases[1].token().get()) > touched, "after what the row has become");
-    assert_theirs(&site, &leases).await;
+    assert_theirs(&db, &leases).await;
 
-    let elsewhere = Elsewhere::at_the_table(&site).await;
+    let elsewhere = Elsewhere::at_the_table(&db).await;
     let changes = [&taken::<DB>("other")[..], &[update("touched", "client_ip = 'touched'")]].concat();
     let mut releases = releases(leases, |_| Status::Succeeded);
     assert!(begin(&mut releases).await, "they wait");
     let (results, ()) = join!(timeout(PATIENCE, all(releases)), elsewhere.does(2, &changes));
     let results: Vec<Result<(), Error>> = results.unwrap();
     assert!(matches!(results[..], [Ok(()), Ok(()), Err(Error::Lost { .. })]), "{results:?}");
-    assert_eq!(standing(&site).await, 2, "the thief's");
+    assert_eq!(standing(&db).await, 2, "the thief's");
 }
 
-pub async fn a_change_meanwhile_at_read_committed<DB: Bed>(site: Site<DB>) {
-    a_change_meanwhile(site, "read committed").await;
+pub async fn a_concurrent_change_at_read_committed<DB: TestDatabase>(db: TestDb<DB>) {
+    a_concurrent_change(db, "read committed").await;
 }
 
-pub async fn a_change_meanwhile_at_repeatable_read<DB: Bed>(site: Site<DB>) {
-    a_change_meanwhile(site, "repeatable read").await;
+pub async fn a_concurrent_change_at_repeatable_read<DB: TestDatabase>(db: TestDb<DB>) {
+    a_concurrent_change(db, "repeatable read").await;
 }
 
-pub async fn a_change_meanwhile_at_serializable<DB: Bed>(site: Site<DB>) {
-    a_change_meanwhile(site, "serializable").await;
+pub async fn a_concurrent_change_at_serializable<DB: TestDatabase>(db: TestDb<DB>) {
+    a_concurrent_change(db, "serializable").await;
 }
 
-pub async fn a_change_meanwhile_at_snapshot_isolation<DB: Bed>(site: Site<DB>) {
-    a_change_meanwhile(site, "snapshot isolation").await;
+pub async fn a_concurrent_change_at_snapshot_isolation<DB: TestDatabase>(db: TestDb<DB>) {
+    a_concurrent_change(db, "snapshot isolation").await;
 }
 
 /// A key that no other request wants. At PostgreSQL's SERIALIZABLE, rows that other transactions
 /// only read conflict: a try may be refused as busy, alone or in a batch, and a request that waits
 /// is granted.
-async fn had<DB: Bed>(
-    site: &Site<DB>,
+async fn had<DB: TestDatabase>(
+    db: &TestDb<DB>,
     lock: &LeaseLock<DB>,
     level: &str,
     key: &str,
@@ -271,7 +271,7 @@ async fn had<DB: Bed>(
 ) -> Lease<DB> {
     match attempt {
         Attempt::Refused(refusal)
-            if refusal.reason == Reason::Busy && (site.server.name, level) == ("postgres", "serializable") =>
+            if refusal.reason == Reason::Busy && (db.server.name, level) == ("postgres", "serializable") =>
         {
             acquired(lock.acquire(key, PATIENCE).await)
         }
@@ -281,13 +281,13 @@ async fn had<DB: Bed>(
 
 /// Another lock object acquires and releases one of the keys all the time. The requests in a batch
 /// with that key are still granted their own.
-async fn a_rival<DB: Bed>(site: Site<DB>, level: &str) {
+async fn a_rival<DB: TestDatabase>(db: TestDb<DB>, level: &str) {
     let keys = [numbered(16), vec!["k".to_owned()]].concat();
     for key in &keys {
-        acquired(site.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
-    let lock = LeaseLock::new(pool_of_at::<DB>(&site, 4, level).await).time_limit(PATIENCE).unwrap();
-    let theirs = LeaseLock::new(pool_of_at::<DB>(&site, 1, level).await).time_limit(PATIENCE).unwrap();
+    let lock = LeaseLock::new(pool_of_at::<DB>(&db, 4, level).await).time_limit(PATIENCE).unwrap();
+    let theirs = LeaseLock::new(pool_of_at::<DB>(&db, 1, level).await).time_limit(PATIENCE).unwrap();
     let over = watch::Sender::new(false);
     let rival = async {
         let mut cycles = 0;
@@ -304,7 +304,7 @@ async fn a_rival<DB: Bed>(site: Site<DB>, level: &str) {
             let k = answers.pop().unwrap().unwrap();
             let mut leases: Vec<_> = k.acquired().into_iter().collect();
             for (key, answer) in keys.iter().zip(answers) {
-                leases.push(had(&site, &lock, level, key, answer.unwrap()).await);
+                leases.push(had(&db, &lock, level, key, answer.unwrap()).await);
             }
             let releases = timeout(PATIENCE, all(releases(leases, |_| Status::Succeeded)));
             releases.await.unwrap().into_iter().for_each(Result::unwrap);
@@ -313,31 +313,31 @@ async fn a_rival<DB: Bed>(site: Site<DB>, level: &str) {
     };
     let (cycles, ()) = join!(rival, rounds);
     assert!(cycles > 0);
-    assert_eq!(standing(&site).await, 0);
+    assert_eq!(standing(&db).await, 0);
 }
 
-pub async fn a_rival_at_repeatable_read<DB: Bed>(site: Site<DB>) {
-    a_rival(site, "repeatable read").await;
+pub async fn a_rival_at_repeatable_read<DB: TestDatabase>(db: TestDb<DB>) {
+    a_rival(db, "repeatable read").await;
 }
 
-pub async fn a_rival_at_serializable<DB: Bed>(site: Site<DB>) {
-    a_rival(site, "serializable").await;
+pub async fn a_rival_at_serializable<DB: TestDatabase>(db: TestDb<DB>) {
+    a_rival(db, "serializable").await;
 }
 
 /// A reply that counts rows does not identify them. A freed key may be claimed by another client
 /// before the rows are read again, so no key is freed until the result can be attributed.
-pub async fn several_are_freed_together_or_as_they_are_told_apart<DB: Bed>(site: Site<DB>) {
-    let line = Line::new(&site, PATIENCE, PATIENCE).await;
+pub async fn several_are_freed_together_or_as_they_are_told_apart<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::new(&db, PATIENCE, PATIENCE).await;
     let take = || async { line.lock.try_acquire_all(["a", "b"]).await.unwrap().acquired().unwrap() };
     take().await.release(Status::Succeeded).await.unwrap();
     let set = take().await;
-    site.take_from("b").await;
+    db.take_from("b").await;
     let release = set.release(Status::Succeeded);
     let released = line.held(Way::Requests, 1, release, async |proxy| {
-        assert_eq!(standing(&site).await, 2, "nothing is freed by the first statement");
+        assert_eq!(standing(&db).await, 2, "nothing is freed by the first statement");
         proxy.open();
     });
     assert!(matches!(released.await, Err(Error::Lost { .. })));
-    assert_eq!(standing(&site).await, 1);
-    assert_eq!(site.column("b", "client_ip").await.as_deref(), Some("thief"));
+    assert_eq!(standing(&db).await, 1);
+    assert_eq!(db.column("b", "client_ip").await.as_deref(), Some("thief"));
 }

@@ -9,17 +9,17 @@ use std::{
 use rowlock::{LeaseLock, Reason, Rules, Status};
 use tokio::time::sleep;
 
-use crate::bed::{Bed, PATIENCE, Site, acquired, refused};
+use crate::harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const RECORD: &str = "lock_flag, status, begin_time, end_time, client_ip, holder, expires_at, claimed_at";
 
 /// The record of the last run in the row, and whether the row is free.
-async fn record<DB: Bed>(site: &Site<DB>) -> Vec<Option<String>> {
+async fn record<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<Option<String>> {
     let mut record = Vec::new();
     for column in RECORD.split(", ").filter(|column| *column != "holder") {
         record.push(
-            site.cell(
+            db.cell(
                 &format!("COALESCE(CAST({column} AS char(80)), 'none')"),
                 "t_resource_lock WHERE key_resource = 'k'",
             )
@@ -30,13 +30,13 @@ async fn record<DB: Bed>(site: &Site<DB>) -> Vec<Option<String>> {
 }
 
 /// A run of two hours ago that ended with this status.
-async fn ran<DB: Bed>(site: &Site<DB>, status: &str) {
+async fn ran<DB: TestDatabase>(db: &TestDb<DB>, status: &str) {
     let (begin, end) = (DB::ago(2 * 3_600_000), DB::ago(2 * 3_600_000 - 60_000));
-    site.set("k", &format!("lock_flag = 0, status = '{status}', begin_time = {begin}, end_time = {end}, client_ip = 'earlier', holder = NULL, expires_at = NULL, claimed_at = NULL")).await;
+    db.set("k", &format!("lock_flag = 0, status = '{status}', begin_time = {begin}, end_time = {end}, client_ip = 'earlier', holder = NULL, expires_at = NULL, claimed_at = NULL")).await;
 }
 
 /// Drops the request after the server has granted the keys, and before the reply is read.
-async fn goes_away_unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, keys: &[&str]) -> bool {
+async fn goes_away_unheard<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>, keys: &[&str]) -> bool {
     let mut attempt = Box::pin(lock.acquire_all(keys, PATIENCE));
     for _ in 0..400 {
         match attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -47,7 +47,7 @@ async fn goes_away_unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, keys:
             }
         }
         sleep(Duration::from_millis(5)).await;
-        if site.column("k", "status").await.as_deref() == Some("P") {
+        if db.column("k", "status").await.as_deref() == Some("P") {
             drop(attempt);
             lock.shutdown(PATIENCE).await;
             return true;
@@ -56,18 +56,18 @@ async fn goes_away_unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, keys:
     panic!("it was neither granted nor refused");
 }
 
-async fn unheard<DB: Bed>(site: &Site<DB>, lock: &LeaseLock<DB>, keys: &[&str], prepare: impl AsyncFn()) {
+async fn unheard<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>, keys: &[&str], prepare: impl AsyncFn()) {
     for _ in 0..50 {
         prepare().await;
-        if goes_away_unheard(site, lock, keys).await {
+        if goes_away_unheard(db, lock, keys).await {
             return;
         }
     }
     panic!("it always heard of its grant");
 }
 
-pub async fn the_row_is_as_it_was_before<DB: Bed>(site: Site<DB>) {
-    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+pub async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
+    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let one: &[&str] = &["k"];
     for (rules, status, keys) in [
         (Rules::Article, "S", one),
@@ -75,20 +75,20 @@ pub async fn the_row_is_as_it_was_before<DB: Bed>(site: Site<DB>) {
         (Rules::Recover, "F", one),
         (Rules::Recover, "S", &["k", "l"]),
     ] {
-        let lock = site.lock().rules(rules).min_interval(HOUR).unwrap();
-        ran(&site, status).await;
-        let (before, token) = (std::cell::RefCell::new(Vec::new()), site.column_number("token").await);
-        unheard(&site, &lock, keys, async || {
-            site.execute("DELETE FROM t_resource_lock WHERE key_resource = 'l'").await;
-            ran(&site, status).await;
-            *before.borrow_mut() = record(&site).await;
+        let lock = db.lock().rules(rules).min_interval(HOUR).unwrap();
+        ran(&db, status).await;
+        let (before, token) = (std::cell::RefCell::new(Vec::new()), db.column_number("token").await);
+        unheard(&db, &lock, keys, async || {
+            db.execute("DELETE FROM t_resource_lock WHERE key_resource = 'l'").await;
+            ran(&db, status).await;
+            *before.borrow_mut() = record(&db).await;
         })
         .await;
-        assert_eq!(record(&site).await, before.into_inner(), "{rules:?} {status} {keys:?}");
-        assert!(site.column_number("token").await > token);
+        assert_eq!(record(&db).await, before.into_inner(), "{rules:?} {status} {keys:?}");
+        assert!(db.column_number("token").await > token);
         // The minimum interval counts from the earlier run, also for a caller with a longer
         // interval.
-        let longer = site.lock().rules(rules).min_interval(3 * HOUR).unwrap();
+        let longer = db.lock().rules(rules).min_interval(3 * HOUR).unwrap();
         assert_eq!(refused(longer.try_acquire("k").await).reason, Reason::WithinWindow);
         let lease = acquired(lock.try_acquire("k").await);
         assert!(lease.taken_over_from().is_none());
@@ -98,15 +98,15 @@ pub async fn the_row_is_as_it_was_before<DB: Bed>(site: Site<DB>) {
 
 /// A takeover stays a takeover: the next holder receives the prior claim, whose work may be half
 /// done.
-pub async fn what_was_taken_over_is_there_to_be_taken_over<DB: Bed>(site: Site<DB>) {
-    acquired(site.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    let lock = site.lock().min_interval(HOUR).unwrap();
-    unheard(&site, &lock, &["k"], async || {
+pub async fn what_was_taken_over_is_there_to_be_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
+    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    let lock = db.lock().min_interval(HOUR).unwrap();
+    unheard(&db, &lock, &["k"], async || {
         lock.force_release("k", Status::Succeeded).await.unwrap();
-        ran(&site, "S").await;
-        acquired(site.lock().try_acquire("k").await).abandon().await.unwrap();
+        ran(&db, "S").await;
+        acquired(db.lock().try_acquire("k").await).abandon().await.unwrap();
         // The status shows the new claim: it changes from `X` to `P`.
-        site.set("k", "status = 'X'").await;
+        db.set("k", "status = 'X'").await;
     })
     .await;
     let lease = acquired(lock.try_acquire("k").await);
@@ -114,7 +114,7 @@ pub async fn what_was_taken_over_is_there_to_be_taken_over<DB: Bed>(site: Site<D
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-impl<DB: Bed> Site<DB> {
+impl<DB: TestDatabase> TestDb<DB> {
     async fn column_number(&self, column: &str) -> i64 {
         self.number(&format!("SELECT {column} FROM t_resource_lock WHERE key_resource = 'k'")).await.unwrap()
     }

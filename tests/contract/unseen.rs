@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::bed::{Bed, Site, acquired};
+use crate::harness::{TestDatabase, TestDb, acquired};
 
 /// Records each row that is created, and removes it. MySQL's triggers cannot delete the row: it
 /// gets another key.
-async fn vanishing<DB: Bed>(site: &Site<DB>) {
-    let sql: &[&str] = match site.server.name {
+async fn vanishing<DB: TestDatabase>(db: &TestDb<DB>) {
+    let sql: &[&str] = match db.server.name {
         "postgres" => &[
             "CREATE TABLE journal (of_key text)",
             "CREATE FUNCTION vanish() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO journal VALUES (NEW.key_resource); DELETE FROM t_resource_lock WHERE key_resource = NEW.key_resource; RETURN NULL; END $$",
@@ -26,15 +26,15 @@ async fn vanishing<DB: Bed>(site: &Site<DB>) {
         ],
     };
     for sql in sql {
-        site.execute(sql).await;
+        db.execute(sql).await;
     }
 }
 
-pub async fn a_row_that_vanishes_is_told_and_is_not_created_all_the_time<DB: Bed>(site: Site<DB>) {
-    vanishing(&site).await;
+pub async fn a_row_that_vanishes_is_told_and_is_not_created_all_the_time<DB: TestDatabase>(db: TestDb<DB>) {
+    vanishing(&db).await;
     for wait in [Duration::ZERO, Duration::MAX] {
         let limit = Duration::from_secs(2);
-        let lock = site.lock().time_limit(limit).unwrap();
+        let lock = db.lock().time_limit(limit).unwrap();
         let since = Instant::now();
         let error = lock.acquire("k", wait).await.unwrap_err();
         let text = error.to_string();
@@ -42,10 +42,10 @@ pub async fn a_row_that_vanishes_is_told_and_is_not_created_all_the_time<DB: Bed
         assert!(!error.is_retryable());
         assert!(since.elapsed() < 3 * limit, "{:?}", since.elapsed());
     }
-    let created = site.number("SELECT COUNT(*) FROM journal").await.unwrap();
+    let created = db.number("SELECT COUNT(*) FROM journal").await.unwrap();
     assert!((2..100).contains(&created), "{created} rows were created");
     let drop =
-        if site.server.name == "postgres" { "DROP TRIGGER vanish ON t_resource_lock" } else { "DROP TRIGGER vanish" };
-    site.execute(drop).await;
-    acquired(site.lock().try_acquire("k").await);
+        if db.server.name == "postgres" { "DROP TRIGGER vanish ON t_resource_lock" } else { "DROP TRIGGER vanish" };
+    db.execute(drop).await;
+    acquired(db.lock().try_acquire("k").await);
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::{
     article::{Table, put, shapes},
-    bed::{Bed, Site, acquired, refused},
+    harness::{TestDatabase, TestDb, acquired, refused},
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -41,20 +41,20 @@ pub fn all_columns(server: &str) -> String {
     columns(server, &[&THEIRS[..], &OURS[..]].concat())
 }
 
-async fn rows<DB: Bed>(site: &Site<DB>) -> String {
-    let row = columns(site.server.name, &THEIRS);
-    let group = match site.server.name {
+async fn rows<DB: TestDatabase>(db: &TestDb<DB>) -> String {
+    let row = columns(db.server.name, &THEIRS);
+    let group = match db.server.name {
         "sqlite" => format!("group_concat({row}, ';' ORDER BY key_resource)"),
         "postgres" => format!("string_agg({row}, ';' ORDER BY key_resource)"),
         _ => format!("GROUP_CONCAT({row} ORDER BY key_resource SEPARATOR ';')"),
     };
-    site.text(&format!("SELECT {group} FROM t_resource_lock")).await.unwrap()
+    db.text(&format!("SELECT {group} FROM t_resource_lock")).await.unwrap()
 }
 
 /// The definitions of the article's columns, with every property that the database reports.
-async fn definitions<DB: Bed>(site: &Site<DB>) -> String {
+async fn definitions<DB: TestDatabase>(db: &TestDb<DB>) -> String {
     let theirs = THEIRS.map(|column| format!("'{column}'")).join(", ");
-    site.text(&match site.server.name {
+    db.text(&match db.server.name {
         "sqlite" => format!(
             "SELECT group_concat(concat_ws(' ', cid, name, type, [notnull], quote(dflt_value), pk), '; ' ORDER BY cid)
              FROM pragma_table_info('t_resource_lock') WHERE name IN ({theirs})"
@@ -76,9 +76,9 @@ async fn definitions<DB: Bed>(site: &Site<DB>) -> String {
     .unwrap()
 }
 
-async fn make<DB: Bed>(site: &Site<DB>, shape: &str) {
-    site.execute("DROP TABLE t_resource_lock").await;
-    site.execute(shape).await;
+async fn make<DB: TestDatabase>(db: &TestDb<DB>, shape: &str) {
+    db.execute("DROP TABLE t_resource_lock").await;
+    db.execute(shape).await;
     let ago = |minutes: i64| DB::begun(Table::Articles, minutes * 60_000);
     for (key, status, flag, begin, end) in [
         ("fine", "S", 0, ago(10), ago(9)),
@@ -87,7 +87,7 @@ async fn make<DB: Bed>(site: &Site<DB>, shape: &str) {
         ("stuck", "P", 1, ago(120), ago(1500)),
         ("unused", "S", 0, "NULL".into(), "NULL".into()),
     ] {
-        site.execute(&format!(
+        db.execute(&format!(
             "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, end_time, client_ip, time)
              VALUES ('{key}', '{status}', {flag}, {begin}, {end}, '10.0.0.7', 60)"
         ))
@@ -95,52 +95,52 @@ async fn make<DB: Bed>(site: &Site<DB>, shape: &str) {
     }
 }
 
-pub async fn the_articles_table_is_upgraded_in_place<DB: Bed>(site: Site<DB>) {
-    for shape in shapes(site.server.name) {
-        make(&site, &shape).await;
-        let before = (definitions(&site).await, rows(&site).await);
+pub async fn the_articles_table_is_upgraded_in_place<DB: TestDatabase>(db: TestDb<DB>) {
+    for shape in shapes(db.server.name) {
+        make(&db, &shape).await;
+        let before = (definitions(&db).await, rows(&db).await);
         assert_eq!(before.0.matches("; ").count(), 6, "{}", before.0);
-        assert!(matches!(site.lock().try_acquire("fine").await, Err(Error::ColumnMissing { .. })));
+        assert!(matches!(db.lock().try_acquire("fine").await, Err(Error::ColumnMissing { .. })));
         for _ in 0..2 {
             let mut instances = tokio::task::JoinSet::new();
             for _ in 0..4 {
-                let pool = site.pool_of(1).await;
+                let pool = db.pool_of(1).await;
                 instances.spawn(async move { rowlock::migrate(&pool).await.unwrap() });
             }
             instances.join_all().await;
-            assert_eq!((definitions(&site).await, rows(&site).await), before, "{shape}");
+            assert_eq!((definitions(&db).await, rows(&db).await), before, "{shape}");
         }
         // The meaning of a row is unchanged.
-        let hour = site.lock().min_interval(60 * MINUTE).unwrap();
+        let hour = db.lock().min_interval(60 * MINUTE).unwrap();
         for key in ["fine", "failed"] {
             let refusal = refused(hour.try_acquire(key).await);
             assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::WithinWindow, "10.0.0.7"));
             let left = refusal.retry_after.unwrap();
             assert!(left > 49 * MINUTE && left < 51 * MINUTE, "{left:?} of {shape}");
         }
-        let article = site.lock().rules(Rules::Article);
+        let article = db.lock().rules(Rules::Article);
         assert_eq!(refused(article.try_acquire("failed").await).reason, Reason::LastRunFailed);
-        let aware = site.lock().article_clients(chrono::FixedOffset::east_opt(0).unwrap());
-        assert_eq!(refused(site.lock().try_acquire("stuck").await).reason, Reason::HeldByAnotherProgram);
+        let aware = db.lock().article_clients(chrono::FixedOffset::east_opt(0).unwrap());
+        assert_eq!(refused(db.lock().try_acquire("stuck").await).reason, Reason::HeldByAnotherProgram);
         assert_eq!(refused(aware.try_acquire("running").await).reason, Reason::HeldByAnotherProgram);
-        assert_eq!(rows(&site).await, before.1, "a refusal changes nothing: {shape}");
+        assert_eq!(rows(&db).await, before.1, "a refusal changes nothing: {shape}");
         let stuck = acquired(aware.try_acquire("stuck").await);
         assert_eq!(stuck.taken_over_from().unwrap().label, "10.0.0.7");
         acquired(hour.try_acquire("unused").await);
         acquired(hour.retry_failed_at_once().try_acquire("failed").await);
         acquired(article.try_acquire("fine").await);
-        assert_eq!(definitions(&site).await, before.0);
+        assert_eq!(definitions(&db).await, before.0);
         // The other program continues to work.
-        site.execute("INSERT INTO t_resource_lock (key_resource, status, lock_flag) VALUES ('theirs', 'S', 0)").await;
-        acquired(site.lock().try_acquire("theirs").await).release(Status::Succeeded).await.unwrap();
+        db.execute("INSERT INTO t_resource_lock (key_resource, status, lock_flag) VALUES ('theirs', 'S', 0)").await;
+        acquired(db.lock().try_acquire("theirs").await).release(Status::Succeeded).await.unwrap();
     }
 }
 
-pub async fn a_lease_lives_on_the_articles_table<DB: Bed>(site: Site<DB>) {
-    for shape in shapes(site.server.name) {
-        make(&site, &shape).await;
-        rowlock::migrate(&site.pool).await.unwrap();
-        let lock = site.lock().label("gerät 7, 東京").unwrap();
+pub async fn a_lease_lives_on_the_articles_table<DB: TestDatabase>(db: TestDb<DB>) {
+    for shape in shapes(db.server.name) {
+        make(&db, &shape).await;
+        rowlock::migrate(&db.pool).await.unwrap();
+        let lock = db.lock().label("gerät 7, 東京").unwrap();
         // Columns of whole seconds, rounded up or cut, must not make a free key unavailable to the
         // lock.
         let mut last = 0;
@@ -152,12 +152,12 @@ pub async fn a_lease_lives_on_the_articles_table<DB: Bed>(site: Site<DB>) {
             assert_eq!(refused(lock.try_acquire("new").await).reason, Reason::Held);
             let status = if round % 2 == 0 { Status::Succeeded } else { Status::Failed };
             lease.release(status).await.unwrap();
-            assert_eq!(site.column("new", "status").await.as_deref(), Some(status.letter()));
+            assert_eq!(db.column("new", "status").await.as_deref(), Some(status.letter()));
             tokio::time::sleep(Duration::from_millis(90)).await;
         }
         let lease = acquired(lock.try_acquire("new").await);
         let token = lease.token();
-        assert_eq!(site.number("SELECT COUNT(*) FROM t_resource_lock WHERE claimed_at = begin_time").await, Some(1));
+        assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock WHERE claimed_at = begin_time").await, Some(1));
         lease.abandon().await.unwrap();
         let next = acquired(lock.try_acquire("new").await);
         let prior = next.taken_over_from().unwrap();
@@ -167,16 +167,16 @@ pub async fn a_lease_lives_on_the_articles_table<DB: Bed>(site: Site<DB>) {
 }
 
 /// Other programs may write any time and any duration, up to the limits of the columns.
-pub async fn times_of_any_kind_stand_in_the_row<DB: Bed>(site: Site<DB>) {
+pub async fn times_of_any_kind_stand_in_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     for table in Table::BOTH {
-        put(&site, table).await;
-        let lock = site.lock().min_interval(MINUTE).unwrap();
+        put(&db, table).await;
+        let lock = db.lock().min_interval(MINUTE).unwrap();
         let aware = |hours| lock.clone().article_clients(chrono::FixedOffset::east_opt(hours * 3600).unwrap());
-        let time = |text: &str| match (site.server.name, table) {
+        let time = |text: &str| match (db.server.name, table) {
             ("sqlite", Table::Ours) => format!("unixepoch('{text}') * 1000000"),
             _ => format!("'{text}'"),
         };
-        let longest = match (site.server.name, table) {
+        let longest = match (db.server.name, table) {
             ("mysql" | "mariadb", Table::Articles) => u32::MAX,
             _ => i32::MAX as u32,
         };
@@ -189,36 +189,35 @@ pub async fn times_of_any_kind_stand_in_the_row<DB: Bed>(site: Site<DB>) {
                 (1, "9999-12-31 23:59:59", longest),
             ] {
                 let begin = time(begin);
-                site.set("k", &format!("lock_flag = {flag}, status = 'S', begin_time = {begin}, time = {minutes}"))
-                    .await;
+                db.set("k", &format!("lock_flag = {flag}, status = 'S', begin_time = {begin}, time = {minutes}")).await;
                 let refusal = refused(aware(hours).try_acquire("k").await);
                 let reason = if flag == 1 { Reason::HeldByAnotherProgram } else { Reason::WithinWindow };
                 assert_eq!(refusal.reason, reason, "{begin} and {minutes}");
             }
-            site.set("k", &format!("lock_flag = 1, begin_time = {}, time = 60", time("1000-01-01 00:00:00"))).await;
+            db.set("k", &format!("lock_flag = 1, begin_time = {}, time = 60", time("1000-01-01 00:00:00"))).await;
             acquired(aware(hours).try_acquire("k").await);
         }
-        if site.server.name.starts_with('m') {
-            let mut lax = site.pool_of(1).await.acquire().await.unwrap();
+        if db.server.name.starts_with('m') {
+            let mut lax = db.pool_of(1).await.acquire().await.unwrap();
             DB::execute_on(&mut lax, "SET sql_mode = ''").await.unwrap();
             let zero =
                 "UPDATE t_resource_lock SET begin_time = 0, end_time = 0, lock_flag = 1 WHERE key_resource = 'k'";
             assert_eq!(DB::execute_on(&mut lax, zero).await.unwrap(), 1);
             assert_eq!(refused(aware(0).try_acquire("k").await).reason, Reason::HeldByAnotherProgram);
-            site.set("k", "lock_flag = 0, status = 'S'").await;
+            db.set("k", "lock_flag = 0, status = 'S'").await;
             acquired(aware(0).try_acquire("k").await);
         }
     }
 }
 
-pub async fn a_column_that_does_not_fit_is_refused<DB: Bed>(site: Site<DB>) {
-    let usual = &shapes(site.server.name)[0];
-    let times: [(&str, &str); 2] = match site.server.name {
+pub async fn a_column_that_does_not_fit_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let usual = &shapes(db.server.name)[0];
+    let times: [(&str, &str); 2] = match db.server.name {
         "sqlite" => [("datetime", "REAL"), ("datetime", "date")],
         "postgres" => [("timestamp", "date"), ("timestamp", "varchar(19)")],
         _ => [("datetime", "varchar(19)"), ("begin_time datetime", "begin_time timestamp NULL")],
     };
-    let number = if site.server.name == "postgres" {
+    let number = if db.server.name == "postgres" {
         "lock_flag boolean NOT NULL DEFAULT false"
     } else {
         "lock_flag char(1) NOT NULL DEFAULT '0'"
@@ -232,62 +231,62 @@ pub async fn a_column_that_does_not_fit_is_refused<DB: Bed>(site: Site<DB>) {
         (flag, number, "lock_flag"),
         (end, full.as_str(), "end_time"),
     ] {
-        site.execute("DROP TABLE t_resource_lock").await;
-        site.execute(&usual.replace(there, instead)).await;
-        let before = definitions(&site).await;
-        let error = rowlock::migrate(&site.pool).await.unwrap_err();
+        db.execute("DROP TABLE t_resource_lock").await;
+        db.execute(&usual.replace(there, instead)).await;
+        let before = definitions(&db).await;
+        let error = rowlock::migrate(&db.pool).await.unwrap_err();
         assert!(matches!(error, Error::Unsuitable { .. }), "{instead}: {error:?}");
         assert!(error.to_string().contains(column) && error.to_string().contains("; use "), "{error}");
-        assert_eq!(definitions(&site).await, before);
-        assert!(matches!(site.lock().try_acquire("k").await, Err(Error::ColumnMissing { .. })), "nothing was added");
+        assert_eq!(definitions(&db).await, before);
+        assert!(matches!(db.lock().try_acquire("k").await, Err(Error::ColumnMissing { .. })), "nothing was added");
     }
 }
 
 /// PostgreSQL converts a time for a column without a time zone by the time zone of the session.
-pub async fn a_session_in_another_time_zone_is_refused<DB: Bed>(site: Site<DB>) {
+pub async fn a_session_in_another_time_zone_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let abroad = PoolOptions::<DB>::new().max_connections(1).after_connect(|conn, _| {
         Box::pin(async move { DB::execute_on(conn, "SET TIME ZONE 'Asia/Shanghai'").await.map(drop) })
     });
-    let abroad = abroad.connect(&site.url).await.unwrap();
+    let abroad = abroad.connect(&db.url).await.unwrap();
     acquired(LeaseLock::new(abroad.clone()).try_acquire("k").await);
-    put(&site, Table::Articles).await;
+    put(&db, Table::Articles).await;
     let error = LeaseLock::new(abroad).try_acquire("k").await.unwrap_err();
     assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("Asia/Shanghai"), "{error:?}");
-    acquired(site.lock().try_acquire("k").await);
+    acquired(db.lock().try_acquire("k").await);
 }
 
 /// Compared in another character set, a key would be searched for in every row, and every row would
 /// be locked.
-pub async fn a_key_of_the_articles_table_is_found_by_its_index<DB: Bed>(site: Site<DB>) {
-    put(&site, Table::Articles).await;
+pub async fn a_key_of_the_articles_table_is_found_by_its_index<DB: TestDatabase>(db: TestDb<DB>) {
+    put(&db, Table::Articles).await;
     for batch in 0..20 {
         let values =
             (0..100).map(|row| format!("('row {}', 'S', 0)", batch * 100 + row)).collect::<Vec<_>>().join(", ");
-        site.execute(&format!("INSERT INTO t_resource_lock (key_resource, status, lock_flag) VALUES {values}")).await;
+        db.execute(&format!("INSERT INTO t_resource_lock (key_resource, status, lock_flag) VALUES {values}")).await;
     }
-    let pool = site.pool_of(1).await;
+    let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone());
     let mut held = Vec::new();
     for key in ["row 3", "row 1999", "row 1000", "row 500"] {
         held.push(acquired(lock.try_acquire(key).await));
     }
-    if site.server.name.starts_with('m') {
+    if db.server.name.starts_with('m') {
         // The count itself reads rows. Two counts in a row show how many.
-        let (first, second) = (rows_read(site.server.name, &pool).await, rows_read(site.server.name, &pool).await);
+        let (first, second) = (rows_read(db.server.name, &pool).await, rows_read(db.server.name, &pool).await);
         let lease = acquired(lock.try_acquire("row 77").await);
         refused(lock.try_acquire("row 77").await);
         lease.renew().await.unwrap();
         lease.release(Status::Failed).await.unwrap();
         acquired(lock.try_acquire("row 77").await).abandon().await.unwrap();
         acquired(lock.try_acquire("row 77").await).release(Status::Succeeded).await.unwrap();
-        let third = rows_read(site.server.name, &pool).await;
+        let third = rows_read(db.server.name, &pool).await;
         let read = (third - second) - (second - first);
         assert!(read.abs() < 200, "{read} rows read by eight operations on a table of 2000");
     }
     // Another transaction has one row locked. The other rows stay available, one by one and all
     // together.
-    let mut other = site.pool_of(1).await.acquire().await.unwrap();
-    if site.server.name != "sqlite" {
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
+    if db.server.name != "sqlite" {
         DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
         DB::execute_on(&mut other, "SELECT 1 FROM t_resource_lock WHERE key_resource = 'row 5' FOR UPDATE")
             .await
@@ -305,7 +304,7 @@ pub async fn a_key_of_the_articles_table_is_found_by_its_index<DB: Bed>(site: Si
 }
 
 /// How many rows the pool's only connection has read in scans, not by a key.
-async fn rows_read<DB: Bed>(server: &str, pool: &sqlx::Pool<DB>) -> i64 {
+async fn rows_read<DB: TestDatabase>(server: &str, pool: &sqlx::Pool<DB>) -> i64 {
     let schema = if server == "mariadb" { "information_schema" } else { "performance_schema" };
     let sql = format!("SELECT CAST(SUM(variable_value) AS SIGNED) FROM {schema}.session_status
                WHERE variable_name IN ('Handler_read_next', 'Handler_read_rnd_next', 'Handler_read_prev', 'Handler_read_rnd')");

@@ -5,31 +5,31 @@ use rowlock::{Columns, Error, ResourceLock, VersionLock, VersionedTable};
 use sqlx::pool::PoolOptions;
 
 use crate::{
-    bed::{Bed, Site, pool},
+    harness::{TestDatabase, TestDb, pool},
     ledger::{COLUMNS, changed_nothing, create, insert, ledger, outside, row, updated},
 };
 
 /// The error of the table and of the lock at their first use, which must be the same.
-async fn refused<DB: Bed>(site: &Site<DB>, columns: Columns<'_>) -> String {
-    let table = VersionedTable::new(site.pool.clone(), columns).unwrap();
+async fn refused<DB: TestDatabase>(db: &TestDb<DB>, columns: Columns<'_>) -> String {
+    let table = VersionedTable::new(db.pool.clone(), columns).unwrap();
     let error = changed_nothing(table.read("a").await);
     assert!(matches!(error, Error::TableUnfit { .. }), "{error:?}");
     let update = table.update("a", |balance| Ok::<_, Error>(balance + 1)).await;
     assert_eq!(update.unwrap_err().to_string(), error.to_string());
     if columns.value == COLUMNS.value {
         let Columns { table, key, version, .. } = columns;
-        let lock = VersionLock::new(site.pool.clone(), table, key, version).unwrap();
+        let lock = VersionLock::new(db.pool.clone(), table, key, version).unwrap();
         assert_eq!(lock.try_acquire("a").await.unwrap_err().to_string(), error.to_string());
     }
     error.to_string()
 }
 
-fn quoted<DB: Bed>(site: &Site<DB>, name: &str) -> String {
-    let quote = if site.server.name == "postgres" { '"' } else { '`' };
+fn quoted<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> String {
+    let quote = if db.server.name == "postgres" { '"' } else { '`' };
     format!("{quote}{name}{quote}")
 }
 
-pub async fn only_plain_names_become_part_of_a_statement<DB: Bed>(site: Site<DB>) {
+pub async fn only_plain_names_become_part_of_a_statement<DB: TestDatabase>(db: TestDb<DB>) {
     let long = "x".repeat(64);
     let bad = [
         "", " ", "a b", "a\"b", "a`b", "a'b", "[a]", "a;b", "a--", "a/*", "a\\", "a\0", "a\n", "1a", "ä", "ａ", "a(b)",
@@ -38,9 +38,8 @@ pub async fn only_plain_names_become_part_of_a_statement<DB: Bed>(site: Site<DB>
     let refused = |result: Result<(), Error>, bad: &str| {
         assert!(matches!(result, Err(Error::InvalidName { .. })), "{bad:?}: {result:?}");
     };
-    let table = |columns: Columns<'_>| VersionedTable::new(site.pool.clone(), columns).map(drop);
-    let lock =
-        |table: &str, key: &str, version: &str| VersionLock::new(site.pool.clone(), table, key, version).map(drop);
+    let table = |columns: Columns<'_>| VersionedTable::new(db.pool.clone(), columns).map(drop);
+    let lock = |table: &str, key: &str, version: &str| VersionLock::new(db.pool.clone(), table, key, version).map(drop);
     for bad in bad {
         let tables = [bad.to_owned(), format!("s.{bad}"), format!("{bad}.t"), format!("s.t.{bad}")];
         for name in tables.iter().map(String::as_str) {
@@ -60,9 +59,9 @@ pub async fn only_plain_names_become_part_of_a_statement<DB: Bed>(site: Site<DB>
 
 /// One column cannot have two of the three roles: a change would overwrite its own version, or its
 /// key.
-pub async fn one_column_is_not_taken_for_two<DB: Bed>(site: Site<DB>) {
-    let exact = site.server.name == "postgres";
-    let table = |columns: Columns<'_>| VersionedTable::new(site.pool.clone(), columns).map(drop);
+pub async fn one_column_is_not_taken_for_two<DB: TestDatabase>(db: TestDb<DB>) {
+    let exact = db.server.name == "postgres";
+    let table = |columns: Columns<'_>| VersionedTable::new(db.pool.clone(), columns).map(drop);
     let id = if exact { "id" } else { "Id" };
     let doubled = [
         Columns { value: id, ..COLUMNS },
@@ -72,97 +71,97 @@ pub async fn one_column_is_not_taken_for_two<DB: Bed>(site: Site<DB>) {
     for columns in doubled {
         assert!(matches!(table(columns), Err(Error::InvalidName { .. })), "{columns:?}");
     }
-    let lock = VersionLock::new(site.pool.clone(), "account", "id", id).map(drop);
+    let lock = VersionLock::new(db.pool.clone(), "account", "id", id).map(drop);
     assert!(matches!(lock, Err(Error::InvalidName { .. })), "{lock:?}");
     if exact {
         table(Columns { value: "ID", ..COLUMNS }).unwrap();
     }
 }
 
-pub async fn reserved_words_are_names_as_well<DB: Bed>(site: Site<DB>) {
-    let name = |name| quoted(&site, name);
+pub async fn reserved_words_are_names_as_well<DB: TestDatabase>(db: TestDb<DB>) {
+    let name = |name| quoted(&db, name);
     let columns = [name("key"), name("select"), name("where")];
     let [key, value, version] = &columns;
     let table = name("order");
-    site.execute(&format!("CREATE TABLE {table} ({key} varchar(9) PRIMARY KEY, {value} int, {version} int)")).await;
-    site.execute(&format!("INSERT INTO {table} VALUES ('a', 100, 0)")).await;
+    db.execute(&format!("CREATE TABLE {table} ({key} varchar(9) PRIMARY KEY, {value} int, {version} int)")).await;
+    db.execute(&format!("INSERT INTO {table} VALUES ('a', 100, 0)")).await;
     let columns = Columns { table: "order", key: "key", value: "select", version: "where" };
-    let orders = VersionedTable::new(site.pool.clone(), columns).unwrap();
+    let orders = VersionedTable::new(db.pool.clone(), columns).unwrap();
     assert_eq!(orders.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
     assert_eq!(orders.read("a").await.unwrap().unwrap().value, 99);
-    let lock = VersionLock::new(site.pool.clone(), "order", "key", "where").unwrap();
+    let lock = VersionLock::new(db.pool.clone(), "order", "key", "where").unwrap();
     assert_eq!(lock.try_acquire("a").await.unwrap().acquired().unwrap().token().get(), 1);
 }
 
 /// A table of the same name that the connection would otherwise find is left unchanged.
-pub async fn a_table_in_a_named_schema_is_found<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
-    let schema = match site.server.name {
+pub async fn a_table_in_a_named_schema_is_found<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    let schema = match db.server.name {
         "sqlite" => "main".to_owned(),
         "postgres" => {
-            site.execute("CREATE SCHEMA bank").await;
-            create(&site, "bank.account", "varchar(40)", "bigint", "bigint").await;
-            insert(&site, "bank.account", "'a'", 500).await;
+            db.execute("CREATE SCHEMA bank").await;
+            create(&db, "bank.account", "varchar(40)", "bigint", "bigint").await;
+            insert(&db, "bank.account", "'a'", 500).await;
             "bank".into()
         }
-        _ => site.text("SELECT CONVERT(DATABASE() USING utf8mb4)").await.unwrap(),
+        _ => db.text("SELECT CONVERT(DATABASE() USING utf8mb4)").await.unwrap(),
     };
-    let elsewhere = pool::<DB>(&DB::from_elsewhere(&site.url), 1).await;
+    let elsewhere = pool::<DB>(&DB::from_elsewhere(&db.url), 1).await;
     let name = format!("{schema}.account");
     let table = VersionedTable::new(elsewhere.clone(), Columns { table: &name, ..COLUMNS }).unwrap();
     let before = table.read("a").await.unwrap().unwrap().value;
     assert_eq!(table.deduct("a", 30).await.unwrap(), updated(before - 30, 1, 1));
-    assert_eq!(site.cell("balance", &format!("{name} WHERE id = 'a'")).await, Some((before - 30).to_string()));
-    if site.server.name == "postgres" {
-        assert_eq!((before, row(&site).await), (500, (100, 0)));
+    assert_eq!(db.cell("balance", &format!("{name} WHERE id = 'a'")).await, Some((before - 30).to_string()));
+    if db.server.name == "postgres" {
+        assert_eq!((before, row(&db).await), (500, (100, 0)));
     }
     let lock = VersionLock::new(elsewhere, &name, "id", "version").unwrap();
     assert_eq!(lock.try_acquire("a").await.unwrap().acquired().unwrap().token().get(), 1);
-    let nowhere = refused(&site, Columns { table: "nowhere.account", ..COLUMNS }).await;
+    let nowhere = refused(&db, Columns { table: "nowhere.account", ..COLUMNS }).await;
     assert!(nowhere.contains("table nowhere.account") && nowhere.contains("does not exist"), "{nowhere}");
 }
 
 /// By the database's own rules for the case of names.
-pub async fn the_case_of_names_matters_where_the_database_says_so<DB: Bed>(site: Site<DB>) {
-    if site.server.name == "postgres" {
-        site.execute(r#"CREATE TABLE "Account" ("Id" text PRIMARY KEY, "Balance" int, "Version" int)"#).await;
-        site.execute(r#"INSERT INTO "Account" VALUES ('a', 100, 0)"#).await;
+pub async fn the_case_of_names_matters_where_the_database_says_so<DB: TestDatabase>(db: TestDb<DB>) {
+    if db.server.name == "postgres" {
+        db.execute(r#"CREATE TABLE "Account" ("Id" text PRIMARY KEY, "Balance" int, "Version" int)"#).await;
+        db.execute(r#"INSERT INTO "Account" VALUES ('a', 100, 0)"#).await;
         let columns = Columns { table: "Account", key: "Id", value: "Balance", version: "Version" };
-        let table = VersionedTable::new(site.pool.clone(), columns).unwrap();
+        let table = VersionedTable::new(db.pool.clone(), columns).unwrap();
         assert_eq!(table.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
-        assert!(refused(&site, COLUMNS).await.contains("does not exist"));
-        assert!(refused(&site, Columns { version: "version", ..columns }).await.contains("no column version"));
+        assert!(refused(&db, COLUMNS).await.contains("does not exist"));
+        assert!(refused(&db, Columns { version: "version", ..columns }).await.contains("no column version"));
     } else {
-        ledger(&site).await;
+        ledger(&db).await;
         let columns = Columns { key: "ID", value: "Balance", version: "VERSION", ..COLUMNS };
-        let table = VersionedTable::new(site.pool.clone(), columns).unwrap();
+        let table = VersionedTable::new(db.pool.clone(), columns).unwrap();
         assert_eq!(table.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
     }
 }
 
-pub async fn a_misspelt_column_is_named<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
+pub async fn a_misspelt_column_is_named<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
     for columns in [
         Columns { key: "misspelt", ..COLUMNS },
         Columns { value: "misspelt", ..COLUMNS },
         Columns { version: "misspelt", ..COLUMNS },
     ] {
-        let says = refused(&site, columns).await;
+        let says = refused(&db, columns).await;
         assert!(says.contains("table account") && says.contains("no column misspelt"), "{says}");
     }
-    assert_eq!(row(&site).await, (100, 0));
+    assert_eq!(row(&db).await, (100, 0));
 }
 
 /// The name existed when the table was checked. (SQLite would read a missing name within double
 /// quotes as a text.)
-pub async fn a_column_or_table_that_goes_away_is_named<DB: Bed>(site: Site<DB>) {
-    let table = ledger(&site).await;
-    let lock = VersionLock::new(site.pool.clone(), "account", "id", "version").unwrap();
+pub async fn a_column_or_table_that_goes_away_is_named<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await;
+    let lock = VersionLock::new(db.pool.clone(), "account", "id", "version").unwrap();
     table.deposit("a", 1).await.unwrap();
     lock.try_acquire("a").await.unwrap().acquired().unwrap();
     // The connection that makes the changes also made those before: SQLite's ALTER TABLE uses the
     // schema that its connection saw last.
-    let owner = site.pool_of(1).await;
+    let owner = db.pool_of(1).await;
     for (statement, gone) in [
         ("ALTER TABLE account RENAME COLUMN version TO moved", "version"),
         ("ALTER TABLE account RENAME COLUMN moved TO version", ""),
@@ -184,45 +183,45 @@ pub async fn a_column_or_table_that_goes_away_is_named<DB: Bed>(site: Site<DB>) 
         }
     }
     DB::execute(&owner, "ALTER TABLE moved RENAME TO account").await.unwrap();
-    assert_eq!(row(&site).await, (101, 1));
+    assert_eq!(row(&db).await, (101, 1));
 }
 
-pub async fn a_missing_table_says_so<DB: Bed>(site: Site<DB>) {
-    let says = refused(&site, COLUMNS).await;
+pub async fn a_missing_table_says_so<DB: TestDatabase>(db: TestDb<DB>) {
+    let says = refused(&db, COLUMNS).await;
     assert!(says.contains("table account") && says.contains("does not exist"), "{says}");
     // The table is looked for again.
-    assert_eq!(ledger(&site).await.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
+    assert_eq!(ledger(&db).await.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
 }
 
 /// Without such an index, a key could match several rows, now or later.
-pub async fn a_key_column_without_a_unique_index_of_its_own_is_refused<DB: Bed>(site: Site<DB>) {
+pub async fn a_key_column_without_a_unique_index_of_its_own_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let mut indexes =
         vec!["CREATE INDEX plain ON account (id)", "CREATE UNIQUE INDEX both_of_them ON account (id, balance)"];
-    if ["sqlite", "postgres"].contains(&site.server.name) {
+    if ["sqlite", "postgres"].contains(&db.server.name) {
         indexes.push("CREATE UNIQUE INDEX partial ON account (id) WHERE balance > 0");
         indexes.push("CREATE UNIQUE INDEX computed ON account (lower(id))");
     }
-    site.execute(
+    db.execute(
         "CREATE TABLE account (id varchar(40) NOT NULL, balance bigint, version int, PRIMARY KEY (version, id))",
     )
     .await;
-    insert(&site, "account", "'a'", 100).await;
-    let is_refused = async |site| {
-        let says = refused(site, COLUMNS).await;
+    insert(&db, "account", "'a'", 100).await;
+    let is_refused = async |db| {
+        let says = refused(db, COLUMNS).await;
         assert!(says.contains("column id (") && says.contains("unique index"), "{says}");
     };
-    is_refused(&site).await;
+    is_refused(&db).await;
     for index in indexes {
-        site.execute(index).await;
-        is_refused(&site).await;
+        db.execute(index).await;
+        is_refused(&db).await;
     }
-    site.execute("CREATE UNIQUE INDEX single ON account (id)").await;
-    let table = VersionedTable::new(site.pool.clone(), COLUMNS).unwrap();
+    db.execute("CREATE UNIQUE INDEX single ON account (id)").await;
+    let table = VersionedTable::new(db.pool.clone(), COLUMNS).unwrap();
     assert_eq!(table.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
 }
 
-pub async fn columns_of_another_type_are_refused_with_their_type<DB: Bed>(site: Site<DB>) {
-    let (keys, versions): (&[&str], &[&str]) = match site.server.name {
+pub async fn columns_of_another_type_are_refused_with_their_type<DB: TestDatabase>(db: TestDb<DB>) {
+    let (keys, versions): (&[&str], &[&str]) = match db.server.name {
         "sqlite" => (&["REAL", "NUMERIC", ""], &["TEXT", "REAL", "NUMERIC", "BLOB"]),
         "postgres" => (
             &["numeric(12,2)", "boolean", "timestamp with time zone", "bytea", "double precision"],
@@ -235,11 +234,11 @@ pub async fn columns_of_another_type_are_refused_with_their_type<DB: Bed>(site: 
     };
     let create = async |number: usize, key: &str, version: &str| {
         let table = format!("account_{number}");
-        create(&site, &table, key, "bigint", version).await;
+        create(&db, &table, key, "bigint", version).await;
         table
     };
     let is_refused = async |table: &str, column: &str, column_type: &str| {
-        let says = refused(&site, Columns { table, ..COLUMNS }).await;
+        let says = refused(&db, Columns { table, ..COLUMNS }).await;
         assert!(says.contains(&format!("column {column} ({column_type})")), "{says}");
     };
     for (number, key) in keys.iter().enumerate() {
@@ -251,51 +250,51 @@ pub async fn columns_of_another_type_are_refused_with_their_type<DB: Bed>(site: 
 }
 
 /// The key and version columns are suitable. The value has another type.
-pub async fn a_value_of_another_type_is_an_error_that_changes_nothing<DB: Bed>(site: Site<DB>) {
-    create(&site, "account", "varchar(40)", "varchar(40)", "bigint").await;
-    insert(&site, "account", "'a'", "'much'").await;
-    let table = VersionedTable::new(site.pool.clone(), COLUMNS).unwrap();
+pub async fn a_value_of_another_type_is_an_error_that_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    create(&db, "account", "varchar(40)", "varchar(40)", "bigint").await;
+    insert(&db, "account", "'a'", "'much'").await;
+    let table = VersionedTable::new(db.pool.clone(), COLUMNS).unwrap();
     for _ in 0..3 {
         changed_nothing(table.read("a").await);
         changed_nothing(table.deposit("a", 1).await);
         let update = table.update("a", |balance| Ok::<_, Error>(balance + 1)).await;
         changed_nothing(update);
     }
-    assert_eq!(site.cell("balance", "account").await.as_deref(), Some("much"));
-    assert_eq!(site.cell("version", "account").await.as_deref(), Some("0"));
+    assert_eq!(db.cell("balance", "account").await.as_deref(), Some("much"));
+    assert_eq!(db.cell("version", "account").await.as_deref(), Some("0"));
 }
 
 /// A table without transactions cannot be rolled back.
-pub async fn a_table_of_another_engine_is_refused<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
-    site.execute("ALTER TABLE account ENGINE = MyISAM").await;
-    let says = refused(&site, COLUMNS).await;
+pub async fn a_table_of_another_engine_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    db.execute("ALTER TABLE account ENGINE = MyISAM").await;
+    let says = refused(&db, COLUMNS).await;
     assert!(says.contains("MyISAM") && says.contains("InnoDB"), "{says}");
-    assert_eq!(row(&site).await, (100, 0));
+    assert_eq!(row(&db).await, (100, 0));
 }
 
 /// Such a session silently cuts numbers that are too large.
-pub async fn a_session_that_is_not_strict_is_refused<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
+pub async fn a_session_that_is_not_strict_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
     let options = PoolOptions::<DB>::new().max_connections(1).after_connect(|conn, _| {
         Box::pin(async { DB::execute_on(conn, "SET sql_mode = 'NO_ENGINE_SUBSTITUTION'").await.map(drop) })
     });
-    let lax = options.connect(&site.url).await.unwrap();
+    let lax = options.connect(&db.url).await.unwrap();
     let table = VersionedTable::new(lax.clone(), COLUMNS).unwrap();
     let error = changed_nothing(table.deposit("a", 1).await);
     assert!(matches!(error, Error::TableUnfit { .. }) && error.to_string().contains("STRICT_TRANS_TABLES"), "{error}");
     let lock = VersionLock::new(lax, "account", "id", "version").unwrap();
     assert!(matches!(lock.try_acquire("a").await, Err(Error::TableUnfit { .. })));
-    assert_eq!(row(&site).await, (100, 0));
+    assert_eq!(row(&db).await, (100, 0));
 }
 
 /// Two tables whose names differ only by case are not confused.
-pub async fn a_table_is_not_taken_for_its_namesake<DB: Bed>(site: Site<DB>) {
-    let Ok(_) = DB::execute(&site.pool, "CREATE TABLE ACCOUNT (id datetime, balance int, version double)").await else {
+pub async fn a_table_is_not_taken_for_its_namesake<DB: TestDatabase>(db: TestDb<DB>) {
+    let Ok(_) = DB::execute(&db.pool, "CREATE TABLE ACCOUNT (id datetime, balance int, version double)").await else {
         return;
     };
-    let table = ledger(&site).await;
+    let table = ledger(&db).await;
     assert_eq!(table.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
-    outside(&site, "version = 7").await;
-    assert_eq!(row(&site).await, (99, 7));
+    outside(&db, "version = 7").await;
+    assert_eq!(row(&db).await, (99, 7));
 }

@@ -5,11 +5,11 @@ use std::convert::Infallible;
 use rowlock::{Error, UpdateError, Updated, VersionedTable};
 
 use crate::{
-    bed::{Bed, Site, eventually, meanwhile},
+    harness::{TestDatabase, TestDb, eventually, meanwhile},
     ledger::{COLUMNS, changed_nothing, ledger, outside, row, updated},
 };
 
-async fn less<DB: Bed>(
+async fn less<DB: TestDatabase>(
     table: &VersionedTable<DB>,
     tx: &mut DB::Connection,
 ) -> Result<Updated<i64>, UpdateError<Infallible>> {
@@ -21,114 +21,114 @@ fn is_conflict<T: std::fmt::Debug, E: std::fmt::Debug>(result: Result<T, UpdateE
     assert!(matches!(result, Err(UpdateError::Failed(Error::Conflict { attempts: 1, .. }))), "{result:?}");
 }
 
-pub async fn what_the_caller_commits_or_rolls_back_goes_with_the_rest<DB: Bed>(site: Site<DB>) {
-    let table = ledger(&site).await;
-    site.execute("CREATE TABLE booking (amount int)").await;
+pub async fn what_the_caller_commits_or_rolls_back_goes_with_the_rest<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await;
+    db.execute("CREATE TABLE booking (amount int)").await;
     for (commits, after) in [(false, (100, 0)), (true, (80, 2)), (false, (80, 2))] {
-        let (balance, version) = row(&site).await;
-        let mut tx = site.pool.begin().await.unwrap();
+        let (balance, version) = row(&db).await;
+        let mut tx = db.pool.begin().await.unwrap();
         assert_eq!(less(&table, &mut tx).await.unwrap(), updated(balance - 10, version + 1, 1));
         // The transaction sees its own change.
         assert_eq!(less(&table, &mut tx).await.unwrap(), updated(balance - 20, version + 2, 1));
         DB::execute_on(&mut tx, "INSERT INTO booking VALUES (20)").await.unwrap();
         if commits { tx.commit().await } else { tx.rollback().await }.unwrap();
-        assert_eq!(row(&site).await, after);
-        let booked = site.cell("COALESCE(SUM(amount), 0)", "booking").await.unwrap();
+        assert_eq!(row(&db).await, after);
+        let booked = db.cell("COALESCE(SUM(amount), 0)", "booking").await.unwrap();
         assert_eq!(booked, (100 - after.0).to_string());
     }
 }
 
 /// Dropping the transaction rolls it back.
-pub async fn what_is_dropped_is_not_there<DB: Bed>(site: Site<DB>) {
-    let table = ledger(&site).await;
-    let pool = site.pool_of(1).await;
+pub async fn what_is_dropped_is_not_there<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await;
+    let pool = db.pool_of(1).await;
     let mut tx = pool.begin().await.unwrap();
     less(&table, &mut tx).await.unwrap();
     drop(tx);
     assert_eq!(DB::number(&pool, "SELECT balance FROM account WHERE id = 'a'").await, Some(100));
-    assert_eq!(row(&site).await, (100, 0));
+    assert_eq!(row(&db).await, (100, 0));
 }
 
-pub async fn a_faster_one_is_a_conflict_after_one_attempt<DB: Bed>(site: Site<DB>) {
-    let table = ledger(&site).await;
-    site.execute("CREATE TABLE booking (amount int)").await;
-    let mut tx = site.pool.begin().await.unwrap();
+pub async fn a_faster_one_is_a_conflict_after_one_attempt<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await;
+    db.execute("CREATE TABLE booking (amount int)").await;
+    let mut tx = db.pool.begin().await.unwrap();
     DB::execute_on(&mut tx, "SELECT 1").await.unwrap();
     let mut calls = 0;
     let update = table.update_in(&mut tx, "a", |balance| {
         calls += 1;
-        meanwhile(outside(&site, "balance = 40, version = version + 1"));
+        meanwhile(outside(&db, "balance = 40, version = version + 1"));
         Ok::<_, Infallible>(balance - 10)
     });
     is_conflict(update.await);
     tx.rollback().await.unwrap();
-    assert_eq!((calls, row(&site).await), (1, (40, 1)));
+    assert_eq!((calls, row(&db).await), (1, (40, 1)));
     // A new transaction succeeds.
-    let mut tx = site.pool.begin().await.unwrap();
+    let mut tx = db.pool.begin().await.unwrap();
     assert_eq!(less(&table, &mut tx).await.unwrap(), updated(30, 2, 1));
     tx.commit().await.unwrap();
-    assert_eq!(row(&site).await, (30, 2));
+    assert_eq!(row(&db).await, (30, 2));
 }
 
 /// The transaction sees the row as it was before another client changed it, and each server reports
 /// this in its own way.
-pub async fn a_snapshot_that_is_too_old_is_a_conflict<DB: Bed>(site: Site<DB>) {
-    let table = ledger(&site).await;
-    let levels: &[&str] = match site.server.name {
+pub async fn a_snapshot_that_is_too_old_is_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await;
+    let levels: &[&str] = match db.server.name {
         "postgres" => {
             &["SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"]
         }
         "mariadb" => &["SET SESSION innodb_snapshot_isolation = 0", "SET SESSION innodb_snapshot_isolation = 1"],
         _ => &["SELECT 1"],
     };
-    let pool = site.pool_of(1).await;
+    let pool = db.pool_of(1).await;
     for level in levels {
-        let (balance, version) = row(&site).await;
+        let (balance, version) = row(&db).await;
         let mut conn = pool.acquire().await.unwrap();
-        if site.server.name == "mariadb" {
+        if db.server.name == "mariadb" {
             DB::execute_on(&mut conn, level).await.unwrap();
         }
         let mut tx = sqlx::Connection::begin(&mut *conn).await.unwrap();
-        if site.server.name != "mariadb" {
+        if db.server.name != "mariadb" {
             DB::execute_on(&mut tx, level).await.unwrap();
         }
         let seen = DB::text_on(&mut tx, "SELECT CAST(balance AS char(20)) FROM account WHERE id = 'a'").await.unwrap();
         assert_eq!(seen.unwrap().trim(), balance.to_string());
-        outside(&site, "balance = balance - 1, version = version + 1").await;
+        outside(&db, "balance = balance - 1, version = version + 1").await;
         is_conflict(less(&table, &mut tx).await);
         tx.rollback().await.unwrap();
-        assert_eq!(row(&site).await, (balance - 1, version + 1), "{level}");
+        assert_eq!(row(&db).await, (balance - 1, version + 1), "{level}");
     }
 }
 
 /// The row stays locked for longer than the session's lock timeout.
-pub async fn a_row_in_another_transactions_hands_is_a_conflict<DB: Bed>(site: Site<DB>) {
-    let table = ledger(&site).await;
-    let impatient = match site.server.name {
+pub async fn a_row_in_another_transactions_hands_is_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await;
+    let impatient = match db.server.name {
         "sqlite" => "PRAGMA busy_timeout = 20",
         "postgres" => "SET lock_timeout = 20",
         _ => "SET SESSION innodb_lock_wait_timeout = 1",
     };
-    let pool = site.pool_of(1).await;
+    let pool = db.pool_of(1).await;
     DB::execute(&pool, impatient).await.unwrap();
-    let mut other = site.pool.acquire().await.unwrap();
+    let mut other = db.pool.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, "UPDATE account SET balance = 1, version = 1 WHERE id = 'a'").await.unwrap();
     let mut tx = pool.begin().await.unwrap();
     is_conflict(less(&table, &mut tx).await);
     tx.rollback().await.unwrap();
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
-    assert_eq!(row(&site).await, (100, 0));
+    assert_eq!(row(&db).await, (100, 0));
 }
 
 /// Each transaction waits for the other's row: the server ends one of them, and the other succeeds.
-pub async fn a_deadlock_is_a_conflict_for_one_of_the_two<DB: Bed>(site: Site<DB>) {
-    let table = ledger(&site).await;
-    site.execute("INSERT INTO account VALUES ('b', 100, 0)").await;
+pub async fn a_deadlock_is_a_conflict_for_one_of_the_two<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await;
+    db.execute("INSERT INTO account VALUES ('b', 100, 0)").await;
     let less = async |tx: &mut DB::Connection, key| {
         table.update_in(tx, key, |balance| Ok::<_, Infallible>(balance - 10)).await
     };
-    let (mut one, mut two) = (site.pool.begin().await.unwrap(), site.pool.begin().await.unwrap());
+    let (mut one, mut two) = (db.pool.begin().await.unwrap(), db.pool.begin().await.unwrap());
     less(&mut one, "a").await.unwrap();
     less(&mut two, "b").await.unwrap();
     let first = async {
@@ -145,24 +145,24 @@ pub async fn a_deadlock_is_a_conflict_for_one_of_the_two<DB: Bed>(site: Site<DB>
     let (won, lost) = if both.0.is_ok() { both } else { (both.1, both.0) };
     assert_eq!(won.unwrap(), updated(90, 1, 1));
     is_conflict(lost);
-    assert_eq!(row(&site).await, (90, 1));
+    assert_eq!(row(&db).await, (90, 1));
 }
 
-pub async fn an_error_leaves_the_transaction_to_the_caller<DB: Bed>(site: Site<DB>) {
-    let table = ledger(&site).await;
-    let mut tx = site.pool.begin().await.unwrap();
+pub async fn an_error_leaves_the_transaction_to_the_caller<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await;
+    let mut tx = db.pool.begin().await.unwrap();
     let refused = table.update_in(&mut tx, "a", |balance| Err::<i64, _>(balance + 1)).await;
     assert!(matches!(refused, Err(UpdateError::Computation(101))));
     let missing = table.update_in(&mut tx, "nobody", |balance| Ok::<_, Infallible>(*balance)).await;
     assert!(matches!(missing, Err(UpdateError::Failed(Error::NotFound { .. }))));
     less(&table, &mut tx).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(row(&site).await, (90, 1));
+    assert_eq!(row(&db).await, (90, 1));
 }
 
-pub async fn outside_a_transaction_nothing_is_changed<DB: Bed>(site: Site<DB>) {
-    let table = ledger(&site).await;
-    let mut conn = site.pool.acquire().await.unwrap();
+pub async fn outside_a_transaction_nothing_is_changed<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await;
+    let mut conn = db.pool.acquire().await.unwrap();
     let update =
         async |conn: &mut DB::Connection| table.update_in(conn, "a", |balance| Ok::<_, Error>(balance - 10)).await;
     assert!(matches!(changed_nothing(update(&mut conn).await), Error::NotInTransaction { .. }));
@@ -170,13 +170,13 @@ pub async fn outside_a_transaction_nothing_is_changed<DB: Bed>(site: Site<DB>) {
     update(&mut tx).await.unwrap();
     tx.rollback().await.unwrap();
     assert!(matches!(changed_nothing(update(&mut conn).await), Error::NotInTransaction { .. }));
-    assert_eq!(row(&site).await, (100, 0));
+    assert_eq!(row(&db).await, (100, 0));
 }
 
 /// The table is checked on the transaction's connection: the pool has no other.
-pub async fn a_pool_of_one_is_enough_from_the_first_use_on<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
-    let pool = site.pool_of(1).await;
+pub async fn a_pool_of_one_is_enough_from_the_first_use_on<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    let pool = db.pool_of(1).await;
     let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
     let mut tx = pool.begin().await.unwrap();
     assert_eq!(less(&table, &mut tx).await.unwrap(), updated(90, 1, 1));
@@ -184,5 +184,5 @@ pub async fn a_pool_of_one_is_enough_from_the_first_use_on<DB: Bed>(site: Site<D
     let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
     assert_eq!(table.deduct("a", 1).await.unwrap(), updated(89, 2, 1));
     eventually("it has come back", || async { pool.num_idle() == 1 }).await;
-    assert_eq!(row(&site).await, (89, 2));
+    assert_eq!(row(&db).await, (89, 2));
 }

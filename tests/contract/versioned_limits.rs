@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     bank::{VERSION, accounts, version_lock, write_in},
-    bed::{Bed, PATIENCE, Site, eventually},
+    harness::{PATIENCE, TestDatabase, TestDb, eventually},
     ledger::{COLUMNS, ledger, outside, row, updated},
     line::WAYS,
     proxy::Way,
@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 const CHANGES: [&str; 3] = ["update", "deduct", "deposit"];
 
 /// Makes one of the changes: one less, or one more.
-async fn change<DB: Bed>(table: &VersionedTable<DB>, name: &str) -> Result<rowlock::Updated<i64>, Error> {
+async fn change<DB: TestDatabase>(table: &VersionedTable<DB>, name: &str) -> Result<rowlock::Updated<i64>, Error> {
     let failed = |error| match error {
         UpdateError::Failed(error) => error,
         other => panic!("{other:?}"),
@@ -47,25 +47,27 @@ fn is_unknown(result: Result<rowlock::Updated<i64>, Error>, since: Instant, what
     assert!(since.elapsed() < 4 * LIMIT, "{what}: after {:?}", since.elapsed());
 }
 
-pub async fn a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_again<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
+pub async fn a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_again<DB: TestDatabase>(
+    db: TestDb<DB>,
+) {
+    ledger(&db).await;
     for (way, name) in WAYS.into_iter().flat_map(|way| CHANGES.map(|name| (way, name))) {
-        let (proxy, pool, table) = distant(&site).await;
-        let version = row(&site).await.1;
+        let (proxy, pool, table) = distant(&db).await;
+        let version = row(&db).await.1;
         let table = table.time_limit(LIMIT).unwrap();
         let since = Instant::now();
         is_unknown(proxy.during(way, WRITING, change(&table, name), async |_| {}).await, since, name);
         assert_eq!(pool.size(), 0, "the connection is closed");
         proxy.open();
-        eventually("it arrives, once", || async { row(&site).await.1 == version + 1 }).await;
+        eventually("it arrives, once", || async { row(&db).await.1 == version + 1 }).await;
     }
 }
 
 /// Another transaction has the row locked (on SQLite: the file).
-pub async fn a_write_that_waits_for_a_row_ends_with_the_limit<DB: Bed>(site: Site<DB>) {
-    let table = ledger(&site).await.time_limit(LIMIT).unwrap();
+pub async fn a_write_that_waits_for_a_row_ends_with_the_limit<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await.time_limit(LIMIT).unwrap();
     for name in CHANGES {
-        let mut conn = site.pool.acquire().await.unwrap();
+        let mut conn = db.pool.acquire().await.unwrap();
         DB::execute_on(&mut conn, DB::BEGIN).await.unwrap();
         DB::execute_on(&mut conn, "UPDATE account SET balance = balance WHERE id = 'a'").await.unwrap();
         let since = Instant::now();
@@ -76,24 +78,26 @@ pub async fn a_write_that_waits_for_a_row_ends_with_the_limit<DB: Bed>(site: Sit
 
 /// No statement that changes anything was sent by then: another connection is used, within the time
 /// of the retries.
-pub async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_connection<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
+pub async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_connection<DB: TestDatabase>(
+    db: TestDb<DB>,
+) {
+    ledger(&db).await;
     for (way, name) in WAYS.into_iter().flat_map(|way| CHANGES.map(|name| (way, name))) {
-        let (proxy, _, table) = distant(&site).await;
-        let (balance, version) = row(&site).await;
+        let (proxy, _, table) = distant(&db).await;
+        let (balance, version) = row(&db).await;
         let table = table.time_limit(LIMIT).unwrap();
         let changed = proxy.during(way, READING, change(&table, name), async |proxy| proxy.let_others_pass()).await;
         let balance = if name == "deposit" { balance + 1 } else { balance - 1 };
         assert_eq!(changed.unwrap(), updated(balance, version + 1, 1), "{way:?} {name}");
-        assert_eq!(row(&site).await, (balance, version + 1), "{way:?} {name}");
+        assert_eq!(row(&db).await, (balance, version + 1), "{way:?} {name}");
     }
 }
 
 /// Waiting for a connection is part of the retries: a connection that is available after the limit
 /// and within the time of the retries is used.
-pub async fn a_connection_that_comes_within_the_time_of_the_retries_is_taken<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
-    let pool = site.pool_of(1).await;
+pub async fn a_connection_that_comes_within_the_time_of_the_retries_is_taken<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    let pool = db.pool_of(1).await;
     let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool().time_limit(LIMIT).unwrap();
     for (place, name) in CHANGES.into_iter().enumerate() {
         let conn = pool.acquire().await.unwrap();
@@ -108,12 +112,12 @@ pub async fn a_connection_that_comes_within_the_time_of_the_retries_is_taken<DB:
 
 /// In the caller's transaction each statement has the limit too. The caller rolls back what has
 /// failed there.
-pub async fn in_a_transaction_each_statement_has_the_limit<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
+pub async fn in_a_transaction_each_statement_has_the_limit<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
     for after in [READING, WRITING] {
-        let (proxy, pool, table) = distant(&site).await;
+        let (proxy, pool, table) = distant(&db).await;
         let table = table.time_limit(LIMIT).unwrap();
-        let before = row(&site).await;
+        let before = row(&db).await;
         let mut tx = pool.begin().await.unwrap();
         let since = Instant::now();
         let update = table.update_in(&mut tx, "a", |balance| Ok::<_, Infallible>(balance - 1));
@@ -123,18 +127,20 @@ pub async fn in_a_transaction_each_statement_has_the_limit<DB: Bed>(site: Site<D
         proxy.cut();
         drop(tx);
         eventually("it is rolled back", || async {
-            outside(&site, "balance = balance").await;
-            row(&site).await == before
+            outside(&db, "balance = balance").await;
+            row(&db).await == before
         })
         .await;
     }
 }
 
 /// The same holds for BEGIN, which has no effect to lose either.
-pub async fn a_begin_that_is_not_answered_within_the_limit_is_sent_over_another_connection<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
+pub async fn a_begin_that_is_not_answered_within_the_limit_is_sent_over_another_connection<DB: TestDatabase>(
+    db: TestDb<DB>,
+) {
+    accounts(&db).await;
     for way in WAYS {
-        let proxy = site.proxy().await;
+        let proxy = db.proxy().await;
         let pool = proxy.pool(1);
         let lock = version_lock::<DB>(&pool).time_limit(PATIENCE).unwrap();
         let write = async |lock: &rowlock::VersionLock<DB>| {

@@ -7,45 +7,44 @@ use rowlock::{Certainty, Error, Retry, UpdateError, VersionedTable};
 use sqlx::Pool;
 
 use crate::{
-    bed::{Bed, Site, eventually},
     cancelled::{Stage, at_every_stop},
+    harness::{TestDatabase, TestDb, eventually},
     ledger::{COLUMNS, ledger, row, updated},
     line::{LIMIT, WAYS},
     proxy::{Proxy, Way},
 };
 
 /// Each account of a dropped change contains the whole change or none of it.
-async fn whole_or_not_at_all<DB: Bed>(site: &Site<DB>, act: impl AsyncFn(VersionedTable<DB>, &str)) {
-    ledger(site).await;
+async fn whole_or_not_at_all<DB: TestDatabase>(db: &TestDb<DB>, act: impl AsyncFn(VersionedTable<DB>, &str)) {
+    ledger(db).await;
     let prepare = async |stage: &Stage<'_, DB>| {
-        site.execute(&format!("INSERT INTO account VALUES ('{}', 100, 0)", stage.key)).await;
+        db.execute(&format!("INSERT INTO account VALUES ('{}', 100, 0)", stage.key)).await;
     };
     let act = async |stage: &Stage<'_, DB>, ()| {
         act(VersionedTable::new(stage.pool.clone(), COLUMNS).unwrap(), &stage.key).await;
     };
-    at_every_stop(site, prepare, act).await;
-    let count =
-        async |which| site.number(&format!("SELECT COUNT(*) FROM account WHERE id <> 'other' AND {which}")).await;
+    at_every_stop(db, prepare, act).await;
+    let count = async |which| db.number(&format!("SELECT COUNT(*) FROM account WHERE id <> 'other' AND {which}")).await;
     let (all, not_at_all) = (count("1 = 1").await.unwrap(), count("balance = 100 AND version = 0").await.unwrap());
     let wholly = count("balance = 90 AND version = 1").await.unwrap();
     assert_eq!(not_at_all + wholly, all);
     assert!(not_at_all > 1 && wholly > 0, "{wholly} of {all}");
 }
 
-pub async fn an_update_that_is_dropped_was_made_wholly_or_not_at_all<DB: Bed>(site: Site<DB>) {
-    whole_or_not_at_all(&site, async |table, key| {
+pub async fn an_update_that_is_dropped_was_made_wholly_or_not_at_all<DB: TestDatabase>(db: TestDb<DB>) {
+    whole_or_not_at_all(&db, async |table, key| {
         table.update(key, |balance| Ok::<_, Infallible>(balance - 10)).await.unwrap();
     })
     .await;
 }
 
-pub async fn a_deduction_that_is_dropped_was_made_wholly_or_not_at_all<DB: Bed>(site: Site<DB>) {
-    whole_or_not_at_all(&site, async |table, key| assert!(table.deduct(key, 10).await.is_ok())).await;
+pub async fn a_deduction_that_is_dropped_was_made_wholly_or_not_at_all<DB: TestDatabase>(db: TestDb<DB>) {
+    whole_or_not_at_all(&db, async |table, key| assert!(table.deduct(key, 10).await.is_ok())).await;
 }
 
 /// A table behind a proxy, on a pool of one connection, on which its statements have been prepared.
-pub async fn distant<DB: Bed>(site: &Site<DB>) -> (Proxy, Pool<DB>, VersionedTable<DB>) {
-    let proxy = site.proxy().await;
+pub async fn distant<DB: TestDatabase>(db: &TestDb<DB>) -> (Proxy, Pool<DB>, VersionedTable<DB>) {
+    let proxy = db.proxy().await;
     let pool = proxy.pool(1);
     let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
     table.update("a", |balance| Ok::<_, Infallible>(*balance)).await.unwrap();
@@ -58,11 +57,11 @@ pub async fn distant<DB: Bed>(site: &Site<DB>) -> (Proxy, Pool<DB>, VersionedTab
 pub const READING: usize = 0;
 pub const WRITING: usize = 1;
 
-pub async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
+pub async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
     for way in WAYS {
-        let (proxy, pool, table) = distant(&site).await;
-        let (balance, version) = row(&site).await;
+        let (proxy, pool, table) = distant(&db).await;
+        let (balance, version) = row(&db).await;
         let mut calls = 0;
         let update = table.update("a", |balance| {
             calls += 1;
@@ -73,68 +72,68 @@ pub async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: Bed
         assert!(unknown && error.to_string().contains("may have been"), "{way:?}: {error:?}");
         assert_eq!(pool.size(), 0, "the connection is closed");
         let made = i64::from(way == Way::Replies);
-        assert_eq!((calls, row(&site).await), (1, (balance - made, version + made)), "{way:?}");
+        assert_eq!((calls, row(&db).await), (1, (balance - made, version + made)), "{way:?}");
         // The table still works.
         assert_eq!(table.deduct("a", 1).await.unwrap(), updated(balance - made - 1, version + made + 1, 1));
     }
 }
 
 /// The reply, or the request, arrives when no caller waits for it any more.
-pub async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
+pub async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
     for way in WAYS {
-        let (proxy, pool, table) = distant(&site).await;
-        let (balance, version) = row(&site).await;
+        let (proxy, pool, table) = distant(&db).await;
+        let (balance, version) = row(&db).await;
         let hasty = table.clone().retry(Retry { within: LIMIT, ..Retry::default() }).unwrap();
         let error = proxy.during(way, WRITING, hasty.deduct("a", 1), async |_| {}).await.unwrap_err();
         let unknown = matches!(error, UpdateError::Failed(Error::TimedOut { outcome: Certainty::Unknown, .. }));
         assert!(unknown, "{way:?}: {error:?}");
         assert_eq!(pool.size(), 0, "the connection is closed");
-        assert_eq!(row(&site).await.1, version + i64::from(way == Way::Replies), "{way:?}");
+        assert_eq!(row(&db).await.1, version + i64::from(way == Way::Replies), "{way:?}");
         proxy.open();
-        eventually("it arrives", || async { row(&site).await == (balance - 1, version + 1) }).await;
+        eventually("it arrives", || async { row(&db).await == (balance - 1, version + 1) }).await;
         assert_eq!(table.deduct("a", 1).await.unwrap(), updated(balance - 2, version + 2, 1));
     }
 }
 
 /// No statement that changes anything was sent by then: the call continues on another connection,
 /// and computes once.
-pub async fn a_read_that_is_not_answered_is_sent_again<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
+pub async fn a_read_that_is_not_answered_is_sent_again<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
     for way in WAYS {
-        let (proxy, _, table) = distant(&site).await;
-        let (balance, version) = row(&site).await;
+        let (proxy, _, table) = distant(&db).await;
+        let (balance, version) = row(&db).await;
         let read = proxy.during(way, READING, table.read("a"), async |proxy| proxy.cut()).await.unwrap().unwrap();
         assert_eq!((read.value, read.version), (balance, version));
 
-        let (proxy, _, table) = distant(&site).await;
-        let version = row(&site).await.1;
+        let (proxy, _, table) = distant(&db).await;
+        let version = row(&db).await.1;
         let deducted = proxy.during(way, READING, table.deduct("a", 1), async |proxy| proxy.cut()).await.unwrap();
         assert_eq!(deducted, updated(balance - 1, version + 1, 1));
-        assert_eq!(row(&site).await, (balance - 1, version + 1));
+        assert_eq!(row(&db).await, (balance - 1, version + 1));
         table.deposit("a", 1).await.unwrap();
     }
 }
 
-pub async fn a_read_that_is_never_answered_has_changed_nothing<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
+pub async fn a_read_that_is_never_answered_has_changed_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
     let nothing = |error: Error| {
         let nothing = matches!(error, Error::TimedOut { outcome: Certainty::NothingChanged, .. });
         assert!(nothing && error.is_retryable() && error.to_string().contains("nothing was changed"), "{error:?}");
     };
     for way in WAYS {
-        let (proxy, pool, table) = distant(&site).await;
+        let (proxy, pool, table) = distant(&db).await;
         let read = table.time_limit(LIMIT).unwrap();
         nothing(proxy.during(way, READING, read.read("a"), async |_| {}).await.unwrap_err());
         assert_eq!(pool.size(), 0, "the connection is closed");
 
-        let (proxy, pool, table) = distant(&site).await;
-        let before = row(&site).await;
+        let (proxy, pool, table) = distant(&db).await;
+        let before = row(&db).await;
         let table = table.retry(Retry { within: LIMIT, ..Retry::default() }).unwrap();
         match proxy.during(way, READING, table.deduct("a", 1), async |_| {}).await {
             Err(UpdateError::Failed(error)) => nothing(error),
             other => panic!("{other:?}"),
         }
-        assert_eq!((pool.size(), row(&site).await), (0, before));
+        assert_eq!((pool.size(), row(&db).await), (0, before));
     }
 }

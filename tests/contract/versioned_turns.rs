@@ -8,7 +8,7 @@ use sqlx::Pool;
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, eventually},
+    harness::{PATIENCE, TestDatabase, TestDb, eventually},
     ledger::{COLUMNS, ledger, row, updated},
 };
 
@@ -16,7 +16,7 @@ type Deduction<'a> = Pin<Box<dyn Future<Output = Result<Updated<i64>, UpdateErro
 
 /// Lets each deduction enter the local queue, in this order, while all connections of the pool are
 /// in use.
-async fn queue<DB: Bed>(pool: &Pool<DB>, deductions: &mut [Deduction<'_>]) {
+async fn queue<DB: TestDatabase>(pool: &Pool<DB>, deductions: &mut [Deduction<'_>]) {
     let connections = pool.options().get_max_connections();
     let mut taken = Vec::new();
     for _ in 0..connections {
@@ -34,27 +34,27 @@ async fn queue<DB: Bed>(pool: &Pool<DB>, deductions: &mut [Deduction<'_>]) {
 }
 
 /// The table on a pool of its own, after a first use.
-async fn bed<DB: Bed>(site: &Site<DB>, connections: u32) -> (Pool<DB>, VersionedTable<DB>) {
-    ledger(site).await;
-    let pool = site.pool_of(connections).await;
+async fn set_up<DB: TestDatabase>(db: &TestDb<DB>, connections: u32) -> (Pool<DB>, VersionedTable<DB>) {
+    ledger(db).await;
+    let pool = db.pool_of(connections).await;
     let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
     table.deduct("a", 1).await.unwrap();
     (pool, table)
 }
 
-fn ones<DB: Bed>(table: &VersionedTable<DB>, count: usize) -> Vec<Deduction<'_>> {
+fn ones<DB: TestDatabase>(table: &VersionedTable<DB>, count: usize) -> Vec<Deduction<'_>> {
     (0..count).map(|_| Box::pin(table.deduct("a", 1)) as Deduction<'_>).collect()
 }
 
 /// How many times the work reads the balance, where the server counts that.
-async fn reads<DB: Bed>(site: &Site<DB>, work: impl Future<Output = ()>) -> Option<i64> {
-    if site.server.name != "postgres" {
+async fn reads<DB: TestDatabase>(db: &TestDb<DB>, work: impl Future<Output = ()>) -> Option<i64> {
+    if db.server.name != "postgres" {
         work.await;
         return None;
     }
-    DB::statements(&site.pool).await; // installs the counter
+    DB::statements(&db.pool).await; // installs the counter
     let count = async || {
-        site.number(
+        db.number(
             "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
              WHERE d.datname = current_database() AND query LIKE 'SELECT \"balance\"%'",
         )
@@ -65,8 +65,8 @@ async fn reads<DB: Bed>(site: &Site<DB>, work: impl Future<Output = ()>) -> Opti
     count().await.zip(before).map(|(now, before)| now - before)
 }
 
-pub async fn four_deductions_one_after_the_other_read_the_row_once<DB: Bed>(site: Site<DB>) {
-    let (pool, table) = bed(&site, 2).await;
+pub async fn four_deductions_one_after_the_other_read_the_row_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let (pool, table) = set_up(&db, 2).await;
     for (count, version, expected) in [(4, 2, 1), (5, 6, 2)] {
         let mut deductions = ones(&table, count);
         let work = async {
@@ -75,14 +75,14 @@ pub async fn four_deductions_one_after_the_other_read_the_row_once<DB: Bed>(site
                 assert_eq!(deduction.await.unwrap(), updated(100 - version, version, 1));
             }
         };
-        let reads = reads(&site, work).await;
+        let reads = reads(&db, work).await;
         assert!(reads.is_none_or(|reads| reads == expected), "{reads:?} reads for {count}");
     }
-    assert_eq!(row(&site).await, (90, 10));
+    assert_eq!(row(&db).await, (90, 10));
 }
 
-pub async fn what_is_left_to_one_who_goes_away_is_left_to_the_next<DB: Bed>(site: Site<DB>) {
-    let (pool, table) = bed(&site, 2).await;
+pub async fn what_is_left_to_one_who_goes_away_is_left_to_the_next<DB: TestDatabase>(db: TestDb<DB>) {
+    let (pool, table) = set_up(&db, 2).await;
     let mut deductions = ones(&table, 3);
     let work = async {
         queue(&pool, &mut deductions).await;
@@ -92,14 +92,14 @@ pub async fn what_is_left_to_one_who_goes_away_is_left_to_the_next<DB: Bed>(site
         drop(gone);
         assert_eq!(last.await.unwrap(), updated(97, 3, 1));
     };
-    let reads = reads(&site, work).await;
+    let reads = reads(&db, work).await;
     assert!(reads.is_none_or(|reads| reads == 1), "{reads:?} reads");
-    assert_eq!(row(&site).await, (97, 3));
+    assert_eq!(row(&db).await, (97, 3));
 }
 
-pub async fn a_connection_that_went_away_meanwhile_costs_no_outcome<DB: Bed>(site: Site<DB>) {
-    ledger(&site).await;
-    let proxy = site.proxy().await;
+pub async fn a_connection_that_was_closed_while_idle_costs_no_outcome<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    let proxy = db.proxy().await;
     let pool = proxy.pool::<DB>(2);
     let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
     table.deduct("a", 1).await.unwrap();
@@ -112,11 +112,11 @@ pub async fn a_connection_that_went_away_meanwhile_costs_no_outcome<DB: Bed>(sit
     sleep(Duration::from_secs(1)).await;
     proxy.cut();
     assert_eq!(second.await.unwrap(), updated(97, 3, 1));
-    assert_eq!(row(&site).await, (97, 3));
+    assert_eq!(row(&db).await, (97, 3));
 }
 
-pub async fn the_only_connection_is_nobodys_own<DB: Bed>(site: Site<DB>) {
-    let (pool, table) = bed(&site, 1).await;
+pub async fn the_only_connection_is_never_kept<DB: TestDatabase>(db: TestDb<DB>) {
+    let (pool, table) = set_up(&db, 1).await;
     let mut deductions = ones(&table, 3);
     queue(&pool, &mut deductions).await;
     let mut deductions = deductions.into_iter();
@@ -126,12 +126,12 @@ pub async fn the_only_connection_is_nobodys_own<DB: Bed>(site: Site<DB>) {
     for deduction in deductions {
         deduction.await.unwrap();
     }
-    assert_eq!(row(&site).await, (96, 4));
+    assert_eq!(row(&db).await, (96, 4));
 }
 
-pub async fn what_a_trigger_made_of_a_balance_counts_and_not_what_was_written<DB: Bed>(site: Site<DB>) {
-    let (pool, table) = bed(&site, 2).await;
-    let top_up: &[&str] = match site.server.name {
+pub async fn what_a_trigger_made_of_a_balance_counts_and_not_what_was_written<DB: TestDatabase>(db: TestDb<DB>) {
+    let (pool, table) = set_up(&db, 2).await;
+    let top_up: &[&str] = match db.server.name {
         "postgres" => &[
             "CREATE FUNCTION top_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.balance := NEW.balance + 100; RETURN NEW; END $$",
             "CREATE TRIGGER top_up BEFORE UPDATE ON account FOR EACH ROW WHEN (NEW.balance < 50) EXECUTE FUNCTION top_up()",
@@ -144,7 +144,7 @@ pub async fn what_a_trigger_made_of_a_balance_counts_and_not_what_was_written<DB
         ],
     };
     for sql in top_up {
-        site.execute(sql).await;
+        db.execute(sql).await;
     }
     let amounts = [59, 60, 60, 10];
     let mut deductions: Vec<Deduction<'_>> =
@@ -154,5 +154,5 @@ pub async fn what_a_trigger_made_of_a_balance_counts_and_not_what_was_written<DB
     for (deduction, (value, version)) in deductions.into_iter().zip([(40, 2), (80, 3), (20, 4), (110, 5)]) {
         assert_eq!(deduction.await.unwrap(), updated(value, version, 1));
     }
-    assert_eq!(row(&site).await, (110, 5));
+    assert_eq!(row(&db).await, (110, 5));
 }

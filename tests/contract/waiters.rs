@@ -17,8 +17,8 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, PATIENCE, Site},
     child::{self, say},
+    harness::{PATIENCE, TestDatabase, TestDb},
 };
 
 /// The duration of a continuous test: 6 s, or the value of the variable.
@@ -69,8 +69,8 @@ pub struct Process {
 impl Process {
     /// The keys are separated by commas. A `#` in them stands for the number of previous orders.
     /// The process asks only when it is ordered to.
-    pub async fn start<DB: Bed>(site: &Site<DB>, number: usize, job: &str, keys: &str) -> Self {
-        let mut child = child::start(site, job, keys, std::path::Path::new(""));
+    pub async fn start<DB: TestDatabase>(db: &TestDb<DB>, number: usize, job: &str, keys: &str) -> Self {
+        let mut child = child::start(db, job, keys, std::path::Path::new(""));
         let orders = child.stdin.take().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let ready = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap();
@@ -126,12 +126,12 @@ impl Process {
 }
 
 /// The number of tickets in the queue table, including lapsed ones.
-pub async fn places<DB: Bed>(site: &Site<DB>) -> i64 {
-    site.number("SELECT COUNT(*) FROM t_resource_lock_queue").await.unwrap()
+pub async fn places<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
+    db.number("SELECT COUNT(*) FROM t_resource_lock_queue").await.unwrap()
 }
 
 /// The side of the process: it asks as it is ordered to, and reports each grant after its release.
-pub async fn work<DB: Bed>(lock: LeaseLock<DB>, keys: &str) {
+pub async fn work<DB: TestDatabase>(lock: LeaseLock<DB>, keys: &str) {
     // When the first order arrives, the table has been checked and the connection is open.
     lock.inspect("nobody's").await.unwrap();
     say("ready");
@@ -150,7 +150,7 @@ pub async fn work<DB: Bed>(lock: LeaseLock<DB>, keys: &str) {
     assert!(lock.shutdown(PATIENCE).await);
 }
 
-async fn go_on<DB: Bed>(lock: LeaseLock<DB>, keys: Vec<String>, until: Duration, hold: u64, pause: u64) {
+async fn go_on<DB: TestDatabase>(lock: LeaseLock<DB>, keys: Vec<String>, until: Duration, hold: u64, pause: u64) {
     loop {
         sleep(Duration::from_millis(fastrand::u64(..=pause))).await;
         once(&lock, &keys, Duration::from_millis(hold)).await;
@@ -160,7 +160,7 @@ async fn go_on<DB: Bed>(lock: LeaseLock<DB>, keys: Vec<String>, until: Duration,
     }
 }
 
-async fn once<DB: Bed>(lock: &LeaseLock<DB>, keys: &[String], hold: Duration) {
+async fn once<DB: TestDatabase>(lock: &LeaseLock<DB>, keys: &[String], hold: Duration) {
     let called = now();
     let (granted, freed, tokens);
     if let [key] = keys {

@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::bed::{Bed, PATIENCE, Site, acquired, eventually, refused};
+use crate::harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
 
 const FOR_EVER: Duration = Duration::MAX;
 const MILLIS: Duration = Duration::from_millis(1);
@@ -21,19 +21,19 @@ const MILLIS: Duration = Duration::from_millis(1);
 type Waiter<DB> = Pin<Box<dyn Future<Output = Result<Attempt<Lease<DB>>, Error>> + Send>>;
 
 /// A waiter that is in the local queue when this function returns.
-fn waiter<DB: Bed>(lock: &LeaseLock<DB>, wait: Duration) -> Waiter<DB> {
+fn waiter<DB: TestDatabase>(lock: &LeaseLock<DB>, wait: Duration) -> Waiter<DB> {
     let lock = lock.clone();
     let mut waiter: Waiter<DB> = Box::pin(async move { lock.acquire("k", wait).await });
     assert!(pin!(&mut waiter).poll(&mut Context::from_waker(Waker::noop())).is_pending());
     waiter
 }
 
-async fn holding<DB: Bed>(lock: &LeaseLock<DB>) -> Lease<DB> {
+async fn holding<DB: TestDatabase>(lock: &LeaseLock<DB>) -> Lease<DB> {
     acquired(lock.acquire("k", FOR_EVER).await)
 }
 
-pub async fn tasks_are_served_in_the_order_of_their_coming<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn tasks_are_served_in_the_order_of_their_coming<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     let holder = holding(&lock).await;
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = JoinSet::new();
@@ -54,8 +54,8 @@ pub async fn tasks_are_served_in_the_order_of_their_coming<DB: Bed>(site: Site<D
 
 /// Counted over three seconds. The next holder's claim sends one statement, and so does the
 /// release.
-pub async fn nobody_asks_while_the_process_holds_the_key<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn no_request_is_sent_while_the_process_holds_the_key<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     let Some(_) = DB::statements(&pool).await else { return }; // SQLite counts none
     let lock = LeaseLock::new(pool.clone()).share_pool();
     let holder = holding(&lock).await;
@@ -73,10 +73,10 @@ pub async fn nobody_asks_while_the_process_holds_the_key<DB: Bed>(site: Site<DB>
 
 /// Another lock object represents another process. At most 2 statements per second, plus those of
 /// the first moments: the polling interval grows from 20 ms.
-pub async fn a_thousand_tasks_ask_like_one<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn a_thousand_tasks_ask_like_one<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     let Some(_) = DB::statements(&pool).await else { return };
-    let holder = holding(&LeaseLock::new(site.pool_of(1).await)).await;
+    let holder = holding(&LeaseLock::new(db.pool_of(1).await)).await;
     let lock = LeaseLock::new(pool.clone()).share_pool();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
     let mut tasks = JoinSet::new();
@@ -92,8 +92,8 @@ pub async fn a_thousand_tasks_ask_like_one<DB: Bed>(site: Site<DB>) {
     holder.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn it_does_not_wait_past_its_limit<DB: Bed>(site: Site<DB>) {
-    let pool = site.pool_of(1).await;
+pub async fn it_does_not_wait_past_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone()).share_pool();
     let held = pool.acquire().await.unwrap();
     // First there is no connection even for the check of the table, then none for the claim.
@@ -108,11 +108,11 @@ pub async fn it_does_not_wait_past_its_limit<DB: Bed>(site: Site<DB>) {
                 since.elapsed()
             );
         }
-        let fresh = site.lock();
+        let fresh = db.lock();
         acquired(fresh.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     }
     drop(held);
-    let holder = acquired(site.lock().try_acquire("k").await);
+    let holder = acquired(db.lock().try_acquire("k").await);
     for wait in [1000 * MILLIS, 2500 * MILLIS] {
         let since = Instant::now();
         assert_eq!(refused(lock.acquire("k", wait).await).reason, Reason::Held);
@@ -121,9 +121,9 @@ pub async fn it_does_not_wait_past_its_limit<DB: Bed>(site: Site<DB>) {
     holder.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn whoever_gives_up_passes_the_turn_on<DB: Bed>(site: Site<DB>) {
-    let elsewhere = acquired(site.lock().try_acquire("k").await);
-    let lock = site.lock();
+pub async fn a_waiter_that_gives_up_passes_the_permit_on<DB: TestDatabase>(db: TestDb<DB>) {
+    let elsewhere = acquired(db.lock().try_acquire("k").await);
+    let lock = db.lock();
     lock.try_acquire("k").await.unwrap().refused().unwrap();
     let (asking, dropped) = (waiter(&lock, 200 * MILLIS), waiter(&lock, FOR_EVER));
     let last = tokio::spawn(waiter(&lock, FOR_EVER));
@@ -135,8 +135,8 @@ pub async fn whoever_gives_up_passes_the_turn_on<DB: Bed>(site: Site<DB>) {
 }
 
 /// Waiters that never sent a claim receive what this process knows.
-pub async fn a_refusal_names_the_holder_of_this_process<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock().label("this one").unwrap();
+pub async fn a_refusal_names_the_holder_of_this_process<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock().label("this one").unwrap();
     let holder = holding(&lock).await;
     let refusal = refused(lock.acquire("k", 100 * MILLIS).await);
     assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::Held, "this one"));
@@ -145,11 +145,11 @@ pub async fn a_refusal_names_the_holder_of_this_process<DB: Bed>(site: Site<DB>)
 }
 
 /// A holder that lost the key may not know it yet, and still has its lease.
-pub async fn a_lost_lease_lets_the_next_one_ask<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock_for(900 * MILLIS);
+pub async fn a_lost_lease_lets_the_next_one_ask<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(900 * MILLIS);
     let lost = holding(&lock).await;
     let next = tokio::spawn(waiter(&lock, FOR_EVER));
-    site.take_from("k").await;
+    db.take_from("k").await;
     lost.lost().await;
     let lease = acquired(timeout(PATIENCE, next).await.unwrap().unwrap());
     assert!(lease.token() > lost.token() && !lost.is_held());
@@ -157,8 +157,8 @@ pub async fn a_lost_lease_lets_the_next_one_ask<DB: Bed>(site: Site<DB>) {
     drop(lost);
 }
 
-pub async fn a_claim_that_nobody_waits_for_any_more_is_abandoned<DB: Bed>(site: Site<DB>) {
-    let lock = site.lock();
+pub async fn a_claim_whose_caller_was_dropped_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     // Polled until its claim has been sent, and dropped.
     for polls in 1..6 {
@@ -181,8 +181,8 @@ pub async fn a_claim_that_nobody_waits_for_any_more_is_abandoned<DB: Bed>(site: 
 }
 
 /// A program that ends after the shutdown leaves no unknown claim behind.
-pub async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: Bed>(site: Site<DB>) {
-    let (lock, another) = (site.lock(), LeaseLock::new(site.pool_of(1).await));
+pub async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: TestDatabase>(db: TestDb<DB>) {
+    let (lock, another) = (db.lock(), LeaseLock::new(db.pool_of(1).await));
     for lock in [&lock, &another] {
         acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     }
@@ -203,17 +203,17 @@ pub async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: Bed>(site: Site<D
 
 /// A program that ends after the shutdown leaves no ticket behind, which would block others until
 /// it lapses.
-pub async fn a_shutdown_waits_for_a_place_that_was_dropped<DB: Bed>(site: Site<DB>) {
-    let holder = acquired(site.lock().try_acquire("k").await);
-    let lock = site.lock().fair(true);
+pub async fn a_shutdown_waits_for_a_place_that_was_dropped<DB: TestDatabase>(db: TestDb<DB>) {
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let lock = db.lock().fair(true);
     let places = "SELECT COUNT(*) FROM t_resource_lock_queue";
     for _ in 0..5 {
         let waiter = tokio::spawn(waiter(&lock, FOR_EVER));
-        eventually("it has a place", || async { site.number(places).await == Some(1) }).await;
+        eventually("it has a place", || async { db.number(places).await == Some(1) }).await;
         waiter.abort();
         waiter.await.unwrap_err();
         assert!(lock.shutdown(PATIENCE).await);
-        assert_eq!(site.number(places).await, Some(0));
+        assert_eq!(db.number(places).await, Some(0));
     }
     holder.release(Status::Succeeded).await.unwrap();
 }

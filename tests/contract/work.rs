@@ -15,8 +15,8 @@ use tokio::time::{Instant, timeout};
 
 use crate::{
     bank::{LEASE, Lock, OPENING, accounts, balance, balance_in, deduct, locks, locks_with, version, write_in},
-    bed::{Bed, PATIENCE, Site, acquired, eventually},
     contention::contention,
+    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually},
 };
 
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -27,10 +27,10 @@ enum Reply {
 
 /// Runs `check` under both strategies, each on a pool of one connection, and then checks that the
 /// transaction left the pool clean.
-async fn on_both<DB: Bed>(site: &Site<DB>, check: impl AsyncFn(&'static str, Lock<DB>)) {
-    accounts(site).await;
+async fn on_both<DB: TestDatabase>(db: &TestDb<DB>, check: impl AsyncFn(&'static str, Lock<DB>)) {
+    accounts(db).await;
     for strategy in 0..2 {
-        let pool = site.pool_of(1).await;
+        let pool = db.pool_of(1).await;
         let (name, lock) = locks(&pool)[strategy].clone();
         check(name, lock.clone()).await;
         is_clean(&pool, lock.as_ref(), name).await;
@@ -38,7 +38,7 @@ async fn on_both<DB: Bed>(site: &Site<DB>, check: impl AsyncFn(&'static str, Loc
 }
 
 /// The pool's only connection works and is in no transaction, and the next transaction succeeds.
-async fn is_clean<DB: Bed>(pool: &Pool<DB>, lock: &dyn ResourceLock<DB>, account: &str) {
+async fn is_clean<DB: TestDatabase>(pool: &Pool<DB>, lock: &dyn ResourceLock<DB>, account: &str) {
     let mut conn = timeout(PATIENCE, pool.acquire()).await.unwrap().unwrap();
     assert!(!conn.is_in_transaction(), "{account}: the connection counts a transaction that is over");
     DB::execute_on(&mut conn, DB::BEGIN).await.unwrap(); // on SQLite an error if there is a transaction
@@ -48,12 +48,12 @@ async fn is_clean<DB: Bed>(pool: &Pool<DB>, lock: &dyn ResourceLock<DB>, account
 }
 
 /// The transaction changed nothing.
-async fn nothing_happened<DB: Bed>(site: &Site<DB>, account: &str) {
-    assert_eq!((balance(site, account).await, version(site, account).await), (OPENING, 0), "{account}");
+async fn nothing_happened<DB: TestDatabase>(db: &TestDb<DB>, account: &str) {
+    assert_eq!((balance(db, account).await, version(db, account).await), (OPENING, 0), "{account}");
 }
 
-pub async fn the_works_own_error_comes_back_and_rolls_back<DB: Bed>(site: Site<DB>) {
-    on_both(&site, async |name, lock| {
+pub async fn the_works_own_error_comes_back_and_rolls_back<DB: TestDatabase>(db: TestDb<DB>) {
+    on_both(&db, async |name, lock| {
         let runs = AtomicU32::new(0);
         let failed = lock.transaction(name, |mut tx, _| {
             runs.fetch_add(1, SeqCst);
@@ -65,17 +65,17 @@ pub async fn the_works_own_error_comes_back_and_rolls_back<DB: Bed>(site: Site<D
         let error = failed.await.unwrap_err();
         assert!(matches!(error, TransactionError::Work(Reply::Code(7))), "{error:?}");
         assert_eq!(runs.load(SeqCst), 1);
-        nothing_happened(&site, name).await;
+        nothing_happened(&db, name).await;
         if name == LEASE {
-            assert_eq!(site.column(name, "status").await.as_deref(), Some("F"));
-            assert_eq!(acquired(site.lock().try_acquire(name).await).taken_over_from(), None);
+            assert_eq!(db.column(name, "status").await.as_deref(), Some("F"));
+            assert_eq!(acquired(db.lock().try_acquire(name).await).taken_over_from(), None);
         }
     })
     .await;
 }
 
 /// Misbehaves once in a transaction that has written. This must be detected.
-async fn is_found_out<DB: Bed, W, F>(lock: &Lock<DB>, name: &'static str, misbehave: W)
+async fn is_found_out<DB: TestDatabase, W, F>(lock: &Lock<DB>, name: &'static str, misbehave: W)
 where
     W: Fn(Tx<DB>) -> F,
     F: Future<Output = ()>,
@@ -93,29 +93,29 @@ where
 }
 
 /// After this error the transaction is over, even if the work ignores the error.
-pub async fn work_that_swallows_an_error_is_found_out<DB: Bed>(site: Site<DB>) {
-    on_both(&site, async |name, lock| {
-        is_found_out(&lock, name, |tx| end_by_an_error(&site, tx)).await;
-        nothing_happened(&site, name).await;
+pub async fn work_that_swallows_an_error_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+    on_both(&db, async |name, lock| {
+        is_found_out(&lock, name, |tx| end_by_an_error(&db, tx)).await;
+        nothing_happened(&db, name).await;
     })
     .await;
 }
 
-async fn end_by_an_error<DB: Bed>(site: &Site<DB>, mut tx: Tx<DB>) {
-    match site.server.name {
+async fn end_by_an_error<DB: TestDatabase>(db: &TestDb<DB>, mut tx: Tx<DB>) {
+    match db.server.name {
         "postgres" => drop(DB::execute_on(&mut tx, "SELECT 1/0").await.unwrap_err()),
         "sqlite" => {
             let sql = "INSERT OR ROLLBACK INTO account VALUES ('other', 0, 0)";
             DB::execute_on(&mut tx, sql).await.unwrap_err();
         }
-        _ => deadlock(site, tx).await,
+        _ => deadlock(db, tx).await,
     }
 }
 
 /// A deadlock in which the transaction is the victim, because it has written less than the other
 /// one.
-async fn deadlock<DB: Bed>(site: &Site<DB>, mut tx: Tx<DB>) {
-    let mut other = site.pool.begin_with(DB::BEGIN).await.unwrap();
+async fn deadlock<DB: TestDatabase>(db: &TestDb<DB>, mut tx: Tx<DB>) {
+    let mut other = db.pool.begin_with(DB::BEGIN).await.unwrap();
     for row in 0..20 {
         DB::execute_on(&mut other, &format!("INSERT INTO account VALUES ('row {row}', 0, 0)")).await.unwrap();
     }
@@ -128,39 +128,39 @@ async fn deadlock<DB: Bed>(site: &Site<DB>, mut tx: Tx<DB>) {
     other.rollback().await.unwrap();
 }
 
-pub async fn work_that_rolls_back_is_found_out<DB: Bed>(site: Site<DB>) {
-    on_both(&site, async |name, lock| {
+pub async fn work_that_rolls_back_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+    on_both(&db, async |name, lock| {
         is_found_out(&lock, name, async |mut tx| assert!(DB::execute_on(&mut tx, "ROLLBACK").await.is_ok())).await;
-        nothing_happened(&site, name).await;
+        nothing_happened(&db, name).await;
     })
     .await;
 }
 
 /// What the work committed itself remains. The version, which is confirmed last, does not change.
-pub async fn work_that_commits_is_found_out<DB: Bed>(site: Site<DB>) {
-    on_both(&site, async |name, lock| {
+pub async fn work_that_commits_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+    on_both(&db, async |name, lock| {
         is_found_out(&lock, name, async |mut tx| assert!(DB::execute_on(&mut tx, "COMMIT").await.is_ok())).await;
-        assert_eq!((balance(&site, name).await, version(&site, name).await), (1, 0));
+        assert_eq!((balance(&db, name).await, version(&db, name).await), (1, 0));
     })
     .await;
 }
 
-pub async fn work_that_commits_and_begins_anew_is_found_out<DB: Bed>(site: Site<DB>) {
-    on_both(&site, async |name, lock| {
+pub async fn work_that_commits_and_begins_anew_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+    on_both(&db, async |name, lock| {
         let anew = async |mut tx: Tx<DB>| {
             DB::execute_on(&mut tx, "COMMIT").await.unwrap();
             DB::execute_on(&mut tx, DB::BEGIN).await.unwrap();
             write_in::<DB>(&mut tx, name, 2).await.unwrap();
         };
         is_found_out(&lock, name, anew).await;
-        assert_eq!((balance(&site, name).await, version(&site, name).await), (1, 0));
+        assert_eq!((balance(&db, name).await, version(&db, name).await), (1, 0));
     })
     .await;
 }
 
 /// The work ends the transaction and also fails: its error is returned, and the pool stays clean.
-pub async fn work_that_rolls_back_and_fails_leaves_the_pool_clean<DB: Bed>(site: Site<DB>) {
-    on_both(&site, async |name, lock| {
+pub async fn work_that_rolls_back_and_fails_leaves_the_pool_clean<DB: TestDatabase>(db: TestDb<DB>) {
+    on_both(&db, async |name, lock| {
         let failed = lock.transaction(name, |mut tx, _| async move {
             write_in::<DB>(&mut tx, name, 1).await.unwrap();
             DB::execute_on(&mut tx, "ROLLBACK").await.unwrap();
@@ -168,21 +168,21 @@ pub async fn work_that_rolls_back_and_fails_leaves_the_pool_clean<DB: Bed>(site:
         });
         let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
         assert!(matches!(error, TransactionError::Work(Reply::Code(8))), "{error:?}");
-        nothing_happened(&site, name).await;
+        nothing_happened(&db, name).await;
     })
     .await;
 }
 
-pub async fn work_that_forgets_an_inner_transaction_is_found_out<DB: Bed>(site: Site<DB>) {
-    on_both(&site, async |name, lock| {
+pub async fn work_that_forgets_an_inner_transaction_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+    on_both(&db, async |name, lock| {
         is_found_out(&lock, name, async |mut tx| std::mem::forget(tx.begin().await.unwrap())).await;
-        nothing_happened(&site, name).await;
+        nothing_happened(&db, name).await;
     })
     .await;
 }
 
-pub async fn work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_clean<DB: Bed>(site: Site<DB>) {
-    on_both(&site, async |name, lock| {
+pub async fn work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_clean<DB: TestDatabase>(db: TestDb<DB>) {
+    on_both(&db, async |name, lock| {
         let failed = lock.transaction(name, |mut tx, _| async move {
             write_in::<DB>(&mut tx, name, 1).await.unwrap();
             std::mem::forget(tx.begin().await.unwrap());
@@ -190,14 +190,14 @@ pub async fn work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_cl
         });
         let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
         assert!(matches!(error, TransactionError::Work(Reply::Code(9))), "{error:?}");
-        nothing_happened(&site, name).await;
+        nothing_happened(&db, name).await;
     })
     .await;
 }
 
 /// An inner transaction that is dropped is rolled back. One that is committed is part of the whole.
-pub async fn inner_transactions_are_the_works_own<DB: Bed>(site: Site<DB>) {
-    on_both(&site, async |name, lock| {
+pub async fn inner_transactions_are_the_works_own<DB: TestDatabase>(db: TestDb<DB>) {
+    on_both(&db, async |name, lock| {
         let done = lock.transaction(name, |mut tx, _| async move {
             write_in::<DB>(&mut tx, name, 900).await?;
             write_in::<DB>(&mut *tx.begin().await?, name, 1).await?;
@@ -207,46 +207,46 @@ pub async fn inner_transactions_are_the_works_own<DB: Bed>(site: Site<DB>) {
             inner.commit().await
         });
         timeout(PATIENCE, done).await.unwrap().unwrap();
-        assert_eq!(balance(&site, name).await, 850);
+        assert_eq!(balance(&db, name).await, 850);
     })
     .await;
 }
 
 /// When the work finally drops the transaction, its connection is closed, and so is what was open
 /// on it.
-pub async fn work_that_keeps_the_transaction_is_found_out<DB: Bed>(site: Site<DB>) {
-    on_both(&site, async |name, lock| {
+pub async fn work_that_keeps_the_transaction_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+    on_both(&db, async |name, lock| {
         let kept = Mutex::new(None);
         is_found_out(&lock, name, async |tx| drop(kept.lock().unwrap().replace(tx))).await;
         assert!(kept.lock().unwrap().take().is_some());
-        nothing_happened(&site, name).await;
+        nothing_happened(&db, name).await;
     })
     .await;
 }
 
 /// MySQL and MariaDB commit before and after a statement that changes the schema.
-pub async fn work_that_commits_without_a_word_is_found_out<DB: Bed>(site: Site<DB>) {
-    on_both(&site, async |name, lock| {
+pub async fn work_that_commits_without_a_word_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+    on_both(&db, async |name, lock| {
         let shape = format!("CREATE TABLE by_{name} (id int)");
         is_found_out(&lock, name, async |mut tx| assert!(DB::execute_on(&mut tx, &shape).await.is_ok())).await;
-        assert_eq!(version(&site, name).await, 0);
+        assert_eq!(version(&db, name).await, 0);
     })
     .await;
 }
 
-pub async fn retries_that_are_used_up_are_a_conflict<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
+pub async fn retries_that_are_used_up_are_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
     let few = Retry { attempts: 3, within: PATIENCE };
     let short = Retry { attempts: 1_000_000, within: Duration::from_millis(500) };
     for retry in [few, short] {
-        for (name, lock) in locks_with(&site.pool, retry) {
+        for (name, lock) in locks_with(&db.pool, retry) {
             let (since, runs) = (Instant::now(), AtomicU32::new(0));
             let done = lock.transaction(name, |mut tx, _| {
                 runs.fetch_add(1, SeqCst);
-                let site = &site;
+                let db = &db;
                 async move {
                     write_in::<DB>(&mut tx, name, 1).await?;
-                    Err::<(), _>(contention(site, &mut tx).await)
+                    Err::<(), _>(contention(db, &mut tx).await)
                 }
             });
             let (done, runs) = (timeout(PATIENCE, done).await.unwrap(), runs.load(SeqCst));
@@ -261,15 +261,15 @@ pub async fn retries_that_are_used_up_are_a_conflict<DB: Bed>(site: Site<DB>) {
                 other => panic!("{name}: {other:?}"),
             }
             assert!(if retry == few { runs == 3 } else { since.elapsed() >= short.within }, "{runs}");
-            nothing_happened(&site, name).await;
+            nothing_happened(&db, name).await;
         }
     }
 }
 
-pub async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: Bed>(site: Site<DB>) {
-    let _held = acquired(site.lock().try_acquire("k").await);
+pub async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock().try_acquire("k").await);
     let within = Duration::from_millis(600);
-    let lock = site.lock().retry(Retry { attempts: 5, within }).unwrap();
+    let lock = db.lock().retry(Retry { attempts: 5, within }).unwrap();
     let since = Instant::now();
     let done = lock.transaction("k", async |_, _| -> Result<(), Infallible> { panic!("it does not begin") });
     match timeout(PATIENCE, done).await.unwrap() {
@@ -281,22 +281,22 @@ pub async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: Bed>(site
 
 /// If the lease were released for the second attempt, the attempt would be refused within the
 /// minimum interval.
-pub async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: Bed>(site: Site<DB>) {
-    accounts(&site).await;
-    let lock = site.lock().min_interval(Duration::from_secs(3600)).unwrap();
+pub async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let lock = db.lock().min_interval(Duration::from_secs(3600)).unwrap();
     let tokens = Mutex::new(Vec::<Token>::new());
     let done = lock.transaction(LEASE, |mut tx, claim| {
         tokens.lock().unwrap().push(claim.token);
-        let (site, first) = (&site, tokens.lock().unwrap().len() == 1);
+        let (db, first) = (&db, tokens.lock().unwrap().len() == 1);
         async move {
             write_in::<DB>(&mut tx, LEASE, 999).await?;
-            if first { Err(contention(site, &mut tx).await) } else { Ok(()) }
+            if first { Err(contention(db, &mut tx).await) } else { Ok(()) }
         }
     });
     timeout(PATIENCE, done).await.unwrap().unwrap();
     let tokens = tokens.into_inner().unwrap();
     assert!(tokens.len() == 2 && tokens[0] == tokens[1], "{tokens:?}");
-    assert_eq!((balance(&site, LEASE).await, site.column(LEASE, "status").await.as_deref()), (999, Some("S")));
+    assert_eq!((balance(&db, LEASE).await, db.column(LEASE, "status").await.as_deref()), (999, Some("S")));
     let since = Instant::now();
     let again = lock.transaction(LEASE, async |_, _| -> Result<(), Infallible> { panic!("it does not begin") });
     match again.await {
@@ -306,8 +306,8 @@ pub async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: Bed>(site: S
     assert!(since.elapsed() < PATIENCE / 4, "refused at once");
 }
 
-pub async fn a_panic_in_the_work_rolls_back_and_abandons_the_key<DB: Bed>(site: Site<DB>) {
-    on_both(&site, async |name, lock| {
+pub async fn a_panic_in_the_work_rolls_back_and_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) {
+    on_both(&db, async |name, lock| {
         let panicking = tokio::spawn(async move {
             let work = async |mut tx: Tx<DB>, _| -> Result<(), sqlx::Error> {
                 write_in::<DB>(&mut tx, name, 1).await?;
@@ -317,7 +317,7 @@ pub async fn a_panic_in_the_work_rolls_back_and_abandons_the_key<DB: Bed>(site: 
         });
         assert!(timeout(PATIENCE, panicking).await.unwrap().unwrap_err().is_panic());
         if name == LEASE {
-            let other = site.lock();
+            let other = db.lock();
             let taken_over = || async {
                 let lease = other.try_acquire(name).await.unwrap().acquired();
                 lease.is_some_and(|lease| lease.taken_over_from().is_some())
@@ -325,7 +325,7 @@ pub async fn a_panic_in_the_work_rolls_back_and_abandons_the_key<DB: Bed>(site: 
             eventually("the key is abandoned", taken_over).await;
             assert!(other.shutdown(PATIENCE).await);
         }
-        nothing_happened(&site, name).await;
+        nothing_happened(&db, name).await;
     })
     .await;
 }

@@ -198,7 +198,7 @@ pub fn a_release_that_is_told_wrongly_is_caught() {
     holds(&judged(&taken("10 1").replace("510 1 1 done Done", "510 1 1 done Unknown"), &[]));
 }
 
-pub fn a_claim_that_nobody_made_is_caught() {
+pub fn a_claim_that_was_never_made_is_caught() {
     let taken = |outcome: &str| {
         format!(
             "0 1 1 ask k Lease

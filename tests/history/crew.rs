@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, PATIENCE, Site, acquired},
+    harness::{PATIENCE, TestDatabase, TestDb, acquired},
     proxy::Proxy,
     record::{Entry, History, How, Kind, Outcome, Step, Write, now},
     worker::{self, KEYS, LEASE},
@@ -89,8 +89,8 @@ impl Log {
     }
 }
 
-pub struct Crew<'a, DB: Bed> {
-    pub site: &'a Site<DB>,
+pub struct Crew<'a, DB: TestDatabase> {
+    pub db: &'a TestDb<DB>,
     /// One connection, the crew's own.
     pub pool: Pool<DB>,
     pub members: Vec<Member>,
@@ -99,23 +99,23 @@ pub struct Crew<'a, DB: Bed> {
     started: usize,
 }
 
-impl<'a, DB: Bed> Crew<'a, DB> {
-    pub async fn new(site: &'a Site<DB>, seed: u64) -> Self {
-        worker::tables(site).await;
-        let (pool, random) = (site.pool_of(1).await, fastrand::Rng::with_seed(seed));
-        Self { site, pool, members: Vec::new(), random, log: Arc::default(), started: 0 }
+impl<'a, DB: TestDatabase> Crew<'a, DB> {
+    pub async fn new(db: &'a TestDb<DB>, seed: u64) -> Self {
+        worker::tables(db).await;
+        let (pool, random) = (db.pool_of(1).await, fastrand::Rng::with_seed(seed));
+        Self { db, pool, members: Vec::new(), random, log: Arc::default(), started: 0 }
     }
 
     /// Starts one more worker, which acts at random or on orders.
     pub async fn start(&mut self, as_it_pleases: bool) {
         self.started += 1;
         let (number, seed) = (self.started, as_it_pleases.then(|| self.random.u64(..)));
-        let proxy = if self.site.server.name == "sqlite" { None } else { Some(self.site.proxy().await) };
-        let mut url = proxy.as_ref().map_or(&self.site.url, |proxy| &proxy.url).clone();
-        if self.site.server.name == "postgres" && number.is_multiple_of(2) {
+        let proxy = if self.db.server.name == "sqlite" { None } else { Some(self.db.proxy().await) };
+        let mut url = proxy.as_ref().map_or(&self.db.url, |proxy| &proxy.url).clone();
+        if self.db.server.name == "postgres" && number.is_multiple_of(2) {
             url += "&options[default_transaction_isolation]=serializable";
         }
-        let mut child = worker::start(self.site, &url, number, seed);
+        let mut child = worker::start(self.db, &url, number, seed);
         let (orders, said) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let log = self.log.clone();
         let reading = tokio::spawn(async move {
@@ -218,7 +218,7 @@ impl<'a, DB: Bed> Crew<'a, DB> {
 }
 
 /// Reads all lines of the application's record of accepted writes.
-pub trait Books: Bed {
+pub trait Books: TestDatabase {
     fn lines(pool: &Pool<Self>) -> impl Future<Output = Vec<String>>;
 }
 

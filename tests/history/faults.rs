@@ -7,8 +7,8 @@ use sqlx::Pool;
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    bed::{Bed, PATIENCE, Server},
     crew::Crew,
+    harness::{PATIENCE, Server, TestDatabase},
     proxy::Way,
     record::{Kind, Step},
     worker::{KEYS, LEASE},
@@ -71,7 +71,7 @@ impl Fault {
     }
 }
 
-impl<DB: Bed> Crew<'_, DB> {
+impl<DB: TestDatabase> Crew<'_, DB> {
     pub async fn trouble(&mut self, fault: Fault) {
         let place = self.random.usize(..self.members.len());
         let key = KEYS[usize::from(self.random.u8(..10) > 6)];
@@ -86,7 +86,7 @@ impl<DB: Bed> Crew<'_, DB> {
             // The request before it checks that the transaction is still open.
             Fault::CommitReplyLost => self.lose(place, "commit", Way::Replies, 1).await,
             Fault::CommitLost => self.lose(place, "commit", Way::Requests, 1).await,
-            Fault::ConnectionsKilled => kill_connections::<DB>(&self.pool, self.site.server.name).await,
+            Fault::ConnectionsKilled => kill_connections::<DB>(&self.pool, self.db.server.name).await,
             Fault::PoolExhausted => self.exhaust(place).await,
             Fault::RowDeleted => self.delete_row(key).await,
             Fault::RowInUse => self.sit_at(&[lock_row::<DB>(key)]).await,
@@ -189,7 +189,7 @@ impl<DB: Bed> Crew<'_, DB> {
     /// Another client's transaction that locks these rows one after the other. It may itself be the
     /// victim of a deadlock.
     async fn sit_at(&mut self, rows: &[String]) {
-        let pool = self.site.pool_of(1).await;
+        let pool = self.db.pool_of(1).await;
         let mut conn = pool.acquire().await.unwrap();
         let long = Duration::from_millis(self.random.u64(50..400));
         let end = if self.random.bool() { "COMMIT" } else { "ROLLBACK" };
@@ -205,12 +205,12 @@ impl<DB: Bed> Crew<'_, DB> {
     }
 }
 
-fn lock_row<DB: Bed>(key: &str) -> String {
+fn lock_row<DB: TestDatabase>(key: &str) -> String {
     DB::LOCK_ROW.replace("'k'", &format!("'{key}'"))
 }
 
 /// Ends all connections to the database but this one.
-pub async fn kill_connections<DB: Bed>(pool: &Pool<DB>, server: &str) {
+pub async fn kill_connections<DB: TestDatabase>(pool: &Pool<DB>, server: &str) {
     if server == "postgres" {
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                    WHERE datname = current_database() AND pid <> pg_backend_pid()";

@@ -19,9 +19,9 @@ mod worker;
 #[path = "../contract/alone.rs"]
 #[allow(dead_code)]
 mod alone;
-#[path = "../contract/bed.rs"]
+#[path = "../contract/harness.rs"]
 #[allow(dead_code)]
-mod bed;
+mod harness;
 #[path = "../contract/proxy.rs"]
 #[allow(dead_code)]
 mod proxy;
@@ -50,8 +50,8 @@ mod program_end {
 
 use libtest_mimic::Trial;
 
-use bed::Server;
 use crew::Books;
+use harness::Server;
 
 fn main() {
     if worker::was_asked_for() {
@@ -77,7 +77,7 @@ fn main() {
 fn histories<DB: Books>(server: Server, trials: &mut Vec<Trial>) {
     macro_rules! runs {
         ($($name:ident),+ $(,)?) => {
-            $(trials.push(bed::trial::<DB, _>(server, "history", stringify!($name), runs::$name));)+
+            $(trials.push(harness::trial::<DB, _>(server, "history", stringify!($name), runs::$name));)+
         };
     }
     runs! {
@@ -99,6 +99,6 @@ fn judging(trials: &mut Vec<Trial>) {
         a_good_history_passes, a_row_that_is_deleted_under_its_holder_excuses_it, two_holders_at_a_time_are_caught,
         a_token_that_falls_or_comes_twice_is_caught, a_write_below_the_highest_token_is_caught, a_lost_update_is_caught,
         a_crash_that_is_not_freed_is_caught, a_loss_that_is_told_too_late_is_caught, a_commit_that_is_told_wrongly_is_caught,
-        a_release_that_is_told_wrongly_is_caught, a_claim_that_nobody_made_is_caught,
+        a_release_that_is_told_wrongly_is_caught, a_claim_that_was_never_made_is_caught,
     }
 }

@@ -6,10 +6,10 @@ use rustix::process::Signal;
 use tokio::time::sleep;
 
 use crate::{
-    bed::{PATIENCE, Server, Site},
     checker::{Rule, Verdict, check},
     crew::{Books, Crew},
     faults::{Fault, kill_connections},
+    harness::{PATIENCE, Server, TestDb},
     record::{Entry, Step, now},
     worker::LEASE,
 };
@@ -21,18 +21,18 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 /// Injects every fault once, in any order, and repeats this until the time is over.
-pub async fn promises_hold_while_processes_are_troubled<DB: Books>(site: Site<DB>) {
+pub async fn promises_hold_while_processes_are_troubled<DB: Books>(db: TestDb<DB>) {
     let seed = number("ROWLOCK_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
     let long = Duration::from_secs(number("ROWLOCK_LONG").unwrap_or_default());
     let began = now();
-    let mut crew = Crew::new(&site, seed).await;
+    let mut crew = Crew::new(&db, seed).await;
     for _ in 0..PROCESSES {
         crew.start(true).await;
     }
     let mut faults: BTreeMap<Fault, usize> = BTreeMap::new();
     // Two rounds contain enough events, even if one of them was stalled.
     for round in 1.. {
-        let mut all = Fault::all(&site.server);
+        let mut all = Fault::all(&db.server);
         crew.random.shuffle(&mut all);
         for fault in all {
             sleep(Duration::from_millis(crew.random.u64(50..300))).await;
@@ -45,11 +45,11 @@ pub async fn promises_hold_while_processes_are_troubled<DB: Books>(site: Site<DB
     }
     let (history, entries) = crew.ends().await;
     let verdict = check(&history);
-    tell(&site.server, seed, now() - began, &faults, &verdict);
+    tell(&db.server, seed, now() - began, &faults, &verdict);
     let seen = verdict.seen;
     let enough = seen.writes > 0 && seen.crashes > 0 && seen.losses > 0;
     if !verdict.violations.is_empty() || !enough {
-        let file = keep(&site.server, seed, &entries, &history.writes);
+        let file = keep(&db.server, seed, &entries, &history.writes);
         let count = verdict.violations.len();
         panic!(
             "{count} violations, seed {seed}, enough happened: {enough}, history in {file}: {:#?}",
@@ -89,8 +89,8 @@ fn keep(server: &Server, seed: u64, entries: &[Entry], writes: &[crate::record::
 
 /// Stops one of two workers at this point, between its grant and its write, for longer than its
 /// lease, while the other goes on. Returns the verdict, and the numbers that they wrote.
-async fn one_is_stopped<DB: Books>(site: &Site<DB>, job: &str, place: &str) -> (Verdict, Vec<i64>) {
-    let mut crew = Crew::new(site, 0).await;
+async fn one_is_stopped<DB: Books>(db: &TestDb<DB>, job: &str, place: &str) -> (Verdict, Vec<i64>) {
+    let mut crew = Crew::new(db, 0).await;
     for _ in 0..2 {
         crew.start(false).await;
     }
@@ -103,9 +103,9 @@ async fn one_is_stopped<DB: Books>(site: &Site<DB>, job: &str, place: &str) -> (
     crew.members[0].signal(Signal::STOP);
     // Its transaction keeps the row locked until its connection ends. On SQLite no other process
     // can take the file from it.
-    let (in_transaction, on_a_file) = (job == "transaction" && place == "write", site.server.name == "sqlite");
+    let (in_transaction, on_a_file) = (job == "transaction" && place == "write", db.server.name == "sqlite");
     if in_transaction && !on_a_file {
-        kill_connections::<DB>(&crew.pool, site.server.name).await;
+        kill_connections::<DB>(&crew.pool, db.server.name).await;
     }
     crew.members[1].order(format_args!("do {job}")).await;
     if in_transaction && on_a_file {
@@ -126,25 +126,25 @@ async fn one_is_stopped<DB: Books>(site: &Site<DB>, job: &str, place: &str) -> (
 }
 
 /// The control: the writer only checks the lease before it writes, and an update is lost.
-pub async fn a_stopped_holders_unfenced_write_overwrites_the_next_ones<DB: Books>(site: Site<DB>) {
-    let (verdict, numbers) = one_is_stopped(&site, "bare", "write").await;
+pub async fn a_stopped_holders_unfenced_write_overwrites_the_next_ones<DB: Books>(db: TestDb<DB>) {
+    let (verdict, numbers) = one_is_stopped(&db, "bare", "write").await;
     assert_eq!(numbers, [1, 1], "both made 1 of 0");
     let rules: Vec<Rule> = verdict.violations.iter().map(|violation| violation.rule).collect();
     assert!(!rules.is_empty() && rules.iter().all(|rule| *rule == Rule::FencedWrites), "{:?}", verdict.violations);
 }
 
 /// The holder detects the loss when its transaction begins, and retries.
-pub async fn a_stopped_holders_fenced_write_loses_nothing<DB: Books>(site: Site<DB>) {
-    let (verdict, numbers) = one_is_stopped(&site, "transaction", "granted").await;
+pub async fn a_stopped_holders_fenced_write_loses_nothing<DB: Books>(db: TestDb<DB>) {
+    let (verdict, numbers) = one_is_stopped(&db, "transaction", "granted").await;
     assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
     assert_eq!(numbers, [1, 2]);
 }
 
 /// The stopped worker's connection is ended, so that the other is granted the key. On SQLite the
 /// other writes after it.
-pub async fn a_stopped_transaction_that_is_cut_off_writes_nothing<DB: Books>(site: Site<DB>) {
-    let (verdict, numbers) = one_is_stopped(&site, "transaction", "write").await;
+pub async fn a_stopped_transaction_that_is_cut_off_writes_nothing<DB: Books>(db: TestDb<DB>) {
+    let (verdict, numbers) = one_is_stopped(&db, "transaction", "write").await;
     assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
-    let accepted: &[i64] = if site.server.name == "sqlite" { &[1, 2] } else { &[1] };
+    let accepted: &[i64] = if db.server.name == "sqlite" { &[1, 2] } else { &[1] };
     assert_eq!(numbers, accepted);
 }

@@ -9,18 +9,18 @@ use rowlock::{
 use sqlx::Pool;
 
 use crate::{
-    bed::Bed,
+    harness::TestDatabase,
     worker::{Orders, tell_grant},
 };
 
-pub struct Telling<DB: Bed> {
+pub struct Telling<DB: TestDatabase> {
     pub lock: LeaseLock<DB>,
     pub orders: Arc<Orders>,
     pub process: usize,
     pub op: u64,
 }
 
-impl<DB: Bed> ResourceLock<DB> for Telling<DB> {
+impl<DB: TestDatabase> ResourceLock<DB> for Telling<DB> {
     fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         self.acquire(key, Duration::ZERO)
     }

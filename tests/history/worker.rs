@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use crate::{
-    bed::{Bed, Site},
+    harness::{TestDatabase, TestDb},
     record::{Entry, How, Kind, Outcome, Step, now},
     telling::Telling,
 };
@@ -35,11 +35,11 @@ const CONNECTIONS: u32 = 3;
 pub const KEYS: [&str; 2] = ["k", "j"];
 
 /// The application's table, and a record of each write that was accepted.
-pub async fn tables<DB: Bed>(site: &Site<DB>) {
-    site.execute("CREATE TABLE work (id varchar(10) PRIMARY KEY, number bigint NOT NULL)").await;
-    site.execute("CREATE TABLE work_done (line varchar(100) NOT NULL)").await;
+pub async fn tables<DB: TestDatabase>(db: &TestDb<DB>) {
+    db.execute("CREATE TABLE work (id varchar(10) PRIMARY KEY, number bigint NOT NULL)").await;
+    db.execute("CREATE TABLE work_done (line varchar(100) NOT NULL)").await;
     for key in KEYS {
-        site.execute(&format!("INSERT INTO work VALUES ('{key}', 0)")).await;
+        db.execute(&format!("INSERT INTO work VALUES ('{key}', 0)")).await;
     }
 }
 
@@ -49,10 +49,10 @@ pub fn was_asked_for() -> bool {
 
 /// Starts this program again, with its database at this URL. With a seed the worker acts at random,
 /// without one on orders.
-pub fn start<DB: Bed>(site: &Site<DB>, url: &str, number: usize, seed: Option<u64>) -> Child {
+pub fn start<DB: TestDatabase>(db: &TestDb<DB>, url: &str, number: usize, seed: Option<u64>) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let seed = seed.map(|seed| seed.to_string()).unwrap_or_default();
-    command.env(JOB, site.server.name).env("JOB_URL", url).env("JOB_NUMBER", number.to_string()).env("JOB_SEED", seed);
+    command.env(JOB, db.server.name).env("JOB_URL", url).env("JOB_NUMBER", number.to_string()).env("JOB_SEED", seed);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
 }
 
@@ -76,7 +76,7 @@ fn var(name: &str) -> String {
     std::env::var(name).unwrap()
 }
 
-async fn work<DB: Bed>() {
+async fn work<DB: TestDatabase>() {
     let number: usize = var("JOB_NUMBER").parse().unwrap();
     let options = PoolOptions::new().max_connections(CONNECTIONS).test_before_acquire(false);
     let pool: Pool<DB> = options.connect_lazy(&var("JOB_URL")).unwrap();
@@ -120,7 +120,7 @@ fn tell_of(at: Duration, process: usize, op: u64, step: Step) {
     out.write_all(line.as_bytes()).and_then(|()| out.flush()).unwrap();
 }
 
-pub fn tell_grant<DB: Bed>(lease: &Lease<DB>, process: usize, op: u64) {
+pub fn tell_grant<DB: TestDatabase>(lease: &Lease<DB>, process: usize, op: u64) {
     let (at, left) = (now(), lease.time_left());
     let prior = lease.taken_over_from().map(|prior| (prior.token.get(), prior.label.parse().unwrap()));
     tell_of(at, process, op, Step::Granted { token: lease.token().get(), left, prior });
@@ -139,7 +139,7 @@ pub struct Orders {
 }
 
 impl Orders {
-    async fn take<DB: Bed>(self: Arc<Self>, pool: Pool<DB>, jobs: mpsc::UnboundedSender<String>) {
+    async fn take<DB: TestDatabase>(self: Arc<Self>, pool: Pool<DB>, jobs: mpsc::UnboundedSender<String>) {
         let mut lines = BufReader::new(tokio::io::stdin()).lines();
         while let Ok(Some(line)) = lines.next_line().await {
             let words: Vec<&str> = line.split(' ').collect();
@@ -187,7 +187,7 @@ impl Orders {
 }
 
 /// Holds every connection of the pool.
-async fn exhaust<DB: Bed>(pool: Pool<DB>, long: Duration) {
+async fn exhaust<DB: TestDatabase>(pool: Pool<DB>, long: Duration) {
     let mut all = Vec::new();
     for _ in 0..CONNECTIONS {
         all.extend(pool.acquire().await.ok());
@@ -195,7 +195,7 @@ async fn exhaust<DB: Bed>(pool: Pool<DB>, long: Duration) {
     sleep(long).await;
 }
 
-struct Worker<DB: Bed> {
+struct Worker<DB: TestDatabase> {
     lock: LeaseLock<DB>,
     pool: Pool<DB>,
     number: usize,
@@ -204,7 +204,7 @@ struct Worker<DB: Bed> {
     op: u64,
 }
 
-impl<DB: Bed> Worker<DB> {
+impl<DB: TestDatabase> Worker<DB> {
     async fn please_itself(mut self) {
         while !self.orders.quit.load(SeqCst) {
             let key = KEYS[usize::from(self.random.u8(..10) > 6)];
@@ -357,13 +357,13 @@ impl<DB: Bed> Worker<DB> {
     }
 }
 
-async fn number<DB: Bed>(conn: &mut DB::Connection, key: &str) -> Result<i64, sqlx::Error> {
+async fn number<DB: TestDatabase>(conn: &mut DB::Connection, key: &str) -> Result<i64, sqlx::Error> {
     let sql = format!("SELECT CAST(number AS char(20)) FROM work WHERE id = '{key}'");
     Ok(DB::text_on(conn, &sql).await?.unwrap().trim().parse().unwrap())
 }
 
 /// Signed by process, operation and run.
-async fn write<DB: Bed>(
+async fn write<DB: TestDatabase>(
     conn: &mut DB::Connection,
     key: &str,
     number: i64,

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_holds_a_key_holds_it_alone_until_it_is_given_back() -> Result<(), Error> {
+    async fn a_key_is_held_by_one_holder_until_it_is_released() -> Result<(), Error> {
         holds_alone(|pool| Ok(Article(pool))).await?;
         holds_alone(|pool| Ok(Single(pool))).await?;
         holds_alone(|pool| Rowlock::new(pool, true, Duration::ZERO)).await?;

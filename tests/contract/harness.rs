@@ -33,7 +33,7 @@ impl Server {
     }
 }
 
-/// As a bound of [`Bed`], `DB: Holds<T, Is: Value<DB>>` holds wherever `DB: Bed` does. In contrast,
+/// As a bound of [`TestDatabase`], `DB: Holds<T, Is: Value<DB>>` holds wherever `DB: TestDatabase` does. In contrast,
 /// `where T: Value<DB>` would have to be repeated in every test.
 pub trait Holds<T>: Named<T, Is = T> {}
 pub trait Named<T> {
@@ -45,7 +45,7 @@ impl<DB, T> Named<T> for DB {
 impl<DB, T> Holds<T> for DB {}
 
 /// What a test needs of a database besides the lock.
-pub trait Bed:
+pub trait TestDatabase:
     rowlock::Database + Sized + Holds<i64, Is: Value<Self>> + Holds<bool, Is: Value<Self>> + Holds<String, Is: Value<Self>>
 {
     /// Returns SQL for the database's time this many milliseconds ago (ahead, if negative), in the
@@ -86,14 +86,14 @@ pub trait Bed:
 }
 
 /// The database of one test, with the table in it.
-pub struct Site<DB: Bed> {
+pub struct TestDb<DB: TestDatabase> {
     pub server: Server,
     pub pool: Pool<DB>,
     pub url: String,
     _folder: Option<tempfile::TempDir>,
 }
 
-impl<DB: Bed> Site<DB> {
+impl<DB: TestDatabase> TestDb<DB> {
     pub fn lock(&self) -> LeaseLock<DB> {
         LeaseLock::new(self.pool.clone())
     }
@@ -148,14 +148,14 @@ impl<DB: Bed> Site<DB> {
     }
 }
 
-pub async fn pool<DB: Bed>(url: &str, connections: u32) -> Pool<DB> {
+pub async fn pool<DB: TestDatabase>(url: &str, connections: u32) -> Pool<DB> {
     let options = PoolOptions::new().max_connections(connections).test_before_acquire(false);
     options.connect(url).await.unwrap_or_else(|error| panic!("{url}: {error}"))
 }
 
 /// Returns the lease. Panics if there is none.
 #[track_caller]
-pub fn acquired<DB: Bed, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> Lease<DB> {
+pub fn acquired<DB: TestDatabase, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> Lease<DB> {
     match attempt {
         Ok(Attempt::Acquired(lease)) => lease,
         other => panic!("not acquired: {other:?}"),
@@ -163,7 +163,7 @@ pub fn acquired<DB: Bed, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> Le
 }
 
 #[track_caller]
-pub fn refused<DB: Bed, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> rowlock::Refusal {
+pub fn refused<DB: TestDatabase, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> rowlock::Refusal {
     match attempt {
         Ok(Attempt::Refused(refusal)) => refusal,
         other => panic!("not refused: {other:?}"),
@@ -208,7 +208,7 @@ fn wants_the_server_itself(module: &str, name: &str) -> bool {
             "the_connections_of_a_lock_are_closed_with_the_pool",
         ]
         .contains(&name),
-        "forgetting" => name == "keys_of_other_steps_can_be_had_meanwhile",
+        "forgetting" => name == "keys_of_other_steps_can_be_acquired_between_steps",
         "versioned_in" => name == "a_row_in_another_transactions_hands_is_a_conflict",
         "program_input" => name == "a_password_is_not_repeated",
         "versioned_limits" => name == "a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_again",
@@ -224,7 +224,7 @@ fn wants_the_server_itself(module: &str, name: &str) -> bool {
 
 /// Returns a test as a trial of the harness. The trial creates a database for the test and drops it
 /// afterwards.
-pub fn trial<DB: Bed, F>(server: Server, module: &str, name: &str, test: fn(Site<DB>) -> F) -> Trial
+pub fn trial<DB: TestDatabase, F>(server: Server, module: &str, name: &str, test: fn(TestDb<DB>) -> F) -> Trial
 where
     F: Future<Output = ()> + 'static,
 {
@@ -255,7 +255,7 @@ where
             runtime.block_on(async {
                 let pool = pool(&own, 10).await;
                 rowlock::migrate(&pool).await.unwrap();
-                test(Site { server, pool: pool.clone(), url: own.clone(), _folder: folder }).await;
+                test(TestDb { server, pool: pool.clone(), url: own.clone(), _folder: folder }).await;
                 tokio::time::timeout(Duration::from_secs(5), pool.close()).await.ok();
             });
         }));
@@ -315,7 +315,7 @@ macro_rules! plain_sql {
 }
 
 #[cfg(feature = "sqlite")]
-impl Bed for sqlx::Sqlite {
+impl TestDatabase for sqlx::Sqlite {
     plain_sql!("{}");
     const LOCK_ROW: &'static str = "UPDATE t_resource_lock SET status = status WHERE key_resource = 'k'";
     const BEGIN: &'static str = "BEGIN IMMEDIATE";
@@ -347,7 +347,7 @@ impl Bed for sqlx::Sqlite {
 }
 
 #[cfg(feature = "postgres")]
-impl Bed for sqlx::Postgres {
+impl TestDatabase for sqlx::Postgres {
     plain_sql!("SELECT number::bigint FROM ({}) AS one (number)");
     const LOCK_ROW: &'static str = "SELECT 1 FROM t_resource_lock WHERE key_resource = 'k' FOR UPDATE";
 
@@ -388,7 +388,7 @@ impl Bed for sqlx::Postgres {
 }
 
 #[cfg(feature = "mysql")]
-impl Bed for sqlx::MySql {
+impl TestDatabase for sqlx::MySql {
     plain_sql!("{}");
     const COUNTING: i64 = 1;
     const LOCK_ROW: &'static str = "SELECT 1 FROM t_resource_lock WHERE key_resource = 'k' FOR UPDATE";
