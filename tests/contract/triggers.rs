@@ -7,7 +7,7 @@ use rowlock::{CommitOutcome, Lease, ResourceLock, Status};
 use tokio::{join, time::sleep};
 
 use crate::{
-    batched::{assert_statements, bed, counted, released, together, tries},
+    batched::{assert_statements, counted, released, set_up, together, tries},
     harness::{TestDatabase, TestDb, acquired},
 };
 
@@ -65,7 +65,7 @@ pub async fn a_claim_is_told_its_token_and_whom_it_was_taken_from<DB: TestDataba
 pub async fn claims_that_travel_together_are_told_their_tokens<DB: TestDatabase>(db: TestDb<DB>) {
     const KEYS: [&str; 3] = ["first", "k", "other"];
     journal(&db).await;
-    let (pool, lock) = bed(&db, &KEYS.map(String::from)).await;
+    let (pool, lock) = set_up(&db, &KEYS.map(String::from)).await;
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, KEYS))).await;
     assert_statements(&db, count, 2, 2 + 2, "one alone, and the others, each with a look");
     let leases: Vec<_> = answers.into_iter().map(acquired).collect();
