@@ -333,7 +333,7 @@ pub async fn connections_that_went_away_while_idle_are_found_out<DB: TestDatabas
         for lease in futures(leases).await {
             acquired(lease).release(Status::Succeeded).await.unwrap();
         }
-        proxy.cut();
+        proxy.cut_off().await;
     };
     go_away().await;
     acquired(LeaseLock::new(proxy.pool::<DB>(4)).try_acquire("k").await).detach();

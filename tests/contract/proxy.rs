@@ -46,6 +46,8 @@ struct State {
     /// Connections below this number are cut.
     cut_below: u64,
     accepted: u64,
+    /// The connections that are open.
+    open: Vec<u64>,
     /// What is held at this moment.
     held: Vec<(Way, u64)>,
     /// The connections on which LISTEN was sent.
@@ -193,6 +195,16 @@ impl Proxy {
     }
 }
 
+impl Proxy {
+    /// Cuts all connections, and waits until none of them passes anything any more.
+    pub async fn cut_off(&self) {
+        self.cut();
+        let mut states = self.shared.0.subscribe();
+        let off = states.wait_for(|state| state.open.iter().all(|open| *open >= state.cut_below));
+        timeout(PATIENCE, off).await.expect("the connections end").unwrap();
+    }
+}
+
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.accepting.abort();
@@ -232,8 +244,13 @@ async fn accept(listener: TcpListener, shared: Shared, server: String) {
         shared.0.send_modify(|state| {
             number = state.accepted;
             state.accepted += 1;
+            state.open.push(number);
         });
-        tokio::spawn(connection(shared.clone(), number, client, server.clone()));
+        let (passing, server) = (shared.clone(), server.clone());
+        tokio::spawn(async move {
+            connection(passing.clone(), number, client, server).await;
+            passing.0.send_modify(|state| state.open.retain(|open| *open != number));
+        });
     }
 }
 
