@@ -14,7 +14,8 @@ const GRACE: Duration = Duration::from_secs(1);
 
 type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// A tracker of the operations that run in the background without a caller. Shutdown waits for them.
+/// A tracker of the operations that run in the background without a caller. Shutdown waits for
+/// them.
 ///
 /// It is closed from the start, so that `wait` returns whenever none is left.
 pub(crate) fn tracker() -> TaskTracker {

@@ -1,15 +1,15 @@
 //! Locks in the SQL database that an application already has: PostgreSQL, MySQL, MariaDB or SQLite.
 //!
-//! A [`LeaseLock`] keeps a key in the table `t_resource_lock` for as long as work runs, renews it in
-//! the background, and hands it to another instance when this one dies. A [`VersionLock`] raises a
-//! version column of the application's own table when a transaction commits, and a [`VersionedTable`]
-//! changes balances with it. Both locks are a [`ResourceLock`], and both run work with
-//! [`ResourceLockExt::run`] and [`ResourceLockExt::transaction`].
+//! A [`LeaseLock`] keeps a key in the table `t_resource_lock` for as long as work runs, renews it
+//! in the background, and hands it to another instance when this one dies. A [`VersionLock`] raises
+//! a version column of the application's own table when a transaction commits, and a
+//! [`VersionedTable`] changes balances with it. Both locks are a [`ResourceLock`], and both run
+//! work with [`ResourceLockExt::run`] and [`ResourceLockExt::transaction`].
 //!
 //! - [`migrate`] creates the table, or completes it.
-//! - [`LeaseLock::try_acquire`] and [`LeaseLock::acquire`] return an [`Attempt`]: a [`Lease`], or the
-//!   [`Refusal`] that says who holds the key and until when. A database that fails is an [`Error`],
-//!   never a refusal.
+//! - [`LeaseLock::try_acquire`] and [`LeaseLock::acquire`] return an [`Attempt`]: a [`Lease`], or
+//!   the [`Refusal`] that says who holds the key and until when. A database that fails is an
+//!   [`Error`], never a refusal.
 //! - Each claim has a fencing [`Token`], which grows with every claim of its key.
 //! - An [`Error`] says what happened, to which key, and whether anything may have been changed
 //!   ([`Certainty`]).
@@ -40,8 +40,9 @@
 //!
 //! # Features
 //!
-//! `sqlite` (the default), `postgres` and `mysql` (MariaDB too) select the databases. `rust_decimal`
-//! adds balances as decimals, `metrics` counters and histograms, `cli` the program `rowlock`.
+//! `sqlite` (the default), `postgres` and `mysql` (MariaDB too) select the databases.
+//! `rust_decimal` adds balances as decimals, `metrics` counters and histograms, `cli` the program
+//! `rowlock`.
 
 #[cfg(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")))]
 compile_error!("rowlock needs a database: enable one of the features `sqlite`, `postgres`, `mysql`");

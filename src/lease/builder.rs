@@ -89,7 +89,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// served in order, and processes race. A key is fair only if every lock object on it is fair,
     /// because others may overtake.
     ///
-    /// A waiter whose process died is skipped after 12 s. A fair claim reads the queue first, which is one statement more.
+    /// A waiter whose process died is skipped after 12 s. A fair claim reads the queue first, which
+    /// is one statement more.
     pub fn fair(self, fair: bool) -> Self {
         self.rebuild(|settings| Settings { fair, ..settings })
     }

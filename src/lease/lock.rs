@@ -62,8 +62,8 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Attempts to acquire `key` once, without waiting for another holder.
     ///
-    /// It takes one round trip if the row exists. The first call of a lock object also reads the table's
-    /// shape.
+    /// It takes one round trip if the row exists. The first call of a lock object also reads the
+    /// table's shape.
     ///
     /// # Errors
     /// [`Error::InvalidKey`] and [`Error::KeyTooLong`] before anything is sent;

@@ -205,7 +205,7 @@ pub async fn a_try_ends_at_its_time_limit_behind_an_uncommitted_insert<DB: TestD
     if db.server.name == "postgres" {
         let waiting =
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-        eventually("nobody waits", || async { db.number(waiting).await == Some(0) }).await;
+        eventually("no task waits", || async { db.number(waiting).await == Some(0) }).await;
     }
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     eventually("the row can be had", || async { matches!(db.lock().try_acquire("k").await, Ok(Attempt::Acquired(_))) })

@@ -371,7 +371,7 @@ pub async fn a_request_dropped_after_sending_fails_no_other<DB: TestDatabase>(db
     let other = acquired(timeout(PATIENCE, wanted.remove(0)).await.unwrap());
     assert!(line.lock.shutdown(PATIENCE).await);
     assert!(first.is_held() && other.is_held());
-    assert_eq!(standing(&db).await, 2, "what came for whoever had gone was given back");
+    assert_eq!(standing(&db).await, 2, "a claim of a dropped caller is given back");
 }
 
 pub async fn a_lost_reply_is_lost_for_no_request<DB: TestDatabase>(db: TestDb<DB>) {

@@ -50,7 +50,7 @@ async fn deduct_held<DB: TestDatabase, L: ResourceLock<DB>>(
     lock: &L,
     account: &'static str,
     (way, after): (Way, usize),
-    meanwhile: impl AsyncFnOnce(&Proxy),
+    between: impl AsyncFnOnce(&Proxy),
 ) -> Done {
     let runs = AtomicU32::new(0);
     let done = lock.transaction(account, |mut tx, _| {
@@ -64,11 +64,11 @@ async fn deduct_held<DB: TestDatabase, L: ResourceLock<DB>>(
             Ok(())
         }
     });
-    let meanwhile = async {
+    let between = async {
         line.proxy.held(way).await;
-        meanwhile(&line.proxy).await;
+        between(&line.proxy).await;
     };
-    let both = async { tokio::join!(done, meanwhile).0 };
+    let both = async { tokio::join!(done, between).0 };
     let done = timeout(3 * PATIENCE, both).await.expect("it ends");
     (done, runs.into_inner())
 }

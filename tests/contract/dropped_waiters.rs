@@ -39,7 +39,7 @@ pub async fn a_waiter_for_several_keys_in_order<DB: TestDatabase>(db: TestDb<DB>
 async fn waiters<DB: TestDatabase>(db: &TestDb<DB>, wanted: &[&str], fair: bool) {
     let keys = |stage: &Stage<'_, DB>| wanted.iter().map(|end| format!("{}{end}", stage.key)).collect::<Vec<_>>();
     let prepare = async |stage: &Stage<'_, DB>| {
-        db.lock().try_acquire_all(keys(stage)).await.unwrap().acquired().expect("nobody holds them")
+        db.lock().try_acquire_all(keys(stage)).await.unwrap().acquired().expect("no other holder has them")
     };
     let act = async |stage: &Stage<'_, DB>, holder: rowlock::LeaseSet<DB>| {
         let lock = stage.lock.clone().fair(fair);
@@ -72,7 +72,7 @@ async fn waiters<DB: TestDatabase>(db: &TestDb<DB>, wanted: &[&str], fair: bool)
     assert!(unheard.len() <= most, "places that are not left: {unheard:?}");
     let alive = |millis| format!("SELECT COUNT(*) FROM t_resource_lock_queue WHERE alive_until > {}", DB::ago(millis));
     assert_eq!(db.number(&alive(-KEPT_MILLIS)).await, Some(0));
-    eventually("what nobody heard of lapses", || async { db.number(&alive(0)).await == Some(0) }).await;
+    eventually("a ticket without an owner lapses", || async { db.number(&alive(0)).await == Some(0) }).await;
 }
 
 /// Returns whether the tickets of this stage are deleted soon.

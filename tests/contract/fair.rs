@@ -162,7 +162,7 @@ pub async fn the_waiters_of_a_killed_process_are_passed_over<DB: TestDatabase>(d
     holder.release(Status::Succeeded).await.unwrap();
     let before = counted(&db).await;
     sleep(KEPT / 2).await;
-    assert_eq!(places(&db).await, i64::try_from(arrivals.len()).unwrap(), "nobody is passed over too early");
+    assert_eq!(places(&db).await, i64::try_from(arrivals.len()).unwrap(), "no ticket is skipped too early");
     if let (Some(before), Some(after)) = (before, counted(&db).await) {
         // Each process polls at most twice a second, and sends three heartbeats of two statements.
         // The rest are the test's own statements.

@@ -36,7 +36,7 @@ pub async fn any_text_is_a_key_of_its_own_or_refused<DB: TestDatabase>(db: TestD
         async move {
             match lock.try_acquire(&text).await {
                 Ok(attempt) => {
-                    let lease = attempt.acquired().expect("nobody else has it");
+                    let lease = attempt.acquired().expect("no other holder has it");
                     assert_eq!((lease.key().as_str(), lease.token().get() > 0), (text.as_str(), true));
                     lease.release(Status::Succeeded).await.unwrap();
                     assert_eq!(lock.inspect(&text).await.unwrap().unwrap().key, text);

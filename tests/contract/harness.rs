@@ -33,8 +33,8 @@ impl Server {
     }
 }
 
-/// As a bound of [`TestDatabase`], `DB: Holds<T, Is: Value<DB>>` holds wherever `DB: TestDatabase` does. In contrast,
-/// `where T: Value<DB>` would have to be repeated in every test.
+/// As a bound of [`TestDatabase`], `DB: Holds<T, Is: Value<DB>>` holds wherever `DB: TestDatabase`
+/// does. In contrast, `where T: Value<DB>` would have to be repeated in every test.
 pub trait Holds<T>: Named<T, Is = T> {}
 pub trait Named<T> {
     type Is;
@@ -180,7 +180,7 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl Fn
 }
 
 /// Runs a future to completion within a call that cannot be awaited.
-pub fn meanwhile<T>(work: impl Future<Output = T>) -> T {
+pub fn between<T>(work: impl Future<Output = T>) -> T {
     tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(work))
 }
 

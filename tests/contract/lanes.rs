@@ -136,7 +136,7 @@ pub async fn a_runtime_that_stands_still_holds_up_no_other<DB: TestDatabase>(db:
         let (elsewhere, ended) = Elsewhere::new(cycle(lock.clone(), theirs.clone())).driven(polls).await;
         let since = Instant::now();
         for _ in 0..2 {
-            timeout(PATIENCE, cycle(lock.clone(), ours.clone())).await.expect("it waits for nobody");
+            timeout(PATIENCE, cycle(lock.clone(), ours.clone())).await.expect("it waits for no other request");
         }
         assert!(since.elapsed() < PATIENCE / 8, "after {polls}: {:?}", since.elapsed());
         elsewhere.ended(true).await;

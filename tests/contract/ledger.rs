@@ -55,7 +55,7 @@ pub async fn outside<DB: TestDatabase>(db: &TestDb<DB>, set: &str) {
 pub async fn at_every_point<T>(
     prepare: impl AsyncFn(),
     act: impl AsyncFn() -> T,
-    meanwhile: impl AsyncFn(),
+    between: impl AsyncFn(),
     mut look: impl AsyncFnMut(T) -> bool,
 ) {
     let (started, mut polls) = (Instant::now(), 0);
@@ -65,7 +65,7 @@ pub async fn at_every_point<T>(
         prepare().await;
         let mut act = pin!(act());
         if woken_after(polls, act.as_mut()).await {
-            meanwhile().await;
+            between().await;
             if look(act.await).await {
                 return;
             }

@@ -53,9 +53,9 @@ impl<DB: TestDatabase> Line<DB> {
         way: Way,
         after: usize,
         work: impl Future<Output = T>,
-        meanwhile: impl AsyncFnOnce(&Proxy),
+        between: impl AsyncFnOnce(&Proxy),
     ) -> T {
-        self.proxy.during(way, after, work, meanwhile).await
+        self.proxy.during(way, after, work, between).await
     }
 
     /// Runs `work`, and loses one chunk this way together with the connection.

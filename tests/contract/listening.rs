@@ -38,7 +38,7 @@ async fn listener<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
 /// Waits until the row is marked, which makes the holder's release send a notification.
 async fn awaited<DB: TestDatabase>(db: &TestDb<DB>, key: &str) {
     let sql = format!("SELECT COUNT(*) FROM t_resource_lock WHERE awaited AND key_resource = '{key}'");
-    eventually("the row says that somebody waits", || async { db.number(&sql).await == Some(1) }).await;
+    eventually("the row says that a task waits", || async { db.number(&sql).await == Some(1) }).await;
 }
 
 /// Starts a waiter. The task returns its lease and the time of the grant.
@@ -66,7 +66,7 @@ pub async fn a_lock_object_listens_on_one_connection_while_a_task_waits<DB: Test
     }
     let holders = [acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await)];
     refused(lock.try_acquire("k").await);
-    assert_eq!(listeners(&db).await, 0, "nobody has waited");
+    assert_eq!(listeners(&db).await, 0, "no task has waited");
     let (one, two) = (LeaseLock::new(db.pool_of(1).await), LeaseLock::new(db.pool_of(1).await));
     let all = [waiting(&one, "k"), waiting(&one.clone(), "k"), waiting(&one, "l"), waiting(&two, "k")];
     eventually("both listen", || async { listeners(&db).await == 2 }).await;
@@ -206,7 +206,7 @@ pub async fn a_release_is_notified_once_if_awaited_and_never_otherwise<DB: TestD
     let lock = db.lock();
     let other = LeaseLock::new(db.pool_of(1).await);
     alone(&lock).await;
-    assert_eq!(told(&db, &mut ears).await, [""; 0], "nobody waits");
+    assert_eq!(told(&db, &mut ears).await, [""; 0], "no task waits");
     for end in ["released", "abandoned", "dropped"] {
         let holder = acquired(lock.try_acquire("k").await);
         let next = waiting(&other, "k");
@@ -223,7 +223,7 @@ pub async fn a_release_is_notified_once_if_awaited_and_never_otherwise<DB: TestD
         lease.release(Status::Succeeded).await.unwrap();
         assert!(told(&db, &mut ears).await.len() <= 1);
         alone(&lock).await;
-        assert_eq!(told(&db, &mut ears).await, [""; 0], "nobody waits any more");
+        assert_eq!(told(&db, &mut ears).await, [""; 0], "no task waits any more");
     }
 }
 

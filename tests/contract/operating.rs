@@ -86,7 +86,7 @@ pub async fn a_forced_release_frees_the_key_and_the_old_holder_finds_out<DB: Tes
     assert!(next.token() > token && next.taken_over_from().is_none());
     assert!(matches!(old.release(Status::Failed).await, Err(Error::Lost { .. })));
     next.release(Status::Succeeded).await.unwrap();
-    assert_eq!(lock.force_release("nobody", Status::Failed).await.unwrap(), None);
+    assert_eq!(lock.force_release("absent", Status::Failed).await.unwrap(), None);
 }
 
 pub async fn a_forced_release_is_what_article_rules_wait_for<DB: TestDatabase>(db: TestDb<DB>) {

@@ -53,8 +53,8 @@ pub async fn a_claim_is_taken_renewed_and_released<DB: TestDatabase>(db: TestDb<
         assert!(late.out.is_empty() && late.err.contains("\"deploy\" is not held by"), "{late:?}");
     }
     assert_eq!(db.show("deploy").await, row);
-    db.rowlock("release nobody --force", &[]).await.with(75);
-    db.rowlock("show nobody", &[]).await.with(75);
+    db.rowlock("release absent --force", &[]).await.with(75);
+    db.rowlock("show absent", &[]).await.with(75);
 }
 
 pub async fn list_and_show_tell_every_field<DB: TestDatabase>(db: TestDb<DB>) {

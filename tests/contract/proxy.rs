@@ -151,21 +151,21 @@ impl Proxy {
         timeout(PATIENCE, held).await.unwrap_or_else(|_| panic!("no {way:?} came to be held")).unwrap();
     }
 
-    /// Runs `work`. Runs `meanwhile` once a chunk is held in this direction, after the given number
+    /// Runs `work`. Runs `between` once a chunk is held in this direction, after the given number
     /// has passed.
     pub async fn during<T>(
         &self,
         way: Way,
         after: usize,
         work: impl Future<Output = T>,
-        meanwhile: impl AsyncFnOnce(&Self),
+        between: impl AsyncFnOnce(&Self),
     ) -> T {
         self.hold_after(way, after);
-        let meanwhile = async {
+        let between = async {
             self.held(way).await;
-            meanwhile(self).await;
+            between(self).await;
         };
-        let both = async { join!(work, meanwhile).0 };
+        let both = async { join!(work, between).0 };
         timeout(PATIENCE, both).await.expect("it ends")
     }
 

@@ -79,7 +79,7 @@ pub async fn a_full_disk_grants_nothing_and_takes_nothing<DB: TestDatabase>(db: 
     let mut leases = Vec::new();
     let error = loop {
         match lock.try_acquire(&key(leases.len())).await {
-            Ok(attempt) => leases.push(attempt.acquired().expect("nobody else wants it")),
+            Ok(attempt) => leases.push(attempt.acquired().expect("no other task wants it")),
             Err(error) => break error,
         }
         assert!(leases.len() < 1000, "the disk is full at some time");

@@ -66,7 +66,7 @@ async fn goes_away_after<DB: TestDatabase>(db: &TestDb<DB>, gone: usize, polls: 
         lease.release(Status::Succeeded).await.unwrap();
     }
     assert!(lock.shutdown(PATIENCE).await);
-    assert_eq!(standing(db).await, 0, "{gone} after {polls}: nobody holds anything");
+    assert_eq!(standing(db).await, 0, "{gone} after {polls}: no key is held");
     went
 }
 
@@ -76,7 +76,7 @@ pub async fn a_request_dropped_in_flight_leaves_no_claim<DB: TestDatabase>(db: T
     let line = line(&db).await;
     for gone in [0, 1] {
         let (first, mut wanted) = all_but_one_held(&line, &["first", "k", "k", "k"]).await;
-        assert_eq!(standing(&db).await, 2, "it is granted, and nobody knows it");
+        assert_eq!(standing(&db).await, 2, "it is granted, and the reply was not read");
         drop(wanted.remove(gone));
         line.proxy.open();
         let answers = timeout(PATIENCE, all(wanted)).await.expect("the others are answered");
@@ -86,6 +86,6 @@ pub async fn a_request_dropped_in_flight_leaves_no_claim<DB: TestDatabase>(db: T
             lease.release(Status::Succeeded).await.unwrap();
         }
         assert!(line.lock.shutdown(PATIENCE).await);
-        assert_eq!(standing(&db).await, 0, "nobody holds anything");
+        assert_eq!(standing(&db).await, 0, "no key is held");
     }
 }

@@ -5,7 +5,7 @@
 use rowlock::{Error, Insufficient, UpdateError, Updated, VersionedTable};
 
 use crate::{
-    harness::{TestDatabase, TestDb, meanwhile},
+    harness::{TestDatabase, TestDb, between},
     ledger::{ledger, outside, row, updated},
 };
 
@@ -112,7 +112,7 @@ async fn take<DB: TestDatabase>(
         Step::OvertakenIn(balance) => {
             let mut tx = db.pool.begin().await.unwrap();
             let update = table.update_in(&mut tx, "a", |old| {
-                meanwhile(write(db, balance));
+                between(write(db, balance));
                 Ok::<_, Error>(old + 1)
             });
             let result = update.await;
@@ -157,7 +157,7 @@ async fn overtaken<DB: TestDatabase>(
     let update = table.update("a", |old| {
         calls += 1;
         if calls <= times {
-            meanwhile(write(db, balance));
+            between(write(db, balance));
         }
         Ok::<_, Error>(old + 1)
     });

@@ -165,7 +165,7 @@ pub async fn sets_do_not_deadlock<DB: TestDatabase>(db: TestDb<DB>) {
         }
     }
     timeout(3 * PATIENCE, tasks.join_all()).await.expect("all of them were served");
-    eventually("nobody is left in line", || async {
+    eventually("no ticket is left", || async {
         db.number("SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(0)
     })
     .await;

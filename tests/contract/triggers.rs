@@ -103,7 +103,7 @@ pub async fn what_a_trigger_waits_for_is_waited_for<DB: TestDatabase>(db: TestDb
     let lock = db.lock();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let pool = db.pool_of(1).await;
-    let meanwhile = async || {
+    let between = async || {
         let mut counting = pool.acquire().await.unwrap();
         DB::execute_on(&mut counting, DB::BEGIN).await.unwrap();
         DB::execute_on(&mut counting, "UPDATE counter SET changes = 0").await.unwrap();
@@ -114,10 +114,10 @@ pub async fn what_a_trigger_waits_for_is_waited_for<DB: TestDatabase>(db: TestDb
         sleep(Duration::from_millis(300)).await;
         DB::execute_on(&mut counting, "ROLLBACK").await.unwrap();
     };
-    let counting = meanwhile().await;
+    let counting = between().await;
     let (lease, ()) = join!(lock.try_acquire("k"), end(counting));
     let lease = acquired(lease);
-    let counting = meanwhile().await;
+    let counting = between().await;
     let (released, ()) = join!(lease.release(Status::Succeeded), end(counting));
     released.unwrap();
 }

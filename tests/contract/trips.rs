@@ -7,7 +7,7 @@ use rowlock::{LeaseLock, ResourceLockExt, Status, VersionedTable};
 
 use crate::{
     bank::{LEASE, Lock, VERSION, accounts, version_lock},
-    harness::{TestDatabase, TestDb, acquired, meanwhile, refused},
+    harness::{TestDatabase, TestDb, acquired, between, refused},
     ledger::{COLUMNS, ledger, outside},
 };
 
@@ -110,7 +110,7 @@ pub async fn round_trips_of_versions_are_as_stated<DB: TestDatabase>(db: TestDb<
     let conflict = first.update("a", |balance| {
         calls += 1;
         if calls == 1 {
-            meanwhile(outside(&db, "version = version + 1"));
+            between(outside(&db, "version = version + 1"));
         }
         Ok::<_, Infallible>(balance + 1)
     });

@@ -95,7 +95,7 @@ pub async fn claims_whose_connection_the_server_ends_are_all_granted<DB: TestDat
     assert_eq!(standing(&db).await, 4);
     assert_theirs(&db, &leases).await;
     released(&pool, leases, |_| Status::Succeeded).await;
-    assert_eq!(standing(&db).await, 0, "no claim is left that nobody knows of");
+    assert_eq!(standing(&db).await, 0, "no claim is left without a holder");
 }
 
 pub async fn releases_whose_connection_the_server_ends_are_all_done<DB: TestDatabase>(db: TestDb<DB>) {

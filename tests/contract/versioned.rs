@@ -7,7 +7,7 @@ use rowlock::{
 };
 
 use crate::{
-    harness::{PATIENCE, TestDatabase, TestDb, meanwhile},
+    harness::{PATIENCE, TestDatabase, TestDb, between},
     ledger::{COLUMNS, at_every_point, changed_nothing, create, insert, ledger, outside, row, updated},
 };
 
@@ -63,7 +63,7 @@ pub async fn an_update_computes_anew_after_a_conflict<DB: TestDatabase>(db: Test
     let update = table.update("a", |balance| {
         seen.push(*balance);
         if seen.len() < 3 {
-            meanwhile(outside(&db, "balance = balance + 1000, version = version + 1"));
+            between(outside(&db, "balance = balance + 1000, version = version + 1"));
         }
         Ok::<_, Infallible>(balance - 1)
     });
@@ -78,7 +78,7 @@ async fn always_overtaken<DB: TestDatabase>(db: &TestDb<DB>, table: &VersionedTa
     let (before, mut calls) = (row(db).await, 0);
     let update = table.update("a", |balance| {
         calls += 1;
-        meanwhile(outside(db, "version = version + 1"));
+        between(outside(db, "version = version + 1"));
         Ok::<_, Infallible>(balance - 1)
     });
     let UpdateError::Failed(error) = update.await.unwrap_err();

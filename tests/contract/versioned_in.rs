@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use rowlock::{Error, UpdateError, Updated, VersionedTable};
 
 use crate::{
-    harness::{TestDatabase, TestDb, eventually, meanwhile},
+    harness::{TestDatabase, TestDb, between, eventually},
     ledger::{COLUMNS, changed_nothing, ledger, outside, row, updated},
 };
 
@@ -57,7 +57,7 @@ pub async fn a_faster_one_is_a_conflict_after_one_attempt<DB: TestDatabase>(db: 
     let mut calls = 0;
     let update = table.update_in(&mut tx, "a", |balance| {
         calls += 1;
-        meanwhile(outside(&db, "balance = 40, version = version + 1"));
+        between(outside(&db, "balance = 40, version = version + 1"));
         Ok::<_, Infallible>(balance - 10)
     });
     is_conflict(update.await);
@@ -153,7 +153,7 @@ pub async fn an_error_leaves_the_transaction_to_the_caller<DB: TestDatabase>(db:
     let mut tx = db.pool.begin().await.unwrap();
     let refused = table.update_in(&mut tx, "a", |balance| Err::<i64, _>(balance + 1)).await;
     assert!(matches!(refused, Err(UpdateError::Computation(101))));
-    let missing = table.update_in(&mut tx, "nobody", |balance| Ok::<_, Infallible>(*balance)).await;
+    let missing = table.update_in(&mut tx, "absent", |balance| Ok::<_, Infallible>(*balance)).await;
     assert!(matches!(missing, Err(UpdateError::Failed(Error::NotFound { .. }))));
     less(&table, &mut tx).await.unwrap();
     tx.commit().await.unwrap();

@@ -62,11 +62,11 @@ pub async fn no_request_is_sent_while_the_process_holds_the_key<DB: TestDatabase
     let mut waiters: Vec<_> = (0..1000).map(|_| waiter(&lock, FOR_EVER)).collect();
     let before = DB::statements(&pool).await.unwrap();
     sleep(Duration::from_secs(3)).await;
-    let meanwhile = DB::statements(&pool).await.unwrap();
-    assert_eq!(meanwhile - before, DB::COUNTING);
+    let between = DB::statements(&pool).await.unwrap();
+    assert_eq!(between - before, DB::COUNTING);
     holder.release(Status::Succeeded).await.unwrap();
     let next = timeout(PATIENCE, waiters.remove(0)).await.unwrap();
-    assert_eq!(DB::statements(&pool).await.unwrap() - meanwhile - DB::COUNTING, 2);
+    assert_eq!(DB::statements(&pool).await.unwrap() - between - DB::COUNTING, 2);
     drop(waiters);
     acquired(next).release(Status::Succeeded).await.unwrap();
 }

@@ -30,7 +30,8 @@ pub struct SourceArguments {
     /// The database: postgres://, mysql:// (MariaDB too), or sqlite:FILE
     #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true, global = true)]
     pub database_url: Option<String>,
-    /// Use a file of your own, ~/.local/state/rowlock/locks.db: locks for this machine and user only
+    /// Use a file of your own, ~/.local/state/rowlock/locks.db: locks for this machine and user
+    /// only
     #[arg(long, global = true)]
     pub local: bool,
     /// How long to wait for a connection
@@ -66,7 +67,8 @@ pub enum Action {
     /// The list, live
     #[command(after_help = "Example: rowlock watch --held")]
     Watch(Watch),
-    /// Delete rows that were not used for so long: never one that is held, failed, or within its minimum interval (the column `time`, an hour at least, and --min-interval)
+    /// Delete rows that were not used for so long: never one that is held, failed, or within its
+    /// minimum interval (the column `time`, an hour at least, and --min-interval)
     #[command(after_help = "Example: rowlock forget --older-than 30d")]
     Forget {
         /// How long ago they were released at least
@@ -151,7 +153,8 @@ pub struct Run {
     pub key: Key,
     #[command(flatten)]
     pub terms: Terms,
-    /// How long a command that is to stop may take before it is killed, and how long to try to record its end; after a loss, another holder may be at work in that time
+    /// How long a command that is to stop may take before it is killed, and how long to try to
+    /// record its end; after a loss, another holder may be at work in that time
     #[arg(long, value_name = "D", default_value = "10s", value_parser = duration)]
     pub grace: Duration,
     /// Exit with 0 when refused
@@ -223,7 +226,8 @@ impl From<Ending> for Status {
 /// What decides whether a free key is within its window.
 #[derive(Debug, Args)]
 pub struct Window {
-    /// The window that the keys are judged by; it does not stand in the table, so say the one that `run` is given
+    /// The minimum interval that the keys are judged by: the one that `run` is given, as the table
+    /// does not record it
     #[arg(long, value_name = "D", default_value = "0s", value_parser = duration)]
     pub min_interval: Duration,
 }
