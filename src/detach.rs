@@ -24,7 +24,7 @@ pub(crate) fn tracker() -> TaskTracker {
     tracker
 }
 
-/// A statement under way. If it is dropped, the statement continues in the background, and its
+/// A statement in flight. If it is dropped, the statement continues in the background, and its
 /// result is dropped there: a lease is abandoned, a ticket is removed from its queue, and the
 /// connection is returned to its pool. After one second without a reply the connection is closed.
 pub(crate) struct DetachOnDrop<T: Send + 'static> {

@@ -1,8 +1,9 @@
-//! Errors of the crate, and what is known of the outcome.
+//! Errors of the crate.
 
 use std::{error::Error as _, fmt, time::Duration};
 
 use crate::{
+    action::{Action, Certainty, describe_outcome},
     key::{Holder, InvalidHolder, InvalidKey, Key, Token},
     store::fault::{Contention, fault},
 };
@@ -13,6 +14,23 @@ use crate::{
 /// `Display` states what happened and what to do, and leaves the driver's error to
 /// [`source`](std::error::Error::source). `Debug` prints the same text and all sources, so that a
 /// `main` that returns the error prints them.
+///
+/// ```
+/// # async fn example<DB: rowlock::Database>(
+/// #     lock: rowlock::LeaseLock<DB>,
+/// # ) -> Result<(), rowlock::Error> {
+/// use rowlock::{Attempt, Error};
+///
+/// match lock.try_acquire("report").await {
+///     Ok(Attempt::Acquired(lease)) => println!("held under token {}", lease.token()),
+///     Ok(Attempt::Refused(refusal)) => println!("not now: {refusal}"),
+///     Err(Error::TableMissing) => rowlock::migrate(lock.pool()).await?,
+///     Err(error) if error.is_retryable() => println!("try again later: {error}"),
+///     Err(error) => return Err(error),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -21,6 +39,7 @@ pub enum Error {
     InvalidKey(#[from] InvalidKey),
 
     /// The table's key column cannot hold this key; nothing was changed.
+    #[non_exhaustive]
     #[error("key {:?} does not fit: the column t_resource_lock.key_resource is {column}", key.as_str())]
     KeyTooLong {
         /// The key.
@@ -35,6 +54,7 @@ pub enum Error {
 
     /// The key is not held under this id: its claim was ended, was taken over, or never existed.
     /// Nothing was changed.
+    #[non_exhaustive]
     #[error("key {:?} is not held by {holder}: that claim was ended or taken over, or never made", key.as_str())]
     NotHeld {
         /// The key.
@@ -44,6 +64,7 @@ pub enum Error {
     },
 
     /// The table's column for the label is too narrow; nothing was changed.
+    #[non_exhaustive]
     #[error(
         "the label {label:?} does not fit: the column t_resource_lock.client_ip holds {chars} characters; set a shorter one with label()"
     )]
@@ -55,6 +76,7 @@ pub enum Error {
     },
 
     /// A setting is out of range.
+    #[non_exhaustive]
     #[error("{setting} of {value} is not possible: {rule}")]
     InvalidSetting {
         /// The setting's name.
@@ -65,6 +87,30 @@ pub enum Error {
         rule: &'static str,
     },
 
+    /// The schedule is not possible; nothing was sent.
+    #[non_exhaustive]
+    #[error("the schedule {:?} is not possible: {wrong}", name.as_str())]
+    InvalidSchedule {
+        /// The schedule's name.
+        name: Key,
+        /// What is wrong with it.
+        wrong: String,
+    },
+
+    /// The tables of schedules do not exist.
+    #[error(
+        "the tables t_resource_schedule and t_resource_schedule_run do not exist here: call rowlock::migrate(&pool) once, or run `sqlx migrate run` with rowlock's migrations"
+    )]
+    ScheduleTablesMissing,
+
+    /// The table has no schedule of this name, or this instance knows none.
+    #[non_exhaustive]
+    #[error("there is no schedule {:?}: it is created by the start of an instance that knows it", name.as_str())]
+    UnknownSchedule {
+        /// The schedule's name.
+        name: Key,
+    },
+
     /// The table does not exist.
     #[error(
         "the table t_resource_lock does not exist here: call rowlock::migrate(&pool) once, or run `sqlx migrate run` with rowlock's migrations"
@@ -72,6 +118,7 @@ pub enum Error {
     TableMissing,
 
     /// The table exists, but lacks columns.
+    #[non_exhaustive]
     #[error(
         "the table t_resource_lock is not complete, it lacks {columns}: call rowlock::migrate(&pool) once, or run `sqlx migrate run` with rowlock's migrations"
     )]
@@ -81,6 +128,7 @@ pub enum Error {
     },
 
     /// The key's row was created, but no later statement sees it. The key is not held.
+    #[non_exhaustive]
     #[error("key {:?}: its row was created and is not visible; look for a trigger on t_resource_lock that deletes or changes new rows, a row policy that hides them, or a replica that answers reads", key.as_str())]
     RowNotVisible {
         /// The key.
@@ -88,6 +136,7 @@ pub enum Error {
     },
 
     /// The table cannot be used in its present form.
+    #[non_exhaustive]
     #[error("the table t_resource_lock cannot be used: {wrong}")]
     Unsuitable {
         /// What is wrong with it, and what would be correct.
@@ -95,6 +144,7 @@ pub enum Error {
     },
 
     /// The database accepts no writes; nothing was changed.
+    #[non_exhaustive]
     #[error("the database is read-only: rowlock needs one that takes writes (the primary, not a standby)")]
     ReadOnly {
         /// The driver's error.
@@ -107,7 +157,8 @@ pub enum Error {
     NoRuntime,
 
     /// No reply arrived within the time limit.
-    #[error("{action} {subject}: no answer within {limit:?}; {}", told(*action, *outcome))]
+    #[non_exhaustive]
+    #[error("{action} {subject}: no reply within {limit:?}; {}", describe_outcome(*action, *outcome))]
     TimedOut {
         /// The action that was under way.
         action: Action,
@@ -120,9 +171,10 @@ pub enum Error {
     },
 
     /// The pool gave no connection in time.
+    #[non_exhaustive]
     #[error(
         "{action} {subject}: no connection from the pool within {limit:?}, because all are in use or the server is out of reach; {}",
-        told(*action, *outcome)
+        describe_outcome(*action, *outcome)
     )]
     NoConnection {
         /// The action that was to be performed.
@@ -146,6 +198,7 @@ pub enum Error {
     },
 
     /// Another transaction committed first; nothing of this one was committed.
+    #[non_exhaustive]
     #[error("key {:?}: gave up after {attempts} conflicting attempts; nothing was changed: try again, or allow more retries", key.as_str())]
     Conflict {
         /// The key.
@@ -157,6 +210,7 @@ pub enum Error {
     },
 
     /// The table has no row for this key.
+    #[non_exhaustive]
     #[error("the table {table} has no row of key {:?}: create it first", key.as_str())]
     NotFound {
         /// The table, as the caller named it.
@@ -166,6 +220,7 @@ pub enum Error {
     },
 
     /// The key does not fit the type of the column; nothing was sent.
+    #[non_exhaustive]
     #[error("key {:?} does not fit: the column {column} holds {holds}", key.as_str())]
     KeyUnfit {
         /// The key.
@@ -177,6 +232,7 @@ pub enum Error {
     },
 
     /// The name of a table or column is not valid.
+    #[non_exhaustive]
     #[error("{name:?} is not taken as the name of a {what}: {rule}")]
     InvalidName {
         /// The name, or its first 80 characters.
@@ -188,6 +244,7 @@ pub enum Error {
     },
 
     /// The application's table differs from its description; nothing was changed.
+    #[non_exhaustive]
     #[error("the table {table} cannot be used: {wrong}")]
     TableUnfit {
         /// The table, as the caller named it.
@@ -197,6 +254,7 @@ pub enum Error {
     },
 
     /// The amount is not valid; nothing was changed.
+    #[non_exhaustive]
     #[error("an amount of {amount} is not possible for key {:?}: {rule}", key.as_str())]
     InvalidAmount {
         /// The key.
@@ -217,6 +275,7 @@ pub enum Error {
     /// The transaction ended before its commit: the work continued after an error of the database,
     /// ended the transaction itself, or kept it. Nothing that it wrote before that was committed by
     /// rowlock.
+    #[non_exhaustive]
     #[error(
         "the transaction under key {:?} was over before its commit: the work has to let every database error out, must not commit, roll back or keep the transaction, and run nothing that commits by itself; what it wrote after that may stand", key.as_str()
     )]
@@ -229,7 +288,8 @@ pub enum Error {
     },
 
     /// COMMIT was sent, no reply arrived, and the commit outcome cannot be determined.
-    #[error("the transaction under key {:?} may or may not have been committed: no answer came; look at what it writes before it is done again", key.as_str())]
+    #[non_exhaustive]
+    #[error("the transaction under key {:?} may or may not have been committed: no reply arrived; look at what it writes before it is done again", key.as_str())]
     CommitUnknown {
         /// The key.
         key: Key,
@@ -239,7 +299,8 @@ pub enum Error {
     },
 
     /// The database failed.
-    #[error("{action} {subject} failed{}; {}", because(source), told(*action, *outcome))]
+    #[non_exhaustive]
+    #[error("{action} {subject} failed{}; {}", because(source), describe_outcome(*action, *outcome))]
     Database {
         /// The action that was under way.
         action: Action,
@@ -278,104 +339,17 @@ fn because(source: &sqlx::Error) -> &'static str {
     }
 }
 
-/// Returns what is known of the outcome, and what follows from it.
-fn told(action: Action, outcome: Certainty) -> String {
-    let next = match (outcome, action) {
-        (Certainty::NothingChanged, _) => "",
-        (_, Action::Acquire | Action::Renew | Action::Release | Action::Abandon) => {
-            " (a claim that is left behind ends with its lease)"
-        }
-        (_, Action::Update) => " (read the row before it is changed again)",
-        (_, Action::ForceRelease) => " (look at the key before it is done again)",
-        (_, Action::Migrate | Action::Forget) => " (doing it again does no harm)",
-        // These leave nothing behind.
-        (_, Action::Inspect | Action::Read | Action::Begin | Action::Confirm | Action::Commit) => "",
-    };
-    format!("{outcome}{next}")
-}
-
-/// The action during which an error occurred.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Action {
-    /// Acquiring a key.
-    Acquire,
-    /// Renewing a lease.
-    Renew,
-    /// Ending a claim with a status.
-    Release,
-    /// Ending a claim so that the next claim may take over at once.
-    Abandon,
-    /// Creating or checking the table.
-    Migrate,
-    /// Reading rows.
-    Inspect,
-    /// Freeing a row regardless of its holder.
-    ForceRelease,
-    /// Deleting old rows.
-    Forget,
-    /// Beginning a transaction.
-    Begin,
-    /// Making a transaction depend on a claim.
-    Confirm,
-    /// Committing a transaction.
-    Commit,
-    /// Reading a value or a version.
-    Read,
-    /// Writing a value.
-    Update,
-}
-
-impl Action {
-    /// Returns whether the action changes nothing, with or without a reply: it only reads, or it is
-    /// part of a transaction whose COMMIT was not sent.
-    pub(crate) fn leaves_nothing(self) -> bool {
-        matches!(self, Self::Inspect | Self::Read | Self::Begin | Self::Confirm | Self::Commit)
-    }
-}
-
-impl fmt::Display for Action {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Acquire => "acquiring",
-            Self::Renew => "renewing",
-            Self::Release => "releasing",
-            Self::Abandon => "abandoning",
-            Self::Migrate => "migrating",
-            Self::Inspect => "inspecting",
-            Self::ForceRelease => "releasing by force",
-            Self::Forget => "forgetting old rows of",
-            Self::Begin => "beginning a transaction under",
-            Self::Confirm => "confirming",
-            Self::Commit => "committing under",
-            Self::Read => "reading",
-            Self::Update => "updating",
-        })
-    }
-}
-
-/// What is known of the outcome when there was no valid reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Certainty {
-    /// The request was not carried out.
-    NothingChanged,
-    /// The request may have been carried out. A claim that is left behind ends with its lease.
-    Unknown,
-}
-
-impl fmt::Display for Certainty {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NothingChanged => "nothing was changed",
-            Self::Unknown => "it may have been carried out",
-        })
-    }
-}
-
 impl Error {
-    pub(crate) fn conflict(key: Key, attempts: u32) -> Self {
+    /// Creates an [`Error::Conflict`], for a lock of the application's own
+    /// ([`ResourceLock`](crate::ResourceLock)).
+    pub fn conflict(key: Key, attempts: u32) -> Self {
         Self::Conflict { key, attempts, source: Contention }
+    }
+
+    /// Creates an [`Error::Database`], for a lock of the application's own
+    /// ([`ResourceLock`](crate::ResourceLock)).
+    pub fn database(action: Action, key: &Key, outcome: Certainty, source: sqlx::Error) -> Self {
+        Self::Database { action, subject: format!("{:?}", key.as_str()), outcome, source }
     }
 
     /// Returns whether nothing was sent, or only what changes nothing, and the same request may be
@@ -393,6 +367,19 @@ impl Error {
     }
 
     /// Returns whether the same call may succeed a little later without any intervention.
+    ///
+    /// It is `false` for a write that may have been carried out, because such a write must not be
+    /// repeated.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use rowlock::{Error, Key};
+    ///
+    /// assert!(Error::conflict(Key::new("alice")?, 1).is_retryable());
+    /// assert!(!Error::TableMissing.is_retryable());
+    /// # Ok::<(), rowlock::InvalidKey>(())
+    /// ```
     pub fn is_retryable(&self) -> bool {
         match self {
             // A write that may have been carried out must not be repeated.
@@ -406,73 +393,5 @@ impl Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ACTIONS: [Action; 13] = [
-        Action::Acquire,
-        Action::Renew,
-        Action::Release,
-        Action::Abandon,
-        Action::Migrate,
-        Action::Inspect,
-        Action::ForceRelease,
-        Action::Forget,
-        Action::Begin,
-        Action::Confirm,
-        Action::Commit,
-        Action::Read,
-        Action::Update,
-    ];
-
-    fn refused() -> sqlx::Error {
-        sqlx::Error::Io(std::io::Error::other("the server hung up"))
-    }
-
-    fn failed(action: Action, outcome: Certainty) -> Error {
-        Error::Database { action, subject: "\"k\"".into(), outcome, source: refused() }
-    }
-
-    #[test]
-    fn a_lease_is_spoken_of_where_there_is_one() {
-        for action in ACTIONS {
-            let (subject, limit) = ("\"k\"".to_owned(), Duration::from_secs(5));
-            for outcome in [Certainty::Unknown, Certainty::NothingChanged] {
-                let of_a_claim = matches!(action, Action::Acquire | Action::Renew | Action::Release | Action::Abandon);
-                let errors = [
-                    failed(action, outcome),
-                    Error::TimedOut { action, subject: subject.clone(), limit, outcome },
-                    Error::NoConnection { action, subject: subject.clone(), limit, outcome },
-                ];
-                for text in errors.map(|error| error.to_string()) {
-                    assert_eq!(text.contains("lease"), of_a_claim && outcome == Certainty::Unknown, "{text}");
-                    assert_eq!(text.contains("may have been"), outcome == Certainty::Unknown, "{text}");
-                    assert_eq!(text.contains("nothing was changed"), outcome == Certainty::NothingChanged, "{text}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn the_cause_is_told_once_by_what_prints_the_chain() {
-        let key = Key::new("k").unwrap();
-        let errors = [
-            failed(Action::Acquire, Certainty::NothingChanged),
-            Error::ReadOnly { source: refused() },
-            Error::TransactionOver { key: key.clone(), source: Some(refused()) },
-            Error::CommitUnknown { key, source: Some(refused()) },
-        ];
-        for error in errors {
-            assert!(!error.to_string().contains("hung up"), "{error}");
-            assert!(error.source().is_some_and(|source| source.to_string().contains("hung up")), "{error}");
-            assert_eq!(format!("{error:?}").matches("hung up").count(), 1, "{error:?}");
-        }
-    }
-
-    /// `fn main() -> Result<(), Box<dyn Error>>` prints this text.
-    #[test]
-    fn what_a_main_prints_says_what_to_do() {
-        let error: Box<dyn std::error::Error> = Error::TableMissing.into();
-        assert!(format!("{error:?}").contains("call rowlock::migrate(&pool) once"), "{error:?}");
-    }
-}
+#[path = "error_tests.rs"]
+mod tests;

@@ -6,7 +6,15 @@ use uuid::Uuid;
 
 /// The name of one resource: 1 to 255 bytes of UTF-8, no NUL, no white space at the start or end.
 ///
-/// Keys are compared byte by byte on every database.
+/// Keys are compared byte by byte on every database. Methods take a key as `&str` and check it.
+///
+/// ```
+/// use rowlock::Key;
+///
+/// assert_eq!(Key::new("nightly report")?.as_str(), "nightly report");
+/// assert!(Key::new("").is_err());
+/// # Ok::<(), rowlock::InvalidKey>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
 
@@ -78,11 +86,25 @@ pub struct InvalidHolder {
 }
 
 /// The identity of one claim: a UUID that is generated for the claim and never reused.
+///
+/// A process that passes its claim to another process sends the key and the holder. The other
+/// process takes the claim up with [`LeaseLock::resume`](crate::LeaseLock::resume).
+///
+/// ```
+/// use rowlock::Holder;
+///
+/// let holder = Holder::parse("b40f1084-8cd5-4f63-8b42-6c5fed160fd4")?;
+/// assert_eq!(holder.to_string(), "b40f1084-8cd5-4f63-8b42-6c5fed160fd4");
+/// assert_ne!(Holder::unique(), Holder::unique());
+/// # Ok::<(), rowlock::InvalidHolder>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Holder(Uuid);
 
 impl Holder {
-    pub(crate) fn unique() -> Self {
+    /// Creates an id that no other claim has, for a lock of the application's own
+    /// ([`ResourceLock`](crate::ResourceLock)).
+    pub fn unique() -> Self {
         Self(Uuid::new_v4())
     }
 
@@ -116,11 +138,35 @@ impl fmt::Display for Holder {
 ///
 /// The caller sends it with each write to a system outside the database. That system rejects a
 /// token lower than the highest it has seen.
+///
+/// ```
+/// use rowlock::Token;
+///
+/// /// A storage that refuses late writes.
+/// struct Storage {
+///     highest: Token,
+/// }
+///
+/// impl Storage {
+///     fn write(&mut self, token: Token, _data: &str) -> Result<(), &'static str> {
+///         if token < self.highest {
+///             return Err("the writer has lost its claim");
+///         }
+///         self.highest = token;
+///         Ok(())
+///     }
+/// }
+/// # let mut storage = Storage { highest: Token::new(2) };
+/// # assert!(storage.write(Token::new(1), "").is_err());
+/// # assert!(storage.write(Token::new(3), "").is_ok());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(i64);
 
 impl Token {
-    pub(crate) fn new(number: i64) -> Self {
+    /// Creates a token with this number, for a lock of the application's own
+    /// ([`ResourceLock`](crate::ResourceLock)).
+    pub fn new(number: i64) -> Self {
         Self(number)
     }
 
@@ -141,6 +187,14 @@ impl fmt::Display for Token {
 /// A row belongs to this claim while it is locked, has the claim's holder and token, and
 /// `claimed_at` still equals `begin_time`. A program that does not know rowlock changes
 /// `begin_time` alone.
+///
+/// ```
+/// # fn example<DB: rowlock::Database>(lease: rowlock::Lease<DB>) -> Result<(), rowlock::Error> {
+/// let claim = lease.detach(); // the lease is not renewed any more, and not ended
+/// println!("{} is claimed by {} under token {}", claim.key, claim.holder, claim.token);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The resource.
@@ -152,7 +206,27 @@ pub struct Claim {
 }
 
 /// The claim that a lease took over from. Its holder let it expire or abandoned it.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # rowlock::migrate(&pool).await?;
+/// # let lock = rowlock::LeaseLock::new(pool);
+/// lock.try_acquire("import").await?.acquired().expect("the key is free").abandon().await?;
+/// let lease = lock.try_acquire("import").await?.acquired().expect("the key is abandoned");
+/// if let Some(previous) = lease.taken_over_from() {
+///     println!("undo what {} wrote under token {}", previous.label, previous.token);
+/// }
+/// # assert!(lease.taken_over_from().is_some());
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PreviousClaim {
     /// The token of that claim. Everything that its holder wrote was written under this number.
     pub token: Token,

@@ -1,20 +1,25 @@
 //! Locks in the SQL database that an application already has: PostgreSQL, MySQL, MariaDB or SQLite.
 //!
-//! A [`LeaseLock`] keeps a key in the table `t_resource_lock` for as long as work runs, renews it
-//! in the background, and hands it to another instance when this one dies. A [`VersionLock`] raises
-//! a version column of the application's own table when a transaction commits, and a
-//! [`VersionedTable`] changes balances with it. Both locks are a [`ResourceLock`], and both run
-//! work with [`ResourceLockExt::run`] and [`ResourceLockExt::transaction`].
+//! | for | use |
+//! |---|---|
+//! | a key that one task holds at a time | [`LeaseLock::try_acquire`], [`LeaseLock::acquire`] |
+//! | several keys, all or none | [`LeaseLock::acquire_all`] |
+//! | at most N holders at a time | [`LeaseLock::semaphore`] |
+//! | many readers, or one writer | [`LeaseLock::read_write`] |
+//! | one leader among all instances | [`LeaseLock::election`] |
+//! | a job with times | `Schedules`: `cron`, `every`, `after` |
+//! | a job without times, one at a time | [`ResourceLockExt::run`], [`ResourceLockExt::run_within`] |
+//! | a transaction that commits only under a lock | [`ResourceLockExt::transaction`] |
+//! | a balance | [`VersionedTable::deduct`], [`VersionedTable::deposit`] |
+//! | a version in the application's own table | [`VersionLock`], [`VersionedTable::update`] |
 //!
-//! - [`migrate`] creates the table, or completes it.
-//! - [`LeaseLock::try_acquire`] and [`LeaseLock::acquire`] return an [`Attempt`]: a [`Lease`], or
-//!   the [`Refusal`] that says who holds the key and until when. A database that fails is an
-//!   [`Error`], never a refusal.
-//! - Each claim has a fencing [`Token`], which grows with every claim of its key.
-//! - An [`Error`] says what happened, to which key, and whether anything may have been changed
-//!   ([`Certainty`]).
+//! # Leases
 //!
-//! # Examples
+//! A [`LeaseLock`] keeps a key in the table `t_resource_lock`, which [`migrate`] creates. A claim
+//! on a key is a [`Lease`]. It is renewed in the background while its holder lives. When the holder
+//! crashes, another claim takes over as soon as the lease ends. Each claim has a fencing [`Token`],
+//! which grows with every claim of its key. A claim that is not granted is a [`Refusal`], which
+//! says who holds the key and until when.
 //!
 //! ```
 //! # #[cfg(feature = "sqlite")]
@@ -22,72 +27,232 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use rowlock::{Attempt, LeaseLock, Status};
 //!
-//! let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+//! let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?; // or a PgPool, or a MySqlPool
 //! rowlock::migrate(&pool).await?;
 //! let lock = LeaseLock::new(pool);
-//! match lock.try_acquire("nightly-report").await? {
+//! match lock.try_acquire("import").await? {
 //!     Attempt::Acquired(lease) => {
 //!         println!("working under token {}", lease.token());
 //!         lease.release(Status::Succeeded).await?;
 //!     }
 //!     Attempt::Refused(refusal) => println!("not now: {refusal}"),
 //! }
+//! lock.shutdown(std::time::Duration::from_secs(10)).await; // before the program ends
 //! # Ok(())
 //! # }
 //! # #[cfg(not(feature = "sqlite"))]
 //! # fn main() {}
 //! ```
 //!
+//! # Locks and handles
+//!
+//! An application creates one lock and clones it. Each clone is a handle on the same lock, with
+//! terms of its own for the keys that it acquires. What concerns the lock as a whole is set with
+//! [`LeaseLock::builder`].
+//!
+//! ```
+//! # fn example<DB: rowlock::Database>(pool: sqlx::Pool<DB>) -> Result<(), rowlock::Error> {
+//! use rowlock::LeaseLock;
+//! use std::time::Duration;
+//!
+//! let lock = LeaseLock::builder(pool).label("node-1").build()?;
+//! let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60))?;
+//! let quick = lock.clone().lease(Duration::from_secs(5))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Scheduled jobs
+//!
+//! Each tick of a `Schedule` runs on one of the instances that know it, and on another one if that
+//! instance dies. A tick is over when its run has ended, so a crash loses none. The schedules are
+//! in the feature `schedule`, which is a default.
+//!
+//! ```
+//! # #[cfg(all(feature = "sqlite", feature = "schedule"))]
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+//! # rowlock::migrate(&pool).await?;
+//! use rowlock::{Schedule, Schedules, Tick};
+//! use std::time::Duration;
+//!
+//! let nightly = Schedule::cron("nightly-report", "30 2 * * *")?.zone("Europe/Berlin")?;
+//! let jobs = Schedules::new(pool).on(nightly, async |tick: Tick<_>| {
+//!     println!("the report of {} under token {}", tick.slot(), tick.token());
+//!     Ok::<_, std::io::Error>(()) // an error makes the run fail
+//! });
+//! let running = jobs.start().await?;
+//! // ... until the program is asked to end
+//! running.shutdown(Duration::from_secs(20)).await;
+//! # Ok(())
+//! # }
+//! # #[cfg(not(all(feature = "sqlite", feature = "schedule")))]
+//! # fn main() {}
+//! ```
+//!
+//! A job without times of its own runs under a key: [`ResourceLockExt::run`] refuses it while
+//! another instance runs it, and [`ResourceLockExt::run_within`] waits for that instance.
+//!
+//! # Transactions and balances
+//!
+//! [`transaction`](ResourceLockExt::transaction) commits only if the claim on its key stands. The
+//! claim is a lease, a version ([`VersionLock`]), or one of the application's own
+//! ([`ResourceLock`]). A [`VersionedTable`] changes a value and its version in one call. Every
+//! program that changes such a row has to raise its version.
+//!
+//! ```
+//! # #[cfg(feature = "sqlite")]
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+//! # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+//! # sqlx::query(sql).execute(&pool).await?;
+//! # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
+//! # sqlx::query(sql).execute(&pool).await?;
+//! # rowlock::migrate(&pool).await?;
+//! use rowlock::{Columns, LeaseLock, ResourceLockExt, VersionedTable};
+//!
+//! let lock = LeaseLock::new(pool.clone());
+//! let paid = lock.transaction("alice", |mut tx, _claim| async move {
+//!     let sql = "UPDATE account SET balance = 70, version = version + 1 WHERE id = 'alice'";
+//!     sqlx::query(sql).execute(&mut *tx).await.map(|_| ())
+//! });
+//! paid.await?;
+//!
+//! let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
+//! let accounts = VersionedTable::new(pool, columns)?;
+//! assert_eq!(accounts.deduct("alice", 30).await?.value, 40);
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "sqlite"))]
+//! # fn main() {}
+//! ```
+//!
+//! # Errors
+//!
+//! A database that fails is an [`Error`], never a refusal. An error says what happened, to which
+//! key, and whether anything may have been changed ([`Certainty`]). [`Error::is_retryable`] says
+//! whether the same call may succeed a little later.
+//!
+//! # Cancel safety
+//!
+//! Every future of this crate may be dropped, as `tokio::select!` and `tokio::time::timeout` do.
+//! The methods say what may have happened by then. Every call needs a tokio runtime with its timer
+//! enabled.
+//!
 //! # Features
 //!
-//! `sqlite` (the default), `postgres` and `mysql` (MariaDB too) select the databases.
-//! `rust_decimal` adds balances as decimals, `metrics` counters and histograms, `cli` the program
-//! `rowlock`.
+//! | feature | |
+//! |---|---|
+//! | `sqlite` (default) | SQLite |
+//! | `schedule` (default) | schedules, with a parser of cron patterns and the time zones |
+//! | `postgres` | PostgreSQL |
+//! | `mysql` | MySQL and MariaDB |
+//! | `tls` | TLS, for applications in which no other crate enables it for sqlx 0.9 |
+//! | `rust_decimal` | balances as decimals (not on SQLite) |
+//! | `metrics` | counters and histograms |
+//!
+//! An application that uses sqlx 0.8, diesel or rusqlite has no pool of sqlx 0.9. It connects with
+//! [`LeaseLock::connect`], and finds the types of sqlx 0.9 in [`rowlock::sqlx`](sqlx).
 
 #[cfg(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")))]
 compile_error!("rowlock needs a database: enable one of the features `sqlite`, `postgres`, `mysql`");
 
+mod action;
 mod batch;
 mod detach;
+mod election;
 mod error;
+mod grant;
+mod hedge;
 mod key;
+mod label;
 mod lease;
 mod lock;
 mod lock_ext;
 mod metrics;
 mod queue;
+mod read_write;
 mod retry;
 mod rules;
+#[cfg(feature = "schedule")]
+mod schedule;
 mod schema;
+mod semaphore;
+mod spans;
 mod store;
 mod sync;
 mod task;
 mod transaction;
 mod version;
 
-pub use error::{Action, Certainty, Error};
+pub use action::{Action, Certainty};
+pub use election::{
+    campaign::Election,
+    leaders::{Leader, Leaders},
+    leadership::Leadership,
+};
+pub use error::Error;
+pub use grant::{Attempt, Grant};
 pub use key::{Claim, Holder, InvalidHolder, InvalidKey, Key, PreviousClaim, Token};
-pub use lease::admin::{ListOptions, LockInfo};
-pub use lease::guard::Lease;
+pub use lease::builder::LeaseLockBuilder;
+pub use lease::guard::{Lease, LeaseSet, One, Several};
+pub use lease::info::{ForcedRelease, ListOptions, LockInfo};
 pub use lease::lock::LeaseLock;
-pub use lease::set::LeaseSet;
-pub use lock::{Attempt, BoxFuture, CommitOutcome, ConfirmAt, Confirmation, Grant, ResourceLock};
+pub use lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock};
 pub use lock_ext::{ResourceLockExt, RunOutcome};
+#[cfg(feature = "metrics")]
+pub use metrics::{METRIC_BUCKETS, describe_metrics, label_metrics_by_key};
+pub use read_write::{lock::ReadWriteLock, side::Side};
 pub use retry::Retry;
 pub use rules::{Reason, Refusal, Rules, State, Status};
-pub use schema::migrate;
+#[cfg(feature = "schedule")]
+pub use schedule::{
+    admin::{RunInfo, RunStatus, ScheduleInfo},
+    runner::Running,
+    schedules::Schedules,
+    spec::{CatchUp, Retries, Schedule},
+    tick::Tick,
+    try_tick::TickOutcome,
+};
+pub use schema::{migrate, migrate_functions};
+pub use semaphore::Semaphore;
 pub use store::version::Value;
 pub use store::{Database, fault::Contention};
-pub use transaction::{AnyError, TransactionError, Tx, WorkError};
+pub use transaction::error::{AnyError, TransactionError, WorkError};
+pub use transaction::tx::Tx;
 pub use version::amount::{Amount, Insufficient};
 pub use version::lock::VersionLock;
-pub use version::table::{Columns, UpdateError, Updated, Versioned, VersionedTable};
+pub use version::table::{Columns, VersionedTable};
+pub use version::update::{UpdateError, Updated, Versioned};
+
+/// The version of sqlx that this crate uses, for applications that have another one or none.
+///
+/// [`LeaseLock::connect`] takes a database type of it. The feature `tls` enables TLS for it.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use rowlock::{LeaseLock, VersionLock, sqlx::Sqlite};
+///
+/// let lock = LeaseLock::<Sqlite>::connect("sqlite::memory:").await?;
+/// let versions = VersionLock::new(lock.pool().clone(), "account", "id", "version")?;
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+pub use sqlx;
 
 /// The examples of the README and of the guide, compiled and run with the tests.
 #[cfg(all(doctest, feature = "sqlite"))]
 mod guide {
     #[doc = include_str!("../README.md")]
     mod readme {}
+    #[doc = include_str!("../docs/locks.md")]
+    mod locks {}
     #[doc = include_str!("../docs/jobs.md")]
     mod jobs {}
     #[doc = include_str!("../docs/transactions.md")]

@@ -1,20 +1,19 @@
 //! The trait over both lock strategies, and the types that they share.
 
-use std::{fmt, pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use sqlx::Pool;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Error,
-    key::{Claim, Key, PreviousClaim, Token},
-    lease::guard::Lease,
-    retry::Retry,
-    rules::{Refusal, Status},
+    grant::{Attempt, Grant},
+    key::Claim,
+    retry::{Retry, TIME_LIMIT},
+    rules::Status,
     store::Database,
 };
 
-/// A boxed future, as returned by the methods of a trait that is used as `dyn`.
+/// A boxed future, as the methods of [`ResourceLock`] return it: `Box::pin(async move { ... })`.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A lock that grants the right to change one resource, makes a commit depend on it, and releases
@@ -29,6 +28,121 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// If [`confirm`](Self::confirm) returned `Ok` in a transaction and the commit of that transaction
 /// succeeded, no other claim on the key was confirmed and committed between the grant of this claim
 /// and that commit. A claim that is lost cannot be confirmed.
+///
+/// [`transaction`](crate::ResourceLockExt::transaction) confirms a claim of an application's own
+/// lock at the start of the transaction. After [`Error::Lost`] it acquires the key again; after
+/// [`Error::Conflict`] it confirms the same claim in another transaction. An implementation maps
+/// contention in the database to [`Error::conflict`]. It reports any other failure of the database
+/// with [`Error::database`].
+///
+/// # Examples
+///
+/// Code for every lock, chosen by configuration:
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # let optimistic = false;
+/// use rowlock::{LeaseLock, ResourceLock, VersionLock};
+/// use std::sync::Arc;
+///
+/// let lock: Arc<dyn ResourceLock<sqlx::Sqlite>> = match optimistic {
+///     true => Arc::new(VersionLock::new(pool, "account", "id", "version")?),
+///     false => Arc::new(LeaseLock::new(pool)),
+/// };
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+///
+/// A lock of the application's own:
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// use rowlock::{
+///     Action, Attempt, BoxFuture, Certainty, Claim, Confirmation, Error, Grant, Holder, Key,
+///     ResourceLock, ResourceLockExt, Status, Token,
+/// };
+/// use sqlx::{Sqlite, SqliteConnection, SqlitePool};
+/// use std::time::Duration;
+///
+/// /// Guards the rows of the table `document` by their column `version`.
+/// struct DocumentLock(SqlitePool);
+///
+/// impl ResourceLock<Sqlite> for DocumentLock {
+///     fn try_acquire<'a>(
+///         &'a self,
+///         key: &'a str,
+///     ) -> BoxFuture<'a, Result<Attempt<Grant<Sqlite>>, Error>> {
+///         Box::pin(async move {
+///             let key = Key::new(key)?;
+///             let version = sqlx::query_scalar("SELECT version FROM document WHERE id = ?");
+///             let version = version.bind(key.as_str()).fetch_one(&self.0).await.map_err(|error| {
+///                 Error::database(Action::Read, &key, Certainty::NothingChanged, error)
+///             })?;
+///             let claim = Claim { key, holder: Holder::unique(), token: Token::new(version) };
+///             Ok(Attempt::Acquired(claim.into()))
+///         })
+///     }
+///
+///     fn acquire<'a>(
+///         &'a self,
+///         key: &'a str,
+///         _wait: Duration,
+///     ) -> BoxFuture<'a, Result<Attempt<Grant<Sqlite>>, Error>> {
+///         self.try_acquire(key) // no caller is excluded, so there is nothing to wait for
+///     }
+///
+///     fn confirm<'a>(
+///         &'a self,
+///         claim: &'a Claim,
+///         tx: &'a mut SqliteConnection,
+///     ) -> BoxFuture<'a, Result<Confirmation, Error>> {
+///         Box::pin(async move {
+///             let Claim { key, token, .. } = claim.clone();
+///             let sql = "UPDATE document SET version = version + 1 WHERE id = ? AND version = ?";
+///             match sqlx::query(sql).bind(key.as_str()).bind(token.get()).execute(tx).await {
+///                 Ok(done) if done.rows_affected() == 1 => Ok(Confirmation(token.get() + 1)),
+///                 Ok(_) => Err(Error::Lost { key, token }), // the version is read again
+///                 Err(error) => {
+///                     let outcome = Certainty::NothingChanged;
+///                     Err(Error::database(Action::Confirm, &key, outcome, error))
+///                 }
+///             }
+///         })
+///     }
+///
+///     fn release(&self, _: Grant<Sqlite>, _: Status) -> BoxFuture<'_, Result<(), Error>> {
+///         Box::pin(std::future::ready(Ok(()))) // nothing is held
+///     }
+///
+///     fn pool(&self) -> &SqlitePool {
+///         &self.0
+///     }
+/// }
+///
+/// # let table = "CREATE TABLE document (id TEXT PRIMARY KEY, title TEXT, version INTEGER)";
+/// # sqlx::query(table).execute(&pool).await?;
+/// # sqlx::query("INSERT INTO document VALUES ('report', '', 7)").execute(&pool).await?;
+/// let lock = DocumentLock(pool);
+/// let titled = lock.transaction("report", |mut tx, _claim| async move {
+///     let sql = "UPDATE document SET title = 'Results' WHERE id = 'report'";
+///     sqlx::query(sql).execute(&mut *tx).await.map(|_| ())
+/// });
+/// titled.await?;
+/// # let version = sqlx::query_scalar::<_, i64>("SELECT version FROM document");
+/// # assert_eq!(version.fetch_one(lock.pool()).await?, 8);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
 pub trait ResourceLock<DB: Database>: Send + Sync {
     /// Attempts to acquire `key` once, without waiting for another holder.
     ///
@@ -49,12 +163,12 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     /// If the future is dropped, the wait stops. A claim in flight ends by itself.
     fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>>;
 
-    /// Makes the commit of the caller's transaction depend on the claim. It is called where
-    /// [`confirm_at`](Self::confirm_at) says.
+    /// Makes the commit of the caller's transaction depend on the claim. A lease is confirmed
+    /// before all other statements of the transaction, a version after them.
     ///
     /// It neither commits nor rolls back. A lease that is granted after the transaction has read
     /// anything does not vouch for what was read. A claim serves one transaction at a time, because
-    /// [`commit_outcome`](Self::commit_outcome) could not distinguish two.
+    /// the outcome of an unanswered COMMIT could otherwise not be told.
     ///
     /// # Errors
     /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand,
@@ -63,6 +177,28 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     ///
     /// # Cancel safety
     /// If the future is dropped, the caller rolls back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// use rowlock::ResourceLock;
+    ///
+    /// let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
+    /// let mut tx = lock.pool().begin_with("BEGIN IMMEDIATE").await?;
+    /// lock.confirm(lease.claim(), &mut tx).await?;
+    /// // ... statements of the application ...
+    /// tx.commit().await?;
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     fn confirm<'a>(
         &'a self,
         claim: &'a Claim,
@@ -72,33 +208,57 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     /// Ends the claim of work that has completed, successfully or not.
     ///
     /// # Errors
-    /// As [`Lease::release`]; a version has nothing to release.
+    /// As [`Lease::release`](crate::Lease::release); a version has nothing to release.
     ///
     /// # Cancel safety
     /// If the future is dropped, the claim is released or abandoned.
     fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// Returns the outcome of a confirmed transaction whose COMMIT brought no reply. It waits for
-    /// that transaction to end, up to a limit.
-    ///
-    /// # Cancel safety
-    /// The method only reads.
-    fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome>;
-
-    /// Returns when in a transaction a claim is to be confirmed.
-    fn confirm_at(&self) -> ConfirmAt;
-
-    /// Returns how long conflicts are retried.
-    fn retry(&self) -> Retry;
-
-    /// Returns how long one statement may take, including COMMIT.
-    fn time_limit(&self) -> Duration;
-
     /// Returns the pool on which transactions are begun.
     fn pool(&self) -> &Pool<DB>;
+
+    /// Acquires `key` for work that is to run once in each minimum interval, as
+    /// [`ResourceLockExt::run_within`](crate::ResourceLockExt::run_within) does. A lock without
+    /// minimum intervals acquires it as [`acquire`](Self::acquire) does.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire), and [`Error::InvalidSetting`] for a wait that is not shorter
+    /// than the minimum interval.
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+        self.acquire(key, wait)
+    }
+
+    /// Returns the outcome of a confirmed transaction whose COMMIT brought no reply. It waits for
+    /// that transaction to end, up to a limit. If the future is dropped, nothing was changed.
+    #[doc(hidden)]
+    fn commit_outcome<'a>(&'a self, _claim: &'a Claim, _confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
+        Box::pin(std::future::ready(CommitOutcome::Unknown))
+    }
+
+    /// Returns when in a transaction a claim is to be confirmed.
+    #[doc(hidden)]
+    fn confirm_at(&self) -> ConfirmAt {
+        ConfirmAt::First
+    }
+
+    /// Returns how long conflicts are retried.
+    #[doc(hidden)]
+    fn retry(&self) -> Retry {
+        Retry::default()
+    }
+
+    /// Returns how long one statement may take, including COMMIT.
+    #[doc(hidden)]
+    fn time_limit(&self) -> Duration {
+        TIME_LIMIT
+    }
 }
 
 /// When in a transaction a claim is confirmed.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfirmAt {
     /// Before the work. The row stays locked until the transaction ends, and no other claim can
@@ -109,10 +269,13 @@ pub enum ConfirmAt {
 }
 
 /// The result of a confirmation: the row's count of confirmations, or the version that it wrote.
+///
+/// A caller of [`ResourceLock::confirm`] does not need the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confirmation(pub i64);
 
 /// The outcome of a transaction whose COMMIT brought no reply.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitOutcome {
     /// The transaction was committed.
@@ -121,128 +284,6 @@ pub enum CommitOutcome {
     RolledBack,
     /// The outcome cannot be determined.
     Unknown,
-}
-
-/// The result of an attempt to acquire a key.
-#[derive(Debug)]
-#[must_use = "a lease that is dropped is abandoned"]
-pub enum Attempt<G> {
-    /// The key was granted.
-    Acquired(G),
-    /// The key was refused.
-    Refused(Refusal),
-}
-
-impl<G> Attempt<G> {
-    /// Maps what was granted.
-    pub(crate) fn map<H>(self, make: impl FnOnce(G) -> H) -> Attempt<H> {
-        match self {
-            Self::Acquired(granted) => Attempt::Acquired(make(granted)),
-            Self::Refused(refusal) => Attempt::Refused(refusal),
-        }
-    }
-
-    /// Returns what was granted, if it was.
-    pub fn acquired(self) -> Option<G> {
-        match self {
-            Self::Acquired(granted) => Some(granted),
-            Self::Refused(_) => None,
-        }
-    }
-
-    /// Returns the refusal, if it is one.
-    pub fn refused(self) -> Option<Refusal> {
-        match self {
-            Self::Acquired(_) => None,
-            Self::Refused(refusal) => Some(refusal),
-        }
-    }
-}
-
-/// A claim that was granted, with its lease if it has one. Dropping it abandons the lease.
-pub struct Grant<DB: Database> {
-    claim: Claim,
-    lease: Option<Lease<DB>>,
-}
-
-impl<DB: Database> fmt::Debug for Grant<DB> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grant").field("claim", &self.claim).field("lease", &self.lease).finish()
-    }
-}
-
-impl<DB: Database> From<Lease<DB>> for Grant<DB> {
-    fn from(lease: Lease<DB>) -> Self {
-        Self { claim: lease.claim().clone(), lease: Some(lease) }
-    }
-}
-
-/// Converts a claim that needs no lease to stay valid.
-impl<DB: Database> From<Claim> for Grant<DB> {
-    fn from(claim: Claim) -> Self {
-        Self { claim, lease: None }
-    }
-}
-
-impl<DB: Database> Grant<DB> {
-    /// Returns the claim: key, holder and token.
-    pub fn claim(&self) -> &Claim {
-        &self.claim
-    }
-
-    /// Returns the key.
-    pub fn key(&self) -> &Key {
-        &self.claim.key
-    }
-
-    /// Returns the fencing token, or the version that was read.
-    pub fn token(&self) -> Token {
-        self.claim.token
-    }
-
-    /// Returns the lease; a version has none.
-    pub fn lease(&self) -> Option<&Lease<DB>> {
-        self.lease.as_ref()
-    }
-
-    /// As [`Lease::taken_over_from`].
-    pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
-        self.lease()?.taken_over_from()
-    }
-
-    /// As [`Lease::is_held`]. Only [`ResourceLock::confirm`] detects the loss of a version.
-    pub fn is_held(&self) -> bool {
-        self.lease().is_none_or(Lease::is_held)
-    }
-
-    /// As [`Lease::lost`]; for a version it never completes.
-    ///
-    /// # Cancel safety
-    /// No state is lost if the future is dropped.
-    pub async fn lost(&self) {
-        match self.lease() {
-            Some(lease) => lease.lost().await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// As [`Lease::cancellation_token`]; for a version the token is never cancelled.
-    pub fn cancellation_token(&self) -> CancellationToken {
-        self.lease().map(Lease::cancellation_token).unwrap_or_default()
-    }
-
-    /// As [`Lease::reenter`]; for a version it returns the same claim again.
-    ///
-    /// # Errors
-    /// [`Error::Lost`] if a lease is lost.
-    pub fn reenter(&self) -> Result<Self, Error> {
-        Ok(Self { claim: self.claim.clone(), lease: self.lease().map(Lease::reenter).transpose()? })
-    }
-
-    /// Returns the lease, to renew, detach or end it explicitly; a version has none.
-    pub fn into_lease(self) -> Option<Lease<DB>> {
-        self.lease
-    }
 }
 
 /// A shared lock is a lock: generic code also accepts an `Arc<dyn ResourceLock<DB>>`.
@@ -265,6 +306,10 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLock<DB> for Arc<L> {
 
     fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
         (**self).release(grant, status)
+    }
+
+    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+        (**self).acquire_for_run(key, wait)
     }
 
     fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {

@@ -1,42 +1,155 @@
-//! Counters and histograms through the `metrics` facade, if the feature is enabled.
+//! Counters, gauges and histograms through the `metrics` facade, if the feature is enabled.
 //! `docs/operating.md` lists their names.
 
-#![cfg_attr(not(feature = "metrics"), allow(unused_variables))]
+#![cfg_attr(not(feature = "metrics"), allow(unused_variables, dead_code))]
 
 use std::time::Duration;
 
 use crate::rules::Reason;
 
+#[cfg(feature = "metrics")]
+mod published {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use metrics::{Label, Unit, describe_counter, describe_gauge, describe_histogram};
+
+    static BY_KEY: AtomicBool = AtomicBool::new(false);
+
+    /// Adds the label `key` to the numbers of keys and jobs, or leaves it out, as it is by default.
+    ///
+    /// Each key then has series of its own: the number of keys has to be small. Of a lease of
+    /// several keys, the label is the first.
+    ///
+    /// ```
+    /// rowlock::label_metrics_by_key(true);
+    /// ```
+    pub fn label_metrics_by_key(enabled: bool) {
+        BY_KEY.store(enabled, Ordering::Relaxed);
+    }
+
+    /// The bounds of the histograms' buckets that fit all of them: from a millisecond to a day, in
+    /// seconds.
+    pub const METRIC_BUCKETS: [f64; 16] =
+        [0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0, 3_600.0, 14_400.0, 86_400.0];
+
+    /// Describes all numbers, with their units, to the recorder that is installed.
+    ///
+    /// ```
+    /// rowlock::describe_metrics(); // after the application has installed its recorder
+    /// ```
+    pub fn describe_metrics() {
+        let counters = [
+            ("rowlock_acquired_total", "Claims that were granted"),
+            ("rowlock_refused_total", "Claims that were refused, by reason"),
+            ("rowlock_taken_over_total", "Granted claims that took over from a holder that had not ended its claim"),
+            ("rowlock_lost_total", "Leases that were lost"),
+            ("rowlock_renewals_failed_total", "Renewals without a reply; the leases still stand"),
+            ("rowlock_conflicts_total", "Attempts at a transaction or an update that failed because of a conflict"),
+            ("rowlock_runs_total", "Runs of schedules, by outcome"),
+            ("rowlock_database_errors_total", "Statements without a result, by kind; most are sent again"),
+        ];
+        for (name, text) in counters {
+            describe_counter!(name, Unit::Count, text);
+        }
+        describe_gauge!("rowlock_held", Unit::Count, "Leases that this process holds or is ending");
+        describe_gauge!("rowlock_waiting", Unit::Count, "Calls of this process that wait for a key");
+        let histograms = [
+            ("rowlock_wait_seconds", "Time from the call of acquire to the grant"),
+            ("rowlock_hold_seconds", "Time from the grant to the end of the lease"),
+            ("rowlock_renewal_seconds", "Duration of a batch of renewals, attempts included"),
+            ("rowlock_run_seconds", "Duration of a run of a schedule, by outcome"),
+            ("rowlock_start_delay_seconds", "Time from a tick to the claim of its run"),
+        ];
+        for (name, text) in histograms {
+            describe_histogram!(name, Unit::Seconds, text);
+        }
+    }
+
+    /// The label `key`, if it is wanted.
+    pub fn key_label(key: &str) -> Vec<Label> {
+        if BY_KEY.load(Ordering::Relaxed) { vec![Label::new("key", key.to_owned())] } else { Vec::new() }
+    }
+}
+
+#[cfg(feature = "metrics")]
+pub use published::{METRIC_BUCKETS, describe_metrics, label_metrics_by_key};
+
+/// Counts, with labels of its own beside that of the key.
 macro_rules! count {
-    ($name:literal, $by:expr $(, $label:literal => $value:expr)*) => {{
+    ($name:literal, $by:expr $(, $label:literal => $value:expr)* $(; $key:expr)?) => {{
         #[cfg(feature = "metrics")]
-        metrics::counter!($name $(, $label => $value)*).increment($by);
+        {
+            let labels = vec![$(metrics::Label::new($label, $value)),*];
+            $(let labels = [labels, published::key_label($key)].concat();)?
+            metrics::counter!($name, labels).increment($by);
+        }
     }};
 }
 
 macro_rules! observe {
-    ($name:literal, $duration:expr) => {{
+    ($name:literal, $duration:expr $(, $label:literal => $value:expr)* $(; $key:expr)?) => {{
         #[cfg(feature = "metrics")]
-        metrics::histogram!($name).record($duration.as_secs_f64());
+        {
+            let labels = vec![$(metrics::Label::new($label, $value)),*];
+            $(let labels = [labels, published::key_label($key)].concat();)?
+            metrics::histogram!($name, labels).record($duration.as_secs_f64());
+        }
     }};
 }
 
-pub fn acquired() {
-    count!("rowlock_acquired_total", 1);
+/// Something that is counted while it lasts.
+pub struct Counted(&'static str);
+
+impl Counted {
+    /// A lease of this process, until its end has been recorded.
+    pub fn lease() -> Self {
+        Self::new("rowlock_held")
+    }
+
+    /// A call that waits for a key.
+    pub fn waiter() -> Self {
+        Self::new("rowlock_waiting")
+    }
+
+    fn new(name: &'static str) -> Self {
+        #[cfg(feature = "metrics")]
+        metrics::gauge!(name).increment(1.0);
+        Self(name)
+    }
 }
 
-pub fn refused(reason: Reason) {
-    count!("rowlock_refused_total", 1, "reason" => reason.name());
+impl Drop for Counted {
+    fn drop(&mut self) {
+        #[cfg(feature = "metrics")]
+        metrics::gauge!(self.0).decrement(1.0);
+    }
+}
+
+/// Counts a claim that was granted, on keys of which this is the first.
+pub fn acquired(key: &str, taken_over: bool) {
+    count!("rowlock_acquired_total", 1; key);
+    if taken_over {
+        count!("rowlock_taken_over_total", 1; key);
+    }
+}
+
+pub fn refused(key: &str, reason: Reason) {
+    count!("rowlock_refused_total", 1, "reason" => reason.name(); key);
 }
 
 /// Records the time from the call of `acquire` to the grant.
-pub fn waited(time: Duration) {
-    observe!("rowlock_wait_seconds", time);
+pub fn waited(key: &str, time: Duration) {
+    observe!("rowlock_wait_seconds", time; key);
 }
 
 /// Records the time from the grant to the end of the lease, for whatever reason it ended.
-pub fn held(time: Duration) {
-    observe!("rowlock_hold_seconds", time);
+pub fn held(key: &str, time: Duration) {
+    observe!("rowlock_hold_seconds", time; key);
+}
+
+/// Records how long the replies to a batch of renewals took.
+pub fn renewed(time: Duration) {
+    observe!("rowlock_renewal_seconds", time);
 }
 
 /// Counts leases whose renewal in the background received no reply. The leases still stand.
@@ -44,11 +157,27 @@ pub fn renewals_failed(leases: usize) {
     count!("rowlock_renewals_failed_total", leases as u64);
 }
 
-pub fn lost() {
-    count!("rowlock_lost_total", 1);
+pub fn lost(key: &str) {
+    count!("rowlock_lost_total", 1; key);
 }
 
 /// Counts an attempt at a transaction or an update that failed because of a conflict.
 pub fn conflict() {
     count!("rowlock_conflicts_total", 1);
+}
+
+/// Records how long after its tick a run was claimed.
+pub fn started(schedule: &str, delay: Duration) {
+    observe!("rowlock_start_delay_seconds", delay; schedule);
+}
+
+/// Counts a run that is over, and records how long it took.
+pub fn ran(schedule: &str, outcome: &'static str, time: Duration) {
+    count!("rowlock_runs_total", 1, "outcome" => outcome; schedule);
+    observe!("rowlock_run_seconds", time, "outcome" => outcome; schedule);
+}
+
+/// Counts a statement that has no result.
+pub fn database_error(kind: &'static str) {
+    count!("rowlock_database_errors_total", 1, "kind" => kind);
 }

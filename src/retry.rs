@@ -5,11 +5,27 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use tokio::time::{Instant, sleep};
 
-use crate::error::Error;
+use crate::{error::Error, store::failure::Failure};
+
+/// How long one statement may take, by default.
+pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The limits for retries after conflicts. The first limit that is reached ends them.
+///
+/// ```
+/// # fn example<DB: rowlock::Database>(
+/// #     lock: rowlock::LeaseLock<DB>,
+/// # ) -> Result<(), rowlock::Error> {
+/// use rowlock::Retry;
+/// use std::time::Duration;
+///
+/// let patient = lock.retry(Retry { attempts: 1000, within: Duration::from_secs(60) })?;
+/// let short = patient.clone().retry(Retry { attempts: 3, ..Retry::default() })?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retry {
     /// The maximum number of attempts: 1 to 1,000,000. The default is 100.
@@ -129,6 +145,31 @@ impl Backoff {
 
     pub async fn pause(&mut self, most: Duration) {
         sleep(self.next().min(most)).await;
+    }
+}
+
+/// Repetitions of a statement that changes nothing, or that may be sent twice.
+pub(crate) struct Repeat {
+    limit: Instant,
+    pauses: Backoff,
+}
+
+impl Repeat {
+    pub fn until(limit: Instant) -> Self {
+        Self { limit, pauses: Backoff::up_to(Duration::from_millis(50)) }
+    }
+
+    /// Returns the reply if it is final. Returns `None`, after a pause, if the statement met an
+    /// outage, contention or a lack of connections and there is time left.
+    pub async fn last<T>(&mut self, reply: Result<T, Failure>) -> Option<Result<T, Failure>> {
+        let left = self.limit.saturating_duration_since(Instant::now());
+        match reply {
+            Err(failure) if failure.fault().is_transient() && !left.is_zero() => {
+                self.pauses.pause(left).await;
+                None
+            }
+            reply => Some(reply),
+        }
     }
 }
 

@@ -9,6 +9,27 @@ use chrono::{DateTime, TimeDelta, Utc};
 use crate::key::{Holder, Key};
 
 /// How to treat a row whose last run failed or never ended.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # rowlock::migrate(&pool).await?;
+/// # let lock = rowlock::LeaseLock::new(pool);
+/// use rowlock::{Reason, Rules, Status};
+///
+/// let article = lock.rules(Rules::Article);
+/// let lease = article.try_acquire("report").await?.acquired().expect("the key is free");
+/// lease.release(Status::Failed).await?;
+///
+/// let refusal = article.try_acquire("report").await?.refused().expect("the last run failed");
+/// assert_eq!(refusal.reason, Reason::LastRunFailed);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rules {
@@ -21,6 +42,25 @@ pub enum Rules {
 }
 
 /// The result of the work.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # rowlock::migrate(&pool).await?;
+/// # let lock = rowlock::LeaseLock::new(pool);
+/// use rowlock::Status;
+///
+/// let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
+/// lease.release(Status::Failed).await?;
+/// let row = lock.inspect("report").await?.expect("the key has a row");
+/// assert_eq!(row.status, Status::Failed.letter());
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Status {
     /// Written as `S`.
@@ -40,8 +80,8 @@ impl Status {
     }
 }
 
-/// The terms on which a lock claims its keys.
-#[derive(Clone, Debug)]
+/// The terms on which a handle claims its keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
     pub rules: Rules,
     pub min_interval: TimeDelta,
@@ -111,6 +151,18 @@ pub enum Verdict {
 }
 
 /// Why a key was refused.
+///
+/// ```
+/// use rowlock::Reason;
+///
+/// /// Returns whether an operator has to act before the key is granted again.
+/// fn needs_operator(reason: Reason) -> bool {
+///     use Reason::*;
+///     matches!(reason, TimedOutUnfinished | LastRunFailed | NotSucceeded)
+/// }
+/// assert_eq!(Reason::WithinWindow.name(), "within_window");
+/// # assert!(!needs_operator(Reason::Held));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
@@ -128,7 +180,7 @@ pub enum Reason {
     /// The status is not `S`. [`Rules::Article`] leaves the key to an operator.
     NotSucceeded,
     /// Earlier requests wait for the key in order ([`LeaseLock::fair`](crate::LeaseLock::fair)).
-    /// Only fair lock objects receive this reason.
+    /// Only fair handles receive this reason.
     Queued,
     /// Another transaction kept the row locked during the whole attempt (on SQLite: the file).
     Busy,
@@ -156,10 +208,10 @@ impl std::fmt::Display for Reason {
             Self::Held => "held",
             Self::HeldByAnotherProgram => "held by another program",
             Self::TimedOutUnfinished => "timed out unfinished",
-            Self::WithinWindow => "within its window",
+            Self::WithinWindow => "within its min interval",
             Self::LastRunFailed => "the last run failed",
             Self::NotSucceeded => "the last run did not succeed",
-            Self::Queued => "others wait in line before it",
+            Self::Queued => "other waiters precede it",
             Self::Busy => "busy",
         })
     }
@@ -207,6 +259,25 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
 }
 
 /// The state of a row at one moment, for display.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # rowlock::migrate(&pool).await?;
+/// # let lock = rowlock::LeaseLock::new(pool);
+/// use rowlock::{State, Status};
+///
+/// let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
+/// assert_eq!(lock.inspect("report").await?.map(|row| row.state), Some(State::Held));
+/// lease.release(Status::Succeeded).await?;
+/// assert_eq!(lock.inspect("report").await?.map(|row| row.state), Some(State::Free));
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum State {
@@ -244,7 +315,7 @@ impl std::fmt::Display for State {
             Self::Held => "held",
             Self::Expired => "expired",
             Self::HeldByAnotherProgram => "held by another program",
-            Self::WithinWindow => "within its window",
+            Self::WithinWindow => "within its min interval",
             Self::Failed => "failed",
             Self::Free => "free",
         })
@@ -275,6 +346,26 @@ fn later(from: DateTime<Utc>, distance: TimeDelta) -> DateTime<Utc> {
 }
 
 /// A regular result: the key cannot be claimed now.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # rowlock::migrate(&pool).await?;
+/// # let lock = rowlock::LeaseLock::new(pool);
+/// use rowlock::Reason;
+///
+/// let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
+/// let refusal = lock.try_acquire("report").await?.refused().expect("the key is held");
+/// assert_eq!(refusal.reason, Reason::Held);
+/// println!("{refusal}; ask again in {:?}", refusal.retry_after);
+/// # drop(lease);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Refusal {

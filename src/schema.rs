@@ -5,10 +5,13 @@ use std::time::Duration;
 use sqlx::Pool;
 use tokio::time::{Instant, sleep, timeout_at};
 
+#[cfg(feature = "schedule")]
+use crate::store::{fault::Fault, schedule::Found};
 use crate::{
-    error::{Action, Certainty, Error},
+    action::{Action, Certainty},
+    error::Error,
     key::Key,
-    retry::outage_pause,
+    retry::Repeat,
     store::{
         Database,
         connection::PooledConn,
@@ -22,7 +25,8 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Creates the tables `t_resource_lock` and `t_resource_lock_queue` if they do not exist, and adds
-/// the columns that the first lacks.
+/// the columns that the first lacks. With the feature `schedule`, it also creates the tables
+/// `t_resource_schedule` and `t_resource_schedule_run` beside them.
 ///
 /// On PostgreSQL, a table that the connection's `search_path` leads to is completed in its own
 /// schema, and the queue is created beside it. If there is none, both are created in the first
@@ -33,7 +37,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 ///
 /// A complete table is only read: the call then takes no lock and needs no right to change the
 /// schema. It may be called at every start, beside `sqlx migrate run`, and by any number of
-/// instances at once. Nothing is recorded in `_sqlx_migrations` or elsewhere.
+/// instances at once. Nothing is recorded in `_sqlx_migrations` or elsewhere. Locks do not need the
+/// tables of schedules: where only these are missing and the user may not create tables, the call
+/// logs a warning and succeeds.
 ///
 /// # Errors
 /// [`Error::Unsuitable`] if the table would not be usable even with the missing columns, or if the
@@ -43,11 +49,134 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// # Cancel safety
 /// If the future is dropped, the table is unchanged, or complete, or (MySQL, MariaDB) created but
 /// not complete. The call can be repeated.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// rowlock::migrate(&pool).await?; // at every start, before the lock is used
+/// let lock = rowlock::LeaseLock::new(pool);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
 pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
     let connections = Connections::new(pool.clone(), Purpose::Requests);
-    let migrated = complete(&connections).await;
+    let migrated = install(&connections).await;
     connections.close_idle().await;
     migrated
+}
+
+async fn install<DB: Database>(connections: &Connections<DB>) -> Result<(), Error> {
+    complete(connections).await?;
+    #[cfg(feature = "schedule")]
+    complete_schedules(connections).await?;
+    Ok(())
+}
+
+/// Creates the tables of schedules if they do not exist.
+#[cfg(feature = "schedule")]
+async fn complete_schedules<DB: Database>(connections: &Connections<DB>) -> Result<(), Error> {
+    let limit = Instant::now() + LIMIT;
+    let mut tries = 0;
+    while !schedule_tables(connections, limit, LIMIT).await?.tables {
+        let mut conn = PooledConn::checkout(connections, limit).await.map_err(|failure| failed(failure, LIMIT))?;
+        let reply = timeout_at(limit, DB::install_schedules(conn.get())).await;
+        tries += 1;
+        match conn.settle(reply) {
+            Err(failure) if matches!(failure.fault(), Fault::Denied | Fault::ReadOnly) => {
+                tracing::warn!(%failure, "the tables of schedules do not exist, and could not be created");
+                return Ok(());
+            }
+            // Instances that start together conflict with each other, as for the table of locks.
+            Err(failure) if tries == 10 => return Err(failed(failure, LIMIT)),
+            Err(_) => sleep(Duration::from_millis(fastrand::u64(5..50) * tries)).await,
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Looks whether the tables of schedules exist, and whether the server can be used.
+#[cfg(feature = "schedule")]
+pub(crate) async fn schedule_tables<DB: Database>(
+    connections: &Connections<DB>,
+    limit: Instant,
+    time_limit: Duration,
+) -> Result<Found, Error> {
+    let mut repeat = Repeat::until(limit);
+    loop {
+        let found = async {
+            let mut conn = PooledConn::checkout(connections, limit).await?;
+            let reply = timeout_at(limit, DB::schedule_tables(conn.get())).await;
+            conn.settle(reply)
+        };
+        if let Some(found) = repeat.last(found.await).await {
+            let subject = "the tables of schedules".to_owned();
+            return found.map_err(|failure| {
+                failure.into_error(Action::Inspect, subject, time_limit, Certainty::NothingChanged)
+            });
+        }
+    }
+}
+
+/// Creates the lock's functions, or replaces those of another version, for programs that are not in
+/// Rust: `rowlock_try_acquire` and others. On MySQL and MariaDB they are stored procedures. Creates
+/// or completes the tables first, as [`migrate`] does.
+///
+/// On PostgreSQL, the functions are in the schema of the table, and keep that schema as their
+/// `search_path`. They run with the rights of their caller. The guide describes them in
+/// `docs/languages.md`.
+///
+/// It may be called at every start, by any number of instances at once. On MySQL and MariaDB, a
+/// procedure does not exist for a moment while it is replaced.
+///
+/// # Errors
+/// Those of [`migrate`]. On SQLite [`Error::Unsuitable`], since SQLite has no stored functions.
+///
+/// # Cancel safety
+/// If the future is dropped, the functions are unchanged or replaced; on MySQL and MariaDB, some of
+/// them may be missing. The call can be repeated.
+///
+/// # Examples
+///
+/// ```
+/// # #[cfg(feature = "postgres")]
+/// # async fn example(pool: sqlx::PgPool) -> Result<(), rowlock::Error> {
+/// rowlock::migrate_functions(&pool).await?;
+/// // From now on, in any language: SELECT * FROM rowlock_try_acquire('report', lease => '1 minute')
+/// # Ok(())
+/// # }
+/// ```
+pub async fn migrate_functions<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
+    let connections = Connections::new(pool.clone(), Purpose::Requests);
+    let migrated = match install(&connections).await {
+        Ok(()) => create_functions(&connections).await,
+        failed => failed,
+    };
+    connections.close_idle().await;
+    migrated
+}
+
+async fn create_functions<DB: Database>(connections: &Connections<DB>) -> Result<(), Error> {
+    let limit = Instant::now() + LIMIT;
+    let mut tries = 0;
+    loop {
+        let mut conn = PooledConn::checkout(connections, limit).await.map_err(|failure| failed(failure, LIMIT))?;
+        let reply = timeout_at(limit, DB::install_functions(conn.get())).await;
+        tries += 1;
+        match conn.settle(reply) {
+            Ok(true) => return Ok(()),
+            Ok(false) => return Err(Error::Unsuitable { wrong: "its database has no stored functions".into() }),
+            // Instances that start together conflict with each other.
+            Err(failure) if tries == 10 => return Err(failed(failure, LIMIT)),
+            Err(_) => sleep(Duration::from_millis(fastrand::u64(5..50) * tries)).await,
+        }
+    }
 }
 
 async fn complete<DB: Database>(connections: &Connections<DB>) -> Result<(), Error> {
@@ -92,14 +221,15 @@ async fn schema<DB: Database>(
     let failed = |failure: Failure| {
         failure.into_error(Action::Inspect, "the table t_resource_lock".into(), time_limit, Certainty::NothingChanged)
     };
+    let mut repeat = Repeat::until(limit);
     loop {
-        let mut conn = PooledConn::checkout(connections, limit).await.map_err(failed)?;
-        let reply = timeout_at(limit, DB::schema(conn.get())).await;
-        match conn.settle(reply) {
-            // The connection may have been closed while it was idle. The inspection may be
-            // repeated.
-            Err(failure) if failure.is_outage() && Instant::now() < limit => outage_pause().await,
-            reply => return reply.map_err(failed),
+        let inspected = async {
+            let mut conn = PooledConn::checkout(connections, limit).await?;
+            let reply = timeout_at(limit, DB::schema(conn.get())).await;
+            conn.settle(reply)
+        };
+        if let Some(schema) = repeat.last(inspected.await).await {
+            return schema.map_err(failed);
         }
     }
 }
@@ -140,7 +270,7 @@ impl Table {
             return Err(Error::Unsuitable { wrong });
         }
         if let Some((server, version)) = schema.untried {
-            tracing::warn!(server, version, "nothing is promised on this server: rowlock has not been tried on it");
+            tracing::warn!(server, version, "this server is not tested with rowlock");
         }
         let Schema { key_type, key_limit, label_chars, nowait, .. } = schema;
         Ok(Self { key_type, key_limit, label_chars, nowait })

@@ -1,7 +1,6 @@
-//! Background work of a lock object: one task is active, on one runtime, and the other tasks stand
-//! by.
+//! Background work of a lock: one task is active, on one runtime, and the other tasks stand by.
 //!
-//! Each runtime that uses the lock object has a task. A runtime may stop being driven without being
+//! Each runtime that uses the lock has a task. A runtime may stop being driven without being
 //! shut down (a current-thread runtime outside of `block_on`). Its task then does not poll at the
 //! time that it announced, and a standby task takes over.
 
@@ -15,49 +14,72 @@ use tokio::{
 
 type Statement = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The statements of a task, at most one of each kind.
+/// What a task has in flight, at most one of each kind.
 #[derive(Default)]
-pub(crate) struct UnderWay {
-    pub renewal: Option<Statement>,
+pub(crate) struct InFlight {
+    /// A renewal, a heartbeat, or the connection that listens.
+    pub keeping: Option<Statement>,
     pub ending: Option<Statement>,
+}
+
+impl InFlight {
+    pub fn is_empty(&self) -> bool {
+        self.keeping.is_none() && self.ending.is_none()
+    }
 }
 
 /// Work that is due at certain times.
 pub(crate) trait Work: Send + Sync + 'static {
-    /// [`Duty::join`].
-    fn join(&self, runtime: Id) -> bool;
+    /// Calls `act` with the duty, which decides which task is active.
+    fn with_duty<T>(&self, act: impl FnOnce(&mut Duty) -> T) -> T;
 
     /// Returns the channel that wakes the tasks, which then poll the work again.
     fn woken(&self) -> &watch::Sender<()>;
 
     /// Does the work that falls to the task of this runtime, and returns when to poll again, or
-    /// `None` if the task is to end.
-    fn look(self: &Arc<Self>, runtime: Id, under_way: &mut UnderWay) -> Option<Instant>;
+    /// `None` if the task is to end. Another task may have taken over since `role` was read.
+    fn poll(self: &Arc<Self>, runtime: Id, role: Role, in_flight: &mut InFlight) -> Option<Instant>;
 
     /// Records that the runtime was shut down, and its task with it.
     fn leave(&self, runtime: Id);
 }
 
-/// Starts the task of this runtime, if it has none. The caller holds no lock.
-pub(crate) fn start<W: Work>(work: &Arc<W>) {
-    let Ok(runtime) = Handle::try_current() else { return };
-    if work.join(runtime.id()) {
-        // The guard is moved into the task, which may be dropped before its first poll.
+/// Starts the task of this runtime, if it has none. The caller holds no lock. Returns the runtime
+/// if its task was started.
+pub(crate) fn start<W: Work>(work: &Arc<W>) -> Option<Handle> {
+    let runtime = Handle::try_current().ok()?;
+    start_on(work, &runtime).then_some(runtime)
+}
+
+/// Starts the task of `runtime`, if it has none. Returns whether it was started.
+pub(crate) fn start_on<W: Work>(work: &Arc<W>, runtime: &Handle) -> bool {
+    let joined = work.with_duty(|duty| duty.join(runtime.id()));
+    if joined {
+        // The guard is moved into the task, which may be dropped before its first poll, and at once
+        // if the runtime is shut down.
         runtime.spawn(run(OnStop { work: work.clone(), runtime: runtime.id(), armed: true }));
     }
+    joined
 }
 
 async fn run<W: Work>(mut task: OnStop<W>) {
-    let (mut under_way, mut woken) = (UnderWay::default(), task.work.woken().subscribe());
-    while let Some(wakes_at) = task.work.look(task.runtime, &mut under_way) {
-        let UnderWay { renewal, ending } = &mut under_way;
+    let (mut in_flight, mut woken) = (InFlight::default(), task.work.woken().subscribe());
+    loop {
+        let role = task.work.with_duty(|duty| duty.role(task.runtime, Instant::now()));
+        if role != Role::Work {
+            // Statements from before a takeover are dropped. The task that took over sends them
+            // again.
+            in_flight = InFlight::default();
+        }
+        let Some(wakes_at) = task.work.poll(task.runtime, role, &mut in_flight) else { break };
+        let InFlight { keeping, ending } = &mut in_flight;
         tokio::select! {
             // A task that was replaced while its runtime was not driven polls the work before it
             // sends anything else.
             biased;
             _ = woken.changed() => {}
             () = sleep_until(wakes_at) => {}
-            () = finish(renewal) => *renewal = None,
+            () = finish(keeping) => *keeping = None,
             () = finish(ending) => *ending = None,
         }
     }
@@ -100,16 +122,6 @@ pub(crate) enum Role {
     StandBy(Instant),
 }
 
-impl Role {
-    /// Returns whether a task whose role was `before` has to do something else now.
-    pub fn is_other_than(self, before: Self) -> bool {
-        match before {
-            Self::Work | Self::TakeOver => self != Self::Work,
-            Self::StandBy(_) => !matches!(self, Self::StandBy(_)),
-        }
-    }
-}
-
 pub(crate) struct Duty {
     /// The runtimes that have a task.
     tasks: HashSet<Id>,
@@ -121,9 +133,9 @@ pub(crate) struct Duty {
 }
 
 impl Duty {
-    /// Creates a duty for work that can be delayed by `patience`.
-    pub fn new(patience: Duration) -> Self {
-        Self { tasks: HashSet::new(), active: None, wakes_at: Instant::now(), late: patience.min(LATE) }
+    /// Creates a duty for work that can be delayed by `max_delay`.
+    pub fn new(max_delay: Duration) -> Self {
+        Self { tasks: HashSet::new(), active: None, wakes_at: Instant::now(), late: max_delay.min(LATE) }
     }
 
     /// Returns whether a task has to be started on this runtime.
@@ -144,6 +156,11 @@ impl Duty {
         }
     }
 
+    /// Returns whether the task of this runtime had the role `before` and was replaced since.
+    pub fn was_replaced(&self, runtime: Id, before: Role) -> bool {
+        !matches!(before, Role::StandBy(_)) && !self.is_active(runtime)
+    }
+
     /// Records when the active task polls next.
     pub fn wakes_at(&mut self, at: Instant) {
         self.wakes_at = at;
@@ -157,6 +174,11 @@ impl Duty {
             self.wakes_at = at.max(Instant::now());
         }
         sooner
+    }
+
+    /// Returns whether the task of this runtime is the active one.
+    pub fn is_active(&self, runtime: Id) -> bool {
+        self.active == Some(runtime)
     }
 
     /// Records that the task of this runtime ends, and returns whether there is another one.
@@ -200,7 +222,7 @@ mod tests {
     fn work_that_is_due_sooner_wakes_the_tasks() {
         let (one, now) = (runtime(), Instant::now());
         let mut duty = Duty::new(Duration::from_secs(1));
-        assert!(duty.expect(now + LATE), "there is no task that looks");
+        assert!(duty.expect(now + LATE), "there is no task that polls");
         duty.role(one, now);
         duty.wakes_at(now + 9 * LATE);
         assert!(duty.expect(now + 8 * LATE) && !duty.expect(now + 9 * LATE));

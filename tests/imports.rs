@@ -68,7 +68,6 @@ fn graph() -> Graph {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     files(&src, &mut found);
-    found.retain(|file| !file.starts_with(src.join("bin")));
     let modules: BTreeSet<String> = found.iter().map(|file| module(file, &src)).collect();
     let imported = |path: &String| {
         let mut path = path.as_str();

@@ -5,7 +5,7 @@
 use std::{collections::HashMap, time::Duration};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use rowlock::{Attempt, Columns, LeaseLock, Status, VersionedTable};
+use rowlock::{Attempt, Columns, LeaseLock, Schedule, Schedules, Status, VersionedTable};
 use sqlx::{SqlitePool, sqlite::SqlitePoolOptions};
 
 /// One test only, because the recorder is global to the process.
@@ -14,6 +14,7 @@ async fn what_happens_is_counted() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     recorder.install().unwrap();
+    rowlock::describe_metrics();
     let pool: SqlitePool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
     rowlock::migrate(&pool).await.unwrap();
     let lock = LeaseLock::new(pool.clone()).lease(Duration::from_millis(300)).unwrap();
@@ -31,6 +32,22 @@ async fn what_happens_is_counted() {
     let only = pool.acquire().await.unwrap(); // no renewal gets a connection
     kept.lost().await;
     drop((only, lost, kept));
+    rowlock::label_metrics_by_key(true);
+    let taken_over = lock.acquire("m", Duration::from_secs(20)).await.unwrap().acquired().unwrap();
+    rowlock::label_metrics_by_key(false);
+    taken_over.release(Status::Succeeded).await.unwrap();
+
+    let (ran, mut runs) = tokio::sync::mpsc::channel(1);
+    let job = Schedule::after("job", Duration::from_millis(100)).unwrap();
+    let schedules = Schedules::new(pool.clone()).on(job, move |_| {
+        let ran = ran.clone();
+        async move { ran.send(()).await }
+    });
+    let running = schedules.start().await.unwrap();
+    runs.recv().await.unwrap();
+    runs.recv().await.unwrap();
+    running.shutdown(Duration::from_secs(20)).await;
+    assert!(lock.shutdown(Duration::from_secs(20)).await);
 
     sqlx::raw_sql("CREATE TABLE a (id TEXT PRIMARY KEY, n INTEGER NOT NULL, v INTEGER NOT NULL); INSERT INTO a VALUES ('x', 9, 0)")
         .execute(&pool)
@@ -45,9 +62,14 @@ async fn what_happens_is_counted() {
     .unwrap();
     assert_eq!(table.deduct("x", 1).await.unwrap().attempts, 2);
 
-    let found: HashMap<String, DebugValue> = snapshotter
-        .snapshot()
-        .into_vec()
+    let published = snapshotter.snapshot().into_vec();
+    for (key, unit, text, _) in &published {
+        let name = key.key().name();
+        let wanted = if name.ends_with("_seconds") { "s" } else { "" };
+        assert_eq!(unit.map(|unit| unit.as_canonical_label()), Some(wanted), "{name}");
+        assert!(text.is_some(), "{name} is described");
+    }
+    let found: HashMap<String, DebugValue> = published
         .into_iter()
         .map(|(key, _, _, value)| {
             let labels: String =
@@ -59,6 +81,10 @@ async fn what_happens_is_counted() {
         Some(DebugValue::Counter(count)) => *count,
         other => panic!("{name}: {other:?} in {:?}", found.keys()),
     };
+    let gauge = |name: &str| match found.get(name) {
+        Some(DebugValue::Gauge(value)) => value.into_inner(),
+        other => panic!("{name}: {other:?} in {:?}", found.keys()),
+    };
     let seen = |name: &str| match found.get(name) {
         Some(DebugValue::Histogram(values)) => values.len(),
         other => panic!("{name}: {other:?} in {:?}", found.keys()),
@@ -68,6 +94,13 @@ async fn what_happens_is_counted() {
     assert_eq!(count("rowlock_lost_total"), 2);
     assert_eq!(count("rowlock_conflicts_total"), 1);
     assert!(count("rowlock_renewals_failed_total") >= 1);
-    assert_eq!(seen("rowlock_wait_seconds"), 4);
-    assert_eq!(seen("rowlock_hold_seconds"), 4);
+    assert_eq!((count("rowlock_acquired_total key=m"), count("rowlock_taken_over_total key=m")), (1, 1));
+    assert!(!found.contains_key("rowlock_taken_over_total"), "the others took a free key");
+    assert!(count("rowlock_runs_total outcome=succeeded") >= 1);
+    assert_eq!((gauge("rowlock_held"), gauge("rowlock_waiting")), (0.0, 0.0), "each is over");
+    assert_eq!((seen("rowlock_wait_seconds"), seen("rowlock_wait_seconds key=m")), (4, 1));
+    assert_eq!(seen("rowlock_hold_seconds"), 5);
+    assert!(seen("rowlock_renewal_seconds") >= 1);
+    assert!(seen("rowlock_run_seconds outcome=succeeded") >= 1 && seen("rowlock_start_delay_seconds") >= 1);
+    assert!(rowlock::METRIC_BUCKETS.is_sorted());
 }

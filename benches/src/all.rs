@@ -9,14 +9,17 @@ use tokio::process::Command;
 use crate::{Error, options::Common};
 
 /// The scenarios, and whether they write figures to a file.
-const SCENARIOS: [(&str, bool); 7] = [
+const SCENARIOS: [(&str, bool); 10] = [
     ("cycles", true),
     ("deduct", true),
     ("held", true),
     ("refusals", true),
     ("million", true),
+    ("permits", true),
+    ("functions", true),
     ("handover", false),
     ("waiting", false),
+    ("schedules", false),
 ];
 
 #[derive(Args)]

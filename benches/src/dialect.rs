@@ -20,6 +20,9 @@ pub trait Dialect {
     const SINGLE_FREE: &'static str;
     /// A lock of the connection (key), and its unlock; both return 1. SQLite has none.
     const ADVISORY: Option<(&'static str, &'static str)>;
+    /// A claim by the function (key, client) with the columns granted, token and holder, and its
+    /// release: key, holder, token. SQLite has none.
+    const FUNCTIONS: Option<(&'static str, &'static str)>;
     /// The simplest change of a row of `plain`: id.
     const PLAIN: &'static str;
     /// Deducts an amount from an account if the balance is sufficient: amount, id, amount.
@@ -58,6 +61,10 @@ WHERE key_resource = $1 AND holder = $2 AND token = $3";
         "SELECT pg_try_advisory_lock(hashtextextended($1, 0))::int",
         "SELECT pg_advisory_unlock(hashtextextended($1, 0))::int",
     ));
+    const FUNCTIONS: Option<(&'static str, &'static str)> = Some((
+        "SELECT granted::int, token, holder::text FROM rowlock_try_acquire($1, label => $2)",
+        "SELECT rowlock_release($1, $2::uuid, $3)",
+    ));
     const PLAIN: &'static str = "UPDATE plain SET n = n + 1 WHERE id = $1";
     const DEDUCT: &'static str = "UPDATE by_guard SET balance = balance - $1 WHERE id = $2 AND balance >= $3";
     const BALANCE: &'static str = "SELECT balance FROM by_lock WHERE id = $1 FOR UPDATE";
@@ -91,6 +98,8 @@ UPDATE t_resource_lock SET lock_flag = 0, status = 'S', end_time = UTC_TIMESTAMP
     claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL
 WHERE key_resource = ? AND holder = ? AND token = ?";
     const ADVISORY: Option<(&'static str, &'static str)> = Some(("SELECT GET_LOCK(?, 0)", "SELECT RELEASE_LOCK(?)"));
+    const FUNCTIONS: Option<(&'static str, &'static str)> =
+        Some(("CALL rowlock_try_acquire(?, NULL, ?, NULL, NULL, NULL)", "CALL rowlock_release(?, ?, ?, 'S')"));
     const PLAIN: &'static str = "UPDATE plain SET n = n + 1 WHERE id = ?";
     const DEDUCT: &'static str = "UPDATE by_guard SET balance = balance - ? WHERE id = ? AND balance >= ?";
     const BALANCE: &'static str = "SELECT balance FROM by_lock WHERE id = ? FOR UPDATE";
@@ -153,6 +162,7 @@ impl Dialect for Sqlite {
         WHERE key_resource = ?1 AND holder = ?2 AND token = ?3"
     );
     const ADVISORY: Option<(&'static str, &'static str)> = None;
+    const FUNCTIONS: Option<(&'static str, &'static str)> = None;
     const PLAIN: &'static str = "UPDATE plain SET n = n + 1 WHERE id = ?1";
     const DEDUCT: &'static str = "UPDATE by_guard SET balance = balance - ?1 WHERE id = ?2 AND balance >= ?3";
     const BALANCE: &'static str = "SELECT balance FROM by_lock WHERE id = ?1";

@@ -1,10 +1,13 @@
 //! Benchmarks of rowlock and its alternatives, on the servers that are available. Figures go to
 //! stdout, progress to stderr.
 //!
-//! `handover` and `waiting` measure tasks that wait for one key. `cycles`, `refusals`, `deduct` and
-//! `million` compare: all contenders run alternately in short rounds on one server, whose settings
-//! are printed above the table, and medians of the rounds are shown. `held` measures a process that
-//! holds many keys. `all` does all of that; `plot` draws what `cycles` wrote to a file.
+//! `handover` and `waiting` measure tasks that wait for one key. `cycles`, `refusals`, `deduct`,
+//! `million`, `permits` and `functions` compare: all contenders run alternately in short rounds on
+//! one server, whose settings are printed above the table, and medians of the rounds are shown.
+//! `held` measures a process that holds many keys, `schedules` ticks. `all` does all of that;
+//! `plot` draws what `cycles` wrote to a file.
+
+#![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod all;
 mod chart;
@@ -16,16 +19,20 @@ mod database;
 mod deduct;
 mod dialect;
 mod durability;
+mod functions;
 mod handover;
 mod held;
 mod holder;
 mod million;
 mod options;
+mod permits;
 mod plot;
 mod refusals;
 mod report;
+mod schedules;
 mod speak;
 mod statistics;
+mod ticker;
 mod waiting;
 mod ways;
 
@@ -86,6 +93,21 @@ enum Scenario {
     Refusals(refusals::Options),
     /// Acquire and release in a table with a thousand rows, and with a million.
     Million(million::Options),
+    /// Acquire and release by tasks that share permits, and by tasks that read together.
+    ///
+    /// keys: task t has the key t modulo N. permits: a semaphore of N. redis-semaphore: one by that
+    /// client for Node, in a folder that REDIS_SEMAPHORE names; the crates with a semaphore in
+    /// Redis are first releases. one-key: all tasks have one key. readers: a read-write lock.
+    Permits(permits::Options),
+    /// Claims by the functions in SQL, and by the crate, by one task. Releases are not timed.
+    ///
+    /// Beside other load, many short rounds compare better than few long ones:
+    /// `--rounds 200 --seconds 0.1`.
+    Functions(functions::Options),
+    /// Schedules: runs with nothing to do, idling, and starts beside kills.
+    ///
+    /// The machine runs the servers too, because a start is timed by its clock.
+    Schedules(schedules::Options),
     /// Every scenario above with its default settings, one after the other.
     All(all::Options),
     /// Draws cycles per second over tasks, from the figures that `cycles --csv` wrote.
@@ -93,6 +115,9 @@ enum Scenario {
     /// The process of `held`.
     #[command(hide = true)]
     Holder(holder::Options),
+    /// One process of `schedules`.
+    #[command(hide = true)]
+    Ticker(ticker::Options),
     /// One process of `handover`.
     #[command(hide = true)]
     Contender(contender::Options),
@@ -101,7 +126,11 @@ enum Scenario {
 impl Scenario {
     /// Whether the scenario counts its own statements, which would slow down a comparison.
     fn counts(&self) -> bool {
-        matches!(self, Self::Handover(_) | Self::Waiting(_) | Self::Contender(_) | Self::Holder(_))
+        match self {
+            Self::Handover(_) | Self::Waiting(_) | Self::Contender(_) | Self::Holder(_) => true,
+            Self::Ticker(options) => options.count,
+            _ => false,
+        }
     }
 }
 
@@ -117,6 +146,10 @@ async fn main() -> Result<(), Error> {
         Scenario::Held(options) => held::run(&options).await,
         Scenario::Refusals(options) => refusals::run(&options).await,
         Scenario::Million(options) => million::run(&options).await,
+        Scenario::Permits(options) => permits::run(&options).await,
+        Scenario::Functions(options) => functions::run(&options).await,
+        Scenario::Schedules(options) => schedules::run(&options).await,
+        Scenario::Ticker(options) => ticker::run(&options, &queries).await,
         Scenario::All(options) => all::run(&options, arguments.log.as_deref()).await,
         Scenario::Plot(options) => plot::run(&options),
         Scenario::Holder(options) => holder::run(&options, &queries).await,

@@ -36,7 +36,7 @@ pub struct Options {
 pub async fn run(options: &Options) -> Result<(), Error> {
     let shown = Shown { counted: "refusals", wal: true, base: "rowlock", ..Shown::default() };
     let mut report = Report::new(options.rounds.common.csv.as_deref(), shown)?;
-    println!("Tries for a key that another lock object holds: medians of {} rounds.", options.rounds.rounds);
+    println!("Tries for a key that another lock holds: medians of {} rounds.", options.rounds.rounds);
     println!("WAL bytes: written to PostgreSQL's log for each refusal, whoever else writes there.");
     durability::show_redis().await?;
     for (kind, server) in options.rounds.common.servers() {

@@ -1,4 +1,4 @@
-//! The statements that many tasks send while they wait for one key that another lock object holds.
+//! The statements that many tasks send while they wait for one key that another lock holds.
 
 use std::time::Duration;
 

@@ -1,44 +1,62 @@
-//! A job on a cron schedule (tokio-cron-scheduler) on every instance, run by one of them at each
-//! tick.
+//! A job in an application that has a scheduler already (tokio-cron-scheduler), on every instance.
+//! The scheduler says when to look. The schedule's row says whether a tick is due and who runs it.
 //!
-//!     cargo run --example cron -- locks.db      # start it several times
-//!     cargo run --example cron -- locks.db 3    # ends after three ticks
+//!     cargo run --example cron -- jobs.db           # start it several times, and kill one
+//!     cargo run --example cron -- jobs.db 3         # ends after three ticks
+//!     cargo run --example cron -- jobs.db 3 1500    # whose work takes 1500 ms
 
 #![allow(clippy::print_stdout)]
 
-use std::{error::Error, time::Duration};
+use std::{convert::Infallible, error::Error, time::Duration};
 
-use rowlock::{LeaseLock, ResourceLockExt as _, RunOutcome};
+use rowlock::{Schedule, Schedules, Tick, TickOutcome};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::sleep};
 use tokio_cron_scheduler::{Job, JobScheduler};
 
-/// Every other second, by each machine's own clock. The ticks of two instances differ by as much as
-/// their clocks.
-const SCHEDULE: &str = "*/2 * * * * *";
-const PERIOD: Duration = Duration::from_secs(2);
+/// Every other second. The scheduler and the schedule have the same pattern.
+const PATTERN: &str = "*/2 * * * * *";
+/// Shorter than the period, so that a tick is finished before the next one.
+const LEASE: Duration = Duration::from_secs(1);
+
+/// Runs the tick that is due, when the scheduler fires. docs/jobs.md shows this function.
+async fn fired(jobs: &Schedules<Sqlite>) -> Result<TickOutcome, rowlock::Error> {
+    loop {
+        match jobs.try_tick("report").await? {
+            // It is due in a moment, by the database's clock. Or another instance runs it.
+            TickOutcome::NotDue { retry_after: Some(left) } if left <= LEASE => {
+                sleep(left + Duration::from_millis(10)).await;
+            }
+            outcome => return Ok(outcome), // Succeeded, Failed, PassedOver, Lost, NotDue
+        }
+    }
+}
 
 /// Runs the job on its schedule.
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let file = arguments.next().unwrap_or_else(|| "locks.db".into());
+    let file = arguments.next().unwrap_or_else(|| "jobs.db".into());
     let ticks = arguments.next().map_or(Ok(usize::MAX), |ticks| ticks.parse())?;
+    let work = Duration::from_millis(arguments.next().map_or(Ok(0), |millis| millis.parse())?);
     let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(file).create_if_missing(true)).await?;
     rowlock::migrate(&pool).await?;
-    // The minimum interval is half of the period, not all of it. This scheduler checks twice a
-    // second, so that some ticks are late and others are not, and two starts may be less than a
-    // period apart. Half of the period still refuses the other instances, whose ticks come a moment
-    // later.
-    let lock = LeaseLock::new(pool).min_interval(PERIOD / 2)?;
+    let report = move |tick: Tick<Sqlite>| async move {
+        println!("tick {}, attempt {}, under token {}", tick.slot().format("%H:%M:%S"), tick.attempt(), tick.token());
+        sleep(work).await;
+        Ok::<_, Infallible>(())
+    };
+    let jobs = Schedules::new(pool).lease(LEASE)?.on(Schedule::cron("report", PATTERN)?, report);
+    // The first call registers the schedule.
+    println!("{:?}", jobs.try_tick("report").await?);
 
     let (ticked, mut ticking) = mpsc::unbounded_channel();
     let mut scheduler = JobScheduler::new().await?;
-    // The scheduler starts a tick even while the last one is running. The key prevents an overlap.
-    let job = Job::new_async(SCHEDULE, move |_, _| {
-        let (lock, ticked) = (lock.clone(), ticked.clone());
+    // The scheduler fires even while the last tick runs. The row prevents an overlap.
+    let job = Job::new_async(PATTERN, move |_, _| {
+        let (jobs, ticked) = (jobs.clone(), ticked.clone());
         Box::pin(async move {
-            println!("{}", on_tick(&lock).await);
+            println!("{:?}", fired(&jobs).await);
             let _ = ticked.send(());
         })
     })?;
@@ -48,14 +66,4 @@ async fn main() -> Result<(), Box<dyn Error>> {
         ticking.recv().await;
     }
     Ok(scheduler.shutdown().await?)
-}
-
-async fn on_tick(lock: &LeaseLock<Sqlite>) -> String {
-    let ran = lock.run("report", async |grant| Ok::<_, std::io::Error>(grant.token()));
-    match ran.await {
-        Ok(RunOutcome::Ended { result: Ok(token), recorded: Ok(()) }) => format!("ran report under token {token}"),
-        Ok(RunOutcome::Refused(refusal)) => format!("not now: {refusal}"),
-        Ok(other) => format!("{other:?}"),
-        Err(error) => format!("the database: {error}"),
-    }
 }

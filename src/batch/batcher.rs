@@ -1,4 +1,4 @@
-//! Sends batches of requests, and delivers an answer to each request.
+//! Sends batches of requests, and delivers a reply to each request.
 
 use std::sync::{Arc, Mutex};
 
@@ -20,38 +20,38 @@ use crate::{
     sync::lock,
 };
 
-/// Sends the requests of one lock object.
-pub(crate) struct Batcher<DB: Database, E: BatchOp<DB>> {
-    op: E,
+/// Sends the requests of one lock.
+pub(crate) struct Batcher<DB: Database, Op: BatchOp<DB>> {
+    op: Op,
     pub pool: Connections<DB>,
     pub tracker: TaskTracker,
     pub on: bool,
-    pub state: Mutex<State<DB, E>>,
+    pub state: Mutex<State<DB, Op>>,
 }
 
-impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
+impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
     /// With `on` unset, each request is sent by itself.
-    pub fn new(op: E, pool: Connections<DB>, tracker: TaskTracker, on: bool) -> Arc<Self> {
+    pub fn new(op: Op, pool: Connections<DB>, tracker: TaskTracker, on: bool) -> Arc<Self> {
         Arc::new(Self { op, pool, tracker, on, state: Mutex::new(State::new()) })
     }
 
     pub async fn exchange_one(
         &self,
         conn: PooledConn<DB>,
-        request: E::Request,
+        request: Op::Request,
         limits: Limits,
-    ) -> Result<E::Answer, Failure> {
-        let (conn, mut answers) = self.exchange(conn, &[request], limits.statement).await?;
+    ) -> Result<Op::Output, Failure> {
+        let (conn, mut outputs) = self.exchange(conn, &[request], limits.statement).await?;
         conn.give_back();
-        answers.pop().ok_or(Failure::NoReply)
+        outputs.pop().ok_or(Failure::NoReply)
     }
 
     async fn exchange(
         &self,
         mut conn: PooledConn<DB>,
-        requests: &[E::Request],
+        requests: &[Op::Request],
         limit: Instant,
-    ) -> Result<(PooledConn<DB>, Vec<E::Answer>), Failure> {
+    ) -> Result<(PooledConn<DB>, Vec<Op::Output>), Failure> {
         let sent = Instant::now();
         if sent >= limit {
             // A statement that is started and abandoned at once may still be carried out.
@@ -63,7 +63,7 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
     }
 
     /// Sends requests in one statement. Returns the connection if it can be used again.
-    pub async fn send_together(&self, conn: PooledConn<DB>, slots: Vec<Slot<DB, E>>) -> Option<PooledConn<DB>> {
+    pub async fn send_together(&self, conn: PooledConn<DB>, slots: Vec<Slot<DB, Op>>) -> Option<PooledConn<DB>> {
         let Some(limit) = slots.iter().map(|slot| slot.first.limits.statement).max() else { return Some(conn) };
         let _token = self.tracker.token();
         let (mut requests, mut replies) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
@@ -72,11 +72,11 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
             replies.push((reply, limits, others));
         }
         match self.exchange(conn, &requests, limit).await {
-            Ok((conn, answers)) => {
-                for ((reply, _, others), answer) in replies.into_iter().zip(answers) {
-                    self.share(&answer, others);
+            Ok((conn, outputs)) => {
+                for ((reply, _, others), output) in replies.into_iter().zip(outputs) {
+                    self.share(&output, others);
                     // The result of a cancelled request is dropped, which abandons a granted lease.
-                    drop(reply.send(Ok(answer)));
+                    drop(reply.send(Ok(output)));
                 }
                 Some(conn)
             }
@@ -92,14 +92,14 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
         }
     }
 
-    fn share(&self, answer: &E::Answer, others: Vec<Numbered<DB, E>>) {
+    fn share(&self, output: &Op::Output, others: Vec<Numbered<DB, Op>>) {
         if others.is_empty() {
             return;
         }
         let mut rest = Vec::new();
         for (number, other) in others {
-            match E::share(answer) {
-                Some(answer) => drop(other.reply.send(Ok(answer))),
+            match Op::share(output) {
+                Some(output) => drop(other.reply.send(Ok(output))),
                 None => rest.push((number, other)),
             }
         }
@@ -107,7 +107,7 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
     }
 
     /// Handles a statement that failed, or whose outcome is unknown.
-    async fn fail(&self, firsts: Vec<Waiting<DB, E>>, failure: Failure) {
+    async fn fail(&self, firsts: Vec<Waiting<DB, Op>>, failure: Failure) {
         let fault = failure.fault();
         // One of the requests may have caused the failure, and each caller needs an error of its
         // own.
@@ -128,14 +128,14 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
         }
     }
 
-    async fn send_by_itself(&self, Waiting { request, reply, limits }: Waiting<DB, E>) {
+    async fn send_by_itself(&self, Waiting { request, reply, limits }: Waiting<DB, Op>) {
         if reply.is_closed() {
             return;
         }
-        let answer = match PooledConn::checkout(&self.pool, limits.caller).await {
+        let output = match PooledConn::checkout(&self.pool, limits.caller).await {
             Ok(conn) => self.exchange_one(conn, request, limits).await,
             Err(failure) => Err(failure),
         };
-        drop(reply.send(answer));
+        drop(reply.send(output));
     }
 }

@@ -12,26 +12,26 @@ use crate::{
 /// A kind of request.
 pub(crate) trait BatchOp<DB: Database>: Send + Sync + 'static {
     type Request: Send + Sync + 'static;
-    type Answer: Send + 'static;
+    type Output: Send + 'static;
 
     /// Returns the key of the request. One statement never carries two requests for the same key. A
     /// request without a key is sent by itself.
     fn key(request: &Self::Request) -> Option<&Key>;
 
     /// Returns whether one statement can carry both requests.
-    fn goes_with(request: &Self::Request, other: &Self::Request) -> bool;
+    fn can_share_statement(request: &Self::Request, other: &Self::Request) -> bool;
 
-    /// Returns a copy of the answer, if it is valid for every request for the same key that was
+    /// Returns a copy of the output, if it is valid for every request for the same key that was
     /// queued before the statement was sent.
-    fn share(answer: &Self::Answer) -> Option<Self::Answer>;
+    fn share(output: &Self::Output) -> Option<Self::Output>;
 
-    /// Sends all requests. Returns one answer per request, in order.
+    /// Sends all requests. Returns one output per request, in order.
     fn run(
         &self,
         conn: &mut DB::Connection,
         requests: &[Self::Request],
         sent: Instant,
-    ) -> impl Future<Output = Reply<Vec<Self::Answer>>> + Send;
+    ) -> impl Future<Output = Reply<Vec<Self::Output>>> + Send;
 }
 
 /// The deadlines of a request.

@@ -13,37 +13,37 @@ use crate::{
 /// The most requests in one statement. A larger statement only takes longer.
 const MOST: usize = 256;
 
-pub(crate) struct Waiting<DB: Database, E: BatchOp<DB>> {
-    pub request: E::Request,
-    pub reply: oneshot::Sender<Result<E::Answer, Failure>>,
+pub(crate) struct Waiting<DB: Database, Op: BatchOp<DB>> {
+    pub request: Op::Request,
+    pub reply: oneshot::Sender<Result<Op::Output, Failure>>,
     pub limits: Limits,
 }
 
-pub(crate) type Numbered<DB, E> = (u64, Waiting<DB, E>);
+pub(crate) type Numbered<DB, Op> = (u64, Waiting<DB, Op>);
 
-/// A request to send, and the requests for the same key that may share its answer.
-pub(crate) struct Slot<DB: Database, E: BatchOp<DB>> {
-    pub first: Waiting<DB, E>,
-    pub others: Vec<Numbered<DB, E>>,
+/// A request to send, and the requests for the same key that may share its output.
+pub(crate) struct Slot<DB: Database, Op: BatchOp<DB>> {
+    pub first: Waiting<DB, Op>,
+    pub others: Vec<Numbered<DB, Op>>,
 }
 
-pub(crate) struct State<DB: Database, E: BatchOp<DB>> {
+pub(crate) struct State<DB: Database, Op: BatchOp<DB>> {
     /// The requests to be sent, in order of arrival.
-    pub waiting: BTreeMap<u64, Waiting<DB, E>>,
+    pub waiting: BTreeMap<u64, Waiting<DB, Op>>,
     last_number: u64,
     /// The number of workers, and their runtime.
     pub workers: usize,
-    home: Option<Id>,
+    runtime: Option<Id>,
     /// The number of workers that are about to take the waiting requests, and since when the latest
     /// of these has been.
     pub collecting: usize,
     pub collecting_since: Instant,
 }
 
-impl<DB: Database, E: BatchOp<DB>> State<DB, E> {
+impl<DB: Database, Op: BatchOp<DB>> State<DB, Op> {
     pub fn new() -> Self {
         let collecting_since = Instant::now();
-        Self { waiting: BTreeMap::new(), last_number: 0, workers: 0, home: None, collecting: 0, collecting_since }
+        Self { waiting: BTreeMap::new(), last_number: 0, workers: 0, runtime: None, collecting: 0, collecting_since }
     }
 
     pub fn is_idle(&self) -> bool {
@@ -54,36 +54,36 @@ impl<DB: Database, E: BatchOp<DB>> State<DB, E> {
         !self.waiting.is_empty()
     }
 
-    pub fn is_at_home(&self, runtime: Id) -> bool {
-        self.home == Some(runtime)
+    pub fn runs_on(&self, runtime: Id) -> bool {
+        self.runtime == Some(runtime)
     }
 
     /// Adds a worker on this runtime.
     pub fn begin(&mut self, runtime: Id) {
         self.workers += 1;
-        self.home = Some(runtime);
+        self.runtime = Some(runtime);
     }
 
-    pub fn queue(&mut self, waiting: Waiting<DB, E>) -> u64 {
+    pub fn queue(&mut self, waiting: Waiting<DB, Op>) -> u64 {
         self.last_number += 1;
         self.waiting.insert(self.last_number, waiting);
         self.last_number
     }
 
     /// Puts requests back in their original order. A cancelled request is dropped.
-    pub fn put_back(&mut self, waiting: Vec<Numbered<DB, E>>) {
+    pub fn put_back(&mut self, waiting: Vec<Numbered<DB, Op>>) {
         self.waiting.extend(waiting.into_iter().filter(|(_, waiting)| !waiting.reply.is_closed()));
     }
 
     /// Takes the requests that fit in one statement, always including the first.
-    pub fn take_batch(&mut self) -> Vec<Slot<DB, E>> {
-        let (mut slots, mut queued): (Vec<Slot<DB, E>>, HashMap<Key, usize>) = (Vec::new(), HashMap::new());
+    pub fn take_batch(&mut self) -> Vec<Slot<DB, Op>> {
+        let (mut slots, mut queued): (Vec<Slot<DB, Op>>, HashMap<Key, usize>) = (Vec::new(), HashMap::new());
         let mut stay = BTreeMap::new();
         while slots.len() < MOST
             && let Some((number, waiting)) = self.waiting.pop_first()
         {
-            let Some(key) = E::key(&waiting.request).cloned() else { continue };
-            if slots.first().is_some_and(|slot| !E::goes_with(&waiting.request, &slot.first.request)) {
+            let Some(key) = Op::key(&waiting.request).cloned() else { continue };
+            if slots.first().is_some_and(|slot| !Op::can_share_statement(&waiting.request, &slot.first.request)) {
                 stay.insert(number, waiting);
                 continue;
             }
@@ -117,6 +117,6 @@ pub(crate) enum Stage {
     /// Sends a single request, without the waiting ones.
     Alone,
     Collecting,
-    UnderWay,
+    InFlight,
     Ended,
 }

@@ -28,34 +28,34 @@ use crate::{
 
 /// How long a request first waits behind others before it tries to open another worker. Each
 /// further wait is twice as long.
-const PATIENCE: Duration = Duration::from_millis(20);
+const QUEUE_DELAY: Duration = Duration::from_millis(20);
 
 /// A queued request. If it is dropped before it is sent, it is never sent.
-pub(crate) struct Queued<'a, DB: Database, E: BatchOp<DB>> {
-    pub batch: &'a Arc<Batcher<DB, E>>,
+pub(crate) struct Queued<'a, DB: Database, Op: BatchOp<DB>> {
+    pub batch: &'a Arc<Batcher<DB, Op>>,
     pub number: u64,
 }
 
-impl<DB: Database, E: BatchOp<DB>> Queued<'_, DB, E> {
-    pub async fn answer(
+impl<DB: Database, Op: BatchOp<DB>> Queued<'_, DB, Op> {
+    pub async fn output(
         self,
         runtime: &Handle,
-        mut answer: oneshot::Receiver<Result<E::Answer, Failure>>,
+        mut output: oneshot::Receiver<Result<Op::Output, Failure>>,
         limit: Instant,
-    ) -> Result<E::Answer, Failure> {
+    ) -> Result<Op::Output, Failure> {
         // With a short deadline, the first wait takes half of the time left.
         let half = limit.saturating_duration_since(Instant::now()) / 2;
-        let mut patience = PATIENCE.min(half).max(Duration::from_millis(1));
+        let mut delay = QUEUE_DELAY.min(half).max(Duration::from_millis(1));
         loop {
-            match timeout_at(limit.min(Instant::now() + patience), &mut answer).await {
-                Ok(Ok(answer)) => return answer,
+            match timeout_at(limit.min(Instant::now() + delay), &mut output).await {
+                Ok(Ok(output)) => return output,
                 // The runtime of the worker was shut down.
                 Ok(Err(_)) => return Err(Failure::NoReply),
                 Err(_) if Instant::now() < limit => self.batch.open_worker(self.number, runtime),
                 Err(_) if self.leave() => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
                 Err(_) => return Err(Failure::NoReply),
             }
-            patience *= 2;
+            delay *= 2;
         }
     }
 
@@ -65,25 +65,25 @@ impl<DB: Database, E: BatchOp<DB>> Queued<'_, DB, E> {
     }
 }
 
-impl<DB: Database, E: BatchOp<DB>> Drop for Queued<'_, DB, E> {
+impl<DB: Database, Op: BatchOp<DB>> Drop for Queued<'_, DB, Op> {
     fn drop(&mut self) {
         self.leave();
     }
 }
 
-pub(crate) struct Worker<DB: Database, E: BatchOp<DB>> {
-    batch: Arc<Batcher<DB, E>>,
+pub(crate) struct Worker<DB: Database, Op: BatchOp<DB>> {
+    batch: Arc<Batcher<DB, Op>>,
     runtime: Handle,
     stage: Stage,
 }
 
-impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
+impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
     /// Opens a worker for a request that is still queued, if no worker is collecting, or if the
-    /// latest has been collecting for `PATIENCE` and fewer workers than connections exist.
+    /// latest has been collecting for `QUEUE_DELAY` and fewer workers than connections exist.
     fn open_worker(self: &Arc<Self>, number: u64, runtime: &Handle) {
         let most = self.pool.most() as usize;
         let mut state = lock(&self.state);
-        let stuck = state.collecting == 0 || (state.collecting_since.elapsed() >= PATIENCE && state.workers < most);
+        let stuck = state.collecting == 0 || (state.collecting_since.elapsed() >= QUEUE_DELAY && state.workers < most);
         if !stuck || !state.waiting.contains_key(&number) {
             return;
         }
@@ -95,9 +95,9 @@ impl<DB: Database, E: BatchOp<DB>> Batcher<DB, E> {
     }
 }
 
-impl<DB: Database, E: BatchOp<DB>> Worker<DB, E> {
+impl<DB: Database, Op: BatchOp<DB>> Worker<DB, Op> {
     /// Creates the worker of a request that is sent by itself.
-    pub fn alone(batch: &Arc<Batcher<DB, E>>, runtime: &Handle) -> Self {
+    pub fn alone(batch: &Arc<Batcher<DB, Op>>, runtime: &Handle) -> Self {
         Self { batch: batch.clone(), runtime: runtime.clone(), stage: Stage::Alone }
     }
 
@@ -122,20 +122,20 @@ impl<DB: Database, E: BatchOp<DB>> Worker<DB, E> {
     }
 
     /// Returns the first waiting request and its deadline. The worker ends if no request waits, or
-    /// if another worker is collecting and the latest has been for less than `PATIENCE`.
+    /// if another worker is collecting and the latest has been for less than `QUEUE_DELAY`.
     fn next(&mut self) -> Option<(u64, Instant)> {
         let mut state = lock(&self.batch.state);
         let others = state.collecting - usize::from(self.stage == Stage::Collecting);
-        let surplus = others > 0 && state.collecting_since.elapsed() < PATIENCE;
+        let surplus = others > 0 && state.collecting_since.elapsed() < QUEUE_DELAY;
         let next = state.waiting.first_key_value().filter(|_| !surplus);
         let next = next.map(|(number, waiting)| (*number, waiting.limits.caller));
         self.stage = state.shift(self.stage, if next.is_some() { Stage::Collecting } else { Stage::Ended });
         next
     }
 
-    fn take_batch(&mut self) -> Vec<Slot<DB, E>> {
+    fn take_batch(&mut self) -> Vec<Slot<DB, Op>> {
         let mut state = lock(&self.batch.state);
-        self.stage = state.shift(self.stage, Stage::UnderWay);
+        self.stage = state.shift(self.stage, Stage::InFlight);
         state.take_batch()
     }
 
@@ -149,7 +149,7 @@ impl<DB: Database, E: BatchOp<DB>> Worker<DB, E> {
 /// A worker that sent a single request starts another if requests have arrived since. Any other
 /// worker, such as one that is dropped with its runtime, does not: the waiting requests open one
 /// themselves.
-impl<DB: Database, E: BatchOp<DB>> Drop for Worker<DB, E> {
+impl<DB: Database, Op: BatchOp<DB>> Drop for Worker<DB, Op> {
     fn drop(&mut self) {
         let mut state = lock(&self.batch.state);
         if self.stage == Stage::Alone && !state.waiting.is_empty() {

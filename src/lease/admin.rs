@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
 use sqlx::Connection as _;
 use tokio::{
     runtime::Handle,
@@ -10,18 +9,23 @@ use tokio::{
 };
 
 use crate::{
-    error::{Action, Certainty, Error},
-    key::{Holder, Key, Token},
-    lease::lock::LeaseLock,
+    action::{Action, Certainty},
+    error::Error,
+    key::{Key, Token},
+    lease::{
+        info::{ForcedRelease, ListOptions, LockInfo},
+        lock::LeaseLock,
+    },
     retry::{DAY, outage_pause, within},
-    rules::{State, Status, Terms, state},
+    rules::{Status, Terms},
     store::{
         Database,
-        admin::{Forced, Listed, Page},
+        admin::{Forced, Listed, Seen},
         connection::PooledConn,
         failure::Failure,
         fault::Fault,
     },
+    sync::lock,
 };
 
 const TABLE: &str = "the table t_resource_lock";
@@ -29,84 +33,6 @@ const QUEUE: &str = "the table t_resource_lock_queue";
 
 fn quoted(key: &Key) -> String {
     format!("{:?}", key.as_str())
-}
-
-/// Selects the rows that [`LeaseLock::list`] returns: all rows, a hundred per page, by default.
-#[derive(Clone, Debug)]
-pub struct ListOptions(Page);
-
-impl Default for ListOptions {
-    fn default() -> Self {
-        Self(Page { after: String::new(), prefix: String::new(), locked_only: false, limit: 100 })
-    }
-}
-
-impl ListOptions {
-    /// Selects only locked rows, including expired ones.
-    pub fn held(mut self) -> Self {
-        self.0.locked_only = true;
-        self
-    }
-
-    /// Selects only keys that begin with `prefix`.
-    pub fn prefix(mut self, prefix: &str) -> Self {
-        self.0.prefix = prefix.to_owned();
-        self
-    }
-
-    /// Selects only keys that sort after `key`, which is the last key of the previous page.
-    pub fn after(mut self, key: &str) -> Self {
-        self.0.after = key.to_owned();
-        self
-    }
-
-    /// Returns at most `rows` rows per page.
-    pub fn limit(mut self, rows: u32) -> Self {
-        self.0.limit = rows;
-        self
-    }
-}
-
-/// A row of the table, for display. Times are from the database's clock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LockInfo {
-    /// The key.
-    pub key: String,
-    /// The state of the row when it was read. The minimum interval is this lock's `min_interval`.
-    pub state: State,
-    /// The end of the lease or of the minimum interval.
-    pub until: Option<DateTime<Utc>>,
-    /// When the key was last acquired.
-    pub since: Option<DateTime<Utc>>,
-    /// When the key was last released.
-    pub ended: Option<DateTime<Utc>>,
-    /// The label of the last holder: the column `client_ip`.
-    pub by: String,
-    /// The column `status`: `S`, `F`, `P`, or what another program wrote.
-    pub status: String,
-    /// The highest token assigned so far.
-    pub token: Token,
-    /// The claim that holds the key.
-    pub holder: Option<Holder>,
-}
-
-impl LockInfo {
-    fn new(listed: Listed, terms: &Terms) -> Self {
-        let Listed { key, row, end_time, now } = listed;
-        let (state, until) = state(&row, now, terms);
-        Self {
-            key,
-            state,
-            until,
-            since: row.begin_time,
-            ended: end_time,
-            by: row.client_ip,
-            status: row.status,
-            token: Token::new(row.token),
-            holder: row.holder.map(Holder::new),
-        }
-    }
 }
 
 /// Operations for operators. None of them waits for a row that another transaction has locked, but
@@ -119,9 +45,35 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// The method only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// use rowlock::ListOptions;
+    ///
+    /// let mut page = ListOptions::default().held();
+    /// loop {
+    ///     let rows = lock.list(&page).await?;
+    ///     for row in &rows {
+    ///         println!("{}: {} by {}", row.key, row.state, row.by);
+    ///     }
+    ///     let Some(last) = rows.last() else { break };
+    ///     page = page.after(&last.key);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn list(&self, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {
-        let limit = self.door().await?;
-        let terms = &self.shared.settings.terms;
+        let limit = self.checked_deadline().await?;
+        let terms = &self.on.terms;
         let mut conn = self.checkout(limit, Action::Inspect, TABLE).await?;
         let reply = timeout_at(limit, DB::list(conn.get(), &filter.0, terms)).await;
         let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, TABLE))?;
@@ -136,21 +88,79 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// The method only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// match lock.inspect("report").await? {
+    ///     Some(row) => println!("{}, last claimed by {} at {:?}", row.state, row.by, row.since),
+    ///     None => println!("never claimed"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn inspect(&self, key: &str) -> Result<Option<LockInfo>, Error> {
-        let key = Key::new(key)?;
-        let limit = self.door().await?;
-        let terms = &self.shared.settings.terms;
-        let mut conn = self.checkout(limit, Action::Inspect, &quoted(&key)).await?;
-        let reply = timeout_at(limit, DB::inspect(conn.get(), &key, terms)).await;
-        let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, &quoted(&key)))?;
-        Ok(listed.map(|listed| LockInfo::new(listed, terms)))
+        let listed = self.read(&Key::new(key)?).await?;
+        Ok(listed.map(|listed| LockInfo::new(listed, &self.on.terms)))
+    }
+
+    /// Returns how many waiters each key has: those that wait on [fair](LeaseLock::fair) handles,
+    /// which alone draw tickets. Keys without waiters are left out. A waiter that died counts until
+    /// its ticket lapses, 12 s after its last heartbeat.
+    ///
+    /// # Errors
+    /// [`Error::TableMissing`] and similar errors, [`Error::Database`], [`Error::TimedOut`].
+    ///
+    /// # Cancel safety
+    /// The method only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// for (key, waiters) in lock.queue_lengths().await? {
+    ///     println!("{waiters} wait for {key}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn queue_lengths(&self) -> Result<Vec<(String, u64)>, Error> {
+        let limit = self.checked_deadline().await?;
+        let mut conn = self.checkout(limit, Action::Inspect, QUEUE).await?;
+        let reply = timeout_at(limit, DB::queue_lengths(conn.get())).await;
+        let lengths = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, QUEUE))?;
+        Ok(lengths.into_iter().map(|(key, length)| (key, u64::try_from(length).unwrap_or_default())).collect())
+    }
+
+    /// Reads the row of `key`.
+    pub(crate) async fn read(&self, key: &Key) -> Result<Option<Listed>, Error> {
+        let limit = self.checked_deadline().await?;
+        let mut conn = self.checkout(limit, Action::Inspect, &quoted(key)).await?;
+        let reply = timeout_at(limit, DB::inspect(conn.get(), key, &self.on.terms)).await;
+        conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, &quoted(key)))
     }
 
     /// Releases `key` regardless of its holder and writes `status`. Returns the key's new token, or
     /// `None` if the key has no row.
     ///
     /// The previous holder detects the loss at its next renewal or release and cannot restore the
-    /// claim. Its work may continue until then.
+    /// claim. Its work may continue until then. No [`lock_delay`](Self::lock_delay) is kept: the key
+    /// is free at once, so see first that the work of the holder has stopped.
     ///
     /// # Errors
     /// [`Error::TimedOut`] if other transactions had the row locked until the time limit;
@@ -158,32 +168,98 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// If the future is dropped, the key may have been released.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// use rowlock::Status;
+    ///
+    /// let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
+    /// let token = lock.force_release("report", Status::Succeeded).await?;
+    /// assert!(token > Some(lease.token()));
+    /// assert!(lease.renew().await.is_err()); // the claim is lost
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn force_release(&self, key: &str, status: Status) -> Result<Option<Token>, Error> {
-        let key = Key::new(key)?;
-        let limit = self.door().await?;
+        self.force(&Key::new(key)?, status, None).await
+    }
+
+    /// Releases a key as [`force_release`](Self::force_release) does, but only if its row is still
+    /// the one that this handle read: another claim, a release, or a lock by another program since
+    /// then leaves the row alone. A renewal changes nothing. The comparison and the release are one
+    /// statement.
+    ///
+    /// # Errors
+    /// As [`force_release`](Self::force_release).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the key may have been released.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// # let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
+    /// use rowlock::{ForcedRelease, Status};
+    ///
+    /// let seen = lock.inspect("report").await?.expect("the key has a row");
+    /// println!("release {}, held by {} since {:?}?", seen.key, seen.by, seen.since); // an operator says yes
+    /// let released = lock.force_release_if_unchanged(&seen, Status::Failed).await?;
+    /// assert!(matches!(released, ForcedRelease::Released(token) if token > seen.token));
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn force_release_if_unchanged(&self, seen: &LockInfo, status: Status) -> Result<ForcedRelease, Error> {
+        let expected = seen.seen(&self.on.terms);
+        Ok(match self.force(&Key::new(&seen.key)?, status, Some(&expected)).await? {
+            Some(token) => ForcedRelease::Released(token),
+            None => ForcedRelease::Changed(self.inspect(&seen.key).await?),
+        })
+    }
+
+    /// Releases a key by force, if its row is as expected. Returns the new token, or `None` if it was
+    /// not released.
+    async fn force(&self, key: &Key, status: Status, expected: Option<&Seen>) -> Result<Option<Token>, Error> {
+        let limit = self.checked_deadline().await?;
         let busy = || Error::TimedOut {
             action: Action::ForceRelease,
-            subject: quoted(&key),
+            subject: quoted(key),
             limit: self.shared.settings.time_limit,
             outcome: Certainty::NothingChanged,
         };
         let mut skipped = false;
         loop {
-            let conn = self.checkout(limit, Action::ForceRelease, &quoted(&key)).await;
+            let conn = self.checkout(limit, Action::ForceRelease, &quoted(key)).await;
             let mut conn = match conn {
                 Err(Error::NoConnection { .. }) if skipped => return Err(busy()),
                 conn => conn?,
             };
-            let reply = timeout_at(limit, DB::force(conn.get(), &key, status, &self.shared.settings.terms)).await;
+            let reply = timeout_at(limit, DB::force(conn.get(), key, status, expected, &self.on.terms)).await;
             match conn.settle(reply) {
                 Ok(Forced::Freed(token)) => {
                     tracing::warn!(%key, %token, status = status.letter(), "released by force");
                     return Ok(Some(token));
                 }
-                Ok(Forced::NoRow) => return Ok(None),
+                Ok(Forced::NoRow | Forced::Changed) => return Ok(None),
                 Ok(Forced::Skipped) if Instant::now() >= limit => return Err(busy()),
                 Err(failure) if failure.fault() != Fault::Contention || Instant::now() >= limit => {
-                    return Err(self.failed(failure, Action::ForceRelease, &quoted(&key)));
+                    return Err(self.failed(failure, Action::ForceRelease, &quoted(key)));
                 }
                 Ok(Forced::Skipped) | Err(_) => {
                     skipped = true;
@@ -196,8 +272,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// Deletes rows that have not been touched for `older_than` and returns their number.
     ///
     /// It never deletes a row that is locked, that is within its minimum interval (its own `time`
-    /// or this lock's `min_interval`), or whose status is not `S`:
-    /// [`Rules::Article`](crate::Rules::Article) still refuses on that status. It also deletes
+    /// or the longest `min_interval` that a handle of this lock has had), or whose status is not
+    /// `S`: [`Rules::Article`](crate::Rules::Article) still refuses on that status. It also deletes
     /// queue tickets whose waiters died more than an hour ago, which are not counted.
     ///
     /// # Errors
@@ -206,14 +282,33 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// If the future is dropped, some of the rows may be deleted. Another call deletes the rest.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// use std::time::Duration;
+    ///
+    /// let rows = lock.forget(Duration::from_secs(30 * 24 * 60 * 60)).await?;
+    /// println!("{rows} rows deleted");
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn forget(&self, older_than: Duration) -> Result<u64, Error> {
         let older_than = within("an age", older_than, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
-        let terms = &self.shared.settings.terms;
+        let terms = Terms { min_interval: *lock(&self.on.longest_interval), ..self.on.terms.clone() };
         let (mut rows, mut after) = (0, String::new());
         loop {
-            let limit = self.door().await?;
+            let limit = self.checked_deadline().await?;
             let mut conn = self.checkout(limit, Action::Forget, TABLE).await?;
-            let reply = timeout_at(limit, DB::forget(conn.get(), older_than, &after, terms)).await;
+            let reply = timeout_at(limit, DB::forget(conn.get(), older_than, &after, &terms)).await;
             let step = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Forget, TABLE))?;
             rows += step.rows;
             match step.after {
@@ -221,7 +316,7 @@ impl<DB: Database> LeaseLock<DB> {
                 None => break,
             }
         }
-        let limit = self.door().await?;
+        let limit = self.checked_deadline().await?;
         let mut conn = self.checkout(limit, Action::Forget, QUEUE).await?;
         let reply = timeout_at(limit, DB::sweep(conn.get())).await;
         conn.settle(reply).map_err(|failure| self.failed(failure, Action::Forget, QUEUE))?;
@@ -229,7 +324,7 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     /// Checks for a runtime and a usable table, and returns the deadline of the operation.
-    async fn door(&self) -> Result<Instant, Error> {
+    async fn checked_deadline(&self) -> Result<Instant, Error> {
         Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let limit = Instant::now() + self.shared.settings.time_limit;
         self.shared.known_table(limit).await?;

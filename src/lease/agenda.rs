@@ -1,4 +1,4 @@
-//! The schedule of a lock object's background task: leases to renew and claims to end.
+//! The schedule of a renewer's background task: leases to renew and claims to end.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use crate::{
     key::Claim,
     lease::{
-        changes::PartReply,
-        ending::{Ended, Ending},
+        changes::GroupReply,
+        ending::{EndOutcome, Ending},
         state::LeaseState,
     },
     store::{BATCH, Change},
@@ -22,7 +22,7 @@ pub(crate) struct Scheduled {
     pub held: Arc<LeaseState>,
     pub renew_at: Instant,
     /// The server refused its renewal, alone or in a batch.
-    pub suspect: bool,
+    pub was_refused: bool,
 }
 
 pub(crate) struct Agenda {
@@ -38,16 +38,16 @@ pub(crate) struct Agenda {
 pub(crate) struct Batch<T> {
     pub items: Vec<T>,
     /// The index from which on the server refused the items before.
-    pub suspects: usize,
+    pub refused_from: usize,
 }
 
 impl<T> Batch<T> {
-    /// Takes as many items as one statement has room for, suspects last.
-    fn of(mut items: Vec<T>, is_suspect: impl Fn(&T) -> bool, claims: impl Fn(&T) -> usize) -> Self {
-        // Shuffled, so that different suspects are left over each time when there is no time for
-        // all of them.
+    /// Takes as many items as one statement has room for, those that were refused last.
+    fn of(mut items: Vec<T>, was_refused: impl Fn(&T) -> bool, claims: impl Fn(&T) -> usize) -> Self {
+        // Shuffled, so that different ones of these are left over each time when there is no time
+        // for all of them.
         fastrand::shuffle(&mut items);
-        items.sort_by_key(&is_suspect);
+        items.sort_by_key(&was_refused);
         let mut room = BATCH;
         let fits = items.iter().take_while(|item| {
             let left = room.checked_sub(claims(item));
@@ -56,7 +56,7 @@ impl<T> Batch<T> {
         });
         let count = fits.count();
         items.truncate(count);
-        Self { suspects: items.partition_point(|item| !is_suspect(item)), items }
+        Self { refused_from: items.partition_point(|item| !was_refused(item)), items }
     }
 }
 
@@ -78,8 +78,8 @@ impl Agenda {
     /// Returns the leases whose renewal is due by `due`.
     pub fn renewals(&self, due: Instant) -> Batch<Arc<LeaseState>> {
         let due: Vec<&Scheduled> = self.leases.values().filter(|kept| kept.renew_at <= due).collect();
-        let Batch { items, suspects } = Batch::of(due, |kept| kept.suspect, |kept| kept.held.claims.len());
-        Batch { items: items.into_iter().map(|kept| kept.held.clone()).collect(), suspects }
+        let Batch { items, refused_from } = Batch::of(due, |kept| kept.was_refused, |kept| kept.held.claims.len());
+        Batch { items: items.into_iter().map(|kept| kept.held.clone()).collect(), refused_from }
     }
 
     pub fn end(&mut self, ending: Ending) {
@@ -92,29 +92,30 @@ impl Agenda {
     /// ending. The endings are marked as in flight.
     pub fn endings(&mut self) -> Option<(Change, Batch<(u64, Claim)>)> {
         let now = Instant::now();
-        let is_due = |ending: &Ending| !ending.under_way && ending.at <= now;
+        let is_due = |ending: &Ending| !ending.in_flight && ending.at <= now;
         let change = self.endings.values().find(|ending| is_due(ending))?.change;
-        // Endings that are due later join, except suspects, which would take statements of their
-        // own.
-        let goes = |ending: &Ending| is_due(ending) || !(ending.under_way || ending.suspect);
-        let due = self.endings.iter_mut().filter(|(_, ending)| ending.change == change && goes(ending)).collect();
-        let Batch { items, suspects } = Batch::of(due, |(_, ending)| ending.suspect, |(_, ending)| ending.left.len());
-        let others = items.iter().take(suspects).map(|(_, ending)| ending.left.len()).sum();
+        // Endings that are due later join. Those that were refused do not, because they would take
+        // statements of their own.
+        let joins = |ending: &Ending| is_due(ending) || !(ending.in_flight || ending.was_refused);
+        let due = self.endings.iter_mut().filter(|(_, ending)| ending.change == change && joins(ending)).collect();
+        let Batch { items, refused_from } =
+            Batch::of(due, |(_, ending)| ending.was_refused, |(_, ending)| ending.left.len());
+        let others = items.iter().take(refused_from).map(|(_, ending)| ending.left.len()).sum();
         let claims = items.into_iter().flat_map(|(number, ending)| {
-            ending.under_way = true;
+            ending.in_flight = true;
             ending.left.iter().map(|claim| (*number, claim.clone()))
         });
-        Some((change, Batch { items: claims.collect(), suspects: others }))
+        Some((change, Batch { items: claims.collect(), refused_from: others }))
     }
 
     /// Applies the replies for the claims of an ending. Removes and returns the ending if they
     /// settle it.
-    pub fn hear<'a>(
+    pub fn apply_replies<'a>(
         &mut self,
         number: u64,
-        shares: impl Iterator<Item = (&'a Claim, &'a PartReply)>,
-    ) -> Option<(Ended, Ending)> {
-        let ended = self.endings.get_mut(&number)?.hear(shares)?;
+        replies: impl Iterator<Item = (&'a Claim, &'a GroupReply)>,
+    ) -> Option<(EndOutcome, Ending)> {
+        let ended = self.endings.get_mut(&number)?.apply_replies(replies)?;
         Some((ended, self.endings.remove(&number)?))
     }
 
@@ -127,7 +128,7 @@ impl Agenda {
     pub fn next(&self, renewing: bool, ending: bool) -> Option<Instant> {
         let deadlines = self.leases.values().map(|kept| kept.held.deadline());
         let renewals = self.leases.values().map(|kept| kept.renew_at).filter(|_| !renewing);
-        let waiting = self.endings.values().filter(|waiting| !(renewing || ending || waiting.under_way));
+        let waiting = self.endings.values().filter(|waiting| !(renewing || ending || waiting.in_flight));
         let endings = waiting.map(|waiting| waiting.at);
         deadlines.chain(renewals).chain(endings).min()
     }

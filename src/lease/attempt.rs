@@ -1,7 +1,10 @@
 //! One attempt: the same holder sends its claim request until it has a reply.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -11,47 +14,65 @@ use tokio::{
 };
 
 use crate::{
+    action::{Action, Certainty},
     batch::op::Limits,
-    error::{Action, Certainty, Error},
+    error::Error,
+    grant::Attempt,
     key::{Claim, Holder, Key},
     lease::{
-        claims::{ClaimSet, Claimed, Granted, needs_own_statement},
+        claims::{ClaimSet, Claimed, Granted},
         handle::subject,
+        replies::{Next, next_of_all, next_of_any, queued},
         shared::Shared,
+        terms::KeyTerms,
+        wanted::Wanted,
     },
-    lock::Attempt,
     metrics,
-    queue::position::Position,
+    queue::{
+        local::{LocalQueue, Place},
+        position::Position,
+    },
     retry::Backoff,
-    rules::{Reason, Refusal, Row, Verdict, judge},
+    rules::{Reason, Refusal, Row},
     store::{ClaimReply, ClaimRequest, Database, connection::PooledConn, failure::Failure, fault::Fault},
 };
 
 /// How long a busy row is retried within one attempt.
-const PATIENCE: Duration = Duration::from_millis(100);
+const BUSY_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The longest pause between two creations of the same row.
 const MOST_BETWEEN_CREATES: Duration = Duration::from_millis(500);
 
 pub(crate) struct Try<'a, DB: Database> {
     lock: &'a Shared<DB>,
+    on: &'a Arc<KeyTerms<DB>>,
     runtime: Handle,
-    asks: Vec<ClaimRequest>,
+    wanted: &'a Wanted,
+    holder: Holder,
+    /// The request has waited, and will soon be made again.
+    waited: bool,
+    /// The queue of the tasks that want any one of the keys, if one is enough.
+    any: Option<Arc<LocalQueue>>,
+    /// The key that is claimed, of those of which one is enough.
+    chosen: Option<Place>,
     /// No other waiter precedes this one in the queues of the keys, or the lock is not fair.
-    in_turn: bool,
-    /// When the caller stops waiting. A request sent before that is answered, or given up together
-    /// with its connection, before the attempt ends in any other way. So a late grant is never
+    is_first_in_queue: bool,
+    /// When the caller stops waiting: a request sent before that is answered, or given up together
+    /// with its connection, before the attempt ends in any other way, so that a late grant is never
     /// ended while the same holder's next attempt is running.
-    caller: Instant,
-    /// When this attempt ends.
+    caller_deadline: Instant,
+    /// When this attempt ends: the earlier one of the two other deadlines.
     limit: Instant,
-    /// When a statement is given up.
-    last: Instant,
+    /// When a statement is given up, even if its caller still waits.
+    statement_deadline: Instant,
     /// How long the attempt retries while another transaction has a row locked.
-    patience: Duration,
+    busy_timeout: Duration,
     /// A claim request was sent whose outcome is unknown.
     unanswered: bool,
-    doubt: Option<&'a AtomicBool>,
+    /// Set as soon as a claim request has no reply while its caller still waits for one.
+    unanswered_flag: Option<&'a AtomicBool>,
+    /// Set while a claim request is in flight.
+    in_flight: Arc<AtomicBool>,
     /// The rows that this attempt created. One that is still missing afterwards is not visible.
     created: Vec<Key>,
     /// The request met contention, possibly with other requests of its batch, or it cannot be
@@ -59,149 +80,169 @@ pub(crate) struct Try<'a, DB: Database> {
     contended: bool,
 }
 
-/// What the claim replies call for.
-enum Next {
-    Refuse(Refusal),
-    Create(Vec<Key>),
-    /// Another transaction has a row locked, which was seen like this; or the claim needs a
-    /// statement of its own.
-    Busy {
-        row: Option<Row>,
-        lone: bool,
-    },
+/// A claim request that may have been granted although no reply arrived.
+pub(crate) struct Unanswered {
+    holder: Holder,
+    chosen: Option<Place>,
 }
 
 impl<'a, DB: Database> Try<'a, DB> {
-    /// Creates an attempt by a new holder, or by the holder `before`, whose claim request was sent
-    /// and is unanswered. The attempt ends at `until` at the latest.
+    /// Creates an attempt by a new holder, or by the holder of `before`, whose claim request was
+    /// sent and is unanswered. The attempt ends at `until` at the latest.
     pub fn new(
         lock: &'a Shared<DB>,
-        keys: &[Key],
+        on: &'a Arc<KeyTerms<DB>>,
+        wanted: &'a Wanted,
+        any: Option<Arc<LocalQueue>>,
         until: Option<Instant>,
-        before: Option<Holder>,
+        before: Option<Unanswered>,
     ) -> Result<Self, Error> {
-        let holder = before.unwrap_or_else(Holder::unique);
+        let holder = before.as_ref().map_or_else(Holder::unique, |before| before.holder);
         let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
-        let last = Instant::now() + lock.settings.time_limit;
-        let asks = keys.iter().map(|key| ClaimRequest { key: key.clone(), holder, waited: false }).collect();
+        let statement_deadline = Instant::now() + lock.settings.time_limit;
         // A holder with an unanswered request was first in the queue when that request was sent.
-        let in_turn = !lock.settings.fair || before.is_some();
-        let (caller, limit) = (until.unwrap_or(last), until.map_or(last, |until| until.min(last)));
-        let (unanswered, contended, doubt) = (before.is_some(), false, None);
-        let (created, patience) = (Vec::new(), PATIENCE);
-        Ok(Self { lock, runtime, asks, in_turn, caller, limit, last, patience, unanswered, doubt, created, contended })
+        let is_first_in_queue = !on.fair || before.is_some();
+        let caller_deadline = until.unwrap_or(statement_deadline);
+        let unanswered = before.is_some();
+        let take = || any.as_ref().and_then(LocalQueue::take_place);
+        let chosen = before.and_then(|before| before.chosen).or_else(take);
+        Ok(Self {
+            lock,
+            on,
+            runtime,
+            wanted,
+            holder,
+            waited: false,
+            any,
+            chosen,
+            is_first_in_queue,
+            caller_deadline,
+            limit: caller_deadline.min(statement_deadline),
+            statement_deadline,
+            busy_timeout: BUSY_TIMEOUT,
+            unanswered,
+            unanswered_flag: None,
+            in_flight: Arc::default(),
+            created: Vec::new(),
+            contended: false,
+        })
     }
 
-    /// Sets this flag as soon as a claim request has no reply while its caller still waits for one.
-    pub fn reporting_to(mut self, doubt: &'a AtomicBool) -> Self {
-        self.doubt = Some(doubt);
+    /// Reports to these flags whether a claim request is in flight, and whether one has no reply
+    /// while its caller still waits for one.
+    pub fn reporting_to(mut self, in_flight: &Arc<AtomicBool>, unanswered: &'a AtomicBool) -> Self {
+        (self.in_flight, self.unanswered_flag) = (in_flight.clone(), Some(unanswered));
         self
     }
 
-    /// Marks the request as one of a waiter that has waited and will soon retry. `in_turn` is set
-    /// if the waiter is first in the queue.
-    pub fn after_waiting(mut self, in_turn: bool) -> Self {
-        for ask in &mut self.asks {
-            ask.waited = true;
-        }
-        self.in_turn |= in_turn;
-        self.patience = Duration::ZERO;
+    /// Marks the request as one of a waiter that has waited and will soon retry. `is_first` is
+    /// set if the waiter is first in the queue.
+    pub fn after_waiting(mut self, is_first: bool) -> Self {
+        self.waited = true;
+        self.is_first_in_queue |= is_first;
+        self.busy_timeout = Duration::ZERO;
+        self
+    }
+
+    /// Marks the request as one that no waiter precedes, because its caller holds the key that they
+    /// wait for.
+    pub fn ahead_of_queue(mut self) -> Self {
+        self.is_first_in_queue = true;
         self
     }
 
     pub async fn run(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
-        let attempt = self.ask().await?;
+        let attempt = self.attempt().await?;
         match &attempt {
             Attempt::Acquired(granted) => {
-                metrics::acquired();
+                let taken_over = granted.priors.iter().any(Option::is_some);
+                metrics::acquired(granted.handle.claims()[0].key.as_str(), taken_over);
                 for (Claim { key, token, .. }, prior) in granted.handle.claims().iter().zip(&granted.priors) {
                     tracing::info!(%key, %token, taken_over_from = ?prior, "acquired");
                 }
             }
             Attempt::Refused(refusal) => {
-                metrics::refused(refusal.reason);
+                metrics::refused(refusal.key.as_str(), refusal.reason);
                 tracing::debug!(key = %refusal.key, reason = %refusal.reason, %refusal, "refused");
             }
         }
         Ok(attempt)
     }
 
-    /// Returns the holder if its claim may have been granted although no reply arrived.
-    pub fn unanswered(&self) -> Option<Holder> {
-        self.asks.first().filter(|_| self.unanswered).map(|ask| ask.holder)
+    /// Returns whether one of several keys is claimed, without a look at all of them.
+    pub fn has_chosen(&self) -> bool {
+        self.chosen.is_some()
     }
 
-    fn goes_unanswered(&mut self) {
+    /// Returns the request if its claim may have been granted although no reply arrived.
+    pub fn into_unanswered(self) -> Option<Unanswered> {
+        self.unanswered.then_some(Unanswered { holder: self.holder, chosen: self.chosen })
+    }
+
+    /// Returns whether the request is for any one of the keys, of which none has been chosen.
+    fn is_for_any(&self) -> bool {
+        self.wanted.any && self.chosen.is_none()
+    }
+
+    /// The claims that are requested in the next statement.
+    fn asked(&self) -> Vec<ClaimRequest> {
+        let keys = match &self.chosen {
+            Some(place) => std::slice::from_ref(&self.wanted.keys[place.index()]),
+            None => &self.wanted.keys,
+        };
+        let (holder, waited) = (self.holder, self.waited);
+        keys.iter().map(|key| ClaimRequest { key: key.clone(), holder, waited }).collect()
+    }
+
+    fn mark_unanswered(&mut self) {
+        if self.is_for_any() {
+            return; // only read
+        }
         self.unanswered = true;
         // Later the caller has stopped waiting, and a claim in flight is finished.
-        if let Some(doubt) = self.doubt.filter(|_| Instant::now() < self.caller) {
-            doubt.store(true, Ordering::Relaxed);
+        if let Some(flag) = self.unanswered_flag.filter(|_| Instant::now() < self.caller_deadline) {
+            flag.store(true, Ordering::Relaxed);
         }
     }
 
-    async fn ask(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
-        if !self.in_turn
-            && let Some(refusal) = self.look_at_queue().await?
+    /// Sends the request until it is granted or refused.
+    async fn attempt(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
+        if !self.is_first_in_queue
+            && let Some(refusal) = self.check_queue().await?
         {
             return Ok(Attempt::Refused(refusal));
         }
         let (began, mut busy_since) = (Instant::now(), None);
         let mut pauses = Backoff::up_to(MOST_BETWEEN_CREATES);
         loop {
-            let answers = match self.claim().await {
+            let next = match self.claim().await {
                 // Dropping the handle puts the claim back. The next request is made by another
                 // holder.
                 Ok(Claimed::Granted(granted)) if !granted.handle.is_held() => {
                     self.unanswered = false;
-                    return Err(self.too_late());
+                    return Err(self.timed_out());
                 }
-                Ok(Claimed::Granted(granted)) => return Ok(Attempt::Acquired(granted)),
+                Ok(Claimed::Granted(granted)) => {
+                    if let Some(place) = self.chosen.take() {
+                        granted.handle.keep(place);
+                    }
+                    return Ok(Attempt::Acquired(granted));
+                }
                 Ok(Claimed::Late) => {
-                    self.goes_unanswered();
-                    if Instant::now() < self.limit {
-                        continue;
+                    self.mark_unanswered();
+                    if Instant::now() >= self.limit {
+                        return Err(self.timed_out());
                     }
-                    return Err(self.too_late());
+                    Next::Retry
                 }
-                Ok(Claimed::Not { answers, .. }) => answers,
-                Err(failure) => match failure.fault() {
-                    Fault::Contention => {
-                        if self.goes_alone() {
-                            continue;
-                        }
-                        if let Some(refusal) = self.busy(&mut busy_since, None).await? {
-                            return Ok(Attempt::Refused(refusal));
-                        }
-                        continue;
-                    }
-                    // The request was sent and has no reply. The same holder asks again, and
-                    // receives the same claim if it was granted.
-                    Fault::Outage => {
-                        self.goes_unanswered();
-                        if Instant::now() >= self.limit {
-                            return Err(self.error(failure));
-                        }
-                        pause(20..60).await;
-                        continue;
-                    }
-                    _ => return Err(self.error(failure)),
-                },
+                Ok(Claimed::Not { replies, .. }) => self.next(replies),
+                Err(failure) => self.on_failure(failure).await?,
             };
-            match self.next(answers) {
+            match next {
                 Next::Refuse(refusal) => return Ok(Attempt::Refused(refusal)),
-                Next::Create(keys) => {
-                    if let Some(key) = keys.iter().find(|key| self.created.contains(key)) {
-                        let left = self.limit.saturating_duration_since(Instant::now());
-                        // Not until the time limit, because a claim that is cut short reports a
-                        // different error.
-                        if left < self.limit.saturating_duration_since(began) / 4 {
-                            return Err(Error::RowNotVisible { key: key.clone() });
-                        }
-                        pauses.pause(left / 2).await;
-                    }
-                    self.create(keys).await?;
-                }
-                Next::Busy { lone: true, .. } if self.goes_alone() => {}
+                Next::Create(keys) => self.create_missing(keys, began, &mut pauses).await?,
+                Next::Retry | Next::Claim(_) => {}
+                Next::Busy { needs_own_statement: true, .. } if self.retry_unbatched() => {}
                 Next::Busy { row, .. } => {
                     if let Some(refusal) = self.busy(&mut busy_since, row.as_ref()).await? {
                         return Ok(Attempt::Refused(refusal));
@@ -211,53 +252,96 @@ impl<'a, DB: Database> Try<'a, DB> {
         }
     }
 
+    /// Returns what to do after a claim statement failed.
+    async fn on_failure(&mut self, failure: Failure) -> Result<Next, Error> {
+        match failure.fault() {
+            Fault::Contention => Ok(Next::Busy { row: None, needs_own_statement: true }),
+            // The request was sent and has no reply. The same holder sends it again, and receives
+            // the same claim if it was granted.
+            Fault::Outage => {
+                self.mark_unanswered();
+                if Instant::now() >= self.limit {
+                    return Err(self.error(failure));
+                }
+                pause(20..60).await;
+                Ok(Next::Retry)
+            }
+            _ => Err(self.error(failure)),
+        }
+    }
+
+    /// Creates missing rows. It pauses first if this attempt has created one of them before.
+    async fn create_missing(&mut self, keys: Vec<Key>, began: Instant, pauses: &mut Backoff) -> Result<(), Error> {
+        if let Some(key) = keys.iter().find(|key| self.created.contains(key)) {
+            let left = self.limit.saturating_duration_since(Instant::now());
+            // Not until the time limit, because a claim that is cut short reports a different
+            // error.
+            if left < self.limit.saturating_duration_since(began) / 4 {
+                return Err(Error::RowNotVisible { key: key.clone() });
+            }
+            pauses.pause(left / 2).await;
+        }
+        self.create(keys).await
+    }
+
     /// Returns true once. The contention may have concerned only other requests of the batch, so
     /// the request is sent alone, at once.
-    fn goes_alone(&mut self) -> bool {
+    fn retry_unbatched(&mut self) -> bool {
         Instant::now() < self.limit && !std::mem::replace(&mut self.contended, true)
     }
 
-    /// The first refusal decides, before any row is created. Missing rows are created before busy
-    /// rows are retried.
-    fn next(&self, answers: Vec<ClaimReply>) -> Next {
-        let terms = &self.lock.settings.terms;
-        let (mut create, mut busy, mut lone) = (Vec::new(), None, false);
-        for (ask, answer) in self.asks.iter().zip(answers) {
-            let ClaimReply::Seen { row, now } = answer else { continue };
-            match (judge(row.as_ref(), now, ask.holder, terms), row) {
-                (Verdict::Refuse(reason, until), Some(row)) => {
-                    return Next::Refuse(Refusal::new(ask.key.clone(), reason, until, &row, now));
+    /// Returns what to do after a statement that granted nothing.
+    fn next(&mut self, replies: Vec<ClaimReply>) -> Next {
+        let terms = &self.on.terms;
+        if self.is_for_any() {
+            return match next_of_any(&self.asked(), replies, terms) {
+                Next::Claim(index) => {
+                    self.chosen = self.any.as_ref().map(|queue| queue.take_place_at(index));
+                    Next::Retry
                 }
-                (Verdict::Create, _) => create.push(ask.key.clone()),
-                (verdict, row) => {
-                    lone |= needs_own_statement(verdict, row.as_ref(), now);
-                    busy = row;
-                }
-            }
+                next => next,
+            };
         }
-        match create.is_empty() {
-            false => Next::Create(create),
-            true => Next::Busy { row: busy, lone },
+        match next_of_all(&self.asked(), replies, terms) {
+            // Another holder has it, and another key may be free.
+            Next::Refuse(refusal) if self.chosen.is_some() => {
+                self.unanswered = false;
+                self.chosen.take().into_iter().for_each(Place::refused);
+                if Instant::now() < self.limit { Next::Retry } else { Next::Refuse(refusal) }
+            }
+            next @ Next::Busy { .. } if !self.unanswered => {
+                self.chosen.take().into_iter().for_each(Place::refused);
+                next
+            }
+            next => next,
         }
     }
 
     async fn claim(&self) -> Result<Claimed<DB>, Failure> {
-        // After contention the request is sent alone. It then does not contend with the other
-        // requests of a batch, and its reply is its own.
-        let wish = ClaimSet { asks: self.asks.clone(), alone: self.contended || self.unanswered };
-        let limits = Limits { caller: self.caller, statement: self.last };
-        self.lock.claims.send(&self.runtime, wish, limits).await
+        let set = ClaimSet {
+            requests: self.asked(),
+            on: self.on.clone(),
+            // After contention the request is sent alone. It then does not contend with the other
+            // requests of a batch, and its reply is its own.
+            alone: self.contended || self.unanswered,
+            look: self.is_for_any(),
+            sent: self.in_flight.clone(),
+        };
+        let limits = Limits { caller: self.caller_deadline, statement: self.statement_deadline };
+        let reply = self.lock.claims.send(&self.runtime, set, limits).await;
+        self.in_flight.store(false, Ordering::Relaxed);
+        reply
     }
 
     /// A row created by another transaction is as good. Contention is retried.
     async fn create(&mut self, keys: Vec<Key>) -> Result<(), Error> {
-        let terms = &self.lock.settings.terms;
+        let terms = &self.on.terms;
         // The server gives up slightly earlier than the client, so that no backend continues to
         // wait there.
-        let patience = self.limit.saturating_duration_since(Instant::now()).mul_f64(0.9);
+        let lock_timeout = self.limit.saturating_duration_since(Instant::now()).mul_f64(0.9);
         let conn = PooledConn::checkout(&self.lock.settings.pool, self.limit).await;
         let mut conn = conn.map_err(|failure| self.error(failure))?;
-        let reply = timeout_at(self.limit, DB::create(conn.get(), &keys, terms.minutes(), patience)).await;
+        let reply = timeout_at(self.limit, DB::create(conn.get(), &keys, terms.minutes(), lock_timeout)).await;
         match conn.settle(reply) {
             Err(failure)
                 if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
@@ -275,62 +359,48 @@ impl<'a, DB: Database> Try<'a, DB> {
 
     /// Returns `None` if no waiter precedes the request and the keys may be claimed; otherwise
     /// returns the refusal.
-    async fn look_at_queue(&self) -> Result<Option<Refusal>, Error> {
-        let keys: Vec<Key> = self.asks.iter().map(|ask| ask.key.clone()).collect();
-        let standing = self.lock.waiting.tickets.stand(&keys, i64::MAX, self.limit).await;
-        Ok(match standing.map_err(|failure| self.error(failure))? {
+    async fn check_queue(&self) -> Result<Option<Refusal>, Error> {
+        let position = self.lock.waiting.tickets.position(&self.wanted.queues, i64::MAX, self.limit).await;
+        Ok(match position.map_err(|failure| self.error(failure))? {
             Position::Behind { key, left, .. } => Some(queued(key, left)),
-            Position::First | Position::Gone | Position::Unseen => None,
+            Position::First | Position::TicketMissing | Position::Unknown => None,
         })
     }
 
-    /// Pauses while another transaction has the row locked. Returns the refusal once the patience
-    /// is used up.
+    /// Pauses while another transaction has the row locked. Returns the refusal once the busy
+    /// timeout is over.
     ///
     /// It does not refuse while an earlier request of this attempt has no reply, because the row
     /// may be locked by that request.
     async fn busy(&self, since: &mut Option<Instant>, row: Option<&Row>) -> Result<Option<Refusal>, Error> {
         let now = Instant::now();
         let since = *since.get_or_insert(now);
-        if now < self.limit && (self.unanswered || now < since + self.patience) {
+        if now < self.limit && (self.unanswered || now < since + self.busy_timeout) {
             pause(2..10).await;
             return Ok(None);
         }
         if self.unanswered {
-            return Err(self.too_late());
+            return Err(self.timed_out());
         }
         Ok(Some(Refusal {
-            key: self.asks[0].key.clone(),
+            key: self.wanted.keys[0].clone(),
             reason: Reason::Busy,
             by: row.map(|row| row.client_ip.clone()).unwrap_or_default(),
             since: row.and_then(|row| row.begin_time),
             until: None,
-            retry_after: Some(PATIENCE),
+            retry_after: Some(BUSY_TIMEOUT),
             awaited: false,
         }))
     }
 
-    fn too_late(&self) -> Error {
+    fn timed_out(&self) -> Error {
         self.error(Failure::NoReply)
     }
 
     fn error(&self, failure: Failure) -> Error {
         let before = if self.unanswered { Certainty::Unknown } else { Certainty::NothingChanged };
-        let keys = subject(self.asks.iter().map(|ask| ask.key.as_str()));
+        let keys = subject(self.wanted.keys.iter().map(Key::as_str));
         failure.into_error(Action::Acquire, keys, self.lock.settings.time_limit, before)
-    }
-}
-
-/// The refusal of a request that other waiters precede.
-pub(crate) fn queued(key: Key, left: Duration) -> Refusal {
-    Refusal {
-        key,
-        reason: Reason::Queued,
-        by: String::new(),
-        since: None,
-        until: None,
-        retry_after: Some(left),
-        awaited: true,
     }
 }
 

@@ -1,98 +1,142 @@
-//! The settings of a lock, checked where they are set.
+//! The settings of a lock, checked where it is built.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use chrono::{FixedOffset, TimeDelta};
+use sqlx::{Connection as _, Pool, pool::PoolOptions};
+use tokio::{runtime::Handle, time::timeout};
 
 use crate::{
+    action::{Action, Certainty},
     error::Error,
-    lease::{lock::LeaseLock, settings::Settings},
-    retry::{DAY, Retry, time_limit, within},
-    rules::Rules,
-    store::{Database, pools::Connections},
+    label,
+    lease::{
+        lock::LeaseLock,
+        shared::{Settings, Shared},
+    },
+    retry::{Retry, TIME_LIMIT, time_limit},
+    rules::{Rules, Terms},
+    store::{
+        Database,
+        pools::{Connections, Options, Purpose},
+    },
 };
 
-/// Settings. Each method returns the lock with one setting changed; leases acquired before keep
-/// theirs.
+/// Builds a [`LeaseLock`] from the settings that all its handles share.
+///
+/// What applies to single keys (the lease, the minimum interval and others) is set on the handles
+/// of the lock that [`build`](Self::build) returns: see [`LeaseLock`].
+///
+/// ```
+/// # fn example<DB: rowlock::Database>(pool: sqlx::Pool<DB>) -> Result<(), rowlock::Error> {
+/// use rowlock::LeaseLock;
+/// use std::time::Duration;
+///
+/// let lock = LeaseLock::builder(pool).label("node-1").time_limit(Duration::from_secs(2)).build()?;
+/// let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60))?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a lock is made by `build`"]
+pub struct LeaseLockBuilder<DB: Database> {
+    pool: Pool<DB>,
+    share_pool: bool,
+    label: Option<String>,
+    time_limit: Duration,
+    batching: bool,
+    article_clients: Option<TimeDelta>,
+}
+
 impl<DB: Database> LeaseLock<DB> {
-    /// Sets how long a claim outlives its holder's last renewal: 100 ms to 30 days, 30 s by
-    /// default.
-    ///
-    /// A held lease is renewed at every third of this duration. After a crash, another claim may
-    /// take over when the lease ends.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a shorter or longer duration.
-    pub fn lease(self, lease: Duration) -> Result<Self, Error> {
-        let lease =
-            within("a lease", lease, Duration::from_millis(100), 30 * DAY, "it has to be from 100 ms to 30 days")?;
-        Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.lease = lease)))
+    /// Creates a lock on the pool's database with the default settings. Nothing is sent yet.
+    pub fn new(pool: Pool<DB>) -> Self {
+        LeaseLockBuilder::new(pool).assemble()
     }
 
-    /// Sets the minimum interval between two starts: zero (no interval) to ten years, zero by
-    /// default.
+    /// Begins to build a lock on the pool's database with settings other than the default.
+    pub fn builder(pool: Pool<DB>) -> LeaseLockBuilder<DB> {
+        LeaseLockBuilder::new(pool)
+    }
+
+    /// Connects to the database at `url` and creates a lock with the default settings, for
+    /// applications that have no pool of sqlx 0.9. [`migrate`](crate::migrate) takes the
+    /// [`pool`](Self::pool).
     ///
-    /// It is a distance, not a period. Set it to about half of the job's period, so that an hourly
-    /// job that starts a moment early is not refused, and a second instance that starts a moment
-    /// late is.
+    /// The URL is as for sqlx: `postgres://user@host/database`, `mysql://user@host/database`,
+    /// `sqlite:file.db?mode=rwc`. TLS needs the feature `tls`.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for a longer duration.
-    pub fn min_interval(self, distance: Duration) -> Result<Self, Error> {
-        let distance =
-            within("a min_interval", distance, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
-        Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.min_interval = distance)))
+    /// [`Error::Database`] with the driver's or the server's error if the URL cannot be read, or
+    /// the server does not accept a connection within 5 s.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the connection is closed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), rowlock::Error> {
+    /// use rowlock::{LeaseLock, sqlx::Sqlite};
+    ///
+    /// let lock = LeaseLock::<Sqlite>::connect("sqlite::memory:").await?;
+    /// rowlock::migrate(lock.pool()).await?;
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let failed = |source| Error::Database {
+            action: Action::Connect,
+            subject: format!("to {}", DB::NAME),
+            outcome: Certainty::NothingChanged,
+            source,
+        };
+        let options: Options<DB> = url.parse().map_err(failed)?;
+        // A pool would try again until its time is over, and hide the server's own error.
+        let connected = timeout(TIME_LIMIT, DB::Connection::connect_with(&options)).await;
+        let conn = connected.map_err(|_| failed(sqlx::Error::PoolTimedOut))?.map_err(failed)?;
+        // The connection has served its purpose, however it is closed.
+        let _ = timeout(TIME_LIMIT, conn.close()).await;
+        Ok(Self::new(PoolOptions::new().connect_lazy_with(options)))
+    }
+
+    /// Returns the application's pool.
+    pub fn pool(&self) -> &Pool<DB> {
+        self.shared.settings.pool.application()
+    }
+}
+
+impl<DB: Database> fmt::Debug for LeaseLockBuilder<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseLockBuilder")
+            .field("database", &DB::NAME)
+            .field("label", &self.label)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<DB: Database> LeaseLockBuilder<DB> {
+    fn new(pool: Pool<DB>) -> Self {
+        Self { pool, share_pool: false, label: None, time_limit: TIME_LIMIT, batching: true, article_clients: None }
+    }
+
+    /// Sets the holder's label, which refusals report to other holders and which the column
+    /// `client_ip` shows: at most 45 characters, none of them a control character. The default is
+    /// `host/process id`. The label is for display; no rule reads it.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = Some(label.into());
+        self
     }
 
     /// Sets how long one attempt may take, including the wait for a connection: 1 ms to one hour, 5
     /// s by default.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a shorter or longer duration.
-    pub fn time_limit(self, limit: Duration) -> Result<Self, Error> {
-        let time_limit = time_limit(limit)?;
-        Ok(self.rebuild(|settings| Settings { time_limit, ..settings }))
-    }
-
-    /// Sets how long a [`transaction`](crate::ResourceLockExt::transaction) is retried: 100
-    /// attempts within 10 s by default.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for limits out of range.
-    pub fn retry(self, retry: Retry) -> Result<Self, Error> {
-        let retry = retry.checked()?;
-        Ok(self.rebuild(|settings| Settings { retry, ..settings }))
-    }
-
-    /// Sets the holder's label, which refusals report to other holders and which the column
-    /// `client_ip` shows: at most 45 characters, `host/process id` by default. The label is for
-    /// display; no rule reads it.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a longer text, or one with control characters.
-    pub fn label(self, label: &str) -> Result<Self, Error> {
-        if label.chars().count() > 45 || label.chars().any(char::is_control) {
-            return Err(Error::InvalidSetting {
-                setting: "a label",
-                value: format!("{:?}", label.chars().take(60).collect::<String>()),
-                rule: "it has to have at most 45 characters, and no control characters",
-            });
-        }
-        Ok(self.rebuild(|settings| settings.with_terms(|terms| terms.label = label.to_owned())))
-    }
-
-    /// Sets whether keys are granted first come, first served, also across processes. Off by
-    /// default.
-    ///
-    /// A task that has to wait draws a ticket in the table `t_resource_lock_queue`, and no attempt
-    /// of a fair lock object precedes it. Without this setting, the waiters of one process are
-    /// served in order, and processes race. A key is fair only if every lock object on it is fair,
-    /// because others may overtake.
-    ///
-    /// A waiter whose process died is skipped after 12 s. A fair claim reads the queue first, which
-    /// is one statement more.
-    pub fn fair(self, fair: bool) -> Self {
-        self.rebuild(|settings| Settings { fair, ..settings })
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = limit;
+        self
     }
 
     /// Sets whether claims and releases that arrive at the same moment, or while one is in flight,
@@ -102,35 +146,15 @@ impl<DB: Database> LeaseLock<DB> {
     /// once. A request that arrives while another one is in flight waits 20 ms for it. Then it
     /// takes a connection of its own, up to the pool's size. With batching off, each request takes
     /// a connection at once.
-    pub fn batching(self, on: bool) -> Self {
-        self.rebuild(|settings| Settings { batching: on, ..settings })
-    }
-
-    /// Sets what happens after a failure or a crash; [`Rules::Recover`] by default.
-    pub fn rules(self, rules: Rules) -> Self {
-        self.rebuild(|settings| settings.with_terms(|terms| terms.rules = rules))
-    }
-
-    /// Allows a failed run to be repeated within its minimum interval. Has no effect under
-    /// [`Rules::Article`].
-    pub fn retry_failed_at_once(self) -> Self {
-        self.rebuild(|settings| settings.with_terms(|terms| terms.retry_failed = true))
-    }
-
-    /// Declares that programs which know only the article's columns use the same table and write
-    /// their times in local time at `utc_offset`.
-    ///
-    /// Their locks are then taken over once `begin_time` lies `time` minutes back. Without this
-    /// setting, and under [`Rules::Article`], their locks are never taken over.
-    pub fn article_clients(self, utc_offset: FixedOffset) -> Self {
-        let ahead = TimeDelta::seconds(utc_offset.local_minus_utc().into());
-        self.rebuild(|settings| settings.with_terms(|terms| terms.article_clients = Some(ahead)))
+    pub fn batching(mut self, on: bool) -> Self {
+        self.batching = on;
+        self
     }
 
     /// Sends all statements over the application's pool, for servers that allow few connections.
     ///
     /// By default a lock opens connections of its own with the options and hooks of the
-    /// application's pool: up to eight for requests and four for renewals. All locks of that pool
+    /// application's pool: up to eight for requests and eight for renewals. All locks of that pool
     /// share them, and each runtime opens them when they are needed. Nothing that the application
     /// does to its connections affects them.
     ///
@@ -138,10 +162,52 @@ impl<DB: Database> LeaseLock<DB> {
     /// transaction that was left open there. Session settings (`SET search_path`) apply to the
     /// lock, and a lease is lost if the pool is exhausted for longer than the lease. SQLite always
     /// shares the application's pool.
-    pub fn share_pool(self) -> Self {
-        self.rebuild(|settings| {
-            let shared = Connections::shared(settings.pool.application().clone());
-            Settings { pool: shared.clone(), renewals: shared, ..settings }
-        })
+    pub fn share_pool(mut self) -> Self {
+        self.share_pool = true;
+        self
+    }
+
+    /// Declares that programs which know only the article's columns use the same table and write
+    /// their times in local time at `utc_offset`.
+    ///
+    /// Their locks are then taken over once `begin_time` lies `time` minutes back. Without this
+    /// setting, and under [`Rules::Article`], their locks are never taken over.
+    pub fn article_clients(mut self, utc_offset: FixedOffset) -> Self {
+        self.article_clients = Some(TimeDelta::seconds(utc_offset.local_minus_utc().into()));
+        self
+    }
+
+    /// Builds the lock, and returns the first handle on it. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a setting out of its range.
+    pub fn build(self) -> Result<LeaseLock<DB>, Error> {
+        if let Some(label) = &self.label {
+            label::check(label)?;
+        }
+        time_limit(self.time_limit)?;
+        Ok(self.assemble())
+    }
+
+    /// Builds the lock from settings that are known to be valid.
+    fn assemble(self) -> LeaseLock<DB> {
+        let (pool, renewals) = if self.share_pool {
+            let shared = Connections::shared(self.pool);
+            (shared.clone(), shared)
+        } else {
+            let renewals = Connections::new(self.pool.clone(), Purpose::Renewals);
+            (Connections::new(self.pool, Purpose::Requests), renewals)
+        };
+        let terms = Terms {
+            rules: Rules::default(),
+            min_interval: TimeDelta::zero(),
+            lease: TimeDelta::seconds(30),
+            retry_failed: false,
+            article_clients: self.article_clients,
+            label: self.label.unwrap_or_else(label::default),
+        };
+        let shared = Shared::new(Settings { pool, renewals, time_limit: self.time_limit, batching: self.batching });
+        let on = shared.on(terms, false, TimeDelta::zero());
+        LeaseLock { shared, on, retry: Retry::default() }
     }
 }

@@ -1,23 +1,47 @@
 //! Batched claims: one statement for the requests of many holders.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use tokio::{sync::OnceCell, time::Instant};
 
 use crate::{
     batch::op::BatchOp,
-    key::{Claim, Key, PreviousClaim},
-    lease::{handle::LeaseHandle, renewer::Renewer},
-    rules::{Row, Terms, Verdict, judge},
+    key::{Claim, Key, PreviousClaim, Token},
+    lease::{handle::LeaseHandle, terms::KeyTerms},
+    rules::{Row, Status, Verdict, judge},
     schema::Table,
     store::{Change, ClaimReply, ClaimRequest, Database, Reply},
 };
 
-/// A granted claim request. All of its keys are granted.
+/// A granted claim request: all of its keys are granted.
 pub(crate) struct Granted<DB: Database> {
     pub handle: LeaseHandle<DB>,
     pub priors: Vec<Option<PreviousClaim>>,
+}
+
+/// Of a claim on one key.
+impl<DB: Database> Granted<DB> {
+    pub fn token(&self) -> Token {
+        self.handle.claims()[0].token
+    }
+
+    /// The claim that this one took over, if its holder did not end it.
+    pub fn prior(&self) -> Option<PreviousClaim> {
+        self.priors.first().cloned().flatten()
+    }
+
+    /// Ends a claim under which another one was made. If it took over a claim that was not ended,
+    /// the row says so.
+    pub async fn pass_on(self) {
+        let status = if self.prior().is_some() { Status::Failed } else { Status::Succeeded };
+        if let Err(error) = self.handle.delivered().release(status).await {
+            tracing::debug!(%error, "the claim ends later");
+        }
+    }
 }
 
 /// The outcome of a claim request.
@@ -27,7 +51,7 @@ pub(crate) enum Claimed<DB: Database> {
     /// lease.
     Late,
     Not {
-        answers: Vec<ClaimReply>,
+        replies: Vec<ClaimReply>,
         /// The replies apply to all requests for the same keys that arrived before this one was
         /// sent.
         for_all: bool,
@@ -36,74 +60,83 @@ pub(crate) enum Claimed<DB: Database> {
 
 /// The batch operation that sends claims. A granted claim is held from here on, and ended if its
 /// caller no longer waits for it.
-pub(crate) struct Claims<DB: Database> {
-    pub renewer: Arc<Renewer<DB>>,
-    pub terms: Arc<Terms>,
-    pub time_limit: Duration,
+pub(crate) struct Claims {
     pub table: Arc<OnceCell<Table>>,
 }
 
 /// The claim request of one holder.
-pub(crate) struct ClaimSet {
-    pub asks: Vec<ClaimRequest>,
+pub(crate) struct ClaimSet<DB: Database> {
+    pub requests: Vec<ClaimRequest>,
+    pub on: Arc<KeyTerms<DB>>,
     pub alone: bool,
+    /// The rows are only read: one of the keys is enough, and none has been chosen.
+    pub look: bool,
+    /// Set when the claim is sent.
+    pub sent: Arc<AtomicBool>,
 }
 
-impl<DB: Database> BatchOp<DB> for Claims<DB> {
-    type Request = ClaimSet;
-    type Answer = Claimed<DB>;
+impl<DB: Database> BatchOp<DB> for Claims {
+    type Request = ClaimSet<DB>;
+    type Output = Claimed<DB>;
 
-    fn key(wish: &ClaimSet) -> Option<&Key> {
-        if let ([ask], false) = (&wish.asks[..], wish.alone) { Some(&ask.key) } else { None }
+    fn key(set: &ClaimSet<DB>) -> Option<&Key> {
+        if let ([request], false) = (&set.requests[..], set.alone) { Some(&request.key) } else { None }
     }
 
-    fn goes_with(_: &ClaimSet, _: &ClaimSet) -> bool {
-        true
+    /// A claim statement applies one set of terms. Handles on equal terms share them.
+    fn can_share_statement(set: &ClaimSet<DB>, other: &ClaimSet<DB>) -> bool {
+        Arc::ptr_eq(&set.on, &other.on)
     }
 
     /// A refusal applies to all requests that arrived before it was sent.
     fn share(claimed: &Claimed<DB>) -> Option<Claimed<DB>> {
         match claimed {
-            Claimed::Not { answers, for_all: true } => Some(Claimed::Not { answers: answers.clone(), for_all: true }),
+            Claimed::Not { replies, for_all: true } => Some(Claimed::Not { replies: replies.clone(), for_all: true }),
             _ => None,
         }
     }
 
-    async fn run(&self, conn: &mut DB::Connection, wishes: &[ClaimSet], sent: Instant) -> Reply<Vec<Claimed<DB>>> {
-        let asks: Vec<ClaimRequest> = wishes.iter().flat_map(|wish| wish.asks.clone()).collect();
+    async fn run(&self, conn: &mut DB::Connection, sets: &[ClaimSet<DB>], sent: Instant) -> Reply<Vec<Claimed<DB>>> {
+        let Some(ClaimSet { on, .. }) = sets.first() else { return Ok(Vec::new()) };
+        sets.iter().for_each(|set| set.sent.store(!set.look, Ordering::Relaxed));
+        let requests: Vec<ClaimRequest> = sets.iter().flat_map(|set| set.requests.clone()).collect();
         let nowait = self.table.get().is_some_and(|table| table.nowait);
-        let mut answers = DB::claim(conn, &asks, &self.terms, nowait).await?.into_iter();
-        let mut claimed =
-            |ClaimSet { asks, .. }: &ClaimSet| self.claimed(asks, answers.by_ref().take(asks.len()).collect(), sent);
-        Ok(wishes.iter().map(&mut claimed).collect())
+        let replies = match sets {
+            [ClaimSet { look: true, .. }] => DB::look(conn, &requests, &on.terms).await?,
+            _ => DB::claim(conn, &requests, &on.terms, nowait).await?,
+        };
+        let mut replies = replies.into_iter();
+        let mut claimed = |set: &ClaimSet<DB>| set.claimed(replies.by_ref().take(set.requests.len()).collect(), sent);
+        Ok(sets.iter().map(&mut claimed).collect())
     }
 }
 
-impl<DB: Database> Claims<DB> {
-    fn claimed(&self, asks: &[ClaimRequest], answers: Vec<ClaimReply>, sent: Instant) -> Claimed<DB> {
-        let (mut claims, mut priors) = (Vec::with_capacity(asks.len()), Vec::with_capacity(asks.len()));
-        for (ask, answer) in asks.iter().zip(&answers) {
-            if let ClaimReply::Granted { token, prior } = answer {
-                claims.push(Claim { key: ask.key.clone(), holder: ask.holder, token: *token });
+impl<DB: Database> ClaimSet<DB> {
+    fn claimed(&self, replies: Vec<ClaimReply>, sent: Instant) -> Claimed<DB> {
+        let Self { requests, on, .. } = self;
+        let (mut claims, mut priors) = (Vec::with_capacity(requests.len()), Vec::with_capacity(requests.len()));
+        for (request, reply) in requests.iter().zip(&replies) {
+            if let ClaimReply::Granted { token, prior } = reply {
+                claims.push(Claim { key: request.key.clone(), holder: request.holder, token: *token });
                 priors.push(prior.clone());
             }
         }
-        if claims.len() < asks.len() {
-            let terms = &self.terms;
-            let needs_own_statement = |(ask, answer): (&ClaimRequest, &ClaimReply)| {
-                let ClaimReply::Seen { row, now } = answer else { return false };
-                needs_own_statement(judge(row.as_ref(), *now, ask.holder, terms), row.as_ref(), *now)
+        if claims.len() < requests.len() {
+            let needs_own_statement = |(request, reply): (&ClaimRequest, &ClaimReply)| {
+                let ClaimReply::Seen { row, now } = reply else { return false };
+                needs_own_statement(judge(row.as_ref(), *now, request.holder, &on.terms), row.as_ref(), *now)
             };
-            let for_all = !asks.iter().zip(&answers).any(needs_own_statement);
-            return Claimed::Not { answers, for_all };
+            let for_all = !requests.iter().zip(&replies).any(needs_own_statement);
+            return Claimed::Not { replies, for_all };
         }
-        if sent.elapsed() >= self.renewer.counted() {
+        if sent.elapsed() >= on.renewer.local_duration() {
             return Claimed::Late;
         }
         // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes
-        // it over.
-        let unheard = if priors.iter().any(Option::is_some) { Change::Abandon } else { Change::PutBack };
-        let handle = LeaseHandle::begin(&self.renewer, claims, sent, self.time_limit, unheard);
+        // it over at once, because no work was begun under it.
+        let if_undelivered =
+            if priors.iter().any(Option::is_some) { Change::Abandon(TimeDelta::zero()) } else { Change::PutBack };
+        let handle = LeaseHandle::begin(on, claims, sent, if_undelivered);
         Claimed::Granted(Granted { handle, priors })
     }
 }

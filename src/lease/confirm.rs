@@ -7,9 +7,11 @@ use sqlx::Connection as _;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{
-    error::{Action, Certainty, Error},
+    action::{Action, Certainty},
+    error::Error,
     key::Claim,
     lock::{CommitOutcome, Confirmation},
+    retry::Repeat,
     store::{Confirmed, Database, connection::PooledConn, failure::Failure, fault::Fault, pools::Connections},
 };
 
@@ -53,14 +55,16 @@ pub(crate) async fn commit_outcome<DB: Database>(
     time_limit: Duration,
 ) -> CommitOutcome {
     let limit = Instant::now() + time_limit;
-    loop {
-        match confirms(pool, claim, limit).await {
-            Ok(Some(count)) if count == confirmation.0 => return CommitOutcome::Committed,
-            Ok(Some(count)) if count == confirmation.0 - 1 => return CommitOutcome::RolledBack,
-            Ok(_) => return CommitOutcome::Unknown,
-            Err(failure) if failure.fault().is_transient() && Instant::now() < limit => pause().await,
-            Err(_) => return CommitOutcome::Unknown,
+    let mut repeat = Repeat::until(limit);
+    let count = loop {
+        if let Some(count) = repeat.last(confirms(pool, claim, limit).await).await {
+            break count;
         }
+    };
+    match count {
+        Ok(Some(count)) if count == confirmation.0 => CommitOutcome::Committed,
+        Ok(Some(count)) if count == confirmation.0 - 1 => CommitOutcome::RolledBack,
+        _ => CommitOutcome::Unknown,
     }
 }
 

@@ -1,15 +1,15 @@
 //! Claims that are to be ended, and the outcome.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::{
-    error::Certainty,
+    action::Certainty,
     key::Claim,
     lease::{
-        changes::{ChangeReply, PartReply},
+        changes::{ChangeReply, GroupReply},
         state::LeaseState,
     },
     retry::Backoff,
@@ -18,14 +18,14 @@ use crate::{
 
 /// The outcome of an ending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum EndOutcome {
     Done,
     Lost,
     /// The ending did not succeed while the lease lasted, as far as is known.
     GivenUp(Certainty),
 }
 
-/// Claims to end. The ending is retried until their lease is over.
+/// Claims to end. The ending is retried until their lease in the row is over.
 pub(crate) struct Ending {
     pub held: Arc<LeaseState>,
     pub change: Change,
@@ -34,14 +34,16 @@ pub(crate) struct Ending {
     /// When the ending is sent next.
     pub at: Instant,
     /// A request is in flight.
-    pub under_way: bool,
+    pub in_flight: bool,
     /// The server refused the ending, alone or in a batch.
-    pub suspect: bool,
+    pub was_refused: bool,
     /// A request was sent whose outcome is unknown.
     unanswered: bool,
     lost: bool,
+    /// By how much the lease in the row is longer than its holder trusts.
+    lock_delay: Duration,
     pauses: Backoff,
-    outcome: oneshot::Sender<Ended>,
+    outcome: oneshot::Sender<EndOutcome>,
     _token: TaskTrackerToken,
 }
 
@@ -49,19 +51,21 @@ impl Ending {
     pub fn new(
         held: Arc<LeaseState>,
         change: Change,
+        lock_delay: Duration,
         pauses: Backoff,
         token: TaskTrackerToken,
-    ) -> (Self, oneshot::Receiver<Ended>) {
+    ) -> (Self, oneshot::Receiver<EndOutcome>) {
         let (outcome, receiver) = oneshot::channel();
         let ending = Self {
             left: held.claims.clone(),
             held,
             change,
             at: Instant::now(),
-            under_way: false,
-            suspect: false,
+            in_flight: false,
+            was_refused: false,
             unanswered: false,
             lost: false,
+            lock_delay,
             pauses,
             outcome,
             _token: token,
@@ -72,54 +76,62 @@ impl Ending {
     /// Counts the request in flight as unanswered, because the task that sent it may never receive
     /// the reply.
     pub fn forget_request(&mut self) {
-        self.unanswered |= std::mem::take(&mut self.under_way);
+        self.unanswered |= std::mem::take(&mut self.in_flight);
     }
 
     /// Applies the replies for these claims. Returns `None` if the ending is to be sent again. A
     /// task that was replaced may receive replies late, for claims that are settled by then.
-    pub fn hear<'a>(&mut self, shares: impl Iterator<Item = (&'a Claim, &'a PartReply)>) -> Option<Ended> {
-        (self.under_way, self.suspect) = (false, false);
-        let mut hopeless = true;
-        for (claim, PartReply { reply, unanswered }) in shares {
+    pub fn apply_replies<'a>(
+        &mut self,
+        replies: impl Iterator<Item = (&'a Claim, &'a GroupReply)>,
+    ) -> Option<EndOutcome> {
+        (self.in_flight, self.was_refused) = (false, false);
+        let mut permanent = true;
+        for (claim, GroupReply { reply, unanswered }) in replies {
             self.unanswered |= unanswered;
-            let Some(place) = self.left.iter().position(|left| left == claim) else { continue };
+            let Some(index) = self.left.iter().position(|left| left == claim) else { continue };
             match reply {
                 Ok(ChangeReply { outcomes, .. }) => match outcomes.first() {
-                    Some(Outcome::Done) => drop(self.left.remove(place)),
+                    Some(Outcome::Done) => drop(self.left.remove(index)),
                     Some(Outcome::Lost) => {
                         self.lost = true;
-                        self.left.remove(place);
+                        self.left.remove(index);
                     }
-                    Some(Outcome::Skipped { .. }) | None => hopeless = false,
+                    Some(Outcome::Skipped { .. }) | None => permanent = false,
                 },
                 Err(remedy) => {
-                    self.suspect |= *remedy != Remedy::Again;
-                    hopeless &= *remedy == Remedy::Nothing;
+                    self.was_refused |= *remedy != Remedy::Again;
+                    permanent &= *remedy == Remedy::Nothing;
                 }
             }
         }
         let now = Instant::now();
-        if !self.left.is_empty() && !hopeless && now < self.held.deadline() {
+        if !self.left.is_empty() && !permanent && now < self.row_ends() {
             self.at = now + self.pauses.next();
             return None;
         }
         Some(self.ended())
     }
 
-    fn ended(&self) -> Ended {
+    /// Returns when the claims end by themselves.
+    pub fn row_ends(&self) -> Instant {
+        self.held.deadline() + self.lock_delay
+    }
+
+    fn ended(&self) -> EndOutcome {
         let some_done = self.left.len() < self.held.claims.len();
         match (self.left.is_empty(), self.lost) {
-            (true, false) => Ended::Done,
-            (true, true) if !self.unanswered => Ended::Lost,
+            (true, false) => EndOutcome::Done,
+            (true, true) if !self.unanswered => EndOutcome::Lost,
             // An unanswered request may have ended the claim before another holder took the key.
-            _ if self.unanswered || some_done => Ended::GivenUp(Certainty::Unknown),
-            _ => Ended::GivenUp(Certainty::NothingChanged),
+            _ if self.unanswered || some_done => EndOutcome::GivenUp(Certainty::Unknown),
+            _ => EndOutcome::GivenUp(Certainty::NothingChanged),
         }
     }
 
     /// Reports the outcome to the waiting caller, and wakes the next waiters of this process.
-    pub fn tell(self, ended: Ended) {
-        self.held.pass_on();
+    pub fn complete(self, ended: EndOutcome) {
+        self.held.release_kept();
         for Claim { key, token, .. } in &self.held.claims {
             tracing::info!(%key, %token, ?ended, "abandoned");
         }

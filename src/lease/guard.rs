@@ -1,13 +1,13 @@
-//! A lease on one key.
+//! A lease on one key, or on several keys together.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Error,
     key::{Claim, Key, PreviousClaim, Token},
-    lease::{handle::LeaseHandle, renewer::Renewer},
+    lease::{claims::Granted, handle::LeaseHandle, state::LeaseState, terms::KeyTerms},
     rules::Status,
     store::Database,
 };
@@ -15,43 +15,237 @@ use crate::{
 /// A lease on a key, renewed in the background until it is ended.
 ///
 /// Work that has completed calls [`release`](Self::release). Work that was stopped calls
-/// [`abandon`](Self::abandon), or drops the lease, which abandons it in the background. In both
-/// cases the next holder need not wait for the lease to end. If no runtime is left to abandon it, a
-/// dropped lease ends by itself.
-pub struct Lease<DB: Database> {
+/// [`abandon`](Self::abandon). In both cases the next holder need not wait for the lease to end. A
+/// lease that is dropped is abandoned in the background: the next holder need not wait for the lease
+/// to end, but for the [`lock_delay`](crate::LeaseLock::lock_delay) of the handle, because tasks of
+/// the work may still run. If no runtime is left to abandon it, a dropped lease ends by itself.
+///
+/// `Lease<DB>` is a lease on one key. [`LeaseSet<DB>`](LeaseSet) is a lease on several keys. The
+/// parameter `K` says which: [`One`] or [`Several`].
+///
+/// ```
+/// # async fn example<DB: rowlock::Database>(
+/// #     lease: rowlock::Lease<DB>,
+/// # ) -> Result<(), rowlock::Error> {
+/// use rowlock::Status;
+///
+/// println!("{} under token {}", lease.key(), lease.token());
+/// tokio::select! {
+///     () = lease.lost() => eprintln!("lost: the work is stopped"),
+///     () = work() => lease.release(Status::Succeeded).await?,
+/// }
+/// # async fn work() {}
+/// # Ok(())
+/// # }
+/// ```
+pub struct Lease<DB: Database, K = One> {
     handle: LeaseHandle<DB>,
-    prior: Option<PreviousClaim>,
+    /// In the order of the claims.
+    priors: Vec<Option<PreviousClaim>>,
+    /// Set for a reader's lease.
+    writer_token: Option<Token>,
+    keys: PhantomData<K>,
 }
 
-impl<DB: Database> fmt::Debug for Lease<DB> {
+/// Several keys that are held together: one lease, with one token per key. The loss of one key is
+/// the loss of all.
+///
+/// All keys are renewed, released and abandoned in one statement. When one key is lost, the others
+/// are abandoned in the background, and [`Error::Lost`] names the key that was lost. If one key was
+/// lost before a release, the others may nevertheless have been released.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # rowlock::migrate(&pool).await?;
+/// # let lock = rowlock::LeaseLock::new(pool);
+/// use rowlock::{Attempt, ResourceLock, Status};
+///
+/// if let Attempt::Acquired(both) = lock.try_acquire_all(["alice", "bob"]).await? {
+///     let mut tx = lock.pool().begin_with("BEGIN IMMEDIATE").await?;
+///     for claim in both.claims() {
+///         lock.confirm(claim, &mut tx).await?;
+///     }
+///     // ... statements of the application ...
+///     tx.commit().await?;
+///     both.release(Status::Succeeded).await?;
+/// }
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+pub type LeaseSet<DB> = Lease<DB, Several>;
+
+/// The parameter of a [`Lease`] on one key.
+#[derive(Debug)]
+pub enum One {}
+
+/// The parameter of a [`Lease`] on several keys, a [`LeaseSet`].
+#[derive(Debug)]
+pub enum Several {}
+
+impl<DB: Database, K> fmt::Debug for Lease<DB, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").field("claim", self.claim()).field("time_left", &self.time_left()).finish()
+        let (claims, time_left) = (self.handle.claims(), self.time_left());
+        f.debug_struct("Lease").field("claims", &claims).field("time_left", &time_left).finish()
     }
 }
 
-impl<DB: Database> Lease<DB> {
-    pub(crate) fn new(handle: LeaseHandle<DB>, prior: Option<PreviousClaim>) -> Self {
-        Self { handle: handle.heard(), prior }
+impl<DB: Database, K> Lease<DB, K> {
+    pub(crate) fn new(Granted { handle, priors }: Granted<DB>) -> Self {
+        Self { handle: handle.delivered(), priors, writer_token: None, keys: PhantomData }
     }
 
-    pub(crate) async fn resume(renewer: &Arc<Renewer<DB>>, claim: Claim, time_limit: Duration) -> Result<Self, Error> {
-        Ok(Self { handle: LeaseHandle::resume(renewer, claim, time_limit).await?, prior: None })
-    }
-
-    /// Returns another handle on the same claim, for nested code that takes the key again.
+    /// Returns another handle on the same claims, for nested code that takes the keys again.
     ///
-    /// Nothing is sent, and the token is the same. The key is released when the last handle is
+    /// Nothing is sent, and the tokens are the same. The keys are released when the last handle is
     /// released, with that handle's status. A handle that is released, abandoned or dropped earlier
     /// only ends itself.
     ///
-    /// A lock object does not identify its callers:
-    /// [`LeaseLock::acquire`](crate::LeaseLock::acquire) of a held key waits, even if the caller is
-    /// the holder.
+    /// A lock does not identify its callers: [`LeaseLock::acquire`](crate::LeaseLock::acquire) of a
+    /// held key waits, even if the caller is the holder.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the claim is lost.
+    /// [`Error::Lost`] if a claim is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # async fn example<DB: rowlock::Database>(
+    /// #     lease: rowlock::Lease<DB>,
+    /// # ) -> Result<(), rowlock::Error> {
+    /// let inner = lease.reenter()?;
+    /// drop(inner); // the key is still held
+    /// lease.release(rowlock::Status::Succeeded).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn reenter(&self) -> Result<Self, Error> {
-        Ok(Self { handle: self.handle.reenter()?, prior: self.prior.clone() })
+        let (handle, priors) = (self.handle.reenter()?, self.priors.clone());
+        Ok(Self { handle, priors, writer_token: self.writer_token, keys: PhantomData })
+    }
+
+    pub(crate) fn state(&self) -> &Arc<LeaseState> {
+        self.handle.state()
+    }
+
+    /// Returns whether the lease is known to be held at this moment, by this machine's monotonic
+    /// clock.
+    pub fn is_held(&self) -> bool {
+        self.handle.is_held()
+    }
+
+    /// Returns how long the lease is certain to be held unless it is renewed; zero once it is lost.
+    pub fn time_left(&self) -> Duration {
+        self.handle.time_left()
+    }
+
+    /// Waits until the lease is lost. It completes before the server could grant a key to another
+    /// holder, if neither the process nor its runtime is delayed for longer than a twentieth of the
+    /// lease.
+    ///
+    /// # Cancel safety
+    /// No state is lost if the future is dropped.
+    pub async fn lost(&self) {
+        self.handle.lost().await;
+    }
+
+    /// Returns a token to pass to the tasks of the work. It is cancelled when the lease is lost,
+    /// and when its last handle is released, abandoned or dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # async fn example<DB: rowlock::Database>(
+    /// #     lease: rowlock::Lease<DB>,
+    /// # ) -> Result<(), rowlock::Error> {
+    /// let stop = lease.cancellation_token();
+    /// tokio::spawn(async move {
+    ///     stop.run_until_cancelled(async { /* a part of the work */ }).await;
+    /// });
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.handle.cancellation_token()
+    }
+
+    /// Renews the lease now. The background task renews it at every third of its duration. The key
+    /// stays closed for the [`lock_delay`](crate::LeaseLock::lock_delay) beyond the renewed lease.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if a row was seen without its claim, or the lease had run out. After any
+    /// other error the lease stands until [`time_left`](Self::time_left) is over, and its renewal
+    /// continues.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the lease may have been renewed although no reply arrived.
+    pub async fn renew(&self) -> Result<(), Error> {
+        self.handle.renew().await
+    }
+
+    /// Ends the lease of work that has completed, successfully or not.
+    ///
+    /// The release is retried until it is settled or the lease is over. It takes effect as long as
+    /// no other claim has taken the row, even if the lease has run out. On PostgreSQL, under
+    /// [`Rules::Recover`](crate::Rules::Recover) without a minimum interval and without
+    /// `article_clients`, the release does not wait for the server's disk: if the server crashes
+    /// within the next moments, the claim stands again and blocks other claims until its lease
+    /// ends.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if a row was seen without its claim, so that nothing was written to it. The
+    /// [`Certainty`](crate::Certainty) of any other error states what is known: either the server
+    /// refused the release until the end and nothing was changed, or no reply arrived before the
+    /// lease was over and the release may have been recorded.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the lease is released or abandoned.
+    pub async fn release(self, status: Status) -> Result<(), Error> {
+        self.handle.release(status).await
+    }
+
+    /// Ends the lease of work that was stopped. Under [`Rules::Recover`](crate::Rules::Recover) the
+    /// next claim takes over at once: no [`lock_delay`](crate::LeaseLock::lock_delay) is kept. Under
+    /// [`Rules::Article`](crate::Rules::Article) the key waits for an operator, as after a crash.
+    ///
+    /// The abandonment is sent once no renewal is under way. A renewal that was given up without a
+    /// reply, and that the server carries out after the abandonment, closes the key again, until the
+    /// lease and the lock-delay that it has written are over.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if a claim had been lost before; [`Error::TimedOut`] if it is unknown
+    /// whether this call ended it.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the abandonment continues in the background.
+    pub async fn abandon(self) -> Result<(), Error> {
+        self.handle.abandon().await
+    }
+
+    /// Ends the lease of work that was stopped, without waiting for the outcome.
+    pub(crate) fn abandon_in_background(self) {
+        self.handle.abandon_in_background();
+    }
+}
+
+/// Methods of a lease on one key.
+impl<DB: Database> Lease<DB> {
+    pub(crate) async fn resume(on: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
+        Ok(Self::new(Granted { handle: LeaseHandle::resume(on, claim).await?, priors: vec![None] }))
+    }
+
+    /// Creates the lease of a reader of a [`ReadWriteLock`](crate::ReadWriteLock).
+    pub(crate) fn of_reader(reader: Granted<DB>, writer_token: Token, writer: Option<PreviousClaim>) -> Self {
+        let mut lease = Self::new(reader);
+        if writer.is_some() {
+            lease.priors = vec![writer];
+        }
+        lease.writer_token = Some(writer_token);
+        lease
     }
 
     /// Stops renewing the claim and returns it without ending it. The claim ends with its lease,
@@ -73,6 +267,17 @@ impl<DB: Database> Lease<DB> {
         self.claim().token
     }
 
+    /// Returns the token by which a reader's work is fenced, or `None` if this is not the lease of
+    /// a reader.
+    ///
+    /// It is the token that the name of the [`ReadWriteLock`](crate::ReadWriteLock) had when the
+    /// reader was let in: not lower than that of any writer before it, and lower than that of every
+    /// later writer. A system that has seen the token of a later writer refuses the reader.
+    /// [`token`](Self::token) is the token of the reader's own key.
+    pub fn writer_token(&self) -> Option<Token> {
+        self.writer_token
+    }
+
     /// Returns the claim: key, holder and token.
     pub fn claim(&self) -> &Claim {
         &self.handle.claims()[0]
@@ -81,82 +286,26 @@ impl<DB: Database> Lease<DB> {
     /// Returns the claim that this one took over from, if its holder did not end it. That holder's
     /// work may be half done.
     pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
-        self.prior.as_ref()
+        self.priors.first()?.as_ref()
+    }
+}
+
+/// Methods of a lease on several keys.
+impl<DB: Database> Lease<DB, Several> {
+    /// Returns the claims in key order. [Confirm](crate::ResourceLock::confirm) them in this order,
+    /// so that no two transactions deadlock.
+    pub fn claims(&self) -> &[Claim] {
+        self.handle.claims()
     }
 
-    /// Returns whether the key is known to be held at this moment, by this machine's monotonic
-    /// clock.
-    pub fn is_held(&self) -> bool {
-        self.handle.is_held()
+    /// Returns the fencing token of one key, or `None` if the key is not in the set.
+    pub fn token(&self, key: &str) -> Option<Token> {
+        self.claims().iter().find(|claim| claim.key.as_str() == key).map(|claim| claim.token)
     }
 
-    /// Returns how long the key is certain to be held unless the lease is renewed; zero once it is
-    /// lost.
-    pub fn time_left(&self) -> Duration {
-        self.handle.time_left()
-    }
-
-    /// Waits until the lease is lost. It completes before the server could grant the key to another
-    /// holder, if neither the process nor its runtime is delayed for longer than a twentieth of the
-    /// lease.
-    ///
-    /// # Cancel safety
-    /// No state is lost if the future is dropped.
-    pub async fn lost(&self) {
-        self.handle.lost().await;
-    }
-
-    /// Returns a token to pass to the tasks of the work. It is cancelled when the lease is lost,
-    /// and when its last handle is released, abandoned or dropped.
-    pub fn cancellation_token(&self) -> CancellationToken {
-        self.handle.cancellation_token()
-    }
-
-    /// Renews the lease now. The background task renews it at every third of its duration.
-    ///
-    /// # Errors
-    /// [`Error::Lost`] if the row was seen without the claim, or the lease had run out. After any
-    /// other error the lease stands until [`time_left`](Self::time_left) is over, and its renewal
-    /// continues.
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, the lease may have been renewed although no reply arrived.
-    pub async fn renew(&self) -> Result<(), Error> {
-        self.handle.renew().await
-    }
-
-    /// Ends the lease of work that has completed, successfully or not.
-    ///
-    /// The release is retried until it is settled or the lease is over. It takes effect as long as
-    /// no other claim has taken the row, even if the lease has run out. On PostgreSQL, under
-    /// [`Rules::Recover`](crate::Rules::Recover) without a minimum interval and without
-    /// `article_clients`, the release does not wait for the server's disk: if the server crashes
-    /// within the next moments, the claim stands again and blocks other claims until its lease
-    /// ends.
-    ///
-    /// # Errors
-    /// [`Error::Lost`] if the row was seen without the claim, so that nothing was written. The
-    /// [`Certainty`](crate::Certainty) of any other error states what is known: either the server
-    /// refused the release until the end and nothing was changed, or no reply arrived before the
-    /// lease was over and the release may have been recorded.
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, the key is released or abandoned.
-    pub async fn release(self, status: Status) -> Result<(), Error> {
-        self.handle.release(status).await
-    }
-
-    /// Ends the lease of work that was stopped. Under [`Rules::Recover`](crate::Rules::Recover) the
-    /// next claim takes over at once. Under [`Rules::Article`](crate::Rules::Article) the key waits
-    /// for an operator, as after a crash.
-    ///
-    /// # Errors
-    /// [`Error::Lost`] if the claim had been lost before; [`Error::TimedOut`] if it is unknown
-    /// whether this call ended it.
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, the abandonment continues in the background.
-    pub async fn abandon(self) -> Result<(), Error> {
-        self.handle.abandon().await
+    /// Returns the claims that were taken over, each with the previous claim on its key, which its
+    /// holder did not end.
+    pub fn taken_over_from(&self) -> impl Iterator<Item = (&Claim, &PreviousClaim)> {
+        self.claims().iter().zip(&self.priors).filter_map(|(claim, prior)| Some((claim, prior.as_ref()?)))
     }
 }

@@ -3,19 +3,22 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use chrono::TimeDelta;
 use tokio::{
     runtime::Handle,
+    sync::oneshot,
     time::{Instant, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    action::{Action, Certainty},
     batch::op::Limits,
-    error::{Action, Certainty, Error},
+    error::Error,
+    hedge::Exchange,
     key::Claim,
-    lease::{changes::Exchange, ending::Ended, releases::Release, renewer::Renewer, state::LeaseState},
+    lease::{ending::EndOutcome, releases::Release, state::LeaseState, terms::KeyTerms},
     metrics,
-    queue::local::Permit,
     retry::Backoff,
     rules::Status,
     store::{
@@ -24,30 +27,30 @@ use crate::{
         fault::Fault,
         skipped,
     },
+    sync::lock,
 };
 
 /// One handle on the claims of a lease. Dropping the last handle abandons them.
 pub(crate) struct LeaseHandle<DB: Database> {
-    renewer: Arc<Renewer<DB>>,
+    on: Arc<KeyTerms<DB>>,
     held: Arc<LeaseState>,
-    time_limit: Duration,
-    part: Part,
+    state: HandleState,
     /// The change that ends the claims while their caller has not received them, so that no work
     /// was begun under them.
-    unheard: Option<Change>,
+    if_undelivered: Option<Change>,
 }
 
-/// What remains to be done for this handle.
+/// The state of a handle, which decides what dropping it does.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
-    /// It is counted among the handles.
-    Counted,
+enum HandleState {
+    /// It is one of the open handles of the lease.
+    Open,
     /// It was the last one and has not ended the claims yet.
-    Last,
+    Ending,
     /// The claims are ended, or are not this handle's to end. Only their renewal has to stop.
     Ended,
     /// Nothing: another handle ends the claims, or has ended them.
-    None,
+    Closed,
 }
 
 impl<DB: Database> fmt::Debug for LeaseHandle<DB> {
@@ -61,31 +64,25 @@ impl<DB: Database> fmt::Debug for LeaseHandle<DB> {
 
 impl<DB: Database> LeaseHandle<DB> {
     /// Creates the handle for claims that were granted to a request sent at `sent`.
-    pub fn begin(
-        renewer: &Arc<Renewer<DB>>,
-        claims: Vec<Claim>,
-        sent: Instant,
-        time_limit: Duration,
-        unheard: Change,
-    ) -> Self {
-        let (held, unheard) = (renewer.hold(claims, sent), Some(unheard));
-        Self { held, renewer: renewer.clone(), time_limit, part: Part::Counted, unheard }
+    pub fn begin(on: &Arc<KeyTerms<DB>>, claims: Vec<Claim>, sent: Instant, if_undelivered: Change) -> Self {
+        let (held, if_undelivered) = (on.renewer.hold(claims, sent), Some(if_undelivered));
+        Self { on: on.clone(), held, state: HandleState::Open, if_undelivered }
     }
 
     /// Marks the claims as received by the caller.
-    pub fn heard(mut self) -> Self {
-        self.unheard = None;
+    pub fn delivered(mut self) -> Self {
+        self.if_undelivered = None;
         self
     }
 
     /// Takes up a claim that stands in the table: it is renewed once and then held like any other.
-    pub async fn resume(renewer: &Arc<Renewer<DB>>, claim: Claim, time_limit: Duration) -> Result<Self, Error> {
-        let mut handle = Self::begin(renewer, vec![claim], Instant::now(), time_limit, Change::Abandon);
+    pub async fn resume(on: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
+        let mut handle = Self::begin(on, vec![claim], Instant::now(), Change::Abandon(TimeDelta::zero()));
         // Until the renewal is answered, the claim is not this handle's to abandon.
-        handle.part = Part::Ended;
-        handle.renew().await?;
-        handle.part = Part::Counted;
-        Ok(handle.heard())
+        handle.state = HandleState::Ended;
+        handle.renew_with(Change::Resume(on.terms.lease)).await?;
+        handle.state = HandleState::Open;
+        Ok(handle.delivered())
     }
 
     /// Returns one more handle.
@@ -93,19 +90,22 @@ impl<DB: Database> LeaseHandle<DB> {
         if !self.held.stands() {
             return Err(self.error_lost());
         }
-        self.held.share();
-        let (renewer, held) = (self.renewer.clone(), self.held.clone());
-        Ok(Self { renewer, held, time_limit: self.time_limit, part: Part::Counted, unheard: None })
+        self.held.add_handle();
+        Ok(Self { on: self.on.clone(), held: self.held.clone(), state: HandleState::Open, if_undelivered: None })
     }
 
     /// Leaves the claims standing if this is the last handle.
     pub fn detach(mut self) {
-        self.part = if self.held.give_up() { Part::Ended } else { Part::None };
+        self.state = if self.held.drop_handle() { HandleState::Ended } else { HandleState::Closed };
     }
 
-    /// Keeps the permit under which the lease was acquired until the lease is over.
-    pub fn keep(&self, turn: Permit) {
-        self.held.keep(turn);
+    /// Keeps a value until the lease is over, such as the permit under which it was acquired.
+    pub fn keep(&self, kept: impl Send + 'static) {
+        self.held.keep(kept);
+    }
+
+    pub fn state(&self) -> &Arc<LeaseState> {
+        &self.held
     }
 
     pub fn claims(&self) -> &[Claim] {
@@ -121,13 +121,13 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     pub async fn lost(&self) {
-        self.renewer.attend();
+        self.on.renewer.ensure_task();
         // The renewer reports the loss. The clock is watched here too, in case the runtime that
         // drives the renewer makes no progress.
         while !self.held.lost.is_cancelled() {
             let deadline = self.held.deadline();
             if timeout_at(deadline, self.held.lost.cancelled()).await.is_err() && !self.is_held() {
-                self.renewer.lose(&self.held, 0, "no renewal came through before its lease ended");
+                self.on.renewer.report_lost(&self.held, 0, "no renewal came through before its lease ended");
             }
         }
     }
@@ -137,14 +137,18 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     pub async fn renew(&self) -> Result<(), Error> {
+        self.renew_with(Change::Renew(self.on.terms.lease)).await
+    }
+
+    async fn renew_with(&self, change: Change) -> Result<(), Error> {
         if !self.is_held() {
-            self.renewer.lose(&self.held, 0, "its time was up before it was renewed");
+            self.on.renewer.report_lost(&self.held, 0, "its time was up before it was renewed");
             return Err(self.error_lost());
         }
-        let limit = Instant::now() + self.time_limit;
+        let limit = Instant::now() + self.on.time_limit;
         let (mut pauses, mut before) = (pauses(), Certainty::NothingChanged);
         loop {
-            let Exchange { reply, unanswered } = self.renewer.renew(&self.held, limit).await;
+            let Exchange { reply, unanswered } = self.on.renewer.renew(&self.held, change, limit).await;
             if unanswered {
                 before = Certainty::Unknown;
             }
@@ -152,32 +156,32 @@ impl<DB: Database> LeaseHandle<DB> {
                 Ok(Outcome::Done) if self.is_held() => return Ok(()),
                 Ok(Outcome::Done | Outcome::Lost) => return Err(self.error_lost()),
                 // Another transaction has the row locked; it may be the caller's own.
-                Ok(Outcome::Skipped { .. }) if Instant::now() < limit => pauses.pause(self.time_limit).await,
+                Ok(Outcome::Skipped { .. }) if Instant::now() < limit => pauses.pause(self.on.time_limit).await,
                 Ok(Outcome::Skipped { .. }) => return Err(self.error_busy(Action::Renew, Certainty::Unknown)),
                 Err(failure) if failure.fault() == Fault::Contention && Instant::now() < limit => {
-                    pauses.pause(self.time_limit).await;
+                    pauses.pause(self.on.time_limit).await;
                 }
                 Err(failure) => {
-                    return Err(failure.into_error(Action::Renew, self.subject(), self.time_limit, before));
+                    return Err(failure.into_error(Action::Renew, self.subject(), self.on.time_limit, before));
                 }
             }
         }
     }
 
     pub async fn release(mut self, status: Status) -> Result<(), Error> {
-        if !self.held.give_up() {
-            self.part = Part::None;
+        if !self.held.drop_handle() {
+            self.state = HandleState::Closed;
             return if self.held.lost.is_cancelled() { Err(self.error_lost()) } else { Ok(()) };
         }
-        self.part = Part::Last;
-        self.renewer.let_go(&self.held);
+        self.state = HandleState::Ending;
+        self.on.renewer.stop_renewing(&self.held);
         self.held.over.cancel();
         let result = self.try_release(status).await;
         // Claims that are not known to be ended are abandoned when `self` is dropped, and so is the
         // rest of a set of which one claim is lost.
         if result.is_ok() || (self.claims().len() == 1 && matches!(result, Err(Error::Lost { .. }))) {
-            self.part = Part::Ended;
-            self.held.pass_on();
+            self.state = HandleState::Ended;
+            self.held.release_kept();
         }
         let status = status.letter();
         for Claim { key, token, .. } in self.claims() {
@@ -195,15 +199,16 @@ impl<DB: Database> LeaseHandle<DB> {
         // A claim that was released is not sent again, because another holder may have the key by
         // then.
         let (mut left, mut lost, mut unanswered) = (self.claims().to_vec(), None, None);
-        let (mut pauses, mut alone) = (self.renewer.pauses(), false);
+        let (mut pauses, mut alone) = (self.on.renewer.pauses(), false);
+        let change = Change::release(status, &self.on.terms, *lock(&self.on.longest_interval));
         loop {
-            let limit = Instant::now() + self.time_limit;
-            let release = Release { claims: left.clone(), status, alone };
+            let limit = Instant::now() + self.on.time_limit;
+            let release = Release { claims: left.clone(), change, alone };
             let limits = Limits { caller: limit, statement: limit };
-            let failure = match self.renewer.releases.send(&runtime, release, limits).await {
+            let failure = match self.on.releases.send(&runtime, release, limits).await {
                 Ok(outcomes) => {
                     let gone = outcomes.iter().position(|outcome| *outcome == Outcome::Lost);
-                    lost = lost.or(gone.map(|place| left[place].clone()));
+                    lost = lost.or(gone.map(|index| left[index].clone()));
                     left = skipped(left, &outcomes);
                     match lost {
                         _ if !left.is_empty() => {}
@@ -221,8 +226,8 @@ impl<DB: Database> LeaseHandle<DB> {
                 }
                 Err(failure) => Some(failure),
             };
-            let hopeless = failure.as_ref().is_some_and(|failure| remedy(failure, 1) == Remedy::Nothing);
-            if hopeless || Instant::now() >= last {
+            let permanent = failure.as_ref().is_some_and(|failure| remedy(failure, 1) == Remedy::Nothing);
+            if permanent || Instant::now() >= last {
                 let untouched = unanswered.is_none() && left.len() == self.claims().len();
                 let before = if untouched { Certainty::NothingChanged } else { Certainty::Unknown };
                 return Err(match failure {
@@ -232,24 +237,48 @@ impl<DB: Database> LeaseHandle<DB> {
             }
             alone = true;
             unanswered = failure.filter(Failure::is_unanswered).or(unanswered);
-            pauses.pause(self.time_limit).await;
+            pauses.pause(self.on.time_limit).await;
         }
     }
 
     pub async fn abandon(mut self) -> Result<(), Error> {
-        let last = self.held.give_up();
-        self.part = if last { Part::Ended } else { Part::None };
-        if !last {
+        let Some(ended) = self.begin_abandoning() else {
             return if self.held.lost.is_cancelled() { Err(self.error_lost()) } else { Ok(()) };
-        }
-        self.held.over.cancel();
-        let limit = self.held.deadline().max(Instant::now() + self.time_limit);
-        match timeout_at(limit, self.renewer.abandon(self.held.clone())).await {
-            Ok(Ok(Ended::Done)) => Ok(()),
-            Ok(Ok(Ended::Lost)) => Err(self.error_lost()),
-            Ok(Ok(Ended::GivenUp(outcome))) => Err(self.error_busy(Action::Abandon, outcome)),
+        };
+        let limit = self.held.deadline().max(Instant::now() + self.on.time_limit);
+        match timeout_at(limit, ended).await {
+            Ok(Ok(EndOutcome::Done)) => Ok(()),
+            Ok(Ok(EndOutcome::Lost)) => Err(self.error_lost()),
+            Ok(Ok(EndOutcome::GivenUp(outcome))) => Err(self.error_busy(Action::Abandon, outcome)),
             Ok(Err(_)) | Err(_) => Err(self.error_busy(Action::Abandon, Certainty::Unknown)),
         }
+    }
+
+    /// Undoes claims that are not delivered, as dropping them does, and waits for the end of that.
+    pub async fn undo(mut self) {
+        let last = self.held.drop_handle();
+        self.state = if last { HandleState::Ended } else { HandleState::Closed };
+        let Some(change) = self.if_undelivered.filter(|_| last) else { return };
+        self.held.over.cancel();
+        let undone = self.on.renewer.end(self.held.clone(), change);
+        // What takes longer goes on in the background.
+        let _ = timeout_at(Instant::now() + self.on.time_limit, undone).await;
+    }
+
+    /// Abandons the claims of stopped work in the background, as [`abandon`](Self::abandon) does.
+    pub fn abandon_in_background(mut self) {
+        drop(self.begin_abandoning());
+    }
+
+    /// Begins to abandon the claims of stopped work, for which no lock-delay is kept. Returns `None`
+    /// if another handle holds them.
+    fn begin_abandoning(&mut self) -> Option<oneshot::Receiver<EndOutcome>> {
+        let last = self.held.drop_handle();
+        self.state = if last { HandleState::Ended } else { HandleState::Closed };
+        last.then(|| {
+            self.held.over.cancel();
+            self.on.renewer.abandon(self.held.clone())
+        })
     }
 
     fn subject(&self) -> String {
@@ -262,25 +291,29 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     fn error_release(&self, failure: Failure, before: Certainty) -> Error {
-        failure.into_error(Action::Release, self.subject(), self.time_limit, before)
+        failure.into_error(Action::Release, self.subject(), self.on.time_limit, before)
     }
 
     fn error_busy(&self, action: Action, outcome: Certainty) -> Error {
-        Error::TimedOut { action, subject: self.subject(), limit: self.time_limit, outcome }
+        Error::TimedOut { action, subject: self.subject(), limit: self.on.time_limit, outcome }
     }
 }
 
 impl<DB: Database> Drop for LeaseHandle<DB> {
     fn drop(&mut self) {
-        if self.part == Part::None || (self.part == Part::Counted && !self.held.give_up()) {
+        if self.state == HandleState::Closed || (self.state == HandleState::Open && !self.held.drop_handle()) {
             return;
         }
-        metrics::held(self.held.since.elapsed());
+        metrics::held(self.held.claims[0].key.as_str(), self.held.since.elapsed());
         self.held.over.cancel();
-        if self.part == Part::Ended || self.held.lost.is_cancelled() {
-            self.renewer.let_go(&self.held);
+        if self.state == HandleState::Ended || self.held.lost.is_cancelled() {
+            self.on.renewer.stop_renewing(&self.held);
         } else {
-            drop(self.renewer.end(self.held.clone(), self.unheard.unwrap_or(Change::Abandon)));
+            // Work that has not ended may not have stopped yet, unless it was never begun.
+            let has_ended = self.state == HandleState::Ending;
+            let delay = if has_ended { TimeDelta::zero() } else { self.on.lock_delay };
+            let change = self.if_undelivered.unwrap_or(Change::Abandon(delay));
+            drop(self.on.renewer.end(self.held.clone(), change));
         }
     }
 }

@@ -4,22 +4,27 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use sqlx::Pool;
 use tokio::{runtime::Handle, time::Instant};
+use tracing::Instrument as _;
 
 use crate::{
     error::Error,
+    grant::{Attempt, Grant},
     key::{Claim, Holder, Key},
     lease::{
+        attempt::Try,
         claims::Granted,
         confirm,
-        guard::Lease,
-        set::LeaseSet,
-        settings::Settings,
+        guard::{Lease, LeaseSet},
         shared::Shared,
+        terms::KeyTerms,
         wait::{table_within, wait_for},
+        wanted::Wanted,
     },
-    lock::{Attempt, BoxFuture, CommitOutcome, ConfirmAt, Confirmation, Grant, ResourceLock},
+    lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
+    metrics,
     retry::Retry,
     rules::Status,
+    spans,
     store::Database,
 };
 
@@ -29,41 +34,65 @@ const MOST_KEYS: usize = 100;
 
 /// A lock on named resources, kept in the table `t_resource_lock`.
 ///
-/// It is cheap to clone. The clones share one background task that renews their leases. Statements
-/// use a few connections that all locks of the same application pool share; see
-/// [`share_pool`](Self::share_pool).
+/// A value of this type is a handle on the lock. An application creates one lock, with
+/// [`new`](Self::new), [`builder`](Self::builder) or [`connect`](Self::connect), and clones the
+/// handle where it is needed. All handles made from one lock share its connections, renewals,
+/// batches, listener and [`shutdown`](Self::shutdown). Locks of the same application pool share
+/// connections too; see [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool).
+///
+/// A handle has terms of its own: [`lease`](Self::lease), [`min_interval`](Self::min_interval),
+/// [`rules`](Self::rules), [`retry_failed_at_once`](Self::retry_failed_at_once),
+/// [`fair`](Self::fair) and [`retry`](Self::retry). `lock.clone().min_interval(..)?` is another
+/// handle on the same lock.
+///
+/// [`ResourceLockExt`](crate::ResourceLockExt) adds [`run`](crate::ResourceLockExt::run),
+/// [`run_within`](crate::ResourceLockExt::run_within) and
+/// [`transaction`](crate::ResourceLockExt::transaction).
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # rowlock::migrate(&pool).await?;
+/// use rowlock::{Attempt, LeaseLock, Status};
+/// use std::time::Duration;
+///
+/// let lock = LeaseLock::new(pool);
+/// let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60))?;
+/// match nightly.acquire("report", Duration::from_secs(2)).await? {
+///     Attempt::Acquired(lease) => lease.release(Status::Succeeded).await?,
+///     Attempt::Refused(refusal) => println!("not now: {refusal}"),
+/// }
+/// lock.shutdown(Duration::from_secs(5)).await;
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
 pub struct LeaseLock<DB: Database> {
     pub(crate) shared: Arc<Shared<DB>>,
+    pub(crate) on: Arc<KeyTerms<DB>>,
+    pub(crate) retry: Retry,
 }
 
 impl<DB: Database> Clone for LeaseLock<DB> {
     fn clone(&self) -> Self {
-        Self { shared: self.shared.clone() }
+        Self { shared: self.shared.clone(), on: self.on.clone(), retry: self.retry }
     }
 }
 
 impl<DB: Database> fmt::Debug for LeaseLock<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseLock").field("database", &DB::NAME).field("terms", &self.shared.settings.terms).finish()
+        f.debug_struct("LeaseLock").field("database", &DB::NAME).field("terms", &self.on.terms).finish()
     }
 }
 
 impl<DB: Database> LeaseLock<DB> {
-    /// Creates a lock on the pool's database with the default settings. Nothing is sent yet.
-    pub fn new(pool: Pool<DB>) -> Self {
-        Self { shared: Shared::new(Settings::new(pool), Arc::default()) }
-    }
-
-    pub(crate) fn rebuild(self, change: impl FnOnce(Settings<DB>) -> Settings<DB>) -> Self {
-        // The pool is the same, so what is known of its table remains valid.
-        let Shared { settings, table, .. } = &*self.shared;
-        Self { shared: Shared::new(change(settings.clone()), table.clone()) }
-    }
-
     /// Attempts to acquire `key` once, without waiting for another holder.
     ///
-    /// It takes one round trip if the row exists. The first call of a lock object also reads the
-    /// table's shape.
+    /// It takes one round trip if the row exists. The first call of a lock also reads the table's
+    /// shape.
     ///
     /// # Errors
     /// [`Error::InvalidKey`] and [`Error::KeyTooLong`] before anything is sent;
@@ -75,6 +104,30 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Cancel safety
     /// If the future is dropped while a claim is in flight, the key may remain taken until the
     /// lease ends.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// use rowlock::{Attempt, Status};
+    ///
+    /// match lock.try_acquire("report").await? {
+    ///     Attempt::Acquired(lease) => {
+    ///         println!("working under token {}", lease.token());
+    ///         lease.release(Status::Succeeded).await?;
+    ///     }
+    ///     Attempt::Refused(refusal) => println!("not now: {refusal}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn try_acquire(&self, key: &str) -> Result<Attempt<Lease<DB>>, Error> {
         self.acquire(key, Duration::ZERO).await
     }
@@ -83,9 +136,9 @@ impl<DB: Database> LeaseLock<DB> {
     /// [`Duration::MAX`] waits indefinitely. The last refusal states the reason.
     ///
     /// If the key can only become free by time (the minimum interval), and that is too late, the
-    /// refusal is returned at once. Tasks that wait for the same key on the same lock object (or a
-    /// clone) are served in order of arrival. Only one of them sends requests, and none does while
-    /// one of them holds the key.
+    /// refusal is returned at once. Tasks that wait for the same key on handles of one lock with
+    /// equal terms are served in order of arrival. Only one of them sends requests, and none does
+    /// while one of them holds the key. Tasks on other terms wait in a queue of their own.
     ///
     /// # Errors
     /// As [`try_acquire`](Self::try_acquire), but transient failures (an outage, contention, a pool
@@ -95,9 +148,55 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Cancel safety
     /// If the future is dropped, the wait stops. A claim in flight is finished in the background
     /// and its row put back as it was before; a claim that took over an expired one is abandoned.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// use rowlock::{Attempt, Status};
+    /// use std::time::Duration;
+    ///
+    /// match lock.acquire("printer", Duration::from_secs(10)).await? {
+    ///     Attempt::Acquired(lease) => lease.release(Status::Succeeded).await?,
+    ///     Attempt::Refused(refusal) => println!("not within ten seconds: {refusal}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn acquire(&self, key: &str, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
-        let lease = |Granted { handle, mut priors }| Lease::new(handle, priors.pop().flatten());
-        Ok(self.granted([Key::new(key)?].into(), wait).await?.map(lease))
+        Ok(self.granted(&Wanted::all([Key::new(key)?].into()), wait, false).await?.map(Lease::new))
+    }
+
+    /// Acquires `key` as [`acquire`](Self::acquire) does, for work that is to run once in each
+    /// minimum interval: within the interval of another run it is refused at once, however much of
+    /// `wait` is left.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire). [`Error::InvalidSetting`] if there is a minimum interval and
+    /// `wait` is not shorter: the wait could outlast the interval, and the same tick would run
+    /// twice.
+    ///
+    /// # Cancel safety
+    /// As [`acquire`](Self::acquire).
+    pub async fn acquire_for_run(&self, key: &str, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
+        self.granted_for_run(&Wanted::all([Key::new(key)?].into()), wait).await
+    }
+
+    pub(crate) async fn granted_for_run(&self, wanted: &Wanted, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
+        let interval = self.on.terms.min_interval.to_std().unwrap_or_default();
+        if !interval.is_zero() && wait >= interval {
+            let rule =
+                "it has to be shorter than the minimum interval, or the same tick runs again after that interval";
+            return Err(Error::InvalidSetting { setting: "a wait", value: format!("{wait:?}"), rule });
+        }
+        Ok(self.granted(wanted, wait, true).await?.map(Lease::new))
     }
 
     /// Attempts to acquire several keys once, all of them or none; see
@@ -108,6 +207,26 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// use rowlock::{Attempt, Status};
+    ///
+    /// if let Attempt::Acquired(both) = lock.try_acquire_all(["alice", "bob"]).await? {
+    ///     both.release(Status::Succeeded).await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn try_acquire_all(
         &self,
         keys: impl IntoIterator<Item = impl AsRef<str>>,
@@ -127,6 +246,31 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// use rowlock::{Attempt, Status};
+    /// use std::time::Duration;
+    ///
+    /// match lock.acquire_all(["alice", "bob"], Duration::from_secs(10)).await? {
+    ///     Attempt::Acquired(both) => {
+    ///         println!("alice is held under token {:?}", both.token("alice"));
+    ///         both.release(Status::Succeeded).await?;
+    ///     }
+    ///     Attempt::Refused(refusal) => println!("{} was not available", refusal.key),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn acquire_all(
         &self,
         keys: impl IntoIterator<Item = impl AsRef<str>>,
@@ -139,25 +283,54 @@ impl<DB: Database> LeaseLock<DB> {
             let (setting, value) = ("a set", format!("{} keys", keys.len()));
             return Err(Error::InvalidSetting { setting, value, rule: "it has to have 1 to 100 keys" });
         }
-        let set = |Granted { handle, priors }| LeaseSet::new(handle, priors);
-        Ok(self.granted(keys.into(), wait).await?.map(set))
+        Ok(self.granted(&Wanted::all(keys.into()), wait, false).await?.map(LeaseSet::new))
     }
 
-    async fn granted(&self, keys: Arc<[Key]>, wait: Duration) -> Result<Attempt<Granted<DB>>, Error> {
+    pub(crate) async fn granted(
+        &self,
+        wanted: &Wanted,
+        wait: Duration,
+        for_run: bool,
+    ) -> Result<Attempt<Granted<DB>>, Error> {
+        let span = spans::acquire(&wanted.keys, wanted.any);
+        let attempt = self.request(wanted, wait, for_run).instrument(span.clone()).await;
+        match &attempt {
+            Ok(Attempt::Acquired(granted)) => spans::acquired(&span, &granted.handle.claims()[0], wanted.any),
+            Ok(Attempt::Refused(refusal)) => spans::refused(&span, refusal, wanted.any),
+            Err(error) => spans::failed(&span, error),
+        }
+        attempt
+    }
+
+    async fn request(&self, wanted: &Wanted, wait: Duration, for_run: bool) -> Result<Attempt<Granted<DB>>, Error> {
         Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let now = Instant::now();
-        let table = table_within(&self.shared, now, wait).await?;
-        for key in &*keys {
-            table.admits(key, &self.shared.settings.terms.label)?;
+        let table = match wait.is_zero() {
+            true => self.shared.known_table(now + self.shared.settings.time_limit).await?,
+            false => table_within(&self.shared, now, wait).await?,
+        };
+        for key in &*wanted.keys {
+            table.admits(key, &self.on.terms.label)?;
         }
-        wait_for(&self.shared, keys, now, wait).await
+        let attempt = match wait.is_zero() {
+            true => {
+                let any = wanted.any.then(|| self.on.queues.queue(&wanted.keys, true));
+                Try::new(&self.shared, &self.on, wanted, any, None, None)?.run().await?
+            }
+            false => wait_for(&self.shared, &self.on, wanted, now, wait, for_run).await?,
+        };
+        if let Attempt::Acquired(granted) = &attempt {
+            metrics::waited(granted.handle.claims()[0].key.as_str(), now.elapsed());
+        }
+        Ok(attempt)
     }
 
     /// Takes up a claim by the id of its holder: one that another process was granted and
     /// [detached](Lease::detach).
     ///
     /// The claim is renewed if it stands, even if it has expired. Nothing is acquired anew. The
-    /// call takes three round trips.
+    /// lease and the lock-delay are those of this handle, whatever they were before. The call takes
+    /// three round trips.
     ///
     /// # Errors
     /// [`Error::NotHeld`] or [`Error::Lost`] if the claim does not stand; otherwise as
@@ -165,32 +338,75 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// If the future is dropped, the claim may have been renewed. It is not abandoned.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// use rowlock::Status;
+    ///
+    /// let lease = lock.try_acquire("upload").await?.acquired().expect("the key is free");
+    /// let claim = lease.detach();
+    /// // In another process, which was sent the key and the holder:
+    /// let lease = lock.resume(claim.key.as_str(), claim.holder).await?;
+    /// lease.release(Status::Succeeded).await?;
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn resume(&self, key: &str, holder: Holder) -> Result<Lease<DB>, Error> {
         let entry = self.inspect(key).await?.filter(|entry| entry.holder == Some(holder));
         let key = Key::new(key)?;
         match entry {
             Some(entry) => {
                 let claim = Claim { key, holder, token: entry.token };
-                Lease::resume(&self.shared.renewer, claim, self.shared.settings.time_limit).await
+                Lease::resume(&self.on, claim).await
             }
             None => Err(Error::NotHeld { key, holder }),
         }
     }
 
-    /// Waits, for at most `limit`, until all dropped leases have been abandoned or have ended, and
-    /// all claims and queue tickets of dropped waiters have been ended too. Returns whether none of
-    /// them is left.
+    /// Waits, for at most `limit`, until all dropped leases of this lock have been abandoned or
+    /// have ended, and all claims and queue tickets of dropped waiters have been ended too. Returns
+    /// whether none of them is left. It covers all handles of the lock.
     ///
-    /// Call it before the program ends, so that the next holder need not wait for them to expire.
+    /// Call it before the program ends, so that the next holder need not wait for them to expire. The
+    /// key of a dropped lease stays closed for its lock-delay, for which this call does not wait.
     /// Leases that are still held stay held. Connections that are idle by then are closed, which
     /// takes up to 400 ms more; another lock on the same pool opens new ones. At the limit the
     /// background work continues with what is left, as long as the runtime exists.
     ///
     /// # Cancel safety
     /// If the future is dropped, the wait stops. Nothing else changes.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// use std::time::Duration;
+    ///
+    /// drop(lock.try_acquire("report").await?); // abandoned in the background
+    /// if !lock.shutdown(Duration::from_secs(10)).await {
+    ///     eprintln!("some keys are free only when their leases end");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn shutdown(&self, limit: Duration) -> bool {
-        self.shared.waiting.tickets.attend();
-        let settled = self.shared.renewer.settled(limit).await;
+        let settled = self.shared.settled(limit).await;
         self.shared.settings.pool.close_idle().await;
         self.shared.settings.renewals.close_idle().await;
         settled
@@ -224,6 +440,10 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
         })
     }
 
+    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+        Box::pin(async move { Ok(LeaseLock::acquire_for_run(self, key, wait).await?.map(Grant::from)) })
+    }
+
     fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
         Box::pin(confirm::commit_outcome(
             &self.shared.settings.pool,
@@ -238,7 +458,7 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     }
 
     fn retry(&self) -> Retry {
-        self.shared.settings.retry
+        self.retry
     }
 
     fn time_limit(&self) -> Duration {

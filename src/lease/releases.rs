@@ -7,33 +7,31 @@ use tokio::{sync::OnceCell, time::Instant};
 use crate::{
     batch::op::BatchOp,
     key::{Claim, Key},
-    rules::{Status, Terms},
     schema::Table,
     store::{Change, Database, Outcome, Reply},
 };
 
 pub(crate) struct Releases {
-    pub terms: Arc<Terms>,
     pub table: Arc<OnceCell<Table>>,
 }
 
 pub(crate) struct Release {
     pub claims: Vec<Claim>,
-    pub status: Status,
+    pub change: Change,
     /// It was sent before and not settled, so it is sent alone.
     pub alone: bool,
 }
 
 impl<DB: Database> BatchOp<DB> for Releases {
     type Request = Release;
-    type Answer = Vec<Outcome>;
+    type Output = Vec<Outcome>;
 
     fn key(release: &Release) -> Option<&Key> {
         if let ([claim], false) = (&release.claims[..], release.alone) { Some(&claim.key) } else { None }
     }
 
-    fn goes_with(release: &Release, other: &Release) -> bool {
-        release.status == other.status
+    fn can_share_statement(release: &Release, other: &Release) -> bool {
+        release.change == other.change
     }
 
     fn share(_: &Vec<Outcome>) -> Option<Vec<Outcome>> {
@@ -41,10 +39,10 @@ impl<DB: Database> BatchOp<DB> for Releases {
     }
 
     async fn run(&self, conn: &mut DB::Connection, requests: &[Release], _: Instant) -> Reply<Vec<Vec<Outcome>>> {
-        let Some(Release { status, .. }) = requests.first() else { return Ok(Vec::new()) };
+        let Some(Release { change, .. }) = requests.first() else { return Ok(Vec::new()) };
         let claims: Vec<Claim> = requests.iter().flat_map(|release| release.claims.clone()).collect();
         let nowait = self.table.get().is_some_and(|table| table.nowait);
-        let mut outcomes = DB::change(conn, &claims, Change::Release(*status), &self.terms, nowait).await?.into_iter();
+        let mut outcomes = DB::change(conn, &claims, *change, nowait).await?.into_iter();
         Ok(requests.iter().map(|release| outcomes.by_ref().take(release.claims.len()).collect()).collect())
     }
 }

@@ -1,4 +1,5 @@
-//! The renewer: renews all leases of one lock in the background.
+//! The renewer: renews the leases of one lock that have the same duration and lock-delay, in the
+//! background.
 //!
 //! A lease is *held* while its deadline lies ahead. It is *unknown* when a renewal brought no
 //! reply: the deadline stands, and the renewal is retried sooner. It is *lost* when its deadline
@@ -6,120 +7,183 @@
 //! clock, counted from before the request was sent, so it comes before the server could grant the
 //! key to another holder.
 //!
-//! One task with one timer serves the lock while it has leases or endings; tasks on other runtimes
+//! One task with one timer is active while there are leases or endings; tasks on other runtimes
 //! stand by (`task.rs`). A renewal and an ending take one connection each, and a second one if the
-//! first does not answer (`changes.rs`).
+//! first does not answer (`hedge.rs`).
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard},
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, Weak},
     time::Duration,
 };
 
+use chrono::TimeDelta;
 use tokio::{
-    runtime::Id,
-    sync::{OnceCell, oneshot, watch},
+    runtime::{Handle, Id},
+    sync::{oneshot, watch},
     time::{Instant, timeout},
 };
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    batch::batcher::Batcher,
+    hedge::{Exchange, Hedge, attempt},
     key::Claim,
     lease::{
         agenda::{self, Agenda, Scheduled},
-        changes::{ChangeReply, Changes, Exchange, PartReply},
-        ending::{Ended, Ending},
-        releases::Releases,
-        settings::Settings,
+        changes::{ChangeReply, Changes, GroupReply},
+        ending::{EndOutcome, Ending},
         state::LeaseState,
     },
     metrics,
     queue::local::Wakeups,
     retry::Backoff,
-    schema::Table,
-    store::{Change, Database, Outcome, failure::Remedy, lost_among, skipped_among},
+    store::{Change, Database, Outcome, failure::Remedy, lost_among, pools::Connections, skipped_among},
     sync::lock,
-    task::{self, Duty, Role, UnderWay, Work},
+    task::{self, Duty, InFlight, Role, Work},
 };
 
 const SEEN_WITHOUT: &str = "its row was seen without the claim";
 
-/// Renews the leases of one lock.
+/// Renews the leases of one lock that have the same duration and lock-delay.
 pub(crate) struct Renewer<DB: Database> {
+    all: Arc<Renewers<DB>>,
     changes: Changes<DB>,
+    /// How long a holder trusts a lease. The row's lease is longer by the lock-delay.
     lease: Duration,
-    pub releases: Arc<Batcher<DB, Releases>>,
-    wakeups: Arc<Wakeups>,
+    lock_delay: TimeDelta,
+    renewal: Change,
     agenda: Mutex<Agenda>,
     /// Wakes the tasks.
     work: watch::Sender<()>,
-    pub tracker: TaskTracker,
-    /// When the last of the claims that could not be ended expires.
-    left_behind_until: Mutex<Instant>,
 }
 
-impl<DB: Database> Renewer<DB> {
+/// The renewers of one lock, one for each duration of a lease and lock-delay, because one statement
+/// renews leases of one duration, of which their holders trust the same part.
+pub(crate) struct Renewers<DB: Database> {
+    pool: Connections<DB>,
+    requests: Connections<DB>,
+    wakeups: Arc<Wakeups>,
+    tracker: TaskTracker,
+    /// When the last of the claims that could not be ended expires.
+    left_behind_until: Mutex<Instant>,
+    /// Until when no connection of the pool is waited for, because it had none a moment ago.
+    pool_exhausted_until: Arc<Mutex<Instant>>,
+    known: Mutex<Vec<Weak<Renewer<DB>>>>,
+    /// The runtimes that have used the lock. Each renewer with leases has a task on each of them,
+    /// so that the task of a runtime that stands still is replaced.
+    runtimes: Mutex<HashMap<Id, Handle>>,
+}
+
+impl<DB: Database> Renewers<DB> {
     pub fn new(
-        settings: &Settings<DB>,
-        table: Arc<OnceCell<Table>>,
+        pool: Connections<DB>,
+        requests: Connections<DB>,
         wakeups: Arc<Wakeups>,
         tracker: TaskTracker,
     ) -> Arc<Self> {
-        let Settings { pool: requests, renewals: pool, terms, batching, .. } = settings;
-        let (requests, pool, terms) = (requests.clone(), pool.clone(), terms.clone());
-        let lease = terms.lease.to_std().unwrap_or_default();
-        let changes = Changes {
-            pool,
-            requests: requests.clone(),
-            terms: terms.clone(),
-            patience: attempt(lease) / 4,
-            scarce_until: Mutex::new(Instant::now()),
+        let now = Instant::now();
+        let (left_behind_until, pool_exhausted_until) = (Mutex::new(now), Arc::new(Mutex::new(now)));
+        let (known, runtimes) = (Mutex::default(), Mutex::default());
+        Arc::new(Self { pool, requests, wakeups, tracker, left_behind_until, pool_exhausted_until, known, runtimes })
+    }
+
+    /// Returns the renewer of leases of this duration in the row, `lock_delay` included.
+    pub fn of(self: &Arc<Self>, lease: TimeDelta, lock_delay: TimeDelta) -> Arc<Renewer<DB>> {
+        let mut known = lock(&self.known);
+        known.retain(|renewer| renewer.strong_count() > 0);
+        let renews =
+            |renewer: &Arc<Renewer<DB>>| renewer.renewal == Change::Renew(lease) && renewer.lock_delay == lock_delay;
+        if let Some(renewer) = known.iter().filter_map(Weak::upgrade).find(renews) {
+            return renewer;
+        }
+        let renewer = Renewer::new(self, lease, lock_delay);
+        known.push(Arc::downgrade(&renewer));
+        renewer
+    }
+
+    /// Waits for at most `limit` until no background work is left. Returns whether none is, and no
+    /// claim was left behind.
+    pub async fn settled(&self, limit: Duration) -> bool {
+        self.renewers().iter().for_each(Renewer::ensure_task);
+        timeout(limit, self.tracker.wait()).await.is_ok() && *lock(&self.left_behind_until) <= Instant::now()
+    }
+
+    fn renewers(&self) -> Vec<Arc<Renewer<DB>>> {
+        lock(&self.known).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Called when `renewer` has started a task on this runtime.
+    fn joined(&self, renewer: &Arc<Renewer<DB>>, runtime: Handle) {
+        let mut runtimes = lock(&self.runtimes);
+        let is_new = runtimes.insert(runtime.id(), runtime.clone()).is_none();
+        let others: Vec<Handle> = runtimes.values().filter(|other| other.id() != runtime.id()).cloned().collect();
+        drop(runtimes);
+        for other in others {
+            task::start_on(renewer, &other);
+        }
+        if is_new {
+            self.renewers().iter().filter(|peer| !lock(&peer.agenda).is_empty()).for_each(|peer| {
+                task::start_on(peer, &runtime);
+            });
+        }
+    }
+}
+
+impl<DB: Database> Renewer<DB> {
+    fn new(all: &Arc<Renewers<DB>>, lease: TimeDelta, lock_delay: TimeDelta) -> Arc<Self> {
+        let renewal = Change::Renew(lease);
+        let lease = (lease - lock_delay).to_std().unwrap_or_default();
+        let hedge = Hedge {
+            pool: all.pool.clone(),
+            requests: all.requests.clone(),
+            delay: attempt(lease) / 4,
+            pool_exhausted_until: all.pool_exhausted_until.clone(),
         };
-        let releases = Batcher::new(Releases { terms, table }, requests, tracker.clone(), *batching);
         Arc::new(Self {
-            changes,
+            all: all.clone(),
+            changes: Changes { hedge },
             lease,
-            releases,
-            wakeups,
+            lock_delay,
+            renewal,
             agenda: Mutex::new(Agenda::new(Duty::new(lease / 20))),
             work: watch::Sender::new(()),
-            tracker,
-            left_behind_until: Mutex::new(Instant::now()),
         })
     }
 
     /// Starts renewing claims that were granted to a request sent at `sent`.
     pub fn hold(self: &Arc<Self>, claims: Vec<Claim>, sent: Instant) -> Arc<LeaseState> {
-        let held = Arc::new(LeaseState::new(claims, self.deadline(sent, self.lease), self.wakeups.clone()));
+        let held = Arc::new(LeaseState::new(claims, self.deadline(sent, self.lease), self.all.wakeups.clone()));
         let renew_at = sent + self.lease / 3;
         let mut agenda = lock(&self.agenda);
-        agenda.leases.insert(held.id(), Scheduled { held: held.clone(), renew_at, suspect: false });
+        agenda.leases.insert(held.id(), Scheduled { held: held.clone(), renew_at, was_refused: false });
         self.run(agenda, renew_at);
         held
     }
 
     /// Stops renewing a lease.
-    pub fn let_go(&self, held: &LeaseState) {
+    pub fn stop_renewing(&self, held: &LeaseState) {
         lock(&self.agenda).leases.remove(&held.id());
     }
 
-    /// Reports that the claim at index `place` is lost. The other claims of the lease are
+    /// Reports that the claim at this index is lost. The other claims of the lease are
     /// abandoned.
-    pub fn lose(self: &Arc<Self>, held: &Arc<LeaseState>, place: usize, why: &str) {
-        self.let_go(held);
-        if held.tell_lost(place, why) && held.claims.len() > 1 {
-            drop(self.abandon(held.clone()));
+    pub fn report_lost(self: &Arc<Self>, held: &Arc<LeaseState>, index: usize, why: &str) {
+        self.stop_renewing(held);
+        if held.mark_lost(index, why) && held.claims.len() > 1 {
+            // The work may not have stopped yet.
+            drop(self.end(held.clone(), Change::Abandon(self.lock_delay)));
         }
     }
 
     /// Abandons claims of stopped work in the background. The receiver gets the outcome.
-    pub fn abandon(self: &Arc<Self>, held: Arc<LeaseState>) -> oneshot::Receiver<Ended> {
-        self.end(held, Change::Abandon)
+    pub fn abandon(self: &Arc<Self>, held: Arc<LeaseState>) -> oneshot::Receiver<EndOutcome> {
+        self.end(held, Change::Abandon(TimeDelta::zero()))
     }
 
     /// Ends claims in the background with `change`. The receiver gets the outcome.
-    pub fn end(self: &Arc<Self>, held: Arc<LeaseState>, change: Change) -> oneshot::Receiver<Ended> {
-        let (ending, receiver) = Ending::new(held, change, self.pauses(), self.tracker.token());
+    pub fn end(self: &Arc<Self>, held: Arc<LeaseState>, change: Change) -> oneshot::Receiver<EndOutcome> {
+        let delay = self.lock_delay.to_std().unwrap_or_default();
+        let (ending, receiver) = Ending::new(held, change, delay, self.pauses(), self.all.tracker.token());
         let at = ending.at;
         let mut agenda = lock(&self.agenda);
         agenda.end(ending);
@@ -127,23 +191,16 @@ impl<DB: Database> Renewer<DB> {
         receiver
     }
 
-    /// Waits for at most `limit` until no background work is left. Returns whether none is, and no
-    /// claim was left behind.
-    pub async fn settled(self: &Arc<Self>, limit: Duration) -> bool {
-        self.attend();
-        timeout(limit, self.tracker.wait()).await.is_ok() && *lock(&self.left_behind_until) <= Instant::now()
-    }
-
     /// Renews one lease now.
-    pub async fn renew(self: &Arc<Self>, held: &Arc<LeaseState>, limit: Instant) -> Exchange<Outcome> {
-        self.attend();
-        let Exchange { reply, unanswered } = self.changes.send(&held.claims, self.renewal(), limit).await;
+    pub async fn renew(self: &Arc<Self>, held: &Arc<LeaseState>, change: Change, limit: Instant) -> Exchange<Outcome> {
+        self.ensure_task();
+        let Exchange { reply, unanswered } = self.changes.send(&held.claims, change, limit).await;
         Exchange { reply: reply.map(|answer| self.renewed(held, &answer)), unanswered }
     }
 
     fn renewed(self: &Arc<Self>, held: &Arc<LeaseState>, ChangeReply { sent, outcomes }: &ChangeReply) -> Outcome {
-        if let Some(place) = lost_among(outcomes) {
-            self.lose(held, place, SEEN_WITHOUT);
+        if let Some(index) = lost_among(outcomes) {
+            self.report_lost(held, index, SEEN_WITHOUT);
             return Outcome::Lost;
         }
         if let Some(left) = skipped_among(outcomes) {
@@ -152,13 +209,9 @@ impl<DB: Database> Renewer<DB> {
         held.renewed();
         held.hold_until(self.deadline(*sent, self.lease));
         if let Some(kept) = lock(&self.agenda).leases.get_mut(&held.id()) {
-            (kept.renew_at, kept.suspect) = (*sent + self.lease / 3, false);
+            (kept.renew_at, kept.was_refused) = (*sent + self.lease / 3, false);
         }
         Outcome::Done
-    }
-
-    fn renewal(&self) -> Change {
-        Change::Renew(self.changes.terms.lease)
     }
 
     /// Returns when a claim with `left` at `sent` counts as lost. The deadline is a little early,
@@ -168,7 +221,7 @@ impl<DB: Database> Renewer<DB> {
     }
 
     /// Returns how long a whole lease counts on the client's side.
-    pub fn counted(&self) -> Duration {
+    pub fn local_duration(&self) -> Duration {
         self.lease - self.lease / 20
     }
 
@@ -183,9 +236,15 @@ impl<DB: Database> Renewer<DB> {
 
     /// Starts a task on this runtime too, because the active task may be on a runtime that makes no
     /// progress.
-    pub fn attend(self: &Arc<Self>) {
+    pub fn ensure_task(self: &Arc<Self>) {
         if !lock(&self.agenda).is_empty() {
-            task::start(self);
+            self.start();
+        }
+    }
+
+    fn start(self: &Arc<Self>) {
+        if let Some(runtime) = task::start(self) {
+            self.all.joined(self, runtime);
         }
     }
 
@@ -196,18 +255,18 @@ impl<DB: Database> Renewer<DB> {
         if sooner {
             self.work.send_replace(());
         }
-        task::start(self);
+        self.start();
     }
 
-    fn start_what_is_due(self: &Arc<Self>, agenda: &mut Agenda, UnderWay { renewal, ending }: &mut UnderWay) {
+    fn start_what_is_due(self: &Arc<Self>, agenda: &mut Agenda, InFlight { keeping, ending }: &mut InFlight) {
         let now = Instant::now();
-        if renewal.is_none() && agenda.leases.values().any(|kept| kept.renew_at <= now) {
+        if keeping.is_none() && agenda.leases.values().any(|kept| kept.renew_at <= now) {
             // Renewals that are due a little later join the batch.
-            *renewal = Some(Box::pin(self.clone().renew_batch(agenda.renewals(now + self.lease / 12))));
+            *keeping = Some(Box::pin(self.clone().renew_batch(agenda.renewals(now + self.lease / 12))));
         }
         // An abandonment waits for the renewal in flight, which might revive the claim that it
         // ended.
-        if renewal.is_none()
+        if keeping.is_none()
             && ending.is_none()
             && let Some((change, batch)) = agenda.endings()
         {
@@ -216,79 +275,77 @@ impl<DB: Database> Renewer<DB> {
     }
 
     async fn renew_batch(self: Arc<Self>, batch: agenda::Batch<Arc<LeaseState>>) {
-        let limit = Instant::now() + attempt(self.lease);
-        let parties: Vec<Vec<Claim>> = batch.items.iter().map(|held| held.claims.clone()).collect();
-        let shares = self.changes.send_apart(&parties, batch.suspects, self.renewal(), limit).await;
-        let failed = shares.iter().filter(|share| share.reply.is_err()).count();
+        let sent = Instant::now();
+        let limit = sent + attempt(self.lease);
+        let groups: Vec<Vec<Claim>> = batch.items.iter().map(|held| held.claims.clone()).collect();
+        let replies = self.changes.send_apart(&groups, batch.refused_from, self.renewal, limit).await;
+        metrics::renewed(sent.elapsed());
+        let failed = replies.iter().filter(|reply| reply.reply.is_err()).count();
         if failed > 0 {
             metrics::renewals_failed(failed);
-            tracing::warn!(leases = failed, "renewal brought no answer; the deadlines stand, trying again");
+            tracing::warn!(leases = failed, "renewal got no reply; the deadlines stand, trying again");
         }
         let soon = Instant::now() + self.longest_pause().mul_f64(fastrand::f64() / 2.0 + 0.5);
-        for (held, PartReply { reply, .. }) in batch.items.iter().zip(shares) {
+        for (held, GroupReply { reply, .. }) in batch.items.iter().zip(replies) {
             let outcome = reply.as_ref().map(|answer| (answer.sent, self.renewed(held, answer)));
             // A lease that is no longer scheduled has been ended.
             let mut agenda = lock(&self.agenda);
             let Some(kept) = agenda.leases.get_mut(&held.id()) else { continue };
             match outcome {
                 Ok((sent, Outcome::Skipped { left })) => {
-                    let left = left.to_std().unwrap_or_default();
+                    let left = (left - self.lock_delay).to_std().unwrap_or_default();
                     held.hold_until(self.deadline(sent, left));
-                    (kept.renew_at, kept.suspect) = (soon.max(sent + left.saturating_sub(self.lease * 2 / 3)), false);
+                    (kept.renew_at, kept.was_refused) =
+                        (soon.max(sent + left.saturating_sub(self.lease * 2 / 3)), false);
                 }
                 Ok((_, Outcome::Done | Outcome::Lost)) => {}
-                Err(remedy) => (kept.renew_at, kept.suspect) = (soon, *remedy != Remedy::Again),
+                Err(remedy) => (kept.renew_at, kept.was_refused) = (soon, *remedy != Remedy::Again),
             }
         }
     }
 
     async fn end_batch(self: Arc<Self>, batch: agenda::Batch<(u64, Claim)>, change: Change) {
         let limit = Instant::now() + attempt(self.lease);
-        let parties: Vec<Vec<Claim>> = batch.items.iter().map(|(_, claim)| vec![claim.clone()]).collect();
-        let shares = self.changes.send_apart(&parties, batch.suspects, change, limit).await;
-        let mut rest = shares.as_slice();
+        let groups: Vec<Vec<Claim>> = batch.items.iter().map(|(_, claim)| vec![claim.clone()]).collect();
+        let replies = self.changes.send_apart(&groups, batch.refused_from, change, limit).await;
+        let mut rest = replies.as_slice();
         for claims in batch.items.chunk_by(|one, next| one.0 == next.0) {
-            let (shares, others) = rest.split_at(claims.len().min(rest.len()));
+            let (replies, others) = rest.split_at(claims.len().min(rest.len()));
             rest = others;
             let number = claims[0].0;
             let mut agenda = lock(&self.agenda);
-            let ended = agenda.hear(number, claims.iter().map(|(_, claim)| claim).zip(shares));
+            let ended = agenda.apply_replies(number, claims.iter().map(|(_, claim)| claim).zip(replies));
             drop(agenda);
             if let Some((ended, ending)) = ended {
-                if matches!(ended, Ended::GivenUp(_)) {
-                    let mut until = lock(&self.left_behind_until);
-                    *until = ending.held.deadline().max(*until);
+                if matches!(ended, EndOutcome::GivenUp(_)) {
+                    let mut until = lock(&self.all.left_behind_until);
+                    *until = ending.row_ends().max(*until);
                 }
-                ending.tell(ended);
+                ending.complete(ended);
             }
         }
     }
 }
 
 impl<DB: Database> Work for Renewer<DB> {
-    fn join(&self, runtime: Id) -> bool {
-        lock(&self.agenda).duty.join(runtime)
+    fn with_duty<T>(&self, act: impl FnOnce(&mut Duty) -> T) -> T {
+        act(&mut lock(&self.agenda).duty)
     }
 
     fn woken(&self) -> &watch::Sender<()> {
         &self.work
     }
 
-    fn look(self: &Arc<Self>, runtime: Id, under_way: &mut UnderWay) -> Option<Instant> {
-        let role = lock(&self.agenda).duty.role(runtime, Instant::now());
-        if role != Role::Work {
-            // These statements were started before another task took over, which sends them again.
-            *under_way = UnderWay::default();
-        }
+    fn poll(self: &Arc<Self>, runtime: Id, role: Role, in_flight: &mut InFlight) -> Option<Instant> {
         let late = lock(&self.agenda).take_late();
         for held in late {
-            self.lose(&held, 0, "no renewal came through before its lease ended");
+            self.report_lost(&held, 0, "no renewal came through before its lease ended");
         }
         let mut agenda = lock(&self.agenda);
-        if agenda.duty.role(runtime, Instant::now()).is_other_than(role) {
+        if agenda.duty.was_replaced(runtime, role) {
             return Some(Instant::now());
         }
-        if agenda.is_empty() && under_way.renewal.is_none() && under_way.ending.is_none() {
+        if agenda.is_empty() && in_flight.is_empty() {
             agenda.duty.leave(runtime);
             return None;
         }
@@ -297,9 +354,9 @@ impl<DB: Database> Work for Renewer<DB> {
             Role::TakeOver => agenda.take_over(),
             Role::Work => {}
         }
-        self.start_what_is_due(&mut agenda, under_way);
-        let next = agenda.next(under_way.renewal.is_some(), under_way.ending.is_some());
-        // A statement in flight is given up by then, so a task whose runtime makes progress looks
+        self.start_what_is_due(&mut agenda, in_flight);
+        let next = agenda.next(in_flight.keeping.is_some(), in_flight.ending.is_some());
+        // A statement in flight is given up by then, so a task whose runtime makes progress polls
         // no later.
         let latest = Instant::now() + attempt(self.lease);
         let wakes_at = next.map_or(latest, |next| next.min(latest));
@@ -310,6 +367,8 @@ impl<DB: Database> Work for Renewer<DB> {
     /// If no other task is left, renewals stop and the holders are notified of the loss. Claims to
     /// be abandoned end with their leases.
     fn leave(&self, runtime: Id) {
+        let ended = lock(&self.all.runtimes).remove(&runtime);
+        drop(ended);
         let mut agenda = lock(&self.agenda);
         if agenda.duty.leave(runtime) {
             drop(agenda);
@@ -320,12 +379,7 @@ impl<DB: Database> Work for Renewer<DB> {
         drop(agenda);
         drop(endings);
         for held in leases {
-            held.tell_lost(0, "the runtime that renewed it was shut down");
+            held.mark_lost(0, "the runtime that renewed it was shut down");
         }
     }
-}
-
-/// How long one statement may take, including all requests that are sent in its place.
-fn attempt(lease: Duration) -> Duration {
-    (lease / 3).min(Duration::from_secs(10))
 }

@@ -1,92 +1,138 @@
-//! The settings of a lock.
+//! The terms on which a handle acquires its keys, checked where they are set.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use chrono::TimeDelta;
-use sqlx::Pool;
 
 use crate::{
-    retry::Retry,
+    error::Error,
+    lease::lock::LeaseLock,
+    retry::{DAY, Retry, within},
     rules::{Rules, Terms},
-    store::{
-        Database,
-        pools::{Connections, Purpose},
-    },
+    store::Database,
 };
 
-pub(crate) struct Settings<DB: Database> {
-    /// The connections for claims, releases and reads.
-    pub pool: Connections<DB>,
-    /// The connections for renewals and abandonments.
-    pub renewals: Connections<DB>,
-    pub terms: Arc<Terms>,
-    pub time_limit: Duration,
-    pub retry: Retry,
-    pub fair: bool,
-    pub batching: bool,
-}
-
-impl<DB: Database> Clone for Settings<DB> {
-    fn clone(&self) -> Self {
-        Self {
-            pool: self.pool.clone(),
-            renewals: self.renewals.clone(),
-            terms: self.terms.clone(),
-            time_limit: self.time_limit,
-            retry: self.retry,
-            fair: self.fair,
-            batching: self.batching,
-        }
-    }
-}
-
-impl<DB: Database> Settings<DB> {
-    pub fn new(pool: Pool<DB>) -> Self {
-        let renewals = Connections::new(pool.clone(), Purpose::Renewals);
-        let pool = Connections::new(pool, Purpose::Requests);
-        let terms = Terms {
-            rules: Rules::default(),
-            min_interval: TimeDelta::zero(),
-            lease: TimeDelta::seconds(30),
-            retry_failed: false,
-            article_clients: None,
-            label: default_label(),
-        };
-        Self {
-            pool,
-            renewals,
-            terms: Arc::new(terms),
-            time_limit: Duration::from_secs(5),
-            retry: Retry::default(),
-            fair: false,
-            batching: true,
-        }
+/// Terms of a handle. Each method returns the handle with one term changed. Other handles on the
+/// lock, and leases that were acquired before, keep their terms.
+///
+/// ```
+/// # fn example<DB: rowlock::Database>(pool: sqlx::Pool<DB>) -> Result<(), rowlock::Error> {
+/// use rowlock::LeaseLock;
+/// use std::time::Duration;
+///
+/// let lock = LeaseLock::new(pool);
+/// let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60))?;
+/// let quick = lock.clone().lease(Duration::from_secs(5))?; // no minimum interval
+/// # Ok(())
+/// # }
+/// ```
+impl<DB: Database> LeaseLock<DB> {
+    /// Sets how long a claim outlives its holder's last renewal: 100 ms to 30 days, 30 s by
+    /// default.
+    ///
+    /// A held lease is renewed at every third of this duration. After a crash, another claim may
+    /// take over when the lease ends. Leases of equal duration and lock-delay are renewed together.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a shorter or longer duration.
+    pub fn lease(self, lease: Duration) -> Result<Self, Error> {
+        let lease =
+            within("a lease", lease, Duration::from_millis(100), 30 * DAY, "it has to be from 100 ms to 30 days")?;
+        let delay = self.on.lock_delay;
+        Ok(self.with(|terms, _| terms.lease = lease + delay))
     }
 
-    pub fn with_terms(mut self, change: impl FnOnce(&mut Terms)) -> Self {
-        change(Arc::make_mut(&mut self.terms));
+    /// Sets how long a key stays closed after a holder that has not ended its claim had to stop:
+    /// zero to 30 days, zero by default.
+    ///
+    /// It is for work whose effects cannot be fenced, and which may need a moment to stop once it
+    /// learns of the loss. The row's lease is `lease` plus `lock_delay`, and the holder trusts the
+    /// first part alone. A release frees the key at once, and so does
+    /// [`Lease::abandon`](crate::Lease::abandon), because the work has stopped by then. A lease that
+    /// is dropped keeps the key closed for the delay, because tasks of its work may still run.
+    /// [`force_release`](Self::force_release) keeps no delay. A claim that is taken up by
+    /// [`resume`](Self::resume) has the delay of the handle that takes it up.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a longer duration.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn example<DB: rowlock::Database>(pool: sqlx::Pool<DB>) -> Result<(), rowlock::Error> {
+    /// use rowlock::LeaseLock;
+    /// use std::time::Duration;
+    ///
+    /// // After a crash, the next holder starts at least 5 s after the last one had to stop.
+    /// let robot = LeaseLock::new(pool).lock_delay(Duration::from_secs(5))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn lock_delay(self, delay: Duration) -> Result<Self, Error> {
+        let delay = within("a lock-delay", delay, Duration::ZERO, 30 * DAY, "it has to be at most 30 days")?;
+        let (mut terms, fair) = (self.on.terms.clone(), self.on.fair);
+        terms.lease += delay - self.on.lock_delay;
+        Ok(self.on_terms(terms, fair, delay))
+    }
+
+    /// Sets the minimum interval between two starts: zero (no interval) to ten years, zero by
+    /// default.
+    ///
+    /// It is a distance, not a period. Set it to about half of the job's period, so that an hourly
+    /// job that starts a moment early is not refused, and a second instance that starts a moment
+    /// late is.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a longer duration.
+    pub fn min_interval(self, distance: Duration) -> Result<Self, Error> {
+        let distance =
+            within("a min_interval", distance, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
+        Ok(self.with(|terms, _| terms.min_interval = distance))
+    }
+
+    /// Sets what happens after a failure or a crash; [`Rules::Recover`] by default.
+    pub fn rules(self, rules: Rules) -> Self {
+        self.with(|terms, _| terms.rules = rules)
+    }
+
+    /// Allows a failed run to be repeated within its minimum interval. Has no effect under
+    /// [`Rules::Article`].
+    pub fn retry_failed_at_once(self) -> Self {
+        self.with(|terms, _| terms.retry_failed = true)
+    }
+
+    /// Sets whether keys are granted first come, first served, also across processes. Off by
+    /// default.
+    ///
+    /// A task that has to wait draws a ticket in the table `t_resource_lock_queue`, and no attempt
+    /// of a fair handle precedes it. Without this setting, the waiters of one process are served in
+    /// order, and processes race. A key is fair only if every handle on it is fair, because others
+    /// may overtake.
+    ///
+    /// A waiter whose process died is skipped after 12 s. A fair claim reads the queue first, which
+    /// is one statement more.
+    pub fn fair(self, fair: bool) -> Self {
+        self.with(|_, is_fair| *is_fair = fair)
+    }
+
+    /// Sets how long a [`transaction`](crate::ResourceLockExt::transaction) of this handle is
+    /// retried: 100 attempts within 10 s by default.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for limits out of range.
+    pub fn retry(mut self, retry: Retry) -> Result<Self, Error> {
+        self.retry = retry.checked()?;
+        Ok(self)
+    }
+
+    fn with(self, change: impl FnOnce(&mut Terms, &mut bool)) -> Self {
+        let (mut terms, mut fair, delay) = (self.on.terms.clone(), self.on.fair, self.on.lock_delay);
+        change(&mut terms, &mut fair);
+        self.on_terms(terms, fair, delay)
+    }
+
+    fn on_terms(mut self, terms: Terms, fair: bool, lock_delay: TimeDelta) -> Self {
+        self.on = self.shared.on(terms, fair, lock_delay);
         self
-    }
-}
-
-/// Returns the default label: the host name without control characters, cut so that `/process id`
-/// fits into 45 characters.
-fn default_label() -> String {
-    let process = format!("/{}", std::process::id());
-    let host = gethostname::gethostname();
-    let host = host.to_string_lossy();
-    let host = host.chars().filter(|c| !c.is_control()).take(45 - process.len());
-    host.chain(process.chars()).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_default_label_fits_its_column_and_names_the_process() {
-        let label = default_label();
-        assert!(label.chars().count() <= 45, "{label}");
-        assert!(label.ends_with(&format!("/{}", std::process::id())), "{label}");
     }
 }

@@ -1,9 +1,13 @@
-//! What the clones of one lock share: settings, connections and background work.
+//! What the handles of one lock share: settings, connections and background work.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
 
+use chrono::TimeDelta;
 use tokio::{
-    sync::{Mutex, OnceCell},
+    sync::OnceCell,
     time::{Instant, timeout_at},
 };
 
@@ -11,33 +15,98 @@ use crate::{
     batch::batcher::Batcher,
     detach::tracker,
     error::Error,
-    lease::{claims::Claims, renewer::Renewer, settings::Settings},
+    lease::{
+        claims::Claims, looks::Looks, readers::AllReaders, releases::Releases, renewer::Renewers, terms::KeyTerms,
+    },
     queue::Waiting,
+    rules::Terms,
     schema::Table,
-    store::Database,
+    store::{Database, pools::Connections},
+    sync::lock,
 };
 
 /// How long a caller waits for another caller that is reading the table's shape.
-const LOOK: Duration = Duration::from_millis(50);
+const READ_WAIT: Duration = Duration::from_millis(50);
+
+/// The settings of a lock.
+pub(crate) struct Settings<DB: Database> {
+    /// The connections for claims, releases and reads.
+    pub pool: Connections<DB>,
+    /// The connections for renewals and abandonments.
+    pub renewals: Connections<DB>,
+    pub time_limit: Duration,
+    pub batching: bool,
+}
 
 pub(crate) struct Shared<DB: Database> {
     pub settings: Settings<DB>,
-    pub renewer: Arc<Renewer<DB>>,
-    pub table: Arc<OnceCell<Table>>,
-    looking: Mutex<()>,
-    pub claims: Arc<Batcher<DB, Claims<DB>>>,
+    table: Arc<OnceCell<Table>>,
+    reading: tokio::sync::Mutex<()>,
+    pub claims: Arc<Batcher<DB, Claims>>,
+    releases: Arc<Batcher<DB, Releases>>,
+    pub looks: Arc<Batcher<DB, Looks>>,
+    pub readers: AllReaders<DB>,
     pub waiting: Waiting<DB>,
+    renewers: Arc<Renewers<DB>>,
+    longest_interval: Arc<Mutex<TimeDelta>>,
+    /// The terms of the handles that exist.
+    terms: Mutex<Vec<Weak<KeyTerms<DB>>>>,
 }
 
 impl<DB: Database> Shared<DB> {
-    pub fn new(settings: Settings<DB>, table: Arc<OnceCell<Table>>) -> Arc<Self> {
-        let tracker = tracker();
-        let waiting = Waiting::new(&settings.pool, &settings.renewals, tracker.clone());
-        let renewer = Renewer::new(&settings, table.clone(), waiting.wakeups.clone(), tracker.clone());
-        let (terms, time_limit) = (settings.terms.clone(), settings.time_limit);
-        let claims = Claims { renewer: renewer.clone(), terms, time_limit, table: table.clone() };
-        let claims = Batcher::new(claims, settings.pool.clone(), tracker, settings.batching);
-        Arc::new(Self { settings, renewer, table, looking: Mutex::default(), claims, waiting })
+    pub fn new(settings: Settings<DB>) -> Arc<Self> {
+        let Settings { pool, renewals, batching, .. } = &settings;
+        let (tracker, table) = (tracker(), Arc::default());
+        let waiting = Waiting::new(pool, renewals, tracker.clone());
+        let claims = Batcher::new(Claims { table: Arc::clone(&table) }, pool.clone(), tracker.clone(), *batching);
+        let releases = Batcher::new(Releases { table: table.clone() }, pool.clone(), tracker.clone(), *batching);
+        let looks = Batcher::new(Looks { table: table.clone() }, pool.clone(), tracker.clone(), *batching);
+        let renewers = Renewers::new(renewals.clone(), pool.clone(), waiting.wakeups.clone(), tracker);
+        Arc::new(Self {
+            settings,
+            table,
+            reading: tokio::sync::Mutex::default(),
+            claims,
+            releases,
+            looks,
+            readers: AllReaders::default(),
+            waiting,
+            renewers,
+            longest_interval: Arc::default(),
+            terms: Mutex::default(),
+        })
+    }
+
+    /// Returns the terms of a handle, the same for handles on equal terms.
+    pub fn on(&self, terms: Terms, fair: bool, lock_delay: TimeDelta) -> Arc<KeyTerms<DB>> {
+        let mut longest = lock(&self.longest_interval);
+        *longest = terms.min_interval.max(*longest);
+        drop(longest);
+        let mut known = lock(&self.terms);
+        known.retain(|on| on.strong_count() > 0);
+        let equal = |on: &Arc<KeyTerms<DB>>| on.terms == terms && on.fair == fair && on.lock_delay == lock_delay;
+        if let Some(on) = known.iter().filter_map(Weak::upgrade).find(equal) {
+            return on;
+        }
+        let on = Arc::new(KeyTerms {
+            renewer: self.renewers.of(terms.lease, lock_delay),
+            releases: self.releases.clone(),
+            time_limit: self.settings.time_limit,
+            queues: Arc::default(),
+            longest_interval: self.longest_interval.clone(),
+            terms,
+            fair,
+            lock_delay,
+        });
+        known.push(Arc::downgrade(&on));
+        on
+    }
+
+    /// Waits for at most `limit` until no background work is left. Returns whether none is, and no
+    /// claim was left behind.
+    pub async fn settled(&self, limit: Duration) -> bool {
+        self.waiting.tickets.ensure_task();
+        self.renewers.settled(limit).await
     }
 
     /// Returns the table's shape, which only the first call reads.
@@ -48,12 +117,12 @@ impl<DB: Database> Shared<DB> {
         }
         // One caller reads for all, but no caller waits long for another, whose future may not be
         // polled.
-        let looking = timeout_at(limit.min(Instant::now() + LOOK), self.looking.lock()).await;
+        let reading = timeout_at(limit.min(Instant::now() + READ_WAIT), self.reading.lock()).await;
         if let Some(table) = self.table.get() {
             return Ok(table);
         }
         let table = Table::read(pool, limit, *time_limit).await?;
-        drop(looking);
+        drop(reading);
         Ok(self.table.get_or_init(async || table).await)
     }
 }

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     key::Claim,
-    metrics,
-    queue::local::{Permit, Wakeups},
+    metrics::{self, Counted},
+    queue::local::Wakeups,
     sync::lock,
 };
 
@@ -31,9 +31,11 @@ pub(crate) struct LeaseState {
     handles: AtomicUsize,
     /// The index of the claim that was found to be lost.
     lost_at: AtomicUsize,
-    /// Other waiters of this process for the same keys wait until it is dropped.
-    turn: Mutex<Option<Permit>>,
+    /// What is kept until the lease is over: the permit or the place for which other waiters of this
+    /// process wait, or the number of a reader.
+    kept: Mutex<Option<Box<dyn Send>>>,
     wakeups: Arc<Wakeups>,
+    _counted: Counted,
 }
 
 impl LeaseState {
@@ -46,8 +48,9 @@ impl LeaseState {
             deadline: Mutex::new(deadline),
             handles: AtomicUsize::new(1),
             lost_at: AtomicUsize::new(0),
-            turn: Mutex::default(),
+            kept: Mutex::default(),
             wakeups,
+            _counted: Counted::lease(),
         }
     }
 
@@ -80,20 +83,20 @@ impl LeaseState {
     }
 
     /// Counts one more handle, made from an existing one.
-    pub fn share(&self) {
+    pub fn add_handle(&self) {
         self.handles.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Counts one handle less and returns whether it was the last.
-    pub fn give_up(&self) -> bool {
+    pub fn drop_handle(&self) -> bool {
         self.handles.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Keeps the permit under which the lease was acquired until the lease is over.
-    pub fn keep(&self, turn: Permit) {
-        *lock(&self.turn) = Some(turn);
+    /// Keeps a value until the lease is over.
+    pub fn keep(&self, kept: impl Send + 'static) {
+        *lock(&self.kept) = Some(Box::new(kept));
         if self.lost.is_cancelled() {
-            self.pass_on();
+            self.release_kept();
         }
     }
 
@@ -102,20 +105,20 @@ impl LeaseState {
         &self.claims[self.lost_at.load(Ordering::Acquire)]
     }
 
-    /// Reports to the work that the claim at index `place` is lost. Returns whether this had not
+    /// Reports to the work that the claim at this index is lost. Returns whether this had not
     /// been known.
-    pub fn tell_lost(&self, place: usize, why: &str) -> bool {
+    pub fn mark_lost(&self, index: usize, why: &str) -> bool {
         // A claim that is being ended is not lost: a renewal in flight may see its row without it.
         if self.over.is_cancelled() {
             return false;
         }
-        self.lost_at.store(place, Ordering::Release);
-        metrics::lost();
+        self.lost_at.store(index, Ordering::Release);
         let Claim { key, token, .. } = self.lost_claim();
+        metrics::lost(key.as_str());
         tracing::warn!(%key, %token, why, "lost");
         self.over.cancel();
         self.lost.cancel();
-        self.pass_on();
+        self.release_kept();
         true
     }
 
@@ -126,9 +129,9 @@ impl LeaseState {
     }
 
     /// Wakes the next waiters of this process, because the claims are ended or lost.
-    pub fn pass_on(&self) {
-        let turn = lock(&self.turn).take();
-        drop(turn);
+    pub fn release_kept(&self) {
+        let kept = lock(&self.kept).take();
+        drop(kept);
         for claim in &self.claims {
             self.wakeups.notify(claim.key.as_str());
         }
@@ -138,6 +141,6 @@ impl LeaseState {
 /// Runs when the state is no longer referenced, however the lease ended.
 impl Drop for LeaseState {
     fn drop(&mut self) {
-        self.pass_on();
+        self.release_kept();
     }
 }

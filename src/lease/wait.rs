@@ -19,200 +19,133 @@ use tokio::{
 };
 
 use crate::{
-    error::{Action, Certainty, Error},
-    key::{Holder, Key},
+    action::{Action, Certainty},
+    error::Error,
+    grant::Attempt,
+    key::Key,
     lease::{
-        attempt::{Try, queued},
+        attempt::Try,
         claims::Granted,
         handle::subject,
+        polling::{PollEnd, PollOutcome, RequestState},
+        replies::queued,
         shared::Shared,
+        terms::KeyTerms,
+        transient::{TransientRetry, late},
+        wanted::Wanted,
     },
-    lock::Attempt,
-    metrics,
+    metrics::Counted,
     queue::{
+        listener::Listening,
         local::{LocalQueue, Permit},
         position::Position,
         tickets::Ticket,
     },
-    retry::{Backoff, DAY},
+    retry::DAY,
     rules::{Reason, Refusal},
     schema::Table,
     store::{Database, connection::PooledConn, failure::Failure},
     sync::lock,
 };
 
-/// The bounds of the interval between two requests, at first and in the end.
-const PACE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// How long a ticket that is not visible is waited for before it counts as gone.
-const LAG: Duration = Duration::from_millis(100);
+/// How long a ticket that is not visible is waited for before it counts as missing.
+const REPLICATION_LAG: Duration = Duration::from_millis(100);
 /// How long requesting the notification of a release may take.
-const HINT: Duration = Duration::from_secs(1);
+const NOTIFICATION_TIMEOUT: Duration = Duration::from_secs(1);
 /// The wait that counts as indefinite: ten years.
-const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
+pub(crate) const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
 
-/// Waits for all of these keys, sorted, for at most `wait`. A zero `wait` is one attempt.
+/// Waits for these keys, for at most `wait`. `for_run`: a refusal within the minimum
+/// interval ends the wait.
 pub(crate) async fn wait_for<DB: Database>(
     shared: &Shared<DB>,
-    keys: Arc<[Key]>,
+    on: &Arc<KeyTerms<DB>>,
+    wanted: &Wanted,
     since: Instant,
     wait: Duration,
-) -> Result<Attempt<Granted<DB>>, Error> {
-    let attempt = match wait.is_zero() {
-        true => Try::new(shared, &keys, None, None)?.run().await?,
-        false => wait_long(shared, keys, since, wait).await?,
-    };
-    if matches!(attempt, Attempt::Acquired(_)) {
-        metrics::waited(since.elapsed());
-    }
-    Ok(attempt)
-}
-
-async fn wait_long<DB: Database>(
-    shared: &Shared<DB>,
-    keys: Arc<[Key]>,
-    since: Instant,
-    wait: Duration,
+    for_run: bool,
 ) -> Result<Attempt<Granted<DB>>, Error> {
     let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+    let _counted = Counted::waiter();
     let until = since + wait.min(LONGEST);
-    let queue = shared.waiting.queues.queue(&keys);
-    let (claiming, unanswered) = (AtomicBool::new(false), AtomicBool::new(false));
-    let (told, trouble) = (Mutex::default(), Mutex::default());
-    let wanted = Wanted { lock: shared, runtime, keys, until, queue, claiming, unanswered, told, trouble };
-    match timeout_at(until, wanted.granted_or_refused()).await {
+    let queue = on.queues.queue(&wanted.keys, wanted.any);
+    let (in_flight, unanswered, requested) = (Arc::default(), AtomicBool::new(false), AtomicBool::new(false));
+    let (last_refusal, last_error) = (Mutex::default(), Mutex::default());
+    let pending = PendingAcquire {
+        lock: shared,
+        on,
+        runtime,
+        wanted,
+        until,
+        for_run,
+        queue,
+        in_flight,
+        unanswered,
+        requested,
+        last_refusal,
+        last_error,
+    };
+    match timeout_at(until, pending.granted_or_refused()).await {
         Ok(Err(error)) if error.is_retryable() && Instant::now() >= until => {
-            wanted.refused_last().ok_or_else(|| wanted.out_of_time(error, wait))
+            pending.take_last_refusal().ok_or_else(|| pending.out_of_time(error, wait))
         }
         Ok(attempt) => attempt,
-        Err(_) => wanted.refused_last().ok_or_else(|| {
-            let trouble = lock(&wanted.trouble).take();
-            wanted.out_of_time(trouble.unwrap_or_else(|| wanted.unanswered()), wait)
+        Err(_) => pending.take_last_refusal().ok_or_else(|| {
+            let last_error = lock(&pending.last_error).take();
+            pending.out_of_time(last_error.unwrap_or_else(|| pending.no_reply()), wait)
         }),
     }
 }
 
-/// Returns the table's shape, which the first call of a lock object reads. One attempt has its time
-/// limit for that; a wait has its whole duration.
+/// Returns the table's shape, which the first call of a lock reads. A wait has its whole duration
+/// for that.
 pub(crate) async fn table_within<DB: Database>(
     shared: &Shared<DB>,
     since: Instant,
     wait: Duration,
 ) -> Result<&Table, Error> {
     let time_limit = shared.settings.time_limit;
-    if wait.is_zero() {
-        return shared.known_table(since + time_limit).await;
-    }
-    let (until, trouble) = (since + wait.min(LONGEST), Mutex::default());
-    let mut patience = Patience::new(until, &trouble);
+    let (until, last_error) = (since + wait.min(LONGEST), Mutex::default());
+    let mut retry = TransientRetry::new(until, &last_error);
     loop {
         let table = shared.known_table(until.min(Instant::now() + time_limit)).await;
-        if let Some(table) = patience.last(table).await {
+        if let Some(table) = retry.last(table).await {
             return table.map_err(|error| late(error, wait, false));
         }
     }
 }
 
-/// Retries through transient failures: an outage, contention, a pool without a spare connection.
-struct Patience<'a> {
-    until: Instant,
-    pauses: Backoff,
-    /// The failure that is being waited out.
-    trouble: &'a Mutex<Option<Error>>,
-}
-
-impl<'a> Patience<'a> {
-    fn new(until: Instant, trouble: &'a Mutex<Option<Error>>) -> Self {
-        Self { until, pauses: Backoff::between(PACE.0, PACE.1), trouble }
-    }
-
-    /// Returns the reply if it is final. Returns `None`, after a pause, if a retry makes sense.
-    async fn last<T>(&mut self, reply: Result<T, Error>) -> Option<Result<T, Error>> {
-        let left = self.until.saturating_duration_since(Instant::now());
-        match reply {
-            Err(error) if error.is_retryable() && !left.is_zero() => {
-                tracing::warn!(%error, ?left, "the wait goes on");
-                *lock(self.trouble) = Some(error);
-                self.pauses.pause(left).await;
-                None
-            }
-            reply => {
-                *lock(self.trouble) = None;
-                Some(reply)
-            }
-        }
-    }
-}
-
-/// The error at the end of a wait, with the length of the wait and what is known of the outcome by
-/// then.
-fn late(mut error: Error, wait: Duration, unsure: bool) -> Error {
-    if let Error::TimedOut { limit, .. } | Error::NoConnection { limit, .. } = &mut error {
-        *limit = wait;
-    }
-    if let Error::TimedOut { outcome, .. } | Error::NoConnection { outcome, .. } | Error::Database { outcome, .. } =
-        &mut error
-        && unsure
-    {
-        *outcome = Certainty::Unknown;
-    }
-    error
-}
-
 /// The claim request of one waiting task.
-struct Wanted<'a, DB: Database> {
+struct PendingAcquire<'a, DB: Database> {
     lock: &'a Shared<DB>,
+    on: &'a Arc<KeyTerms<DB>>,
     runtime: Handle,
-    keys: Arc<[Key]>,
+    wanted: &'a Wanted,
     until: Instant,
+    /// A refusal within the minimum interval ends the wait.
+    for_run: bool,
     queue: Arc<LocalQueue>,
     /// A claim request is in flight.
-    claiming: AtomicBool,
+    in_flight: Arc<AtomicBool>,
     /// A claim request has no reply and may have been granted.
     unanswered: AtomicBool,
+    /// A request was sent.
+    requested: AtomicBool,
     /// The last refusal of this task's own requests.
-    told: Mutex<Option<Refusal>>,
+    last_refusal: Mutex<Option<Refusal>>,
     /// The failure that is being waited out.
-    trouble: Mutex<Option<Error>>,
+    last_error: Mutex<Option<Error>>,
 }
 
-/// The waiter's position in the database queues.
-struct Spot<DB: Database> {
-    ticket: Option<Ticket<DB>>,
-    /// A claim request of this holder was sent and not answered. Another request finds the claim if
-    /// it was granted.
-    unanswered: Option<Holder>,
-}
-
-/// The outcome of a request, with a value that shows whether the state has changed since the last
-/// request.
-enum Asked<DB: Database> {
-    Granted(Granted<DB>),
-    Refused(Refusal, i64),
-    /// The ticket is gone.
-    Displaced,
-    /// A waiter of the same local queue precedes this one and waits for the permit.
-    BehindOwn,
-}
-
-/// How sending requests under a permit ended.
-enum Ended<DB: Database> {
-    With(Attempt<Granted<DB>>),
-    /// The permit belongs to another waiter of this process. Numbers that were drawn one after the
-    /// other need not grow where several nodes assign them.
-    Behind(Option<Ticket<DB>>),
-    /// A ticket is needed.
-    WithoutPlace,
-}
-
-impl<DB: Database> Wanted<'_, DB> {
+impl<DB: Database> PendingAcquire<'_, DB> {
     async fn granted_or_refused(&self) -> Result<Attempt<Granted<DB>>, Error> {
-        let fair = self.lock.settings.fair;
+        let fair = self.on.fair;
         let mut next = self.queue.try_take();
         let mut ticket = None;
         loop {
-            let turn = match next.take() {
-                Some(turn) => turn,
-                None if !fair => self.queue.turn().await,
+            let permit = match next.take() {
+                Some(permit) => permit,
+                None if !fair => self.queue.acquire().await,
                 None => {
                     // Drawn one by one, so that the order within the process is the order of the
                     // numbers.
@@ -221,15 +154,16 @@ impl<DB: Database> Wanted<'_, DB> {
                     let entry = self.queue.enter(drawn.number);
                     drop(drawing);
                     ticket = Some(drawn);
-                    entry.turn().await
+                    entry.acquire().await
                 }
             };
-            match self.ask_in_turn(turn, ticket.take()).await? {
-                Ended::With(attempt) => return Ok(attempt),
-                Ended::WithoutPlace => {}
-                Ended::Behind(place) => {
-                    let entry = self.queue.enter(place.as_ref().map_or(0, |place| place.number));
-                    (next, ticket) = (Some(entry.turn().await), place);
+            match self.poll_with_permit(permit, ticket.take()).await? {
+                PollEnd::Finished(attempt) => return Ok(attempt),
+                PollEnd::NeedsTicket => {}
+                PollEnd::YieldPermit(returned) => {
+                    // Without a ticket it has waited before all others.
+                    let entry = self.queue.enter(returned.as_ref().map_or(-1, |ticket| ticket.number));
+                    (next, ticket) = (Some(entry.acquire().await), returned);
                 }
             }
         }
@@ -237,118 +171,169 @@ impl<DB: Database> Wanted<'_, DB> {
 
     /// Sends requests until the keys are granted, or until only time can help and too little of it
     /// is left.
-    async fn ask_in_turn(&self, turn: Permit, ticket: Option<Ticket<DB>>) -> Result<Ended<DB>, Error> {
+    async fn poll_with_permit(&self, permit: Permit, ticket: Option<Ticket<DB>>) -> Result<PollEnd<DB>, Error> {
         let waiting = &self.lock.waiting;
-        // Subscribed before the first request, so that no later notification is missed.
-        let subscription = waiting.wakeups.listen(&self.keys);
+        let subscribe = || waiting.wakeups.subscribe(&self.wanted.keys);
+        // Before the first request, so that no later notification is missed. A claim on one of
+        // several keys that is believed to be free needs none, because no pause follows it.
+        let any = self.wanted.any && !self.on.fair;
+        let mut subscription = (!any).then(subscribe);
         let mut listening = None;
-        let mut spot = Spot { ticket, unanswered: None };
-        let (mut pace, mut sign, mut waited, mut told_free) = (Backoff::between(PACE.0, PACE.1), None, false, false);
-        if let Some((before, next)) = self.queue.pace() {
+        let mut state = RequestState::new(permit, ticket);
+        if let Some((before, next)) = self.queue.poll_backoff() {
             // The previous owner of the permit gave up, which is no reason to send a request
             // sooner.
-            (pace, waited) = (before, true);
-            subscription.heard_before(next).await;
+            (state.backoff, state.waited) = (before, true);
+            subscription.get_or_insert_with(subscribe).notified_before(next).await;
         }
         loop {
-            let (refusal, seen) = match self.ask_on(&mut spot, waited).await.inspect_err(|_| self.failed())? {
-                Asked::Granted(granted) => return Ok(self.have(granted, turn, spot.ticket).await),
-                Asked::Refused(refusal, seen) => (refusal, seen),
-                Asked::Displaced => return Ok(Ended::WithoutPlace),
-                Asked::BehindOwn => return Ok(Ended::Behind(spot.ticket)),
+            if any {
+                self.wait_for_place().await;
+            }
+            let (refusal, seen) = match self.poll_through_failures(&mut state).await? {
+                PollOutcome::Granted(granted) => return Ok(self.on_granted(granted, state).await),
+                PollOutcome::Refused(refusal, seen) => (refusal, seen),
+                PollOutcome::TicketLost => return Ok(PollEnd::NeedsTicket),
+                PollOutcome::BehindLocalWaiter => return Ok(PollEnd::YieldPermit(state.ticket)),
             };
-            self.queue.note(Some(refusal.clone()));
-            *lock(&self.told) = Some(refusal.clone());
+            self.record_refusal(&refusal);
+            if state.permit.is_none() {
+                return Ok(PollEnd::YieldPermit(None));
+            }
             let left = self.until.saturating_duration_since(Instant::now());
             let window = refusal.retry_after.filter(|_| refusal.reason == Reason::WithinWindow);
-            if window.is_some_and(|window| window > left) {
-                return Ok(Ended::With(Attempt::Refused(refusal)));
+            if window.is_some_and(|window| self.for_run || window > left) {
+                return Ok(PollEnd::Finished(Attempt::Refused(refusal)));
             }
-            if self.lock.settings.fair && spot.ticket.is_none() {
-                return Ok(Ended::WithoutPlace);
+            if self.on.fair && state.ticket.is_none() {
+                return Ok(PollEnd::NeedsTicket);
             }
-            if sign.replace(seen).is_some_and(|before| before != seen) {
-                pace = Backoff::between(PACE.0, PACE.1);
-            }
-            waited = true;
+            state.on_refused(seen);
+            let Some(subscription) = &subscription else {
+                subscription = Some(subscribe());
+                continue;
+            };
             // A request that is granted at once opens no connection.
-            let listening = listening.get_or_insert_with(|| waiting.listener.attend(&self.runtime));
-            let may_end = matches!(refusal.reason, Reason::Held | Reason::TimedOutUnfinished);
+            let listening = listening.get_or_insert_with(|| waiting.listener.register_waiter());
             // Not twice in a row: a key that stays free and refused is waited for like any other.
-            told_free =
-                may_end && !refusal.awaited && listening.hears() && !told_free && self.ask_for_word(&refusal.key).await;
-            if told_free {
+            state.retried_after_free = !state.retried_after_free && self.is_free_now(&refusal, listening).await;
+            if state.retried_after_free {
                 continue;
             }
             // A holder may release early, so the interval applies, but the pause does not extend
             // past the end of the lease.
-            let pause = window.unwrap_or_else(|| pace.next().min(refusal.retry_after.unwrap_or(left)));
+            let pause = window.unwrap_or_else(|| state.backoff.next().min(refusal.retry_after.unwrap_or(left)));
             let next = Instant::now() + pause;
             // The end of a minimum interval may be further off than the time that the next waiter
             // has.
-            self.queue.note_pace(window.is_none().then_some((pace, next)));
-            subscription.heard_before(next).await;
+            self.queue.set_poll_backoff(window.is_none().then_some((state.backoff, next)));
+            subscription.notified_before(next).await;
         }
     }
 
-    /// The lease keeps the permit until it is over. The ticket is no longer needed.
-    async fn have(&self, granted: Granted<DB>, turn: Permit, ticket: Option<Ticket<DB>>) -> Ended<DB> {
-        self.queue.note(Some(self.held_here(&granted)));
-        self.queue.note_pace(None);
-        granted.handle.keep(turn);
-        if let Some(ticket) = ticket {
-            ticket.leave(Instant::now() + HINT).await;
+    /// Waits while this process holds or claims each of the keys of which one is enough. A request
+    /// could only be refused.
+    async fn wait_for_place(&self) {
+        while self.queue.are_all_places_in_use() {
+            self.record_refusal(&self.refusal_for_local_waiters(None));
+            self.queue.place_left().await;
+            self.queue.set_refusal(None);
         }
-        Ended::With(Attempt::Acquired(granted))
+    }
+
+    /// Records a refusal, which is reported if the wait ends before another request has a reply.
+    fn record_refusal(&self, refusal: &Refusal) {
+        self.queue.set_refusal(Some(refusal.clone()));
+        *lock(&self.last_refusal) = Some(refusal.clone());
+    }
+
+    /// Requests a notification, if the key can be released and notifications are received. Returns
+    /// whether the key is already free.
+    async fn is_free_now(&self, refusal: &Refusal, listening: &Listening<DB>) -> bool {
+        let can_be_released = matches!(refusal.reason, Reason::Held | Reason::TimedOutUnfinished);
+        can_be_released && !refusal.awaited && listening.is_connected() && self.request_notification(&refusal.key).await
+    }
+
+    /// The lease keeps the permit until it is over, unless another key is as good. The ticket is no
+    /// longer needed.
+    async fn on_granted(&self, granted: Granted<DB>, state: RequestState<DB>) -> PollEnd<DB> {
+        let RequestState { permit, ticket, .. } = state;
+        if !self.wanted.any {
+            self.queue.set_refusal(Some(self.refusal_for_local_waiters(Some(granted.handle.time_left()))));
+        }
+        // Passed on after the ticket is left, so that the next waiter is then the first in the queue.
+        let mut passed_on = permit;
+        if passed_on.is_some() {
+            self.queue.set_poll_backoff(None);
+        }
+        if !self.wanted.any
+            && let Some(permit) = passed_on.take()
+        {
+            granted.handle.keep(permit);
+        }
+        if let Some(ticket) = ticket {
+            ticket.leave(Instant::now() + NOTIFICATION_TIMEOUT).await;
+        }
+        drop(passed_on);
+        PollEnd::Finished(Attempt::Acquired(granted))
     }
 
     /// A failure that ends the wait is no refusal, and must not be reported as one to the other
     /// waiters. Running out of time is no such failure.
     fn failed(&self) {
         if Instant::now() < self.until {
-            self.queue.note(None);
+            self.queue.set_refusal(None);
         }
     }
 
-    async fn ask_on(&self, spot: &mut Spot<DB>, waited: bool) -> Result<Asked<DB>, Error> {
-        let mut patience = Patience::new(self.until, &self.trouble);
+    /// Sends requests until one has a reply, or until the wait is over.
+    async fn poll_through_failures(&self, state: &mut RequestState<DB>) -> Result<PollOutcome<DB>, Error> {
+        let mut retry = TransientRetry::new(self.until, &self.last_error);
         loop {
-            let asked = self.ask(spot, waited).await;
-            if let Some(asked) = patience.last(asked).await {
-                return asked;
+            let outcome = self.poll_once(state).await;
+            if let Some(outcome) = retry.last(outcome).await {
+                return outcome.inspect_err(|_| self.failed());
             }
         }
     }
 
-    async fn ask(&self, spot: &mut Spot<DB>, waited: bool) -> Result<Asked<DB>, Error> {
+    /// Checks the position in the queues and sends one request.
+    async fn poll_once(&self, state: &mut RequestState<DB>) -> Result<PollOutcome<DB>, Error> {
         // Checked before each claim, because a ticket may lapse at any time, and its waiter is then
         // no longer first. A claim that may have been granted is requested first of all, because it
         // keeps other holders out.
-        if let (Some(ticket), None) = (&spot.ticket, spot.unanswered) {
-            match self.look(ticket.number).await? {
+        if let (Some(ticket), None) = (&state.ticket, &state.unanswered) {
+            match self.ticket_position(ticket.number).await? {
                 Position::First => {}
-                Position::Behind { number, .. } if self.queue.has_waiting(number) => return Ok(Asked::BehindOwn),
-                Position::Behind { key, number, left } => return Ok(Asked::Refused(queued(key, left), number)),
-                Position::Gone | Position::Unseen => return Ok(Asked::Displaced),
+                Position::Behind { number, .. } if self.queue.has_waiting(number) => {
+                    return Ok(PollOutcome::BehindLocalWaiter);
+                }
+                Position::Behind { key, number, left } => return Ok(PollOutcome::Refused(queued(key, left), number)),
+                Position::TicketMissing | Position::Unknown => return Ok(PollOutcome::TicketLost),
             }
         }
-        let attempt = Try::new(self.lock, &self.keys, Some(self.until), spot.unanswered)?;
-        let mut attempt = attempt.reporting_to(&self.unanswered);
-        if waited || spot.ticket.is_some() {
-            attempt = attempt.after_waiting(spot.ticket.is_some());
+        self.requested.store(true, Ordering::Relaxed);
+        let any = self.wanted.any.then(|| self.queue.clone());
+        let attempt = Try::new(self.lock, self.on, self.wanted, any, Some(self.until), state.unanswered.take())?;
+        // A fair waiter keeps the permit: the next one is not the first in the queue.
+        if attempt.has_chosen() && !self.on.fair {
+            self.queue.set_poll_backoff(None);
+            state.permit = None;
         }
-        self.claiming.store(true, Ordering::Relaxed);
+        let mut attempt = attempt.reporting_to(&self.in_flight, &self.unanswered);
+        if state.waited || state.ticket.is_some() {
+            attempt = attempt.after_waiting(state.ticket.is_some());
+        }
         let answer = attempt.run().await;
-        self.claiming.store(false, Ordering::Relaxed);
-        spot.unanswered = answer.as_ref().err().and_then(|_| attempt.unanswered());
-        if spot.unanswered.is_none() {
+        state.unanswered = answer.as_ref().err().and_then(|_| attempt.into_unanswered());
+        if state.unanswered.is_none() {
             self.unanswered.store(false, Ordering::Relaxed);
         }
         Ok(match answer? {
-            Attempt::Acquired(granted) => Asked::Granted(granted),
+            Attempt::Acquired(granted) => PollOutcome::Granted(granted),
             Attempt::Refused(refusal) => {
                 let since = refusal.since.map_or(0, |since| since.timestamp_micros());
-                Asked::Refused(refusal, since)
+                PollOutcome::Refused(refusal, since)
             }
         })
     }
@@ -356,10 +341,10 @@ impl<DB: Database> Wanted<'_, DB> {
     /// Draws a ticket in the database queues.
     async fn draw(&self) -> Result<Ticket<DB>, Error> {
         let tickets = &self.lock.waiting.tickets;
-        let mut patience = Patience::new(self.until, &self.trouble);
+        let mut retry = TransientRetry::new(self.until, &self.last_error);
         loop {
-            let drawn = tickets.join(&self.runtime, &self.keys, self.limit()).await;
-            if let Some(drawn) = patience.last(drawn.map_err(|failure| self.error(failure))).await {
+            let drawn = tickets.join(&self.runtime, &self.wanted.queues, self.limit()).await;
+            if let Some(drawn) = retry.last(drawn.map_err(|failure| self.error(failure))).await {
                 return drawn;
             }
         }
@@ -367,21 +352,24 @@ impl<DB: Database> Wanted<'_, DB> {
 
     /// Returns the position of a ticket. A ticket that is missing may only be late, where a node of
     /// a cluster lags behind.
-    async fn look(&self, number: i64) -> Result<Position, Error> {
+    async fn ticket_position(&self, number: i64) -> Result<Position, Error> {
         let tickets = &self.lock.waiting.tickets;
-        let at = tickets.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))?;
-        if at != Position::Gone {
+        let at =
+            tickets.position(&self.wanted.queues, number, self.limit()).await.map_err(|failure| self.error(failure))?;
+        if at != Position::TicketMissing {
             return Ok(at);
         }
-        sleep(LAG).await;
-        tickets.stand(&self.keys, number, self.limit()).await.map_err(|failure| self.error(failure))
+        sleep(REPLICATION_LAG).await;
+        tickets.position(&self.wanted.queues, number, self.limit()).await.map_err(|failure| self.error(failure))
     }
 
-    /// Requests that the holder notifies of its release. Returns whether the key is already free.
-    async fn ask_for_word(&self, key: &Key) -> bool {
-        let limit = self.until.min(Instant::now() + HINT);
+    /// Requests that the holder notifies of its release, or all holders if any key is enough. Returns
+    /// whether a key is already free.
+    async fn request_notification(&self, key: &Key) -> bool {
+        let limit = self.until.min(Instant::now() + NOTIFICATION_TIMEOUT);
         let Ok(mut conn) = PooledConn::checkout(&self.lock.settings.pool, limit).await else { return false };
-        let reply = timeout_at(limit, DB::request_notification(conn.get(), key)).await;
+        let keys = if self.wanted.any { &self.wanted.keys[..] } else { std::slice::from_ref(key) };
+        let reply = timeout_at(limit, DB::request_notification(conn.get(), keys)).await;
         conn.settle(reply).is_ok_and(|free| free)
     }
 
@@ -390,36 +378,38 @@ impl<DB: Database> Wanted<'_, DB> {
         self.until.min(Instant::now() + self.lock.settings.time_limit)
     }
 
-    /// The refusal for other waiters while this process holds the lease.
-    fn held_here(&self, granted: &Granted<DB>) -> Refusal {
+    /// The refusal for other waiters while this process holds the lease, for as long as this.
+    fn refusal_for_local_waiters(&self, left: Option<Duration>) -> Refusal {
         Refusal {
-            key: self.keys[0].clone(),
+            key: self.wanted.keys[0].clone(),
             reason: Reason::Held,
-            by: self.lock.settings.terms.label.clone(),
+            by: self.on.terms.label.clone(),
             since: None,
             until: None,
-            retry_after: Some(granted.handle.time_left()),
+            retry_after: left,
             awaited: true,
         }
     }
 
     /// Returns the last refusal, unless a later claim may have been granted although no reply
-    /// arrived. A claim in flight is finished, and put back if it is granted.
-    fn refused_last(&self) -> Option<Attempt<Granted<DB>>> {
+    /// arrived. A claim in flight is finished, and put back if it is granted. Of several keys of
+    /// which one is enough, a request may be for another one than the shared refusal.
+    fn take_last_refusal(&self) -> Option<Attempt<Granted<DB>>> {
         if self.unanswered.load(Ordering::Relaxed) {
             return None;
         }
-        let told = lock(&self.told).take();
-        self.queue.refusal().or(told).map(Attempt::Refused)
+        let last_refusal = lock(&self.last_refusal).take();
+        let is_its_own = self.wanted.any && self.requested.load(Ordering::Relaxed);
+        self.queue.refusal().filter(|_| !is_its_own).or(last_refusal).map(Attempt::Refused)
     }
 
-    fn unanswered(&self) -> Error {
+    fn no_reply(&self) -> Error {
         let (action, outcome) = (Action::Acquire, Certainty::NothingChanged);
         Error::TimedOut { action, subject: self.subject(), limit: Duration::ZERO, outcome }
     }
 
     fn out_of_time(&self, error: Error, wait: Duration) -> Error {
-        let unsure = [&self.claiming, &self.unanswered].iter().any(|flag| flag.load(Ordering::Relaxed));
+        let unsure = [&*self.in_flight, &self.unanswered].iter().any(|flag| flag.load(Ordering::Relaxed));
         late(error, wait, unsure)
     }
 
@@ -429,6 +419,6 @@ impl<DB: Database> Wanted<'_, DB> {
     }
 
     fn subject(&self) -> String {
-        subject(self.keys.iter().map(Key::as_str))
+        subject(self.wanted.keys.iter().map(Key::as_str))
     }
 }

@@ -1,38 +1,54 @@
 //! Release notifications from other processes, where the database delivers them: one connection per
-//! lock object, open while a task waits.
+//! lock, open while a task waits.
 //!
-//! A notification is a hint. No waiter relies on it: each also polls at its own pace.
+//! A notification is a hint. No waiter relies on it: each also polls.
 
 use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use sqlx::Pool;
 use tokio::{
-    runtime::Handle,
+    runtime::Id,
     sync::watch,
-    time::{Instant, sleep, timeout},
+    time::{Instant, timeout},
 };
 
-use crate::{queue::local::Wakeups, retry::Backoff, store::Database, sync::lock};
+use crate::{
+    queue::local::Wakeups,
+    retry::Backoff,
+    store::Database,
+    sync::lock,
+    task::{self, Duty, InFlight, Role, Work},
+};
 
 /// How long the connection is kept open for the next waiter.
 const LINGER: Duration = Duration::from_secs(5);
 /// How long opening the connection may take, and closing it.
 const LIMIT: Duration = Duration::from_secs(10);
+/// How often the active task shows that its runtime makes progress.
+const PROGRESS: Duration = Duration::from_secs(1);
 
 pub(crate) struct Listener<DB: Database> {
     pool: Pool<DB>,
     wakeups: Arc<Wakeups>,
-    running: Mutex<bool>,
-    /// Notifications are unavailable, now and later.
-    deaf: AtomicBool,
+    state: Mutex<State>,
     waiters: watch::Sender<usize>,
     open: watch::Sender<bool>,
+    /// Wakes the tasks.
+    work: watch::Sender<()>,
+}
+
+struct State {
+    duty: Duty,
+    /// When to open the connection next.
+    open_at: Instant,
+    pauses: Backoff,
+    /// The connection was lost while a task waited. It is opened again, for the next waiter.
+    lost: bool,
+    /// Notifications are unavailable, now and later.
+    unavailable: bool,
 }
 
 /// A registered waiter, until it is dropped.
@@ -40,7 +56,7 @@ pub(crate) struct Listening<DB: Database>(Arc<Listener<DB>>);
 
 impl<DB: Database> Listening<DB> {
     /// Returns whether notifications are received at the moment.
-    pub fn hears(&self) -> bool {
+    pub fn is_connected(&self) -> bool {
         *self.0.open.borrow()
     }
 }
@@ -53,83 +69,90 @@ impl<DB: Database> Drop for Listening<DB> {
 
 impl<DB: Database> Listener<DB> {
     pub fn new(pool: Pool<DB>, wakeups: Arc<Wakeups>) -> Arc<Self> {
-        let (waiters, open) = (watch::Sender::new(0), watch::Sender::new(false));
-        Arc::new(Self { pool, wakeups, running: Mutex::new(false), deaf: AtomicBool::new(false), waiters, open })
+        let state = State {
+            duty: Duty::new(PROGRESS),
+            open_at: Instant::now(),
+            pauses: pauses(),
+            lost: false,
+            unavailable: false,
+        };
+        let (waiters, open, work) = (watch::Sender::new(0), watch::Sender::new(false), watch::Sender::new(()));
+        Arc::new(Self { pool, wakeups, state: Mutex::new(state), waiters, open, work })
     }
 
-    /// Registers a waiter, and starts the listening task if it is not running.
-    pub fn attend(self: &Arc<Self>, runtime: &Handle) -> Listening<DB> {
+    /// Registers a waiter, and starts the task of this runtime if it has none.
+    pub fn register_waiter(self: &Arc<Self>) -> Listening<DB> {
         self.waiters.send_modify(|count| *count += 1);
-        let mut running = lock(&self.running);
-        if DB::NOTIFIES && !*running && !self.deaf.load(Ordering::Relaxed) {
-            *running = true;
-            drop(running);
-            runtime.spawn(self.clone().run(OnStop { listener: self.clone(), armed: true }));
+        if DB::NOTIFIES && !lock(&self.state).unavailable {
+            let _ = task::start(self);
         }
         Listening(self.clone())
     }
 
-    async fn run(self: Arc<Self>, mut on_stop: OnStop<DB>) {
-        let fresh = || Backoff::between(Duration::from_millis(100), Duration::from_secs(30));
-        let mut pauses = fresh();
-        loop {
-            match timeout(LIMIT, DB::listen(&self.pool)).await {
-                Ok(Ok(None)) => {
-                    tracing::info!(
-                        "a pooler stands before the server: word of releases is not heard, waiting asks instead"
-                    );
-                    self.deaf.store(true, Ordering::Relaxed);
-                    return;
-                }
-                Ok(Ok(Some(mut notifications))) => {
-                    let began = Instant::now();
-                    self.hear(&mut notifications).await;
-                    let _ = timeout(LIMIT, DB::stop_listening(notifications)).await;
-                    if began.elapsed() > LINGER {
-                        pauses = fresh();
-                    }
-                }
-                failed => {
-                    let error = failed.map(|opened| opened.err());
-                    tracing::warn!(?error, "word of releases cannot be heard; waiting goes on without it");
-                }
+    /// Opens the connection, and receives notifications until no task waits any more or the
+    /// connection is lost.
+    async fn listen(self: Arc<Self>, runtime: Id) {
+        match timeout(LIMIT, DB::listen(&self.pool)).await {
+            Ok(Ok(None)) => {
+                tracing::info!("a pooler stands before the server: releases are not notified, and waiters poll");
+                lock(&self.state).unavailable = true;
+                return;
             }
-            {
-                let mut running = lock(&self.running);
-                if *self.waiters.borrow() == 0 {
-                    *running = false;
-                    on_stop.armed = false;
-                    return;
-                }
+            Ok(Ok(Some(mut notifications))) => {
+                let began = Instant::now();
+                self.receive(&mut notifications).await;
+                self.ended(runtime, began.elapsed() > LINGER);
+                let _ = timeout(LIMIT, DB::stop_listening(notifications)).await;
             }
-            sleep(pauses.next()).await;
+            failed => {
+                let error = failed.map(|opened| opened.err());
+                tracing::warn!(?error, "releases cannot be notified; waiters poll");
+            }
+        }
+        let mut state = lock(&self.state);
+        if state.duty.is_active(runtime) {
+            state.open_at = Instant::now() + state.pauses.next();
         }
     }
 
-    /// Receives notifications until no task waits any more, or the connection is lost.
-    async fn hear(&self, notifications: &mut DB::Notifications) {
+    /// Records that the connection of this runtime receives nothing more.
+    fn ended(&self, runtime: Id, lasted: bool) {
+        let mut state = lock(&self.state);
+        if state.duty.is_active(runtime) {
+            self.open.send_replace(false);
+            state.lost = self.is_waited_for();
+            if lasted {
+                state.pauses = pauses();
+            }
+        }
+    }
+
+    fn is_waited_for(&self) -> bool {
+        *self.waiters.borrow() > 0
+    }
+
+    async fn receive(&self, notifications: &mut DB::Notifications) {
         self.open.send_replace(true);
         // Tasks that already wait are woken, so that they request a notification.
         self.wakeups.notify_all();
-        let mut unwanted = std::pin::pin!(self.unwanted());
+        let mut idle = std::pin::pin!(self.idle());
         loop {
-            let told = tokio::select! {
-                told = DB::next_notification(notifications) => told,
-                () = &mut unwanted => break,
+            let notified = tokio::select! {
+                notified = DB::next_notification(notifications) => notified,
+                () = &mut idle => return,
             };
-            match told {
+            match notified {
                 Ok(Some(key)) => self.wakeups.notify(&key),
                 lost => {
-                    tracing::warn!(?lost, "word of releases is not heard any more; opening it anew");
-                    break;
+                    tracing::warn!(?lost, "the connection that listens was lost; it is opened again");
+                    return;
                 }
             }
         }
-        self.open.send_replace(false);
     }
 
     /// Returns once no task has waited for `LINGER`.
-    async fn unwanted(&self) {
+    async fn idle(&self) {
         let mut waiters = self.waiters.subscribe();
         loop {
             // The sender lives in `self`, so waiting does not fail.
@@ -141,17 +164,54 @@ impl<DB: Database> Listener<DB> {
     }
 }
 
-/// Resets the listener if the runtime drops the task.
-struct OnStop<DB: Database> {
-    listener: Arc<Listener<DB>>,
-    armed: bool,
+fn pauses() -> Backoff {
+    Backoff::between(Duration::from_millis(100), Duration::from_secs(30))
 }
 
-impl<DB: Database> Drop for OnStop<DB> {
-    fn drop(&mut self) {
-        if self.armed {
-            self.listener.open.send_replace(false);
-            *lock(&self.listener.running) = false;
+impl<DB: Database> Work for Listener<DB> {
+    fn with_duty<T>(&self, act: impl FnOnce(&mut Duty) -> T) -> T {
+        act(&mut lock(&self.state).duty)
+    }
+
+    fn woken(&self) -> &watch::Sender<()> {
+        &self.work
+    }
+
+    fn poll(self: &Arc<Self>, runtime: Id, role: Role, in_flight: &mut InFlight) -> Option<Instant> {
+        let now = Instant::now();
+        let mut state = lock(&self.state);
+        if state.duty.was_replaced(runtime, role) {
+            return Some(now);
+        }
+        if role == Role::TakeOver {
+            self.open.send_replace(false);
+        }
+        let is_wanted = (state.lost || self.is_waited_for()) && !state.unavailable;
+        if !is_wanted && in_flight.is_empty() {
+            (state.open_at, state.pauses) = (now, pauses());
+            state.duty.leave(runtime);
+            return None;
+        }
+        if let Role::StandBy(until) = role {
+            return Some(until);
+        }
+        if in_flight.keeping.is_none() && state.open_at <= now {
+            state.lost = false;
+            in_flight.keeping = Some(Box::pin(self.clone().listen(runtime)));
+        }
+        let progress = now + PROGRESS;
+        let wakes_at = if in_flight.keeping.is_some() { progress } else { state.open_at.min(progress) };
+        state.duty.wakes_at(wakes_at);
+        Some(wakes_at)
+    }
+
+    fn leave(&self, runtime: Id) {
+        let mut state = lock(&self.state);
+        if state.duty.is_active(runtime) {
+            self.open.send_replace(false);
+        }
+        if state.duty.leave(runtime) {
+            self.work.send_replace(());
         }
     }
 }

@@ -14,12 +14,12 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{key::Key, retry::Backoff, rules::Refusal, sync::lock};
+use crate::{key::Key, queue::places::Places, retry::Backoff, rules::Refusal, sync::lock};
 
-/// The queues of one object, by keys. `N` is the note that one permit holder leaves to the next.
+/// The queues of one object, by keys and by whether any one of them is enough. `N` is the note that one permit holder leaves to the next.
 pub(crate) struct LocalQueues<N = ()>(Mutex<Queues<N>>);
 
-type Queues<N> = HashMap<Arc<[Key]>, Weak<LocalQueue<N>>>;
+type Queues<N> = HashMap<(Arc<[Key]>, bool), Weak<LocalQueue<N>>>;
 
 impl<N> Default for LocalQueues<N> {
     fn default() -> Self {
@@ -28,28 +28,35 @@ impl<N> Default for LocalQueues<N> {
 }
 
 impl<N> LocalQueues<N> {
-    /// Returns the queue of the tasks that want all of these keys.
-    pub fn queue(self: &Arc<Self>, keys: &Arc<[Key]>) -> Arc<LocalQueue<N>> {
+    /// Returns the queue of the tasks that want all of these keys, or any one of them.
+    pub fn queue(self: &Arc<Self>, keys: &Arc<[Key]>, any: bool) -> Arc<LocalQueue<N>> {
         let mut queues = lock(&self.0);
-        if let Some(queue) = queues.get(keys).and_then(Weak::upgrade) {
+        let wanted = (keys.clone(), any);
+        if let Some(queue) = queues.get(&wanted).and_then(Weak::upgrade) {
             return queue;
         }
         let queue = Arc::new(LocalQueue {
-            keys: keys.clone(),
+            wanted: wanted.clone(),
             queues: self.clone(),
             state: Mutex::default(),
+            places: Mutex::new(Places::new(keys.len())),
+            place_left: Notify::new(),
             entry: tokio::sync::Mutex::default(),
         });
-        queues.insert(keys.clone(), Arc::downgrade(&queue));
+        queues.insert(wanted, Arc::downgrade(&queue));
         queue
     }
 }
 
-/// The tasks of this process that want the same keys.
+/// The tasks of this process that want the same keys, all of them or any one.
 pub(crate) struct LocalQueue<N = ()> {
-    keys: Arc<[Key]>,
+    wanted: (Arc<[Key]>, bool),
     queues: Arc<LocalQueues<N>>,
     state: Mutex<State<N>>,
+    /// The keys by index, where any one of them is enough.
+    places: Mutex<Places>,
+    /// Notified when a task gives up a place.
+    place_left: Notify,
     /// Held while a ticket is drawn from the database, so that the local order is the order of the
     /// tickets.
     pub entry: tokio::sync::Mutex<()>,
@@ -63,21 +70,21 @@ struct State<N> {
     entries: u64,
     waiting: BTreeMap<Rank, oneshot::Sender<Permit<N>>>,
     refusal: Option<Refusal>,
-    pace: Option<(Backoff, Instant)>,
+    poll_backoff: Option<(Backoff, Instant)>,
 }
 
 impl<N> Default for State<N> {
     fn default() -> Self {
-        Self { taken: false, entries: 0, waiting: BTreeMap::new(), refusal: None, pace: None }
+        Self { taken: false, entries: 0, waiting: BTreeMap::new(), refusal: None, poll_backoff: None }
     }
 }
 
 impl<N> LocalQueue<N> {
     /// Waits for the permit, behind the waiters that entered without a ticket.
-    pub async fn turn(self: &Arc<Self>) -> Permit<N> {
+    pub async fn acquire(self: &Arc<Self>) -> Permit<N> {
         match self.try_take() {
-            Some(turn) => turn,
-            None => self.enter(0).turn().await,
+            Some(permit) => permit,
+            None => self.enter(0).acquire().await,
         }
     }
 
@@ -97,23 +104,46 @@ impl<N> LocalQueue<N> {
         state.entries += 1;
         let rank = (number, state.entries);
         drop(state);
-        Waiter { queue: self.clone(), rank, turn: self.wait_at(rank) }
+        Waiter { queue: self.clone(), rank, permit: self.wait_at(rank) }
     }
 
     /// Returns the channel through which a rank receives the permit. A free permit arrives at once.
     fn wait_at(self: &Arc<Self>, rank: Rank) -> oneshot::Receiver<Permit<N>> {
-        let (sender, turn) = oneshot::channel();
+        let (sender, permit) = oneshot::channel();
         let mut state = lock(&self.state);
         state.waiting.insert(rank, sender);
         let was_free = !std::mem::replace(&mut state.taken, true);
         drop(state);
         drop(was_free.then(|| Permit::of(self)));
-        turn
+        permit
     }
 
     /// Returns whether a task with this number waits for the permit.
     pub fn has_waiting(&self, number: i64) -> bool {
         lock(&self.state).waiting.range((number, 0)..=(number, u64::MAX)).next().is_some()
+    }
+
+    /// Takes a key that no task of this process uses and that is believed to be free.
+    pub fn take_place(self: &Arc<Self>) -> Option<Place<N>> {
+        let index = lock(&self.places).take(fastrand::usize(..))?;
+        Some(Place { queue: self.clone(), index, refused: false })
+    }
+
+    /// Takes the key at this index, which was seen to be free.
+    pub fn take_place_at(self: &Arc<Self>, index: usize) -> Place<N> {
+        lock(&self.places).take_at(index);
+        Place { queue: self.clone(), index, refused: false }
+    }
+
+    /// Returns whether tasks of this process hold or claim every key.
+    pub fn are_all_places_in_use(&self) -> bool {
+        lock(&self.places).are_all_in_use()
+    }
+
+    /// Waits until a task gives up a place. One task waits at a time, and a place that was given up
+    /// since the last wait ends this one.
+    pub async fn place_left(&self) {
+        self.place_left.notified().await;
     }
 
     /// Returns the last refusal that a permit holder received, for waiters that never got the
@@ -124,15 +154,15 @@ impl<N> LocalQueue<N> {
 
     /// Returns the backoff of the previous permit holder and the time of its next claim request;
     /// `None` if its claim was granted.
-    pub fn pace(&self) -> Option<(Backoff, Instant)> {
-        lock(&self.state).pace
+    pub fn poll_backoff(&self) -> Option<(Backoff, Instant)> {
+        lock(&self.state).poll_backoff
     }
 
-    pub fn note_pace(&self, pace: Option<(Backoff, Instant)>) {
-        lock(&self.state).pace = pace;
+    pub fn set_poll_backoff(&self, poll_backoff: Option<(Backoff, Instant)>) {
+        lock(&self.state).poll_backoff = poll_backoff;
     }
 
-    pub fn note(&self, refusal: Option<Refusal>) {
+    pub fn set_refusal(&self, refusal: Option<Refusal>) {
         lock(&self.state).refusal = refusal;
     }
 }
@@ -141,8 +171,8 @@ impl<N> Drop for LocalQueue<N> {
     fn drop(&mut self) {
         let mut queues = lock(&self.queues.0);
         // A new queue for the same keys may be in the map by now.
-        if queues.get(&self.keys).is_some_and(|queue| queue.strong_count() == 0) {
-            queues.remove(&self.keys);
+        if queues.get(&self.wanted).is_some_and(|queue| queue.strong_count() == 0) {
+            queues.remove(&self.wanted);
         }
     }
 }
@@ -151,17 +181,17 @@ impl<N> Drop for LocalQueue<N> {
 pub(crate) struct Waiter<N = ()> {
     queue: Arc<LocalQueue<N>>,
     rank: Rank,
-    turn: oneshot::Receiver<Permit<N>>,
+    permit: oneshot::Receiver<Permit<N>>,
 }
 
 impl<N> Waiter<N> {
-    pub async fn turn(mut self) -> Permit<N> {
+    pub async fn acquire(mut self) -> Permit<N> {
         loop {
-            match (&mut self.turn).await {
-                Ok(turn) => return turn,
+            match (&mut self.permit).await {
+                Ok(permit) => return permit,
                 // A rank belongs to one waiter, so no other waiter replaces its sender. If one did,
                 // this waiter would merely queue again.
-                Err(_) => self.turn = self.queue.wait_at(self.rank),
+                Err(_) => self.permit = self.queue.wait_at(self.rank),
             }
         }
     }
@@ -190,18 +220,44 @@ impl<N> Permit<N> {
 impl<N> Drop for Permit<N> {
     fn drop(&mut self) {
         let mut note = self.note.take();
-        let mut turn = self.queue.take();
-        while let Some(queue) = turn {
+        let mut unsent = self.queue.take();
+        while let Some(queue) = unsent {
             let mut state = lock(&queue.state);
             let Some((_, next)) = state.waiting.pop_first() else {
                 state.taken = false;
                 return;
             };
             drop(state);
-            let Err(mut unsent) = next.send(Permit { queue: Some(queue), note: note.take() }) else { return };
+            let Err(mut permit) = next.send(Permit { queue: Some(queue), note: note.take() }) else { return };
             // The waiter has just been dropped: the permit and the note go to the next.
-            (turn, note) = (unsent.queue.take(), unsent.note.take());
+            (unsent, note) = (permit.queue.take(), permit.note.take());
         }
+    }
+}
+
+/// One of the keys of which any is enough, while a task of this process claims or holds it.
+pub(crate) struct Place<N = ()> {
+    queue: Arc<LocalQueue<N>>,
+    index: usize,
+    refused: bool,
+}
+
+impl<N> Place<N> {
+    /// Returns the index of the key.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Gives up the key, which another process holds.
+    pub fn refused(mut self) {
+        self.refused = true;
+    }
+}
+
+impl<N> Drop for Place<N> {
+    fn drop(&mut self) {
+        lock(&self.queue.places).leave(self.index, self.refused);
+        self.queue.place_left.notify_one();
     }
 }
 
@@ -211,26 +267,26 @@ pub(crate) struct Wakeups(Mutex<HashMap<Key, Vec<Arc<Notify>>>>);
 
 impl Wakeups {
     /// Subscribes to all of these keys until the subscription is dropped.
-    pub fn listen(self: &Arc<Self>, keys: &Arc<[Key]>) -> Subscription {
-        let heard = Arc::new(Notify::new());
+    pub fn subscribe(self: &Arc<Self>, keys: &Arc<[Key]>) -> Subscription {
+        let notify = Arc::new(Notify::new());
         let mut wakeups = lock(&self.0);
         for key in keys.iter() {
-            wakeups.entry(key.clone()).or_default().push(heard.clone());
+            wakeups.entry(key.clone()).or_default().push(notify.clone());
         }
-        Subscription { keys: keys.clone(), wakeups: self.clone(), heard }
+        Subscription { keys: keys.clone(), wakeups: self.clone(), notify }
     }
 
     /// Wakes the subscribers of this key, which may be free.
     pub fn notify(&self, key: &str) {
-        for heard in lock(&self.0).get(key).into_iter().flatten() {
-            heard.notify_one();
+        for notify in lock(&self.0).get(key).into_iter().flatten() {
+            notify.notify_one();
         }
     }
 
     /// Wakes all subscribers: any key may be free.
     pub fn notify_all(&self) {
-        for heard in lock(&self.0).values().flatten() {
-            heard.notify_one();
+        for notify in lock(&self.0).values().flatten() {
+            notify.notify_one();
         }
     }
 }
@@ -239,15 +295,15 @@ impl Wakeups {
 pub(crate) struct Subscription {
     keys: Arc<[Key]>,
     wakeups: Arc<Wakeups>,
-    heard: Arc<Notify>,
+    notify: Arc<Notify>,
 }
 
 impl Subscription {
     /// Waits for the next wakeup, up to this limit. A wakeup that arrived before the call is not
     /// lost.
-    pub async fn heard_before(&self, limit: Instant) {
+    pub async fn notified_before(&self, limit: Instant) {
         // The limit ends the wait like a wakeup.
-        let _ = timeout_at(limit, self.heard.notified()).await;
+        let _ = timeout_at(limit, self.notify.notified()).await;
     }
 }
 
@@ -255,9 +311,9 @@ impl Drop for Subscription {
     fn drop(&mut self) {
         let mut wakeups = lock(&self.wakeups.0);
         for key in self.keys.iter() {
-            if let Some(heard) = wakeups.get_mut(key) {
-                heard.retain(|heard| !Arc::ptr_eq(heard, &self.heard));
-                if heard.is_empty() {
+            if let Some(notify) = wakeups.get_mut(key) {
+                notify.retain(|notify| !Arc::ptr_eq(notify, &self.notify));
+                if notify.is_empty() {
                     wakeups.remove(key);
                 }
             }

@@ -3,6 +3,7 @@
 
 pub(crate) mod listener;
 pub(crate) mod local;
+mod places;
 pub(crate) mod position;
 pub(crate) mod tickets;
 
@@ -10,17 +11,12 @@ use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    queue::{
-        listener::Listener,
-        local::{LocalQueues, Wakeups},
-        tickets::Tickets,
-    },
+    queue::{listener::Listener, local::Wakeups, tickets::Tickets},
     store::{Database, pools::Connections},
 };
 
-/// The state that the waiting tasks of one lock object share.
+/// The state that the waiting tasks of one lock share.
 pub(crate) struct Waiting<DB: Database> {
-    pub queues: Arc<LocalQueues>,
     pub wakeups: Arc<Wakeups>,
     pub tickets: Arc<Tickets<DB>>,
     pub listener: Arc<Listener<DB>>,
@@ -30,6 +26,6 @@ impl<DB: Database> Waiting<DB> {
     pub fn new(requests: &Connections<DB>, renewals: &Connections<DB>, tracker: TaskTracker) -> Self {
         let wakeups = Arc::<Wakeups>::default();
         let listener = Listener::new(requests.application().clone(), wakeups.clone());
-        Self { queues: Arc::default(), tickets: Tickets::new(requests, renewals, tracker), listener, wakeups }
+        Self { tickets: Tickets::new(requests, renewals, tracker), listener, wakeups }
     }
 }

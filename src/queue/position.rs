@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     key::Key,
-    store::queue::{FRONT, Place},
+    store::queue::{FRONT, QueueEntry},
 };
 
 /// The position of a waiter, as read from its queues.
@@ -22,34 +22,34 @@ pub(crate) enum Position {
     /// A live ticket is before it, which lapses after `left` unless another heartbeat arrives.
     Behind { key: Key, number: i64, left: Duration },
     /// The waiter's own ticket lapsed, and another waiter deleted it.
-    Gone,
+    TicketMissing,
     /// Unknown: every ticket at the front of a queue has lapsed, which hides the rest.
-    Unseen,
+    Unknown,
 }
 
 /// Reads the position from the fronts of the queues of these keys. A number of `i64::MAX` stands
 /// for a task without a ticket.
-pub(crate) fn read_queue(keys: &[Key], number: i64, front: &[Place]) -> QueueView {
+pub(crate) fn read_queue(keys: &[Key], number: i64, front: &[QueueEntry]) -> QueueView {
     let mut at = Position::First;
     let mut lapsed = Vec::new();
     for key in keys {
-        let places: Vec<&Place> = front.iter().filter(|place| place.key == key.as_str()).collect();
+        let entries: Vec<&QueueEntry> = front.iter().filter(|entry| entry.key == key.as_str()).collect();
         lapsed.extend(
-            places.iter().filter(|place| place.number < number && place.left_micros <= 0).map(|place| place.number),
+            entries.iter().filter(|entry| entry.number < number && entry.left_micros <= 0).map(|entry| entry.number),
         );
-        let first = places.iter().find(|place| place.number == number || place.left_micros > 0);
-        let full = u64::try_from(places.len()).is_ok_and(|count| count >= FRONT);
+        let first = entries.iter().find(|entry| entry.number == number || entry.left_micros > 0);
+        let full = u64::try_from(entries.len()).is_ok_and(|count| count >= FRONT);
         let here = match first {
-            Some(place) if place.number == number => Position::First,
-            Some(place) => {
-                let left = Duration::from_micros(place.left_micros.unsigned_abs());
-                Position::Behind { key: key.clone(), number: place.number, left }
+            Some(entry) if entry.number == number => Position::First,
+            Some(entry) => {
+                let left = Duration::from_micros(entry.left_micros.unsigned_abs());
+                Position::Behind { key: key.clone(), number: entry.number, left }
             }
-            None if full => Position::Unseen,
+            None if full => Position::Unknown,
             None if number == i64::MAX => Position::First,
-            None => Position::Gone,
+            None => Position::TicketMissing,
         };
-        if at == Position::First || matches!(here, Position::Gone | Position::Unseen) {
+        if at == Position::First || matches!(here, Position::TicketMissing | Position::Unknown) {
             at = here;
         }
     }
@@ -60,44 +60,44 @@ pub(crate) fn read_queue(keys: &[Key], number: i64, front: &[Place]) -> QueueVie
 mod tests {
     use super::*;
 
-    fn place(key: &str, number: i64, left_micros: i64) -> Place {
-        Place { key: key.into(), number, left_micros }
+    fn entry(key: &str, number: i64, left_micros: i64) -> QueueEntry {
+        QueueEntry { key: key.into(), number, left_micros }
     }
 
-    fn at(keys: &[&str], number: i64, front: &[Place]) -> QueueView {
+    fn at(keys: &[&str], number: i64, front: &[QueueEntry]) -> QueueView {
         let keys: Vec<Key> = keys.iter().map(|key| Key::new(key).unwrap()).collect();
         read_queue(&keys, number, front)
     }
 
     #[test]
     fn the_lowest_number_that_is_alive_is_first() {
-        let front = [place("a", 1, -5), place("a", 2, 7), place("a", 3, 7)];
+        let front = [entry("a", 1, -5), entry("a", 2, 7), entry("a", 3, 7)];
         assert_eq!(at(&["a"], 2, &front[..2]), QueueView { at: Position::First, lapsed: vec![1] });
         let key = Key::new("a").unwrap();
         let behind = Position::Behind { key, number: 2, left: Duration::from_micros(7) };
         assert_eq!(at(&["a"], 3, &front), QueueView { at: behind.clone(), lapsed: vec![1] });
         assert_eq!(at(&["a"], i64::MAX, &front).at, behind);
         assert_eq!(at(&["a"], i64::MAX, &front[..1]).at, Position::First);
-        assert_eq!(at(&["a"], 1, &front[..1]).at, Position::First, "its own sign of life may be late");
+        assert_eq!(at(&["a"], 1, &front[..1]).at, Position::First, "its own heartbeat may be late");
     }
 
     #[test]
-    fn a_place_that_is_not_there_is_gone() {
-        assert_eq!(at(&["a"], 3, &[place("a", 1, -5)]).at, Position::Gone);
-        assert_eq!(at(&["a", "b"], 3, &[place("a", 3, 5)]).at, Position::Gone);
+    fn a_ticket_that_is_not_there_is_missing() {
+        assert_eq!(at(&["a"], 3, &[entry("a", 1, -5)]).at, Position::TicketMissing);
+        assert_eq!(at(&["a", "b"], 3, &[entry("a", 3, 5)]).at, Position::TicketMissing);
     }
 
     #[test]
     fn one_queue_with_another_first_is_enough() {
-        let front = [place("a", 3, 5), place("b", 2, 5), place("b", 3, 5)];
+        let front = [entry("a", 3, 5), entry("b", 2, 5), entry("b", 3, 5)];
         assert!(matches!(at(&["a", "b"], 3, &front).at, Position::Behind { number: 2, .. }));
         assert_eq!(at(&["a"], 3, &front).at, Position::First);
     }
 
     #[test]
-    fn a_front_of_places_that_have_lapsed_hides_the_rest() {
-        let front: Vec<Place> = (0..16).map(|number| place("a", number, -1)).collect();
+    fn a_front_of_lapsed_tickets_hides_the_rest() {
+        let front: Vec<QueueEntry> = (0..16).map(|number| entry("a", number, -1)).collect();
         let QueueView { at, lapsed } = at(&["a"], 99, &front);
-        assert_eq!((at, lapsed.len()), (Position::Unseen, 16));
+        assert_eq!((at, lapsed.len()), (Position::Unknown, 16));
     }
 }

@@ -21,25 +21,22 @@ use crate::{
     detach::DetachOnDrop,
     key::Key,
     queue::position::{Position, read_queue},
-    retry::Backoff,
+    retry::Repeat,
     store::{
-        BATCH, Database, Reply, connection::PooledConn, failure::Failure, fault::Fault, pools::Connections,
-        queue::ALIVE_SECONDS,
+        BATCH, Database, Reply, connection::PooledConn, failure::Failure, pools::Connections, queue::ALIVE_SECONDS,
     },
     sync::lock,
-    task::{self, Duty, Role, UnderWay, Work},
+    task::{self, Duty, InFlight, Role, Work},
 };
 
 /// The interval between heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(ALIVE_SECONDS / 3);
-/// The longest pause before a statement that failed with a transient error is sent again.
-const PAUSE: Duration = Duration::from_millis(50);
 /// How soon deleting tickets is tried again after a failure.
 const SOON: Duration = Duration::from_millis(250);
 /// How long a background statement may take.
 const LIMIT: Duration = Duration::from_secs(ALIVE_SECONDS / 4);
 
-/// The tickets of one lock object.
+/// The tickets of one lock.
 pub(crate) struct Tickets<DB: Database> {
     pool: Connections<DB>,
     /// The connections for heartbeats and for deleting tickets in the background.
@@ -52,7 +49,7 @@ pub(crate) struct Tickets<DB: Database> {
 
 struct State {
     duty: Duty,
-    places: HashSet<i64>,
+    tickets: HashSet<i64>,
     leaving: Vec<Leaving>,
     /// When to delete the tickets in `leaving`.
     leave_at: Instant,
@@ -69,12 +66,12 @@ struct Leaving {
 
 impl State {
     fn is_empty(&self) -> bool {
-        self.places.is_empty() && self.leaving.is_empty()
+        self.tickets.is_empty() && self.leaving.is_empty()
     }
 
     /// Returns when the next statement is due, except for a kind that is already in flight.
     fn next(&self, beating: bool, leaving: bool) -> Option<Instant> {
-        let heartbeat_at = (!beating && !self.places.is_empty()).then_some(self.heartbeat_at);
+        let heartbeat_at = (!beating && !self.tickets.is_empty()).then_some(self.heartbeat_at);
         let leave_at = (!leaving && !self.leaving.is_empty()).then_some(self.leave_at);
         heartbeat_at.into_iter().chain(leave_at).min()
     }
@@ -94,7 +91,7 @@ impl<DB: Database> Ticket<DB> {
         self.left =
             self.tickets.send(&self.tickets.pool, limit, async |conn| DB::leave(conn, &[number]).await).await.is_ok();
         if self.left {
-            lock(&self.tickets.state).places.remove(&number);
+            lock(&self.tickets.state).tickets.remove(&number);
         }
     }
 }
@@ -102,7 +99,7 @@ impl<DB: Database> Ticket<DB> {
 impl<DB: Database> Drop for Ticket<DB> {
     fn drop(&mut self) {
         if !self.left {
-            self.tickets.give_up(self.number);
+            self.tickets.leave_later(self.number);
         }
     }
 }
@@ -111,7 +108,7 @@ impl<DB: Database> Tickets<DB> {
     pub fn new(requests: &Connections<DB>, renewals: &Connections<DB>, tracker: TaskTracker) -> Arc<Self> {
         let now = Instant::now();
         let duty = Duty::new(HEARTBEAT);
-        let state = State { duty, places: HashSet::new(), leaving: Vec::new(), leave_at: now, heartbeat_at: now };
+        let state = State { duty, tickets: HashSet::new(), leaving: Vec::new(), leave_at: now, heartbeat_at: now };
         let (pool, renewals) = (requests.clone(), renewals.clone());
         Arc::new(Self { pool, renewals, state: Mutex::new(state), work: watch::Sender::new(()), tracker })
     }
@@ -123,18 +120,16 @@ impl<DB: Database> Tickets<DB> {
         keys: &Arc<[Key]>,
         limit: Instant,
     ) -> Result<Ticket<DB>, Failure> {
-        let mut pauses = Backoff::up_to(Duration::from_millis(40));
+        let mut repeat = Repeat::until(limit);
         loop {
-            let conn = PooledConn::checkout(&self.pool, limit).await?;
-            let joining = self.clone().draw(conn, keys.clone(), limit);
-            match DetachOnDrop::new(runtime.clone(), &self.tracker, joining).await {
-                // A ticket that was drawn although no reply arrived lapses.
-                Err(failure)
-                    if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < limit =>
-                {
-                    pauses.pause(PAUSE).await;
-                }
-                other => return other,
+            let joined = async {
+                let conn = PooledConn::checkout(&self.pool, limit).await?;
+                let joining = self.clone().draw(conn, keys.clone(), limit);
+                DetachOnDrop::new(runtime.clone(), &self.tracker, joining).await
+            };
+            // A ticket that was drawn although no reply arrived lapses.
+            if let Some(drawn) = repeat.last(joined.await).await {
+                return drawn;
             }
         }
     }
@@ -152,10 +147,10 @@ impl<DB: Database> Tickets<DB> {
     /// Registers a drawn ticket for heartbeats.
     fn take(self: &Arc<Self>, number: i64) -> Ticket<DB> {
         let mut state = lock(&self.state);
-        if state.places.is_empty() {
+        if state.tickets.is_empty() {
             state.heartbeat_at = Instant::now() + HEARTBEAT;
         }
-        state.places.insert(number);
+        state.tickets.insert(number);
         let heartbeat_at = state.heartbeat_at;
         self.run(state, heartbeat_at);
         Ticket { tickets: self.clone(), number, left: false }
@@ -163,41 +158,35 @@ impl<DB: Database> Tickets<DB> {
 
     /// Returns the position in the queues of these keys, and deletes lapsed tickets in front of it.
     /// `i64::MAX` stands for a task without a ticket.
-    pub async fn stand(&self, keys: &[Key], number: i64, limit: Instant) -> Result<Position, Failure> {
-        let mut pauses = Backoff::up_to(PAUSE);
+    pub async fn position(&self, keys: &[Key], number: i64, limit: Instant) -> Result<Position, Failure> {
+        let mut repeat = Repeat::until(limit);
         loop {
-            match self.send(&self.pool, limit, async |conn| DB::front(conn, keys, number).await).await {
-                Ok(front) => {
-                    let standing = read_queue(keys, number, &front);
-                    if !standing.lapsed.is_empty() && matches!(standing.at, Position::First | Position::Unseen) {
-                        self.send(&self.pool, limit, async |conn| DB::clear(conn, &standing.lapsed).await).await?;
-                    }
-                    if standing.at != Position::Unseen {
-                        return Ok(standing.at);
-                    }
-                }
-                Err(failure) if failure.fault().is_transient() && Instant::now() < limit => {
-                    pauses.pause(PAUSE).await;
-                }
-                Err(failure) => return Err(failure),
+            let front = self.send(&self.pool, limit, async |conn| DB::front(conn, keys, number).await).await;
+            let Some(front) = repeat.last(front).await else { continue };
+            let view = read_queue(keys, number, &front?);
+            if !view.lapsed.is_empty() && matches!(view.at, Position::First | Position::Unknown) {
+                self.send(&self.pool, limit, async |conn| DB::clear(conn, &view.lapsed).await).await?;
+            }
+            if view.at != Position::Unknown {
+                return Ok(view.at);
             }
         }
     }
 
     /// Gives a ticket up in the background.
-    fn give_up(self: &Arc<Self>, number: i64) {
+    fn leave_later(self: &Arc<Self>, number: i64) {
         let mut state = lock(&self.state);
         let now = Instant::now();
-        state.places.remove(&number);
+        state.tickets.remove(&number);
         state.leaving.push(Leaving { number, since: now, _token: self.tracker.token() });
         state.leave_at = now;
         self.run(state, now);
     }
 
     /// Starts a task on this runtime too: the active one may be on a runtime that is not driven.
-    pub fn attend(self: &Arc<Self>) {
+    pub fn ensure_task(self: &Arc<Self>) {
         if !lock(&self.state).is_empty() {
-            task::start(self);
+            let _ = task::start(self);
         }
     }
 
@@ -208,21 +197,21 @@ impl<DB: Database> Tickets<DB> {
         if sooner {
             self.work.send_replace(());
         }
-        task::start(self);
+        let _ = task::start(self);
     }
 
-    fn start_what_is_due(self: &Arc<Self>, state: &mut State, under_way: &mut UnderWay) {
+    fn start_what_is_due(self: &Arc<Self>, state: &mut State, in_flight: &mut InFlight) {
         let now = Instant::now();
-        if under_way.renewal.is_none() && !state.places.is_empty() && state.heartbeat_at <= now {
+        if in_flight.keeping.is_none() && !state.tickets.is_empty() && state.heartbeat_at <= now {
             // Until the next heartbeat, this time is only moved earlier.
             state.heartbeat_at = now + HEARTBEAT;
-            let (tickets, places) = (self.clone(), state.places.iter().copied().collect::<Vec<_>>());
-            under_way.renewal = Some(Box::pin(async move { tickets.heartbeat(&places).await }));
+            let (tickets, numbers) = (self.clone(), state.tickets.iter().copied().collect::<Vec<_>>());
+            in_flight.keeping = Some(Box::pin(async move { tickets.heartbeat(&numbers).await }));
         }
-        if under_way.ending.is_none() && !state.leaving.is_empty() && state.leave_at <= now {
+        if in_flight.ending.is_none() && !state.leaving.is_empty() && state.leave_at <= now {
             let (tickets, leaving) =
                 (self.clone(), state.leaving.iter().take(BATCH).map(|leaving| leaving.number).collect());
-            under_way.ending = Some(Box::pin(async move { tickets.clear(leaving).await }));
+            in_flight.ending = Some(Box::pin(async move { tickets.clear(leaving).await }));
         }
     }
 
@@ -234,7 +223,7 @@ impl<DB: Database> Tickets<DB> {
         match left {
             Ok(_) => state.leaving.retain(|leaving| !numbers.contains(&leaving.number)),
             Err(failure) => {
-                tracing::debug!(%failure, "places in queues were not given up, trying again until they lapse");
+                tracing::debug!(%failure, "tickets were not deleted; trying again until they lapse");
                 state.leave_at = Instant::now() + SOON;
                 state.leaving.retain(|leaving| leaving.since.elapsed() < alive);
             }
@@ -242,12 +231,12 @@ impl<DB: Database> Tickets<DB> {
     }
 
     /// Sends a heartbeat for these tickets.
-    async fn heartbeat(&self, places: &[i64]) {
-        for numbers in places.chunks(BATCH) {
+    async fn heartbeat(&self, numbers: &[i64]) {
+        for numbers in numbers.chunks(BATCH) {
             let limit = Instant::now() + LIMIT;
             let stayed = self.send(&self.renewals, limit, async |conn| DB::heartbeat(conn, numbers).await).await;
             if let Err(failure) = stayed {
-                tracing::warn!(places = numbers.len(), %failure, "places in queues were not kept alive, trying again");
+                tracing::warn!(tickets = numbers.len(), %failure, "ticket heartbeat failed; trying again");
                 let soon = Instant::now() + HEARTBEAT / 4;
                 let mut state = lock(&self.state);
                 state.heartbeat_at = state.heartbeat_at.min(soon);
@@ -269,37 +258,31 @@ impl<DB: Database> Tickets<DB> {
 }
 
 impl<DB: Database> Work for Tickets<DB> {
-    fn join(&self, runtime: Id) -> bool {
-        lock(&self.state).duty.join(runtime)
+    fn with_duty<T>(&self, act: impl FnOnce(&mut Duty) -> T) -> T {
+        act(&mut lock(&self.state).duty)
     }
 
     fn woken(&self) -> &watch::Sender<()> {
         &self.work
     }
 
-    fn look(self: &Arc<Self>, runtime: Id, under_way: &mut UnderWay) -> Option<Instant> {
+    fn poll(self: &Arc<Self>, runtime: Id, role: Role, in_flight: &mut InFlight) -> Option<Instant> {
         let now = Instant::now();
-        let role = lock(&self.state).duty.role(runtime, now);
-        if role != Role::Work {
-            // Statements from before a takeover are dropped; the task that took over sends them
-            // again.
-            *under_way = UnderWay::default();
-        }
         let mut state = lock(&self.state);
-        if state.duty.role(runtime, now).is_other_than(role) {
+        if state.duty.was_replaced(runtime, role) {
             return Some(now);
         }
-        if state.is_empty() && under_way.renewal.is_none() && under_way.ending.is_none() {
+        if state.is_empty() && in_flight.is_empty() {
             state.duty.leave(runtime);
             return None;
         }
         if let Role::StandBy(until) = role {
             return Some(until);
         }
-        self.start_what_is_due(&mut state, under_way);
+        self.start_what_is_due(&mut state, in_flight);
         // A statement in flight is given up by then.
         let latest = now + LIMIT;
-        let next = state.next(under_way.renewal.is_some(), under_way.ending.is_some());
+        let next = state.next(in_flight.keeping.is_some(), in_flight.ending.is_some());
         let wakes_at = next.map_or(latest, |next| next.min(latest));
         state.duty.wakes_at(wakes_at);
         Some(wakes_at)

@@ -3,6 +3,7 @@
 use std::future::Future;
 
 use chrono::{DateTime, TimeDelta, Utc};
+use uuid::Uuid;
 
 use crate::store::{Reply, Store};
 use crate::{
@@ -19,6 +20,23 @@ pub struct Listed {
     pub now: DateTime<Utc>,
 }
 
+/// The keys from `first` to `last` in byte order, both included.
+#[derive(Clone, Debug)]
+pub struct KeyRange {
+    pub first: Key,
+    pub last: Key,
+}
+
+impl KeyRange {
+    pub fn one(key: Key) -> Self {
+        Self { first: key.clone(), last: key }
+    }
+
+    pub fn is_one(&self) -> bool {
+        self.first == self.last
+    }
+}
+
 /// Which rows to list.
 #[derive(Clone, Debug)]
 pub struct Page {
@@ -28,14 +46,38 @@ pub struct Page {
     pub limit: u32,
 }
 
+/// A row as an operator saw it, with its times as the table keeps them. Each claim and each end of
+/// one, also by another program, changes one of these; a renewal changes none.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    pub token: i64,
+    pub holder: Option<Uuid>,
+    pub begin_time: Option<DateTime<Utc>>,
+    pub end_time: Option<DateTime<Utc>>,
+}
+
 /// The outcome of a forced release.
 #[derive(Clone, Copy, Debug)]
 pub enum Forced {
     /// Free, under this new token.
     Freed(Token),
     NoRow,
+    /// The row is not as expected, and was left alone.
+    Changed,
     /// Another transaction had locked the row.
     Skipped,
+}
+
+impl Forced {
+    /// Returns why nothing was freed. `is_as_expected` is of the row as it was read then, if there
+    /// was one.
+    pub fn not(is_as_expected: Option<bool>) -> Self {
+        match is_as_expected {
+            None => Self::NoRow,
+            Some(true) => Self::Skipped,
+            Some(false) => Self::Changed,
+        }
+    }
 }
 
 /// The most rows that one step of deletion names.
@@ -55,6 +97,16 @@ pub trait AdminStore: Store {
     fn list(conn: &mut Self::Connection, page: &Page, terms: &Terms)
     -> impl Future<Output = Reply<Vec<Listed>>> + Send;
 
+    /// Reads the rows of these keys; of several keys, only the locked rows. Locks nothing. It shows
+    /// every claim that was committed before it began, on whichever server of a cluster.
+    /// `nowait` is as for [`claim`](Store::claim).
+    fn read_range(
+        conn: &mut Self::Connection,
+        keys: &KeyRange,
+        terms: &Terms,
+        nowait: bool,
+    ) -> impl Future<Output = Reply<Vec<Listed>>> + Send;
+
     /// Reads one row. Locks nothing.
     fn inspect(
         conn: &mut Self::Connection,
@@ -62,12 +114,13 @@ pub trait AdminStore: Store {
         terms: &Terms,
     ) -> impl Future<Output = Reply<Option<Listed>>> + Send;
 
-    /// Frees a row, whichever holder has it. The row is locked first, then freed with a higher
-    /// token.
+    /// Frees a row, whichever holder has it, or only if it is as expected. The row is locked first,
+    /// then freed with a higher token.
     fn force(
         conn: &mut Self::Connection,
         key: &Key,
         status: Status,
+        expected: Option<&Seen>,
         terms: &Terms,
     ) -> impl Future<Output = Reply<Forced>> + Send;
 

@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use crate::{
+    metrics,
     retry::outage_pause,
     store::{
         Reply, Store,
@@ -43,10 +44,10 @@ impl<DB: Store> PooledConn<DB> {
         Self::take(pool, None, limit).await
     }
 
-    async fn take(pool: &Pool<DB>, may_go_on: Option<Arc<Semaphore>>, limit: Instant) -> Result<Self, Failure> {
+    async fn take(pool: &Pool<DB>, background_permit: Option<Arc<Semaphore>>, limit: Instant) -> Result<Self, Failure> {
         let options = pool.connect_options();
         let work: Waiting<DB> = Box::pin(pool.acquire());
-        let acquiring = Acquiring { work: Some(work), options: options.clone(), may_go_on };
+        let acquiring = Acquiring { work: Some(work), options: options.clone(), background_permit };
         match timeout_at(limit, acquiring).await {
             Ok(Ok(conn)) => Ok(Self::of(conn, Some(options))),
             Ok(Err(error)) => Err(Failure::NoConnection(error)),
@@ -78,12 +79,16 @@ impl<DB: Store> PooledConn<DB> {
             Ok(Ok(value)) => Ok((self, value)),
             Ok(Err(error)) => {
                 let failure = Failure::Failed(error);
-                if !failure.is_in_doubt() {
+                metrics::database_error(failure.fault().name());
+                if !failure.may_still_run() {
                     self.give_back();
                 }
                 Err(failure)
             }
-            Err(_) => Err(Failure::NoReply),
+            Err(_) => {
+                metrics::database_error("no_reply");
+                Err(Failure::NoReply)
+            }
         }
     }
 
@@ -94,8 +99,8 @@ impl<DB: Store> PooledConn<DB> {
 
     /// Returns a connection that may be a database in memory to its pool, once no statement or
     /// transaction is left on it.
-    async fn rest(mut self) {
-        if DB::rest(self.get()).await {
+    async fn make_idle(mut self) {
+        if DB::make_idle(self.get()).await {
             self.give_back();
         }
     }
@@ -112,7 +117,7 @@ impl<DB: Store> PooledConn<DB> {
     /// Waits for a connection on which a statement commits by itself, up to the limit.
     pub async fn checkout(connections: &Connections<DB>, limit: Instant) -> Result<Self, Failure> {
         loop {
-            let mut conn = Self::take(&connections.pool()?, connections.may_go_on(), limit).await?;
+            let mut conn = Self::take(&connections.pool()?, connections.background_permit(), limit).await?;
             if !connections.is_shared() {
                 return Ok(conn);
             }
@@ -156,7 +161,7 @@ impl<DB: Store> Drop for PooledConn<DB> {
             (Ok(runtime), Some(options)) if DB::may_be_in_memory(&options) => {
                 // If the runtime ends first, the connection is closed.
                 let conn = Self::of(conn, None);
-                runtime.spawn(conn.rest());
+                runtime.spawn(conn.make_idle());
             }
             _ => drop(conn.detach()),
         }
@@ -172,7 +177,7 @@ type Waiting<DB> = Pin<Box<dyn Future<Output = Reply<PoolConnection<DB>>> + Send
 struct Acquiring<DB: Store> {
     work: Option<Waiting<DB>>,
     options: Arc<Options<DB>>,
-    may_go_on: Option<Arc<Semaphore>>,
+    background_permit: Option<Arc<Semaphore>>,
 }
 
 impl<DB: Store> Future for Acquiring<DB> {
@@ -189,7 +194,7 @@ impl<DB: Store> Future for Acquiring<DB> {
 impl<DB: Store> Drop for Acquiring<DB> {
     fn drop(&mut self) {
         let (Some(work), Ok(runtime)) = (self.work.take(), Handle::try_current()) else { return };
-        let permit = self.may_go_on.take().and_then(|may_go_on| may_go_on.try_acquire_owned().ok());
+        let permit = self.background_permit.take().and_then(|semaphore| semaphore.try_acquire_owned().ok());
         if permit.is_some() || DB::may_be_in_memory(&self.options) {
             let limit = if permit.is_some() { HANDSHAKE } else { Duration::MAX };
             runtime.spawn(async move {

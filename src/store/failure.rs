@@ -3,7 +3,8 @@
 use std::{fmt, time::Duration};
 
 use crate::{
-    error::{Action, Certainty, Error},
+    action::{Action, Certainty},
+    error::Error,
     store::fault::{self, Fault, fault},
 };
 
@@ -24,7 +25,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoConnection(error) => write!(f, "no connection: {error}"),
-            Self::NoReply => f.write_str("no answer in time"),
+            Self::NoReply => f.write_str("no reply in time"),
             Self::Failed(error) => error.fmt(f),
             Self::Undone => f.write_str("undone for contention"),
         }
@@ -34,7 +35,7 @@ impl fmt::Display for Failure {
 impl Failure {
     /// Returns whether a statement may still be running on the connection. A server error means
     /// that its statement ended, and a result that could not be decoded has been read to its end.
-    pub fn is_in_doubt(&self) -> bool {
+    pub fn may_still_run(&self) -> bool {
         !matches!(self, Self::Undone | Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. }))
     }
 
@@ -55,7 +56,7 @@ impl Failure {
 
     /// Returns whether a statement that changes nothing may be sent again: another connection may
     /// work, or be available by then.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_connection_failure(&self) -> bool {
         matches!(self.fault(), Fault::Outage | Fault::NoConnection)
     }
 
@@ -122,7 +123,7 @@ pub fn remedy(failure: &Failure, requests: usize) -> Remedy {
         // A row policy may deny only some of the rows.
         (_, Fault::Denied) if requests == 1 => Remedy::Nothing,
         (Failure::Failed(error), Fault::ReadOnly) if !fault::may_take_writes_again(error) => Remedy::Nothing,
-        (failure, _) if failure.is_in_doubt() => Remedy::Again,
+        (failure, _) if failure.may_still_run() => Remedy::Again,
         _ => Remedy::Apart,
     }
 }

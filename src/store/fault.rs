@@ -4,7 +4,19 @@ use std::error::Error as StdError;
 
 use sqlx::error::DatabaseError;
 
-/// The root cause of a conflict.
+/// The root cause of a conflict: the last source of an [`Error::Conflict`](crate::Error::Conflict).
+///
+/// [`transaction`](crate::ResourceLockExt::transaction) finds it in the sources of the work's error
+/// and retries.
+///
+/// ```
+/// use rowlock::{Contention, Error, Key};
+/// use std::error::Error as _;
+///
+/// let error = Error::conflict(Key::new("alice")?, 1);
+/// assert!(error.source().is_some_and(|source| source.is::<Contention>()));
+/// # Ok::<(), rowlock::InvalidKey>(())
+/// ```
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("another transaction used the same row")]
 #[non_exhaustive]
@@ -28,6 +40,20 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Returns a short name for programs. It never changes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Contention => "contention",
+            Self::Outage => "outage",
+            Self::NoConnection => "no_connection",
+            Self::MissingTable => "missing_table",
+            Self::MissingColumn => "missing_column",
+            Self::ReadOnly => "read_only",
+            Self::Denied => "denied",
+            Self::Other => "other",
+        }
+    }
+
     pub fn is_transient(self) -> bool {
         matches!(self, Self::Contention | Self::Outage | Self::NoConnection)
     }

@@ -14,6 +14,8 @@ pub mod pools;
 #[cfg(feature = "postgres")]
 mod postgres;
 pub mod queue;
+#[cfg(feature = "schedule")]
+pub mod schedule;
 pub mod schema;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub mod servers;
@@ -29,7 +31,7 @@ use uuid::Uuid;
 
 use crate::{
     key::{Claim, Holder, Key, PreviousClaim, Token},
-    rules::{Row, Status, Terms},
+    rules::{Row, Rules, Status, Terms},
 };
 
 /// The most claims or tickets that one statement names.
@@ -61,8 +63,8 @@ pub enum ClaimReply {
 }
 
 /// Returns whether the requests are of several holders, which are independent of each other.
-fn is_apart(asks: &[ClaimRequest]) -> bool {
-    asks.windows(2).any(|pair| pair[0].holder != pair[1].holder)
+fn is_apart(requests: &[ClaimRequest]) -> bool {
+    requests.windows(2).any(|pair| pair[0].holder != pair[1].holder)
 }
 
 /// Returns whether the last of these claims was refused. For a holder that gets all or nothing, no
@@ -85,18 +87,46 @@ fn unanswered(error: sqlx::Error) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(error))
 }
 
+/// Returns whether the server refused a statement, and the connection goes on. After any other
+/// error it is unknown what was done.
+#[cfg(all(feature = "schedule", any(feature = "mysql", feature = "sqlite")))]
+fn is_undone(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some() && fault::fault(error) != fault::Fault::Outage
+}
+
 /// A change to a claim that stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// `expires_at = now + lease`.
+    /// `expires_at = now + lease`, and never earlier than before: a renewal that was delayed may be
+    /// carried out after one with a longer lease.
     Renew(TimeDelta),
-    /// Frees the row, with this status.
-    Release(Status),
-    /// `expires_at = now`, still locked: the work stopped without ending.
-    Abandon,
+    /// `expires_at = now + lease`, for a claim that is taken up, perhaps with a shorter lease.
+    Resume(TimeDelta),
+    /// Frees the row after work that has completed.
+    Release {
+        status: Status,
+        /// How far the table's times are ahead of UTC.
+        offset: TimeDelta,
+        /// The commit need not wait for the server's disk (PostgreSQL).
+        asynchronous: bool,
+    },
+    /// `expires_at = now + delay`, and never later than before. The row stays locked: the work
+    /// stopped without ending.
+    Abandon(TimeDelta),
     /// Frees the row and restores what it was before the claim, which took it over from no other
     /// claim.
     PutBack,
+}
+
+impl Change {
+    /// Returns the release of a claim that was granted on these terms. A run that is over must not
+    /// be repeated within the minimum interval of any handle, and must stay over for programs that
+    /// know no lease: such a release commits synchronously.
+    pub fn release(status: Status, terms: &Terms, longest_interval: TimeDelta) -> Self {
+        let ours_alone = terms.rules == Rules::Recover && terms.article_clients.is_none();
+        let asynchronous = longest_interval.is_zero() && ours_alone;
+        Self::Release { status, offset: terms.offset(), asynchronous }
+    }
 }
 
 /// The outcome of a [`Change`] to one claim.
@@ -160,10 +190,10 @@ pub fn unmatched(change: Change, claim: &Claim, seen: Option<RowSnapshot>) -> Ou
         // A token is never issued twice: an earlier request for this claim freed the row, and its
         // reply was lost. Another program that frees the row does not know the column `holder`, and
         // leaves it set.
-        Change::Release(_) | Change::Abandon | Change::PutBack if !seen.locked && seen.holder.is_none() => {
+        Change::Release { .. } | Change::Abandon(_) | Change::PutBack if !seen.locked && seen.holder.is_none() => {
             Outcome::Done
         }
-        Change::Abandon if ours && seen.left <= TimeDelta::zero() => Outcome::Done,
+        Change::Abandon(delay) if ours && seen.left <= delay => Outcome::Done,
         _ if ours => Outcome::Skipped { left: seen.left },
         _ => Outcome::Lost,
     }
@@ -204,18 +234,18 @@ pub trait Store: sqlx::Database {
     /// Waits for the statement in flight on a connection and ends any open transaction, if the
     /// database is in memory. Returns `false` for any other database, and on failure: the
     /// connection has to be closed.
-    fn rest(_: &mut Self::Connection) -> impl Future<Output = bool> + Send {
+    fn make_idle(_: &mut Self::Connection) -> impl Future<Output = bool> + Send {
         std::future::ready(false)
     }
 
     /// Creates rows: free, `S`, begun at the epoch, so that every rule set grants them. An existing
     /// row is left unchanged. The statement may wait for another transaction's uncommitted insert,
-    /// for `patience` at most where the server supports such a limit.
+    /// for `lock_timeout` at most where the server supports such a limit.
     fn create(
         conn: &mut Self::Connection,
         keys: &[Key],
         minutes: i32,
-        patience: Duration,
+        lock_timeout: Duration,
     ) -> impl Future<Output = Reply<()>> + Send;
 
     /// Claims the rows that the rules grant. Returns one reply per request, in order. The requests
@@ -224,9 +254,17 @@ pub trait Store: sqlx::Database {
     /// at a locked row instead of waiting.
     fn claim(
         conn: &mut Self::Connection,
-        asks: &[ClaimRequest],
+        requests: &[ClaimRequest],
         terms: &Terms,
         nowait: bool,
+    ) -> impl Future<Output = Reply<Vec<ClaimReply>>> + Send;
+
+    /// Reads the rows without locking them. A locking read of several rows would keep those that are
+    /// not claimed from others. Returns one reply per request, in order.
+    fn look(
+        conn: &mut Self::Connection,
+        requests: &[ClaimRequest],
+        terms: &Terms,
     ) -> impl Future<Output = Reply<Vec<ClaimReply>>> + Send;
 
     /// Counts a confirmation on the claim's row, in the caller's transaction. The row stays locked
@@ -246,7 +284,6 @@ pub trait Store: sqlx::Database {
         conn: &mut Self::Connection,
         claims: &[Claim],
         change: Change,
-        terms: &Terms,
         nowait: bool,
     ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send;
 }
@@ -264,15 +301,40 @@ pub fn to_utc(time: DateTime<Utc>, ahead: TimeDelta) -> DateTime<Utc> {
     time.checked_sub_signed(ahead).unwrap_or(time)
 }
 
+/// Stands in for the operations of the feature `schedule`.
+#[cfg(not(feature = "schedule"))]
+pub mod schedule {
+    pub trait ScheduleStore: super::Store {}
+    impl<DB: super::Store> ScheduleStore for DB {}
+}
+
 /// A database that rowlock supports: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or
 /// `sqlx::Sqlite`.
+///
+/// Code that takes it as a parameter works on each of them.
+///
+/// ```
+/// use rowlock::{Database, Error, LeaseLock};
+///
+/// async fn connect<DB: Database>(url: &str) -> Result<LeaseLock<DB>, Error> {
+///     let lock = LeaseLock::<DB>::connect(url).await?;
+///     rowlock::migrate(lock.pool()).await?;
+///     Ok(lock)
+/// }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "rowlock was built without its feature for `{Self}`",
     label = "a feature of rowlock is missing",
     note = "add it in Cargo.toml: `rowlock = {{ features = [\"postgres\"] }}`, or \"mysql\" (MariaDB too), or \"sqlite\" (the default)"
 )]
-pub trait Database: admin::AdminStore + schema::SchemaStore + version::VersionStore + queue::QueueStore {}
+pub trait Database:
+    admin::AdminStore + schema::SchemaStore + version::VersionStore + queue::QueueStore + schedule::ScheduleStore
+{
+}
 
 // What is missing is the feature, not one of these traits.
 #[diagnostic::do_not_recommend]
-impl<DB: admin::AdminStore + schema::SchemaStore + version::VersionStore + queue::QueueStore> Database for DB {}
+impl<DB> Database for DB where
+    DB: admin::AdminStore + schema::SchemaStore + version::VersionStore + queue::QueueStore + schedule::ScheduleStore
+{
+}

@@ -29,13 +29,13 @@ use crate::sync::lock;
 const MOST: u32 = 8;
 const LEAST: u32 = 2;
 /// The most connections for renewals and endings: one for each, and a second for each if the first
-/// does not answer.
-const MOST_RENEWALS: u32 = 4;
+/// does not answer, for leases of two durations. More than two of them rarely renew at once.
+const MOST_RENEWALS: u32 = 8;
 /// How long a connection continues to open after its caller has stopped waiting. Without this
 /// limit, a server that does not answer would occupy the pool's capacity.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long closing the idle connections may take.
-const GOODBYE: Duration = Duration::from_millis(200);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The options with which a pool opens its connections.
 pub type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Options;
@@ -44,7 +44,7 @@ pub type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Optio
 pub struct Connections<DB: Database> {
     application: Pool<DB>,
     /// `None`: the application's pool is used.
-    own: Option<(Arc<OfLocks<DB>>, Purpose)>,
+    dedicated: Option<(Arc<SharedPools<DB>>, Purpose)>,
 }
 
 /// The purpose of connections. None can use up the connections of another.
@@ -59,7 +59,7 @@ pub enum Purpose {
 
 impl<DB: Database> Clone for Connections<DB> {
     fn clone(&self) -> Self {
-        Self { application: self.application.clone(), own: self.own.clone() }
+        Self { application: self.application.clone(), dedicated: self.dedicated.clone() }
     }
 }
 
@@ -67,13 +67,13 @@ impl<DB: Store> Connections<DB> {
     /// Creates connections that all locks and tables of one application pool share. SQLite has
     /// none: there the application's pool is used.
     pub fn new(application: Pool<DB>, purpose: Purpose) -> Self {
-        let own = DB::OWN_CONNECTIONS.then(|| (OfLocks::find(&application), purpose));
-        Self { application, own }
+        let dedicated = DB::OWN_CONNECTIONS.then(|| (SharedPools::find(&application), purpose));
+        Self { application, dedicated }
     }
 
     /// Uses the application's pool, and checks each connection before use.
     pub fn shared(application: Pool<DB>) -> Self {
-        Self { application, own: None }
+        Self { application, dedicated: None }
     }
 
     pub fn application(&self) -> &Pool<DB> {
@@ -81,7 +81,7 @@ impl<DB: Store> Connections<DB> {
     }
 
     pub fn is_shared(&self) -> bool {
-        self.own.is_none()
+        self.dedicated.is_none()
     }
 
     /// Returns the pool to take a connection from. Closing the application's pool closes the lock
@@ -90,20 +90,20 @@ impl<DB: Store> Connections<DB> {
         if self.application.is_closed() {
             return Err(Failure::NoConnection(sqlx::Error::PoolClosed));
         }
-        Ok(self.own().map_or_else(|| self.application.clone(), |own| own.pool(&self.application)))
+        Ok(self.dedicated().map_or_else(|| self.application.clone(), |dedicated| dedicated.pool(&self.application)))
     }
 
     /// Returns the semaphore whose permit allows a connection to open to its end, for the next
     /// request, after its caller has stopped waiting. The permit is held until then. Without this,
     /// a time limit shorter than the handshake would leave every request without a connection.
-    pub fn may_go_on(&self) -> Option<Arc<Semaphore>> {
+    pub fn background_permit(&self) -> Option<Arc<Semaphore>> {
         let runtime = Handle::try_current().ok()?;
-        lock(&self.own()?.pools).get(&runtime.id()).map(|opened| opened.going_on.clone())
+        lock(&self.dedicated()?.pools).get(&runtime.id()).map(|opened| opened.background_open.clone())
     }
 
     /// Returns the maximum number of connections.
     pub fn most(&self) -> u32 {
-        self.own().map_or_else(|| self.application.options().get_max_connections(), |own| own.most)
+        self.dedicated().map_or_else(|| self.application.options().get_max_connections(), |dedicated| dedicated.most)
     }
 
     /// Returns whether another statement finds a connection while this one is kept.
@@ -113,8 +113,8 @@ impl<DB: Store> Connections<DB> {
 
     /// Closes the lock's own connections as they become idle, and notifies the server.
     pub async fn close_idle(&self) {
-        let Some(pool) = self.own().and_then(|own| own.opened()) else { return };
-        let limit = Instant::now() + GOODBYE;
+        let Some(pool) = self.dedicated().and_then(|dedicated| dedicated.opened()) else { return };
+        let limit = Instant::now() + CLOSE_TIMEOUT;
         while pool.size() > 0 && Instant::now() < limit {
             match pool.try_acquire() {
                 // If the server does not answer, the connection is dropped.
@@ -125,48 +125,49 @@ impl<DB: Store> Connections<DB> {
         }
     }
 
-    fn own(&self) -> Option<&Arc<Own<DB>>> {
-        self.own.as_ref().map(|(own, purpose)| match purpose {
-            Purpose::Requests => &own.requests,
-            Purpose::Renewals => &own.renewals,
-            Purpose::Values => &own.values,
+    fn dedicated(&self) -> Option<&Arc<DedicatedPools<DB>>> {
+        self.dedicated.as_ref().map(|(dedicated, purpose)| match purpose {
+            Purpose::Requests => &dedicated.requests,
+            Purpose::Renewals => &dedicated.renewals,
+            Purpose::Values => &dedicated.values,
         })
     }
 }
 
 /// The connections that the locks of one application pool share.
-struct OfLocks<DB: Database> {
+struct SharedPools<DB: Database> {
     /// Kept, so that no other pool gets the same address.
     _application: Pool<DB>,
-    requests: Arc<Own<DB>>,
-    renewals: Arc<Own<DB>>,
-    values: Arc<Own<DB>>,
+    requests: Arc<DedicatedPools<DB>>,
+    renewals: Arc<DedicatedPools<DB>>,
+    values: Arc<DedicatedPools<DB>>,
 }
 
 /// The shared connections, by the address of a pool's options, which lie within what all clones of
 /// the pool share.
 static FOUND: LazyLock<Mutex<HashMap<usize, Weak<dyn Any + Send + Sync>>>> = LazyLock::new(Mutex::default);
 
-impl<DB: Database> OfLocks<DB> {
+impl<DB: Database> SharedPools<DB> {
     fn find(application: &Pool<DB>) -> Arc<Self> {
         let address = std::ptr::from_ref(application.options()).addr();
         let mut found = lock(&FOUND);
-        if let Some(Ok(own)) = found.get(&address).and_then(Weak::upgrade).map(Arc::downcast) {
-            return own;
+        if let Some(Ok(dedicated)) = found.get(&address).and_then(Weak::upgrade).map(Arc::downcast) {
+            return dedicated;
         }
-        found.retain(|_, own| own.strong_count() > 0);
+        found.retain(|_, dedicated| dedicated.strong_count() > 0);
         let most = application.options().get_max_connections().clamp(LEAST, MOST);
-        let (requests, renewals, values) = (Own::new(most), Own::new(MOST_RENEWALS), Own::new(most));
-        let own = Arc::new(Self { _application: application.clone(), requests, renewals, values });
-        let shared: Arc<dyn Any + Send + Sync> = own.clone();
+        let (requests, renewals, values) =
+            (DedicatedPools::new(most), DedicatedPools::new(MOST_RENEWALS), DedicatedPools::new(most));
+        let dedicated = Arc::new(Self { _application: application.clone(), requests, renewals, values });
+        let shared: Arc<dyn Any + Send + Sync> = dedicated.clone();
         found.insert(address, Arc::downgrade(&shared));
-        own
+        dedicated
     }
 }
 
 /// The locks' own pools, one for each runtime that uses them. A connection that was opened on a
 /// runtime answers only while that runtime is driven.
-struct Own<DB: Database> {
+struct DedicatedPools<DB: Database> {
     most: u32,
     pools: Mutex<HashMap<Id, Opened<DB>>>,
 }
@@ -175,7 +176,7 @@ struct Opened<DB: Database> {
     pool: Pool<DB>,
     /// Holds one permit: while the server is unreachable, not every caller leaves an attempt
     /// behind.
-    going_on: Arc<Semaphore>,
+    background_open: Arc<Semaphore>,
     /// The options of its connections: those of the application's pool, which may be replaced
     /// (after a change of password).
     options: Arc<Options<DB>>,
@@ -192,7 +193,7 @@ impl<DB: Database> Drop for Opened<DB> {
     }
 }
 
-impl<DB: Database> Own<DB> {
+impl<DB: Database> DedicatedPools<DB> {
     fn new(most: u32) -> Arc<Self> {
         Arc::new(Self { most, pools: Mutex::default() })
     }
@@ -220,17 +221,17 @@ impl<DB: Database> Own<DB> {
         // A lost connection shows in the statement, which is sent again.
         let like = like.acquire_timeout(application.options().get_acquire_timeout().max(HANDSHAKE));
         let pool = like.test_before_acquire(false).connect_lazy_with((*options).clone());
-        let going_on = Arc::new(Semaphore::new(1));
-        pools.insert(runtime.id(), Opened { pool: pool.clone(), going_on, options, watch: None });
+        let background_open = Arc::new(Semaphore::new(1));
+        pools.insert(runtime.id(), Opened { pool: pool.clone(), background_open, options, watch: None });
         drop(pools);
-        let ends = Ends { own: Arc::downgrade(self), runtime: runtime.id() };
-        let (closed, own) = (application.close_event(), pool.clone());
+        let remove = RemoveOnDrop { dedicated: Arc::downgrade(self), runtime: runtime.id() };
+        let (closed, dedicated) = (application.close_event(), pool.clone());
         // On a runtime that is shutting down, `spawn` drops the task at once, and dropping it takes
         // this lock.
         let watch = runtime.spawn(async move {
-            let _ends = ends;
+            let _remove = remove;
             closed.await;
-            own.close().await;
+            dedicated.close().await;
         });
         if let Some(opened) = lock(&self.pools).get_mut(&runtime.id()) {
             opened.watch = Some(watch.abort_handle());
@@ -240,15 +241,15 @@ impl<DB: Database> Own<DB> {
 }
 
 /// Removes the pool when the runtime drops the task. The connections end with their runtime.
-struct Ends<DB: Database> {
-    own: Weak<Own<DB>>,
+struct RemoveOnDrop<DB: Database> {
+    dedicated: Weak<DedicatedPools<DB>>,
     runtime: Id,
 }
 
-impl<DB: Database> Drop for Ends<DB> {
+impl<DB: Database> Drop for RemoveOnDrop<DB> {
     fn drop(&mut self) {
-        if let Some(own) = self.own.upgrade() {
-            let opened = lock(&own.pools).remove(&self.runtime);
+        if let Some(dedicated) = self.dedicated.upgrade() {
+            let opened = lock(&dedicated.pools).remove(&self.runtime);
             drop(opened);
         }
     }

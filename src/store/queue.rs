@@ -16,7 +16,7 @@ pub const FRONT: u64 = 16;
 /// A ticket in the queue of one key, as it was read. A number in several queues belongs to a waiter
 /// for all of their keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct QueueEntry {
     pub key: String,
     pub number: i64,
     /// How long the ticket still lives; zero or less if it has lapsed.
@@ -49,9 +49,9 @@ pub trait QueueStore: Store {
         ready(())
     }
 
-    /// Marks the key's row so that its release is notified. Returns whether the row is free, in
-    /// which case its release was not notified.
-    fn request_notification(_conn: &mut Self::Connection, _key: &Key) -> impl Future<Output = Reply<bool>> + Send {
+    /// Marks the keys' rows so that their releases are notified. Returns whether one of the rows is
+    /// free, in which case its release was not notified.
+    fn request_notification(_conn: &mut Self::Connection, _keys: &[Key]) -> impl Future<Output = Reply<bool>> + Send {
         ready(Ok(false))
     }
 
@@ -60,7 +60,11 @@ pub trait QueueStore: Store {
     fn join(conn: &mut Self::Connection, keys: &[Key]) -> impl Future<Output = Reply<i64>> + Send;
 
     /// Reads the front of each key's queue up to this number, in order.
-    fn front(conn: &mut Self::Connection, keys: &[Key], number: i64) -> impl Future<Output = Reply<Vec<Place>>> + Send;
+    fn front(
+        conn: &mut Self::Connection,
+        keys: &[Key],
+        number: i64,
+    ) -> impl Future<Output = Reply<Vec<QueueEntry>>> + Send;
 
     /// Sends a heartbeat for the tickets with these numbers.
     fn heartbeat(conn: &mut Self::Connection, numbers: &[i64]) -> impl Future<Output = Reply<()>> + Send;
@@ -70,6 +74,9 @@ pub trait QueueStore: Store {
 
     /// Deletes those of these tickets that have lapsed.
     fn clear(conn: &mut Self::Connection, numbers: &[i64]) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Counts the tickets of each key that have not lapsed.
+    fn queue_lengths(conn: &mut Self::Connection) -> impl Future<Output = Reply<Vec<(String, i64)>>> + Send;
 
     /// Deletes tickets that lapsed more than an hour ago.
     fn sweep(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;

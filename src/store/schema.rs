@@ -116,4 +116,8 @@ pub trait SchemaStore: Store {
     /// Creates the tables, or adds what is missing to an existing one. It may run at any time, in
     /// any number of processes.
     fn install(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Creates or replaces the lock's functions, beside the tables. Returns `false` where the
+    /// database has no functions.
+    fn install_functions(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 }

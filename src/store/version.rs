@@ -70,6 +70,27 @@ pub enum KeyValue {
 }
 
 /// A type of the value column: any that sqlx reads and writes on the database.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # let table = "CREATE TABLE page (id TEXT PRIMARY KEY, body TEXT, version INTEGER)";
+/// # sqlx::query(table).execute(&pool).await?;
+/// # sqlx::query("INSERT INTO page VALUES ('home', 'Hello', 0)").execute(&pool).await?;
+/// use rowlock::{Columns, VersionedTable};
+/// use std::convert::Infallible;
+///
+/// let columns = Columns { table: "page", key: "id", value: "body", version: "version" };
+/// let pages = VersionedTable::new(pool, columns)?.of::<String>();
+/// let updated = pages.update("home", |body| Ok::<_, Infallible>(format!("{body}!")));
+/// assert_eq!(updated.await?.value, "Hello!");
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
 pub trait Value<DB: sqlx::Database>:
     for<'q> sqlx::Encode<'q, DB> + for<'r> sqlx::Decode<'r, DB> + sqlx::Type<DB> + Clone + Send + Sync + Unpin + 'static
 {
@@ -111,10 +132,10 @@ pub trait VersionStore: Store {
     const EXACT_NAMES: bool;
 
     /// Returns the parameter at a position, from 1.
-    fn mark(place: usize) -> String;
+    fn mark(index: usize) -> String;
 
     /// Reads the columns of the table.
-    fn look(conn: &mut Self::Connection, table: &TableName) -> impl Future<Output = Reply<Seen>> + Send;
+    fn table_columns(conn: &mut Self::Connection, table: &TableName) -> impl Future<Output = Reply<Seen>> + Send;
 
     /// Runs [`Statements::version`].
     fn version(
@@ -195,7 +216,7 @@ impl Statements {
         }
         let quoted = |name: &Name| name.quoted(DB::QUOTE);
         let (table, v, n) = (names.table.quoted(DB::QUOTE), quoted(&names.version), quoted(&names.value));
-        let is_key = |place| format!("{} = {}", quoted(&names.key), key.parameter.replace("{}", &DB::mark(place)));
+        let is_key = |index| format!("{} = {}", quoted(&names.key), key.parameter.replace("{}", &DB::mark(index)));
         let (value_read, version_read) = (value.read.replace("{}", &n), version.read.replace("{}", &v));
         let mark = DB::mark;
         let write =
@@ -229,15 +250,15 @@ impl Statements {
 
 /// Decodes a column. NULL is an error unless the type also represents it: SQLite's driver decodes
 /// it as 0, or as an empty text.
-pub fn whole<DB, V>(row: &DB::Row, place: usize) -> Reply<V>
+pub fn whole<DB, V>(row: &DB::Row, index: usize) -> Reply<V>
 where
     DB: sqlx::Database<ArgumentBuffer: Default>,
     V: Value<DB>,
     usize: sqlx::ColumnIndex<DB::Row>,
 {
-    let value: V = row.try_get(place)?;
-    let undecoded = |source| sqlx::Error::ColumnDecode { index: place.to_string(), source };
-    if row.try_get_raw(place)?.is_null() {
+    let value: V = row.try_get(index)?;
+    let undecoded = |source| sqlx::Error::ColumnDecode { index: index.to_string(), source };
+    if row.try_get_raw(index)?.is_null() {
         let again = value.encode_by_ref(&mut Default::default()).map_err(undecoded)?;
         if !again.is_null() {
             return Err(undecoded(Box::new(sqlx::error::UnexpectedNullError)));

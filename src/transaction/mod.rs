@@ -1,139 +1,39 @@
 //! A transaction whose commit depends on a claim.
 
-use std::{
-    error::Error as StdError,
-    fmt,
-    ops::{Deref, DerefMut},
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+pub(crate) mod error;
+pub(crate) mod tx;
+
+use std::time::Duration;
 
 use sqlx::Pool;
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::{Instant, timeout_at};
+use tracing::{Instrument as _, Span, field::display};
 
 use crate::{
-    error::{Action, Certainty, Error},
+    action::{Action, Certainty},
+    error::Error,
+    grant::{Attempt, Grant},
     key::{Claim, Key},
-    lock::{Attempt, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
+    lock::{CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
     metrics,
     retry::outage_pause,
-    rules::{Refusal, Status},
+    rules::Status,
+    spans,
     store::{
         Database,
         connection::PooledConn,
         failure::Failure,
         fault::{self, Fault, fault},
     },
+    transaction::{
+        error::{TransactionError, WorkError},
+        tx::Tx,
+    },
 };
 
 /// How long a rollback may take before the connection is closed instead.
 const ROLLBACK: Duration = Duration::from_secs(5);
-
-/// Why a transaction has no result. Nothing was committed, unless the error is
-/// [`Error::CommitUnknown`].
-#[derive(Debug, thiserror::Error)]
-pub enum TransactionError<E> {
-    /// The work's own error.
-    #[error("the work failed: {0}")]
-    Work(E),
-    /// The key was not available in time.
-    #[error("{0}")]
-    Refused(Refusal),
-    /// Any other failure.
-    #[error(transparent)]
-    Failed(#[from] Error),
-}
-
-/// An error of work in a transaction: every [`std::error::Error`], and [`AnyError`] for errors that
-/// have no type of their own.
-///
-/// Its chain of sources is searched for a database error that means contention.
-pub trait WorkError {
-    /// Returns the error at which the search begins.
-    fn cause(&self) -> &(dyn StdError + 'static);
-}
-
-impl<E: StdError + 'static> WorkError for E {
-    fn cause(&self) -> &(dyn StdError + 'static) {
-        self
-    }
-}
-
-/// Any error, usable with `?`, for work whose errors are `Box<dyn Error>`, `anyhow::Error` or
-/// strings.
-#[derive(Debug)]
-pub struct AnyError(pub Box<dyn StdError + Send + Sync>);
-
-impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for AnyError {
-    fn from(error: E) -> Self {
-        Self(error.into())
-    }
-}
-
-impl fmt::Display for AnyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl WorkError for AnyError {
-    fn cause(&self) -> &(dyn StdError + 'static) {
-        &*self.0
-    }
-}
-
-/// The transaction that is passed to the work. Use `&mut *tx` where sqlx expects a connection.
-/// Dropping it returns the transaction, which is then committed or rolled back.
-pub struct Tx<DB: Database> {
-    conn: Option<PooledConn<DB>>,
-    back: Arc<Mutex<Option<PooledConn<DB>>>>,
-}
-
-impl<DB: Database> Tx<DB> {
-    fn lend(conn: PooledConn<DB>) -> (Self, Lent<DB>) {
-        let back = Arc::new(Mutex::new(None));
-        (Self { conn: Some(conn), back: back.clone() }, Lent(back))
-    }
-}
-
-impl<DB: Database> fmt::Debug for Tx<DB> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tx").finish_non_exhaustive()
-    }
-}
-
-impl<DB: Database> Deref for Tx<DB> {
-    type Target = DB::Connection;
-
-    #[expect(clippy::expect_used, reason = "it is taken out by `drop` alone")]
-    fn deref(&self) -> &DB::Connection {
-        self.conn.as_ref().expect("the transaction was not dropped").peek()
-    }
-}
-
-impl<DB: Database> DerefMut for Tx<DB> {
-    #[expect(clippy::expect_used, reason = "it is taken out by `drop` alone")]
-    fn deref_mut(&mut self) -> &mut DB::Connection {
-        self.conn.as_mut().expect("the transaction was not dropped").get()
-    }
-}
-
-impl<DB: Database> Drop for Tx<DB> {
-    fn drop(&mut self) {
-        *self.back.lock().unwrap_or_else(PoisonError::into_inner) = self.conn.take();
-    }
-}
-
-/// The slot to which a lent transaction is returned. If the caller no longer waits for it, its
-/// connection is closed.
-struct Lent<DB: Database>(Arc<Mutex<Option<PooledConn<DB>>>>);
-
-impl<DB: Database> Lent<DB> {
-    fn returned(self) -> Option<PooledConn<DB>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
 
 /// How an attempt ended without a result.
 enum Stop<E> {
@@ -148,6 +48,33 @@ enum Stop<E> {
 
 /// See [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction).
 pub(crate) async fn run<DB, L, T, E, W, F>(lock: &L, key: &str, mut work: W) -> Result<T, TransactionError<E>>
+where
+    DB: Database,
+    L: ResourceLock<DB> + ?Sized,
+    E: WorkError,
+    W: FnMut(Tx<DB>, Claim) -> F,
+    F: Future<Output = Result<T, E>>,
+{
+    let span = spans::transaction(key);
+    let ended = committed(lock, key, &mut work, &span).instrument(span.clone()).await;
+    let outcome = match &ended {
+        Ok(_) => "committed",
+        Err(TransactionError::Work(_)) => "failed",
+        Err(TransactionError::Refused(refusal)) => {
+            span.record("reason", refusal.reason.name());
+            "refused"
+        }
+        Err(TransactionError::Failed(error)) => {
+            span.record("error", display(error));
+            "error"
+        }
+    };
+    span.record("outcome", outcome);
+    ended
+}
+
+/// Makes attempts until one is committed, or none can be.
+async fn committed<DB, L, T, E, W, F>(lock: &L, key: &str, work: &mut W, span: &Span) -> Result<T, TransactionError<E>>
 where
     DB: Database,
     L: ResourceLock<DB> + ?Sized,
@@ -174,7 +101,8 @@ where
         };
         let fenced =
             Fenced { lock, pool: lock.pool(), claim: grant.claim(), until: tries.until, within: lock.retry().within };
-        match fenced.attempt(&mut work).await {
+        span.record("token", display(grant.token())).record("attempts", tries.attempt);
+        match fenced.attempt(work).await {
             Ok(value) => {
                 // The transaction is committed, regardless of the lease. The lease was dropped with
                 // the error and is abandoned.
@@ -188,6 +116,7 @@ where
                 tracing::debug!(key, attempt = tries.attempt, "conflict");
                 if !tries.again().await {
                     let Claim { key, .. } = grant.claim().clone();
+                    abandon(grant);
                     return Err(Error::conflict(key, tries.attempt).into());
                 }
                 // A lease that stands is kept. If it were released, the next claim might be refused
@@ -200,8 +129,19 @@ where
                 }
                 return Err(TransactionError::Work(error));
             }
-            Err(Stop::Failed(error)) => return Err(error.into()),
+            Err(Stop::Failed(error)) => {
+                abandon(grant);
+                return Err(error.into());
+            }
         }
+    }
+}
+
+/// Ends a lease whose work has returned, or was not begun: a lock-delay need not pass. A commit
+/// that may still arrive has the row locked.
+fn abandon<DB: Database>(grant: Grant<DB>) {
+    if let Some(lease) = grant.into_lease() {
+        lease.abandon_in_background();
     }
 }
 
@@ -276,7 +216,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
                 }
                 // The pool may hold connections that were closed or do not reply, or have none
                 // available at the moment.
-                Err(failure) if failure.may_pass() && Instant::now() < self.until => outage_pause().await,
+                Err(failure) if failure.is_connection_failure() && Instant::now() < self.until => outage_pause().await,
                 Err(failure) => return Err(self.failed(Action::Begin, failure)),
             }
         }

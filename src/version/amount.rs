@@ -3,8 +3,15 @@
 use std::{any::Any, fmt};
 
 /// A numeric type of balances: `i64`, and with the feature `rust_decimal` its `Decimal`
-/// (PostgreSQL, MySQL, MariaDB).
-pub trait Amount: Clone + PartialOrd + fmt::Display + sealed::Sealed {
+/// (PostgreSQL, MySQL, MariaDB). Its calculations are exact.
+///
+/// ```
+/// use rowlock::Amount;
+///
+/// assert_eq!(70i64.minus(&30), Some(40));
+/// assert_eq!(i64::MAX.plus(&1), None);
+/// ```
+pub trait Amount: Clone + PartialOrd + fmt::Debug + fmt::Display + sealed::Sealed {
     /// Zero.
     const NOTHING: Self;
 
@@ -75,6 +82,13 @@ pub(crate) fn decimals(value: &dyn Any) -> Option<i32> {
 }
 
 /// The error for an amount that the balance does not cover. Nothing was changed.
+///
+/// ```
+/// use rowlock::Insufficient;
+///
+/// let error = Insufficient { balance: 20, amount: 30 };
+/// assert_eq!(error.to_string(), "a balance of 20 does not cover 30");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a balance of {balance} does not cover {amount}")]
 pub struct Insufficient<V: fmt::Debug + fmt::Display> {

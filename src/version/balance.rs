@@ -1,6 +1,6 @@
 //! Deductions from a balance and deposits to it.
 
-use std::fmt;
+use std::convert::Infallible;
 
 use crate::{
     error::Error,
@@ -11,11 +11,13 @@ use crate::{
     },
     version::{
         amount::{Amount, Insufficient},
-        table::{Basis, UpdateError, Updated, VersionedTable},
+        known::Basis,
+        table::VersionedTable,
+        update::{UpdateError, Updated},
     },
 };
 
-impl<DB: Database, V: Value<DB> + Amount + fmt::Debug> VersionedTable<DB, V> {
+impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// Deducts `amount` from the balance of `key`, never below zero. The call retries when another
     /// change came first.
     ///
@@ -31,17 +33,77 @@ impl<DB: Database, V: Value<DB> + Amount + fmt::Debug> VersionedTable<DB, V> {
     /// # Cancel safety
     /// As [`update`](Self::update). A future that was polled, is not polled again and is not
     /// dropped may block the row's local queue and occupy a connection of the pool.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # use rowlock::Columns;
+    /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
+    /// # let accounts = rowlock::VersionedTable::new(pool, names)?;
+    /// use rowlock::{Insufficient, UpdateError};
+    ///
+    /// assert_eq!(accounts.deduct("alice", 30).await?.value, 70);
+    /// let refused = accounts.deduct("alice", 71).await;
+    /// assert!(matches!(refused, Err(UpdateError::Computation(Insufficient { balance: 70, .. }))));
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn deduct(&self, key: &str, amount: V) -> Result<Updated<V>, UpdateError<Insufficient<V>>> {
         let key = positive(key, &amount)?;
-        self.change(&key, Basis::Known, |balance| {
-            if *balance < amount {
-                let (balance, amount) = (balance.clone(), amount.clone());
-                return Err(UpdateError::Computation(Insufficient { balance, amount }));
-            }
-            let value = balance.minus(&amount).ok_or_else(|| too_much(&key, &amount))?;
-            Ok(Write { value, guard: Some(Guard { was: balance.clone(), least: amount.clone() }) })
-        })
-        .await
+        self.change(&key, Basis::Known, |balance| deduction(&key, balance, &amount)).await
+    }
+
+    /// Deducts `amount` in the caller's transaction, which is neither committed nor rolled back:
+    /// one attempt of [`deduct`](Self::deduct), with the same guards.
+    ///
+    /// # Errors
+    /// As [`deduct`](Self::deduct) and [`update_in`](Self::update_in).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the caller rolls back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # use rowlock::Columns;
+    /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
+    /// # let accounts = rowlock::VersionedTable::new(pool.clone(), names)?;
+    /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?; // `begin()` on a server
+    /// accounts.deduct_in(&mut tx, "alice", 30).await?;
+    /// accounts.deposit_in(&mut tx, "bob", 30).await?;
+    /// tx.commit().await?; // both, or neither
+    /// # assert_eq!(accounts.read("bob").await?.map(|bob| bob.value), Some(30));
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn deduct_in(
+        &self,
+        tx: &mut DB::Connection,
+        key: &str,
+        amount: V,
+    ) -> Result<Updated<V>, UpdateError<Insufficient<V>>> {
+        let key = positive(key, &amount)?;
+        self.change_in(tx, &key, |balance| deduction(&key, balance, &amount)).await
     }
 
     /// Adds `amount` to the balance of `key`. The call retries when another change came first.
@@ -52,17 +114,66 @@ impl<DB: Database, V: Value<DB> + Amount + fmt::Debug> VersionedTable<DB, V> {
     ///
     /// # Cancel safety
     /// As [`deduct`](Self::deduct).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # use rowlock::Columns;
+    /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
+    /// # let accounts = rowlock::VersionedTable::new(pool, names)?;
+    /// assert_eq!(accounts.deposit("bob", 30).await?.value, 30);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn deposit(&self, key: &str, amount: V) -> Result<Updated<V>, Error> {
         let key = positive(key, &amount)?;
-        let deposited = self.change::<std::convert::Infallible>(&key, Basis::Known, |balance| {
-            let value = balance.plus(&amount).ok_or_else(|| too_much(&key, &amount))?;
-            // A deposit requires no minimum balance.
-            Ok(Write { value, guard: Some(Guard { was: balance.clone(), least: balance.clone() }) })
-        });
-        deposited.await.map_err(|error| match error {
-            UpdateError::Computation(never) => match never {},
-            UpdateError::Failed(error) => error,
-        })
+        let deposited = self.change(&key, Basis::Known, |balance| deposit(&key, balance, &amount));
+        deposited.await.map_err(failed)
+    }
+
+    /// Adds `amount` in the caller's transaction, which is neither committed nor rolled back: one
+    /// attempt of [`deposit`](Self::deposit). [`deduct_in`](Self::deduct_in) has an example.
+    ///
+    /// # Errors
+    /// As [`deposit`](Self::deposit) and [`update_in`](Self::update_in).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the caller rolls back.
+    pub async fn deposit_in(&self, tx: &mut DB::Connection, key: &str, amount: V) -> Result<Updated<V>, Error> {
+        let key = positive(key, &amount)?;
+        self.change_in(tx, &key, |balance| deposit(&key, balance, &amount)).await.map_err(failed)
+    }
+}
+
+fn deduction<V: Amount>(key: &Key, balance: &V, amount: &V) -> Result<Write<V>, UpdateError<Insufficient<V>>> {
+    if balance < amount {
+        let (balance, amount) = (balance.clone(), amount.clone());
+        return Err(UpdateError::Computation(Insufficient { balance, amount }));
+    }
+    let value = balance.minus(amount).ok_or_else(|| too_much(key, amount))?;
+    Ok(Write { value, guard: Some(Guard { was: balance.clone(), least: amount.clone() }) })
+}
+
+/// A deposit requires no minimum balance.
+fn deposit<V: Amount>(key: &Key, balance: &V, amount: &V) -> Result<Write<V>, UpdateError<Infallible>> {
+    let value = balance.plus(amount).ok_or_else(|| too_much(key, amount))?;
+    Ok(Write { value, guard: Some(Guard { was: balance.clone(), least: balance.clone() }) })
+}
+
+fn failed(error: UpdateError<Infallible>) -> Error {
+    match error {
+        UpdateError::Computation(never) => match never {},
+        UpdateError::Failed(error) => error,
     }
 }
 

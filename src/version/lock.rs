@@ -10,10 +10,12 @@ use sqlx::{Connection as _, Pool};
 use tokio::time::{Instant, error::Elapsed, timeout_at};
 
 use crate::{
-    error::{Action, Certainty, Error},
+    action::{Action, Certainty},
+    error::Error,
+    grant::{Attempt, Grant},
     key::{Claim, Holder, Key, Token},
-    lock::{Attempt, BoxFuture, CommitOutcome, ConfirmAt, Confirmation, Grant, ResourceLock},
-    retry::{Retry, outage_pause, time_limit},
+    lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
+    retry::{Repeat, Retry, TIME_LIMIT, time_limit},
     rules::Status,
     store::{
         Database, Reply,
@@ -56,12 +58,17 @@ impl<DB: Database> Rows<DB> {
             version: Name::column(version)?,
             value: Name::column(value)?,
         };
-        if same::<DB>(&names.key, &names.version) || same::<DB>(&names.key, &names.value) {
-            return Err(taken(key));
+        if same_name::<DB>(&names.key, &names.version) || same_name::<DB>(&names.key, &names.value) {
+            return Err(duplicate_column(key));
         }
-        let time_limit = Duration::from_secs(5);
         let pool = Connections::new(pool, Purpose::Values);
-        Ok(Self { pool, names: Arc::new(names), retry: Retry::default(), time_limit, statements: Arc::default() })
+        Ok(Self {
+            pool,
+            names: Arc::new(names),
+            retry: Retry::default(),
+            time_limit: TIME_LIMIT,
+            statements: Arc::default(),
+        })
     }
 
     pub fn share_pool(mut self) -> Self {
@@ -78,9 +85,17 @@ impl<DB: Database> Rows<DB> {
         if let Some(statements) = self.statements.get() {
             return Ok(statements);
         }
-        let mut conn = PooledConn::checkout(&self.pool, limit).await?;
-        let reply = timeout_at(limit, DB::look(conn.get(), &self.names.table)).await;
-        self.prepare(&conn.settle(reply)?)
+        let mut repeat = Repeat::until(limit);
+        loop {
+            let inspected = async {
+                let mut conn = PooledConn::checkout(&self.pool, limit).await?;
+                let reply = timeout_at(limit, DB::table_columns(conn.get(), &self.names.table)).await;
+                conn.settle(reply)
+            };
+            if let Some(seen) = repeat.last(inspected.await).await {
+                return self.prepare(&seen?);
+            }
+        }
     }
 
     /// As `prepared`, over the connection of a transaction: the pool may have no other connection
@@ -89,7 +104,7 @@ impl<DB: Database> Rows<DB> {
         if let Some(statements) = self.statements.get() {
             return Ok(statements);
         }
-        let reply = timeout_at(limit, DB::look(tx, &self.names.table)).await;
+        let reply = timeout_at(limit, DB::table_columns(tx, &self.names.table)).await;
         self.prepare(&answered(reply)?)
     }
 
@@ -127,11 +142,11 @@ impl<DB: Database> Rows<DB> {
 }
 
 /// Returns whether two names denote the same column.
-pub(crate) fn same<DB: Database>(one: &Name, other: &Name) -> bool {
+pub(crate) fn same_name<DB: Database>(one: &Name, other: &Name) -> bool {
     if DB::EXACT_NAMES { one == other } else { one.as_str().eq_ignore_ascii_case(other.as_str()) }
 }
 
-pub(crate) fn taken(name: &str) -> Error {
+pub(crate) fn duplicate_column(name: &str) -> Error {
     let rule = "key, value and version are columns of their own";
     Error::InvalidName { name: name.into(), what: "column", rule }
 }
@@ -144,13 +159,9 @@ pub(crate) enum Failed {
 }
 
 impl Failed {
-    pub fn is_outage(&self) -> bool {
-        matches!(self, Self::Database(failure) if failure.is_outage())
-    }
-
     /// Returns whether a statement that changes nothing may be sent again.
-    pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Database(failure) if failure.may_pass())
+    pub fn is_connection_failure(&self) -> bool {
+        matches!(self, Self::Database(failure) if failure.is_connection_failure())
     }
 
     pub fn is_contention(&self) -> bool {
@@ -158,10 +169,10 @@ impl Failed {
     }
 
     /// Returns whether a statement may still be running on the connection.
-    pub fn is_in_doubt(&self) -> bool {
+    pub fn may_still_run(&self) -> bool {
         match self {
             Self::Refused(_) => false,
-            Self::Database(failure) => failure.is_in_doubt(),
+            Self::Database(failure) => failure.may_still_run(),
         }
     }
 }
@@ -191,6 +202,32 @@ pub(crate) fn answered<T>(reply: Result<Reply<T>, Elapsed>) -> Result<T, Failed>
 /// [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction), or in a transaction of
 /// the caller that confirms the claim last. Every program that changes such a row has to raise its
 /// version.
+///
+/// Its [`run`](crate::ResourceLockExt::run) excludes no caller.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+/// # sqlx::query(sql).execute(&pool).await?;
+/// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
+/// # sqlx::query(sql).execute(&pool).await?;
+/// use rowlock::{ResourceLockExt, VersionLock};
+///
+/// let lock = VersionLock::new(pool, "account", "id", "version")?;
+/// let paid = lock.transaction("alice", |mut tx, claim| async move {
+///     let sql = "UPDATE account SET balance = balance - 30 WHERE id = 'alice'";
+///     sqlx::query(sql).execute(&mut *tx).await?;
+///     Ok::<_, sqlx::Error>(claim.token)
+/// });
+/// println!("committed; the version was {}", paid.await?);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
 pub struct VersionLock<DB: Database> {
     rows: Rows<DB>,
 }
@@ -241,7 +278,7 @@ impl<DB: Database> VersionLock<DB> {
     }
 
     /// Reads versions over the application's pool, as
-    /// [`LeaseLock::share_pool`](crate::LeaseLock::share_pool) does.
+    /// [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool) does.
     pub fn share_pool(mut self) -> Self {
         self.rows = self.rows.share_pool();
         self
@@ -250,9 +287,17 @@ impl<DB: Database> VersionLock<DB> {
     async fn read(&self, key: &Key, limit: Instant) -> Result<Option<i64>, Failed> {
         let statements = self.rows.prepared(limit).await?;
         let value = statements.key(key)?;
-        let mut conn = PooledConn::checkout(&self.rows.pool, limit).await?;
-        let reply = timeout_at(limit, DB::version(conn.get(), &statements.version, &value)).await;
-        Ok(conn.settle(reply)?)
+        let mut repeat = Repeat::until(limit);
+        loop {
+            let read = async {
+                let mut conn = PooledConn::checkout(&self.rows.pool, limit).await?;
+                let reply = timeout_at(limit, DB::version(conn.get(), &statements.version, &value)).await;
+                conn.settle(reply)
+            };
+            if let Some(version) = repeat.last(read.await).await {
+                return Ok(version?);
+            }
+        }
     }
 
     /// Returns the version that was written, or `None` if the row no longer has the claim's
@@ -272,14 +317,7 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
     fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         Box::pin(async move {
             let key = Key::new(key)?;
-            let limit = self.rows.limit();
-            let read = loop {
-                match self.read(&key, limit).await {
-                    Err(failed) if failed.is_outage() && Instant::now() < limit => outage_pause().await,
-                    read => break read,
-                }
-            };
-            match read {
+            match self.read(&key, self.rows.limit()).await {
                 Ok(Some(version)) => {
                     let claim = Claim { key, holder: Holder::unique(), token: Token::new(version) };
                     Ok(Attempt::Acquired(claim.into()))

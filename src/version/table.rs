@@ -2,28 +2,37 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use sqlx::{Connection as _, Pool};
-use tokio::time::{Instant, timeout_at};
+use sqlx::Pool;
+use tokio::time::timeout_at;
 
 use crate::{
-    error::{Action, Error},
-    key::{InvalidKey, Key},
-    metrics,
+    action::Action,
+    error::Error,
+    key::Key,
     queue::local::LocalQueues,
-    retry::{Retry, outage_pause, time_limit},
+    retry::{Repeat, Retry, time_limit},
     store::{
         Database,
-        connection::{IdleConn, PooledConn},
-        version::{Guard, KeyValue, Statements, Value, Write},
+        connection::PooledConn,
+        version::{Guard, Value, Write},
     },
     version::{
         amount::decimals,
-        lock::{Failed, Rows, answered, same, taken},
+        known::{Basis, Known},
+        lock::{Rows, duplicate_column, same_name},
+        update::{UpdateError, Updated, Versioned},
     },
 };
 
 /// The names that a [`VersionedTable`] uses: ASCII letters, digits and underscores, used as they
 /// are written.
+///
+/// ```
+/// use rowlock::Columns;
+///
+/// let balances = Columns { table: "account", key: "id", value: "balance", version: "version" };
+/// let limits = Columns { value: "credit_limit", ..balances };
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Columns<'a> {
     /// The table: `name` or `schema.name`.
@@ -43,89 +52,47 @@ pub struct Columns<'a> {
 /// A change reads both, computes, and writes only if the version is still the one that was read;
 /// otherwise it starts again. Every program that changes such a row has to raise its version.
 ///
-/// Changes of the same row by the same object (or its clones) are made one at a time. A change
-/// waits for the preceding ones for one second at most. `deduct` and `deposit` start from the value
-/// that the preceding change wrote, as long as it is current. Between these changes and those of
-/// other objects, or of [`update_in`](Self::update_in), the version decides.
+/// An application creates one value of this type for each table, and clones it. Changes of the same
+/// row by one value and its clones are made one at a time. A change waits for the preceding ones
+/// for one second at most. `deduct` and `deposit` start from the value that the preceding change
+/// wrote, as long as it is current. Between these changes and all others, including those of
+/// [`update_in`](Self::update_in), the version decides.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+/// # sqlx::query(sql).execute(&pool).await?;
+/// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
+/// # sqlx::query(sql).execute(&pool).await?;
+/// use rowlock::{Columns, VersionedTable};
+///
+/// // CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)
+/// let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
+/// let accounts = VersionedTable::new(pool, columns)?;
+/// let updated = accounts.deduct("alice", 30).await?;
+/// assert_eq!((updated.value, updated.version), (70, 1));
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
 pub struct VersionedTable<DB: Database, V = i64> {
-    rows: Rows<DB>,
-    turns: Arc<LocalQueues<Known<DB, V>>>,
+    pub(crate) rows: Rows<DB>,
+    pub(crate) queues: Arc<LocalQueues<Known<DB, V>>>,
 }
-
-/// What a change leaves to the next change of the same row in this process: the row that it wrote,
-/// and the connection over which it was answered. That connection worked a moment ago, so that no
-/// write is lost on a connection that was closed unnoticed.
-struct Known<DB: Database, V> {
-    row: Versioned<V>,
-    conn: IdleConn<DB>,
-    /// The number of changes since the row was read.
-    age: u32,
-}
-
-/// The number of changes after which the row is read again. The read leaves a gap in which other
-/// processes can change the row.
-const OLD: u32 = 4;
-
-/// What a change is computed from.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Basis {
-    Read,
-    /// The value that the preceding change wrote, where it is known. Only for guarded writes: a
-    /// trigger may have altered the value.
-    Known,
-}
-
-/// How long a change waits for the preceding ones in this process. After that, the version alone
-/// decides which change succeeds.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 impl<DB: Database, V> Clone for VersionedTable<DB, V> {
     fn clone(&self) -> Self {
-        Self { rows: self.rows.clone(), turns: self.turns.clone() }
+        Self { rows: self.rows.clone(), queues: self.queues.clone() }
     }
 }
 
 impl<DB: Database, V> fmt::Debug for VersionedTable<DB, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("VersionedTable").field("database", &DB::NAME).field("names", &self.rows.names).finish()
-    }
-}
-
-/// A value and the version that it was read with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Versioned<V> {
-    /// The value.
-    pub value: V,
-    /// The row's version.
-    pub version: i64,
-}
-
-/// A completed change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Updated<V> {
-    /// The value that was written.
-    pub value: V,
-    /// The row's version after the change.
-    pub version: i64,
-    /// The number of attempts.
-    pub attempts: u32,
-}
-
-/// Why a value was not changed.
-#[derive(Debug, thiserror::Error)]
-pub enum UpdateError<E> {
-    /// The computation returned this error; nothing was written.
-    #[error("{0}")]
-    Computation(E),
-    /// Any other error: [`Error::NotFound`], [`Error::Conflict`] when the attempts are used up, an
-    /// error of the database.
-    #[error(transparent)]
-    Failed(#[from] Error),
-}
-
-impl<E> From<InvalidKey> for UpdateError<E> {
-    fn from(error: InvalidKey) -> Self {
-        Self::Failed(error.into())
     }
 }
 
@@ -136,19 +103,36 @@ impl<DB: Database> VersionedTable<DB, i64> {
     /// # Errors
     /// [`Error::InvalidName`] for a name that is not a plain identifier, or for one name used for
     /// two columns.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// use rowlock::{Columns, VersionedTable};
+    ///
+    /// let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
+    /// let accounts = VersionedTable::new(pool, columns)?;
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub fn new(pool: Pool<DB>, columns: Columns<'_>) -> Result<Self, Error> {
         let Columns { table, key, value, version } = columns;
         let rows = Rows::new(pool, table, key, version, value)?;
-        if same::<DB>(&rows.names.value, &rows.names.version) {
-            return Err(taken(value));
+        if same_name::<DB>(&rows.names.value, &rows.names.version) {
+            return Err(duplicate_column(value));
         }
-        Ok(Self { rows, turns: Arc::default() })
+        Ok(Self { rows, queues: Arc::default() })
     }
 }
 
 impl<DB: Database, V> VersionedTable<DB, V> {
     /// Reads and writes over the application's pool, as
-    /// [`LeaseLock::share_pool`](crate::LeaseLock::share_pool) does.
+    /// [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool) does.
     ///
     /// By default, all tables of that pool share up to eight connections of their own.
     pub fn share_pool(mut self) -> Self {
@@ -185,8 +169,25 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ///
     /// Integers are read as `i64`, regardless of the column's width or sign. The converted table
     /// does not queue its changes with those of clones of the original.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// use rowlock::{Columns, VersionedTable};
+    ///
+    /// let columns = Columns { table: "page", key: "id", value: "body", version: "version" };
+    /// let pages = VersionedTable::new(pool, columns)?.of::<String>();
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub fn of<U: Value<DB>>(self) -> VersionedTable<DB, U> {
-        VersionedTable { rows: self.rows, turns: Arc::default() }
+        VersionedTable { rows: self.rows, queues: Arc::default() }
     }
 
     /// Reads a value, or returns `None` if the row does not exist. It takes one round trip.
@@ -197,21 +198,45 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ///
     /// # Cancel safety
     /// The call only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # use rowlock::Columns;
+    /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
+    /// # let accounts = rowlock::VersionedTable::new(pool, names)?;
+    /// let alice = accounts.read("alice").await?.expect("alice has an account");
+    /// assert_eq!((alice.value, alice.version), (100, 0));
+    /// assert!(accounts.read("carol").await?.is_none());
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn read(&self, key: &str) -> Result<Option<Versioned<V>>, Error> {
         let key = Key::new(key)?;
         let limit = self.rows.limit();
+        let error = |failed| self.rows.error(failed, Action::Read, &key);
+        let statements = self.rows.prepared(limit).await.map_err(error)?;
+        let value = statements.key(&key)?;
+        let mut repeat = Repeat::until(limit);
         loop {
             let read = async {
-                let statements = self.rows.prepared(limit).await?;
-                let value = statements.key(&key)?;
                 let mut conn = PooledConn::checkout(&self.rows.pool, limit).await?;
                 let reply = timeout_at(limit, DB::read(conn.get(), &statements.read, &value)).await;
-                Ok(conn.settle(reply)?.map(|(value, version)| Versioned { value, version }))
+                conn.settle(reply)
             };
-            match read.await {
-                Ok(found) => return Ok(found),
-                Err(Failed::Database(failure)) if failure.is_outage() && Instant::now() < limit => outage_pause().await,
-                Err(failed) => return Err(self.rows.error(failed, Action::Read, &key)),
+            if let Some(found) = repeat.last(read.await).await {
+                let found = found.map_err(|failure| error(failure.into()))?;
+                return Ok(found.map(|(value, version)| Versioned { value, version }));
             }
         }
     }
@@ -229,6 +254,28 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ///
     /// # Cancel safety
     /// If the future is dropped, the change may have been made. Value and version change together.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # use rowlock::Columns;
+    /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
+    /// # let accounts = rowlock::VersionedTable::new(pool, names)?;
+    /// let doubled = accounts.update("alice", |balance| balance.checked_mul(2).ok_or("too much"));
+    /// assert_eq!(doubled.await?.value, 200);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn update<E>(
         &self,
         key: &str,
@@ -240,6 +287,10 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// Makes one attempt of [`update`](Self::update) in the caller's transaction, which is neither
     /// committed nor rolled back.
     ///
+    /// It does not retry. After a conflict, what the transaction read before may be out of date, at
+    /// REPEATABLE READ a second read would return the same version, and on PostgreSQL the conflict
+    /// has ended the transaction. The caller begins it again as a whole.
+    ///
     /// # Errors
     /// As [`update`](Self::update). [`Error::Conflict`] stands for every kind of contention: the
     /// caller then rolls back and begins the whole transaction again. [`Error::NotInTransaction`]
@@ -247,179 +298,39 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ///
     /// # Cancel safety
     /// If the future is dropped, the caller rolls back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # use rowlock::Columns;
+    /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
+    /// # let accounts = rowlock::VersionedTable::new(pool.clone(), names)?;
+    /// use std::convert::Infallible;
+    ///
+    /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?; // `begin()` on a server
+    /// let doubled = |balance: &i64| Ok::<_, Infallible>(balance * 2);
+    /// assert_eq!(accounts.update_in(&mut tx, "alice", doubled).await?.value, 200);
+    /// tx.commit().await?;
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub async fn update_in<E>(
         &self,
         tx: &mut DB::Connection,
         key: &str,
         mut compute: impl FnMut(&V) -> Result<V, E>,
     ) -> Result<Updated<V>, UpdateError<E>> {
-        let key = Key::new(key)?;
-        if !tx.is_in_transaction() {
-            return Err(Error::NotInTransaction { key }.into());
-        }
-        let attempt = async {
-            let statements = self.rows.prepared_on(tx, self.rows.limit()).await?;
-            let row = (&key, &statements.key(&key)?);
-            let start = Start::Read { by: self.rows.limit() };
-            self.attempt(tx, statements, row, start, || self.rows.limit(), &mut plain(&mut compute)).await
-        };
-        let conflict = || Error::conflict(key.clone(), 1).into();
-        match attempt.await {
-            Ok(Some(Versioned { value, version })) => Ok(Updated { value, version, attempts: 1 }),
-            Ok(None) => Err(conflict()),
-            Err(stop) if stop.is_contention() => Err(conflict()),
-            Err(stop) => Err(self.stopped(stop, &key)),
-        }
-    }
-
-    /// Makes attempts over connections of the pool until one succeeds.
-    pub(crate) async fn change<E>(
-        &self,
-        key: &Key,
-        basis: Basis,
-        mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
-    ) -> Result<Updated<V>, UpdateError<E>> {
-        let mut tries = self.rows.retry.begin();
-        let until = tries.until;
-        // The limit of a statement, including the wait for a connection.
-        let limit = || self.rows.limit().min(until);
-        let queue = self.turns.queue(&[key.clone()].into());
-        let mut turn = timeout_at(Instant::now() + PATIENCE.min(tries.left() / 2), queue.turn()).await.ok();
-        loop {
-            let known = turn.as_mut().and_then(|turn| turn.note.take());
-            let known = known.filter(|known| basis == Basis::Known && known.conn.is_fresh());
-            let unread = known.is_some();
-            match self.attempt_over_own(key, limit, known, &mut compute).await {
-                Ok(Some((Versioned { value, version }, known))) => {
-                    if let (Some(turn), Basis::Known) = (&mut turn, basis) {
-                        turn.note = known;
-                    }
-                    return Ok(Updated { value, version, attempts: tries.attempt });
-                }
-                // The known row may be outdated; the next attempt reads it.
-                Ok(None) | Err(Stop::Told(_) | Stop::Unread(_)) if unread => continue,
-                Ok(None) => {}
-                Err(stop) if stop.is_contention() => {}
-                // Nothing was changed over this connection: it was closed, gave no reply, or could
-                // not be obtained.
-                Err(Stop::Unread(failed)) if failed.may_pass() && !tries.left().is_zero() => {
-                    outage_pause().await;
-                    continue;
-                }
-                Err(stop) => return Err(self.stopped(stop, key)),
-            }
-            metrics::conflict();
-            tracing::debug!(%key, attempt = tries.attempt, "conflict");
-            if !tries.again().await {
-                return Err(Error::conflict(key.clone(), tries.attempt).into());
-            }
-        }
-    }
-
-    /// Makes one attempt over a connection of its own. A successful change is returned with what it
-    /// leaves to the next one.
-    async fn attempt_over_own<E>(
-        &self,
-        key: &Key,
-        limit: impl Fn() -> Instant,
-        known: Option<Known<DB, V>>,
-        compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
-    ) -> Result<Option<(Versioned<V>, Option<Known<DB, V>>)>, Stop<E>> {
-        let statements = self.rows.prepared(limit()).await?;
-        let key = (key, &statements.key(key)?);
-        let (mut conn, start, age) = match known {
-            Some(Known { row, conn, age }) => (conn.lend(), Start::Known(row), age),
-            None => {
-                let by = limit();
-                (PooledConn::checkout(&self.rows.pool, by).await.map_err(Failed::from)?, Start::Read { by }, 0)
-            }
-        };
-        match self.attempt(conn.get(), statements, key, start, limit, compute).await {
-            Ok(Some(row)) if age + 1 < OLD => {
-                let known = conn.keep(&self.rows.pool).map(|conn| Known { row: row.clone(), conn, age: age + 1 });
-                Ok(Some((row, known)))
-            }
-            result => {
-                if !result.as_ref().is_err_and(Stop::is_in_doubt) {
-                    conn.give_back();
-                }
-                Ok(result?.map(|row| (row, None)))
-            }
-        }
-    }
-
-    /// Reads the row unless it is known, computes, and writes if the version is unchanged. Returns
-    /// `None` if another change came first.
-    async fn attempt<E>(
-        &self,
-        conn: &mut DB::Connection,
-        statements: &Statements,
-        (key, row): (&Key, &KeyValue),
-        start: Start<V>,
-        limit: impl Fn() -> Instant,
-        compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
-    ) -> Result<Option<Versioned<V>>, Stop<E>> {
-        let found = match start {
-            Start::Known(Versioned { value, version }) => Some((value, version)),
-            Start::Read { by } => answered(timeout_at(by, DB::read::<V>(conn, &statements.read, row)).await)?,
-        };
-        let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
-        let next = self.rows.next(key, version)?;
-        let write = compute(&value).map_err(Stop::Told)?;
-        if let Some(most) = statements.scale.filter(|most| decimals(&write.value) > Some(*most)) {
-            let rule = format!("the column {} keeps {most} decimals", self.rows.names.value.as_str());
-            return Err(Error::InvalidAmount { key: key.clone(), amount: "more decimals".into(), rule }.into());
-        }
-        let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
-        let reply = timeout_at(limit(), DB::write(conn, sql, &write, row, version)).await;
-        let rows = answered(reply).map_err(Stop::Unwritten)?;
-        Ok((rows > 0).then_some(Versioned { value: write.value, version: next }))
-    }
-
-    fn stopped<E>(&self, stop: Stop<E>, key: &Key) -> UpdateError<E> {
-        match stop {
-            Stop::Told(error) => error,
-            Stop::Unread(failed) => self.rows.error(failed, Action::Read, key).into(),
-            Stop::Unwritten(failed) => self.rows.error(failed, Action::Update, key).into(),
-        }
-    }
-}
-
-/// What an attempt starts from.
-enum Start<V> {
-    Known(Versioned<V>),
-    Read { by: Instant },
-}
-
-/// Why an attempt ended without a change.
-enum Stop<E> {
-    /// The computation returned this error.
-    Told(UpdateError<E>),
-    /// The attempt failed before a statement that changes anything was sent.
-    Unread(Failed),
-    Unwritten(Failed),
-}
-
-impl<E> Stop<E> {
-    fn failed(&self) -> Option<&Failed> {
-        match self {
-            Self::Told(_) => None,
-            Self::Unread(failed) | Self::Unwritten(failed) => Some(failed),
-        }
-    }
-
-    fn is_contention(&self) -> bool {
-        self.failed().is_some_and(Failed::is_contention)
-    }
-
-    fn is_in_doubt(&self) -> bool {
-        self.failed().is_some_and(Failed::is_in_doubt)
-    }
-}
-
-impl<E, F: Into<Failed>> From<F> for Stop<E> {
-    fn from(failed: F) -> Self {
-        Self::Unread(failed.into())
+        self.change_in(tx, &Key::new(key)?, plain(&mut compute)).await
     }
 }
 

@@ -17,6 +17,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::watch::{Watch, work};
 
+crate::suite::tests!(
+    MARIADB(a_mariadb_that_is_killed_loses_nothing, a_mariadb_whose_clock_is_stepped_fences),
+    POSTGRES(a_postgres_that_is_killed_loses_nothing, a_postgres_whose_clock_is_stepped_fences)
+);
+
 const KEYS: [&str; 3] = ["one", "two", "three"];
 /// Longer than a server takes to restart.
 const LEASE: Duration = Duration::from_secs(60);
@@ -261,15 +266,13 @@ where
 }
 
 macro_rules! on {
-    ($feature:literal, $folder:literal, $database:ty, $killed:ident, $stepped:ident) => {
-        #[cfg(feature = $feature)]
+    ($folder:literal, $database:ty, $killed:ident, $stepped:ident) => {
         pub async fn $killed(folder: std::path::PathBuf) {
             let server = Alone::<$database>::new(&folder, $folder).await;
             let (sure, unknown) = killed(&server).await;
             assert_fenced(&sqlx::query_scalar(TOKENS).fetch_all(&server.pool).await.unwrap(), sure, unknown);
         }
 
-        #[cfg(feature = $feature)]
         pub async fn $stepped(folder: std::path::PathBuf) {
             let server = Alone::<$database>::new(&folder, $folder).await;
             let (sure, unknown) = stepped(&server).await;
@@ -278,11 +281,5 @@ macro_rules! on {
     };
 }
 
-on!(
-    "postgres",
-    "postgres",
-    sqlx::Postgres,
-    a_postgres_that_is_killed_loses_nothing,
-    a_postgres_whose_clock_is_stepped_fences
-);
-on!("mysql", "mariadb", sqlx::MySql, a_mariadb_that_is_killed_loses_nothing, a_mariadb_whose_clock_is_stepped_fences);
+on!("postgres", sqlx::Postgres, a_postgres_that_is_killed_loses_nothing, a_postgres_whose_clock_is_stepped_fences);
+on!("mariadb", sqlx::MySql, a_mariadb_that_is_killed_loses_nothing, a_mariadb_whose_clock_is_stepped_fences);

@@ -1,24 +1,40 @@
 //! Exclusion on a Galera cluster: the first client to commit holds the key, whichever nodes the
 //! others use.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use rowlock::{Error, LeaseLock, Reason, Status};
-use sqlx::{AssertSqlSafe, mysql::MySqlPoolOptions};
+use sqlx::{
+    AssertSqlSafe, MySqlPool,
+    mysql::{MySqlConnectOptions, MySqlPoolOptions},
+};
 use tokio::time::sleep;
 
 use crate::{
     nodes::{Cluster, pool},
     relay::Relay,
-    watch::{Watch, work},
+    watch::{Watch, lead, share, work},
 };
+
+crate::suite::tests!(GALERA(
+    no_key_is_held_twice_while_nodes_stop_and_return,
+    no_permit_is_held_twice_and_no_two_lead_while_a_node_is_killed,
+    no_reader_is_beside_a_writer_while_a_node_is_killed,
+    a_node_that_is_behind_grants_nothing,
+    a_look_at_a_node_that_is_behind_lets_no_reader_in,
+    a_session_that_waits_for_the_cluster_takes_no_lease_for_lost
+));
 
 const KEYS: [&str; 3] = ["one", "two", "three"];
 const LEASE: Duration = Duration::from_secs(3);
 
 /// Two workers at each node, and two behind a balancer that may send each connection to another
 /// node. One node is asked to stop, another is killed, and each restarts.
-pub async fn no_key_is_held_twice_while_nodes_stop_and_return(folder: PathBuf) {
+async fn no_key_is_held_twice_while_nodes_stop_and_return(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let relay = Relay::before(&cluster.urls).await;
     let watch = Watch::default();
@@ -54,9 +70,103 @@ pub async fn no_key_is_held_twice_while_nodes_stop_and_return(folder: PathBuf) {
     }
 }
 
+/// Two workers and two candidates at each node. Half of the workers know of one permit less, as while
+/// a change of their number is deployed.
+async fn no_permit_is_held_twice_and_no_two_lead_while_a_node_is_killed(folder: PathBuf) {
+    let cluster = Cluster::new(folder).await;
+    let (watch, mut workers) = (Watch::default(), Vec::new());
+    for place in 0..6 {
+        let node = place % 3 + 1;
+        let lock = cluster.lock(node).lease(LEASE).unwrap();
+        let semaphore = lock.semaphore("permits", if place < 3 { 2 } else { 3 }).unwrap();
+        workers.push(tokio::spawn(work(semaphore, format!("worker at {node}"), &["permits"], watch.clone())));
+        let election = lock.election("leader").unwrap();
+        workers.push(tokio::spawn(lead(election, format!("candidate at {node}"), watch.clone())));
+    }
+    sleep(Duration::from_secs(3)).await;
+    cluster.kill(3).await;
+    sleep(LEASE).await;
+    for who in ["worker at 1", "candidate at 1"] {
+        watch.goes_on(who, "without node 3").await;
+    }
+    cluster.start(3).await;
+    for who in ["worker at 3", "candidate at 3"] {
+        watch.goes_on(who, "when it is there again").await;
+    }
+    watch.end(workers).await;
+    watch.tell("permits and leaders, a node killed");
+    watch.assert_right();
+    let granted: Vec<String> = watch.keys().into_iter().collect();
+    assert_eq!(granted, ["leader", "permits#1", "permits#2", "permits#3"]);
+}
+
+/// A reader and a writer at each node, and behind a balancer, where a claim and the look that follows
+/// it may be sent to different nodes.
+async fn no_reader_is_beside_a_writer_while_a_node_is_killed(folder: PathBuf) {
+    let cluster = Cluster::new(folder).await;
+    let relay = Relay::before(&cluster.urls).await;
+    let (watch, mut workers) = (Watch::default(), Vec::new());
+    for place in ["1", "2", "3", "any"] {
+        let lock = match place.parse() {
+            Ok(node) => cluster.lock(node),
+            Err(_) => LeaseLock::new(pool(&relay.url(&cluster.urls[0]))),
+        };
+        let lock = lock.lease(LEASE).unwrap().read_write("shared").unwrap();
+        workers.push(tokio::spawn(share(lock.clone(), false, format!("reader at {place}"), watch.clone())));
+        workers.push(tokio::spawn(share(lock, true, format!("writer at {place}"), watch.clone())));
+    }
+    sleep(Duration::from_secs(3)).await;
+    cluster.kill(3).await;
+    sleep(LEASE).await;
+    for who in ["reader at 1", "writer at 2"] {
+        watch.goes_on(who, "without node 3").await;
+    }
+    cluster.start(3).await;
+    for who in ["reader at 3", "writer at 3"] {
+        watch.goes_on(who, "when it is there again").await;
+    }
+    watch.end(workers).await;
+    watch.tell("readers and writers, a node killed");
+    watch.assert_right();
+}
+
+/// As behind a balancer: the reader claims at one node, and looks at another, which sees the name as
+/// free. The look waits until that node knows of the writer.
+async fn a_look_at_a_node_that_is_behind_lets_no_reader_in(folder: PathBuf) {
+    let cluster = Cluster::new(folder).await;
+    let writers = cluster.lock(1).read_write("k").unwrap();
+    let (pool, then) = (Arc::new(OnceLock::<MySqlPool>::new()), Arc::new(OnceLock::new()));
+    let (own, next) = (pool.clone(), then.clone());
+    // Each statement has a connection of its own, the second one to another node.
+    let options = MySqlPoolOptions::new().max_connections(4).after_release(|_, _| Box::pin(async { Ok(false) }));
+    let options = options.after_connect(move |_, _| {
+        if let (Some(pool), Some(options)) = (own.get(), next.get()) {
+            pool.set_connect_options(MySqlConnectOptions::clone(options));
+        }
+        Box::pin(async { Ok(()) })
+    });
+    let pool = pool.get_or_init(|| options.connect_lazy(&cluster.urls[0]).unwrap());
+    let readers = LeaseLock::builder(pool.clone()).share_pool().build().unwrap().read_write("k").unwrap();
+    writers.try_write().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+    readers.try_read().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+    while pool.size() > 0 {
+        sleep(Duration::from_millis(20)).await; // some are kept for the next statement of their kind
+    }
+    cluster.caught_up().await;
+    let behind = cluster.behind(2).await;
+    let writer = writers.try_write().await.unwrap().acquired().unwrap();
+    then.set(cluster.urls[1].parse().unwrap()).unwrap();
+    let late = tokio::spawn(async move { readers.try_read().await });
+    sleep(Duration::from_secs(1)).await;
+    assert!(is_free_at(&cluster, 2).await && !late.is_finished(), "the node does not know of the writer");
+    behind.over().await;
+    assert_eq!(late.await.unwrap().unwrap().refused().unwrap().reason, Reason::Held);
+    writer.release(Status::Succeeded).await.unwrap();
+}
+
 /// The node sees the key as free. Its claim must still be certified after the claim that was
 /// committed first.
-pub async fn a_node_that_is_behind_grants_nothing(folder: PathBuf) {
+async fn a_node_that_is_behind_grants_nothing(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let [first, second] = [1, 2].map(|node| cluster.lock(node));
     for lock in [&first, &second] {
@@ -80,7 +190,7 @@ async fn is_free_at(cluster: &Cluster, node: usize) -> bool {
 }
 
 /// As behind a balancer: the claim is made at one node, and its release is sent to another.
-pub async fn a_session_that_waits_for_the_cluster_takes_no_lease_for_lost(folder: PathBuf) {
+async fn a_session_that_waits_for_the_cluster_takes_no_lease_for_lost(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     assert!(matches!(released_behind(&cluster, "hasty", 0).await, Err(Error::Lost { .. })));
     released_behind(&cluster, "patient", 3).await.unwrap();
@@ -92,7 +202,7 @@ async fn released_behind(cluster: &Cluster, key: &str, sync_wait: u32) -> Result
         Box::pin(async move { sqlx::raw_sql(setting).execute(conn).await.map(drop) })
     });
     let pool = there.connect(&cluster.urls[0]).await.unwrap();
-    let lock = LeaseLock::new(pool.clone()).share_pool();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     let behind = cluster.behind(2).await;
     let lease = lock.try_acquire(key).await.unwrap().acquired().unwrap();
     pool.set_connect_options(cluster.urls[1].parse().unwrap());

@@ -11,10 +11,12 @@ use tokio::time::{sleep, timeout};
 
 use crate::{nodes::Cluster, watch::Watch};
 
+crate::suite::tests!(GALERA(waiters_on_all_nodes_are_served_in_the_order_of_arrival, philosophers_on_all_nodes_eat));
+
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// The waiters arrive at longer intervals than the delay of a node in this test.
-pub async fn waiters_on_all_nodes_are_served_in_the_order_of_arrival(folder: PathBuf) {
+async fn waiters_on_all_nodes_are_served_in_the_order_of_arrival(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let holder = cluster.lock(1).try_acquire("k").await.unwrap().acquired().unwrap();
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -51,7 +53,7 @@ async fn places(cluster: &Cluster, count: i64) {
 
 /// Each philosopher needs two forks at once, and its neighbours use other nodes. All of them eat,
 /// and no fork is held twice.
-pub async fn philosophers_on_all_nodes_eat(folder: PathBuf) {
+async fn philosophers_on_all_nodes_eat(folder: PathBuf) {
     const FORKS: [&str; 6] = ["fork 0", "fork 1", "fork 2", "fork 3", "fork 4", "fork 5"];
     const MEALS: usize = 8;
     let cluster = Cluster::new(folder).await;

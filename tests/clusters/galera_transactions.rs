@@ -18,6 +18,14 @@ use crate::{
     relay::Relay,
 };
 
+crate::suite::tests!(GALERA(
+    no_update_is_lost_with_workers_on_all_nodes,
+    a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lease,
+    a_holder_that_another_node_took_over_from_cannot_commit,
+    a_node_that_is_behind_is_not_believed_about_a_commit,
+    a_commit_whose_node_is_killed_is_not_guessed
+));
+
 const PERSISTENT: Retry = Retry { attempts: 100_000, within: Duration::from_secs(120) };
 
 /// Reads, and writes a value computed from what it read: only exclusion keeps the balance exact.
@@ -33,7 +41,7 @@ async fn paid(cluster: &Cluster) -> (i64, i64) {
     (balance, cluster.number(1, "SELECT COUNT(*) FROM payment").await)
 }
 
-pub async fn no_update_is_lost_with_workers_on_all_nodes(folder: PathBuf) {
+async fn no_update_is_lost_with_workers_on_all_nodes(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let mut workers = Vec::new();
     for place in 0..6 {
@@ -51,7 +59,7 @@ pub async fn no_update_is_lost_with_workers_on_all_nodes(folder: PathBuf) {
 }
 
 /// Another program writes the same row of the application at another node, and commits first.
-pub async fn a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lease(folder: PathBuf) {
+async fn a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lease(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let lock = cluster.lock(1).min_interval(Duration::from_secs(3600)).unwrap();
     let (runs, other) = (Arc::new(AtomicU32::new(0)), cluster.pools[1].clone());
@@ -70,7 +78,7 @@ pub async fn a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lea
     assert_eq!(paid(&cluster).await, (101, 1));
 }
 
-pub async fn a_holder_that_another_node_took_over_from_cannot_commit(folder: PathBuf) {
+async fn a_holder_that_another_node_took_over_from_cannot_commit(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let (first, second) = (cluster.lock(1), cluster.lock(2));
     let lock = first.retry(Retry { attempts: 1, within: Duration::from_secs(10) }).unwrap();
@@ -91,7 +99,7 @@ pub async fn a_holder_that_another_node_took_over_from_cannot_commit(folder: Pat
 
 /// Behind a balancer the query for the outcome of a COMMIT reaches another node. That node has the
 /// claim, and does not have the COMMIT yet.
-pub async fn a_node_that_is_behind_is_not_believed_about_a_commit(folder: PathBuf) {
+async fn a_node_that_is_behind_is_not_believed_about_a_commit(folder: PathBuf) {
     let cluster = Arc::new(Cluster::new(folder).await);
     let relay = Arc::new(Relay::before(&cluster.urls[..1]).await);
     let lock = LeaseLock::new(pool_of(&relay.url(&cluster.urls[0]), 1)).retry(PERSISTENT).unwrap();
@@ -124,11 +132,11 @@ pub async fn a_node_that_is_behind_is_not_believed_about_a_commit(folder: PathBu
 }
 
 /// Every COMMIT is known to be done or not done, or is reported as unknown.
-pub async fn a_commit_whose_node_is_killed_is_not_guessed(folder: PathBuf) {
+async fn a_commit_whose_node_is_killed_is_not_guessed(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let relay = Relay::before(&cluster.urls[2..]).await;
-    let lock = LeaseLock::new(pool(&relay.url(&cluster.urls[2]))).retry(PERSISTENT).unwrap();
-    let lock = lock.time_limit(Duration::from_secs(20)).unwrap();
+    let lock = LeaseLock::builder(pool(&relay.url(&cluster.urls[2]))).time_limit(Duration::from_secs(20)).build();
+    let lock = lock.unwrap().retry(PERSISTENT).unwrap();
     let done = Arc::new(AtomicU32::new(0));
     let worker = tokio::spawn({
         let done = done.clone();

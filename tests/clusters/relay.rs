@@ -49,18 +49,15 @@ impl Relay {
 
     /// Loses the reply to the next COMMIT, and accepts no connection after that until it is
     /// [opened](Self::open).
-    #[cfg(feature = "mysql")]
     pub fn lose_a_commit(&self) {
         self.way.loses.store(true, SeqCst);
     }
 
     /// Waits until that has happened.
-    #[cfg(feature = "mysql")]
     pub async fn lost(&self) {
         self.way.lost.subscribe().wait_for(|lost| *lost).await.unwrap();
     }
 
-    #[cfg(feature = "mysql")]
     pub fn open(&self) {
         self.way.closed.send_replace(false);
     }

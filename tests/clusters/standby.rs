@@ -12,8 +12,14 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     relay::Relay,
+    ticks::{TABLE, Ticking},
     watch::{Watch, work},
 };
+
+crate::suite::tests!(
+    SYNCHRONOUS(no_claim_is_lost_when_a_synchronous_standby_takes_over),
+    ASYNCHRONOUS(a_grant_that_the_standby_never_saw_is_fenced)
+);
 
 const KEYS: [&str; 3] = ["one", "two", "three"];
 const LEASE: Duration = Duration::from_secs(20);
@@ -47,7 +53,7 @@ impl Pair {
     }
 
     fn lock(&self) -> LeaseLock<Postgres> {
-        LeaseLock::new(self.pool()).lease(LEASE).unwrap().time_limit(LEASE).unwrap()
+        LeaseLock::builder(self.pool()).time_limit(LEASE).build().unwrap().lease(LEASE).unwrap()
     }
 
     /// Kills the primary with SIGKILL, promotes the standby, and directs clients to it.
@@ -97,7 +103,7 @@ async fn payments(lock: LeaseLock<Postgres>, until: Instant) -> (i64, i64) {
     (sure, unknown)
 }
 
-pub async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: PathBuf) {
+async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: PathBuf) {
     let pair = Pair::new(folder).await;
     until(
         "a synchronous standby",
@@ -111,10 +117,13 @@ pub async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: Path
     let workers = (0..6).map(|_| tokio::spawn(work(pair.lock(), "worker".into(), &KEYS, watch.clone()))).collect();
     let retry = Retry { attempts: 100_000, within: PATIENCE };
     let payers: Vec<_> = (0..2).map(|_| tokio::spawn(payments(pair.lock().retry(retry).unwrap(), end))).collect();
+    sqlx::raw_sql(TABLE).execute(&pair.pool()).await.unwrap();
+    let ticking = Ticking::start(&[pair.pool(), pair.pool(), pair.pool()]).await;
     sleep(Duration::from_secs(3)).await;
     pair.fail_over().await;
     watch.goes_on("worker", "at the standby").await;
     watch.end(workers).await;
+    ticking.ends(&pair.pool(), "schedules, the primary was killed").await;
     watch.tell("the primary was killed");
     watch.assert_right();
     let (mut sure, mut unknown) = (0, 0);
@@ -138,7 +147,7 @@ pub async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: Path
 }
 
 /// Shows what an asynchronous standby can lose, and what still holds.
-pub async fn a_grant_that_the_standby_never_saw_is_fenced(folder: PathBuf) {
+async fn a_grant_that_the_standby_never_saw_is_fenced(folder: PathBuf) {
     let pair = Pair::new(folder).await;
     let first = pair.lock();
     first.try_acquire("k").await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();

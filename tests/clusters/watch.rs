@@ -2,22 +2,23 @@
 //! higher than any before.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     error::Error as StdError,
     fmt::Display,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use rowlock::{Attempt, Error, LeaseLock, Status};
+use rowlock::{Attempt, Database, Election, Error, ReadWriteLock, ResourceLock, Status, Token};
 use tokio::{
     task::JoinHandle,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 #[derive(Default)]
 struct Seen {
     inside: HashMap<String, String>,
+    readers: HashMap<String, BTreeSet<String>>,
     last: HashMap<String, i64>,
     wrong: Vec<String>,
     entered: BTreeMap<String, u64>,
@@ -36,6 +37,10 @@ impl Watch {
         if let Some(other) = seen.inside.insert(key.into(), who.into()) {
             seen.wrong.push(format!("{key}: {who} came in under {token} while {other} was there"));
         }
+        if let Some(readers) = seen.readers.get(key).filter(|readers| !readers.is_empty()) {
+            let text = format!("{key}: {who} came in under {token} while {readers:?} read");
+            seen.wrong.push(text);
+        }
         if let Some(last) = seen.last.insert(key.into(), token)
             && token <= last
         {
@@ -46,6 +51,25 @@ impl Watch {
 
     pub fn leave(&self, key: &str) {
         self.0.lock().unwrap().inside.remove(key);
+    }
+
+    /// A reader comes in. The token is that of the last writer before it.
+    pub fn enter_as_reader(&self, key: &str, writer_token: Option<i64>, who: &str) {
+        let mut seen = self.0.lock().unwrap();
+        if let Some(writer) = seen.inside.get(key) {
+            let text = format!("{key}: {who} reads while {writer} writes");
+            seen.wrong.push(text);
+        }
+        let last = seen.last.get(key).copied();
+        if writer_token < last {
+            seen.wrong.push(format!("{key}: {who} reads under {writer_token:?} after {last:?}"));
+        }
+        seen.readers.entry(key.into()).or_default().insert(who.into());
+        *seen.entered.entry(who.into()).or_default() += 1;
+    }
+
+    pub fn leave_as_reader(&self, key: &str, who: &str) {
+        self.0.lock().unwrap().readers.get_mut(key).unwrap().remove(who);
     }
 
     /// While servers end and restart, each call fails with a retryable error, or has lost its
@@ -84,8 +108,12 @@ impl Watch {
         }
     }
 
+    /// All keys that were granted.
+    pub fn keys(&self) -> BTreeSet<String> {
+        self.0.lock().unwrap().last.keys().cloned().collect()
+    }
+
     /// The highest token that was granted.
-    #[cfg(feature = "mysql")]
     pub fn last(&self, key: &str) -> i64 {
         self.0.lock().unwrap().last.get(key).copied().unwrap_or_default()
     }
@@ -122,20 +150,46 @@ fn summary(error: &(dyn StdError + 'static)) -> String {
     name
 }
 
-/// Acquires these keys one after the other, in random order, until it is stopped.
-pub async fn work<DB: rowlock::Database>(
-    lock: LeaseLock<DB>,
-    who: String,
-    keys: &'static [&'static str],
-    watch: Watch,
-) {
+/// Acquires these keys one after the other, in random order, until it is stopped. A semaphore grants
+/// a permit instead.
+pub async fn work<DB: Database>(lock: impl ResourceLock<DB>, who: String, keys: &'static [&'static str], watch: Watch) {
     while !watch.is_over() {
         let key = keys[fastrand::usize(..keys.len())];
         match lock.acquire(key, Duration::from_secs(2)).await {
-            Ok(Attempt::Acquired(lease)) => {
-                watch.enter(key, lease.token().get(), &who);
+            Ok(Attempt::Acquired(grant)) => {
+                let key = grant.key().to_string();
+                watch.enter(&key, grant.token().get(), &who);
                 sleep(Duration::from_millis(fastrand::u64(1..10))).await;
-                watch.leave(key);
+                watch.leave(&key);
+                if let Err(error) = lock.release(grant, Status::Succeeded).await {
+                    watch.failed(&who, &error);
+                }
+            }
+            Ok(Attempt::Refused(_)) => {}
+            Err(error) => {
+                watch.failed(&who, &error);
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+/// Reads or writes, until it is stopped.
+pub async fn share<DB: Database>(lock: ReadWriteLock<DB>, writes: bool, who: String, watch: Watch) {
+    let (name, wait) = (lock.name().to_string(), Duration::from_secs(2));
+    while !watch.is_over() {
+        let attempt = if writes { lock.write(wait).await } else { lock.read(wait).await };
+        match attempt {
+            Ok(Attempt::Acquired(lease)) => {
+                match writes {
+                    true => watch.enter(&name, lease.token().get(), &who),
+                    false => watch.enter_as_reader(&name, lease.writer_token().map(Token::get), &who),
+                }
+                sleep(Duration::from_millis(fastrand::u64(1..10))).await;
+                match writes {
+                    true => watch.leave(&name),
+                    false => watch.leave_as_reader(&name, &who),
+                }
                 if let Err(error) = lease.release(Status::Succeeded).await {
                     watch.failed(&who, &error);
                 }
@@ -145,6 +199,27 @@ pub async fn work<DB: rowlock::Database>(
                 watch.failed(&who, &error);
                 sleep(Duration::from_millis(50)).await;
             }
+        }
+    }
+}
+
+/// Leads for short terms, until it is stopped.
+pub async fn lead<DB: Database>(election: Election<DB>, who: String, watch: Watch) {
+    struct Inside(Watch, String);
+    impl Drop for Inside {
+        fn drop(&mut self) {
+            self.0.leave(&self.1);
+        }
+    }
+    while !watch.is_over() {
+        let (name, inside, label) = (election.name().to_string(), watch.clone(), who.clone());
+        let led = election.lead(async move |leadership| {
+            inside.enter(&name, leadership.term().get(), &label);
+            let _inside = Inside(inside.clone(), name.clone());
+            sleep(Duration::from_millis(fastrand::u64(1..10))).await;
+        });
+        if let Ok(Err(error)) = timeout(Duration::from_secs(2), led).await {
+            watch.failed(&who, &error);
         }
     }
 }

@@ -2,15 +2,37 @@
 
 use std::time::Duration;
 
+use harness::{TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Attempt, Reason, Rules, Status};
 use tokio::time::Instant;
 
-use crate::harness::{TestDatabase, TestDb, acquired, eventually, refused};
+harness::tests!(
+    everywhere(
+        a_wait_that_never_got_a_connection_changed_nothing,
+        a_free_key_is_acquired,
+        a_held_key_is_refused_with_who_since_and_until,
+        a_released_key_is_free_at_once,
+        tokens_grow_and_never_fall,
+        a_window_refuses_until_it_is_over,
+        a_failed_run_may_be_repeated_at_once_on_request,
+        an_expired_claim_is_taken_over_and_named,
+        an_abandoned_claim_is_taken_over_at_once,
+        article_rules_leave_failures_and_crashes_to_an_operator,
+        another_programs_lock_is_respected,
+        a_try_does_not_wait_for_a_locked_row,
+        a_try_ends_at_its_time_limit_behind_an_uncommitted_insert,
+        a_lease_that_comes_too_late_is_not_given,
+        keys_are_compared_byte_by_byte,
+        the_row_says_what_the_article_says,
+        a_dropped_try_leaves_no_statement_on_a_pooled_connection
+    ),
+    everywhere.alone(a_try_ends_at_its_time_limit_with_the_pool_empty)
+);
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-pub async fn a_free_key_is_acquired<DB: TestDatabase>(db: TestDb<DB>) {
-    let lease = acquired(db.lock().label("me").unwrap().try_acquire("k").await);
+async fn a_free_key_is_acquired<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.builder().label("me").build().unwrap().try_acquire("k").await);
     assert_eq!(lease.key().as_str(), "k");
     assert!(lease.is_held() && lease.taken_over_from().is_none());
     assert!(lease.time_left() > Duration::from_secs(25), "{:?}", lease.time_left());
@@ -18,9 +40,9 @@ pub async fn a_free_key_is_acquired<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(db.number("SELECT token FROM t_resource_lock").await, Some(lease.token().get()));
 }
 
-pub async fn a_held_key_is_refused_with_who_since_and_until<DB: TestDatabase>(db: TestDb<DB>) {
-    let lease = acquired(db.lock().label("first").unwrap().try_acquire("k").await);
-    let refusal = refused(db.lock().label("second").unwrap().try_acquire("k").await);
+async fn a_held_key_is_refused_with_who_since_and_until<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = acquired(db.builder().label("first").build().unwrap().try_acquire("k").await);
+    let refusal = refused(db.builder().label("second").build().unwrap().try_acquire("k").await);
     assert_eq!((refusal.reason, refusal.by.as_str(), refusal.key.as_str()), (Reason::Held, "first", "k"));
     let (since, until) = (refusal.since.unwrap(), refusal.until.unwrap());
     assert_eq!((until - since).num_seconds(), 30);
@@ -30,7 +52,7 @@ pub async fn a_held_key_is_refused_with_who_since_and_until<DB: TestDatabase>(db
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_released_key_is_free_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_released_key_is_free_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     for status in [Status::Succeeded, Status::Failed] {
         acquired(lock.try_acquire("k").await).release(status).await.unwrap();
@@ -43,7 +65,7 @@ pub async fn a_released_key_is_free_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     }
 }
 
-pub async fn tokens_grow_and_never_fall<DB: TestDatabase>(db: TestDb<DB>) {
+async fn tokens_grow_and_never_fall<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let mut last = 0;
     for _ in 0..20 {
@@ -62,7 +84,7 @@ pub async fn tokens_grow_and_never_fall<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(acquired(lock.try_acquire("k").await).token().get() > last);
 }
 
-pub async fn a_window_refuses_until_it_is_over<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_window_refuses_until_it_is_over<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().min_interval(30 * MINUTE).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     assert_eq!(db.number("SELECT time FROM t_resource_lock").await, Some(60), "the article's default");
@@ -79,7 +101,7 @@ pub async fn a_window_refuses_until_it_is_over<DB: TestDatabase>(db: TestDb<DB>)
     assert_eq!(db.number("SELECT time FROM t_resource_lock WHERE key_resource = 'long'").await, Some(91));
 }
 
-pub async fn a_failed_run_may_be_repeated_at_once_on_request<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_failed_run_may_be_repeated_at_once_on_request<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().min_interval(MINUTE).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Failed).await.unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::WithinWindow);
@@ -88,8 +110,8 @@ pub async fn a_failed_run_may_be_repeated_at_once_on_request<DB: TestDatabase>(d
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::WithinWindow);
 }
 
-pub async fn an_expired_claim_is_taken_over_and_named<DB: TestDatabase>(db: TestDb<DB>) {
-    let first = acquired(db.lock().label("crashed").unwrap().try_acquire("k").await);
+async fn an_expired_claim_is_taken_over_and_named<DB: TestDatabase>(db: TestDb<DB>) {
+    let first = acquired(db.builder().label("crashed").build().unwrap().try_acquire("k").await);
     db.set("k", &format!("expires_at = {}", DB::ago(1))).await;
     let second = acquired(db.lock().try_acquire("k").await);
     let prior = second.taken_over_from().unwrap();
@@ -100,7 +122,7 @@ pub async fn an_expired_claim_is_taken_over_and_named<DB: TestDatabase>(db: Test
     assert_eq!(third.taken_over_from(), None);
 }
 
-pub async fn an_abandoned_claim_is_taken_over_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_abandoned_claim_is_taken_over_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let lease = acquired(lock.try_acquire("k").await);
     let token = lease.token();
@@ -112,7 +134,7 @@ pub async fn an_abandoned_claim_is_taken_over_at_once<DB: TestDatabase>(db: Test
     assert_eq!(next.taken_over_from().unwrap().token, token);
 }
 
-pub async fn article_rules_leave_failures_and_crashes_to_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
+async fn article_rules_leave_failures_and_crashes_to_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().rules(Rules::Article).retry_failed_at_once();
     let lease = acquired(lock.try_acquire("k").await);
     lease.release(Status::Failed).await.unwrap();
@@ -126,7 +148,7 @@ pub async fn article_rules_leave_failures_and_crashes_to_an_operator<DB: TestDat
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::TimedOutUnfinished);
 }
 
-pub async fn another_programs_lock_is_respected<DB: TestDatabase>(db: TestDb<DB>) {
+async fn another_programs_lock_is_respected<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     // The article's statements set `begin_time` and leave this crate's columns unchanged.
@@ -135,13 +157,13 @@ pub async fn another_programs_lock_is_respected<DB: TestDatabase>(db: TestDb<DB>
     let refusal = refused(lock.try_acquire("k").await);
     assert_eq!((refusal.reason, refusal.by.as_str(), refusal.until), (Reason::HeldByAnotherProgram, "10.0.0.7", None));
     // The claim is two hours old in UTC. By a clock two hours west of UTC, it has just begun.
-    let west = db.lock().article_clients(chrono::FixedOffset::west_opt(7200).unwrap());
+    let west = db.builder().article_clients(chrono::FixedOffset::west_opt(7200).unwrap()).build().unwrap();
     assert!(refused(west.try_acquire("k").await).until.is_some());
-    let utc = db.lock().article_clients(chrono::FixedOffset::east_opt(0).unwrap());
+    let utc = db.builder().article_clients(chrono::FixedOffset::east_opt(0).unwrap()).build().unwrap();
     assert_eq!(acquired(utc.try_acquire("k").await).taken_over_from().unwrap().label, "10.0.0.7");
 }
 
-pub async fn a_try_does_not_wait_for_a_locked_row<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_try_does_not_wait_for_a_locked_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
@@ -156,9 +178,10 @@ pub async fn a_try_does_not_wait_for_a_locked_row<DB: TestDatabase>(db: TestDb<D
     acquired(lock.try_acquire("k").await);
 }
 
-pub async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
-    let lock = rowlock::LeaseLock::new(pool.clone()).share_pool().time_limit(Duration::from_millis(200)).unwrap();
+    let lock =
+        rowlock::LeaseLock::builder(pool.clone()).share_pool().time_limit(Duration::from_millis(200)).build().unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let only = pool.acquire().await.unwrap();
     let started = Instant::now();
@@ -173,11 +196,29 @@ pub async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: TestDatabase>(
     acquired(lock.try_acquire("k").await);
 }
 
+/// The request waits for a connection when the time is over, so it was not sent.
+async fn a_wait_that_never_got_a_connection_changed_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
+    let lock = rowlock::LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    let only = pool.acquire().await.unwrap();
+    let error = lock.acquire("k", Duration::from_millis(200)).await.unwrap_err();
+    assert!(error.to_string().contains("nothing was changed"), "{error}");
+    assert!(error.is_retryable());
+    drop(only);
+    acquired(lock.try_acquire("k").await);
+}
+
 /// The pool's connection is available only after the lease would have ended. The request goes on,
 /// and the lease that it returns is valid.
-pub async fn a_lease_that_comes_too_late_is_not_given<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lease_that_comes_too_late_is_not_given<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
-    let lock = rowlock::LeaseLock::new(pool.clone()).share_pool().lease(Duration::from_millis(500)).unwrap();
+    let lock = rowlock::LeaseLock::builder(pool.clone())
+        .share_pool()
+        .build()
+        .unwrap()
+        .lease(Duration::from_millis(500))
+        .unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let only = pool.acquire().await.unwrap();
     let attempt = tokio::spawn({
@@ -192,11 +233,11 @@ pub async fn a_lease_that_comes_too_late_is_not_given<DB: TestDatabase>(db: Test
     assert!(attempt.await.unwrap());
 }
 
-pub async fn a_try_ends_at_its_time_limit_behind_an_uncommitted_insert<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_try_ends_at_its_time_limit_behind_an_uncommitted_insert<DB: TestDatabase>(db: TestDb<DB>) {
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, "INSERT INTO t_resource_lock (key_resource) VALUES ('k')").await.unwrap();
-    let lock = db.lock().time_limit(Duration::from_millis(300)).unwrap();
+    let lock = db.builder().time_limit(Duration::from_millis(300)).build().unwrap();
     let started = Instant::now();
     let error = lock.try_acquire("k").await.unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
@@ -212,7 +253,7 @@ pub async fn a_try_ends_at_its_time_limit_behind_an_uncommitted_insert<DB: TestD
         .await;
 }
 
-pub async fn keys_are_compared_byte_by_byte<DB: TestDatabase>(db: TestDb<DB>) {
+async fn keys_are_compared_byte_by_byte<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let longest = "x".repeat(255);
     let mut leases = Vec::new();
@@ -228,8 +269,8 @@ pub async fn keys_are_compared_byte_by_byte<DB: TestDatabase>(db: TestDb<DB>) {
     }
 }
 
-pub async fn the_row_says_what_the_article_says<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().label("10.1.2.3").unwrap();
+async fn the_row_says_what_the_article_says<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.builder().label("10.1.2.3").build().unwrap();
     let lease = acquired(lock.try_acquire("k").await);
     let ours = "lock_flag = 1 AND status = 'P' AND client_ip = '10.1.2.3' AND end_time IS NULL AND holder IS NOT NULL AND claimed_at = begin_time";
     let recent = format!("begin_time > {} AND begin_time < {}", DB::ago(60_000), DB::ago(-60_000));
@@ -239,7 +280,7 @@ pub async fn the_row_says_what_the_article_says<DB: TestDatabase>(db: TestDb<DB>
     assert_eq!(db.number(&format!("SELECT COUNT(*) FROM t_resource_lock WHERE {free} AND {recent}")).await, Some(1));
 }
 
-pub async fn a_dropped_try_leaves_no_statement_on_a_pooled_connection<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_dropped_try_leaves_no_statement_on_a_pooled_connection<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     let lock = rowlock::LeaseLock::new(pool.clone());
     acquired(lock.try_acquire("other").await).release(Status::Succeeded).await.unwrap();

@@ -2,13 +2,22 @@
 
 use std::time::Duration;
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired};
 use rowlock::{Error, Grant, Reason, ResourceLock, ResourceLockExt, RunOutcome, Status};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{
-    bank::{LEASE, Lock, VERSION, accounts, granted, locks},
-    harness::{PATIENCE, TestDatabase, TestDb, acquired},
-};
+use crate::bank::{LEASE, Lock, VERSION, accounts, granted, locks};
+
+harness::tests!(everywhere(
+    it_waits_until_the_holder_releases,
+    it_waits_until_the_lease_of_a_crashed_holder_ends,
+    it_gives_up_at_its_limit,
+    it_refuses_at_once_where_only_a_window_helps_and_ends_later,
+    it_waits_for_a_window_that_ends_in_time,
+    a_version_is_granted_to_everybody,
+    work_runs_under_both,
+    work_is_cancelled_where_the_lock_can_tell
+));
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -16,7 +25,7 @@ fn waiting<DB: TestDatabase>(lock: Lock<DB>, key: &'static str) -> tokio::task::
     tokio::spawn(async move { granted(lock.acquire(key, MINUTE).await) })
 }
 
-pub async fn it_waits_until_the_holder_releases<DB: TestDatabase>(db: TestDb<DB>) {
+async fn it_waits_until_the_holder_releases<DB: TestDatabase>(db: TestDb<DB>) {
     let holder = acquired(db.lock().try_acquire("k").await);
     let [(_, lock), _] = locks(&db.pool);
     let waiting = waiting(lock, "k");
@@ -29,7 +38,7 @@ pub async fn it_waits_until_the_holder_releases<DB: TestDatabase>(db: TestDb<DB>
 }
 
 /// The lease ends long before its next renewal is due.
-pub async fn it_waits_until_the_lease_of_a_crashed_holder_ends<DB: TestDatabase>(db: TestDb<DB>) {
+async fn it_waits_until_the_lease_of_a_crashed_holder_ends<DB: TestDatabase>(db: TestDb<DB>) {
     let crashed = acquired(db.lock().try_acquire("k").await);
     let since = Instant::now();
     db.set("k", &format!("expires_at = {}", DB::ago(-800))).await;
@@ -43,7 +52,7 @@ pub async fn it_waits_until_the_lease_of_a_crashed_holder_ends<DB: TestDatabase>
     assert_eq!(grant.taken_over_from().unwrap().token, crashed.token());
 }
 
-pub async fn it_gives_up_at_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
+async fn it_gives_up_at_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
     let _holder = acquired(db.lock().try_acquire("k").await);
     let [(_, lock), _] = locks(&db.pool);
     for wait in [Duration::ZERO, Duration::from_millis(400)] {
@@ -54,14 +63,14 @@ pub async fn it_gives_up_at_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
     }
 }
 
-pub async fn it_refuses_at_once_where_only_a_window_helps_and_ends_later<DB: TestDatabase>(db: TestDb<DB>) {
+async fn it_refuses_at_once_where_only_a_window_helps_and_ends_later<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().min_interval(60 * MINUTE).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let refusal = timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap().unwrap().refused().unwrap();
     assert_eq!(refusal.reason, Reason::WithinWindow);
 }
 
-pub async fn it_waits_for_a_window_that_ends_in_time<DB: TestDatabase>(db: TestDb<DB>) {
+async fn it_waits_for_a_window_that_ends_in_time<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().min_interval(Duration::from_secs(1)).unwrap();
     let since = Instant::now();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
@@ -75,7 +84,7 @@ pub async fn it_waits_for_a_window_that_ends_in_time<DB: TestDatabase>(db: TestD
 }
 
 /// A version excludes no caller. A missing row has no version.
-pub async fn a_version_is_granted_to_everybody<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_version_is_granted_to_everybody<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let [_, (name, lock)] = locks(&db.pool);
     let grants = [granted(lock.try_acquire(name).await), granted(lock.acquire(name, MINUTE).await)];
@@ -85,7 +94,7 @@ pub async fn a_version_is_granted_to_everybody<DB: TestDatabase>(db: TestDb<DB>)
     assert!(matches!(&error, Error::NotFound { table, .. } if table == "account"), "{error:?}");
 }
 
-pub async fn work_runs_under_both<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_runs_under_both<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
         for (result, status) in [(Ok("done"), "S"), (Err("failed"), "F")] {
@@ -108,7 +117,7 @@ pub async fn work_runs_under_both<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// The loss of a lease cancels the work. The loss of a version is detected only by its
 /// confirmation.
-pub async fn work_is_cancelled_where_the_lock_can_tell<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_is_cancelled_where_the_lock_can_tell<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let lease = db.lock_for(Duration::from_millis(600));
     let [_, (_, version)] = locks(&db.pool);

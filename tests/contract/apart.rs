@@ -3,6 +3,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use harness::{
+    PATIENCE, TestDatabase, TestDb, acquired, events, eventually,
+    proxy::{Proxy, Way},
+    refused,
+};
 use rowlock::{Certainty, Error, Lease, LeaseLock, Status};
 use sqlx::Pool;
 use tokio::{
@@ -10,16 +15,30 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::{
-    events,
-    fair::KEPT,
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
-    proxy::{Proxy, Way},
-    waiters::places,
-};
+use crate::{fair::KEPT, waiters::places};
+
+harness::tests!(
+    everywhere(
+        a_row_that_cannot_be_renewed_loses_no_other_lease,
+        a_row_that_cannot_be_abandoned_keeps_no_other_key,
+        a_release_that_the_server_refuses_is_tried_again,
+        a_release_that_is_refused_to_the_end_changed_nothing,
+        a_runtime_that_stands_still_loses_no_lease_of_another,
+        a_runtime_that_stands_still_loses_no_lease_of_another_duration
+    ),
+    servers(
+        a_release_without_the_right_to_it_fails_at_once,
+        silent_connections_lose_no_lease,
+        a_request_on_a_silent_connection_is_sent_on_another,
+        a_renewal_that_is_not_driven_any_more_loses_no_other,
+        a_runtime_that_stands_still_loses_no_place_of_another,
+        leases_are_renewed_though_no_connection_can_be_opened,
+        a_renewal_that_comes_after_the_release_tells_of_no_loss
+    )
+);
 
 /// Long enough for a slow machine to renew within a twelfth of it.
-const LEASE: Duration = Duration::from_secs(3);
+const LEASE: Duration = Duration::from_secs(5);
 
 /// Makes the server refuse to change the rows of the keys in the table `refused`, with this error.
 async fn refuse_with<DB: TestDatabase>(db: &TestDb<DB>, sqlstate: &str, number: i32) {
@@ -85,7 +104,7 @@ async fn held_for<DB: TestDatabase>(leases: &[Lease<DB>], time: Duration) {
     }
 }
 
-pub async fn a_row_that_cannot_be_renewed_loses_no_other_lease<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_row_that_cannot_be_renewed_loses_no_other_lease<DB: TestDatabase>(db: TestDb<DB>) {
     refuse(&db).await;
     let lock = db.lock_for(LEASE);
     let mut leases = leases(&lock, 50).await;
@@ -97,7 +116,7 @@ pub async fn a_row_that_cannot_be_renewed_loses_no_other_lease<DB: TestDatabase>
 
 /// The other leases are abandoned at once, and the refused one as soon as the server permits the
 /// change.
-pub async fn a_row_that_cannot_be_abandoned_keeps_no_other_key<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_row_that_cannot_be_abandoned_keeps_no_other_key<DB: TestDatabase>(db: TestDb<DB>) {
     refuse(&db).await;
     let lock = db.lock_for(Duration::from_secs(300));
     let leases = leases(&lock, 50).await;
@@ -108,7 +127,7 @@ pub async fn a_row_that_cannot_be_abandoned_keeps_no_other_key<DB: TestDatabase>
     eventually("the refused one is abandoned", || async { standing(&db).await == 0 }).await;
 }
 
-pub async fn a_release_that_the_server_refuses_is_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release_that_the_server_refuses_is_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
     refuse(&db).await;
     let lease = acquired(db.lock_for(Duration::from_secs(300)).try_acquire("k").await);
     add(&db, "k").await;
@@ -120,7 +139,7 @@ pub async fn a_release_that_the_server_refuses_is_tried_again<DB: TestDatabase>(
     assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
 }
 
-pub async fn a_release_that_is_refused_to_the_end_changed_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release_that_is_refused_to_the_end_changed_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     refuse(&db).await;
     let lease = acquired(db.lock_for(LEASE / 2).try_acquire("k").await);
     add(&db, "k").await;
@@ -132,7 +151,7 @@ pub async fn a_release_that_is_refused_to_the_end_changed_nothing<DB: TestDataba
 }
 
 /// The error is permanent: a retry does not help.
-pub async fn a_release_without_the_right_to_it_fails_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release_without_the_right_to_it_fails_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     refuse_with(&db, "42501", 1142).await;
     let lease = acquired(db.lock_for(Duration::from_secs(300)).try_acquire("k").await);
     add(&db, "k").await;
@@ -160,7 +179,7 @@ async fn all_idle<DB: TestDatabase>(pool: &Pool<DB>) {
 
 /// After a failover in a cloud, existing connections are neither answered nor closed. New
 /// connections are answered.
-pub async fn silent_connections_lose_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
+async fn silent_connections_lose_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let pool = opened::<DB>(proxy.pool(2)).await;
     let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
@@ -174,7 +193,7 @@ pub async fn silent_connections_lose_no_lease<DB: TestDatabase>(db: TestDb<DB>) 
 }
 
 /// The server accepts no further connections. The connections for requests serve the renewals too.
-pub async fn leases_are_renewed_though_no_connection_can_be_opened<DB: TestDatabase>(db: TestDb<DB>) {
+async fn leases_are_renewed_though_no_connection_can_be_opened<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE).unwrap();
     acquired(lock.try_acquire("first").await).release(Status::Succeeded).await.unwrap();
@@ -187,7 +206,7 @@ pub async fn leases_are_renewed_though_no_connection_can_be_opened<DB: TestDatab
 }
 
 /// The renewal was sent before the release, and finds the row without the claim.
-pub async fn a_renewal_that_comes_after_the_release_tells_of_no_loss<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_renewal_that_comes_after_the_release_tells_of_no_loss<DB: TestDatabase>(db: TestDb<DB>) {
     let key = format!("renewed late on {}", db.server.name);
     let proxy = db.proxy().await;
     let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE).unwrap();
@@ -204,11 +223,11 @@ pub async fn a_renewal_that_comes_after_the_release_tells_of_no_loss<DB: TestDat
 }
 
 /// A request without an answer is sent again on another connection long before it is given up.
-pub async fn a_request_on_a_silent_connection_is_sent_on_another<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_request_on_a_silent_connection_is_sent_on_another<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = 4 * LEASE;
     let proxy = db.proxy().await;
     let pool = opened::<DB>(proxy.pool(2)).await;
-    let lock = LeaseLock::new(pool.clone()).lease(lease).unwrap().time_limit(PATIENCE).unwrap();
+    let lock = LeaseLock::builder(pool.clone()).time_limit(PATIENCE).build().unwrap().lease(lease).unwrap();
     let (renewed, abandoned) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
     all_idle(&pool).await;
     let since = Instant::now();
@@ -223,7 +242,7 @@ pub async fn a_request_on_a_silent_connection_is_sent_on_another<DB: TestDatabas
 }
 
 /// Returns a runtime that is driven only until the work is done, and the result of the work.
-fn still<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> (Runtime, T) {
+pub fn still<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> (Runtime, T) {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let driven = std::thread::spawn(move || {
         let done = runtime.block_on(work);
@@ -232,7 +251,29 @@ fn still<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> (
     driven.join().unwrap()
 }
 
-pub async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: TestDatabase>(db: TestDb<DB>) {
+/// The runtime that is driven renews leases of other durations only, until the first one stands
+/// still.
+async fn a_runtime_that_stands_still_loses_no_lease_of_another_duration<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = opened(db.pool_of(4).await).await;
+    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
+    for early in [true, false] {
+        let other = lock.clone().lease(2 * LEASE).unwrap();
+        let before = if early { Some(acquired(lock.try_acquire("before").await)) } else { None };
+        let theirs = pool.clone();
+        let (still, moved) = still(async move {
+            let moved = acquired(other.try_acquire("moved").await);
+            all_idle(&theirs).await;
+            moved
+        });
+        let after = acquired(lock.try_acquire("after").await);
+        held_for(&[moved, after], 3 * LEASE).await;
+        drop(before);
+        still.shutdown_background();
+        assert!(lock.shutdown(PATIENCE).await);
+    }
+}
+
+async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = opened(db.pool_of(4).await).await;
     let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
     let theirs = lock.clone();
@@ -252,7 +293,7 @@ pub async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: TestDatab
 }
 
 /// The runtime stops being driven while a renewal is in flight.
-pub async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = Arc::new(db.proxy().await);
     let pool = opened::<DB>(proxy.pool(4)).await;
     let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
@@ -271,7 +312,7 @@ pub async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: TestDataba
 }
 
 /// Heartbeats and the deletion of a ticket are sent by a task of a runtime that is driven.
-pub async fn a_runtime_that_stands_still_loses_no_place_of_another<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_runtime_that_stands_still_loses_no_place_of_another<DB: TestDatabase>(db: TestDb<DB>) {
     let holder = acquired(db.lock().try_acquire("k").await);
     let pool = opened(db.pool_of(4).await).await;
     let lock = LeaseLock::new(pool.clone()).fair(true);

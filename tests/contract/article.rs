@@ -1,20 +1,8 @@
 //! The article's table and its program. The program knows only the seven columns of that table.
 
 use chrono::{NaiveDateTime, TimeDelta, Utc};
+use harness::{Table, TestDatabase, TestDb};
 use sqlx::Pool;
-
-use crate::harness::{TestDatabase, TestDb};
-
-/// Who created the table that a test uses: this crate or the article.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Table {
-    Ours,
-    Articles,
-}
-
-impl Table {
-    pub const BOTH: [Self; 2] = [Self::Ours, Self::Articles];
-}
 
 /// Returns definitions of the article's table as an application may have it, the most usual one
 /// first.

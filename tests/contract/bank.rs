@@ -2,11 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use harness::{PATIENCE, TestDatabase, TestDb};
 use rowlock::{Attempt, Error, Grant, LeaseLock, ResourceLock, ResourceLockExt, Retry, TransactionError, VersionLock};
 use sqlx::Pool;
 use tokio::time::sleep;
-
-use crate::harness::{PATIENCE, TestDatabase, TestDb};
 
 pub type Lock<DB> = Arc<dyn ResourceLock<DB>>;
 

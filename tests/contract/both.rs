@@ -6,9 +6,10 @@
 
 use std::{future::ready, sync::Arc};
 
+use harness::{PATIENCE, TestDatabase, TestDb};
 use rowlock::{
-    Attempt, BoxFuture, Claim, CommitOutcome, ConfirmAt, Confirmation, Error, Grant, ResourceLock, Retry, Status,
-    TransactionError,
+    Attempt, BoxFuture, Claim, CommitOutcome, ConfirmAt, Confirmation, Error, Grant, Holder, Key, ResourceLock, Retry,
+    Status, Token, TransactionError,
 };
 use sqlx::Pool;
 use tokio::time::timeout;
@@ -16,9 +17,17 @@ use tokio::time::timeout;
 use crate::{
     bank::{Lock, VERSION, accounts, balance, balance_in, deduct, granted, locks, write_in},
     child,
-    harness::{PATIENCE, TestDatabase, TestDb},
     isolation::pool_at,
 };
+
+harness::tests!(everywhere(
+    no_update_is_lost_with_32_workers,
+    no_update_is_lost_with_four_pools,
+    no_update_is_lost_with_four_processes,
+    a_stale_claim_cannot_commit,
+    a_lock_that_confirms_nothing_is_caught,
+    a_lock_of_the_applications_own_loses_no_update
+));
 
 /// Whether a guarantee held, and if not, what was observed.
 pub type Verdict = Result<(), String>;
@@ -88,14 +97,14 @@ where
     confirmation
 }
 
-pub async fn no_update_is_lost_with_32_workers<DB: TestDatabase>(db: TestDb<DB>) {
+async fn no_update_is_lost_with_32_workers<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
         loses_no_update(&db, name, &[lock]).await.unwrap();
     }
 }
 
-pub async fn no_update_is_lost_with_four_pools<DB: TestDatabase>(db: TestDb<DB>) {
+async fn no_update_is_lost_with_four_pools<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let mut pools = Vec::new();
     for _ in 0..4 {
@@ -108,7 +117,7 @@ pub async fn no_update_is_lost_with_four_pools<DB: TestDatabase>(db: TestDb<DB>)
     }
 }
 
-pub async fn no_update_is_lost_with_four_processes<DB: TestDatabase>(db: TestDb<DB>) {
+async fn no_update_is_lost_with_four_processes<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, _) in locks(&db.pool) {
         let before = balance(&db, name).await;
@@ -120,7 +129,7 @@ pub async fn no_update_is_lost_with_four_processes<DB: TestDatabase>(db: TestDb<
     }
 }
 
-pub async fn a_stale_claim_cannot_commit<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_stale_claim_cannot_commit<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
         commits_no_stale_claim(&db, name, &*lock).await.unwrap();
@@ -172,7 +181,7 @@ impl<DB: TestDatabase> ResourceLock<DB> for Unconfirmed<DB> {
     }
 }
 
-pub async fn a_lock_that_confirms_nothing_is_caught<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lock_that_confirms_nothing_is_caught<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
         let mutant = Unconfirmed(lock);
@@ -187,4 +196,53 @@ pub async fn a_lock_that_confirms_nothing_is_caught<DB: TestDatabase>(db: TestDb
         let seen = loses_no_update(&db, VERSION, &[mutant]).await.unwrap_err();
         assert!(seen.starts_with("32 times") && seen.ends_with("[]"), "{seen}");
     }
+}
+
+/// A lock of an application: it reads the version of an account and raises it in the transaction.
+/// It implements what the trait requires, and no more.
+struct Own<DB: TestDatabase>(Pool<DB>);
+
+impl<DB: TestDatabase> ResourceLock<DB> for Own<DB> {
+    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+        Box::pin(async move {
+            let key = Key::new(key)?;
+            let sql = format!("SELECT CAST(version AS char(20)) FROM account WHERE id = '{key}'");
+            let version = DB::text_on(&mut *self.0.acquire().await.unwrap(), &sql).await.unwrap().unwrap();
+            let token = Token::new(version.trim().parse().unwrap());
+            Ok(Attempt::Acquired(Claim { key, holder: Holder::unique(), token }.into()))
+        })
+    }
+
+    fn acquire<'a>(&'a self, key: &'a str, _: std::time::Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+        self.try_acquire(key)
+    }
+
+    fn confirm<'a>(
+        &'a self,
+        Claim { key, token, .. }: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
+        Box::pin(async move {
+            let next = token.get() + 1;
+            let sql = format!("UPDATE account SET version = {next} WHERE id = '{key}' AND version = {token}");
+            match DB::execute_on(tx, &sql).await {
+                Ok(1) => Ok(Confirmation(next)),
+                Ok(_) => Err(Error::Lost { key: key.clone(), token: *token }),
+                Err(_) => Err(Error::conflict(key.clone(), 1)),
+            }
+        })
+    }
+
+    fn release(&self, _: Grant<DB>, _: Status) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn pool(&self) -> &Pool<DB> {
+        &self.0
+    }
+}
+
+async fn a_lock_of_the_applications_own_loses_no_update<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    loses_no_update(&db, VERSION, &[Arc::new(Own(db.pool.clone()))]).await.unwrap();
 }

@@ -8,15 +8,34 @@
 
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
+use harness::{
+    PATIENCE, TestDatabase, TestDb, acquired, eventually,
+    proxy::{Proxy, Way},
+    refused,
+};
 use rowlock::{Attempt, LeaseLock, ResourceLock, ResourceLockExt, Status};
 use sqlx::Pool;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{
-    bank::{OPENING, accounts, balance, balance_in, version, version_lock, write_in},
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
-    proxy::{Proxy, Way},
-};
+use crate::bank::{OPENING, accounts, balance, balance_in, version, version_lock, write_in};
+
+harness::tests!(
+    everywhere(
+        a_try_on_a_free_row,
+        a_try_on_a_missing_row,
+        a_takeover,
+        a_refused_try,
+        a_renewal,
+        a_release,
+        an_abandonment,
+        a_run,
+        a_shutdown,
+        a_migration,
+        a_transaction_under_a_lease,
+        a_transaction_under_a_version
+    ),
+    servers(an_open_transaction_is_seen)
+);
 
 const LEASE: Duration = Duration::from_millis(500);
 
@@ -47,7 +66,8 @@ impl<'a, DB: TestDatabase> Stage<'a, DB> {
                 (Some(proxy), pool)
             }
         };
-        let lock = LeaseLock::new(pool.clone()).share_pool().lease(LEASE).unwrap().label("dropped").unwrap();
+        let lock =
+            LeaseLock::builder(pool.clone()).share_pool().label("dropped").build().unwrap().lease(LEASE).unwrap();
         Self { db, proxy, pool, lock, key: format!("{stop:?}") }
     }
 
@@ -63,7 +83,7 @@ impl<'a, DB: TestDatabase> Stage<'a, DB> {
             DB::execute_on(&mut conn, DB::BEGIN).await?; // fails on SQLite if a transaction is open
             DB::execute_on(&mut conn, "ROLLBACK").await
         };
-        match timeout(PATIENCE / 4, clean).await {
+        match timeout(PATIENCE, clean).await {
             Ok(Ok(_)) => {}
             other => panic!("{}: the pool does not serve, or serves a transaction: {other:?}", self.key),
         }
@@ -84,7 +104,7 @@ impl<'a, DB: TestDatabase> Stage<'a, DB> {
                 Attempt::Acquired(lease) => break lease,
                 Attempt::Refused(refusal) => {
                     // A short stall of the server delays background work.
-                    let most = LEASE + PATIENCE / 5;
+                    let most = LEASE + PATIENCE / 2;
                     assert!(since.elapsed() < most, "{}: not to be had within {most:?}: {refusal}", self.key);
                     sleep(LEASE / 50).await;
                 }
@@ -179,19 +199,19 @@ pub async fn polled(most: usize, future: impl Future<Output = ()>) -> bool {
     .await
 }
 
-pub async fn a_try_on_a_free_row<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_try_on_a_free_row<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| {
         acquired(db.lock().try_acquire(&stage.key).await).release(Status::Succeeded).await.unwrap();
     };
     at_every_stop(&db, prepare, async |stage, ()| drop(acquired(stage.lock.try_acquire(&stage.key).await))).await;
 }
 
-pub async fn a_try_on_a_missing_row<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_try_on_a_missing_row<DB: TestDatabase>(db: TestDb<DB>) {
     let act = async |stage: &Stage<'_, DB>, ()| drop(acquired(stage.lock.try_acquire(&stage.key).await));
     at_every_stop(&db, async |_| {}, act).await;
 }
 
-pub async fn a_takeover<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_takeover<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| {
         acquired(db.lock().try_acquire(&stage.key).await).abandon().await.unwrap();
     };
@@ -201,7 +221,7 @@ pub async fn a_takeover<DB: TestDatabase>(db: TestDb<DB>) {
     at_every_stop(&db, prepare, act).await;
 }
 
-pub async fn a_refused_try<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_refused_try<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| acquired(db.lock().try_acquire(&stage.key).await);
     let act = async |stage: &Stage<'_, DB>, _holder| drop(refused(stage.lock.try_acquire(&stage.key).await));
     at_every_stop(&db, prepare, act).await;
@@ -209,23 +229,23 @@ pub async fn a_refused_try<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// The lease is dropped with the future, so that an abandonment runs concurrently with the dropped
 /// renewal.
-pub async fn a_renewal<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_renewal<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
     at_every_stop(&db, prepare, async |_, lease| drop(lease.renew().await)).await;
 }
 
-pub async fn a_release<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
     at_every_stop(&db, prepare, async |_, lease| drop(lease.release(Status::Succeeded).await)).await;
 }
 
-pub async fn an_abandonment<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_abandonment<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
     at_every_stop(&db, prepare, async |_, lease| drop(lease.abandon().await)).await;
 }
 
 /// The work never ends: the run is dropped before the work starts, or when it has started.
-pub async fn a_run<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_run<DB: TestDatabase>(db: TestDb<DB>) {
     let act = async |stage: &Stage<'_, DB>, ()| {
         let began = tokio::sync::Notify::new();
         let work = async |_: &rowlock::Grant<DB>| -> Result<(), ()> {
@@ -240,7 +260,7 @@ pub async fn a_run<DB: TestDatabase>(db: TestDb<DB>) {
     at_every_stop(&db, async |_| {}, act).await;
 }
 
-pub async fn a_shutdown<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_shutdown<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
     let act = async |stage: &Stage<'_, DB>, lease| {
         drop(lease);
@@ -249,18 +269,18 @@ pub async fn a_shutdown<DB: TestDatabase>(db: TestDb<DB>) {
     at_every_stop(&db, prepare, act).await;
 }
 
-pub async fn a_migration<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_migration<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |_: &Stage<'_, DB>| {
         db.execute("DROP TABLE t_resource_lock").await;
     };
     at_every_stop(&db, prepare, async |stage, ()| rowlock::migrate(&stage.pool).await.unwrap()).await;
 }
 
-pub async fn a_transaction_under_a_lease<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_transaction_under_a_lease<DB: TestDatabase>(db: TestDb<DB>) {
     a_transaction(&db, |stage| Box::new(stage.lock.clone())).await;
 }
 
-pub async fn a_transaction_under_a_version<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_transaction_under_a_version<DB: TestDatabase>(db: TestDb<DB>) {
     a_transaction(&db, |stage| Box::new(version_lock(&stage.pool).share_pool())).await;
 }
 
@@ -299,7 +319,7 @@ async fn a_transaction<DB: TestDatabase>(db: &TestDb<DB>, lock: impl Fn(&Stage<'
 }
 
 /// The check of the tests above detects a transaction that was left open.
-pub async fn an_open_transaction_is_seen<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_open_transaction_is_seen<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     assert_eq!(open_transactions(&db, &pool).await, 0);
     let mut conn = pool.acquire().await.unwrap();

@@ -3,6 +3,7 @@
 
 use std::{io::Write as _, path::PathBuf, process::Stdio, time::Duration};
 
+use harness::{TestDatabase, TestDb, pool};
 use rowlock::{Attempt, LeaseLock, Status};
 use tokio::{
     process::{Child, Command},
@@ -11,12 +12,13 @@ use tokio::{
 
 use crate::{
     article::{Answer, Program},
-    bank,
-    harness::{TestDatabase, TestDb, pool},
-    waiters,
+    at_most, bank, elections, ticks_exclusive, ticks_raced, waiters,
 };
 
 const JOB: &str = "ROWLOCK_TEST_JOB";
+
+/// The lease of the process that is killed.
+pub const VICTIMS_LEASE: Duration = Duration::from_secs(3);
 
 pub fn was_asked_for() -> bool {
     std::env::var_os(JOB).is_some()
@@ -38,14 +40,9 @@ pub fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         match var("JOB_SERVER").as_str() {
-            #[cfg(feature = "sqlite")]
             "sqlite" => work::<sqlx::Sqlite>().await,
-            #[cfg(feature = "postgres")]
             "postgres" => work::<sqlx::Postgres>().await,
-            #[cfg(feature = "mysql")]
             _ => work::<sqlx::MySql>().await,
-            #[cfg(not(feature = "mysql"))]
-            other => panic!("no server {other}"),
         }
     });
 }
@@ -68,7 +65,11 @@ async fn work<DB: TestDatabase>() {
         "count as the article" => count_as_the_article(pool, &key, &file).await,
         "create" => create(&lock, &key, &file).await,
         "deduct" => take_ten(&pool, &key).await,
-        "hold" => hold(lock, &key).await,
+        "hold" => hold(pool, &key).await,
+        "hold a tick" => ticks_exclusive::hold(pool).await,
+        "hold a place" => at_most::hold(pool, &key).await,
+        "lead" => elections::lead(pool, &key).await,
+        "tick" => ticks_raced::work(pool).await,
         "wait" => waiters::work(lock, &key).await,
         "wait in order" => waiters::work(lock.fair(true), &key).await,
         other => panic!("no job {other}"),
@@ -133,8 +134,8 @@ async fn create<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str, start: &std::
 }
 
 /// Claims a key with a short lease and holds it until the process is killed.
-async fn hold<DB: TestDatabase>(lock: LeaseLock<DB>, key: &str) {
-    let lock = lock.lease(Duration::from_secs(1)).unwrap().label("victim").unwrap();
+async fn hold<DB: TestDatabase>(pool: sqlx::Pool<DB>, key: &str) {
+    let lock = LeaseLock::builder(pool).label("victim").build().unwrap().lease(VICTIMS_LEASE).unwrap();
     let lease = lock.try_acquire(key).await.unwrap().acquired().unwrap();
     say(lease.token());
     lease.lost().await;

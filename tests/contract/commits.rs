@@ -6,6 +6,10 @@ use std::{
     time::Duration,
 };
 
+use harness::{
+    DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually,
+    proxy::{Proxy, Way},
+};
 use rowlock::{
     Certainty, Error, LeaseLock, ResourceLock, ResourceLockExt, Retry, Status, TransactionError, VersionLock,
 };
@@ -13,10 +17,21 @@ use tokio::time::timeout;
 
 use crate::{
     bank::{LEASE, OPENING, VERSION, accounts, balance, balance_in, deduct, version, version_lock, write_in},
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually},
     line::{LIMIT, Line, WAYS},
-    proxy::{Proxy, Way},
 };
+
+harness::tests!(
+    servers(
+        a_lease_finds_out_that_its_commit_was_done,
+        a_lease_finds_out_that_its_commit_was_not_done,
+        a_lease_finds_out_about_a_commit_that_is_answered_too_late,
+        a_commit_before_a_takeover_is_unknown,
+        a_commit_under_a_version_that_is_not_answered_is_unknown,
+        a_begin_that_is_not_answered_is_sent_again,
+        a_confirmation_or_check_that_is_not_answered_changes_nothing
+    ),
+    servers[DIRECT](a_commit_that_may_still_arrive_is_unknown)
+);
 
 /// How many round trips lie between the work's last statement and the `COMMIT`: the check, and
 /// under a version the confirmation.
@@ -82,7 +97,7 @@ async fn has<DB: TestDatabase>(db: &TestDb<DB>, account: &str, taken: i64) {
     assert_eq!(balance(db, account).await, OPENING - taken, "{account}");
 }
 
-pub async fn a_lease_finds_out_that_its_commit_was_done<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lease_finds_out_that_its_commit_was_done<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let (line, lock, _) = line(&db, PATIENCE).await;
     let place = (Way::Replies, before_commit(LEASE));
@@ -96,7 +111,7 @@ pub async fn a_lease_finds_out_that_its_commit_was_done<DB: TestDatabase>(db: Te
     assert_eq!(db.column(LEASE, "status").await.as_deref(), Some("S"));
 }
 
-pub async fn a_lease_finds_out_that_its_commit_was_not_done<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lease_finds_out_that_its_commit_was_not_done<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let (line, lock, _) = line(&db, PATIENCE).await;
     let place = (Way::Requests, before_commit(LEASE));
@@ -111,7 +126,7 @@ pub async fn a_lease_finds_out_that_its_commit_was_not_done<DB: TestDatabase>(db
 }
 
 /// The reply is in transit for longer than any caller waits.
-pub async fn a_lease_finds_out_about_a_commit_that_is_answered_too_late<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lease_finds_out_about_a_commit_that_is_answered_too_late<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let (line, lock, _) = line(&db, 5 * LIMIT).await;
     let place = (Way::Replies, before_commit(LEASE));
@@ -122,10 +137,11 @@ pub async fn a_lease_finds_out_about_a_commit_that_is_answered_too_late<DB: Test
 }
 
 /// While the request is in transit, the transaction is open and its outcome is undecided.
-pub async fn a_commit_that_may_still_arrive_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_commit_that_may_still_arrive_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
-    let (line, lock, _) = line(&db, 5 * LIMIT).await;
-    let lock = lock.time_limit(2 * LIMIT).unwrap();
+    let (line, _, _) = line(&db, 5 * LIMIT).await;
+    let lock = LeaseLock::builder(line.pool.clone()).share_pool().time_limit(2 * LIMIT).build().unwrap();
+    let lock = lock.lease(PATIENCE).unwrap().retry(Retry { attempts: 100, within: 5 * LIMIT }).unwrap();
     let place = (Way::Requests, before_commit(LEASE));
     let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| proxy.let_others_pass()).await;
     is_unknown(&done);
@@ -136,7 +152,7 @@ pub async fn a_commit_that_may_still_arrive_is_unknown<DB: TestDatabase>(db: Tes
 }
 
 /// The row that would show the outcome already belongs to another holder.
-pub async fn a_commit_before_a_takeover_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_commit_before_a_takeover_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let (line, lock, _) = line(&db, PATIENCE).await;
     let place = (Way::Replies, before_commit(LEASE));
@@ -152,7 +168,7 @@ pub async fn a_commit_before_a_takeover_is_unknown<DB: TestDatabase>(db: TestDb<
 }
 
 /// A version does not record which transaction raised it.
-pub async fn a_commit_under_a_version_that_is_not_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_commit_under_a_version_that_is_not_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let mut taken = 0;
     for way in WAYS {
@@ -177,7 +193,7 @@ fn changed_nothing<T: std::fmt::Debug>(done: &Result<T, TransactionError<sqlx::E
 }
 
 /// The `BEGIN` changed nothing, so that it is sent again, over another connection.
-pub async fn a_begin_that_is_not_answered_is_sent_again<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_begin_that_is_not_answered_is_sent_again<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for way in WAYS {
         for account in [LEASE, VERSION] {
@@ -191,7 +207,7 @@ pub async fn a_begin_that_is_not_answered_is_sent_again<DB: TestDatabase>(db: Te
     }
 }
 
-pub async fn a_confirmation_or_check_that_is_not_answered_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_confirmation_or_check_that_is_not_answered_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for way in WAYS {
         let (line, lock, _) = line(&db, PATIENCE).await;

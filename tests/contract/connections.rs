@@ -2,16 +2,40 @@
 
 use std::{convert::Infallible, future::poll_fn, pin::pin, task::Poll, time::Duration};
 
+use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
 use rowlock::{Error, LeaseLock, Reason, Retry, Status, VersionLock, VersionedTable};
 use sqlx::Pool;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     bank::{LEASE, Lock, OPENING, VERSION, accounts, balance, deduct},
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
     ledger::{COLUMNS, ledger, row},
-    proxy::Way,
 };
+
+harness::tests!(
+    everywhere(
+        a_claim_after_a_begin_that_was_dropped_is_committed,
+        a_claim_after_a_begin_as_text_is_committed,
+        a_place_in_a_queue_is_committed,
+        a_transaction_is_one_of_its_own,
+        a_change_of_a_value_is_committed,
+        a_migration_is_committed,
+        a_lease_that_a_closed_pool_leaves_behind_is_told
+    ),
+    servers(
+        a_pool_that_is_used_up_stops_nothing,
+        new_options_of_the_pool_are_taken_over,
+        connections_that_went_away_while_idle_are_found_out,
+        the_first_look_at_the_table_is_waited_for_within_the_callers_limit,
+        a_connection_that_is_slow_to_open_serves_a_later_request
+    ),
+    servers[DIRECT](
+        locks_of_one_pool_share_connections,
+        settings_of_a_session_do_not_reach_a_lock,
+        the_connections_of_a_lock_are_closed_with_the_pool,
+        a_shutdown_closes_the_connections_that_are_idle
+    )
+);
 
 const SHORT: Duration = Duration::from_secs(3);
 
@@ -48,8 +72,8 @@ async fn roll_back<DB: TestDatabase>(pool: &Pool<DB>) {
 
 /// Returns a lock on connections of its own, and one on the application's.
 fn locks<DB: TestDatabase>(pool: &Pool<DB>) -> [LeaseLock<DB>; 2] {
-    let lock = || LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
-    [lock(), lock().share_pool()]
+    let builder = || LeaseLock::builder(pool.clone());
+    [builder(), builder().share_pool()].map(|lock| lock.build().unwrap().lease(SHORT).unwrap())
 }
 
 /// Checks that a claim, its renewals and its end are reported as done only once they are committed.
@@ -85,15 +109,15 @@ async fn stands_where<DB: TestDatabase>(db: &TestDb<DB>, poison: impl AsyncFn(&P
     }
 }
 
-pub async fn a_claim_after_a_begin_that_was_dropped_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_after_a_begin_that_was_dropped_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
     stands_where(&db, begin_and_drop).await;
 }
 
-pub async fn a_claim_after_a_begin_as_text_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_after_a_begin_as_text_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
     stands_where(&db, begin_as_text).await;
 }
 
-pub async fn a_place_in_a_queue_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_place_in_a_queue_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     for lock in locks(&pool) {
         let lock = lock.fair(true);
@@ -110,7 +134,7 @@ pub async fn a_place_in_a_queue_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 /// The transaction is not rolled back with one that was left open, and does not commit that one.
-pub async fn a_transaction_is_one_of_its_own<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_transaction_is_one_of_its_own<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let pool = db.pool_of(1).await;
     let retry = Retry { attempts: 100, within: PATIENCE };
@@ -137,7 +161,7 @@ pub async fn a_transaction_is_one_of_its_own<DB: TestDatabase>(db: TestDb<DB>) {
     }
 }
 
-pub async fn a_change_of_a_value_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_change_of_a_value_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let pool = db.pool_of(1).await;
     let table = || VersionedTable::new(pool.clone(), COLUMNS).unwrap();
@@ -157,7 +181,7 @@ pub async fn a_change_of_a_value_is_committed<DB: TestDatabase>(db: TestDb<DB>) 
     }
 }
 
-pub async fn a_migration_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_migration_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
     for table in ["t_resource_lock", "t_resource_lock_queue"] {
         db.execute(&format!("DROP TABLE {table}")).await;
     }
@@ -169,7 +193,7 @@ pub async fn a_migration_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 /// The application uses all of its pool's connections. Claims, renewals and releases go on.
-pub async fn a_pool_that_is_used_up_stops_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_pool_that_is_used_up_stops_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
@@ -184,7 +208,7 @@ pub async fn a_pool_that_is_used_up_stops_nothing<DB: TestDatabase>(db: TestDb<D
 }
 
 /// Twenty locks in a process do not open twenty times two connections.
-pub async fn locks_of_one_pool_share_connections<DB: TestDatabase>(db: TestDb<DB>) {
+async fn locks_of_one_pool_share_connections<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     let before = connections(&db).await;
     let mut leases = Vec::new();
@@ -214,7 +238,7 @@ async fn connections<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
 
 /// Settings that the application's statements make in a session do not apply to the lock's
 /// statements.
-pub async fn settings_of_a_session_do_not_reach_a_lock<DB: TestDatabase>(db: TestDb<DB>) {
+async fn settings_of_a_session_do_not_reach_a_lock<DB: TestDatabase>(db: TestDb<DB>) {
     let told = match db.server.name {
         "postgres" => {
             db.execute(
@@ -234,7 +258,7 @@ pub async fn settings_of_a_session_do_not_reach_a_lock<DB: TestDatabase>(db: Tes
 }
 
 /// As after a change of the password: new connections are opened with the application's options.
-pub async fn new_options_of_the_pool_are_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
+async fn new_options_of_the_pool_are_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let pool = proxy.pool::<DB>(1);
     let lock = LeaseLock::new(pool.clone());
@@ -244,7 +268,7 @@ pub async fn new_options_of_the_pool_are_taken_over<DB: TestDatabase>(db: TestDb
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_shutdown_closes_the_connections_that_are_idle<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_shutdown_closes_the_connections_that_are_idle<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone());
     let before = connections(&db).await;
@@ -258,7 +282,7 @@ pub async fn a_shutdown_closes_the_connections_that_are_idle<DB: TestDatabase>(d
 
 /// A caller whose future is not polled delays no other caller, and no caller waits beyond its own
 /// limit.
-pub async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<DB: TestDatabase>(db: TestDb<DB>) {
+async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let pool = proxy.pool::<DB>(1);
     // The connection is open, and the first query of the table is not answered.
@@ -289,7 +313,7 @@ pub async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<
 
 /// Closing the application's pool closes the lock's connections, without a further call. An
 /// abandonment that the closed pool prevents stays pending.
-pub async fn a_lease_that_a_closed_pool_leaves_behind_is_told<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lease_that_a_closed_pool_leaves_behind_is_told<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(2).await;
     let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
     let lease = acquired(lock.try_acquire("k").await);
@@ -303,10 +327,10 @@ pub async fn a_lease_that_a_closed_pool_leaves_behind_is_told<DB: TestDatabase>(
 }
 
 /// A handshake that takes longer than the limit of a request is not restarted for each request.
-pub async fn a_connection_that_is_slow_to_open_serves_a_later_request<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_connection_that_is_slow_to_open_serves_a_later_request<DB: TestDatabase>(db: TestDb<DB>) {
     let limit = Duration::from_millis(500);
     let proxy = db.proxy().await;
-    let lock = LeaseLock::<DB>::new(proxy.pool(4)).time_limit(limit).unwrap();
+    let lock = LeaseLock::<DB>::builder(proxy.pool(4)).time_limit(limit).build().unwrap();
     proxy.delay_first(2 * limit);
     let error = lock.try_acquire("k").await.unwrap_err();
     assert!(matches!(error, Error::NoConnection { .. }), "{error:?}");
@@ -314,7 +338,7 @@ pub async fn a_connection_that_is_slow_to_open_serves_a_later_request<DB: TestDa
     eventually("it is granted", granted).await;
 }
 
-pub async fn the_connections_of_a_lock_are_closed_with_the_pool<DB: TestDatabase>(db: TestDb<DB>) {
+async fn the_connections_of_a_lock_are_closed_with_the_pool<DB: TestDatabase>(db: TestDb<DB>) {
     let before = connections(&db).await;
     let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone());
@@ -325,7 +349,7 @@ pub async fn the_connections_of_a_lock_are_closed_with_the_pool<DB: TestDatabase
 }
 
 /// Connections were closed while they were idle. Requests are sent on other connections.
-pub async fn connections_that_went_away_while_idle_are_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+async fn connections_that_went_away_while_idle_are_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let lock = LeaseLock::new(proxy.pool::<DB>(4));
     let go_away = async || {

@@ -11,13 +11,13 @@ use std::{
     },
 };
 
+use harness::{PATIENCE, TestDatabase, TestDb};
 use rowlock::{AnyError, Columns, Error, ResourceLockExt, UpdateError, Value, VersionedTable, WorkError};
 use tokio::{runtime::Handle, task::block_in_place, time::timeout};
 
-use crate::{
-    bank::{OPENING, accounts, balance, locks, write_in},
-    harness::{PATIENCE, TestDatabase, TestDb},
-};
+use crate::bank::{OPENING, accounts, balance, locks, write_in};
+
+harness::tests!(everywhere(contention_is_known_however_it_is_wrapped, a_conflict_of_an_update_in_the_work_is_known));
 
 /// Returns the server's error for a row that another transaction has locked. On SQLite, that other
 /// transaction is `tx`, which writes.
@@ -75,7 +75,7 @@ async fn is_tried_again<DB: TestDatabase, E: WorkError + Debug>(
     }
 }
 
-pub async fn contention_is_known_however_it_is_wrapped<DB: TestDatabase>(db: TestDb<DB>) {
+async fn contention_is_known_however_it_is_wrapped<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let db = &db;
     macro_rules! wrapped {
@@ -97,7 +97,7 @@ pub async fn contention_is_known_however_it_is_wrapped<DB: TestDatabase>(db: Tes
     }
 }
 
-pub async fn a_conflict_of_an_update_in_the_work_is_known<DB: TestDatabase>(db: TestDb<DB>)
+async fn a_conflict_of_an_update_in_the_work_is_known<DB: TestDatabase>(db: TestDb<DB>)
 where
     i64: Value<DB>,
 {

@@ -2,42 +2,50 @@
 
 use std::convert::Infallible;
 
+use harness::{Holds, TestDatabase, TestDb};
 use rowlock::{Columns, Error, Insufficient, UpdateError, Value, VersionedTable};
 use rust_decimal::Decimal;
 
-use crate::{
-    harness::{TestDatabase, TestDb},
-    ledger::{COLUMNS, changed_nothing, create, insert, updated},
-};
+use crate::ledger::{COLUMNS, changed_nothing, create, insert, updated};
+
+/// A database with decimals. SQLite has none.
+pub trait HasDecimals: TestDatabase + Holds<Decimal, Is: Value<Self>> {}
+impl HasDecimals for sqlx::Postgres {}
+impl HasDecimals for sqlx::MySql {}
+
+harness::tests! {
+    DB: HasDecimals;
+    servers(
+        a_balance_of_cents_is_exact,
+        more_decimals_than_the_column_keeps_are_refused,
+        a_sum_of_too_many_digits_changes_nothing,
+        a_balance_of_more_digits_than_the_type_has_is_not_written_over,
+    ),
+    postgres(a_column_without_a_limit_keeps_every_decimal),
+}
 
 fn d(text: &str) -> Decimal {
     Decimal::from_str_exact(text).unwrap()
 }
 
 /// Creates a table with the account `a`, whose balance has this column type.
-async fn account<DB: TestDatabase>(
+async fn account<DB: HasDecimals>(
     db: &TestDb<DB>,
     table: &str,
     column: &str,
     balance: &str,
-) -> VersionedTable<DB, Decimal>
-where
-    Decimal: Value<DB>,
-{
+) -> VersionedTable<DB, Decimal> {
     create(db, table, "varchar(9)", column, "int").await;
     insert(db, table, "'a'", balance).await;
     VersionedTable::new(db.pool.clone(), Columns { table, ..COLUMNS }).unwrap().of::<Decimal>()
 }
 
-async fn stands<DB: TestDatabase>(db: &TestDb<DB>, table: &str, balance: &str, version: i64) {
+async fn stands<DB: HasDecimals>(db: &TestDb<DB>, table: &str, balance: &str, version: i64) {
     assert_eq!(db.cell("balance", table).await.as_deref(), Some(balance), "{table}");
     assert_eq!(db.cell("version", table).await, Some(version.to_string()), "{table}");
 }
 
-pub async fn a_balance_of_cents_is_exact<DB: TestDatabase>(db: TestDb<DB>)
-where
-    Decimal: Value<DB>,
-{
+async fn a_balance_of_cents_is_exact<DB: HasDecimals>(db: TestDb<DB>) {
     let table = account(&db, "account", "decimal(12,2)", "100.00").await;
     assert_eq!(table.read("a").await.unwrap().unwrap().value, d("100"));
     assert_eq!(table.deduct("a", d("0.10")).await.unwrap(), updated(d("99.9"), 1, 1));
@@ -59,10 +67,7 @@ where
 }
 
 /// The databases would round the amount without an error.
-pub async fn more_decimals_than_the_column_keeps_are_refused<DB: TestDatabase>(db: TestDb<DB>)
-where
-    Decimal: Value<DB>,
-{
+async fn more_decimals_than_the_column_keeps_are_refused<DB: HasDecimals>(db: TestDb<DB>) {
     let mut columns = vec![("decimal(12,2)", "100.00", "0.001"), ("decimal(12,0)", "100", "0.5")];
     if db.server.name == "postgres" {
         db.execute("CREATE DOMAIN money_of_ours AS numeric(12,2) CHECK (value >= 0)").await;
@@ -87,10 +92,7 @@ where
 }
 
 /// The column keeps all decimals that are written to it.
-pub async fn a_column_without_a_limit_keeps_every_decimal<DB: TestDatabase>(db: TestDb<DB>)
-where
-    Decimal: Value<DB>,
-{
+async fn a_column_without_a_limit_keeps_every_decimal<DB: HasDecimals>(db: TestDb<DB>) {
     let table = account(&db, "account", "numeric", "100").await;
     let amount = d("0.0000000000000000000001");
     let left = d("99.9999999999999999999999");
@@ -102,10 +104,7 @@ where
     stands(&db, "account", &left.to_string(), 1).await;
 }
 
-pub async fn a_sum_of_too_many_digits_changes_nothing<DB: TestDatabase>(db: TestDb<DB>)
-where
-    Decimal: Value<DB>,
-{
+async fn a_sum_of_too_many_digits_changes_nothing<DB: HasDecimals>(db: TestDb<DB>) {
     let table = account(&db, "account", "decimal(5,2)", "999.98").await;
     changed_nothing(table.deposit("a", d("0.02")).await);
     stands(&db, "account", "999.98", 0).await;
@@ -123,10 +122,7 @@ where
 
 /// The driver truncates such a number when it reads it. A result computed from the truncated number
 /// is not written.
-pub async fn a_balance_of_more_digits_than_the_type_has_is_not_written_over<DB: TestDatabase>(db: TestDb<DB>)
-where
-    Decimal: Value<DB>,
-{
+async fn a_balance_of_more_digits_than_the_type_has_is_not_written_over<DB: HasDecimals>(db: TestDb<DB>) {
     for (number, balance) in
         ["1.000000000000000000000000000001", "1234567890123456789012345678.01"].into_iter().enumerate()
     {

@@ -2,11 +2,17 @@
 
 use std::time::Duration;
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::LeaseLock;
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{task::JoinSet, time::sleep};
 
-use crate::harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
+harness::tests!(mysql_and_mariadb(
+    a_renewal_that_was_held_up_moves_no_lease_back,
+    a_claim_that_was_held_up_holds_for_a_whole_lease,
+    a_sign_of_life_that_was_held_up_keeps_its_place,
+    renewals_behind_a_metadata_lock_may_run_in_any_order
+));
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -25,7 +31,7 @@ async fn left<DB: TestDatabase>(db: &TestDb<DB>, column: &str, table: &str) -> i
     db.number(&micros).await.unwrap() / 1000
 }
 
-pub async fn a_renewal_that_was_held_up_moves_no_lease_back<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_renewal_that_was_held_up_moves_no_lease_back<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock_for(LEASE).try_acquire("k").await);
     let late = LeaseLock::new(held_up(&db).await);
     for (seconds, least) in [(30, 25_000), (60, 55_000), (10, 5_000)] {
@@ -39,7 +45,7 @@ pub async fn a_renewal_that_was_held_up_moves_no_lease_back<DB: TestDatabase>(db
 }
 
 /// A claim whose reply was lost is sent again. The first request may be executed after the second.
-pub async fn a_claim_that_was_held_up_holds_for_a_whole_lease<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_that_was_held_up_holds_for_a_whole_lease<DB: TestDatabase>(db: TestDb<DB>) {
     let late = LeaseLock::new(held_up(&db).await).lease(LEASE).unwrap();
     for _ in 0..2 {
         acquired(late.try_acquire("k").await).detach();
@@ -49,7 +55,7 @@ pub async fn a_claim_that_was_held_up_holds_for_a_whole_lease<DB: TestDatabase>(
     }
 }
 
-pub async fn a_sign_of_life_that_was_held_up_keeps_its_place<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_sign_of_life_that_was_held_up_keeps_its_place<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock_for(LEASE).try_acquire("k").await);
     let late = LeaseLock::new(held_up(&db).await).fair(true);
     let waiter = tokio::spawn({
@@ -62,7 +68,7 @@ pub async fn a_sign_of_life_that_was_held_up_keeps_its_place<DB: TestDatabase>(d
         let kept = left(&db, "alive_until", "t_resource_lock_queue").await;
         assert!(kept > 4_000, "{kept} ms");
         let before = place().await;
-        eventually("a sign of life", || async { place().await != before }).await;
+        eventually("a heartbeat", || async { place().await != before }).await;
     }
     waiter.abort();
     lease.abandon().await.unwrap();
@@ -70,7 +76,7 @@ pub async fn a_sign_of_life_that_was_held_up_keeps_its_place<DB: TestDatabase>(d
 }
 
 /// Whichever renewal is executed last, the row's lease ends no sooner than the holder's deadline.
-pub async fn renewals_behind_a_metadata_lock_may_run_in_any_order<DB: TestDatabase>(db: TestDb<DB>) {
+async fn renewals_behind_a_metadata_lock_may_run_in_any_order<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock_for(Duration::from_secs(9)).try_acquire("k").await);
     let mut ddl = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut ddl, "LOCK TABLES t_resource_lock WRITE").await.unwrap();

@@ -2,12 +2,26 @@
 
 use std::time::Duration;
 
+use harness::{TestDatabase, TestDb, acquired, pool, refused};
 use rowlock::{Error, LeaseLock, Status};
 use sqlx::pool::PoolOptions;
 
-use crate::harness::{TestDatabase, TestDb, acquired, pool, refused};
+harness::tests!(
+    everywhere(
+        bad_keys_are_refused_before_anything_is_sent,
+        bad_settings_are_refused,
+        a_missing_table_says_what_to_run,
+        a_missing_column_says_what_to_run,
+        an_inexact_key_column_is_refused,
+        a_read_only_database_is_an_error,
+        far_times_are_answered,
+        an_unreachable_database_is_an_error_not_a_refusal,
+        events_tell_the_story
+    ),
+    servers(a_narrow_key_column_limits_the_key, unfit_columns_of_an_existing_table_are_refused)
+);
 
-pub async fn bad_keys_are_refused_before_anything_is_sent<DB: TestDatabase>(db: TestDb<DB>) {
+async fn bad_keys_are_refused_before_anything_is_sent<DB: TestDatabase>(db: TestDb<DB>) {
     // The pool is closed, which shows that nothing is sent.
     let nowhere = db.pool_of(1).await;
     nowhere.close().await;
@@ -19,7 +33,7 @@ pub async fn bad_keys_are_refused_before_anything_is_sent<DB: TestDatabase>(db: 
     }
 }
 
-pub async fn bad_settings_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn bad_settings_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let bad = |setting: Result<LeaseLock<DB>, Error>, says: &str| {
         let error = setting.unwrap_err().to_string();
         assert!(error.contains(says), "{error}");
@@ -31,14 +45,14 @@ pub async fn bad_settings_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
         bad(db.lock().min_interval(distance), "at most ten years");
     }
     for limit in [Duration::ZERO, Duration::from_secs(3601), Duration::MAX] {
-        bad(db.lock().time_limit(limit), "from 1 ms to one hour");
+        bad(db.builder().time_limit(limit).build(), "from 1 ms to one hour");
     }
-    bad(db.lock().label(&"x".repeat(46)), "45 characters");
-    bad(db.lock().label("a\nb"), "control characters");
-    acquired(db.lock().label(&"é".repeat(45)).unwrap().try_acquire("k").await);
+    bad(db.builder().label("x".repeat(46)).build(), "45 characters");
+    bad(db.builder().label("a\nb").build(), "control characters");
+    acquired(db.builder().label("é".repeat(45)).build().unwrap().try_acquire("k").await);
 }
 
-pub async fn a_missing_table_says_what_to_run<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_missing_table_says_what_to_run<DB: TestDatabase>(db: TestDb<DB>) {
     let warm = db.lock();
     acquired(warm.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     db.execute("DROP TABLE t_resource_lock").await;
@@ -49,14 +63,14 @@ pub async fn a_missing_table_says_what_to_run<DB: TestDatabase>(db: TestDb<DB>) 
     }
 }
 
-pub async fn a_missing_column_says_what_to_run<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_missing_column_says_what_to_run<DB: TestDatabase>(db: TestDb<DB>) {
     db.execute("ALTER TABLE t_resource_lock DROP COLUMN claimed_at").await;
     db.execute("ALTER TABLE t_resource_lock DROP COLUMN confirms").await;
     let error = db.lock().try_acquire("k").await.unwrap_err();
     assert!(error.to_string().contains("lacks claimed_at, confirms: call rowlock::migrate"), "{error}");
 }
 
-pub async fn an_inexact_key_column_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_inexact_key_column_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     match db.server.name {
         "postgres" => {
             db.execute("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
@@ -84,7 +98,7 @@ pub async fn an_inexact_key_column_is_refused<DB: TestDatabase>(db: TestDb<DB>) 
 
 /// The article's column is narrower than this crate's, and on MySQL cannot store characters of four
 /// bytes.
-pub async fn a_narrow_key_column_limits_the_key<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_narrow_key_column_limits_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     match db.server.name {
         "postgres" => db.execute("ALTER TABLE t_resource_lock ALTER COLUMN key_resource TYPE varchar(45)").await,
         _ => db.execute("ALTER TABLE t_resource_lock MODIFY key_resource VARCHAR(45) CHARACTER SET utf8mb3 COLLATE utf8mb3_bin NOT NULL").await,
@@ -104,7 +118,7 @@ pub async fn a_narrow_key_column_limits_the_key<DB: TestDatabase>(db: TestDb<DB>
 }
 
 /// Other programs may have defined the columns that they share with this crate in these ways.
-pub async fn unfit_columns_of_an_existing_table_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn unfit_columns_of_an_existing_table_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let unfit: &[(&str, &str)] = match db.server.name {
         "postgres" => &[
             ("ALTER TABLE t_resource_lock ALTER COLUMN client_ip TYPE varchar(3)", "client_ip holds 3 characters"),
@@ -128,7 +142,7 @@ pub async fn unfit_columns_of_an_existing_table_are_refused<DB: TestDatabase>(db
     };
     for (statement, says) in unfit {
         db.execute(statement).await;
-        let error = db.lock().label("four").unwrap().try_acquire("k").await.unwrap_err();
+        let error = db.builder().label("four").build().unwrap().try_acquire("k").await.unwrap_err();
         assert!(error.to_string().contains(says), "{statement}: {error}");
     }
     assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
@@ -136,9 +150,11 @@ pub async fn unfit_columns_of_an_existing_table_are_refused<DB: TestDatabase>(db
 
 /// Other programs may write values at the ends of the calendar. The lock answers, without a panic
 /// or a grant.
-pub async fn far_times_are_answered<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().min_interval(Duration::from_secs(3600)).unwrap();
-    let west = lock.clone().article_clients(chrono::FixedOffset::west_opt(5 * 3600).unwrap());
+async fn far_times_are_answered<DB: TestDatabase>(db: TestDb<DB>) {
+    let hour = Duration::from_secs(3600);
+    let lock = db.lock().min_interval(hour).unwrap();
+    let west = db.builder().article_clients(chrono::FixedOffset::west_opt(5 * 3600).unwrap()).build().unwrap();
+    let west = west.min_interval(hour).unwrap();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let far = match db.server.name {
         "sqlite" => vec!["9223372036854775807"],
@@ -155,7 +171,7 @@ pub async fn far_times_are_answered<DB: TestDatabase>(db: TestDb<DB>) {
     }
 }
 
-pub async fn a_read_only_database_is_an_error<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_read_only_database_is_an_error<DB: TestDatabase>(db: TestDb<DB>) {
     acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let read_only = match db.server.name {
         "sqlite" => pool::<DB>(&db.url.replace("mode=rwc", "mode=ro"), 1).await,
@@ -176,7 +192,7 @@ pub async fn a_read_only_database_is_an_error<DB: TestDatabase>(db: TestDb<DB>) 
     assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
 }
 
-pub async fn an_unreachable_database_is_an_error_not_a_refusal<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_unreachable_database_is_an_error_not_a_refusal<DB: TestDatabase>(db: TestDb<DB>) {
     let away = db.pool_of(1).await;
     let lock = LeaseLock::new(away.clone());
     let lease = acquired(lock.try_acquire("k").await);
@@ -187,7 +203,7 @@ pub async fn an_unreachable_database_is_an_error_not_a_refusal<DB: TestDatabase>
     assert!(lease.is_held(), "a failed renewal is unknown, not lost");
 }
 
-pub async fn events_tell_the_story<DB: TestDatabase>(db: TestDb<DB>) {
+async fn events_tell_the_story<DB: TestDatabase>(db: TestDb<DB>) {
     let key = format!("story of {}", db.server.name);
     let lock = db.lock();
     let lease = acquired(lock.try_acquire(&key).await);
@@ -198,7 +214,7 @@ pub async fn events_tell_the_story<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(lock.try_acquire(&key).await);
     db.take_from(&key).await;
     assert!(lease.renew().await.is_err());
-    let events = crate::events::about(&key);
+    let events = harness::events::about(&key);
     for event in ["acquired", "refused", "renewed", "released", "lost"] {
         let line = events.iter().find(|line| line.contains(&format!(": {event} ")));
         let line = line.unwrap_or_else(|| panic!("no event {event:?} in {events:#?}"));

@@ -3,35 +3,35 @@
 
 use std::{cell::RefCell, time::Duration};
 
+use harness::{TestDatabase, TestDb, eventually};
 use rowlock::Status;
 use tokio::{
     join,
     time::{Instant, sleep},
 };
 
-use crate::{
-    cancelled::{Stage, at_every_stop_between},
-    harness::{TestDatabase, TestDb, eventually},
-};
+use crate::cancelled::{Stage, at_every_stop_between};
+
+harness::tests!(everywhere(a_waiter, a_waiter_in_order, a_waiter_for_several_keys, a_waiter_for_several_keys_in_order));
 
 /// How long the key is held while another caller waits: enough for several claim requests.
 const HELD: Duration = Duration::from_millis(50);
 /// How long a ticket without heartbeats stays alive.
 const KEPT_MILLIS: i64 = 12_000;
 
-pub async fn a_waiter<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_waiter<DB: TestDatabase>(db: TestDb<DB>) {
     waiters(&db, &[""], false).await;
 }
 
-pub async fn a_waiter_in_order<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_waiter_in_order<DB: TestDatabase>(db: TestDb<DB>) {
     waiters(&db, &[""], true).await;
 }
 
-pub async fn a_waiter_for_several_keys<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_waiter_for_several_keys<DB: TestDatabase>(db: TestDb<DB>) {
     waiters(&db, &["", " and another"], false).await;
 }
 
-pub async fn a_waiter_for_several_keys_in_order<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_waiter_for_several_keys_in_order<DB: TestDatabase>(db: TestDb<DB>) {
     waiters(&db, &["", " and another"], true).await;
 }
 

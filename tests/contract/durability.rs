@@ -4,13 +4,18 @@
 use std::time::Duration;
 
 use chrono::FixedOffset;
+use harness::{DIRECT, TestDatabase, TestDb, acquired};
 use rowlock::{LeaseLock, ResourceLock, Rules, Status};
 use sqlx::{Pool, pool::PoolOptions};
 
-use crate::{
-    batched::{released, together, tries},
-    harness::{TestDatabase, TestDb, acquired},
-};
+use crate::batched::{released, together, tries};
+
+harness::tests!(postgres[DIRECT](
+    a_release_that_nothing_hangs_on_does_not_wait_for_the_disk,
+    a_release_that_others_hang_on_waits_for_the_disk,
+    what_keeps_a_claim_waits_for_the_disk,
+    what_follows_a_release_on_its_connection_waits_for_the_disk
+));
 
 /// The session's setting: neither the default nor the value that a release may set.
 const WAITS: &str = "local";
@@ -69,9 +74,9 @@ async fn assert_releases<DB: TestDatabase>(
     assert_committed(db, &KEYS, how, what).await;
 }
 
-pub async fn a_release_that_nothing_hangs_on_does_not_wait_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release_that_nothing_hangs_on_does_not_wait_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = bed(&db).await;
-    let lock = LeaseLock::new(pool.clone()).share_pool();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     assert_releases(&db, &pool, &lock, DOES_NOT, "no window").await;
     let set = lock.try_acquire_all(["first", "k"]).await.unwrap().acquired().unwrap();
     assert_committed(&db, &["first", "k"], WAITS, "the claims of a set").await;
@@ -79,23 +84,25 @@ pub async fn a_release_that_nothing_hangs_on_does_not_wait_for_the_disk<DB: Test
     assert_committed(&db, &["first", "k"], DOES_NOT, "a set").await;
 }
 
-pub async fn a_release_that_others_hang_on_waits_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release_that_others_hang_on_waits_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = bed(&db).await;
-    let lock = || LeaseLock::new(pool.clone()).share_pool();
+    let lock = || LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
+    let others = LeaseLock::builder(pool.clone()).share_pool().article_clients(FixedOffset::east_opt(0).unwrap());
+    let others = others.build().unwrap();
     let window = Duration::from_secs(3600);
     for (what, lock) in [
         ("a window", lock().min_interval(window).unwrap()),
         ("a window for those that succeed", lock().min_interval(window).unwrap().retry_failed_at_once()),
         ("the rules of the article", lock().rules(Rules::Article)),
-        ("other programs", lock().article_clients(FixedOffset::east_opt(0).unwrap())),
+        ("other programs", others),
     ] {
         assert_releases(&db, &pool, &lock, WAITS, what).await;
     }
 }
 
-pub async fn what_keeps_a_claim_waits_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_keeps_a_claim_waits_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = bed(&db).await;
-    let lock = LeaseLock::new(pool.clone()).share_pool();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     let lease = acquired(lock.try_acquire("k").await);
     assert_committed(&db, &["k"], WAITS, "the claim").await;
     lease.renew().await.unwrap();
@@ -112,9 +119,9 @@ pub async fn what_keeps_a_claim_waits_for_the_disk<DB: TestDatabase>(db: TestDb<
 }
 
 /// The setting ends with the statement that made it.
-pub async fn what_follows_a_release_on_its_connection_waits_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_follows_a_release_on_its_connection_waits_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = bed(&db).await;
-    let lock = LeaseLock::new(pool.clone()).share_pool();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     let setting = || DB::text(&pool, "SHOW synchronous_commit");
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     assert_committed(&db, &["k"], DOES_NOT, "the release").await;

@@ -9,22 +9,39 @@ use std::{
     time::Duration,
 };
 
+use harness::{Need, TestDatabase, TestDb, acquired, eventually};
 use rowlock::Status;
 use tokio::{
     process::{Child, Command},
     time::timeout,
 };
 
-use crate::harness::{TestDatabase, TestDb, acquired, eventually};
+/// The built examples.
+pub const EXAMPLES: Need = Need { what: "cargo build --examples", is_met: |_| are_built(&NAMES) };
 
-const NAMES: [&str; 6] = ["cron", "deduct", "fencing", "graceful_shutdown", "interval", "scheduled_job"];
+harness::tests!(
+    everywhere[EXAMPLES](
+        deduct_shows_exact_balances_each_way,
+        deduct_tells_a_wrong_balance,
+        deduct_leaves_no_table_behind_when_its_output_is_closed,
+        scheduled_job_hands_over_and_runs_each_tick_once
+    ),
+    sqlite[EXAMPLES](
+        deduct_refuses_what_it_does_not_know,
+        fencing_refuses_the_late_write_that_nothing_else_stops,
+        exactly_once_survives_kills_as_the_guide_shows_it
+    )
+);
+
+const NAMES: [&str; 7] =
+    ["cron", "deduct", "exactly_once", "fencing", "graceful_shutdown", "interval", "scheduled_job"];
 /// The time limit of an example, long enough for a slow machine.
 const STORY: Duration = Duration::from_secs(300);
 
-/// Returns whether every example is built next to this program and is newer than its sources.
-/// `cargo test` ensures this, `cargo test --test contract` does not.
-pub fn are_built() -> bool {
-    NAMES.iter().all(|name| is_fresh(&program(name)).unwrap_or(false))
+/// Returns whether these examples are built next to this program and are newer than their sources.
+/// `cargo test --workspace` ensures this, `cargo test -p rowlock-contract` does not.
+pub fn are_built(names: &[&str]) -> bool {
+    names.iter().all(|name| is_fresh(&program(name)).unwrap_or(false))
 }
 
 /// The sources are those in cargo's own dependency file.
@@ -44,6 +61,18 @@ fn program(name: &str) -> PathBuf {
     tests.parent().and_then(Path::parent).unwrap().join("examples").join(name)
 }
 
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Returns the text of a function of an example, which a page shows.
+pub fn recipe(source: &str, begin: &str) -> String {
+    let source = fs::read_to_string(repository().join(source)).unwrap();
+    let length = |begin: usize| source[begin..].find("\n}\n").map(|end| end + 3);
+    let begin = source.find(begin).unwrap();
+    source[begin..begin + length(begin).unwrap()].to_owned()
+}
+
 pub fn example(name: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(program(name));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -59,7 +88,7 @@ async fn output(example: Child) -> (Option<i32>, String) {
     (status.code(), String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap())
 }
 
-pub async fn deduct_shows_exact_balances_each_way<DB: TestDatabase>(db: TestDb<DB>) {
+async fn deduct_shows_exact_balances_each_way<DB: TestDatabase>(db: TestDb<DB>) {
     let mut arguments = vec!["--accounts", "1", "--deductions", "5"];
     // On SQLite, the example needs no URL.
     if db.server.name != "sqlite" {
@@ -79,7 +108,7 @@ pub async fn deduct_shows_exact_balances_each_way<DB: TestDatabase>(db: TestDb<D
 }
 
 /// The test changes a balance while the only worker waits for the key.
-pub async fn deduct_tells_a_wrong_balance<DB: TestDatabase>(db: TestDb<DB>) {
+async fn deduct_tells_a_wrong_balance<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("example-account-0").await);
     let few = ["--workers", "1", "--accounts", "1", "--deductions", "1"];
     let deducting = example("deduct", &[&few, ["--strategy", "lease", "--database-url", &db.url].as_slice()].concat());
@@ -93,7 +122,7 @@ pub async fn deduct_tells_a_wrong_balance<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(DB::execute(&db.pool, change).await.is_err(), "its table is gone");
 }
 
-pub async fn deduct_leaves_no_table_behind_when_its_output_is_closed<DB: TestDatabase>(db: TestDb<DB>) {
+async fn deduct_leaves_no_table_behind_when_its_output_is_closed<DB: TestDatabase>(db: TestDb<DB>) {
     let mut deducting = example("deduct", &["--database-url", &db.url]).spawn().unwrap();
     drop(deducting.stdout.take());
     let (status, said) = output(deducting).await;
@@ -101,7 +130,7 @@ pub async fn deduct_leaves_no_table_behind_when_its_output_is_closed<DB: TestDat
     assert!(DB::execute(&db.pool, "SELECT 1 FROM rowlock_example").await.is_err(), "its table is gone");
 }
 
-pub async fn deduct_refuses_what_it_does_not_know<DB: TestDatabase>(_: TestDb<DB>) {
+async fn deduct_refuses_what_it_does_not_know<DB: TestDatabase>(_: TestDb<DB>) {
     for wrong in [&["--account", "1"] as &[_], &["--strategy", "hope"], &["--workers"], &["--workers", "many"], &["1"]]
     {
         let (status, said) = ended(example("deduct", wrong)).await;
@@ -112,7 +141,7 @@ pub async fn deduct_refuses_what_it_does_not_know<DB: TestDatabase>(_: TestDb<DB
     assert!(status == Some(0) && said.starts_with("Usage: deduct"), "{said}");
 }
 
-pub async fn fencing_refuses_the_late_write_that_nothing_else_stops<DB: TestDatabase>(_: TestDb<DB>) {
+async fn fencing_refuses_the_late_write_that_nothing_else_stops<DB: TestDatabase>(_: TestDb<DB>) {
     let (status, said) = ended(example("fencing", &[])).await;
     assert_eq!(status, Some(0), "{said}");
     let (checked, unchecked) = said.split_once("does not look at tokens").expect(&said);
@@ -126,8 +155,42 @@ pub async fn fencing_refuses_the_late_write_that_nothing_else_stops<DB: TestData
     }
 }
 
-pub async fn scheduled_job_hands_over<DB: TestDatabase>(_: TestDb<DB>) {
-    let (status, said) = ended(example("scheduled_job", &[])).await;
+/// The table of the history is counted here, too.
+async fn scheduled_job_hands_over_and_runs_each_tick_once<DB: TestDatabase>(db: TestDb<DB>) {
+    // On SQLite, the example needs no URL.
+    let url = ["--database-url", db.url.as_str()];
+    let arguments = if db.server.name == "sqlite" { &[] } else { url.as_slice() };
+    let (status, said) = ended(example("scheduled_job", arguments)).await;
     assert_eq!(status, Some(0), "{said}");
-    assert!(said.contains("taken over from node-1"), "{said}");
+    let (lock, rest) = said.split_once("A schedule.").expect(&said);
+    assert!(lock.contains("refused") && lock.contains("taken over from node-1"), "{said}");
+    let (ticks, history) = rest.split_once("The history:").expect(&said);
+    for (what, times) in [("taken over from", 3), ("  killed  ", 5), ("  paused  ", 1), ("  goes on ", 1)] {
+        assert!(ticks.matches(what).count() >= times, "{times} times {what:?}: {said}");
+    }
+    let rows = history.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let rows: Vec<_> = rows.filter(|row| row.get(4) == Some(&"ms")).collect();
+    let succeeded: Vec<_> = rows.iter().filter(|row| row[2] == "succeeded").map(|row| seconds(row[0])).collect();
+    let lost = rows.iter().filter(|row| row[2] == "lost").count();
+    assert!(succeeded.windows(2).all(|two| two[1] == (two[0] + 1) % DAY), "each tick once: {said}");
+    assert!(succeeded.len() >= 12 && lost >= 3 && rows.len() == succeeded.len() + lost, "{said}");
+    let count = format!("{} ticks, each of them succeeded once; {lost} runs were lost", succeeded.len());
+    assert!(history.contains(&count), "{said}");
+}
+
+async fn exactly_once_survives_kills_as_the_guide_shows_it<DB: TestDatabase>(_: TestDb<DB>) {
+    let guide = fs::read_to_string(repository().join("docs/jobs.md")).unwrap();
+    let recipe = recipe("examples/exactly_once.rs", "async fn pay_interest");
+    assert!(guide.contains(&recipe), "docs/jobs.md shows another pay_interest than the example runs");
+    let (status, said) = ended(example("exactly_once", &[])).await;
+    assert_eq!(status, Some(0), "{said}");
+    // One tick: lost, then paid under a kill. The next tick: paid.
+    assert!(said.contains("\n3 runs, 2 ticks that succeeded, a balance of 2\n"), "{said}");
+    assert!(said.contains("node-1  killed  before") && said.contains("node-2  killed  after"), "{said}");
+}
+
+const DAY: u32 = 24 * 60 * 60;
+
+fn seconds(clock: &str) -> u32 {
+    clock.split(':').fold(0, |seconds, part| seconds * 60 + part.parse::<u32>().unwrap())
 }

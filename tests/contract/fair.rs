@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Attempt, LeaseLock, LeaseSet, Reason, Status};
 use rustix::process::Signal;
 use tokio::{
@@ -9,10 +10,17 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::{
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
-    waiters::{Process, Turn, now, places, seconds},
-};
+use crate::waiters::{Process, Turn, now, places, seconds};
+
+harness::tests!(everywhere(
+    grants_come_in_the_order_of_arrival,
+    no_waiter_is_overtaken_or_starves,
+    the_waiters_of_a_killed_process_are_passed_over,
+    no_attempt_overtakes_those_with_tickets,
+    a_waiter_that_goes_away_leaves_its_place,
+    a_try_in_order_looks_at_the_queue,
+    queues_have_the_lengths_of_the_waiters_that_live
+));
 
 /// How long a ticket without heartbeats stays alive, and the interval between heartbeats.
 pub const KEPT: Duration = Duration::from_secs(12);
@@ -53,7 +61,7 @@ fn in_order_of_grants(mut turns: Vec<Turn>) -> Vec<Turn> {
 /// Another holder has the key while the tasks arrive, one after the other, and then releases it.
 /// Without notifications the next waiter polls at its own pace, hence fewer tasks on databases
 /// other than PostgreSQL.
-pub async fn grants_come_in_the_order_of_arrival<DB: TestDatabase>(db: TestDb<DB>) {
+async fn grants_come_in_the_order_of_arrival<DB: TestDatabase>(db: TestDb<DB>) {
     let tasks = if db.server.name == "postgres" { 50 } else { 12 };
     let mut processes = processes(&db, 8).await;
     let holder = acquired(db.lock().try_acquire("k").await);
@@ -106,7 +114,7 @@ async fn probe<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>, number: 
 /// Tasks arrive at any time. A task that calls when another has a ticket already is granted the key
 /// after it. No task waits for more than two grants of each of the others: one of those that were
 /// there before, and one of those that arrived while it drew its ticket.
-pub async fn no_waiter_is_overtaken_or_starves<DB: TestDatabase>(db: TestDb<DB>) {
+async fn no_waiter_is_overtaken_or_starves<DB: TestDatabase>(db: TestDb<DB>) {
     const TASKS: usize = 48;
     let mut processes = processes(&db, 8).await;
     let began = Instant::now();
@@ -147,7 +155,7 @@ pub async fn no_waiter_is_overtaken_or_starves<DB: TestDatabase>(db: TestDb<DB>)
 
 /// All tickets of a dead process lapse within 12 s of its last heartbeat. In each process that
 /// waits, one task polls, at least once a second.
-pub async fn the_waiters_of_a_killed_process_are_passed_over<DB: TestDatabase>(db: TestDb<DB>) {
+async fn the_waiters_of_a_killed_process_are_passed_over<DB: TestDatabase>(db: TestDb<DB>) {
     const TASKS: usize = 8;
     let mut processes = processes(&db, 3).await;
     let holder = acquired(db.lock().try_acquire("k").await);
@@ -188,7 +196,7 @@ async fn counted<DB: TestDatabase>(db: &TestDb<DB>) -> Option<i64> {
 }
 
 /// The first waiter is stopped while the key is free, just after a heartbeat.
-pub async fn no_attempt_overtakes_those_with_tickets<DB: TestDatabase>(db: TestDb<DB>) {
+async fn no_attempt_overtakes_those_with_tickets<DB: TestDatabase>(db: TestDb<DB>) {
     let mut first = processes(&db, 1).await.remove(0);
     let lock = db.lock().fair(true);
     let holder = acquired(lock.try_acquire("k").await);
@@ -196,7 +204,7 @@ pub async fn no_attempt_overtakes_those_with_tickets<DB: TestDatabase>(db: TestD
     tickets_in_queue(&db, 1).await;
     let alive = || async { db.cell("alive_until", "t_resource_lock_queue").await };
     let before = alive().await;
-    eventually("it gives a sign of life", || async { alive().await != before }).await;
+    eventually("a heartbeat is sent", || async { alive().await != before }).await;
     // On SQLite, no process can access the file while another is stopped during an access.
     sleep(SIGN / 8).await;
     first.signal(Signal::STOP);
@@ -232,7 +240,7 @@ pub async fn no_attempt_overtakes_those_with_tickets<DB: TestDatabase>(db: TestD
     the_queue_is_empty(&db).await;
 }
 
-/// Starts a waiter in this process, with a lock object of its own. Returns when its ticket is
+/// Starts a waiter in this process, with a lock of its own. Returns when its ticket is
 /// drawn.
 async fn waiting<DB: TestDatabase>(db: &TestDb<DB>) -> JoinHandle<Duration> {
     let before = usize::try_from(places(db).await).unwrap();
@@ -247,7 +255,7 @@ async fn waiting<DB: TestDatabase>(db: &TestDb<DB>) -> JoinHandle<Duration> {
     waiting
 }
 
-pub async fn a_waiter_that_goes_away_leaves_its_place<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_waiter_that_goes_away_leaves_its_place<DB: TestDatabase>(db: TestDb<DB>) {
     let holder = acquired(db.lock().try_acquire("k").await);
     let [first, second, third, fourth] =
         [waiting(&db).await, waiting(&db).await, waiting(&db).await, waiting(&db).await];
@@ -273,7 +281,7 @@ async fn a_place<DB: TestDatabase>(db: &TestDb<DB>) {
     .await;
 }
 
-pub async fn a_try_in_order_looks_at_the_queue<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_try_in_order_looks_at_the_queue<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().fair(true);
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     a_place(&db).await;
@@ -281,4 +289,33 @@ pub async fn a_try_in_order_looks_at_the_queue<DB: TestDatabase>(db: TestDb<DB>)
     assert_eq!(lock.try_acquire_all(["j", "k"]).await.unwrap().refused().unwrap().reason, Reason::Queued);
     db.execute("DELETE FROM t_resource_lock_queue").await;
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+}
+
+async fn queues_have_the_lengths_of_the_waiters_that_live<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
+    let lengths = async || {
+        let mut lengths = lock.queue_lengths().await.unwrap();
+        lengths.sort();
+        lengths
+    };
+    assert!(lengths().await.is_empty());
+    let (_k, _l) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
+    let died = format!("('k', 1, {}), ('m', 2, {})", DB::ago(1), DB::ago(60_000));
+    db.execute(&format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES {died}")).await;
+    let _unseen = tokio::spawn({
+        let lock = db.lock();
+        async move { lock.acquire("l", PATIENCE).await.map(drop) }
+    });
+    let waiters: Vec<_> = ["k", "l", "k", "k"]
+        .map(|key| {
+            let lock = db.lock().fair(true);
+            tokio::spawn(async move { lock.acquire(key, 9 * PATIENCE).await.map(drop) })
+        })
+        .into();
+    eventually("four wait in order", async || lengths().await == [("k".to_owned(), 3), ("l".to_owned(), 1)]).await;
+    waiters[1].abort();
+    waiters[2].abort();
+    eventually("two wait", async || lengths().await == [("k".to_owned(), 2)]).await;
+    waiters.iter().for_each(JoinHandle::abort);
+    eventually("none waits", async || lengths().await.is_empty()).await;
 }

@@ -2,14 +2,24 @@
 
 use std::time::Duration;
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Confirmation, Error, LeaseLock, Reason, ResourceLock, Status};
 use sqlx::{AssertSqlSafe, Transaction};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{
-    bank::{LEASE, VERSION, accounts, balance, granted, locks, version, write_in},
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
-};
+use crate::bank::{LEASE, VERSION, accounts, balance, granted, locks, version, write_in};
+
+harness::tests!(everywhere(
+    a_claim_that_was_taken_over_or_passed_is_told_so,
+    a_confirmed_claim_keeps_others_out_until_the_commit,
+    an_expired_claim_that_was_not_taken_over_may_commit,
+    a_forced_release_does_not_pass_a_confirmed_transaction,
+    a_renewal_does_not_trip_over_the_transactions_own_row,
+    a_confirmation_needs_a_transaction,
+    a_claim_that_is_younger_than_the_snapshot_is_a_conflict,
+    a_second_transaction_under_a_claim_waits_for_the_first,
+    a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands
+));
 
 /// Begins a transaction that writes.
 async fn begin<DB: TestDatabase>(db: &TestDb<DB>) -> Transaction<'static, DB> {
@@ -31,7 +41,7 @@ async fn confirms<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> i64 {
     db.number(&format!("SELECT confirms FROM t_resource_lock WHERE key_resource = '{key}'")).await.unwrap()
 }
 
-pub async fn a_claim_that_was_taken_over_or_passed_is_told_so<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_that_was_taken_over_or_passed_is_told_so<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
         let stale = granted(lock.try_acquire(name).await);
@@ -56,7 +66,7 @@ pub async fn a_claim_that_was_taken_over_or_passed_is_told_so<DB: TestDatabase>(
 
 /// The lease ends during the transaction. The row is locked, and other requests are refused as
 /// busy.
-pub async fn a_confirmed_claim_keeps_others_out_until_the_commit<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_confirmed_claim_keeps_others_out_until_the_commit<DB: TestDatabase>(db: TestDb<DB>) {
     let (lock, other) = (db.lock(), db.lock());
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
     ends_in(&db, "k", 500).await;
@@ -74,7 +84,7 @@ pub async fn a_confirmed_claim_keeps_others_out_until_the_commit<DB: TestDatabas
     assert_eq!(confirms(&db, "k").await, 1);
 }
 
-pub async fn an_expired_claim_that_was_not_taken_over_may_commit<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_expired_claim_that_was_not_taken_over_may_commit<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let lock = db.lock();
     let grant = granted(ResourceLock::try_acquire(&lock, LEASE).await);
@@ -87,16 +97,16 @@ pub async fn an_expired_claim_that_was_not_taken_over_may_commit<DB: TestDatabas
     assert_eq!(acquired(db.lock().try_acquire(LEASE).await).taken_over_from().unwrap().token, grant.token());
 }
 
-pub async fn a_forced_release_does_not_pass_a_confirmed_transaction<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_forced_release_does_not_pass_a_confirmed_transaction<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
     let mut tx = begin(&db).await;
     lock.confirm(grant.claim(), &mut tx).await.unwrap();
-    let hurried = LeaseLock::new(db.pool_of(1).await).time_limit(Duration::from_millis(300)).unwrap();
+    let hurried = LeaseLock::builder(db.pool_of(1).await).time_limit(Duration::from_millis(300)).build().unwrap();
     let error = hurried.force_release("k", Status::Succeeded).await.unwrap_err();
     assert!(error.is_retryable(), "{error:?}");
     let patient = tokio::spawn({
-        let lock = db.lock().time_limit(PATIENCE).unwrap();
+        let lock = db.builder().time_limit(PATIENCE).build().unwrap();
         async move { lock.force_release("k", Status::Succeeded).await }
     });
     sleep(Duration::from_millis(200)).await;
@@ -112,7 +122,7 @@ pub async fn a_forced_release_does_not_pass_a_confirmed_transaction<DB: TestData
 
 /// The row is locked for more than one renewal interval. The deadline stands, and the renewals go
 /// on afterwards.
-pub async fn a_renewal_does_not_trip_over_the_transactions_own_row<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_renewal_does_not_trip_over_the_transactions_own_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = Duration::from_secs(3);
     let lock = db.lock_for(lease);
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
@@ -131,7 +141,7 @@ pub async fn a_renewal_does_not_trip_over_the_transactions_own_row<DB: TestDatab
     lock.release(grant, Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_confirmation_needs_a_transaction<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_confirmation_needs_a_transaction<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
         let grant = granted(lock.try_acquire(name).await);
@@ -145,7 +155,7 @@ pub async fn a_confirmation_needs_a_transaction<DB: TestDatabase>(db: TestDb<DB>
 /// The transaction reads a snapshot that is older than the claim, so that nothing computed from it
 /// may be committed under the claim. MySQL, and MariaDB without `innodb_snapshot_isolation`, lock
 /// the current row, whatever the snapshot.
-pub async fn a_claim_that_is_younger_than_the_snapshot_is_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_that_is_younger_than_the_snapshot_is_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let begin = match db.server.name {
@@ -174,7 +184,7 @@ async fn has_snapshot_isolation<DB: TestDatabase>(db: &TestDb<DB>) -> bool {
 
 /// On SQLite, the second transaction waits in its `BEGIN`. With snapshot isolation it must be
 /// restarted, because it read the row while it waited.
-pub async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
     let mut first = begin(&db).await;
@@ -202,7 +212,7 @@ pub async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: TestData
     assert_eq!(confirms(&db, "k").await, 2);
 }
 
-pub async fn a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
     for _ in 0..2 {

@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
+use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::Status;
 
-use crate::harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
+harness::tests!(
+    everywhere(a_step_that_fails_leaves_those_before_it_done, minutes_of_any_size_are_counted),
+    servers[DIRECT](keys_of_other_steps_can_be_acquired_between_steps)
+);
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -18,7 +22,7 @@ async fn rows<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
     db.number("SELECT COUNT(*) FROM t_resource_lock").await.unwrap()
 }
 
-pub async fn a_step_that_fails_leaves_those_before_it_done<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_step_that_fails_leaves_those_before_it_done<DB: TestDatabase>(db: TestDb<DB>) {
     old(&db, 1203).await;
     let refuse: &[&str] = match db.server.name {
         "sqlite" => &["CREATE TRIGGER refuse BEFORE DELETE ON t_resource_lock WHEN OLD.key_resource = 'old 1100'
@@ -46,7 +50,7 @@ pub async fn a_step_that_fails_leaves_those_before_it_done<DB: TestDatabase>(db:
 }
 
 /// The article's programs may have given the column any integer type.
-pub async fn minutes_of_any_size_are_counted<DB: TestDatabase>(db: TestDb<DB>) {
+async fn minutes_of_any_size_are_counted<DB: TestDatabase>(db: TestDb<DB>) {
     match db.server.name {
         "sqlite" => 0,
         "postgres" => db.execute("ALTER TABLE t_resource_lock ALTER COLUMN time TYPE bigint").await,
@@ -70,7 +74,7 @@ pub async fn minutes_of_any_size_are_counted<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 /// While `forget` waits at one row, keys of other steps can be claimed.
-pub async fn keys_of_other_steps_can_be_acquired_between_steps<DB: TestDatabase>(db: TestDb<DB>) {
+async fn keys_of_other_steps_can_be_acquired_between_steps<DB: TestDatabase>(db: TestDb<DB>) {
     old(&db, 1203).await;
     let mut gate = db.pool_of(1).await.acquire().await.unwrap();
     let (create, close, waits, open): (&[&str], _, _, _) = match db.server.name {
@@ -99,7 +103,7 @@ pub async fn keys_of_other_steps_can_be_acquired_between_steps<DB: TestDatabase>
         db.execute(sql).await;
     }
     DB::execute_on(&mut gate, close).await.unwrap();
-    let lock = db.lock().time_limit(2 * PATIENCE).unwrap();
+    let lock = db.builder().time_limit(2 * PATIENCE).build().unwrap();
     let forgetting = tokio::spawn({
         let lock = lock.clone();
         async move { lock.forget(HOUR).await }

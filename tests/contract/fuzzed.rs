@@ -1,27 +1,18 @@
 //! Any input is used as it is or refused, and nothing else happens. A failing input is reduced to a
 //! minimal one and printed.
 
-use std::{collections::HashSet, future::Future, sync::Mutex, time::Duration};
+use std::{collections::HashSet, time::Duration};
 
-use proptest::{
-    prelude::{Just, Strategy, any, prop_oneof},
-    test_runner::{Config, TestCaseError, TestRunner},
-};
+use harness::{TestDatabase, TestDb, acquired, each};
+use proptest::prelude::{Just, Strategy, any, prop_oneof};
 use rowlock::{Columns, Error, Key, LeaseLock, ListOptions, Status, VersionedTable};
-use tokio::{runtime::Handle, task::block_in_place, time::timeout};
+use tokio::time::timeout;
 
-use crate::harness::{TestDatabase, TestDb, acquired};
-
-/// Checks this many values, one after the other.
-pub fn each<S: Strategy, F: Future<Output = ()>>(cases: u32, values: S, mut check: impl FnMut(S::Value) -> F) {
-    let check = Mutex::new(&mut check);
-    let tried =
-        TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() }).run(&values, |value| {
-            let check = || block_in_place(|| Handle::current().block_on((check.lock().unwrap())(value)));
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).map_err(|_| TestCaseError::fail("see above"))
-        });
-    tried.unwrap_or_else(|failure| panic!("{failure}"));
-}
+harness::tests!(everywhere(
+    any_text_is_a_key_of_its_own_or_refused,
+    any_duration_is_kept_to_or_refused,
+    any_name_is_a_plain_one_or_refused
+));
 
 /// Generates arbitrary text, and text with a special meaning in SQL or elsewhere.
 fn text() -> impl Strategy<Value = String> {
@@ -29,7 +20,7 @@ fn text() -> impl Strategy<Value = String> {
     prop_oneof![".{0,20}", "\\PC{0,300}", signs, "[a-z]{0,3}", Just("' OR 1=1 --".to_owned()), Just("x".repeat(255))]
 }
 
-pub async fn any_text_is_a_key_of_its_own_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn any_text_is_a_key_of_its_own_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let (lock, mut keys) = (db.lock(), HashSet::new());
     each(200, text(), |text| {
         let (lock, new) = (lock.clone(), Key::new(&text).is_ok() && keys.insert(text.clone()));
@@ -57,7 +48,7 @@ fn duration() -> impl Strategy<Value = Duration> {
     prop_oneof![short, (0..400_000_000_u64).prop_map(Duration::from_secs), any_at_all, Just(Duration::MAX)]
 }
 
-pub async fn any_duration_is_kept_to_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn any_duration_is_kept_to_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let held = acquired(db.lock().try_acquire("held").await);
     let refused = |error: Error| assert!(matches!(error, Error::InvalidSetting { .. }), "{error:?}");
     let or = |lock: LeaseLock<DB>, set: Result<LeaseLock<DB>, Error>| {
@@ -78,13 +69,13 @@ pub async fn any_duration_is_kept_to_or_refused<DB: TestDatabase>(db: TestDb<DB>
             let waited = timeout(Duration::from_millis(2), lock.acquire("held", three)).await;
             assert!(!waited.is_ok_and(|attempt| attempt.is_ok_and(|attempt| attempt.acquired().is_some())));
             lock.forget(one).await.map(drop).unwrap_or_else(refused);
-            drop(lock.clone().time_limit(two).map_err(refused));
+            drop(LeaseLock::builder(lock.pool().clone()).time_limit(two).build().map_err(refused));
         }
     });
     held.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn any_name_is_a_plain_one_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn any_name_is_a_plain_one_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
     acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let name = || prop_oneof![text(), "[a-z_][a-z0-9_]{0,70}(\\.[a-z]{1,3})?", Just("t_resource_lock".to_owned())];
     each(150, (name(), name(), name(), name()), |(table, key, value, version)| {

@@ -7,16 +7,24 @@
 
 use std::{convert::Infallible, time::Duration};
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired};
 use rowlock::{Attempt, ConfirmAt, Lease, LeaseLock, ResourceLockExt as _, Retry, Status, VersionedTable};
 use sqlx::{Connection as _, Sqlite, SqlitePool, sqlite::SqlitePoolOptions};
 use tokio::time::timeout;
 
-use crate::{
-    bank::version_lock,
-    cancelled::polled,
-    harness::{PATIENCE, TestDatabase, TestDb, acquired},
-    ledger::COLUMNS,
-};
+use crate::{bank::version_lock, cancelled::polled, ledger::COLUMNS};
+
+harness::tests!(sqlite(
+    it_outlives_a_claim,
+    it_outlives_a_claim_of_several_keys,
+    it_outlives_a_renewal,
+    it_outlives_a_release,
+    it_outlives_an_update,
+    it_outlives_a_deduction,
+    it_outlives_a_transaction,
+    it_outlives_what_times_out,
+    it_outlives_work_that_ends_its_transaction
+));
 
 /// The URLs of databases in memory.
 const URLS: [&str; 2] = ["sqlite::memory:", "sqlite:file?mode=memory&cache=private"];
@@ -119,12 +127,12 @@ async fn outlives<P>(prepare: impl AsyncFn(&Memory, &str) -> P, act: impl AsyncF
     }
 }
 
-pub async fn it_outlives_a_claim<DB: TestDatabase>(_: TestDb<DB>) {
+async fn it_outlives_a_claim<DB: TestDatabase>(_: TestDb<DB>) {
     let act = async |memory: &Memory, key: &str, ()| drop(acquired(memory.lock.try_acquire(key).await));
     outlives(async |_, _| {}, act).await;
 }
 
-pub async fn it_outlives_a_claim_of_several_keys<DB: TestDatabase>(_: TestDb<DB>) {
+async fn it_outlives_a_claim_of_several_keys<DB: TestDatabase>(_: TestDb<DB>) {
     let act = async |memory: &Memory, key: &str, ()| {
         let keys = [format!("{key} and"), format!("{key} more")];
         drop(memory.lock.acquire_all(keys.each_ref().map(String::as_str), PATIENCE).await.unwrap());
@@ -132,30 +140,30 @@ pub async fn it_outlives_a_claim_of_several_keys<DB: TestDatabase>(_: TestDb<DB>
     outlives(async |_, _| {}, act).await;
 }
 
-pub async fn it_outlives_a_renewal<DB: TestDatabase>(_: TestDb<DB>) {
+async fn it_outlives_a_renewal<DB: TestDatabase>(_: TestDb<DB>) {
     let act = async |_: &Memory, _: &str, lease: Lease<Sqlite>| drop(lease.renew().await);
     outlives(async |memory, key| memory.held(&memory.lock, key).await, act).await;
 }
 
-pub async fn it_outlives_a_release<DB: TestDatabase>(_: TestDb<DB>) {
+async fn it_outlives_a_release<DB: TestDatabase>(_: TestDb<DB>) {
     let act = async |_: &Memory, _: &str, lease: Lease<Sqlite>| drop(lease.release(Status::Succeeded).await);
     outlives(async |memory, key| memory.held(&memory.lock, key).await, act).await;
 }
 
-pub async fn it_outlives_an_update<DB: TestDatabase>(_: TestDb<DB>) {
+async fn it_outlives_an_update<DB: TestDatabase>(_: TestDb<DB>) {
     let act = async |memory: &Memory, key: &str, ()| {
         memory.table.update(key, |balance| Ok::<_, Infallible>(balance - 1)).await.unwrap();
     };
     outlives(async |memory, key| memory.account(key).await, act).await;
 }
 
-pub async fn it_outlives_a_deduction<DB: TestDatabase>(_: TestDb<DB>) {
+async fn it_outlives_a_deduction<DB: TestDatabase>(_: TestDb<DB>) {
     let act = async |memory: &Memory, key: &str, ()| assert!(memory.table.deduct(key, 1).await.is_ok());
     outlives(async |memory, key| memory.account(key).await, act).await;
 }
 
 /// The work opens a savepoint of its own in the transaction.
-pub async fn it_outlives_a_transaction<DB: TestDatabase>(_: TestDb<DB>) {
+async fn it_outlives_a_transaction<DB: TestDatabase>(_: TestDb<DB>) {
     for order in [ConfirmAt::First, ConfirmAt::Last] {
         let act = async |memory: &Memory, key: &str, ()| {
             let work = async |mut tx: rowlock::Tx<Sqlite>| {
@@ -174,13 +182,13 @@ pub async fn it_outlives_a_transaction<DB: TestDatabase>(_: TestDb<DB>) {
 }
 
 /// The statement is still running when its time limit ends.
-pub async fn it_outlives_what_times_out<DB: TestDatabase>(_: TestDb<DB>) {
+async fn it_outlives_what_times_out<DB: TestDatabase>(_: TestDb<DB>) {
     for url in URLS {
         let memory = Memory::new(url, true).await;
         memory.account("a").await;
         let limit = Duration::from_millis(50);
         // A release is retried until its lease ends.
-        let lock = memory.lock.clone().lease(5 * SLOW).unwrap().time_limit(limit).unwrap();
+        let lock = LeaseLock::builder(memory.pool.clone()).time_limit(limit).build().unwrap().lease(5 * SLOW).unwrap();
         let table = memory.table.clone().retry(Retry { within: SLOW, ..Retry::default() }).unwrap();
         let table = table.time_limit(limit).unwrap();
         memory.held(&memory.lock, "claim").await.release(Status::Succeeded).await.unwrap();
@@ -203,7 +211,7 @@ pub async fn it_outlives_what_times_out<DB: TestDatabase>(_: TestDb<DB>) {
 
 /// Work that ends the transaction itself, or whose error ends it, leads to an error, and nothing
 /// else is lost.
-pub async fn it_outlives_work_that_ends_its_transaction<DB: TestDatabase>(_: TestDb<DB>) {
+async fn it_outlives_work_that_ends_its_transaction<DB: TestDatabase>(_: TestDb<DB>) {
     for (url, inner) in URLS.into_iter().flat_map(|url| [(url, false), (url, true)]) {
         let memory = Memory::new(url, true).await;
         memory.account("a").await;

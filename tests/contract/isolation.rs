@@ -1,13 +1,18 @@
 //! Both strategies under each isolation level that an application may have set for its sessions.
 
+use harness::{TestDatabase, TestDb, acquired};
 use rowlock::{LeaseLock, Status};
 use sqlx::{Pool, pool::PoolOptions};
 
 use crate::{
     bank::{accounts, locks},
     both::{commits_no_stale_claim, loses_no_update},
-    harness::{TestDatabase, TestDb, acquired},
 };
+
+harness::tests!(
+    mariadb(snapshot_isolation, assignments_at_once),
+    servers(read_committed, repeatable_read, serializable)
+);
 
 /// Returns a pool whose sessions have this setting. The statements differ between servers.
 pub async fn pool_at<DB: TestDatabase>(db: &TestDb<DB>, level: &str) -> Pool<DB> {
@@ -44,26 +49,26 @@ async fn holds_at<DB: TestDatabase>(db: TestDb<DB>, level: &str) {
     }
 }
 
-pub async fn read_committed<DB: TestDatabase>(db: TestDb<DB>) {
+async fn read_committed<DB: TestDatabase>(db: TestDb<DB>) {
     holds_at(db, "read committed").await;
 }
 
-pub async fn repeatable_read<DB: TestDatabase>(db: TestDb<DB>) {
+async fn repeatable_read<DB: TestDatabase>(db: TestDb<DB>) {
     holds_at(db, "repeatable read").await;
 }
 
-pub async fn serializable<DB: TestDatabase>(db: TestDb<DB>) {
+async fn serializable<DB: TestDatabase>(db: TestDb<DB>) {
     holds_at(db, "serializable").await;
 }
 
 /// With this setting, MariaDB has an error of its own for a row that another transaction changed.
-pub async fn snapshot_isolation<DB: TestDatabase>(db: TestDb<DB>) {
+async fn snapshot_isolation<DB: TestDatabase>(db: TestDb<DB>) {
     holds_at(db, "snapshot isolation").await;
 }
 
 /// With this setting, MariaDB's assignments see the original row, not what the assignments before
 /// them wrote.
-pub async fn assignments_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+async fn assignments_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = pool_at(&db, "assignments at once").await;
     let lock = LeaseLock::new(pool.clone());
     let lease = acquired(lock.try_acquire("k").await);

@@ -8,16 +8,45 @@ use std::{
     time::Duration,
 };
 
+use harness::{TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Attempt, Error, LeaseLock, Reason, ResourceLockExt, Rules, RunOutcome, Status};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::harness::{TestDatabase, TestDb, acquired, eventually, refused};
+harness::tests!(
+    everywhere.alone(
+        a_lease_is_renewed_in_the_background,
+        a_renewal_that_finds_the_row_locked_is_unknown_not_lost,
+        a_pool_of_one_is_enough
+    ),
+    everywhere(
+        a_lease_is_lost_when_another_program_takes_the_row,
+        loss_is_told_before_another_gets_in,
+        a_renewal_that_fails_is_unknown_and_tried_again,
+        a_trampled_claim_is_lost,
+        releasing_a_lost_lease_changes_nothing,
+        a_release_waits_for_a_transaction_at_the_row,
+        releasing_twice_over_a_lost_reply_is_done,
+        dropping_a_lease_abandons_it,
+        a_thousand_leases_are_renewed_in_few_statements,
+        run_releases_by_the_works_result,
+        run_cancels_the_work_when_the_lease_is_lost,
+        run_in_a_spawned_task,
+        a_panic_in_the_work_abandons_the_key,
+        a_runtime_that_ends_tells_the_leases,
+        loss_is_reported_while_the_renewers_runtime_stands_still,
+        a_runtime_that_ends_during_a_release_does_not_hang,
+        tasks_of_the_work_are_told_however_the_lease_ends,
+        an_abandonment_that_is_held_up_holds_up_no_other,
+        a_release_after_another_program_freed_the_row_is_lost,
+        a_release_on_a_closed_pool_fails_at_once
+    )
+);
 
 /// Long enough for a slow disk to write a renewal within a third of it.
 const SHORT: Duration = Duration::from_millis(1500);
 const PATIENCE: Duration = Duration::from_secs(20);
 
-pub async fn a_lease_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lease_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(SHORT);
     let lease = acquired(lock.try_acquire("k").await);
     let started = Instant::now();
@@ -29,7 +58,7 @@ pub async fn a_lease_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<D
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_lease_is_lost_when_another_program_takes_the_row<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lease_is_lost_when_another_program_takes_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(SHORT);
     let lease = acquired(lock.try_acquire("k").await);
     let token = lease.cancellation_token();
@@ -41,7 +70,7 @@ pub async fn a_lease_is_lost_when_another_program_takes_the_row<DB: TestDatabase
 
 /// The holder cannot reach the database. It learns of its loss before another caller can claim the
 /// key.
-pub async fn loss_is_told_before_another_gets_in<DB: TestDatabase>(db: TestDb<DB>) {
+async fn loss_is_told_before_another_gets_in<DB: TestDatabase>(db: TestDb<DB>) {
     let own = db.pool_of(2).await;
     let holder = LeaseLock::new(own.clone()).lease(2 * SHORT).unwrap();
     let lease = acquired(holder.try_acquire("k").await);
@@ -67,8 +96,8 @@ pub async fn loss_is_told_before_another_gets_in<DB: TestDatabase>(db: TestDb<DB
     watch.await.unwrap();
 }
 
-pub async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock_for(3 * SHORT).time_limit(Duration::from_millis(300)).unwrap();
+async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.builder().time_limit(Duration::from_millis(300)).build().unwrap().lease(3 * SHORT).unwrap();
     let lease = acquired(lock.try_acquire("k").await);
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
@@ -87,10 +116,10 @@ pub async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: TestDat
 
 /// The pool is empty for so long that a background renewal fails. The deadline stands, and the next
 /// renewal succeeds.
-pub async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     let lease = Duration::from_secs(4);
-    let lock = LeaseLock::new(pool.clone()).share_pool().lease(lease).unwrap();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(lease).unwrap();
     let lease_held = acquired(lock.try_acquire("k").await);
     let started = Instant::now();
     sleep(lease / 4).await;
@@ -107,7 +136,7 @@ pub async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: TestDatabase>(d
 
 /// Another program, which does not know this crate's columns, claims the key and releases it. The
 /// claim is lost, and does not become valid again.
-pub async fn a_trampled_claim_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_trampled_claim_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let lease = acquired(lock.try_acquire("k").await);
     db.set("k", &format!("lock_flag = 1, status = 'P', begin_time = {}", DB::ago(-50))).await;
@@ -118,7 +147,7 @@ pub async fn a_trampled_claim_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::HeldByAnotherProgram);
 }
 
-pub async fn releasing_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+async fn releasing_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
     db.take_from("k").await;
     let error = lease.release(Status::Failed).await.unwrap_err();
@@ -127,7 +156,7 @@ pub async fn releasing_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestDb
     assert_eq!(db.column("k", "client_ip").await.as_deref(), Some("thief"));
 }
 
-pub async fn a_release_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
@@ -142,13 +171,13 @@ pub async fn a_release_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: 
 
 /// A release that was executed before, and whose reply was lost, finds a free row with its own
 /// token.
-pub async fn releasing_twice_over_a_lost_reply_is_done<DB: TestDatabase>(db: TestDb<DB>) {
+async fn releasing_twice_over_a_lost_reply_is_done<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
     db.set("k", "lock_flag = 0, status = 'S', holder = NULL, claimed_at = NULL, expires_at = NULL").await;
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn dropping_a_lease_abandons_it<DB: TestDatabase>(db: TestDb<DB>) {
+async fn dropping_a_lease_abandons_it<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let token = acquired(lock.try_acquire("k").await).token();
     assert!(lock.shutdown(PATIENCE).await);
@@ -158,9 +187,9 @@ pub async fn dropping_a_lease_abandons_it<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(lock.shutdown(PATIENCE).await);
 }
 
-pub async fn a_pool_of_one_is_enough<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_pool_of_one_is_enough<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
-    let lock = LeaseLock::new(pool.clone()).share_pool().lease(3 * SHORT).unwrap();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(3 * SHORT).unwrap();
     let (one, two) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
     let started = Instant::now();
     while started.elapsed() < 6 * SHORT {
@@ -175,11 +204,11 @@ pub async fn a_pool_of_one_is_enough<DB: TestDatabase>(db: TestDb<DB>) {
     two.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_thousand_leases_are_renewed_in_few_statements<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_thousand_leases_are_renewed_in_few_statements<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     // The lease is long enough for a slow machine to claim a thousand keys. The renewals are sent
     // when they are due.
-    let lock = LeaseLock::new(pool.clone()).lease(Duration::from_secs(24)).unwrap().share_pool();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(Duration::from_secs(24)).unwrap();
     let mut leases = Vec::new();
     for number in 0..1000 {
         leases.push(acquired(lock.try_acquire(&format!("key {number}")).await));
@@ -200,7 +229,7 @@ pub async fn a_thousand_leases_are_renewed_in_few_statements<DB: TestDatabase>(d
     );
 }
 
-pub async fn run_releases_by_the_works_result<DB: TestDatabase>(db: TestDb<DB>) {
+async fn run_releases_by_the_works_result<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let ran = lock.run("k", async |lease| Ok::<_, String>(lease.token())).await.unwrap();
     assert!(matches!(ran, RunOutcome::Ended { result: Ok(_), recorded: Ok(()) }), "{ran:?}");
@@ -213,7 +242,7 @@ pub async fn run_releases_by_the_works_result<DB: TestDatabase>(db: TestDb<DB>) 
     assert!(matches!(ran, RunOutcome::Refused(refusal) if refusal.reason == Reason::Held));
 }
 
-pub async fn run_cancels_the_work_when_the_lease_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
+async fn run_cancels_the_work_when_the_lease_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
     struct Stopped(Arc<AtomicBool>);
     impl Drop for Stopped {
         fn drop(&mut self) {
@@ -234,7 +263,7 @@ pub async fn run_cancels_the_work_when_the_lease_is_lost<DB: TestDatabase>(db: T
 }
 
 /// As in an application: the whole run is a task of its own, and is cancelled by aborting the task.
-pub async fn run_in_a_spawned_task<DB: TestDatabase>(db: TestDb<DB>) {
+async fn run_in_a_spawned_task<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let started = Arc::new(tokio::sync::Notify::new());
     let task = tokio::spawn({
@@ -254,7 +283,7 @@ pub async fn run_in_a_spawned_task<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_some());
 }
 
-pub async fn a_panic_in_the_work_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_panic_in_the_work_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let task = tokio::spawn({
         let lock = lock.clone();
@@ -271,13 +300,12 @@ pub async fn a_panic_in_the_work_abandons_the_key<DB: TestDatabase>(db: TestDb<D
 
 /// The renewer's task runs on the runtime of the first lease. When that runtime ends, the leases
 /// are reported as lost.
-pub async fn a_runtime_that_ends_tells_the_leases<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_runtime_that_ends_tells_the_leases<DB: TestDatabase>(db: TestDb<DB>) {
     let url = db.url.clone();
     let lease = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let lease = runtime.block_on(async {
-            acquired(LeaseLock::new(crate::harness::pool::<DB>(&url, 1).await).try_acquire("k").await)
-        });
+        let lease = runtime
+            .block_on(async { acquired(LeaseLock::new(harness::pool::<DB>(&url, 1).await).try_acquire("k").await) });
         assert!(lease.is_held());
         runtime.shutdown_timeout(Duration::from_secs(5));
         lease
@@ -290,12 +318,12 @@ pub async fn a_runtime_that_ends_tells_the_leases<DB: TestDatabase>(db: TestDb<D
 
 /// The runtime of the first lease is not driven, and neither is the renewer. A task that waits for
 /// the loss on another runtime detects it by the clock.
-pub async fn loss_is_reported_while_the_renewers_runtime_stands_still<DB: TestDatabase>(db: TestDb<DB>) {
+async fn loss_is_reported_while_the_renewers_runtime_stands_still<DB: TestDatabase>(db: TestDb<DB>) {
     let url = db.url.clone();
     let still = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (lease, pool, still) = std::thread::spawn(move || {
         let (lease, pool) = still.block_on(async {
-            let pool = crate::harness::pool::<DB>(&url, 1).await;
+            let pool = harness::pool::<DB>(&url, 1).await;
             let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
             (acquired(lock.try_acquire("k").await), pool)
         });
@@ -314,13 +342,13 @@ pub async fn loss_is_reported_while_the_renewers_runtime_stands_still<DB: TestDa
 }
 
 /// Tasks that release are dropped by a runtime which no longer accepts the renewer's task.
-pub async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: TestDatabase>(db: TestDb<DB>) {
     let url = db.url.clone();
     let ended = std::thread::spawn(move || {
         for round in 0..5 {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
             runtime.block_on(async {
-                let pool = crate::harness::pool::<DB>(&url, 2).await;
+                let pool = harness::pool::<DB>(&url, 2).await;
                 let lock = LeaseLock::new(pool.clone());
                 let lease = acquired(lock.try_acquire(&format!("round {round}")).await);
                 // Both connections are in use, so that the release waits.
@@ -337,7 +365,7 @@ pub async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: TestDatabase
     ended.join().unwrap();
 }
 
-pub async fn tasks_of_the_work_are_told_however_the_lease_ends<DB: TestDatabase>(db: TestDb<DB>) {
+async fn tasks_of_the_work_are_told_however_the_lease_ends<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let released = acquired(lock.try_acquire("k").await);
     let token = released.cancellation_token();
@@ -355,7 +383,7 @@ pub async fn tasks_of_the_work_are_told_however_the_lease_ends<DB: TestDatabase>
 }
 
 /// A lock with a long lease does not wait for long if one row is locked for a moment.
-pub async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(Duration::from_secs(24 * 3600));
     let (one, two) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
@@ -370,14 +398,14 @@ pub async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: TestDatabase>(
 }
 
 /// Another program frees the row. The release must not take that for its own.
-pub async fn a_release_after_another_program_freed_the_row_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release_after_another_program_freed_the_row_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
     db.set("k", "lock_flag = 0, status = 'S'").await;
     assert!(matches!(lease.release(Status::Failed).await, Err(Error::Lost { .. })));
     assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
 }
 
-pub async fn a_release_on_a_closed_pool_fails_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release_on_a_closed_pool_fails_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     let lease = acquired(LeaseLock::new(pool.clone()).try_acquire("k").await);
     pool.close().await;

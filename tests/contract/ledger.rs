@@ -9,9 +9,8 @@ use std::{
 
 use rowlock::{Columns, Error, UpdateError, Updated, VersionedTable};
 
+use harness::{PATIENCE, TestDatabase, TestDb};
 use tokio::time::Instant;
-
-use crate::harness::{PATIENCE, TestDatabase, TestDb};
 
 pub const COLUMNS: Columns<'static> = Columns { table: "account", key: "id", value: "balance", version: "version" };
 

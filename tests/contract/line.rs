@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
+use harness::{
+    PATIENCE, TestDatabase, TestDb, acquired, eventually,
+    proxy::{Proxy, Way},
+};
 use rowlock::{Attempt, Certainty, Error, LeaseLock, Status};
 use sqlx::Pool;
 use tokio::time::{Instant, sleep};
-
-use crate::{
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
-    proxy::{Proxy, Way},
-};
 
 pub const SHORT: Duration = Duration::from_millis(900);
 pub const LIMIT: Duration = Duration::from_millis(300);
@@ -26,16 +25,14 @@ impl<DB: TestDatabase> Line<DB> {
     pub async fn new(db: &TestDb<DB>, lease: Duration, limit: Duration) -> Self {
         let proxy = db.proxy().await;
         let pool = proxy.pool(1);
-        let lock = LeaseLock::new(pool.clone()).share_pool().lease(lease).unwrap().label("line").unwrap();
-        // A slow machine may need long to connect. The statements of a claim are the same whatever
-        // the limit.
-        let warm = lock.clone().time_limit(PATIENCE).unwrap();
-        let lease = acquired(warm.try_acquire("warm").await);
-        lease.renew().await.unwrap();
-        refused(warm.try_acquire("warm").await);
+        let lock = LeaseLock::builder(pool.clone()).share_pool().label("line").time_limit(limit).build().unwrap();
+        let lock = lock.lease(lease).unwrap();
+        // A slow machine may need longer than the limit to connect and to prepare the statements.
+        let lease = acquired(lock.acquire("warm", PATIENCE).await);
+        eventually("it is renewed", || async { lease.renew().await.is_ok() }).await;
+        eventually("it is refused", || async { lock.try_acquire("warm").await.is_ok() }).await;
         lease.abandon().await.unwrap();
-        acquired(warm.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
-        let lock = lock.time_limit(limit).unwrap();
+        acquired(lock.acquire("warm", PATIENCE).await).release(Status::Succeeded).await.unwrap();
         // No task uses the connection any more, not even to ping it.
         eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
         Self { proxy, pool, lock }

@@ -3,6 +3,10 @@
 
 use std::time::Duration;
 
+use harness::{
+    DIRECT, Need, PATIENCE, TestDatabase, TestDb, acquired, database_of, direct_url, eventually, pool, proxy::Way,
+    refused, with_database,
+};
 use rowlock::{Lease, LeaseLock, Status};
 use sqlx::postgres::PgListener;
 use tokio::{
@@ -10,12 +14,25 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::{
-    harness::{
-        PATIENCE, TestDatabase, TestDb, acquired, database_of, direct_url, eventually, pool, refused, with_database,
-    },
-    proxy::Way,
-};
+use crate::apart::still;
+
+/// A pooler in transaction mode before the server.
+const POOLER: Need = Need { what: "POSTGRES_DIRECT_URL", is_met: |_| direct_url().is_some() };
+
+harness::tests!(
+    postgres[DIRECT](
+        a_lock_object_listens_on_one_connection_while_a_task_waits,
+        a_connection_that_listens_is_kept_for_the_next_who_waits,
+        a_listener_that_is_terminated_hangs_no_waiter_and_comes_back,
+        a_listener_that_receives_nothing_any_more_hangs_no_waiter,
+        a_listener_that_never_opens_hangs_no_waiter,
+        a_release_is_notified_once_if_awaited_and_never_otherwise,
+        a_row_in_a_transactions_hands_is_asked_for_with_pauses,
+        a_listener_whose_runtime_stands_still_is_replaced
+    ),
+    postgres[DIRECT].alone(word_of_a_release_comes_before_the_next_question),
+    postgres[POOLER](behind_a_pooler_no_connection_listens_or_is_disturbed)
+);
 
 /// How long the connection is kept open for the next waiter.
 const LINGER: Duration = Duration::from_secs(5);
@@ -59,7 +76,7 @@ async fn handed_over<DB: TestDatabase>(
     (lease, granted - freed)
 }
 
-pub async fn a_lock_object_listens_on_one_connection_while_a_task_waits<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lock_object_listens_on_one_connection_while_a_task_waits<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     for _ in 0..3 {
         acquired(lock.acquire("k", PATIENCE).await).release(Status::Succeeded).await.unwrap();
@@ -84,7 +101,7 @@ pub async fn a_lock_object_listens_on_one_connection_while_a_task_waits<DB: Test
     drop(holders);
 }
 
-pub async fn a_connection_that_listens_is_kept_for_the_next_who_waits<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_connection_that_listens_is_kept_for_the_next_who_waits<DB: TestDatabase>(db: TestDb<DB>) {
     let _holder = acquired(db.lock().try_acquire("k").await);
     let lock = LeaseLock::new(db.pool_of(1).await);
     let first = waiting(&lock, "k");
@@ -103,7 +120,7 @@ pub async fn a_connection_that_listens_is_kept_for_the_next_who_waits<DB: TestDa
 
 /// The waiters have waited for so long that they poll only once a second: without a notification,
 /// hardly any of them would be granted its key that quickly.
-pub async fn word_of_a_release_comes_before_the_next_question<DB: TestDatabase>(db: TestDb<DB>) {
+async fn word_of_a_release_comes_before_the_next_question<DB: TestDatabase>(db: TestDb<DB>) {
     const QUICK: Duration = Duration::from_millis(150);
     let lock = LeaseLock::new(db.pool_of(2).await);
     let mut pairs = Vec::new();
@@ -120,28 +137,27 @@ pub async fn word_of_a_release_comes_before_the_next_question<DB: TestDatabase>(
     assert!(took.iter().filter(|took| **took < QUICK).count() >= 8, "{took:?}");
 }
 
-pub async fn a_listener_that_is_terminated_hangs_no_waiter_and_comes_back<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_listener_that_is_terminated_hangs_no_waiter_and_comes_back<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = LeaseLock::new(db.pool_of(1).await);
+    let terminate = async |pid: i64| db.execute(&format!("SELECT pg_terminate_backend({pid})")).await;
     let mut holder = acquired(db.lock().try_acquire("k").await);
     for _ in 0..3 {
         let next = waiting(&lock, "k");
         let before = listener(&db).await;
+        terminate(before).await;
+        let other = format!("SELECT COUNT(*) {LISTENERS} AND pid <> {before}");
+        eventually("it listens anew while a task waits", || async { db.number(&other).await == Some(1) }).await;
         awaited(&db, "k").await;
-        db.execute(&format!("SELECT pg_terminate_backend({before})")).await;
+        terminate(listener(&db).await).await;
         let (lease, took) = handed_over(holder, next).await;
         assert!(took < BOUND, "{took:?}");
-        let next = waiting(&db.lock(), "k");
-        let again = waiting(&lock, "k");
-        let other = format!("SELECT COUNT(*) {LISTENERS} AND pid <> {before}");
-        eventually("both listen anew", || async { db.number(&other).await == Some(2) }).await;
-        again.abort();
-        holder = handed_over(lease, next).await.0;
+        holder = handed_over(lease, waiting(&db.lock(), "k")).await.0;
         eventually("both have stopped", || async { listeners(&db).await == 0 }).await;
     }
 }
 
 /// The listener's connection stays open, and nothing arrives on it.
-pub async fn a_listener_that_receives_nothing_any_more_hangs_no_waiter<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_listener_that_receives_nothing_any_more_hangs_no_waiter<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let lock = LeaseLock::new(proxy.pool(1));
     acquired(lock.try_acquire("l").await).release(Status::Succeeded).await.unwrap();
@@ -164,7 +180,7 @@ pub async fn a_listener_that_receives_nothing_any_more_hangs_no_waiter<DB: TestD
     }
 }
 
-pub async fn a_listener_that_never_opens_hangs_no_waiter<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_listener_that_never_opens_hangs_no_waiter<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let lock = LeaseLock::new(proxy.pool(1));
     acquired(lock.try_acquire("l").await).release(Status::Succeeded).await.unwrap();
@@ -176,6 +192,36 @@ pub async fn a_listener_that_never_opens_hangs_no_waiter<DB: TestDatabase>(db: T
     let (_, took) = handed_over(holder, next).await;
     assert!(took < BOUND, "{took:?}");
     assert_eq!(listeners(&db).await, 0);
+}
+
+/// A runtime that has listened is not driven any more. Its connection stays open and notifies no
+/// waiter of another runtime.
+async fn a_listener_whose_runtime_stands_still_is_replaced<DB: TestDatabase>(db: TestDb<DB>) {
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let lock = LeaseLock::new(db.pool_of(2).await);
+    let (theirs, url) = (lock.clone(), db.url.clone());
+    let (still, before) = still(async move {
+        let waiter = waiting(&theirs, "k");
+        let pool = pool::<DB>(&url, 1).await;
+        let listener = format!("SELECT COALESCE(CAST(MAX(pid) AS text), '') {LISTENERS}");
+        let before = loop {
+            let pid = DB::text_on(&mut *pool.acquire().await.unwrap(), &listener).await.unwrap().unwrap();
+            if !pid.is_empty() {
+                break pid;
+            }
+            sleep(Duration::from_millis(10)).await;
+        };
+        waiter.abort();
+        assert!(waiter.await.is_err(), "it has left the queue");
+        before
+    });
+    let next = waiting(&lock, "k");
+    let other = format!("SELECT COUNT(*) {LISTENERS} AND pid <> {before}");
+    eventually("another connection listens", || async { db.number(&other).await == Some(1) }).await;
+    awaited(&db, "k").await;
+    let (_, took) = handed_over(holder, next).await;
+    assert!(took < BOUND, "{took:?}");
+    still.shutdown_background();
 }
 
 /// Returns the notifications received up to this moment.
@@ -200,7 +246,7 @@ async fn alone<DB: TestDatabase>(lock: &LeaseLock<DB>) {
     }
 }
 
-pub async fn a_release_is_notified_once_if_awaited_and_never_otherwise<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release_is_notified_once_if_awaited_and_never_otherwise<DB: TestDatabase>(db: TestDb<DB>) {
     let mut ears = PgListener::connect(&db.url).await.unwrap();
     ears.listen("rowlock").await.unwrap();
     let lock = db.lock();
@@ -229,7 +275,7 @@ pub async fn a_release_is_notified_once_if_awaited_and_never_otherwise<DB: TestD
 
 /// Another transaction has locked the row, for example the holder's. The waiter cannot mark the row
 /// then, and that is not a notification.
-pub async fn a_row_in_a_transactions_hands_is_asked_for_with_pauses<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_row_in_a_transactions_hands_is_asked_for_with_pauses<DB: TestDatabase>(db: TestDb<DB>) {
     let holder = acquired(db.lock().try_acquire("k").await);
     let mut transaction = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut transaction, DB::BEGIN).await.unwrap();
@@ -248,7 +294,7 @@ pub async fn a_row_in_a_transactions_hands_is_asked_for_with_pauses<DB: TestData
 
 /// Behind a pooler, other clients get the connection that listens, and a notification in the middle
 /// of an answer breaks that answer.
-pub async fn behind_a_pooler_no_connection_listens_or_is_disturbed<DB: TestDatabase>(db: TestDb<DB>) {
+async fn behind_a_pooler_no_connection_listens_or_is_disturbed<DB: TestDatabase>(db: TestDb<DB>) {
     let direct = with_database(&direct_url().unwrap(), database_of(&db.url));
     let server = db.over(pool::<DB>(&direct, 2).await);
     let (asks, listens, holder) = (LeaseLock::new(db.pool_of(1).await), server.lock(), db.lock());

@@ -6,12 +6,22 @@ use std::{
     process::Output,
 };
 
-use rowlock::Status;
+use harness::{Need, TestDatabase, TestDb, acquired};
+use rowlock::{Schedule, Status, TickOutcome};
 use tokio::process::Command;
 
-use crate::harness::{TestDatabase, TestDb, acquired};
+/// The program `sqlx`, which the variable names.
+const SQLX_CLI: Need = Need { what: "SQLX_CLI", is_met: |_| std::env::var_os("SQLX_CLI").is_some() };
 
-pub async fn migrate_is_idempotent_and_leaves_the_applications_record_alone<DB: TestDatabase>(db: TestDb<DB>) {
+harness::tests!(
+    everywhere(migrate_is_idempotent_and_leaves_the_applications_record_alone, sixteen_instances_migrate_at_once),
+    everywhere[SQLX_CLI](
+        sqlx_cli_runs_our_folder_beside_the_applications,
+        sqlx_cli_runs_our_files_in_the_applications_folder
+    )
+);
+
+async fn migrate_is_idempotent_and_leaves_the_applications_record_alone<DB: TestDatabase>(db: TestDb<DB>) {
     db.execute("CREATE TABLE _sqlx_migrations (version BIGINT PRIMARY KEY, description TEXT)").await;
     db.execute("INSERT INTO _sqlx_migrations VALUES (1, 'the application''s own')").await;
     acquired(db.lock().try_acquire("k").await).release(Status::Failed).await.unwrap();
@@ -25,9 +35,9 @@ pub async fn migrate_is_idempotent_and_leaves_the_applications_record_alone<DB: 
     assert_eq!(db.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(1));
 }
 
-pub async fn sixteen_instances_migrate_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+async fn sixteen_instances_migrate_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     for _ in 0..3 {
-        db.execute("DROP TABLE t_resource_lock").await;
+        drop_all(&db).await;
         let mut instances = tokio::task::JoinSet::new();
         for _ in 0..16 {
             let pool = db.pool_of(1).await;
@@ -37,24 +47,26 @@ pub async fn sixteen_instances_migrate_at_once<DB: TestDatabase>(db: TestDb<DB>)
             done.unwrap().unwrap();
         }
         acquired(db.lock().try_acquire("k").await);
+        ticks(&db).await;
     }
 }
 
 /// The library's migrations folder is the source. Its runs are recorded in a table of their own, so
 /// that the application's next run finds its own record unchanged.
-pub async fn sqlx_cli_runs_our_folder_beside_the_applications<DB: TestDatabase>(db: TestDb<DB>) {
-    db.execute("DROP TABLE t_resource_lock").await;
+async fn sqlx_cli_runs_our_folder_beside_the_applications<DB: TestDatabase>(db: TestDb<DB>) {
+    drop_all(&db).await;
     let app = application(1);
     let ours = root().join("migrations").join(folder(&db));
     ok(sqlx(&db, &app, &[]).await);
     for _ in 0..2 {
         ok(sqlx(&db, &ours, &["--config", root().join("sqlx.toml").to_str().unwrap()]).await);
     }
+    ticks(&db).await;
     works(&db).await;
     add_application_migration(&app, 2);
     ok(sqlx(&db, &app, &[]).await);
     assert_eq!(db.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(2));
-    assert_eq!(db.number("SELECT COUNT(*) FROM _rowlock_migrations").await, Some(1));
+    assert_eq!(db.number("SELECT COUNT(*) FROM _rowlock_migrations").await, Some(2));
     // The other two ways do no harm on the same database.
     copy(&ours, &app);
     ok(sqlx(&db, &app, &[]).await);
@@ -64,7 +76,7 @@ pub async fn sqlx_cli_runs_our_folder_beside_the_applications<DB: TestDatabase>(
 
 /// The library's files are copied into the application's folder. They are recorded with the
 /// application's migrations.
-pub async fn sqlx_cli_runs_our_files_in_the_applications_folder<DB: TestDatabase>(db: TestDb<DB>) {
+async fn sqlx_cli_runs_our_files_in_the_applications_folder<DB: TestDatabase>(db: TestDb<DB>) {
     let app = application(1);
     let ours = root().join("migrations").join(folder(&db));
     // `rowlock::migrate` ran first, and the table has a row. The files must leave the row
@@ -74,7 +86,7 @@ pub async fn sqlx_cli_runs_our_files_in_the_applications_folder<DB: TestDatabase
     ok(sqlx(&db, &app, &[]).await);
     add_application_migration(&app, 2);
     ok(sqlx(&db, &app, &[]).await);
-    assert_eq!(db.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(3));
+    assert_eq!(db.number("SELECT COUNT(*) FROM _sqlx_migrations").await, Some(4));
     assert_eq!(db.column("old", "status").await.as_deref(), Some("F"));
     ok(sqlx(&db, &ours, &["--config", root().join("sqlx.toml").to_str().unwrap()]).await);
     works(&db).await;
@@ -82,13 +94,25 @@ pub async fn sqlx_cli_runs_our_files_in_the_applications_folder<DB: TestDatabase
     ok(sqlx(&db, &app, &[]).await);
 }
 
+async fn drop_all<DB: TestDatabase>(db: &TestDb<DB>) {
+    for table in ["lock", "lock_queue", "schedule", "schedule_run"] {
+        db.execute(&format!("DROP TABLE t_resource_{table}")).await;
+    }
+}
+
+/// The tables of schedules can be used.
+async fn ticks<DB: TestDatabase>(db: &TestDb<DB>) {
+    let schedules = crate::ticks::idle(db, Schedule::after("k", crate::ticks::SHORT).unwrap());
+    assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
+}
+
 async fn works<DB: TestDatabase>(db: &TestDb<DB>) {
     rowlock::migrate(&db.pool).await.unwrap();
     acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 fn folder<DB: TestDatabase>(db: &TestDb<DB>) -> &'static str {

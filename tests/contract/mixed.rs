@@ -1,19 +1,21 @@
-//! Queueing in unusual cases: fair and plain lock objects wait for one key, and the ticket of a
+//! Queueing in unusual cases: fair and plain locks wait for one key, and the ticket of a
 //! waiter is deleted.
 
 use std::time::Duration;
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, events, eventually, refused};
 use rowlock::{Lease, LeaseLock, Reason, Status};
 use tokio::{
     task::{JoinHandle, JoinSet},
     time::timeout,
 };
 
-use crate::{
-    events,
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
-    waiters::places,
-};
+use crate::waiters::places;
+
+harness::tests!(
+    everywhere(no_waiter_is_forgotten_where_some_are_fair, a_waiter_whose_place_is_gone_is_not_the_first_any_more),
+    postgres(numbers_that_do_not_grow_hang_no_waiter)
+);
 
 async fn rounds<DB: TestDatabase>(lock: LeaseLock<DB>) {
     for _ in 0..3 {
@@ -23,9 +25,9 @@ async fn rounds<DB: TestDatabase>(lock: LeaseLock<DB>) {
     }
 }
 
-/// There is no order between fair and plain lock objects. Within each lock object the waiters are
+/// There is no order between fair and plain locks. Within each lock the waiters are
 /// served in the order of their calls.
-pub async fn no_waiter_is_forgotten_where_some_are_fair<DB: TestDatabase>(db: TestDb<DB>) {
+async fn no_waiter_is_forgotten_where_some_are_fair<DB: TestDatabase>(db: TestDb<DB>) {
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
         let fair = db.lock().fair(true);
@@ -58,7 +60,7 @@ fn waiter<DB: TestDatabase>(lock: LeaseLock<DB>, key: &str) -> Waiter<DB> {
 
 /// The case of a process that sent no heartbeat for too long. Other waiters have deleted its
 /// ticket, and are now before it.
-pub async fn a_waiter_whose_place_is_gone_is_not_the_first_any_more<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_waiter_whose_place_is_gone_is_not_the_first_any_more<DB: TestDatabase>(db: TestDb<DB>) {
     let key = format!("passed over on {}", db.server.name);
     let holder = acquired(db.lock().try_acquire(&key).await);
     let mut passed_over = waiter(LeaseLock::new(db.pool_of(2).await).fair(true), &key);
@@ -94,7 +96,7 @@ pub async fn a_waiter_whose_place_is_gone_is_not_the_first_any_more<DB: TestData
 
 /// Several nodes of a cluster can assign ticket numbers out of order: the first waiter is at the
 /// head of the queue, and the second one has the lower number.
-pub async fn numbers_that_do_not_grow_hang_no_waiter<DB: TestDatabase>(db: TestDb<DB>) {
+async fn numbers_that_do_not_grow_hang_no_waiter<DB: TestDatabase>(db: TestDb<DB>) {
     let holder = acquired(db.lock().try_acquire("k").await);
     let lock = db.lock().fair(true);
     let mut tasks = JoinSet::new();

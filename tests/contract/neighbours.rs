@@ -4,14 +4,23 @@
 use std::time::Duration;
 
 use chrono::{FixedOffset, TimeDelta};
+use harness::{Table, TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Error, Lease, LeaseLock, Reason, Status};
 use tokio::time::timeout;
 
 use crate::{
-    article::{Answer, Program, Table, put},
+    article::{Answer, Program, put},
     child,
-    harness::{TestDatabase, TestDb, acquired, refused},
 };
+
+harness::tests!(everywhere(
+    a_counter_stays_exact_with_four_of_theirs_and_four_of_ours,
+    their_lock_is_refused_in_its_time_and_then_taken_over,
+    they_read_our_times_and_keep_our_window,
+    their_late_unlock_is_found_out,
+    their_late_unlock_and_relock_are_found_out,
+    a_background_renewal_finds_out_too
+));
 
 const PATIENCE: Duration = Duration::from_secs(90);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -21,7 +30,7 @@ const PLACES: [i32; 2] = [8 * 3600, -5 * 3600];
 /// An article program in a time zone, and a lock that is configured for it.
 async fn neighbours<DB: TestDatabase>(db: &TestDb<DB>, place: i32) -> (Program<DB>, LeaseLock<DB>) {
     let program = Program::new(db.pool.clone(), db.server.name, TimeDelta::seconds(place.into())).await;
-    let ours = db.lock().label("ours").unwrap().article_clients(FixedOffset::east_opt(place).unwrap());
+    let ours = db.builder().label("ours").article_clients(FixedOffset::east_opt(place).unwrap()).build().unwrap();
     (program, ours)
 }
 
@@ -43,7 +52,7 @@ fn assert_lost(result: Result<(), Error>) {
     assert!(matches!(result, Err(Error::Lost { .. })), "{result:?}");
 }
 
-pub async fn a_counter_stays_exact_with_four_of_theirs_and_four_of_ours<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_counter_stays_exact_with_four_of_theirs_and_four_of_ours<DB: TestDatabase>(db: TestDb<DB>) {
     for table in Table::BOTH {
         put(&db, table).await;
         row(&db, "k", 0).await;
@@ -59,7 +68,7 @@ pub async fn a_counter_stays_exact_with_four_of_theirs_and_four_of_ours<DB: Test
     }
 }
 
-pub async fn their_lock_is_refused_in_its_time_and_then_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
+async fn their_lock_is_refused_in_its_time_and_then_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
     for (table, place) in Table::BOTH.into_iter().flat_map(|table| PLACES.map(|place| (table, place))) {
         put(&db, table).await;
         let (program, ours) = neighbours(&db, place).await;
@@ -80,7 +89,7 @@ pub async fn their_lock_is_refused_in_its_time_and_then_taken_over<DB: TestDatab
     }
 }
 
-pub async fn they_read_our_times_and_keep_our_window<DB: TestDatabase>(db: TestDb<DB>) {
+async fn they_read_our_times_and_keep_our_window<DB: TestDatabase>(db: TestDb<DB>) {
     for (table, place) in Table::BOTH.into_iter().flat_map(|table| PLACES.map(|place| (table, place))) {
         put(&db, table).await;
         let (program, ours) = neighbours(&db, place).await;
@@ -110,7 +119,7 @@ pub async fn they_read_our_times_and_keep_our_window<DB: TestDatabase>(db: TestD
 
 /// The program unlocks after its time is over, when the lock holds the key. Its unlock statement
 /// does not check the holder.
-pub async fn their_late_unlock_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+async fn their_late_unlock_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     for table in Table::BOTH {
         put(&db, table).await;
         let (program, ours) = neighbours(&db, PLACES[0]).await;
@@ -134,7 +143,7 @@ pub async fn their_late_unlock_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// A program's late unlock lets another program of its kind acquire the key while the lock's holder
 /// works.
-pub async fn their_late_unlock_and_relock_are_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+async fn their_late_unlock_and_relock_are_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     for table in Table::BOTH {
         put(&db, table).await;
         let (program, ours) = neighbours(&db, PLACES[1]).await;
@@ -184,18 +193,19 @@ async fn nothing_is_harmed<DB: TestDatabase>(db: &TestDb<DB>, ours: &LeaseLock<D
     assert_eq!(whole(db, key.as_str()).await, before);
 }
 
-pub async fn a_background_renewal_finds_out_too<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_background_renewal_finds_out_too<DB: TestDatabase>(db: TestDb<DB>) {
     for table in Table::BOTH {
         put(&db, table).await;
         let (program, ours) = neighbours(&db, PLACES[0]).await;
-        let ours = ours.lease(Duration::from_millis(900)).unwrap();
+        let ours = ours.lease(Duration::from_secs(3)).unwrap();
         for relock in [false, true] {
             let key = if relock { "relocked" } else { "unlocked" };
             row(&db, key, 60).await;
             assert_eq!(long_ago(&program, 61).take(key).await, Answer::Taken);
             let lease = acquired(ours.try_acquire(key).await);
-            tokio::time::sleep(Duration::from_secs(1)).await;
-            assert!(lease.is_held(), "it is renewed");
+            let until = db.column(key, "CAST(expires_at AS char(80))").await;
+            eventually("it is renewed", async || db.column(key, "CAST(expires_at AS char(80))").await != until).await;
+            assert!(lease.is_held());
             program.give(key, "F").await;
             if relock {
                 program.give(key, "S").await;

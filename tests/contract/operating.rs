@@ -2,15 +2,30 @@
 
 use std::time::Duration;
 
-use rowlock::{Error, ListOptions, Reason, Rules, State, Status};
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
+use rowlock::{Error, ForcedRelease, ListOptions, Reason, Rules, State, Status};
 use tokio::time::timeout;
 
-use crate::harness::{TestDatabase, TestDb, acquired, refused};
+harness::tests!(
+    everywhere(
+        list_shows_each_state_in_the_order_of_keys,
+        list_is_paged_and_filtered,
+        inspect_looks_at_one_key,
+        a_forced_release_frees_the_key_and_the_old_holder_finds_out,
+        a_forced_release_is_what_article_rules_wait_for,
+        a_forced_release_of_what_was_seen_frees_nothing_else,
+        a_claim_that_is_replaced_while_it_is_forced_stands,
+        forget_deletes_unused_rows_and_nothing_else,
+        forget_clears_the_places_of_those_who_died_long_ago,
+        forget_goes_through_more_rows_than_a_page
+    ),
+    everywhere.alone(a_forced_release_does_not_pass_a_transaction_at_the_row)
+);
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-pub async fn list_shows_each_state_in_the_order_of_keys<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().label("me").unwrap();
+async fn list_shows_each_state_in_the_order_of_keys<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.builder().label("me").build().unwrap();
     let _held = acquired(lock.try_acquire("1 held").await);
     let _expired = acquired(lock.try_acquire("2 expired").await);
     db.set("2 expired", &format!("expires_at = {}", DB::ago(1000))).await;
@@ -42,7 +57,7 @@ pub async fn list_shows_each_state_in_the_order_of_keys<DB: TestDatabase>(db: Te
     assert!(entries[0].holder.is_some() && entries[5].holder.is_none() && entries[5].status == "S");
 }
 
-pub async fn list_is_paged_and_filtered<DB: TestDatabase>(db: TestDb<DB>) {
+async fn list_is_paged_and_filtered<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let mut leases = Vec::new();
     for number in 0..25 {
@@ -66,7 +81,7 @@ pub async fn list_is_paged_and_filtered<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(lock.list(&ListOptions::default().prefix("_").held()).await.unwrap().len(), 0);
 }
 
-pub async fn inspect_looks_at_one_key<DB: TestDatabase>(db: TestDb<DB>) {
+async fn inspect_looks_at_one_key<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     assert_eq!(lock.inspect("k").await.unwrap(), None);
     let lease = acquired(lock.try_acquire("k").await);
@@ -75,8 +90,8 @@ pub async fn inspect_looks_at_one_key<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(matches!(lock.inspect("").await, Err(Error::InvalidKey { .. })));
 }
 
-pub async fn a_forced_release_frees_the_key_and_the_old_holder_finds_out<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock_for(Duration::from_millis(600));
+async fn a_forced_release_frees_the_key_and_the_old_holder_finds_out<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(Duration::from_secs(2));
     let old = acquired(lock.try_acquire("k").await);
     let token = lock.force_release("k", Status::default()).await.unwrap().unwrap();
     assert!(token > old.token());
@@ -89,7 +104,7 @@ pub async fn a_forced_release_frees_the_key_and_the_old_holder_finds_out<DB: Tes
     assert_eq!(lock.force_release("absent", Status::Failed).await.unwrap(), None);
 }
 
-pub async fn a_forced_release_is_what_article_rules_wait_for<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_forced_release_is_what_article_rules_wait_for<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().rules(Rules::Article);
     acquired(lock.try_acquire("k").await).release(Status::Failed).await.unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::LastRunFailed);
@@ -102,10 +117,73 @@ pub async fn a_forced_release_is_what_article_rules_wait_for<DB: TestDatabase>(d
     assert!(matches!(crashed.renew().await, Err(Error::Lost { .. })));
 }
 
+async fn a_forced_release_of_what_was_seen_frees_nothing_else<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
+    let look = async || lock.inspect("k").await.unwrap().unwrap();
+    let force = async |seen| lock.force_release_if_unchanged(&seen, Status::Failed).await.unwrap();
+    let left_alone = async |seen| match force(seen).await {
+        ForcedRelease::Changed(now) => now,
+        ForcedRelease::Released(token) => panic!("released under {token}"),
+    };
+
+    let first = acquired(lock.try_acquire("k").await);
+    let seen = look().await;
+    first.release(Status::Succeeded).await.unwrap();
+    let now = left_alone(seen.clone()).await.unwrap();
+    assert_eq!((now.state, now.status.as_str(), now.token), (State::Free, "S", seen.token), "a success stays one");
+    let second = acquired(lock.try_acquire("k").await);
+    let now = left_alone(seen).await.unwrap();
+    assert_eq!((now.state, now.token, now.holder), (State::Held, second.token(), Some(second.claim().holder)));
+    second.renew().await.unwrap();
+
+    // A program that knows no tokens leaves the token and the holder of the claim before.
+    let seen = look().await;
+    db.set("k", &format!("begin_time = {}, end_time = {0}", DB::ago(-1000))).await;
+    assert_eq!(left_alone(seen).await.unwrap().state, State::HeldByAnotherProgram);
+    let seen = look().await;
+    db.set("k", "lock_flag = 0, status = 'F'").await;
+    db.set("k", &format!("end_time = {}", DB::ago(-2000))).await;
+    assert_eq!(left_alone(seen).await.unwrap().state, State::Failed);
+    db.set("k", &format!("lock_flag = 1, begin_time = {}", DB::ago(-3000))).await;
+    assert!(matches!(force(look().await).await, ForcedRelease::Released(_)), "of another program");
+    let seen = look().await;
+    assert!(matches!(force(seen.clone()).await, ForcedRelease::Released(token) if token > seen.token), "of none");
+
+    let third = acquired(lock.try_acquire("k").await);
+    let seen = look().await;
+    third.renew().await.unwrap();
+    let ForcedRelease::Released(token) = force(seen.clone()).await else { panic!("a renewal is no change") };
+    assert!(token > third.token());
+    assert!(matches!(third.renew().await, Err(Error::Lost { .. })));
+    db.execute("DELETE FROM t_resource_lock").await;
+    assert_eq!(left_alone(seen).await, None);
+}
+
+/// The row is locked while the forced release is under way, and is another claim's when it is free.
+async fn a_claim_that_is_replaced_while_it_is_forced_stands<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.builder().time_limit(2 * PATIENCE).build().unwrap();
+    let _old = acquired(lock.try_acquire("k").await);
+    let seen = lock.inspect("k").await.unwrap().unwrap();
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let forcing = tokio::spawn({
+        let (lock, seen) = (lock.clone(), seen.clone());
+        async move { lock.force_release_if_unchanged(&seen, Status::Failed).await }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!forcing.is_finished(), "it waits for the row");
+    DB::execute_on(&mut other, "UPDATE t_resource_lock SET token = token + 1, client_ip = 'next'").await.unwrap();
+    DB::execute_on(&mut other, "COMMIT").await.unwrap();
+    let ForcedRelease::Changed(Some(now)) = forcing.await.unwrap().unwrap() else { panic!("it was released") };
+    assert_eq!((now.state, now.by.as_str(), now.token.get()), (State::Held, "next", seen.token.get() + 1));
+    assert_eq!(lock.inspect("k").await.unwrap().unwrap().holder, seen.holder);
+}
+
 /// On servers, a forced release waits for a row that a transaction has locked, up to the time
 /// limit. It never frees the row while the transaction has it locked.
-pub async fn a_forced_release_does_not_pass_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().time_limit(Duration::from_millis(300)).unwrap();
+async fn a_forced_release_does_not_pass_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.builder().time_limit(Duration::from_millis(300)).build().unwrap();
     let lease = acquired(lock.try_acquire("k").await);
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
@@ -117,11 +195,12 @@ pub async fn a_forced_release_does_not_pass_a_transaction_at_the_row<DB: TestDat
     );
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     drop(other);
-    lock.time_limit(Duration::from_secs(20)).unwrap().force_release("k", Status::Succeeded).await.unwrap().unwrap();
+    let patient = db.builder().time_limit(Duration::from_secs(20)).build().unwrap();
+    patient.force_release("k", Status::Succeeded).await.unwrap().unwrap();
     assert!(matches!(lease.renew().await, Err(Error::Lost { .. })));
 }
 
-pub async fn forget_deletes_unused_rows_and_nothing_else<DB: TestDatabase>(db: TestDb<DB>) {
+async fn forget_deletes_unused_rows_and_nothing_else<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     for key in ["old", "young", "window", "failed", "strange", "never begun"] {
         acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
@@ -145,7 +224,7 @@ pub async fn forget_deletes_unused_rows_and_nothing_else<DB: TestDatabase>(db: T
     assert!(matches!(lock.forget(Duration::MAX).await, Err(Error::InvalidSetting { .. })));
 }
 
-pub async fn forget_clears_the_places_of_those_who_died_long_ago<DB: TestDatabase>(db: TestDb<DB>) {
+async fn forget_clears_the_places_of_those_who_died_long_ago<DB: TestDatabase>(db: TestDb<DB>) {
     let place = |number: i64, millis: i64| format!("('k', {number}, {})", DB::ago(millis));
     let places = [place(1, 3_660_000), place(2, 3_540_000), place(3, -12_000)].join(", ");
     db.execute(&format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES {places}")).await;
@@ -154,7 +233,7 @@ pub async fn forget_clears_the_places_of_those_who_died_long_ago<DB: TestDatabas
     assert_eq!(db.number("SELECT min(ticket) FROM t_resource_lock_queue").await, Some(2));
 }
 
-pub async fn forget_goes_through_more_rows_than_a_page<DB: TestDatabase>(db: TestDb<DB>) {
+async fn forget_goes_through_more_rows_than_a_page<DB: TestDatabase>(db: TestDb<DB>) {
     acquired(db.lock().try_acquire("kept").await).release(Status::Succeeded).await.unwrap();
     let rows: Vec<String> = (0..1203).map(|number| format!("('gone {number:04}')")).collect();
     db.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(","))).await;

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, events, eventually, proxy::Way};
 use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, Reason, Status};
 use tokio::{
     task::JoinHandle,
@@ -10,12 +11,22 @@ use tokio::{
 };
 
 use crate::{
-    events,
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually},
     line::{self, Line},
-    proxy::{Proxy, Way},
     waiters::places,
 };
+
+harness::tests!(
+    everywhere(
+        a_wait_outlives_a_transaction_that_is_longer_than_the_time_limit,
+        what_does_not_pass_by_itself_ends_a_wait
+    ),
+    servers(
+        a_wait_outlives_an_outage,
+        a_wait_outlives_an_outage_that_was_there_before_it,
+        a_grant_that_goes_unheard_in_an_outage_is_found_after_it,
+        a_wait_that_ends_in_an_outage_tells_what_is_known
+    )
+);
 
 const LIMIT: Duration = Duration::from_millis(300);
 /// How long an outage lasts: several time limits.
@@ -30,12 +41,6 @@ fn waiting<DB: TestDatabase>(
     tokio::spawn(async move { lock.acquire(&key, wait).await })
 }
 
-/// The proxy neither answers nor closes connections, old or new.
-fn fall_silent(proxy: &Proxy) {
-    proxy.hold(Way::Requests);
-    proxy.hold(Way::Replies);
-}
-
 #[track_caller]
 fn has_not_given_up<T: std::fmt::Debug>(task: &mut JoinHandle<T>) {
     assert!(!task.is_finished(), "it has given up");
@@ -45,12 +50,12 @@ async fn refused_once(key: &str) {
     eventually("it asks", || async { events::about(key).iter().any(|line| line.contains(": refused ")) }).await;
 }
 
-pub async fn a_wait_outlives_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_wait_outlives_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
     for fair in [false, true] {
         let key = format!("outlives {fair} on {}", db.server.name);
         let holder = acquired(db.lock().try_acquire(&key).await);
         let proxy = db.proxy().await;
-        let lock = LeaseLock::<DB>::new(proxy.pool(2)).time_limit(LIMIT).unwrap().fair(fair);
+        let lock = LeaseLock::<DB>::builder(proxy.pool(2)).time_limit(LIMIT).build().unwrap().fair(fair);
         // The order of the two waiters is unspecified. Each releases the key itself.
         let mut tasks = [0, 1].map(|_| {
             let waiting = waiting(&lock, &key, Duration::MAX);
@@ -62,7 +67,7 @@ pub async fn a_wait_outlives_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
             // lapses.
             eventually("both have their places", || async { places(&db).await == 2 }).await;
         }
-        fall_silent(&proxy);
+        proxy.hold_everything();
         sleep(OUTAGE).await;
         tasks.iter_mut().for_each(has_not_given_up);
         holder.release(Status::Succeeded).await.unwrap();
@@ -73,10 +78,10 @@ pub async fn a_wait_outlives_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
     }
 }
 
-pub async fn a_wait_outlives_an_outage_that_was_there_before_it<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_wait_outlives_an_outage_that_was_there_before_it<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
-    let lock = LeaseLock::<DB>::new(proxy.pool(2)).time_limit(LIMIT).unwrap();
-    fall_silent(&proxy);
+    let lock = LeaseLock::<DB>::builder(proxy.pool(2)).time_limit(LIMIT).build().unwrap();
+    proxy.hold_everything();
     let since = Instant::now();
     let error = lock.try_acquire("k").await.unwrap_err();
     assert!(error.is_retryable() && since.elapsed() < PATIENCE / 4, "one try is bounded: {error}");
@@ -89,7 +94,7 @@ pub async fn a_wait_outlives_an_outage_that_was_there_before_it<DB: TestDatabase
 
 /// The server grants the claim, and the reply never arrives. No other client could acquire the key
 /// for an hour.
-pub async fn a_grant_that_goes_unheard_in_an_outage_is_found_after_it<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_grant_that_goes_unheard_in_an_outage_is_found_after_it<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::with_free_row(&db, Duration::from_secs(3600), LIMIT).await;
     line.proxy.hold(Way::Replies);
     let mut task = waiting(&line.lock, "k", Duration::MAX);
@@ -106,7 +111,7 @@ pub async fn a_grant_that_goes_unheard_in_an_outage_is_found_after_it<DB: TestDa
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>(db: TestDb<DB>) {
     // Long enough for a busy machine to send a claim, and shorter than a pause plus a claim that
     // times out.
     let limit = Duration::from_secs(1);
@@ -119,7 +124,7 @@ pub async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>
     let since = Instant::now();
     let task = waiting(&line.lock, &key, wait);
     refused_once(&key).await;
-    fall_silent(&line.proxy);
+    line.proxy.hold_everything();
     match task.await.unwrap() {
         // On PostgreSQL the request for a notification may have been the last that was sent.
         Ok(Attempt::Refused(refusal)) if db.server.name == "postgres" => assert_eq!(refusal.reason, Reason::Held),
@@ -151,14 +156,14 @@ pub async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>
 
 /// The wait is blocked by an uncommitted insert of another transaction. On SQLite the other
 /// transaction blocks the whole file.
-pub async fn a_wait_outlives_a_transaction_that_is_longer_than_the_time_limit<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_wait_outlives_a_transaction_that_is_longer_than_the_time_limit<DB: TestDatabase>(db: TestDb<DB>) {
     // A creation that timed out may still arrive late, so each round uses a key of its own.
     for (key, fair) in [("k", false), ("l", true)] {
         let mut other = db.pool_of(1).await.acquire().await.unwrap();
         DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
         let insert = format!("INSERT INTO t_resource_lock (key_resource) VALUES ('{key}')");
         DB::execute_on(&mut other, &insert).await.unwrap();
-        let lock = db.lock().time_limit(LIMIT).unwrap().fair(fair);
+        let lock = db.builder().time_limit(LIMIT).build().unwrap().fair(fair);
         let mut task = waiting(&lock, key, Duration::MAX);
         sleep(OUTAGE).await;
         has_not_given_up(&mut task);
@@ -167,7 +172,7 @@ pub async fn a_wait_outlives_a_transaction_that_is_longer_than_the_time_limit<DB
     }
 }
 
-pub async fn what_does_not_pass_by_itself_ends_a_wait<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_does_not_pass_by_itself_ends_a_wait<DB: TestDatabase>(db: TestDb<DB>) {
     let key = format!("hopeless on {}", db.server.name);
     let holder = acquired(db.lock().try_acquire(&key).await);
     let pool = db.pool_of(1).await;
@@ -181,21 +186,4 @@ pub async fn what_does_not_pass_by_itself_ends_a_wait<DB: TestDatabase>(db: Test
     let error = timeout(PATIENCE, task).await.expect("a missing table ends it").unwrap().unwrap_err();
     assert!(matches!(error, Error::TableMissing), "{error:?}");
     drop(holder);
-}
-
-/// The time limit is the default, 5 s.
-#[cfg(feature = "cli")]
-pub async fn the_program_waits_through_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
-    let holder = acquired(db.lock().try_acquire("k").await);
-    let proxy = db.proxy().await;
-    let mut command = db.command("run k --wait 10m -vv -- echo", &["it runs"]);
-    command.env("DATABASE_URL", &proxy.url);
-    let mut waiting = crate::program::start(command);
-    waiting.complains("refused").await;
-    fall_silent(&proxy);
-    sleep(Duration::from_secs(8)).await;
-    assert!(!waiting.is_over(), "{:?}", waiting.ended().await);
-    holder.release(Status::Succeeded).await.unwrap();
-    proxy.cut();
-    assert_eq!(waiting.ended().await.with(0).out, "it runs\n");
 }

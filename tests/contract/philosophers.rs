@@ -3,13 +3,13 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use harness::{PATIENCE, TestDatabase, TestDb};
 use rowlock::Status;
 use tokio::time::{Instant, sleep};
 
-use crate::{
-    harness::{PATIENCE, TestDatabase, TestDb},
-    waiters::{Process, Turn, now, places},
-};
+use crate::waiters::{Process, Turn, now, places};
+
+harness::tests!(everywhere(philosophers_eat_as_they_please, philosophers_eat_in_order));
 
 const SEATS: usize = 5;
 const MEALS: usize = 10;
@@ -20,7 +20,7 @@ fn forks(seat: usize) -> [usize; 2] {
     [seat.min(next), seat.max(next)]
 }
 
-pub async fn philosophers_eat_as_they_please<DB: TestDatabase>(db: TestDb<DB>) {
+async fn philosophers_eat_as_they_please<DB: TestDatabase>(db: TestDb<DB>) {
     let mut table = Vec::new();
     for seat in 0..SEATS {
         let [one, other] = forks(seat);
@@ -33,7 +33,7 @@ pub async fn philosophers_eat_as_they_please<DB: TestDatabase>(db: TestDb<DB>) {
 /// A ticket that was seen in the queue is served before every neighbour that asks after that,
 /// however slow the machine is. Each meal also acquires a key of its own, which identifies its
 /// ticket.
-pub async fn philosophers_eat_in_order<DB: TestDatabase>(db: TestDb<DB>) {
+async fn philosophers_eat_in_order<DB: TestDatabase>(db: TestDb<DB>) {
     let mut table = Vec::new();
     for seat in 0..SEATS {
         let [one, other] = forks(seat);

@@ -2,15 +2,21 @@
 
 use std::time::Duration;
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Error, LeaseLock, Reason, Status};
 use tokio::time::timeout;
 
-use crate::{
-    bank::{LEASE, accounts, granted, locks},
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
-};
+use crate::bank::{LEASE, accounts, granted, locks};
 
-pub async fn it_sends_nothing_and_the_last_one_releases<DB: TestDatabase>(db: TestDb<DB>) {
+harness::tests!(everywhere(
+    it_sends_nothing_and_the_last_one_releases,
+    the_order_of_the_ends_does_not_matter,
+    a_loss_is_every_handles_loss,
+    without_the_handle_it_is_refused,
+    it_is_the_same_under_both_strategies
+));
+
+async fn it_sends_nothing_and_the_last_one_releases<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone());
     let outer = acquired(lock.try_acquire("k").await);
@@ -30,14 +36,14 @@ pub async fn it_sends_nothing_and_the_last_one_releases<DB: TestDatabase>(db: Te
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn the_order_of_the_ends_does_not_matter<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock_for(Duration::from_millis(600));
+async fn the_order_of_the_ends_does_not_matter<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(Duration::from_secs(2));
     let outer = acquired(lock.try_acquire("k").await);
     let inner = outer.reenter().unwrap();
     let told = inner.cancellation_token();
     outer.release(Status::Succeeded).await.unwrap();
     // The claim is still renewed.
-    assert!(timeout(Duration::from_millis(900), inner.lost()).await.is_err());
+    assert!(timeout(Duration::from_secs(3), inner.lost()).await.is_err());
     assert!(inner.is_held() && !told.is_cancelled());
     drop(inner);
     assert!(told.is_cancelled());
@@ -47,13 +53,13 @@ pub async fn the_order_of_the_ends_does_not_matter<DB: TestDatabase>(db: TestDb<
     // Detaching one handle does not take the claim from the other handles.
     let other = next.reenter().unwrap();
     let claim = next.detach();
-    assert!(timeout(Duration::from_millis(900), other.lost()).await.is_err());
+    assert!(timeout(Duration::from_secs(3), other.lost()).await.is_err());
     assert_eq!(*other.claim(), claim);
     other.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_loss_is_every_handles_loss<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock_for(Duration::from_millis(600));
+async fn a_loss_is_every_handles_loss<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(Duration::from_secs(2));
     let outer = acquired(lock.try_acquire("k").await);
     let inner = outer.reenter().unwrap();
     db.take_from("k").await;
@@ -66,7 +72,7 @@ pub async fn a_loss_is_every_handles_loss<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// Holders are not identified by thread or task. A request without the handle is treated as one of
 /// any other client.
-pub async fn without_the_handle_it_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn without_the_handle_it_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let outer = acquired(lock.try_acquire("k").await);
     assert_eq!(refused(lock.acquire("k", Duration::from_secs(2)).await).reason, Reason::Held);
@@ -79,7 +85,7 @@ pub async fn without_the_handle_it_is_refused<DB: TestDatabase>(db: TestDb<DB>) 
     outer.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn it_is_the_same_under_both_strategies<DB: TestDatabase>(db: TestDb<DB>) {
+async fn it_is_the_same_under_both_strategies<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
         let outer = granted(lock.try_acquire(name).await);

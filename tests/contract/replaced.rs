@@ -6,13 +6,17 @@ use std::{
     time::Duration,
 };
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool, refused};
 use rowlock::{Error, LeaseLock, Reason, Rules, Status};
 use tokio::time::timeout;
 
-use crate::harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool, refused};
+harness::tests!(
+    everywhere(a_claim_that_the_same_lock_replaced_is_told_lost, a_claim_whose_caller_was_dropped_is_no_crash),
+    sqlite(a_grant_that_cannot_be_committed_is_none, a_full_disk_grants_nothing_and_takes_nothing)
+);
 
 /// Both claims are renewed in one statement, and the row matches only one of them.
-pub async fn a_claim_that_the_same_lock_replaced_is_told_lost<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_that_the_same_lock_replaced_is_told_lost<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(Duration::from_secs(3));
     let replaced = acquired(lock.try_acquire("k").await);
     lock.force_release("k", Status::Succeeded).await.unwrap();
@@ -25,7 +29,7 @@ pub async fn a_claim_that_the_same_lock_replaced_is_told_lost<DB: TestDatabase>(
 
 /// No caller worked under the claim. The article's rules would treat it as a crash, and would
 /// refuse all callers for ever.
-pub async fn a_claim_whose_caller_was_dropped_is_no_crash<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_whose_caller_was_dropped_is_no_crash<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().rules(Rules::Article);
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     for polls in 1..9 {
@@ -47,7 +51,7 @@ pub async fn a_claim_whose_caller_was_dropped_is_no_crash<DB: TestDatabase>(db: 
 
 /// With a rollback journal, SQLite can commit only when no connection reads, and the statement
 /// returns its row before the commit.
-pub async fn a_grant_that_cannot_be_committed_is_none<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_grant_that_cannot_be_committed_is_none<DB: TestDatabase>(db: TestDb<DB>) {
     let url = db.url.replace("locks.db", "with-a-journal.db");
     let (mine, readers) = (pool::<DB>(&url, 1).await, pool::<DB>(&url, 1).await);
     rowlock::migrate(&mine).await.unwrap();
@@ -69,7 +73,7 @@ pub async fn a_grant_that_cannot_be_committed_is_none<DB: TestDatabase>(db: Test
 }
 
 /// A file that may not grow simulates a full disk.
-pub async fn a_full_disk_grants_nothing_and_takes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_full_disk_grants_nothing_and_takes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let only = db.over(db.pool_of(1).await);
     let lock = only.lock();
     let held = acquired(lock.try_acquire("held").await);

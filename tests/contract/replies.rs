@@ -17,19 +17,48 @@
 
 use std::time::Duration;
 
+use harness::{
+    DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually,
+    proxy::{Proxy, Way},
+    refused,
+};
 use rowlock::{Attempt, Error, Reason, Status};
 use tokio::{
     join,
     time::{Instant, sleep, timeout},
 };
 
-use crate::{
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
-    line::{LIMIT, Line, SHORT, WAYS, had_within_the_lease, has_left, standing, timed_out, token, trips, unknown},
-    proxy::{Proxy, Way},
+use crate::line::{
+    LIMIT, Line, SHORT, WAYS, had_within_the_lease, has_left, standing, timed_out, token, trips, unknown,
 };
 
-pub async fn a_claim_whose_reply_is_lost_is_the_same_claim_again<DB: TestDatabase>(db: TestDb<DB>) {
+harness::tests!(
+    everywhere(abandoning_a_lost_lease_changes_nothing, an_abandonment_waits_for_a_transaction_at_the_row),
+    servers(
+        a_claim_whose_reply_is_lost_is_the_same_claim_again,
+        a_takeover_whose_reply_is_lost_still_tells_from_whom,
+        a_claim_whose_request_is_lost_is_sent_again,
+        a_claim_that_is_answered_too_late_is_unknown,
+        a_late_reply_holds_no_longer_than_a_quick_one,
+        a_refusal_whose_reply_is_lost_is_asked_for_again,
+        a_claim_whose_reply_is_lost_is_never_called_busy,
+        a_create_that_is_not_answered_is_claimed_anyway,
+        a_row_that_another_creates_first_is_claimed,
+        a_renewal_that_is_not_answered_is_unknown,
+        a_renewal_in_the_background_that_is_lost_is_tried_again,
+        renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time,
+        a_release_that_is_not_answered_is_done_once,
+        a_release_that_was_done_before_another_came_is_unknown,
+        a_release_that_is_never_answered_is_unknown,
+        a_release_that_never_gets_at_the_row_is_unknown,
+        an_abandonment_that_is_not_answered_is_done,
+        an_abandonment_that_was_done_before_another_came_is_unknown,
+        an_abandonment_that_is_never_answered_is_unknown
+    ),
+    servers[DIRECT](a_claim_that_arrives_too_late_is_unknown, a_create_that_is_too_late_leaves_a_free_row)
+);
+
+async fn a_claim_whose_reply_is_lost_is_the_same_claim_again<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::with_free_row(&db, 30 * SHORT, PATIENCE).await;
     let (mut granted, mut begin) = (0, None);
     let attempt = line.held(Way::Replies, 0, line.lock.try_acquire("k"), async |proxy| {
@@ -47,10 +76,10 @@ pub async fn a_claim_whose_reply_is_lost_is_the_same_claim_again<DB: TestDatabas
 }
 
 /// At every reply of the claim: MySQL returns the previous holder in a second one.
-pub async fn a_takeover_whose_reply_is_lost_still_tells_from_whom<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_takeover_whose_reply_is_lost_still_tells_from_whom<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::with_free_row(&db, 30 * SHORT, PATIENCE).await;
     for trip in 0..trips(&db, 1, 2) {
-        let crashed = acquired(db.lock().label("crashed").unwrap().try_acquire("k").await);
+        let crashed = acquired(db.builder().label("crashed").build().unwrap().try_acquire("k").await);
         db.set("k", &format!("expires_at = {}", DB::ago(1))).await;
         let mut granted = 0;
         let attempt = line.held(Way::Replies, trip, line.lock.try_acquire("k"), async |proxy| {
@@ -66,7 +95,7 @@ pub async fn a_takeover_whose_reply_is_lost_still_tells_from_whom<DB: TestDataba
     }
 }
 
-pub async fn a_claim_whose_request_is_lost_is_sent_again<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_whose_request_is_lost_is_sent_again<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::with_free_row(&db, 30 * SHORT, PATIENCE).await;
     let before = token(&db).await;
     let lease = acquired(line.lost(Way::Requests, 0, line.lock.try_acquire("k")).await);
@@ -77,7 +106,7 @@ pub async fn a_claim_whose_request_is_lost_is_sent_again<DB: TestDatabase>(db: T
 
 /// The server executes the claim, and the reply is too late: no caller reads it, and the claim ends
 /// with its lease.
-pub async fn a_claim_that_is_answered_too_late_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_that_is_answered_too_late_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::with_free_row(&db, SHORT, LIMIT).await;
     let mut granted = Instant::now();
     let attempt = line.held(Way::Replies, 0, line.lock.try_acquire("k"), async |_| granted = Instant::now());
@@ -90,7 +119,7 @@ pub async fn a_claim_that_is_answered_too_late_is_unknown<DB: TestDatabase>(db: 
 
 /// The reply is late, but within the time limit. The lease counts from before the request was sent,
 /// less a twentieth for the clocks.
-pub async fn a_late_reply_holds_no_longer_than_a_quick_one<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_late_reply_holds_no_longer_than_a_quick_one<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::with_free_row(&db, 30 * SHORT, PATIENCE).await;
     let most = 30 * SHORT * 19 / 20 - LIMIT;
     let late = async |proxy: &Proxy| {
@@ -105,7 +134,7 @@ pub async fn a_late_reply_holds_no_longer_than_a_quick_one<DB: TestDatabase>(db:
 }
 
 /// The request reaches the server when no caller waits for it any more.
-pub async fn a_claim_that_arrives_too_late_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_that_arrives_too_late_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::with_free_row(&db, SHORT, LIMIT).await;
     timed_out(line.held(Way::Requests, 0, line.lock.try_acquire("k"), async |_| {}).await);
     assert_eq!(line.pool.size(), 0, "the connection is closed");
@@ -115,7 +144,7 @@ pub async fn a_claim_that_arrives_too_late_is_unknown<DB: TestDatabase>(db: Test
     had_within_the_lease(&db, Instant::now()).await;
 }
 
-pub async fn a_refusal_whose_reply_is_lost_is_asked_for_again<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_refusal_whose_reply_is_lost_is_asked_for_again<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::with_free_row(&db, 30 * SHORT, PATIENCE).await;
     let holder = acquired(db.lock().try_acquire("k").await);
     for way in WAYS {
@@ -128,7 +157,7 @@ pub async fn a_refusal_whose_reply_is_lost_is_asked_for_again<DB: TestDatabase>(
 
 /// When the claim is sent again, another transaction has the row locked. The first claim may have
 /// been granted, so this is not a refusal.
-pub async fn a_claim_whose_reply_is_lost_is_never_called_busy<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_whose_reply_is_lost_is_never_called_busy<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::with_free_row(&db, SHORT, 2 * LIMIT).await;
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     let mut granted = Instant::now();
@@ -144,7 +173,7 @@ pub async fn a_claim_whose_reply_is_lost_is_never_called_busy<DB: TestDatabase>(
 }
 
 /// The next claim shows whether the row exists by now.
-pub async fn a_create_that_is_not_answered_is_claimed_anyway<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_create_that_is_not_answered_is_claimed_anyway<DB: TestDatabase>(db: TestDb<DB>) {
     for way in WAYS {
         let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
         let lease = acquired(line.lost(way, trips(&db, 1, 2), line.lock.try_acquire("k")).await);
@@ -154,7 +183,7 @@ pub async fn a_create_that_is_not_answered_is_claimed_anyway<DB: TestDatabase>(d
     }
 }
 
-pub async fn a_create_that_is_too_late_leaves_a_free_row<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_create_that_is_too_late_leaves_a_free_row<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, SHORT, LIMIT).await;
     timed_out(line.held(Way::Requests, trips(&db, 1, 2), line.lock.try_acquire("k"), async |_| {}).await);
     assert_eq!(line.pool.size(), 0, "the connection is closed");
@@ -165,7 +194,7 @@ pub async fn a_create_that_is_too_late_leaves_a_free_row<DB: TestDatabase>(db: T
     assert!(lease.taken_over_from().is_none());
 }
 
-pub async fn a_row_that_another_creates_first_is_claimed<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_row_that_another_creates_first_is_claimed<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
     let mut before = 0;
     let attempt = line.held(Way::Requests, trips(&db, 1, 2), line.lock.try_acquire("k"), async |proxy| {
@@ -182,7 +211,7 @@ pub async fn a_row_that_another_creates_first_is_claimed<DB: TestDatabase>(db: T
 
 /// The holder cannot know whether the lease was renewed: its deadline stays unchanged, and the next
 /// renewal moves it.
-pub async fn a_renewal_that_is_not_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_renewal_that_is_not_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, 60 * SHORT, LIMIT).await;
     let lease = acquired(line.lock.try_acquire("k").await);
     for (way, late) in [(Way::Replies, false), (Way::Requests, false), (Way::Replies, true), (Way::Requests, true)] {
@@ -216,7 +245,7 @@ async fn renewed<DB: TestDatabase>(lease: &rowlock::Lease<DB>) {
     eventually("it is renewed", || async { lease.renew().await.is_ok() }).await;
 }
 
-pub async fn a_renewal_in_the_background_that_is_lost_is_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_renewal_in_the_background_that_is_lost_is_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
     for way in WAYS {
         let line = Line::new(&db, 2 * SHORT, PATIENCE).await;
         let lease = acquired(line.lock.try_acquire("k").await);
@@ -233,7 +262,7 @@ pub async fn a_renewal_in_the_background_that_is_lost_is_tried_again<DB: TestDat
 
 /// Whether the requests or the replies are lost, the holder is notified before the server grants
 /// the key to another client.
-pub async fn renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time<DB: TestDatabase>(db: TestDb<DB>) {
+async fn renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time<DB: TestDatabase>(db: TestDb<DB>) {
     for way in WAYS {
         let line = Line::new(&db, SHORT, PATIENCE).await;
         let lease = acquired(line.lock.try_acquire("k").await);
@@ -259,7 +288,7 @@ pub async fn renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time
     }
 }
 
-pub async fn a_release_that_is_not_answered_is_done_once<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release_that_is_not_answered_is_done_once<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
     for way in WAYS {
         let end_time = || db.text("SELECT CAST(end_time AS CHAR(40)) FROM t_resource_lock WHERE key_resource = 'k'");
@@ -281,7 +310,7 @@ pub async fn a_release_that_is_not_answered_is_done_once<DB: TestDatabase>(db: T
 
 /// The release is executed, its reply is lost, and another client has acquired the key since. The
 /// row no longer shows whether the release was recorded.
-pub async fn a_release_that_was_done_before_another_came_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release_that_was_done_before_another_came_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
     let lease = acquired(line.lock.try_acquire("k").await);
     let mut next = None;
@@ -295,7 +324,7 @@ pub async fn a_release_that_was_done_before_another_came_is_unknown<DB: TestData
     next.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_release_that_is_never_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_release_that_is_never_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, SHORT, LIMIT).await;
     let lease = acquired(line.lock.try_acquire("k").await);
     let since = Instant::now();
@@ -304,8 +333,8 @@ pub async fn a_release_that_is_never_answered_is_unknown<DB: TestDatabase>(db: T
     had_within_the_lease(&db, since).await;
 }
 
-pub async fn a_release_that_never_gets_at_the_row_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock_for(SHORT).label("line").unwrap();
+async fn a_release_that_never_gets_at_the_row_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.builder().label("line").build().unwrap().lease(SHORT).unwrap();
     let lease = acquired(lock.try_acquire("k").await);
     let since = Instant::now();
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
@@ -316,7 +345,7 @@ pub async fn a_release_that_never_gets_at_the_row_is_unknown<DB: TestDatabase>(d
     had_within_the_lease(&db, since).await;
 }
 
-pub async fn an_abandonment_that_is_not_answered_is_done<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_abandonment_that_is_not_answered_is_done<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
     for way in WAYS {
         let lease = acquired(line.lock.try_acquire("k").await);
@@ -329,7 +358,7 @@ pub async fn an_abandonment_that_is_not_answered_is_done<DB: TestDatabase>(db: T
     }
 }
 
-pub async fn an_abandonment_that_was_done_before_another_came_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_abandonment_that_was_done_before_another_came_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
     let lease = acquired(line.lock.try_acquire("k").await);
     let mut next = None;
@@ -341,7 +370,7 @@ pub async fn an_abandonment_that_was_done_before_another_came_is_unknown<DB: Tes
     next.unwrap().release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn an_abandonment_that_is_never_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_abandonment_that_is_never_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, SHORT, LIMIT).await;
     let lease = acquired(line.lock.try_acquire("k").await);
     let since = Instant::now();
@@ -350,7 +379,7 @@ pub async fn an_abandonment_that_is_never_answered_is_unknown<DB: TestDatabase>(
     assert!(line.lock.shutdown(PATIENCE).await);
 }
 
-pub async fn abandoning_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+async fn abandoning_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
     db.take_from("k").await;
     let error = lease.abandon().await.unwrap_err();
@@ -359,7 +388,7 @@ pub async fn abandoning_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestD
     assert_eq!(standing(&db).await, 1);
 }
 
-pub async fn an_abandonment_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_abandonment_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
     let token = lease.token();
     let mut other = db.pool_of(1).await.acquire().await.unwrap();

@@ -5,11 +5,14 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Error, LeaseLock, ListOptions, Reason, ResourceLockExt, Status};
+use harness::{DIRECT, TestDatabase, TestDb, acquired, eventually, pool, refused};
+use rowlock::{Error, LeaseLock, ListOptions, Reason, ResourceLockExt, Retries, Schedules, Status, Tick, TickOutcome};
 use sqlx::Pool;
 use tokio::{runtime::Handle, task::block_in_place};
 
-use crate::harness::{TestDatabase, TestDb, acquired, eventually, pool, refused};
+use crate::ticks::{LONG, back, due};
+
+harness::tests!(servers[DIRECT](the_rights_that_are_stated_are_enough));
 
 const WAIT: Duration = Duration::from_secs(20);
 
@@ -29,6 +32,8 @@ fn user<DB: TestDatabase>(db: &TestDb<DB>) -> User {
             format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'"),
             format!("GRANT {row} ON t_resource_lock TO {name}"),
             format!("GRANT {place} ON t_resource_lock_queue TO {name}"),
+            format!("GRANT {row} ON t_resource_schedule TO {name}"),
+            format!("GRANT SELECT, INSERT ON t_resource_schedule_run TO {name}"),
         ];
         (make.to_vec(), vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
     } else {
@@ -38,6 +43,8 @@ fn user<DB: TestDatabase>(db: &TestDb<DB>) -> User {
                 format!("CREATE USER {name}@'{host}' IDENTIFIED BY 'hunter2'"),
                 format!("GRANT {row} ON {database}.t_resource_lock TO {name}@'{host}'"),
                 format!("GRANT {place} ON {database}.t_resource_lock_queue TO {name}@'{host}'"),
+                format!("GRANT {row} ON {database}.t_resource_schedule TO {name}@'{host}'"),
+                format!("GRANT SELECT, INSERT, UPDATE ON {database}.t_resource_schedule_run TO {name}@'{host}'"),
             ]
         };
         ([from("%"), from("localhost")].concat(), vec![format!("DROP USER {name}@'%', {name}@'localhost'")])
@@ -45,7 +52,7 @@ fn user<DB: TestDatabase>(db: &TestDb<DB>) -> User {
     User { name, make, unmake }
 }
 
-pub async fn the_rights_that_are_stated_are_enough<DB: TestDatabase>(db: TestDb<DB>) {
+async fn the_rights_that_are_stated_are_enough<DB: TestDatabase>(db: TestDb<DB>) {
     let user = user(&db);
     for statement in &user.make {
         db.execute(statement).await;
@@ -71,7 +78,7 @@ async fn use_all<DB: TestDatabase>(db: &TestDb<DB>, pool: Pool<DB>) {
     let lease = acquired(lock.try_acquire("k").await);
     lease.renew().await.unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
-    // A separate lock object, so that the waiter sends a claim and creates a ticket.
+    // A separate lock, so that the waiter sends a claim and creates a ticket.
     let next = LeaseLock::new(pool.clone()).fair(true);
     let waiting = tokio::spawn(async move { acquired(next.acquire("k", WAIT).await) });
     eventually("it stands in line", || async {
@@ -89,4 +96,24 @@ async fn use_all<DB: TestDatabase>(db: &TestDb<DB>, pool: Pool<DB>) {
     let error = lock.forget(Duration::ZERO).await.unwrap_err();
     assert!(matches!(error, Error::Database { .. }), "to forget takes the right to delete: {error}");
     assert!(!format!("{error} {error:?}").contains("hunter2"));
+    use_schedules(db, pool).await;
+}
+
+/// A tick that is missed, lost, failed and run again.
+async fn use_schedules<DB: TestDatabase>(db: &TestDb<DB>, pool: Pool<DB>) {
+    let schedule = due(db, "s").await.retry(Retries::times(1)).unwrap().exclusive_with("k").unwrap();
+    back(db, "s", LONG).await;
+    let schedules = Schedules::new(pool).on(schedule, async |tick: Tick<DB>| match tick.attempt() {
+        1 => Err("no"),
+        _ => Ok(()),
+    });
+    assert!(matches!(schedules.try_tick("s").await.unwrap(), TickOutcome::Failed { again: true, .. }));
+    schedules.trigger("s").await.unwrap();
+    schedules.pause("s").await.unwrap();
+    schedules.resume("s").await.unwrap();
+    assert_eq!(schedules.try_tick("s").await.unwrap(), TickOutcome::Succeeded);
+    assert_eq!(schedules.list().await.unwrap().len(), 1);
+    assert_eq!(schedules.history("s", 9).await.unwrap().len(), 2);
+    let error = schedules.forget_history(Duration::ZERO).await.unwrap_err();
+    assert!(matches!(error, Error::Database { .. }), "to forget takes the right to delete: {error}");
 }

@@ -2,22 +2,27 @@
 
 use std::time::Duration;
 
-use chrono::{FixedOffset, TimeDelta, Utc};
+use chrono::{DateTime, FixedOffset, TimeDelta, Utc};
+use harness::{Table, TestDatabase, TestDb};
 use rowlock::{Attempt, LeaseLock, Rules};
 
 use crate::{
-    article::{self, Table},
-    harness::{TestDatabase, TestDb},
+    article,
     rules::{self, Row, Terms, Verdict, judge},
 };
 
+harness::tests!(
+    everywhere(every_cell_of_the_rules_table, every_cell_on_the_articles_own_table),
+    sqlite(the_cells_of_the_python_client_are_these)
+);
+
 const HOLDER: &str = "00112233445566778899aabbccddeeff";
-const HOUR: i64 = 3_600_000;
+pub const HOUR: i64 = 3_600_000;
 const RECENT: i64 = HOUR / 6;
 
 /// A row as a test writes it. Times are in milliseconds before now, in UTC.
 #[derive(Clone, Debug)]
-struct Cell {
+pub struct Cell {
     locked: bool,
     status: &'static str,
     begin: Option<i64>,
@@ -27,7 +32,7 @@ struct Cell {
     ended: bool,
 }
 
-fn cells() -> Vec<Option<Cell>> {
+pub fn cells() -> Vec<Option<Cell>> {
     let mut cells = vec![None];
     let cell =
         Cell { locked: false, status: "P", begin: None, holder: false, claimed: None, expires: None, ended: false };
@@ -65,13 +70,14 @@ fn settings<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<(LeaseLock<DB>, Terms)> {
         for min_interval in [0, HOUR / 2] {
             for retry_failed in [false, true] {
                 for offset in [None, Some(0), Some(8 * 3600), Some(-5 * 3600)] {
-                    let mut lock =
-                        db.lock().rules(rules).min_interval(Duration::from_millis(min_interval as u64)).unwrap();
+                    let builder = match offset {
+                        Some(seconds) => db.builder().article_clients(FixedOffset::east_opt(seconds).unwrap()),
+                        None => db.builder(),
+                    };
+                    let lock = builder.build().unwrap().rules(rules);
+                    let mut lock = lock.min_interval(Duration::from_millis(min_interval as u64)).unwrap();
                     if retry_failed {
                         lock = lock.retry_failed_at_once();
-                    }
-                    if let Some(seconds) = offset {
-                        lock = lock.article_clients(FixedOffset::east_opt(seconds).unwrap());
                     }
                     let terms = Terms {
                         rules: if rules == Rules::Article { rules::Rules::Article } else { rules::Rules::Recover },
@@ -89,11 +95,11 @@ fn settings<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<(LeaseLock<DB>, Terms)> {
     all
 }
 
-pub async fn every_cell_of_the_rules_table<DB: TestDatabase>(db: TestDb<DB>) {
+async fn every_cell_of_the_rules_table<DB: TestDatabase>(db: TestDb<DB>) {
     every_cell(db, Table::Ours).await;
 }
 
-pub async fn every_cell_on_the_articles_own_table<DB: TestDatabase>(db: TestDb<DB>) {
+async fn every_cell_on_the_articles_own_table<DB: TestDatabase>(db: TestDb<DB>) {
     article::put(&db, Table::Articles).await;
     every_cell(db, Table::Articles).await;
 }
@@ -105,20 +111,7 @@ async fn every_cell<DB: TestDatabase>(db: TestDb<DB>, table: Table) {
     for cell in cells() {
         for (number, (lock, terms)) in settings.iter().enumerate() {
             let now = Utc::now();
-            let ago = |millis: Option<i64>| millis.map(|millis| now - TimeDelta::milliseconds(millis));
-            let row = cell.as_ref().map(|cell| Row {
-                locked: cell.locked,
-                status: cell.status.into(),
-                begin_time: ago(cell.begin),
-                minutes: Some(60),
-                client_ip: "other".into(),
-                holder: cell.holder.then(|| uuid::Uuid::parse_str(HOLDER).unwrap()),
-                token: 7,
-                expires_at: ago(cell.expires),
-                claimed_at: ago(cell.claimed),
-                ended: cell.ended,
-                awaited: false,
-            });
+            let row = cell.as_ref().map(|cell| row_of(cell, now));
             let verdict = judge(row.as_ref(), now, holder, terms);
             let key = format!("{number}");
             db.execute(&format!("DELETE FROM t_resource_lock WHERE key_resource = '{key}'")).await;
@@ -158,12 +151,30 @@ async fn every_cell<DB: TestDatabase>(db: TestDb<DB>, table: Table) {
     assert_eq!(seen.len(), 9, "every verdict and every reason that a row can give came up: {seen:?}");
 }
 
-/// A holder id that no row has: it belongs to another client for both `rules.rs` and the database.
-async fn acquired_holder<DB: TestDatabase>(db: &TestDb<DB>) -> rowlock::Holder {
-    crate::harness::acquired(db.lock().try_acquire("elsewhere").await).claim().holder
+/// The row of a cell in the form that `rules.rs` takes.
+pub fn row_of(cell: &Cell, now: DateTime<Utc>) -> Row {
+    let ago = |millis: Option<i64>| millis.map(|millis| now - TimeDelta::milliseconds(millis));
+    Row {
+        locked: cell.locked,
+        status: cell.status.into(),
+        begin_time: ago(cell.begin),
+        minutes: Some(60),
+        client_ip: "other".into(),
+        holder: cell.holder.then(|| uuid::Uuid::parse_str(HOLDER).unwrap()),
+        token: 7,
+        expires_at: ago(cell.expires),
+        claimed_at: ago(cell.claimed),
+        ended: cell.ended,
+        awaited: false,
+    }
 }
 
-async fn write<DB: TestDatabase>(db: &TestDb<DB>, key: &str, cell: &Cell, offset: TimeDelta, table: Table) {
+/// A holder id that no row has: it belongs to another client for both `rules.rs` and the database.
+async fn acquired_holder<DB: TestDatabase>(db: &TestDb<DB>) -> rowlock::Holder {
+    harness::acquired(db.lock().try_acquire("elsewhere").await).claim().holder
+}
+
+pub async fn write<DB: TestDatabase>(db: &TestDb<DB>, key: &str, cell: &Cell, offset: TimeDelta, table: Table) {
     let local = |millis: Option<i64>| {
         millis.map_or("NULL".into(), |millis| DB::begun(table, millis - offset.num_milliseconds()))
     };
@@ -180,4 +191,47 @@ async fn write<DB: TestDatabase>(db: &TestDb<DB>, key: &str, cell: &Cell, offset
     let same = cell.claimed.is_some() && cell.claimed == cell.begin;
     let claimed = if same { "begin_time" } else { &claimed };
     db.set(key, &format!("claimed_at = {claimed}")).await;
+}
+
+/// The Python client has the rules for SQLite, and its tests check them against this file. To write
+/// the file, the test runs with the variable `WRITE_RULES` set.
+async fn the_cells_of_the_python_client_are_these<DB: TestDatabase>(_: TestDb<DB>) {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../clients/python/tests/rules.json");
+    let now = chrono::DateTime::from_timestamp(1_800_000_000, 0).unwrap();
+    let number = |value: Option<i64>| value.map_or("null".into(), |value| value.to_string());
+    let mut lines = Vec::new();
+    for cell in cells().iter().flatten() {
+        for (rules, name) in [(rules::Rules::Article, "article"), (rules::Rules::Recover, "recover")] {
+            for min_interval in [0, HOUR / 2] {
+                let terms = Terms {
+                    rules,
+                    min_interval: TimeDelta::milliseconds(min_interval),
+                    lease: TimeDelta::seconds(30),
+                    retry_failed: false,
+                    article_clients: None,
+                    label: String::new(),
+                };
+                let row = row_of(cell, now);
+                let (verdict, until) = match judge(Some(&row), now, rowlock::Holder::unique(), &terms) {
+                    Verdict::Acquire => ("acquired", None),
+                    Verdict::TakeOver => ("taken over", None),
+                    Verdict::Refuse(reason, until) => (reason.name(), until),
+                    other => panic!("{other:?}"),
+                };
+                let until = number(until.map(|until| (now - until).num_milliseconds()));
+                lines.push(format!(
+                    r#"{{"locked": {}, "status": "{}", "begin": {}, "holder": {}, "claimed": {}, "expires": {}, "ended": {}, "rules": "{name}", "min_interval": {min_interval}, "verdict": "{verdict}", "until": {until}}}"#,
+                    cell.locked, cell.status, number(cell.begin), cell.holder, number(cell.claimed), number(cell.expires), cell.ended
+                ));
+            }
+        }
+    }
+    let text = format!("[\n{}\n]\n", lines.join(",\n"));
+    if std::env::var_os("WRITE_RULES").is_some() {
+        std::fs::write(file, &text).unwrap();
+    }
+    assert!(
+        std::fs::read_to_string(file).unwrap_or_default() == text,
+        "{file} is not what rules.rs says: run this test with WRITE_RULES=1"
+    );
 }

@@ -5,17 +5,26 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use rowlock::{LeaseLock, Reason};
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
+use rowlock::{LeaseLock, Reason, RunStatus, Schedules};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::{Child, Command},
     time::{sleep, timeout},
 };
 
-use crate::{
-    examples,
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, refused},
-};
+use crate::examples;
+
+harness::tests!(sqlite[examples::EXAMPLES](
+    an_interval_runs_the_job_on_each_tick,
+    instances_with_an_interval_run_the_job_once_a_tick,
+    an_instance_that_was_stopped_ticks_on_the_clock_again,
+    an_interval_is_on_the_clock_again_after_a_stop,
+    of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_clock,
+    a_scheduler_of_the_application_runs_each_tick,
+    a_scheduler_of_the_application_finishes_a_tick_after_a_kill,
+    asked_to_stop_it_gives_the_key_back_at_once
+));
 
 fn example(name: &str, arguments: &[&str]) -> Child {
     examples::example(name, arguments).spawn().unwrap()
@@ -61,13 +70,13 @@ fn file(folder: &Path) -> String {
     folder.join("locks.db").to_str().unwrap().to_owned()
 }
 
-pub async fn an_interval_runs_the_job_on_each_tick<DB: TestDatabase>(_: TestDb<DB>) {
+async fn an_interval_runs_the_job_on_each_tick<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let lines = lines(example("interval", &[&file(folder.path()), "3"])).await;
     assert_eq!((tokens(&lines).len(), lines.len()), (3, 3), "{lines:?}");
 }
 
-pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: TestDatabase>(_: TestDb<DB>) {
+async fn instances_with_an_interval_run_the_job_once_a_tick<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
     let mut instances = Vec::new();
@@ -89,7 +98,7 @@ pub async fn instances_with_an_interval_run_the_job_once_a_tick<DB: TestDatabase
 
 /// A stopped instance continues in the second half of a period. Another instance ran the job at the
 /// missed tick, and the instance's next ticks are on the clock.
-pub async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: TestDatabase>(_: TestDb<DB>) {
+async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
     let stopped = example("interval", &[&file, "4"]);
@@ -107,7 +116,7 @@ pub async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: TestDatab
 }
 
 /// No other instance ran the job at the missed tick. The next ticks are still on the clock.
-pub async fn an_interval_is_on_the_clock_again_after_a_stop<DB: TestDatabase>(_: TestDb<DB>) {
+async fn an_interval_is_on_the_clock_again_after_a_stop<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let alone = example("interval", &[&file(folder.path()), "3"]);
     after_the_middle(PERIOD).await;
@@ -120,7 +129,7 @@ pub async fn an_interval_is_on_the_clock_again_after_a_stop<DB: TestDatabase>(_:
 
 /// Instances that begin at any moment of the period run the job once in each period, on the clock.
 /// When the one that runs the job is asked to stop, another runs the job at its next tick.
-pub async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_clock<DB: TestDatabase>(_: TestDb<DB>) {
+async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_clock<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
     after_the_middle(PERIOD).await;
@@ -129,7 +138,7 @@ pub async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_cloc
     let mut began = vec![timeout(PATIENCE, said.next_line()).await.unwrap().unwrap().unwrap()];
     after_the_middle(PERIOD).await;
     let second = example("graceful_shutdown", &[&file, "2", "1"]);
-    let lock = LeaseLock::new(crate::harness::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
+    let lock = LeaseLock::new(harness::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
     assert_eq!(refused(lock.try_acquire("report").await).reason, Reason::Held);
     send("-TERM", &first).await;
     assert!(timeout(PATIENCE, first.wait()).await.unwrap().unwrap().success());
@@ -137,20 +146,49 @@ pub async fn of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_cloc
     assert!(periods(&began, PERIOD).len() >= 2, "it was taken over: {began:?}");
 }
 
-pub async fn a_cron_schedule_runs_the_job_on_each_tick<DB: TestDatabase>(_: TestDb<DB>) {
+/// The first of two looks registers the schedule.
+async fn a_scheduler_of_the_application_runs_each_tick<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let lines = lines(example("cron", &[&file(folder.path()), "3"])).await;
-    assert_eq!((tokens(&lines).len(), lines.len()), (3, 3), "{lines:?}");
+    let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
+    assert_eq!((count("attempt 1, under token"), count("Ok(Succeeded)"), lines.len()), (3, 3, 7), "{lines:?}");
 }
 
-pub async fn asked_to_stop_it_gives_the_key_back_at_once<DB: TestDatabase>(_: TestDb<DB>) {
+async fn a_scheduler_of_the_application_finishes_a_tick_after_a_kill<DB: TestDatabase>(_: TestDb<DB>) {
+    let recipe = examples::recipe("examples/cron/main.rs", "async fn fired");
+    let guide = std::fs::read_to_string(examples::repository().join("docs/jobs.md")).unwrap();
+    assert!(guide.contains(&recipe), "docs/jobs.md shows another function than the example runs");
+    let folder = tempfile::tempdir().unwrap();
+    let file = file(folder.path());
+    let mut first = example("cron", &[&file, "99", "3600000"]);
+    let mut said = BufReader::new(first.stdout.take().unwrap()).lines();
+    let mut next = async || timeout(PATIENCE, said.next_line()).await.unwrap().unwrap().unwrap();
+    let tick = loop {
+        if let Some((tick, _)) = next().await.split_once(", attempt 1") {
+            break tick.to_owned();
+        }
+    };
+    let second = example("cron", &[&file, "2"]);
+    sleep(Duration::from_millis(500)).await;
+    send("-KILL", &first).await;
+    let lines = lines(second).await;
+    assert!(lines.iter().any(|line| line.starts_with(&format!("{tick}, attempt 2, under token "))), "{lines:?}");
+    let schedules = Schedules::new(harness::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
+    let mut runs = schedules.history("report", 100).await.unwrap();
+    runs.reverse();
+    let first_two: Vec<_> = runs.iter().take(2).map(|run| (run.attempt, run.status)).collect();
+    assert_eq!(first_two, [(1, RunStatus::Lost), (2, RunStatus::Succeeded)], "{runs:?}");
+    assert_eq!(runs[0].slot, runs[1].slot);
+}
+
+async fn asked_to_stop_it_gives_the_key_back_at_once<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
     let mut job = example("graceful_shutdown", &[&file, "9", "3600000"]);
     let mut said = BufReader::new(job.stdout.take().unwrap()).lines();
     let mut next = async || timeout(PATIENCE, said.next_line()).await.unwrap().unwrap();
     assert!(next().await.unwrap().starts_with("begun under token "));
-    let lock = LeaseLock::new(crate::harness::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
+    let lock = LeaseLock::new(harness::pool::<sqlx::Sqlite>(&format!("sqlite:{file}"), 1).await);
     assert_eq!(refused(lock.try_acquire("report").await).reason, Reason::Held);
     send("-TERM", &job).await;
     assert_eq!(next().await.as_deref(), Some("asked to stop"));

@@ -1,12 +1,20 @@
 //! The location of the tables: the schema in which the connection finds them, and no other.
 
+use harness::{DIRECT, TestDatabase, TestDb, acquired, pool, refused};
 use rowlock::{Error, LeaseLock, Status};
 use sqlx::{Pool, pool::PoolOptions};
 
-use crate::{
-    article::shapes,
-    harness::{TestDatabase, TestDb, acquired, pool, refused},
-};
+use crate::article::shapes;
+
+harness::tests!(
+    sqlite(a_table_in_an_attached_file_is_another),
+    postgres[DIRECT](
+        a_table_along_the_path_is_completed_where_it_is,
+        where_there_is_none_both_are_made_in_the_first_schema,
+        a_queue_that_is_not_beside_the_table_is_refused,
+        the_copied_file_leaves_the_path_as_it_was
+    )
+);
 
 const OURS: &str = "public.t_resource_lock, public.t_resource_lock_queue";
 
@@ -31,7 +39,7 @@ async fn assert_same_table<DB: TestDatabase>(one: &Pool<DB>, other: &Pool<DB>) {
     }
 }
 
-pub async fn a_table_along_the_path_is_completed_where_it_is<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_table_along_the_path_is_completed_where_it_is<DB: TestDatabase>(db: TestDb<DB>) {
     db.execute("CREATE SCHEMA app").await;
     let articles = format!("DROP TABLE t_resource_lock; {}", shapes("postgres")[0]);
     for path in ["app,public", "public,app"] {
@@ -57,7 +65,7 @@ pub async fn a_table_along_the_path_is_completed_where_it_is<DB: TestDatabase>(d
     }
 }
 
-pub async fn where_there_is_none_both_are_made_in_the_first_schema<DB: TestDatabase>(db: TestDb<DB>) {
+async fn where_there_is_none_both_are_made_in_the_first_schema<DB: TestDatabase>(db: TestDb<DB>) {
     db.execute("DROP TABLE t_resource_lock, t_resource_lock_queue; CREATE SCHEMA \"An app\"").await;
     let pool = on_path(&db, "\"An app\",public").await;
     rowlock::migrate(&pool).await.unwrap();
@@ -71,7 +79,7 @@ pub async fn where_there_is_none_both_are_made_in_the_first_schema<DB: TestDatab
 }
 
 /// Clients with another path would use another queue.
-pub async fn a_queue_that_is_not_beside_the_table_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_queue_that_is_not_beside_the_table_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     db.execute("CREATE SCHEMA app").await;
     db.execute("CREATE TABLE app.t_resource_lock_queue (LIKE t_resource_lock_queue INCLUDING ALL)").await;
     let pool = on_path(&db, "app,public").await;
@@ -87,7 +95,7 @@ pub async fn a_queue_that_is_not_beside_the_table_is_refused<DB: TestDatabase>(d
 }
 
 /// As `sqlx migrate run` does it: within a transaction, which continues afterwards.
-pub async fn the_copied_file_leaves_the_path_as_it_was<DB: TestDatabase>(db: TestDb<DB>) {
+async fn the_copied_file_leaves_the_path_as_it_was<DB: TestDatabase>(db: TestDb<DB>) {
     db.execute("CREATE SCHEMA app; DROP TABLE t_resource_lock_queue").await;
     let mut conn = on_path(&db, "app,public").await.acquire().await.unwrap();
     let file = include_str!("../../migrations/postgres/20260101000000_rowlock.sql");
@@ -102,7 +110,7 @@ pub async fn the_copied_file_leaves_the_path_as_it_was<DB: TestDatabase>(db: Tes
 }
 
 /// SQLite also searches attached files for a name. The lock uses the main file.
-pub async fn a_table_in_an_attached_file_is_another<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_table_in_an_attached_file_is_another<DB: TestDatabase>(db: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = db.url.trim_start_matches("sqlite://").split('?').next().unwrap().to_owned();
     let attach = format!("ATTACH '{file}' AS other");

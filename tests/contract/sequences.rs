@@ -2,12 +2,12 @@
 //!
 //! A failure prints the seed. `ROWLOCK_SEED` set to it repeats that sequence.
 
+use harness::{TestDatabase, TestDb, between};
 use rowlock::{Error, Insufficient, UpdateError, Updated, VersionedTable};
 
-use crate::{
-    harness::{TestDatabase, TestDb, between},
-    ledger::{ledger, outside, row, updated},
-};
+use crate::ledger::{ledger, outside, row, updated};
+
+harness::tests!(everywhere(random_sequences_end_as_their_model_does));
 
 const SEQUENCES: usize = 12;
 const LENGTH: usize = 40;
@@ -62,7 +62,7 @@ impl Model {
     }
 }
 
-pub async fn random_sequences_end_as_their_model_does<DB: TestDatabase>(db: TestDb<DB>) {
+async fn random_sequences_end_as_their_model_does<DB: TestDatabase>(db: TestDb<DB>) {
     let told = std::env::var("ROWLOCK_SEED").ok().map(|seed| seed.parse().expect("ROWLOCK_SEED is a number"));
     let seeds = told.map_or_else(|| (0..SEQUENCES).map(|_| fastrand::u64(..)).collect(), |seed| vec![seed]);
     let table = ledger(&db).await;

@@ -1,16 +1,14 @@
 //! Servers that use a database's protocol, and are not that database.
 
+use harness::{DIRECT, TestDatabase, TestDb, acquired, events, pool};
 use rowlock::{Error, LeaseLock};
 use sqlx::pool::PoolOptions;
 
-use crate::{
-    events,
-    harness::{TestDatabase, TestDb, acquired, pool},
-};
+harness::tests!(postgres[DIRECT](an_untried_server_is_told_of), mysql_and_mariadb(tidb_is_refused));
 
 /// A server cannot report another version for one session, so the proxy rewrites the query for
 /// MySQL's version.
-pub async fn tidb_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn tidb_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     proxy.replace("VERSION()", "@v_banner");
     let options = PoolOptions::<DB>::new().after_connect(|conn, _| {
@@ -27,8 +25,8 @@ pub async fn tidb_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(db.number(tables).await, Some(0));
 }
 
-/// The warning is logged once for each lock object's first check.
-pub async fn an_untried_server_is_told_of<DB: TestDatabase>(db: TestDb<DB>) {
+/// The warning is logged once for each lock's first check.
+async fn an_untried_server_is_told_of<DB: TestDatabase>(db: TestDb<DB>) {
     let build = db.url.rsplit('_').next().unwrap().chars().take(32).collect::<String>();
     let version = format!("CockroachDB CCL v24.1.0 ({build})");
     db.execute("CREATE SCHEMA fake").await;

@@ -2,13 +2,25 @@
 
 use std::time::Duration;
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::{Attempt, Error, LeaseLock, LeaseSet, Reason, ResourceLock as _, Status};
 use tokio::{task::JoinSet, time::timeout};
 
-use crate::{
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually},
-    upgrade::all_columns,
-};
+use crate::upgrade::all_columns;
+
+harness::tests!(
+    everywhere(
+        each_key_has_its_row_and_its_token,
+        one_that_cannot_be_had_leaves_the_others_as_they_were,
+        the_loss_of_one_is_the_loss_of_all,
+        a_dropped_set_is_abandoned,
+        it_waits_for_all_and_holds_none_until_then,
+        sets_do_not_deadlock,
+        each_claim_of_a_set_can_be_confirmed,
+        bad_sets_are_refused_at_the_door
+    ),
+    everywhere.alone(a_set_is_renewed_in_the_background)
+);
 
 const FOR_EVER: Duration = Duration::MAX;
 
@@ -26,7 +38,7 @@ async fn rows<DB: TestDatabase>(db: &TestDb<DB>, keys: &[&str]) -> Vec<Option<St
     rows
 }
 
-pub async fn each_key_has_its_row_and_its_token<DB: TestDatabase>(db: TestDb<DB>) {
+async fn each_key_has_its_row_and_its_token<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     acquired(lock.try_acquire("b").await).release(Status::Failed).await.unwrap();
     let set = all(lock.try_acquire_all(["c", "b", "a", "b"]).await);
@@ -49,7 +61,7 @@ pub async fn each_key_has_its_row_and_its_token<DB: TestDatabase>(db: TestDb<DB>
 
 /// The refused attempt leaves no other key newly held, newly expired, or within a new minimum
 /// interval: the rows of the other keys are unchanged, to the byte.
-pub async fn one_that_cannot_be_had_leaves_the_others_as_they_were<DB: TestDatabase>(db: TestDb<DB>) {
+async fn one_that_cannot_be_had_leaves_the_others_as_they_were<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     for key in ["a", "b", "d"] {
         acquired(lock.try_acquire(key).await).release(Status::Failed).await.unwrap();
@@ -68,7 +80,7 @@ pub async fn one_that_cannot_be_had_leaves_the_others_as_they_were<DB: TestDatab
     set.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn the_loss_of_one_is_the_loss_of_all<DB: TestDatabase>(db: TestDb<DB>) {
+async fn the_loss_of_one_is_the_loss_of_all<DB: TestDatabase>(db: TestDb<DB>) {
     for lost_by in ["the background", "a renewal", "the release"] {
         let lock = db.lock_for(Duration::from_millis(if lost_by == "the background" { 600 } else { 60_000 }));
         let set = all(lock.try_acquire_all(["a", "b", "c"]).await);
@@ -105,7 +117,7 @@ pub async fn the_loss_of_one_is_the_loss_of_all<DB: TestDatabase>(db: TestDb<DB>
     }
 }
 
-pub async fn a_dropped_set_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_dropped_set_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let set = all(lock.try_acquire_all(["a", "b"]).await);
     let tokens: Vec<_> = set.claims().iter().map(|claim| claim.token).collect();
@@ -116,7 +128,7 @@ pub async fn a_dropped_set_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
     next.abandon().await.unwrap();
 }
 
-pub async fn a_set_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_set_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(Duration::from_secs(3));
     let set = all(lock.try_acquire_all((0..20).map(|key| key.to_string())).await);
     for _ in 0..3 {
@@ -131,7 +143,7 @@ pub async fn a_set_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<DB>
 }
 
 /// No key of the set is held while another is waited for.
-pub async fn it_waits_for_all_and_holds_none_until_then<DB: TestDatabase>(db: TestDb<DB>) {
+async fn it_waits_for_all_and_holds_none_until_then<DB: TestDatabase>(db: TestDb<DB>) {
     let held = acquired(db.lock().try_acquire("b").await);
     let lock = db.lock();
     let waiting = tokio::spawn({
@@ -149,8 +161,8 @@ pub async fn it_waits_for_all_and_holds_none_until_then<DB: TestDatabase>(db: Te
     timeout(PATIENCE, waiting).await.unwrap().unwrap().release(Status::Succeeded).await.unwrap();
 }
 
-/// Overlapping sets in every order, and single keys, from four lock objects.
-pub async fn sets_do_not_deadlock<DB: TestDatabase>(db: TestDb<DB>) {
+/// Overlapping sets in every order, and single keys, from four locks.
+async fn sets_do_not_deadlock<DB: TestDatabase>(db: TestDb<DB>) {
     let wishes: [&[&str]; 6] = [&["a", "b"], &["b", "a"], &["c", "b"], &["a", "c"], &["b"], &["c", "b", "a"]];
     let mut tasks = JoinSet::new();
     for object in 0..4 {
@@ -171,7 +183,7 @@ pub async fn sets_do_not_deadlock<DB: TestDatabase>(db: TestDb<DB>) {
     .await;
 }
 
-pub async fn each_claim_of_a_set_can_be_confirmed<DB: TestDatabase>(db: TestDb<DB>) {
+async fn each_claim_of_a_set_can_be_confirmed<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let set = all(lock.try_acquire_all(["a", "b"]).await);
     let mut tx = db.pool.begin_with(DB::BEGIN).await.unwrap();
@@ -182,9 +194,9 @@ pub async fn each_claim_of_a_set_can_be_confirmed<DB: TestDatabase>(db: TestDb<D
     set.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn bad_sets_are_refused_at_the_door<DB: TestDatabase>(db: TestDb<DB>) {
+async fn bad_sets_are_refused_at_the_door<DB: TestDatabase>(db: TestDb<DB>) {
     // A hundred keys take long when each needs one or two statements.
-    let lock = db.lock().time_limit(3 * PATIENCE).unwrap();
+    let lock = db.builder().time_limit(3 * PATIENCE).build().unwrap();
     for count in [0, 101] {
         let keys = (0..count).map(|key| key.to_string());
         let error = lock.try_acquire_all(keys).await.unwrap_err();

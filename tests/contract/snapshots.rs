@@ -1,14 +1,16 @@
 //! What a transaction with an old snapshot reports about a claim that was lost since.
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired};
 use rowlock::{Error, Grant, LeaseLock, ResourceLock, Status};
 use sqlx::{AssertSqlSafe, Pool};
 use tokio::time::timeout;
 
-use crate::{
-    bank::granted,
-    harness::{PATIENCE, TestDatabase, TestDb, acquired},
-    isolation::pool_at,
-};
+use crate::{bank::granted, isolation::pool_at};
+
+harness::tests!(
+    everywhere(a_claim_that_was_lost_since_the_snapshot_is_told_at_once),
+    mariadb(snapshot_isolation_tells_it_as_a_conflict)
+);
 
 /// How a claim is lost.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +33,7 @@ async fn lose<DB: TestDatabase>(db: &TestDb<DB>, key: &str, loss: Loss) {
 
 /// The error of `confirm` for a claim that is lost after the transaction has read its row.
 async fn confirmed<DB: TestDatabase>(db: &TestDb<DB>, pool: &Pool<DB>, loss: Loss) -> (Grant<DB>, Error) {
-    let lock = LeaseLock::new(pool.clone()).time_limit(2 * PATIENCE).unwrap();
+    let lock = LeaseLock::builder(pool.clone()).time_limit(2 * PATIENCE).build().unwrap();
     let key = format!("{loss:?}");
     let grant = granted(ResourceLock::try_acquire(&lock, &key).await);
     let begin = match db.server.name {
@@ -51,7 +53,7 @@ async fn confirmed<DB: TestDatabase>(db: &TestDb<DB>, pool: &Pool<DB>, loss: Los
 
 /// PostgreSQL, SQLite, and MariaDB with snapshot isolation refuse to change a row that is newer
 /// than the snapshot. The others see the current row.
-pub async fn a_claim_that_was_lost_since_the_snapshot_is_told_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_that_was_lost_since_the_snapshot_is_told_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     let looks_again = db.server.name == "mysql"
         || (db.server.name == "mariadb" && db.number("SELECT @@innodb_snapshot_isolation").await == Some(0));
     for loss in [Loss::TakenOver, Loss::Freed, Loss::FreedAndTaken] {
@@ -64,7 +66,7 @@ pub async fn a_claim_that_was_lost_since_the_snapshot_is_told_at_once<DB: TestDa
     }
 }
 
-pub async fn snapshot_isolation_tells_it_as_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
+async fn snapshot_isolation_tells_it_as_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = pool_at(&db, "snapshot isolation").await;
     for loss in [Loss::TakenOver, Loss::Freed, Loss::FreedAndTaken] {
         let (_, error) = confirmed(&db, &pool, loss).await;

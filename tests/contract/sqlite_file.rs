@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool};
 use rowlock::{Columns, Error, LeaseLock, Status, VersionedTable};
 use tokio::time::{Instant, timeout};
 
-use crate::harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool};
+harness::tests!(sqlite(
+    a_file_in_utf_16_is_refused_unchanged,
+    a_write_transaction_longer_than_a_lease_loses_it_in_time
+));
 
 /// The driver does not read text from such a file.
-pub async fn a_file_in_utf_16_is_refused_unchanged<DB: TestDatabase>(_: TestDb<DB>) {
+async fn a_file_in_utf_16_is_refused_unchanged<DB: TestDatabase>(_: TestDb<DB>) {
     for encoding in ["UTF-16le", "UTF-16be"] {
         let folder = tempfile::tempdir().unwrap();
         let pool = pool::<DB>(&format!("sqlite://{}?mode=rwc", folder.path().join("wide.db").display()), 1).await;
@@ -42,7 +46,7 @@ fn assert_refused(error: Error, encoding: &str) {
 /// takes longer than the leases, every lease in the file ends. Each holder is notified before
 /// another client can acquire its key, and its release afterwards changes no key that another
 /// client holds.
-pub async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = Duration::from_millis(900);
     let (lock, other) = (db.lock_for(lease), db.lock_for(lease));
     let held = [acquired(lock.try_acquire("taken").await), acquired(lock.try_acquire("left").await)];

@@ -3,13 +3,20 @@
 
 use std::time::Duration;
 
+use harness::{TestDatabase, TestDb, acquired};
 use rowlock::{CommitOutcome, Lease, ResourceLock, Status};
 use tokio::{join, time::sleep};
 
-use crate::{
-    batched::{assert_statements, counted, released, set_up, together, tries},
-    harness::{TestDatabase, TestDb, acquired},
-};
+use crate::batched::{assert_statements, counted, released, set_up, together, tries};
+
+harness::tests!(
+    everywhere(
+        a_claim_is_told_its_token_and_whom_it_was_taken_from,
+        claims_that_travel_together_are_told_their_tokens,
+        a_commit_is_known_by_its_confirmation
+    ),
+    mysql_and_mariadb(what_a_trigger_waits_for_is_waited_for)
+);
 
 async fn journal<DB: TestDatabase>(db: &TestDb<DB>) {
     let sql: &[&str] = match db.server.name {
@@ -42,7 +49,7 @@ async fn assert_tokens<DB: TestDatabase>(db: &TestDb<DB>, leases: &[Lease<DB>]) 
     }
 }
 
-pub async fn a_claim_is_told_its_token_and_whom_it_was_taken_from<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_is_told_its_token_and_whom_it_was_taken_from<DB: TestDatabase>(db: TestDb<DB>) {
     journal(&db).await;
     let lock = db.lock();
     let lease = acquired(lock.try_acquire("k").await);
@@ -62,7 +69,7 @@ pub async fn a_claim_is_told_its_token_and_whom_it_was_taken_from<DB: TestDataba
     assert_eq!(Some(freed.get()), self::token(&db, "k").await);
 }
 
-pub async fn claims_that_travel_together_are_told_their_tokens<DB: TestDatabase>(db: TestDb<DB>) {
+async fn claims_that_travel_together_are_told_their_tokens<DB: TestDatabase>(db: TestDb<DB>) {
     const KEYS: [&str; 3] = ["first", "k", "other"];
     journal(&db).await;
     let (pool, lock) = set_up(&db, &KEYS.map(String::from)).await;
@@ -73,7 +80,7 @@ pub async fn claims_that_travel_together_are_told_their_tokens<DB: TestDatabase>
     released(&pool, leases, |_| Status::Succeeded).await;
 }
 
-pub async fn a_commit_is_known_by_its_confirmation<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_commit_is_known_by_its_confirmation<DB: TestDatabase>(db: TestDb<DB>) {
     journal(&db).await;
     let lock = db.lock();
     let lease = acquired(lock.try_acquire("k").await);
@@ -92,7 +99,7 @@ pub async fn a_commit_is_known_by_its_confirmation<DB: TestDatabase>(db: TestDb<
 
 /// A claim does not wait for a locked row of the lock's table. It does wait for a locked row of the
 /// application.
-pub async fn what_a_trigger_waits_for_is_waited_for<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_a_trigger_waits_for_is_waited_for<DB: TestDatabase>(db: TestDb<DB>) {
     for sql in [
         "CREATE TABLE counter (id int PRIMARY KEY, changes int)",
         "INSERT INTO counter VALUES (1, 0)",

@@ -3,13 +3,19 @@
 
 use std::{convert::Infallible, sync::Arc};
 
+use harness::{DIRECT, TestDatabase, TestDb, acquired, between, refused};
 use rowlock::{LeaseLock, ResourceLockExt, Status, VersionedTable};
 
 use crate::{
     bank::{LEASE, Lock, VERSION, accounts, version_lock},
-    harness::{TestDatabase, TestDb, acquired, between, refused},
     ledger::{COLUMNS, ledger, outside},
 };
+
+harness::tests!(everywhere[DIRECT].alone(
+    round_trips_are_as_stated,
+    round_trips_of_versions_are_as_stated,
+    a_transactions_round_trips_are_as_stated
+));
 
 /// Does the work, and adds the number of statements that it took to the list.
 macro_rules! count {
@@ -25,9 +31,9 @@ macro_rules! count {
 }
 
 /// SQLite has no server and counts nothing: there the test checks the answers alone.
-pub async fn round_trips_are_as_stated<DB: TestDatabase>(db: TestDb<DB>) {
+async fn round_trips_are_as_stated<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
-    let lock = LeaseLock::new(pool.clone()).share_pool();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     let is_postgres = db.server.name == "postgres";
     DB::statements(&pool).await;
     acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
@@ -67,10 +73,10 @@ pub async fn round_trips_are_as_stated<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// What a transaction adds to the work's own statements. BEGIN and SAVEPOINT are sent together, and
 /// count as two.
-pub async fn a_transactions_round_trips_are_as_stated<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_transactions_round_trips_are_as_stated<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let pool = db.pool_of(1).await;
-    let lease: Lock<DB> = Arc::new(LeaseLock::new(pool.clone()).share_pool());
+    let lease: Lock<DB> = Arc::new(LeaseLock::builder(pool.clone()).share_pool().build().unwrap());
     let version: Lock<DB> = Arc::new(version_lock(&pool).share_pool());
     for (name, lock) in [(LEASE, lease), (VERSION, version)] {
         let transaction = || lock.transaction(name, async |_, _| Ok::<_, Infallible>(()));
@@ -91,7 +97,7 @@ pub async fn a_transactions_round_trips_are_as_stated<DB: TestDatabase>(db: Test
 
 /// The cost of a change of a versioned value: the check of its table once, then two statements for
 /// each attempt.
-pub async fn round_trips_of_versions_are_as_stated<DB: TestDatabase>(db: TestDb<DB>) {
+async fn round_trips_of_versions_are_as_stated<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     // PostgreSQL counts every statement on the database, MySQL those of the connection.
     let others = if db.server.name == "postgres" { 1 } else { 0 };

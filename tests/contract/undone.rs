@@ -2,17 +2,33 @@
 //! changed one of its rows at an isolation level that does not allow for that. Each request in the
 //! batch is still answered as if it had been sent alone.
 
+use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
 use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Status};
 use sqlx::Pool;
 use tokio::{join, sync::watch, time::timeout};
 
 use crate::{
     batched::{all, begin, names, numbered, released, releases, set_up, together, tries},
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused},
     isolation::pool_of_at,
     line::{Line, standing, unknown},
-    proxy::Way,
 };
+
+harness::tests!(
+    mysql_and_mariadb(several_are_freed_together_or_as_they_are_told_apart),
+    mariadb(a_concurrent_change_at_snapshot_isolation),
+    servers[DIRECT](
+        claims_whose_connection_the_server_ends_are_all_granted,
+        releases_whose_connection_the_server_ends_are_all_done
+    ),
+    servers(
+        releases_that_were_done_unheard_say_so_where_they_know,
+        a_concurrent_change_at_read_committed,
+        a_concurrent_change_at_repeatable_read,
+        a_concurrent_change_at_serializable,
+        a_rival_at_repeatable_read,
+        a_rival_at_serializable
+    )
+);
 
 const KEYS: [&str; 4] = ["first", "k", "touched", "other"];
 
@@ -87,7 +103,7 @@ async fn assert_theirs<DB: TestDatabase>(db: &TestDb<DB>, leases: &[Lease<DB>]) 
     }
 }
 
-pub async fn claims_whose_connection_the_server_ends_are_all_granted<DB: TestDatabase>(db: TestDb<DB>) {
+async fn claims_whose_connection_the_server_ends_are_all_granted<DB: TestDatabase>(db: TestDb<DB>) {
     let (pool, lock) = set_up(&db, &KEYS.map(String::from)).await;
     let gate = Gate::closed(&db).await;
     let (answers, ()) = join!(together(&pool, tries(&lock, KEYS)), gate.ends_who_waits());
@@ -98,7 +114,7 @@ pub async fn claims_whose_connection_the_server_ends_are_all_granted<DB: TestDat
     assert_eq!(standing(&db).await, 0, "no claim is left without a holder");
 }
 
-pub async fn releases_whose_connection_the_server_ends_are_all_done<DB: TestDatabase>(db: TestDb<DB>) {
+async fn releases_whose_connection_the_server_ends_are_all_done<DB: TestDatabase>(db: TestDb<DB>) {
     let (pool, lock) = set_up(&db, &KEYS.map(String::from)).await;
     let leases = together(&pool, tries(&lock, KEYS)).await.into_iter().map(acquired).collect();
     let gate = Gate::closed(&db).await;
@@ -111,7 +127,7 @@ pub async fn releases_whose_connection_the_server_ends_are_all_done<DB: TestData
 
 /// The releases are executed, and their replies are lost. When they are sent again, another client
 /// holds two of the keys.
-pub async fn releases_that_were_done_unheard_say_so_where_they_know<DB: TestDatabase>(db: TestDb<DB>) {
+async fn releases_that_were_done_unheard_say_so_where_they_know<DB: TestDatabase>(db: TestDb<DB>) {
     for key in KEYS {
         acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
@@ -199,7 +215,7 @@ async fn level_bed<DB: TestDatabase>(db: &TestDb<DB>, level: &str) -> LeaseLock<
         acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
     let pool: Pool<DB> = pool_of_at(db, 2, level).await;
-    let lock = LeaseLock::new(pool.clone()).share_pool().time_limit(PATIENCE).unwrap();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
     let (mut idle, mut used) = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
     for _ in 0..2 {
         drop(used);
@@ -243,19 +259,19 @@ async fn a_concurrent_change<DB: TestDatabase>(db: TestDb<DB>, level: &str) {
     assert_eq!(standing(&db).await, 2, "the thief's");
 }
 
-pub async fn a_concurrent_change_at_read_committed<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_concurrent_change_at_read_committed<DB: TestDatabase>(db: TestDb<DB>) {
     a_concurrent_change(db, "read committed").await;
 }
 
-pub async fn a_concurrent_change_at_repeatable_read<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_concurrent_change_at_repeatable_read<DB: TestDatabase>(db: TestDb<DB>) {
     a_concurrent_change(db, "repeatable read").await;
 }
 
-pub async fn a_concurrent_change_at_serializable<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_concurrent_change_at_serializable<DB: TestDatabase>(db: TestDb<DB>) {
     a_concurrent_change(db, "serializable").await;
 }
 
-pub async fn a_concurrent_change_at_snapshot_isolation<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_concurrent_change_at_snapshot_isolation<DB: TestDatabase>(db: TestDb<DB>) {
     a_concurrent_change(db, "snapshot isolation").await;
 }
 
@@ -279,15 +295,15 @@ async fn had<DB: TestDatabase>(
     }
 }
 
-/// Another lock object acquires and releases one of the keys all the time. The requests in a batch
+/// Another lock acquires and releases one of the keys all the time. The requests in a batch
 /// with that key are still granted their own.
 async fn a_rival<DB: TestDatabase>(db: TestDb<DB>, level: &str) {
     let keys = [numbered(16), vec!["k".to_owned()]].concat();
     for key in &keys {
         acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
     }
-    let lock = LeaseLock::new(pool_of_at::<DB>(&db, 4, level).await).time_limit(PATIENCE).unwrap();
-    let theirs = LeaseLock::new(pool_of_at::<DB>(&db, 1, level).await).time_limit(PATIENCE).unwrap();
+    let lock = LeaseLock::builder(pool_of_at::<DB>(&db, 4, level).await).time_limit(PATIENCE).build().unwrap();
+    let theirs = LeaseLock::builder(pool_of_at::<DB>(&db, 1, level).await).time_limit(PATIENCE).build().unwrap();
     let over = watch::Sender::new(false);
     let rival = async {
         let mut cycles = 0;
@@ -316,17 +332,17 @@ async fn a_rival<DB: TestDatabase>(db: TestDb<DB>, level: &str) {
     assert_eq!(standing(&db).await, 0);
 }
 
-pub async fn a_rival_at_repeatable_read<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_rival_at_repeatable_read<DB: TestDatabase>(db: TestDb<DB>) {
     a_rival(db, "repeatable read").await;
 }
 
-pub async fn a_rival_at_serializable<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_rival_at_serializable<DB: TestDatabase>(db: TestDb<DB>) {
     a_rival(db, "serializable").await;
 }
 
 /// A reply that counts rows does not identify them. A freed key may be claimed by another client
 /// before the rows are read again, so no key is freed until the result can be attributed.
-pub async fn several_are_freed_together_or_as_they_are_told_apart<DB: TestDatabase>(db: TestDb<DB>) {
+async fn several_are_freed_together_or_as_they_are_told_apart<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, PATIENCE, PATIENCE).await;
     let take = || async { line.lock.try_acquire_all(["a", "b"]).await.unwrap().acquired().unwrap() };
     take().await.release(Status::Succeeded).await.unwrap();

@@ -6,10 +6,11 @@ use std::{
     time::Duration,
 };
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
 use rowlock::{LeaseLock, Reason, Rules, Status};
 use tokio::time::sleep;
 
-use crate::harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
+harness::tests!(everywhere(the_row_is_as_it_was_before, what_was_taken_over_is_there_to_be_taken_over));
 
 const HOUR: Duration = Duration::from_secs(3600);
 const RECORD: &str = "lock_flag, status, begin_time, end_time, client_ip, holder, expires_at, claimed_at";
@@ -66,7 +67,7 @@ async fn unheard<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>, keys: 
     panic!("it always heard of its grant");
 }
 
-pub async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
+async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
     acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let one: &[&str] = &["k"];
     for (rules, status, keys) in [
@@ -77,7 +78,7 @@ pub async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
     ] {
         let lock = db.lock().rules(rules).min_interval(HOUR).unwrap();
         ran(&db, status).await;
-        let (before, token) = (std::cell::RefCell::new(Vec::new()), db.column_number("token").await);
+        let (before, token) = (std::cell::RefCell::new(Vec::new()), column_number(&db, "token").await);
         unheard(&db, &lock, keys, async || {
             db.execute("DELETE FROM t_resource_lock WHERE key_resource = 'l'").await;
             ran(&db, status).await;
@@ -85,7 +86,7 @@ pub async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
         })
         .await;
         assert_eq!(record(&db).await, before.into_inner(), "{rules:?} {status} {keys:?}");
-        assert!(db.column_number("token").await > token);
+        assert!(column_number(&db, "token").await > token);
         // The minimum interval counts from the earlier run, also for a caller with a longer
         // interval.
         let longer = db.lock().rules(rules).min_interval(3 * HOUR).unwrap();
@@ -98,7 +99,7 @@ pub async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// A takeover stays a takeover: the next holder receives the prior claim, whose work may be half
 /// done.
-pub async fn what_was_taken_over_is_there_to_be_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_was_taken_over_is_there_to_be_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
     acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let lock = db.lock().min_interval(HOUR).unwrap();
     unheard(&db, &lock, &["k"], async || {
@@ -114,8 +115,6 @@ pub async fn what_was_taken_over_is_there_to_be_taken_over<DB: TestDatabase>(db:
     lease.release(Status::Succeeded).await.unwrap();
 }
 
-impl<DB: TestDatabase> TestDb<DB> {
-    async fn column_number(&self, column: &str) -> i64 {
-        self.number(&format!("SELECT {column} FROM t_resource_lock WHERE key_resource = 'k'")).await.unwrap()
-    }
+async fn column_number<DB: TestDatabase>(db: &TestDb<DB>, column: &str) -> i64 {
+    db.number(&format!("SELECT {column} FROM t_resource_lock WHERE key_resource = 'k'")).await.unwrap()
 }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use harness::{TestDatabase, TestDb, acquired};
 use tokio::time::Instant;
 
-use crate::harness::{TestDatabase, TestDb, acquired};
+harness::tests!(everywhere(a_row_that_vanishes_is_told_and_is_not_created_all_the_time));
 
 /// Records each row that is created, and removes it. MySQL's triggers cannot delete the row: it
 /// gets another key.
@@ -30,11 +31,11 @@ async fn vanishing<DB: TestDatabase>(db: &TestDb<DB>) {
     }
 }
 
-pub async fn a_row_that_vanishes_is_told_and_is_not_created_all_the_time<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_row_that_vanishes_is_told_and_is_not_created_all_the_time<DB: TestDatabase>(db: TestDb<DB>) {
     vanishing(&db).await;
     for wait in [Duration::ZERO, Duration::MAX] {
         let limit = Duration::from_secs(2);
-        let lock = db.lock().time_limit(limit).unwrap();
+        let lock = db.builder().time_limit(limit).build().unwrap();
         let since = Instant::now();
         let error = lock.acquire("k", wait).await.unwrap_err();
         let text = error.to_string();

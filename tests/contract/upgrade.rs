@@ -3,14 +3,23 @@
 
 use std::time::Duration;
 
+use harness::{Table, TestDatabase, TestDb, acquired, refused};
 use rowlock::{Error, LeaseLock, Reason, Rules, Status};
 use sqlx::pool::PoolOptions;
 use tokio::time::Instant;
 
-use crate::{
-    article::{Table, put, shapes},
-    harness::{TestDatabase, TestDb, acquired, refused},
-};
+use crate::article::{put, shapes};
+
+harness::tests!(
+    everywhere(
+        the_articles_table_is_upgraded_in_place,
+        a_lease_lives_on_the_articles_table,
+        times_of_any_kind_stand_in_the_row,
+        a_column_that_does_not_fit_is_refused,
+        a_key_of_the_articles_table_is_found_by_its_index
+    ),
+    postgres(a_session_in_another_time_zone_is_refused)
+);
 
 const MINUTE: Duration = Duration::from_secs(60);
 const THEIRS: [&str; 7] = ["key_resource", "status", "lock_flag", "begin_time", "end_time", "client_ip", "time"];
@@ -95,7 +104,7 @@ async fn make<DB: TestDatabase>(db: &TestDb<DB>, shape: &str) {
     }
 }
 
-pub async fn the_articles_table_is_upgraded_in_place<DB: TestDatabase>(db: TestDb<DB>) {
+async fn the_articles_table_is_upgraded_in_place<DB: TestDatabase>(db: TestDb<DB>) {
     for shape in shapes(db.server.name) {
         make(&db, &shape).await;
         let before = (definitions(&db).await, rows(&db).await);
@@ -120,7 +129,7 @@ pub async fn the_articles_table_is_upgraded_in_place<DB: TestDatabase>(db: TestD
         }
         let article = db.lock().rules(Rules::Article);
         assert_eq!(refused(article.try_acquire("failed").await).reason, Reason::LastRunFailed);
-        let aware = db.lock().article_clients(chrono::FixedOffset::east_opt(0).unwrap());
+        let aware = db.builder().article_clients(chrono::FixedOffset::east_opt(0).unwrap()).build().unwrap();
         assert_eq!(refused(db.lock().try_acquire("stuck").await).reason, Reason::HeldByAnotherProgram);
         assert_eq!(refused(aware.try_acquire("running").await).reason, Reason::HeldByAnotherProgram);
         assert_eq!(rows(&db).await, before.1, "a refusal changes nothing: {shape}");
@@ -136,11 +145,11 @@ pub async fn the_articles_table_is_upgraded_in_place<DB: TestDatabase>(db: TestD
     }
 }
 
-pub async fn a_lease_lives_on_the_articles_table<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lease_lives_on_the_articles_table<DB: TestDatabase>(db: TestDb<DB>) {
     for shape in shapes(db.server.name) {
         make(&db, &shape).await;
         rowlock::migrate(&db.pool).await.unwrap();
-        let lock = db.lock().label("gerät 7, 東京").unwrap();
+        let lock = db.builder().label("gerät 7, 東京").build().unwrap();
         // Columns of whole seconds, rounded up or cut, must not make a free key unavailable to the
         // lock.
         let mut last = 0;
@@ -167,11 +176,14 @@ pub async fn a_lease_lives_on_the_articles_table<DB: TestDatabase>(db: TestDb<DB
 }
 
 /// Other programs may write any time and any duration, up to the limits of the columns.
-pub async fn times_of_any_kind_stand_in_the_row<DB: TestDatabase>(db: TestDb<DB>) {
+async fn times_of_any_kind_stand_in_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     for table in Table::BOTH {
         put(&db, table).await;
         let lock = db.lock().min_interval(MINUTE).unwrap();
-        let aware = |hours| lock.clone().article_clients(chrono::FixedOffset::east_opt(hours * 3600).unwrap());
+        let aware = |hours: i32| {
+            let offset = chrono::FixedOffset::east_opt(hours * 3600).unwrap();
+            db.builder().article_clients(offset).build().unwrap().min_interval(MINUTE).unwrap()
+        };
         let time = |text: &str| match (db.server.name, table) {
             ("sqlite", Table::Ours) => format!("unixepoch('{text}') * 1000000"),
             _ => format!("'{text}'"),
@@ -210,7 +222,7 @@ pub async fn times_of_any_kind_stand_in_the_row<DB: TestDatabase>(db: TestDb<DB>
     }
 }
 
-pub async fn a_column_that_does_not_fit_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_column_that_does_not_fit_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let usual = &shapes(db.server.name)[0];
     let times: [(&str, &str); 2] = match db.server.name {
         "sqlite" => [("datetime", "REAL"), ("datetime", "date")],
@@ -243,7 +255,7 @@ pub async fn a_column_that_does_not_fit_is_refused<DB: TestDatabase>(db: TestDb<
 }
 
 /// PostgreSQL converts a time for a column without a time zone by the time zone of the session.
-pub async fn a_session_in_another_time_zone_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_session_in_another_time_zone_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let abroad = PoolOptions::<DB>::new().max_connections(1).after_connect(|conn, _| {
         Box::pin(async move { DB::execute_on(conn, "SET TIME ZONE 'Asia/Shanghai'").await.map(drop) })
     });
@@ -257,7 +269,7 @@ pub async fn a_session_in_another_time_zone_is_refused<DB: TestDatabase>(db: Tes
 
 /// Compared in another character set, a key would be searched for in every row, and every row would
 /// be locked.
-pub async fn a_key_of_the_articles_table_is_found_by_its_index<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_key_of_the_articles_table_is_found_by_its_index<DB: TestDatabase>(db: TestDb<DB>) {
     put(&db, Table::Articles).await;
     for batch in 0..20 {
         let values =

@@ -2,19 +2,37 @@
 
 use std::{convert::Infallible, time::Duration};
 
+use harness::{PATIENCE, TestDatabase, TestDb, between};
 use rowlock::{
     Certainty, Error, Insufficient, ResourceLockExt, Retry, TransactionError, UpdateError, VersionLock, VersionedTable,
 };
 
-use crate::{
-    harness::{PATIENCE, TestDatabase, TestDb, between},
-    ledger::{COLUMNS, at_every_point, changed_nothing, create, insert, ledger, outside, row, updated},
-};
+use crate::ledger::{COLUMNS, at_every_point, changed_nothing, create, insert, ledger, outside, row, updated};
+
+harness::tests!(
+    everywhere(
+        a_row_that_is_not_there_is_none_and_is_not_made,
+        an_update_writes_value_and_version_and_says_so,
+        an_error_of_the_computation_comes_back_as_it_is_at_once_with_nothing_written,
+        an_update_computes_anew_after_a_conflict,
+        attempts_that_are_used_up_are_a_conflict_that_counts_them,
+        a_balance_that_does_not_cover_the_amount_says_both,
+        amounts_that_are_not_positive_or_do_not_fit_are_refused,
+        a_program_that_forgets_the_version_is_not_overwritten,
+        a_program_that_forgets_the_version_leaves_no_balance_below_zero,
+        a_balance_that_came_back_is_another_one,
+        a_version_or_value_of_null_is_an_error_that_changes_nothing,
+        a_version_that_cannot_grow_is_an_error_that_changes_nothing,
+        no_deduction_is_lost_with_32_workers,
+        a_balance_never_falls_below_zero_with_32_workers
+    ),
+    servers(a_sum_that_the_column_cannot_hold_is_an_error_that_changes_nothing)
+);
 
 /// Long enough for any number of conflicts.
 pub const PATIENT: Retry = Retry { attempts: 1_000_000, within: Duration::from_secs(120) };
 
-pub async fn a_row_that_is_not_there_is_none_and_is_not_made<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_row_that_is_not_there_is_none_and_is_not_made<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     assert_eq!(table.read("b").await.unwrap(), None);
     let update = table.update("b", |_| -> Result<i64, Infallible> { panic!("there is nothing to compute with") }).await;
@@ -22,7 +40,10 @@ pub async fn a_row_that_is_not_there_is_none_and_is_not_made<DB: TestDatabase>(d
         Err(UpdateError::Failed(error)) => error,
         other => panic!("{other:?}"),
     };
-    assert!(matches!(&error, Error::NotFound { table, key } if table == "account" && key.as_str() == "b"), "{error:?}");
+    assert!(
+        matches!(&error, Error::NotFound { table, key, .. } if table == "account" && key.as_str() == "b"),
+        "{error:?}"
+    );
     assert!(matches!(table.deduct("b", 1).await, Err(UpdateError::Failed(Error::NotFound { .. }))));
     assert!(matches!(table.deposit("b", 1).await, Err(Error::NotFound { .. })));
     assert!(matches!(table.deposit("", 1).await, Err(Error::InvalidKey { .. })));
@@ -30,7 +51,7 @@ pub async fn a_row_that_is_not_there_is_none_and_is_not_made<DB: TestDatabase>(d
     assert_eq!(row(&db).await, (100, 0));
 }
 
-pub async fn an_update_writes_value_and_version_and_says_so<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_update_writes_value_and_version_and_says_so<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     assert_eq!(table.update("a", |balance| Ok::<_, Infallible>(balance * 2)).await.unwrap(), updated(200, 1, 1));
     assert_eq!(row(&db).await, (200, 1));
@@ -42,7 +63,7 @@ pub async fn an_update_writes_value_and_version_and_says_so<DB: TestDatabase>(db
     assert_eq!(row(&db).await, (200, 2));
 }
 
-pub async fn an_error_of_the_computation_comes_back_as_it_is_at_once_with_nothing_written<DB: TestDatabase>(
+async fn an_error_of_the_computation_comes_back_as_it_is_at_once_with_nothing_written<DB: TestDatabase>(
     db: TestDb<DB>,
 ) {
     #[derive(Debug, PartialEq)]
@@ -57,7 +78,7 @@ pub async fn an_error_of_the_computation_comes_back_as_it_is_at_once_with_nothin
     assert_eq!((calls, row(&db).await), (1, (100, 0)));
 }
 
-pub async fn an_update_computes_anew_after_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_update_computes_anew_after_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let mut seen = Vec::new();
     let update = table.update("a", |balance| {
@@ -86,7 +107,7 @@ async fn always_overtaken<DB: TestDatabase>(db: &TestDb<DB>, table: &VersionedTa
     (calls, error)
 }
 
-pub async fn attempts_that_are_used_up_are_a_conflict_that_counts_them<DB: TestDatabase>(db: TestDb<DB>) {
+async fn attempts_that_are_used_up_are_a_conflict_that_counts_them<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     for most in [1, 3] {
         let (calls, error) = always_overtaken(&db, &table, Retry { attempts: most, ..PATIENT }).await;
@@ -108,7 +129,7 @@ pub async fn attempts_that_are_used_up_are_a_conflict_that_counts_them<DB: TestD
     }
 }
 
-pub async fn a_balance_that_does_not_cover_the_amount_says_both<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_balance_that_does_not_cover_the_amount_says_both<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     for amount in [101, i64::MAX] {
         let error = table.deduct("a", amount).await.unwrap_err();
@@ -127,7 +148,7 @@ pub async fn a_balance_that_does_not_cover_the_amount_says_both<DB: TestDatabase
     assert_eq!(row(&db).await, (-2, 2));
 }
 
-pub async fn amounts_that_are_not_positive_or_do_not_fit_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn amounts_that_are_not_positive_or_do_not_fit_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let closed = db.pool_of(1).await;
     closed.close().await;
@@ -148,7 +169,7 @@ pub async fn amounts_that_are_not_positive_or_do_not_fit_are_refused<DB: TestDat
 }
 
 /// SQLite's integers all have 64 bits.
-pub async fn a_sum_that_the_column_cannot_hold_is_an_error_that_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_sum_that_the_column_cannot_hold_is_an_error_that_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     create(&db, "account", "varchar(40)", "int", "int").await;
     insert(&db, "account", "'a'", 2_147_483_600).await;
     insert(&db, "account", "'other'", 1).await;
@@ -163,7 +184,7 @@ pub async fn a_sum_that_the_column_cannot_hold_is_an_error_that_changes_nothing<
 }
 
 /// The version alone would not show the change. The update also compares the value that was read.
-pub async fn a_program_that_forgets_the_version_is_not_overwritten<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_program_that_forgets_the_version_is_not_overwritten<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let prepare = async || outside(&db, "balance = 100, version = 0").await;
     let spends = async || outside(&db, "balance = balance - 15").await;
@@ -189,7 +210,7 @@ pub async fn a_program_that_forgets_the_version_is_not_overwritten<DB: TestDatab
     .await;
 }
 
-pub async fn a_program_that_forgets_the_version_leaves_no_balance_below_zero<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_program_that_forgets_the_version_leaves_no_balance_below_zero<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let prepare = async || outside(&db, "balance = 100, version = 0").await;
     // The program checks the balance.
@@ -215,7 +236,7 @@ pub async fn a_program_that_forgets_the_version_leaves_no_balance_below_zero<DB:
 }
 
 /// The value alone would not show the change.
-pub async fn a_balance_that_came_back_is_another_one<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_balance_that_came_back_is_another_one<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let prepare = async || outside(&db, "balance = 100, version = 0").await;
     let there_and_back = async || outside(&db, "version = version + 2").await;
@@ -231,7 +252,7 @@ pub async fn a_balance_that_came_back_is_another_one<DB: TestDatabase>(db: TestD
     .await;
 }
 
-pub async fn a_version_or_value_of_null_is_an_error_that_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_version_or_value_of_null_is_an_error_that_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let lock = VersionLock::new(db.pool.clone(), "account", "id", "version").unwrap();
     for column in ["balance", "version"] {
@@ -250,7 +271,7 @@ pub async fn a_version_or_value_of_null_is_an_error_that_changes_nothing<DB: Tes
 }
 
 /// The version never wraps: neither at the end of the column nor at that of 64 bits.
-pub async fn a_version_that_cannot_grow_is_an_error_that_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_version_that_cannot_grow_is_an_error_that_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let ends: &[(&str, &str)] = match db.server.name {
         "sqlite" => &[("INTEGER", "9223372036854775807")],
         "postgres" => &[("smallint", "32767"), ("int", "2147483647"), ("bigint", "9223372036854775807")],
@@ -279,7 +300,7 @@ pub async fn a_version_that_cannot_grow_is_an_error_that_changes_nothing<DB: Tes
     }
 }
 
-pub async fn no_deduction_is_lost_with_32_workers<DB: TestDatabase>(db: TestDb<DB>) {
+async fn no_deduction_is_lost_with_32_workers<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await.retry(PATIENT).unwrap();
     outside(&db, "balance = 1000").await;
     let workers: Vec<_> = (0..32)
@@ -299,7 +320,7 @@ pub async fn no_deduction_is_lost_with_32_workers<DB: TestDatabase>(db: TestDb<D
     assert_eq!(row(&db).await, (1000 - 32 * 5 * 4, 32 * 5 * 2));
 }
 
-pub async fn a_balance_never_falls_below_zero_with_32_workers<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_balance_never_falls_below_zero_with_32_workers<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await.retry(PATIENT).unwrap();
     let workers: Vec<_> = (0..32)
         .map(|_| {

@@ -1,13 +1,32 @@
 //! Names, tables and columns that cannot be used for versions: a clear error, and nothing is
 //! changed.
 
+use harness::{TestDatabase, TestDb, pool};
 use rowlock::{Columns, Error, ResourceLock, VersionLock, VersionedTable};
 use sqlx::pool::PoolOptions;
 
-use crate::{
-    harness::{TestDatabase, TestDb, pool},
-    ledger::{COLUMNS, changed_nothing, create, insert, ledger, outside, row, updated},
-};
+use crate::ledger::{COLUMNS, changed_nothing, create, insert, ledger, outside, row, updated};
+
+harness::tests!(
+    everywhere(
+        only_plain_names_become_part_of_a_statement,
+        one_column_is_not_taken_for_two,
+        reserved_words_are_names_as_well,
+        a_table_in_a_named_schema_is_found,
+        the_case_of_names_matters_where_the_database_says_so,
+        a_misspelt_column_is_named,
+        a_column_or_table_that_goes_away_is_named,
+        a_missing_table_says_so,
+        a_key_column_without_a_unique_index_of_its_own_is_refused,
+        columns_of_another_type_are_refused_with_their_type,
+        a_value_of_another_type_is_an_error_that_changes_nothing
+    ),
+    mysql_and_mariadb(
+        a_table_of_another_engine_is_refused,
+        a_session_that_is_not_strict_is_refused,
+        a_table_is_not_taken_for_its_namesake
+    )
+);
 
 /// The error of the table and of the lock at their first use, which must be the same.
 async fn refused<DB: TestDatabase>(db: &TestDb<DB>, columns: Columns<'_>) -> String {
@@ -29,7 +48,7 @@ fn quoted<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> String {
     format!("{quote}{name}{quote}")
 }
 
-pub async fn only_plain_names_become_part_of_a_statement<DB: TestDatabase>(db: TestDb<DB>) {
+async fn only_plain_names_become_part_of_a_statement<DB: TestDatabase>(db: TestDb<DB>) {
     let long = "x".repeat(64);
     let bad = [
         "", " ", "a b", "a\"b", "a`b", "a'b", "[a]", "a;b", "a--", "a/*", "a\\", "a\0", "a\n", "1a", "ä", "ａ", "a(b)",
@@ -59,7 +78,7 @@ pub async fn only_plain_names_become_part_of_a_statement<DB: TestDatabase>(db: T
 
 /// One column cannot have two of the three roles: a change would overwrite its own version, or its
 /// key.
-pub async fn one_column_is_not_taken_for_two<DB: TestDatabase>(db: TestDb<DB>) {
+async fn one_column_is_not_taken_for_two<DB: TestDatabase>(db: TestDb<DB>) {
     let exact = db.server.name == "postgres";
     let table = |columns: Columns<'_>| VersionedTable::new(db.pool.clone(), columns).map(drop);
     let id = if exact { "id" } else { "Id" };
@@ -78,7 +97,7 @@ pub async fn one_column_is_not_taken_for_two<DB: TestDatabase>(db: TestDb<DB>) {
     }
 }
 
-pub async fn reserved_words_are_names_as_well<DB: TestDatabase>(db: TestDb<DB>) {
+async fn reserved_words_are_names_as_well<DB: TestDatabase>(db: TestDb<DB>) {
     let name = |name| quoted(&db, name);
     let columns = [name("key"), name("select"), name("where")];
     let [key, value, version] = &columns;
@@ -94,7 +113,7 @@ pub async fn reserved_words_are_names_as_well<DB: TestDatabase>(db: TestDb<DB>) 
 }
 
 /// A table of the same name that the connection would otherwise find is left unchanged.
-pub async fn a_table_in_a_named_schema_is_found<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_table_in_a_named_schema_is_found<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let schema = match db.server.name {
         "sqlite" => "main".to_owned(),
@@ -122,7 +141,7 @@ pub async fn a_table_in_a_named_schema_is_found<DB: TestDatabase>(db: TestDb<DB>
 }
 
 /// By the database's own rules for the case of names.
-pub async fn the_case_of_names_matters_where_the_database_says_so<DB: TestDatabase>(db: TestDb<DB>) {
+async fn the_case_of_names_matters_where_the_database_says_so<DB: TestDatabase>(db: TestDb<DB>) {
     if db.server.name == "postgres" {
         db.execute(r#"CREATE TABLE "Account" ("Id" text PRIMARY KEY, "Balance" int, "Version" int)"#).await;
         db.execute(r#"INSERT INTO "Account" VALUES ('a', 100, 0)"#).await;
@@ -139,7 +158,7 @@ pub async fn the_case_of_names_matters_where_the_database_says_so<DB: TestDataba
     }
 }
 
-pub async fn a_misspelt_column_is_named<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_misspelt_column_is_named<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     for columns in [
         Columns { key: "misspelt", ..COLUMNS },
@@ -154,7 +173,7 @@ pub async fn a_misspelt_column_is_named<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// The name existed when the table was checked. (SQLite would read a missing name within double
 /// quotes as a text.)
-pub async fn a_column_or_table_that_goes_away_is_named<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_column_or_table_that_goes_away_is_named<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let lock = VersionLock::new(db.pool.clone(), "account", "id", "version").unwrap();
     table.deposit("a", 1).await.unwrap();
@@ -186,7 +205,7 @@ pub async fn a_column_or_table_that_goes_away_is_named<DB: TestDatabase>(db: Tes
     assert_eq!(row(&db).await, (101, 1));
 }
 
-pub async fn a_missing_table_says_so<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_missing_table_says_so<DB: TestDatabase>(db: TestDb<DB>) {
     let says = refused(&db, COLUMNS).await;
     assert!(says.contains("table account") && says.contains("does not exist"), "{says}");
     // The table is looked for again.
@@ -194,7 +213,7 @@ pub async fn a_missing_table_says_so<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 /// Without such an index, a key could match several rows, now or later.
-pub async fn a_key_column_without_a_unique_index_of_its_own_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_key_column_without_a_unique_index_of_its_own_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let mut indexes =
         vec!["CREATE INDEX plain ON account (id)", "CREATE UNIQUE INDEX both_of_them ON account (id, balance)"];
     if ["sqlite", "postgres"].contains(&db.server.name) {
@@ -220,7 +239,7 @@ pub async fn a_key_column_without_a_unique_index_of_its_own_is_refused<DB: TestD
     assert_eq!(table.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
 }
 
-pub async fn columns_of_another_type_are_refused_with_their_type<DB: TestDatabase>(db: TestDb<DB>) {
+async fn columns_of_another_type_are_refused_with_their_type<DB: TestDatabase>(db: TestDb<DB>) {
     let (keys, versions): (&[&str], &[&str]) = match db.server.name {
         "sqlite" => (&["REAL", "NUMERIC", ""], &["TEXT", "REAL", "NUMERIC", "BLOB"]),
         "postgres" => (
@@ -250,7 +269,7 @@ pub async fn columns_of_another_type_are_refused_with_their_type<DB: TestDatabas
 }
 
 /// The key and version columns are suitable. The value has another type.
-pub async fn a_value_of_another_type_is_an_error_that_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_value_of_another_type_is_an_error_that_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     create(&db, "account", "varchar(40)", "varchar(40)", "bigint").await;
     insert(&db, "account", "'a'", "'much'").await;
     let table = VersionedTable::new(db.pool.clone(), COLUMNS).unwrap();
@@ -265,7 +284,7 @@ pub async fn a_value_of_another_type_is_an_error_that_changes_nothing<DB: TestDa
 }
 
 /// A table without transactions cannot be rolled back.
-pub async fn a_table_of_another_engine_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_table_of_another_engine_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     db.execute("ALTER TABLE account ENGINE = MyISAM").await;
     let says = refused(&db, COLUMNS).await;
@@ -274,7 +293,7 @@ pub async fn a_table_of_another_engine_is_refused<DB: TestDatabase>(db: TestDb<D
 }
 
 /// Such a session silently cuts numbers that are too large.
-pub async fn a_session_that_is_not_strict_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_session_that_is_not_strict_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let options = PoolOptions::<DB>::new().max_connections(1).after_connect(|conn, _| {
         Box::pin(async { DB::execute_on(conn, "SET sql_mode = 'NO_ENGINE_SUBSTITUTION'").await.map(drop) })
@@ -289,7 +308,7 @@ pub async fn a_session_that_is_not_strict_is_refused<DB: TestDatabase>(db: TestD
 }
 
 /// Two tables whose names differ only by case are not confused.
-pub async fn a_table_is_not_taken_for_its_namesake<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_table_is_not_taken_for_its_namesake<DB: TestDatabase>(db: TestDb<DB>) {
     let Ok(_) = DB::execute(&db.pool, "CREATE TABLE ACCOUNT (id datetime, balance int, version double)").await else {
         return;
     };

@@ -2,12 +2,25 @@
 
 use std::convert::Infallible;
 
-use rowlock::{Error, UpdateError, Updated, VersionedTable};
+use harness::{DIRECT, TestDatabase, TestDb, between, eventually};
+use rowlock::{Error, Insufficient, UpdateError, Updated, VersionedTable};
 
-use crate::{
-    harness::{TestDatabase, TestDb, between, eventually},
-    ledger::{COLUMNS, changed_nothing, ledger, outside, row, updated},
-};
+use crate::ledger::{COLUMNS, changed_nothing, insert, ledger, outside, row, updated};
+
+harness::tests!(
+    everywhere(
+        what_the_caller_commits_or_rolls_back_goes_with_the_rest,
+        what_is_dropped_is_not_there,
+        a_faster_one_is_a_conflict_after_one_attempt,
+        a_snapshot_that_is_too_old_is_a_conflict,
+        an_error_leaves_the_transaction_to_the_caller,
+        outside_a_transaction_nothing_is_changed,
+        a_pool_of_one_is_enough_from_the_first_use_on,
+        a_transfer_is_made_as_a_whole_or_not_at_all
+    ),
+    everywhere[DIRECT](a_row_in_another_transactions_hands_is_a_conflict),
+    servers(a_deadlock_is_a_conflict_for_one_of_the_two)
+);
 
 async fn less<DB: TestDatabase>(
     table: &VersionedTable<DB>,
@@ -21,7 +34,7 @@ fn is_conflict<T: std::fmt::Debug, E: std::fmt::Debug>(result: Result<T, UpdateE
     assert!(matches!(result, Err(UpdateError::Failed(Error::Conflict { attempts: 1, .. }))), "{result:?}");
 }
 
-pub async fn what_the_caller_commits_or_rolls_back_goes_with_the_rest<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_the_caller_commits_or_rolls_back_goes_with_the_rest<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     db.execute("CREATE TABLE booking (amount int)").await;
     for (commits, after) in [(false, (100, 0)), (true, (80, 2)), (false, (80, 2))] {
@@ -39,7 +52,7 @@ pub async fn what_the_caller_commits_or_rolls_back_goes_with_the_rest<DB: TestDa
 }
 
 /// Dropping the transaction rolls it back.
-pub async fn what_is_dropped_is_not_there<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_is_dropped_is_not_there<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let pool = db.pool_of(1).await;
     let mut tx = pool.begin().await.unwrap();
@@ -49,7 +62,7 @@ pub async fn what_is_dropped_is_not_there<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(row(&db).await, (100, 0));
 }
 
-pub async fn a_faster_one_is_a_conflict_after_one_attempt<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_faster_one_is_a_conflict_after_one_attempt<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     db.execute("CREATE TABLE booking (amount int)").await;
     let mut tx = db.pool.begin().await.unwrap();
@@ -72,7 +85,7 @@ pub async fn a_faster_one_is_a_conflict_after_one_attempt<DB: TestDatabase>(db: 
 
 /// The transaction sees the row as it was before another client changed it, and each server reports
 /// this in its own way.
-pub async fn a_snapshot_that_is_too_old_is_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_snapshot_that_is_too_old_is_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let levels: &[&str] = match db.server.name {
         "postgres" => {
@@ -102,7 +115,7 @@ pub async fn a_snapshot_that_is_too_old_is_a_conflict<DB: TestDatabase>(db: Test
 }
 
 /// The row stays locked for longer than the session's lock timeout.
-pub async fn a_row_in_another_transactions_hands_is_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_row_in_another_transactions_hands_is_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let impatient = match db.server.name {
         "sqlite" => "PRAGMA busy_timeout = 20",
@@ -122,7 +135,7 @@ pub async fn a_row_in_another_transactions_hands_is_a_conflict<DB: TestDatabase>
 }
 
 /// Each transaction waits for the other's row: the server ends one of them, and the other succeeds.
-pub async fn a_deadlock_is_a_conflict_for_one_of_the_two<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_deadlock_is_a_conflict_for_one_of_the_two<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     db.execute("INSERT INTO account VALUES ('b', 100, 0)").await;
     let less = async |tx: &mut DB::Connection, key| {
@@ -148,7 +161,7 @@ pub async fn a_deadlock_is_a_conflict_for_one_of_the_two<DB: TestDatabase>(db: T
     assert_eq!(row(&db).await, (90, 1));
 }
 
-pub async fn an_error_leaves_the_transaction_to_the_caller<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_error_leaves_the_transaction_to_the_caller<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let mut tx = db.pool.begin().await.unwrap();
     let refused = table.update_in(&mut tx, "a", |balance| Err::<i64, _>(balance + 1)).await;
@@ -160,7 +173,7 @@ pub async fn an_error_leaves_the_transaction_to_the_caller<DB: TestDatabase>(db:
     assert_eq!(row(&db).await, (90, 1));
 }
 
-pub async fn outside_a_transaction_nothing_is_changed<DB: TestDatabase>(db: TestDb<DB>) {
+async fn outside_a_transaction_nothing_is_changed<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let mut conn = db.pool.acquire().await.unwrap();
     let update =
@@ -174,7 +187,7 @@ pub async fn outside_a_transaction_nothing_is_changed<DB: TestDatabase>(db: Test
 }
 
 /// The table is checked on the transaction's connection: the pool has no other.
-pub async fn a_pool_of_one_is_enough_from_the_first_use_on<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_pool_of_one_is_enough_from_the_first_use_on<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let pool = db.pool_of(1).await;
     let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
@@ -185,4 +198,35 @@ pub async fn a_pool_of_one_is_enough_from_the_first_use_on<DB: TestDatabase>(db:
     assert_eq!(table.deduct("a", 1).await.unwrap(), updated(89, 2, 1));
     eventually("it has come back", || async { pool.num_idle() == 1 }).await;
     assert_eq!(row(&db).await, (89, 2));
+}
+
+/// A deduction and a deposit in one transaction. A balance that does not suffice leaves the
+/// transaction to the caller, and a faster change is a conflict.
+async fn a_transfer_is_made_as_a_whole_or_not_at_all<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await;
+    insert(&db, COLUMNS.table, "'b'", 5).await;
+    let other = || async { db.number("SELECT balance FROM account WHERE id = 'b'").await.unwrap() };
+    let mut tx = db.pool.begin().await.unwrap();
+    assert_eq!(table.deduct_in(&mut tx, "a", 30).await.unwrap(), updated(70, 1, 1));
+    assert_eq!(table.deposit_in(&mut tx, "b", 30).await.unwrap(), updated(35, 1, 1));
+    tx.rollback().await.unwrap();
+    assert_eq!((row(&db).await, other().await), ((100, 0), 5));
+    let mut tx = db.pool.begin().await.unwrap();
+    table.deposit_in(&mut tx, "b", 30).await.unwrap();
+    let short = table.deduct_in(&mut tx, "a", 101).await;
+    assert!(matches!(short, Err(UpdateError::Computation(Insufficient { balance: 100, amount: 101 }))), "{short:?}");
+    table.deduct_in(&mut tx, "a", 30).await.unwrap();
+    tx.commit().await.unwrap();
+    assert_eq!((row(&db).await, other().await), ((70, 1), 35));
+    for amount in [0, -1] {
+        let mut tx = db.pool.begin().await.unwrap();
+        let deducted = table.deduct_in(&mut tx, "a", amount).await;
+        assert!(matches!(deducted, Err(UpdateError::Failed(Error::InvalidAmount { .. }))), "{deducted:?}");
+        let deposited = table.deposit_in(&mut tx, "a", amount).await;
+        assert!(matches!(deposited, Err(Error::InvalidAmount { .. })), "{deposited:?}");
+        tx.rollback().await.unwrap();
+    }
+    let mut conn = db.pool.acquire().await.unwrap();
+    let outside = table.deposit_in(&mut conn, "a", 1).await;
+    assert!(matches!(outside, Err(Error::NotInTransaction { .. })), "{outside:?}");
 }

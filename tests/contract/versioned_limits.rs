@@ -3,17 +3,29 @@
 
 use std::{convert::Infallible, time::Duration};
 
+use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, eventually, proxy::Way};
 use rowlock::{Certainty, Error, ResourceLockExt as _, UpdateError, VersionedTable};
 use tokio::time::{Instant, sleep};
 
 use crate::{
     bank::{VERSION, accounts, version_lock, write_in},
-    harness::{PATIENCE, TestDatabase, TestDb, eventually},
     ledger::{COLUMNS, ledger, outside, row, updated},
     line::WAYS,
-    proxy::Way,
     versioned_lost::{READING, WRITING, distant},
 };
+
+harness::tests!(
+    everywhere(
+        a_write_that_waits_for_a_row_ends_with_the_limit,
+        a_connection_that_comes_within_the_time_of_the_retries_is_taken
+    ),
+    servers[DIRECT](a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_again),
+    servers(
+        a_read_that_is_not_answered_within_the_limit_is_sent_over_another_connection,
+        in_a_transaction_each_statement_has_the_limit,
+        a_begin_that_is_not_answered_within_the_limit_is_sent_over_another_connection
+    )
+);
 
 /// Long for a statement on a busy machine, and short compared with the 10 s of the retries.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -47,9 +59,7 @@ fn is_unknown(result: Result<rowlock::Updated<i64>, Error>, since: Instant, what
     assert!(since.elapsed() < 4 * LIMIT, "{what}: after {:?}", since.elapsed());
 }
 
-pub async fn a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_again<DB: TestDatabase>(
-    db: TestDb<DB>,
-) {
+async fn a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_again<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     for (way, name) in WAYS.into_iter().flat_map(|way| CHANGES.map(|name| (way, name))) {
         let (proxy, pool, table) = distant(&db).await;
@@ -64,7 +74,7 @@ pub async fn a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_se
 }
 
 /// Another transaction has the row locked (on SQLite: the file).
-pub async fn a_write_that_waits_for_a_row_ends_with_the_limit<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_write_that_waits_for_a_row_ends_with_the_limit<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await.time_limit(LIMIT).unwrap();
     for name in CHANGES {
         let mut conn = db.pool.acquire().await.unwrap();
@@ -78,7 +88,7 @@ pub async fn a_write_that_waits_for_a_row_ends_with_the_limit<DB: TestDatabase>(
 
 /// No statement that changes anything was sent by then: another connection is used, within the time
 /// of the retries.
-pub async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_connection<DB: TestDatabase>(
+async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_connection<DB: TestDatabase>(
     db: TestDb<DB>,
 ) {
     ledger(&db).await;
@@ -95,7 +105,7 @@ pub async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_c
 
 /// Waiting for a connection is part of the retries: a connection that is available after the limit
 /// and within the time of the retries is used.
-pub async fn a_connection_that_comes_within_the_time_of_the_retries_is_taken<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_connection_that_comes_within_the_time_of_the_retries_is_taken<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let pool = db.pool_of(1).await;
     let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool().time_limit(LIMIT).unwrap();
@@ -112,7 +122,7 @@ pub async fn a_connection_that_comes_within_the_time_of_the_retries_is_taken<DB:
 
 /// In the caller's transaction each statement has the limit too. The caller rolls back what has
 /// failed there.
-pub async fn in_a_transaction_each_statement_has_the_limit<DB: TestDatabase>(db: TestDb<DB>) {
+async fn in_a_transaction_each_statement_has_the_limit<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     for after in [READING, WRITING] {
         let (proxy, pool, table) = distant(&db).await;
@@ -135,7 +145,7 @@ pub async fn in_a_transaction_each_statement_has_the_limit<DB: TestDatabase>(db:
 }
 
 /// The same holds for BEGIN, which has no effect to lose either.
-pub async fn a_begin_that_is_not_answered_within_the_limit_is_sent_over_another_connection<DB: TestDatabase>(
+async fn a_begin_that_is_not_answered_within_the_limit_is_sent_over_another_connection<DB: TestDatabase>(
     db: TestDb<DB>,
 ) {
     accounts(&db).await;

@@ -4,15 +4,30 @@ use std::convert::Infallible;
 
 use rowlock::{Certainty, Error, Retry, UpdateError, VersionedTable};
 
+use harness::{
+    DIRECT, TestDatabase, TestDb, eventually,
+    proxy::{Proxy, Way},
+};
 use sqlx::Pool;
 
 use crate::{
     cancelled::{Stage, at_every_stop},
-    harness::{TestDatabase, TestDb, eventually},
     ledger::{COLUMNS, ledger, row, updated},
     line::{LIMIT, WAYS},
-    proxy::{Proxy, Way},
 };
+
+harness::tests!(
+    everywhere(
+        an_update_that_is_dropped_was_made_wholly_or_not_at_all,
+        a_deduction_that_is_dropped_was_made_wholly_or_not_at_all
+    ),
+    servers(
+        a_write_that_is_not_answered_is_unknown_and_not_tried_again,
+        a_read_that_is_not_answered_is_sent_again,
+        a_read_that_is_never_answered_has_changed_nothing
+    ),
+    servers[DIRECT](a_write_that_is_answered_too_late_is_unknown_and_not_tried_again)
+);
 
 /// Each account of a dropped change contains the whole change or none of it.
 async fn whole_or_not_at_all<DB: TestDatabase>(db: &TestDb<DB>, act: impl AsyncFn(VersionedTable<DB>, &str)) {
@@ -31,14 +46,14 @@ async fn whole_or_not_at_all<DB: TestDatabase>(db: &TestDb<DB>, act: impl AsyncF
     assert!(not_at_all > 1 && wholly > 0, "{wholly} of {all}");
 }
 
-pub async fn an_update_that_is_dropped_was_made_wholly_or_not_at_all<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_update_that_is_dropped_was_made_wholly_or_not_at_all<DB: TestDatabase>(db: TestDb<DB>) {
     whole_or_not_at_all(&db, async |table, key| {
         table.update(key, |balance| Ok::<_, Infallible>(balance - 10)).await.unwrap();
     })
     .await;
 }
 
-pub async fn a_deduction_that_is_dropped_was_made_wholly_or_not_at_all<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_deduction_that_is_dropped_was_made_wholly_or_not_at_all<DB: TestDatabase>(db: TestDb<DB>) {
     whole_or_not_at_all(&db, async |table, key| assert!(table.deduct(key, 10).await.is_ok())).await;
 }
 
@@ -57,7 +72,7 @@ pub async fn distant<DB: TestDatabase>(db: &TestDb<DB>) -> (Proxy, Pool<DB>, Ver
 pub const READING: usize = 0;
 pub const WRITING: usize = 1;
 
-pub async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     for way in WAYS {
         let (proxy, pool, table) = distant(&db).await;
@@ -79,7 +94,7 @@ pub async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: Tes
 }
 
 /// The reply, or the request, arrives when no caller waits for it any more.
-pub async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     for way in WAYS {
         let (proxy, pool, table) = distant(&db).await;
@@ -98,7 +113,7 @@ pub async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB
 
 /// No statement that changes anything was sent by then: the call continues on another connection,
 /// and computes once.
-pub async fn a_read_that_is_not_answered_is_sent_again<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_read_that_is_not_answered_is_sent_again<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     for way in WAYS {
         let (proxy, _, table) = distant(&db).await;
@@ -115,7 +130,7 @@ pub async fn a_read_that_is_not_answered_is_sent_again<DB: TestDatabase>(db: Tes
     }
 }
 
-pub async fn a_read_that_is_never_answered_has_changed_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_read_that_is_never_answered_has_changed_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let nothing = |error: Error| {
         let nothing = matches!(error, Error::TimedOut { outcome: Certainty::NothingChanged, .. });

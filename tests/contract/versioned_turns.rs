@@ -3,14 +3,22 @@
 
 use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
+use harness::{PATIENCE, TestDatabase, TestDb, eventually};
 use rowlock::{Insufficient, UpdateError, Updated, VersionedTable};
 use sqlx::Pool;
 use tokio::time::{sleep, timeout};
 
-use crate::{
-    harness::{PATIENCE, TestDatabase, TestDb, eventually},
-    ledger::{COLUMNS, ledger, row, updated},
-};
+use crate::ledger::{COLUMNS, ledger, row, updated};
+
+harness::tests!(
+    everywhere(
+        four_deductions_one_after_the_other_read_the_row_once,
+        what_is_left_to_one_who_goes_away_is_left_to_the_next,
+        the_only_connection_is_never_kept,
+        what_a_trigger_made_of_a_balance_counts_and_not_what_was_written
+    ),
+    servers(a_connection_that_was_closed_while_idle_costs_no_outcome)
+);
 
 type Deduction<'a> = Pin<Box<dyn Future<Output = Result<Updated<i64>, UpdateError<Insufficient<i64>>>> + Send + 'a>>;
 
@@ -65,7 +73,7 @@ async fn reads<DB: TestDatabase>(db: &TestDb<DB>, work: impl Future<Output = ()>
     count().await.zip(before).map(|(now, before)| now - before)
 }
 
-pub async fn four_deductions_one_after_the_other_read_the_row_once<DB: TestDatabase>(db: TestDb<DB>) {
+async fn four_deductions_one_after_the_other_read_the_row_once<DB: TestDatabase>(db: TestDb<DB>) {
     let (pool, table) = set_up(&db, 2).await;
     for (count, version, expected) in [(4, 2, 1), (5, 6, 2)] {
         let mut deductions = ones(&table, count);
@@ -81,7 +89,7 @@ pub async fn four_deductions_one_after_the_other_read_the_row_once<DB: TestDatab
     assert_eq!(row(&db).await, (90, 10));
 }
 
-pub async fn what_is_left_to_one_who_goes_away_is_left_to_the_next<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_is_left_to_one_who_goes_away_is_left_to_the_next<DB: TestDatabase>(db: TestDb<DB>) {
     let (pool, table) = set_up(&db, 2).await;
     let mut deductions = ones(&table, 3);
     let work = async {
@@ -97,7 +105,7 @@ pub async fn what_is_left_to_one_who_goes_away_is_left_to_the_next<DB: TestDatab
     assert_eq!(row(&db).await, (97, 3));
 }
 
-pub async fn a_connection_that_was_closed_while_idle_costs_no_outcome<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_connection_that_was_closed_while_idle_costs_no_outcome<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let proxy = db.proxy().await;
     let pool = proxy.pool::<DB>(2);
@@ -115,7 +123,7 @@ pub async fn a_connection_that_was_closed_while_idle_costs_no_outcome<DB: TestDa
     assert_eq!(row(&db).await, (97, 3));
 }
 
-pub async fn the_only_connection_is_never_kept<DB: TestDatabase>(db: TestDb<DB>) {
+async fn the_only_connection_is_never_kept<DB: TestDatabase>(db: TestDb<DB>) {
     let (pool, table) = set_up(&db, 1).await;
     let mut deductions = ones(&table, 3);
     queue(&pool, &mut deductions).await;
@@ -129,7 +137,7 @@ pub async fn the_only_connection_is_never_kept<DB: TestDatabase>(db: TestDb<DB>)
     assert_eq!(row(&db).await, (96, 4));
 }
 
-pub async fn what_a_trigger_made_of_a_balance_counts_and_not_what_was_written<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_a_trigger_made_of_a_balance_counts_and_not_what_was_written<DB: TestDatabase>(db: TestDb<DB>) {
     let (pool, table) = set_up(&db, 2).await;
     let top_up: &[&str] = match db.server.name {
         "postgres" => &[

@@ -2,12 +2,21 @@
 
 use std::convert::Infallible;
 
+use harness::{TestDatabase, TestDb};
 use rowlock::{Columns, Error, ResourceLockExt, UpdateError, VersionLock, VersionedTable};
 
-use crate::{
-    harness::{TestDatabase, TestDb},
-    ledger::{COLUMNS, create, insert, updated},
-};
+use crate::ledger::{COLUMNS, create, insert, updated};
+
+harness::tests!(
+    everywhere(
+        a_key_may_be_a_text_an_integer_or_a_uuid,
+        a_uuid_is_the_same_in_capitals_and_without_hyphens,
+        a_key_that_its_column_cannot_hold_is_refused_unseen,
+        a_value_and_a_version_may_be_integers_of_any_width,
+        a_value_may_be_of_any_type_that_the_driver_knows
+    ),
+    mysql_and_mariadb(what_64_bits_with_a_sign_do_not_hold_is_an_error)
+);
 
 /// One table with one row of 100.
 struct Case<'a, DB: TestDatabase> {
@@ -64,7 +73,7 @@ impl<'a, DB: TestDatabase> Case<'a, DB> {
 const UUID: &str = "67e55044-10b1-426f-9247-bb680e5fe0c8";
 const UUID_HEX: &str = "67e5504410b1426f9247bb680e5fe0c8";
 
-pub async fn a_key_may_be_a_text_an_integer_or_a_uuid<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_key_may_be_a_text_an_integer_or_a_uuid<DB: TestDatabase>(db: TestDb<DB>) {
     let in_quotes = format!("'{UUID}'");
     let blob = DB::uuid(UUID_HEX);
     let mut keys: Vec<(&str, &str, &str)> = vec![
@@ -90,7 +99,7 @@ pub async fn a_key_may_be_a_text_an_integer_or_a_uuid<DB: TestDatabase>(db: Test
 }
 
 /// In any notation.
-pub async fn a_uuid_is_the_same_in_capitals_and_without_hyphens<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_uuid_is_the_same_in_capitals_and_without_hyphens<DB: TestDatabase>(db: TestDb<DB>) {
     let column = match db.server.name {
         "sqlite" => "BLOB",
         "mysql" => "binary(16)",
@@ -101,7 +110,7 @@ pub async fn a_uuid_is_the_same_in_capitals_and_without_hyphens<DB: TestDatabase
     Case::new(&db, 1, [column, "bigint", "bigint"], &capitals, &literal, "100").await.works().await;
 }
 
-pub async fn a_key_that_its_column_cannot_hold_is_refused_unseen<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_key_that_its_column_cannot_hold_is_refused_unseen<DB: TestDatabase>(db: TestDb<DB>) {
     let uuid = match db.server.name {
         "sqlite" => "BLOB",
         "mysql" => "binary(16)",
@@ -139,7 +148,7 @@ pub async fn a_key_that_its_column_cannot_hold_is_refused_unseen<DB: TestDatabas
     }
 }
 
-pub async fn a_value_and_a_version_may_be_integers_of_any_width<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_value_and_a_version_may_be_integers_of_any_width<DB: TestDatabase>(db: TestDb<DB>) {
     let mut integers = vec!["smallint", "int", "bigint"];
     match db.server.name {
         "sqlite" => integers.extend(["INTEGER", "TINYINT", "UNSIGNED BIG INT"]),
@@ -179,7 +188,7 @@ impl<DB: TestDatabase> Case<'_, DB> {
 
 /// An unsigned column may hold a number that does not fit into an `i64`. It is never read as
 /// another number, and never goes below zero.
-pub async fn what_64_bits_with_a_sign_do_not_hold_is_an_error<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_64_bits_with_a_sign_do_not_hold_is_an_error<DB: TestDatabase>(db: TestDb<DB>) {
     let most = "9223372036854775808";
     let case = Case::new(&db, 1, ["varchar(9)", "bigint unsigned", "bigint"], "a", "'a'", most).await;
     let table = VersionedTable::new(db.pool.clone(), case.columns()).unwrap();
@@ -193,7 +202,7 @@ pub async fn what_64_bits_with_a_sign_do_not_hold_is_an_error<DB: TestDatabase>(
     assert_eq!(table.deduct("a", 5).await.unwrap(), updated(0, 1, 1));
 }
 
-pub async fn a_value_may_be_of_any_type_that_the_driver_knows<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_value_may_be_of_any_type_that_the_driver_knows<DB: TestDatabase>(db: TestDb<DB>) {
     let case = Case::new(&db, 1, ["varchar(9)", "varchar(40)", "int"], "a", "'a'", "'one'").await;
     let texts = VersionedTable::new(db.pool.clone(), case.columns()).unwrap().of::<String>();
     assert_eq!(texts.read("a").await.unwrap().unwrap().value, "one");

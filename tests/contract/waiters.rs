@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use harness::{PATIENCE, TestDatabase, TestDb};
 use rowlock::{LeaseLock, LeaseSet, Status};
 use rustix::{
     process::{Pid, Signal, kill_process},
@@ -16,10 +17,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{
-    child::{self, say},
-    harness::{PATIENCE, TestDatabase, TestDb},
-};
+use crate::child::{self, say};
 
 /// The duration of a continuous test: 6 s, or the value of the variable.
 pub fn seconds() -> Duration {

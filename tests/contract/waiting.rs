@@ -7,13 +7,27 @@ use std::{
     time::Duration,
 };
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Status};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 
-use crate::harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
+harness::tests!(
+    everywhere(
+        tasks_are_served_in_the_order_of_their_coming,
+        no_request_is_sent_while_the_process_holds_the_key,
+        a_thousand_tasks_ask_like_one,
+        it_does_not_wait_past_its_limit,
+        a_refusal_names_the_holder_of_this_process,
+        a_lost_lease_lets_the_next_one_ask,
+        a_claim_whose_caller_was_dropped_is_abandoned,
+        a_shutdown_waits_for_a_claim_that_was_dropped,
+        a_shutdown_waits_for_a_place_that_was_dropped
+    ),
+    everywhere.alone(a_waiter_that_gives_up_passes_the_permit_on)
+);
 
 const FOR_EVER: Duration = Duration::MAX;
 const MILLIS: Duration = Duration::from_millis(1);
@@ -32,7 +46,7 @@ async fn holding<DB: TestDatabase>(lock: &LeaseLock<DB>) -> Lease<DB> {
     acquired(lock.acquire("k", FOR_EVER).await)
 }
 
-pub async fn tasks_are_served_in_the_order_of_their_coming<DB: TestDatabase>(db: TestDb<DB>) {
+async fn tasks_are_served_in_the_order_of_their_coming<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let holder = holding(&lock).await;
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -54,10 +68,10 @@ pub async fn tasks_are_served_in_the_order_of_their_coming<DB: TestDatabase>(db:
 
 /// Counted over three seconds. The next holder's claim sends one statement, and so does the
 /// release.
-pub async fn no_request_is_sent_while_the_process_holds_the_key<DB: TestDatabase>(db: TestDb<DB>) {
+async fn no_request_is_sent_while_the_process_holds_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     let Some(_) = DB::statements(&pool).await else { return }; // SQLite counts none
-    let lock = LeaseLock::new(pool.clone()).share_pool();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     let holder = holding(&lock).await;
     let mut waiters: Vec<_> = (0..1000).map(|_| waiter(&lock, FOR_EVER)).collect();
     let before = DB::statements(&pool).await.unwrap();
@@ -71,13 +85,13 @@ pub async fn no_request_is_sent_while_the_process_holds_the_key<DB: TestDatabase
     acquired(next).release(Status::Succeeded).await.unwrap();
 }
 
-/// Another lock object represents another process. At most 2 statements per second, plus those of
+/// Another lock represents another process. At most 2 statements per second, plus those of
 /// the first moments: the polling interval grows from 20 ms.
-pub async fn a_thousand_tasks_ask_like_one<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_thousand_tasks_ask_like_one<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     let Some(_) = DB::statements(&pool).await else { return };
     let holder = holding(&LeaseLock::new(db.pool_of(1).await)).await;
-    let lock = LeaseLock::new(pool.clone()).share_pool();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
     let mut tasks = JoinSet::new();
     let before = DB::statements(&pool).await.unwrap();
@@ -92,9 +106,9 @@ pub async fn a_thousand_tasks_ask_like_one<DB: TestDatabase>(db: TestDb<DB>) {
     holder.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn it_does_not_wait_past_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
+async fn it_does_not_wait_past_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
-    let lock = LeaseLock::new(pool.clone()).share_pool();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     let held = pool.acquire().await.unwrap();
     // First there is no connection even for the check of the table, then none for the claim.
     for _ in 0..2 {
@@ -121,7 +135,7 @@ pub async fn it_does_not_wait_past_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
     holder.release(Status::Succeeded).await.unwrap();
 }
 
-pub async fn a_waiter_that_gives_up_passes_the_permit_on<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_waiter_that_gives_up_passes_the_permit_on<DB: TestDatabase>(db: TestDb<DB>) {
     let elsewhere = acquired(db.lock().try_acquire("k").await);
     let lock = db.lock();
     lock.try_acquire("k").await.unwrap().refused().unwrap();
@@ -135,8 +149,8 @@ pub async fn a_waiter_that_gives_up_passes_the_permit_on<DB: TestDatabase>(db: T
 }
 
 /// Waiters that never sent a claim receive what this process knows.
-pub async fn a_refusal_names_the_holder_of_this_process<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().label("this one").unwrap();
+async fn a_refusal_names_the_holder_of_this_process<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.builder().label("this one").build().unwrap();
     let holder = holding(&lock).await;
     let refusal = refused(lock.acquire("k", 100 * MILLIS).await);
     assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::Held, "this one"));
@@ -145,7 +159,7 @@ pub async fn a_refusal_names_the_holder_of_this_process<DB: TestDatabase>(db: Te
 }
 
 /// A holder that lost the key may not know it yet, and still has its lease.
-pub async fn a_lost_lease_lets_the_next_one_ask<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lost_lease_lets_the_next_one_ask<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(900 * MILLIS);
     let lost = holding(&lock).await;
     let next = tokio::spawn(waiter(&lock, FOR_EVER));
@@ -157,7 +171,7 @@ pub async fn a_lost_lease_lets_the_next_one_ask<DB: TestDatabase>(db: TestDb<DB>
     drop(lost);
 }
 
-pub async fn a_claim_whose_caller_was_dropped_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_whose_caller_was_dropped_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     // Polled until its claim has been sent, and dropped.
@@ -181,7 +195,7 @@ pub async fn a_claim_whose_caller_was_dropped_is_abandoned<DB: TestDatabase>(db:
 }
 
 /// A program that ends after the shutdown leaves no unknown claim behind.
-pub async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: TestDatabase>(db: TestDb<DB>) {
     let (lock, another) = (db.lock(), LeaseLock::new(db.pool_of(1).await));
     for lock in [&lock, &another] {
         acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
@@ -203,7 +217,7 @@ pub async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: TestDatabase>(db:
 
 /// A program that ends after the shutdown leaves no ticket behind, which would block others until
 /// it lapses.
-pub async fn a_shutdown_waits_for_a_place_that_was_dropped<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_shutdown_waits_for_a_place_that_was_dropped<DB: TestDatabase>(db: TestDb<DB>) {
     let holder = acquired(db.lock().try_acquire("k").await);
     let lock = db.lock().fair(true);
     let places = "SELECT COUNT(*) FROM t_resource_lock_queue";

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::{Certainty, Error, Reason, ResourceLock, ResourceLockExt, Retry, Token, TransactionError, Tx};
 use sqlx::{Connection as _, Pool};
 use tokio::time::{Instant, timeout};
@@ -16,8 +17,27 @@ use tokio::time::{Instant, timeout};
 use crate::{
     bank::{LEASE, Lock, OPENING, accounts, balance, balance_in, deduct, locks, locks_with, version, write_in},
     contention::contention,
-    harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually},
 };
+
+harness::tests!(
+    everywhere(
+        the_works_own_error_comes_back_and_rolls_back,
+        work_that_swallows_an_error_is_found_out,
+        work_that_rolls_back_is_found_out,
+        work_that_commits_is_found_out,
+        work_that_commits_and_begins_anew_is_found_out,
+        work_that_rolls_back_and_fails_leaves_the_pool_clean,
+        work_that_forgets_an_inner_transaction_is_found_out,
+        work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_clean,
+        inner_transactions_are_the_works_own,
+        work_that_keeps_the_transaction_is_found_out,
+        a_key_that_is_not_to_be_had_is_refused_after_the_time,
+        a_lease_with_a_window_is_kept_for_the_next_attempt,
+        a_panic_in_the_work_rolls_back_and_abandons_the_key
+    ),
+    everywhere.alone(retries_that_are_used_up_are_a_conflict),
+    mysql_and_mariadb(work_that_commits_without_a_word_is_found_out)
+);
 
 #[derive(Debug, PartialEq, thiserror::Error)]
 enum Reply {
@@ -52,7 +72,7 @@ async fn nothing_happened<DB: TestDatabase>(db: &TestDb<DB>, account: &str) {
     assert_eq!((balance(db, account).await, version(db, account).await), (OPENING, 0), "{account}");
 }
 
-pub async fn the_works_own_error_comes_back_and_rolls_back<DB: TestDatabase>(db: TestDb<DB>) {
+async fn the_works_own_error_comes_back_and_rolls_back<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         let runs = AtomicU32::new(0);
         let failed = lock.transaction(name, |mut tx, _| {
@@ -93,7 +113,7 @@ where
 }
 
 /// After this error the transaction is over, even if the work ignores the error.
-pub async fn work_that_swallows_an_error_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_that_swallows_an_error_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         is_found_out(&lock, name, |tx| end_by_an_error(&db, tx)).await;
         nothing_happened(&db, name).await;
@@ -128,7 +148,7 @@ async fn deadlock<DB: TestDatabase>(db: &TestDb<DB>, mut tx: Tx<DB>) {
     other.rollback().await.unwrap();
 }
 
-pub async fn work_that_rolls_back_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_that_rolls_back_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         is_found_out(&lock, name, async |mut tx| assert!(DB::execute_on(&mut tx, "ROLLBACK").await.is_ok())).await;
         nothing_happened(&db, name).await;
@@ -137,7 +157,7 @@ pub async fn work_that_rolls_back_is_found_out<DB: TestDatabase>(db: TestDb<DB>)
 }
 
 /// What the work committed itself remains. The version, which is confirmed last, does not change.
-pub async fn work_that_commits_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_that_commits_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         is_found_out(&lock, name, async |mut tx| assert!(DB::execute_on(&mut tx, "COMMIT").await.is_ok())).await;
         assert_eq!((balance(&db, name).await, version(&db, name).await), (1, 0));
@@ -145,7 +165,7 @@ pub async fn work_that_commits_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     .await;
 }
 
-pub async fn work_that_commits_and_begins_anew_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_that_commits_and_begins_anew_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         let anew = async |mut tx: Tx<DB>| {
             DB::execute_on(&mut tx, "COMMIT").await.unwrap();
@@ -159,7 +179,7 @@ pub async fn work_that_commits_and_begins_anew_is_found_out<DB: TestDatabase>(db
 }
 
 /// The work ends the transaction and also fails: its error is returned, and the pool stays clean.
-pub async fn work_that_rolls_back_and_fails_leaves_the_pool_clean<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_that_rolls_back_and_fails_leaves_the_pool_clean<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         let failed = lock.transaction(name, |mut tx, _| async move {
             write_in::<DB>(&mut tx, name, 1).await.unwrap();
@@ -173,7 +193,7 @@ pub async fn work_that_rolls_back_and_fails_leaves_the_pool_clean<DB: TestDataba
     .await;
 }
 
-pub async fn work_that_forgets_an_inner_transaction_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_that_forgets_an_inner_transaction_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         is_found_out(&lock, name, async |mut tx| std::mem::forget(tx.begin().await.unwrap())).await;
         nothing_happened(&db, name).await;
@@ -181,7 +201,7 @@ pub async fn work_that_forgets_an_inner_transaction_is_found_out<DB: TestDatabas
     .await;
 }
 
-pub async fn work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_clean<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_clean<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         let failed = lock.transaction(name, |mut tx, _| async move {
             write_in::<DB>(&mut tx, name, 1).await.unwrap();
@@ -196,7 +216,7 @@ pub async fn work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_cl
 }
 
 /// An inner transaction that is dropped is rolled back. One that is committed is part of the whole.
-pub async fn inner_transactions_are_the_works_own<DB: TestDatabase>(db: TestDb<DB>) {
+async fn inner_transactions_are_the_works_own<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         let done = lock.transaction(name, |mut tx, _| async move {
             write_in::<DB>(&mut tx, name, 900).await?;
@@ -214,7 +234,7 @@ pub async fn inner_transactions_are_the_works_own<DB: TestDatabase>(db: TestDb<D
 
 /// When the work finally drops the transaction, its connection is closed, and so is what was open
 /// on it.
-pub async fn work_that_keeps_the_transaction_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_that_keeps_the_transaction_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         let kept = Mutex::new(None);
         is_found_out(&lock, name, async |tx| drop(kept.lock().unwrap().replace(tx))).await;
@@ -225,7 +245,7 @@ pub async fn work_that_keeps_the_transaction_is_found_out<DB: TestDatabase>(db: 
 }
 
 /// MySQL and MariaDB commit before and after a statement that changes the schema.
-pub async fn work_that_commits_without_a_word_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_that_commits_without_a_word_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         let shape = format!("CREATE TABLE by_{name} (id int)");
         is_found_out(&lock, name, async |mut tx| assert!(DB::execute_on(&mut tx, &shape).await.is_ok())).await;
@@ -234,7 +254,7 @@ pub async fn work_that_commits_without_a_word_is_found_out<DB: TestDatabase>(db:
     .await;
 }
 
-pub async fn retries_that_are_used_up_are_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
+async fn retries_that_are_used_up_are_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let few = Retry { attempts: 3, within: PATIENCE };
     let short = Retry { attempts: 1_000_000, within: Duration::from_millis(500) };
@@ -266,7 +286,7 @@ pub async fn retries_that_are_used_up_are_a_conflict<DB: TestDatabase>(db: TestD
     }
 }
 
-pub async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: TestDatabase>(db: TestDb<DB>) {
     let _held = acquired(db.lock().try_acquire("k").await);
     let within = Duration::from_millis(600);
     let lock = db.lock().retry(Retry { attempts: 5, within }).unwrap();
@@ -281,7 +301,7 @@ pub async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: TestDatab
 
 /// If the lease were released for the second attempt, the attempt would be refused within the
 /// minimum interval.
-pub async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let lock = db.lock().min_interval(Duration::from_secs(3600)).unwrap();
     let tokens = Mutex::new(Vec::<Token>::new());
@@ -306,7 +326,7 @@ pub async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: TestDatabase
     assert!(since.elapsed() < PATIENCE / 4, "refused at once");
 }
 
-pub async fn a_panic_in_the_work_rolls_back_and_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_panic_in_the_work_rolls_back_and_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         let panicking = tokio::spawn(async move {
             let work = async |mut tx: Tx<DB>, _| -> Result<(), sqlx::Error> {

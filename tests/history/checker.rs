@@ -7,14 +7,15 @@ use std::{
     time::Duration,
 };
 
-use crate::record::{History, How, Kind, Op, Outcome, Span, Write};
+use crate::record::{History, How, Kind, Op, Outcome, Promised, Span, Write};
 
 /// The latest time after the end of its lease at which a crashed holder is replaced.
 pub const GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
-    /// Leases that have not expired never overlap.
+    /// No more leases than allowed overlap: one of a key, N of a semaphore. A lease that was neither
+    /// released nor abandoned lasts as much longer as the lock-delay.
     NoOverlap,
     /// Tokens grow from grant to grant.
     TokensGrow,
@@ -30,6 +31,9 @@ pub enum Rule {
     /// An operation that reported done took effect, once. One that reported otherwise did not. An
     /// unknown one did or did not.
     OutcomesAreTrue,
+    /// Once no other writer precedes it, a writer waits no longer than the longest reader of that time
+    /// holds its lease, and its own lease, and a second.
+    WritersGetIn,
 }
 
 #[derive(Clone, Debug)]
@@ -56,6 +60,8 @@ pub struct Seen {
     pub losses: usize,
     /// Unknown outcomes that turned out to have taken effect, and that did not.
     pub unknown: [usize; 2],
+    /// Waits of writers for readers alone.
+    pub waits: usize,
 }
 
 #[derive(Debug, Default)]
@@ -66,26 +72,28 @@ pub struct Verdict {
 
 /// Time for which a process held the key for certain.
 #[derive(Clone, Copy)]
-struct Hold<'a> {
-    op: &'a Op,
+pub struct Hold<'a> {
+    pub op: &'a Op,
     token: i64,
-    span: Span,
+    pub span: Span,
 }
 
 /// A process received a grant.
 #[derive(Clone, Copy)]
-struct Heard<'a> {
-    op: &'a Op,
-    token: i64,
-    at: Duration,
+pub struct Heard<'a> {
+    pub op: &'a Op,
+    pub token: i64,
+    pub at: Duration,
 }
 
-/// Everything about one key.
-struct View<'a> {
-    history: &'a History,
-    ops: Vec<&'a Op>,
+/// Everything about one row, or about all rows of a semaphore or of a read-write lock.
+pub struct View<'a> {
+    pub history: &'a History,
+    /// The operations that asked for the same name.
+    asked: &'a [&'a Op],
+    pub ops: Vec<&'a Op>,
     /// In the order of tokens.
-    heard: Vec<Heard<'a>>,
+    pub heard: Vec<Heard<'a>>,
     writes: Vec<&'a Write>,
 }
 
@@ -93,60 +101,94 @@ pub fn check(history: &History) -> Verdict {
     let mut verdict = Verdict::default();
     let keys: BTreeSet<&str> = history.ops.iter().map(|op| op.key.as_str()).collect();
     for key in keys {
-        let ops: Vec<&Op> = history.ops.iter().filter(|op| op.key == key).collect();
-        let mut heard: Vec<Heard<'_>> =
-            ops.iter().flat_map(|op| op.heard().map(|(token, at)| Heard { op, token, at })).collect();
-        heard.sort_by_key(|heard| (heard.token, heard.at));
-        let mut writes: Vec<&Write> = history.writes.iter().filter(|write| write.key == key).collect();
-        writes.sort_by_key(|write| write.number);
-        let view = View { history, ops, heard, writes };
-        let tokens: HashSet<i64> = view.heard.iter().map(|heard| heard.token).collect();
-        verdict.seen.operations += view.ops.len();
-        verdict.seen.grants += tokens.len();
-        verdict.seen.writes += view.writes.len();
-        view.no_overlap(&mut verdict);
-        view.tokens_grow(&mut verdict);
-        view.fenced_writes(&mut verdict);
-        view.crashes_are_freed(&mut verdict);
-        view.loss_is_told_first(&mut verdict);
-        view.transactions_are_true(&mut verdict);
-        view.endings_are_true(&mut verdict);
+        let asked: Vec<&Op> = history.ops.iter().filter(|op| op.key == key).collect();
+        let all = View::new(history, &asked, asked.clone());
+        match history.promised.shared {
+            true => all.check_shared(&mut verdict),
+            false => all.no_more_than(history.promised.most, &mut verdict),
+        }
+        all.crashes_are_freed(&mut verdict);
+        verdict.seen.operations += asked.len();
+        let rows: BTreeSet<&str> = asked.iter().map(|op| op.row()).collect();
+        for row in rows {
+            let ops = asked.iter().copied().filter(|op| op.row() == row).collect();
+            View::new(history, &asked, ops).check(&mut verdict);
+        }
     }
     verdict
 }
 
 impl Verdict {
-    fn breaks(&mut self, rule: Rule, text: impl fmt::Display) {
+    pub fn breaks(&mut self, rule: Rule, text: impl fmt::Display) {
         self.violations.push(Violation { rule, text: text.to_string() });
     }
 }
 
-fn meet(one: Span, other: Span) -> bool {
+pub fn meet(one: Span, other: Span) -> bool {
     one.0 <= other.1 && other.0 <= one.1
 }
 
 impl<'a> View<'a> {
-    fn deletions(&self) -> impl Iterator<Item = Span> {
-        self.history.deleted.iter().filter(|(key, _)| *key == self.ops[0].key).map(|deleted| deleted.1)
+    fn new(history: &'a History, asked: &'a [&'a Op], ops: Vec<&'a Op>) -> Self {
+        let of = |op: &&'a Op| op.heard().map(|(token, at)| Heard { op, token, at }).collect::<Vec<_>>();
+        let mut heard: Vec<Heard<'_>> = ops.iter().flat_map(of).collect();
+        heard.sort_by_key(|heard| (heard.token, heard.at));
+        let rows: HashSet<&str> = ops.iter().map(|op| op.row()).collect();
+        let mut writes: Vec<&Write> = history.writes.iter().filter(|write| rows.contains(&*write.key)).collect();
+        writes.sort_by_key(|write| write.number);
+        Self { history, asked, ops, heard, writes }
     }
 
-    /// Whether the process was stalled for at least `so_long` within this time, or was killed
+    /// The rules of one row.
+    fn check(&self, verdict: &mut Verdict) {
+        let tokens: HashSet<i64> = self.heard.iter().map(|heard| heard.token).collect();
+        verdict.seen.grants += tokens.len();
+        verdict.seen.writes += self.writes.len();
+        let Promised { most, shared, .. } = self.history.promised;
+        if most > 1 || shared {
+            self.no_more_than(1, verdict);
+        }
+        self.tokens_grow(verdict);
+        self.fenced_writes(verdict);
+        self.transactions_are_true(verdict);
+        // These concern the rows of a read-write lock together.
+        if !shared {
+            self.loss_is_told_first(verdict);
+            self.endings_are_true(verdict);
+        }
+    }
+
+    /// A reader that is in does not depend on the row of the name any more.
+    fn deletions(&self, op: &'a Op) -> impl Iterator<Item = Span> {
+        let is_entering = |from| op.heard().next().is_none_or(|(_, at)| from <= at);
+        let deleted = self.history.deleted.iter();
+        deleted
+            .filter(move |(key, span)| key == op.row() || (*key == op.key && is_entering(span.0)))
+            .map(|deleted| deleted.1)
+    }
+
+    /// Whether the process was stalled, for at least `so_long` in all, within this time, or was killed
     /// before the end of it.
-    fn stood_still(&self, process: usize, within: Span, so_long: Duration) -> bool {
+    pub fn stood_still(&self, process: usize, within: Span, so_long: Duration) -> bool {
         let killed = self.history.killed.iter().any(|(who, at)| *who == process && *at <= within.1);
         let still = self.history.stood_still.iter().filter(|(who, span)| *who == process && meet(*span, within));
-        killed || still.map(|still| still.1).any(|(from, to)| to.min(within.1) - from.max(within.0) >= so_long)
+        let mut still = still.map(|(_, (from, to))| *to.min(&within.1) - *from.max(&within.0)).peekable();
+        killed || (still.peek().is_some() && still.sum::<Duration>() >= so_long)
     }
 
     /// A lease is held until its holder ends it, is notified of its loss, or has no time left. Work
     /// that was committed kept the row locked.
-    fn holds(&self) -> Vec<Hold<'a>> {
+    pub fn holds(&self) -> Vec<Hold<'a>> {
         let mut holds = Vec::new();
         for op in &self.ops {
             if let Some(grant) = op.lease() {
-                let end = op.end.map(|end| end.0);
-                let mut to = op.sure_until.min(op.lost.unwrap_or(Duration::MAX)).min(end.unwrap_or(Duration::MAX));
-                for (from, until) in self.deletions() {
+                let mut to = op.sure_until.min(op.lost.unwrap_or(Duration::MAX));
+                match op.end {
+                    Some((end, How::Drop)) => to = to.min(end) + self.history.promised.delay,
+                    Some((end, How::Release | How::Abandon)) => to = (to + self.history.promised.delay).min(end),
+                    None => to += self.history.promised.delay,
+                }
+                for (from, until) in self.deletions(op) {
                     if op.asked <= until && from < to {
                         to = from;
                     }
@@ -166,18 +208,20 @@ impl<'a> View<'a> {
         holds
     }
 
-    fn no_overlap(&self, verdict: &mut Verdict) {
-        let mut last: Option<Hold<'_>> = None;
+    fn no_more_than(&self, most: usize, verdict: &mut Verdict) {
+        let mut held: Vec<Hold<'_>> = Vec::new();
         for hold in self.holds() {
-            if let Some(last) = last.filter(|last| hold.span.0 < last.span.1) {
+            held.retain(|before| hold.span.0 < before.span.1);
+            let last = held.iter().max_by_key(|before| before.span.1);
+            if let Some(last) = last.filter(|_| held.len() >= most) {
                 let by = last.span.1 - hold.span.0;
                 let text = format!(
-                    "{} held it under {} until {by:?} after {} held it under {}",
+                    "{} held it under {} until {by:?} after {} held it under {}, and {most} may",
                     last.op, last.token, hold.op, hold.token
                 );
                 verdict.breaks(Rule::NoOverlap, text);
             }
-            last = Some(last.filter(|last| last.span.1 > hold.span.1).unwrap_or(hold));
+            held.push(hold);
         }
     }
 
@@ -240,10 +284,11 @@ impl<'a> View<'a> {
             let held = |op: &&&Op| {
                 let lease = op.lease().is_some() && op.end.is_none() && op.lost.is_none() && op.sure_until > *at;
                 let work = op.works.last().is_some_and(|work| work.to.is_none());
-                op.process == *process && op.done.is_none() && (lease || work)
+                // A writer that waits for a reader may have to wait for others too.
+                op.process == *process && op.done.is_none() && (lease || work) && !op.is_reader()
             };
             let Some(crashed) = self.ops.iter().find(held) else { continue };
-            let until = *at + self.history.lease + GRACE;
+            let until = *at + self.history.promised.lease + self.history.promised.delay + GRACE;
             let asks = |op: &&&Op| {
                 let heard = op.heard().next().map(|heard| heard.1);
                 let over = heard.or(op.done.map(|done| done.0)).unwrap_or(Duration::MAX);
@@ -268,26 +313,32 @@ impl<'a> View<'a> {
 
     fn loss_is_told_first(&self, verdict: &mut Verdict) {
         for (place, one) in self.heard.iter().enumerate() {
-            let Some(grant) = one.op.lease() else { continue };
-            let Some(next) = self.heard[place..].iter().find(|heard| heard.token > one.token && heard.at >= one.at)
-            else {
-                continue;
-            };
-            let ended = one.op.end.is_some_and(|end| end.0 <= next.at);
-            let told = one.op.lost.is_some_and(|lost| lost <= next.at);
-            if told && one.op.end.is_none_or(|end| Some(end.0) >= one.op.lost) {
-                verdict.seen.losses += 1;
+            let next = self.heard[place..].iter().find(|heard| heard.token > one.token && heard.at >= one.at);
+            if let Some(next) = next {
+                self.loss_is_told_before(one, next, verdict);
             }
-            if ended || told {
-                continue;
-            }
-            let since = next.at.saturating_sub(self.history.lease).max(grant.at);
-            let deleted = self.deletions().any(|span| meet(span, (one.op.asked, next.at)));
-            if deleted || self.stood_still(one.op.process, (since, next.at), Duration::ZERO) {
-                continue;
-            }
-            verdict.breaks(Rule::LossIsToldFirst, format!("{} got in, and {} had not been told", next.op, one.op));
         }
+    }
+
+    /// Judges a grant and the next one that cannot be beside it.
+    pub fn loss_is_told_before(&self, one: &Heard<'a>, next: &Heard<'a>, verdict: &mut Verdict) {
+        let Some(grant) = one.op.lease() else { return };
+        let ended = one.op.end.is_some_and(|end| end.0 <= next.at);
+        let told = one.op.lost.is_some_and(|lost| lost <= next.at);
+        if told && one.op.end.is_none_or(|end| Some(end.0) >= one.op.lost) {
+            verdict.seen.losses += 1;
+        }
+        if ended || told {
+            return;
+        }
+        let since = next.at.saturating_sub(self.history.promised.lease).max(grant.at);
+        let deleted = |op, until| self.deletions(op).any(|span| meet(span, (op.asked, until)));
+        // A writer whose row is deleted while it waits for readers keeps no more of them out.
+        let came_in = self.history.promised.shared && deleted(next.op, one.at);
+        if came_in || deleted(one.op, next.at) || self.stood_still(one.op.process, (since, next.at), Duration::ZERO) {
+            return;
+        }
+        verdict.breaks(Rule::LossIsToldFirst, format!("{} got in, and {} had not been told", next.op, one.op));
     }
 
     fn transactions_are_true(&self, verdict: &mut Verdict) {
@@ -350,16 +401,19 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A claim whose grant its process never received: the process was killed, got no reply, or
-    /// claimed again within a transaction.
+    /// A claim whose grant its process never received: the process was killed, got no reply or a late
+    /// one and claimed again, or claimed again within a transaction.
     fn may_have_claimed(&self, process: usize, before: Duration) -> bool {
-        self.ops.iter().any(|op| {
-            let unheard = op.grants.is_empty() && matches!(op.outcome(), None | Some(Outcome::Unknown));
+        self.asked.iter().any(|op| {
+            let unheard = match op.heard().next() {
+                Some((_, heard)) => heard >= before,
+                None => matches!(op.outcome(), None | Some(Outcome::Unknown)),
+            };
             op.process == process && op.asked < before && (unheard || op.kind == Kind::Transaction)
         })
     }
 }
 
-fn was_released(op: &Op) -> bool {
+pub fn was_released(op: &Op) -> bool {
     op.lease().is_some() && op.outcome() == Some(Outcome::Done) && op.end.is_some_and(|end| end.1 == How::Release)
 }

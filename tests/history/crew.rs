@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, proxy::Proxy};
 use rowlock::{LeaseLock, Status};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::Pool;
@@ -18,10 +19,9 @@ use tokio::{
 };
 
 use crate::{
-    harness::{PATIENCE, TestDatabase, TestDb, acquired},
-    proxy::Proxy,
     record::{Entry, History, How, Kind, Outcome, Step, Write, now},
-    worker::{self, KEYS, LEASE},
+    used::Used,
+    worker,
 };
 
 pub struct Member {
@@ -34,6 +34,23 @@ pub struct Member {
 }
 
 impl Member {
+    /// Reads each line that the worker writes.
+    pub fn new(
+        number: usize,
+        mut child: Child,
+        proxy: Option<Proxy>,
+        mut said: impl FnMut(&str) + Send + 'static,
+    ) -> Self {
+        let (orders, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let reading = tokio::spawn(async move {
+            let mut lines = BufReader::new(output).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                said(&line);
+            }
+        });
+        Self { number, child, orders, reading, proxy }
+    }
+
     pub async fn order(&mut self, order: impl std::fmt::Display) {
         // A worker that has just been killed cannot read the order.
         let _ = self.orders.write_all(format!("{order}\n").as_bytes()).await;
@@ -95,15 +112,16 @@ pub struct Crew<'a, DB: TestDatabase> {
     pub pool: Pool<DB>,
     pub members: Vec<Member>,
     pub random: fastrand::Rng,
+    pub used: Used,
     log: Arc<Mutex<Log>>,
     started: usize,
 }
 
 impl<'a, DB: TestDatabase> Crew<'a, DB> {
-    pub async fn new(db: &'a TestDb<DB>, seed: u64) -> Self {
+    pub async fn new(db: &'a TestDb<DB>, used: Used, seed: u64) -> Self {
         worker::tables(db).await;
         let (pool, random) = (db.pool_of(1).await, fastrand::Rng::with_seed(seed));
-        Self { db, pool, members: Vec::new(), random, log: Arc::default(), started: 0 }
+        Self { db, pool, members: Vec::new(), random, used, log: Arc::default(), started: 0 }
     }
 
     /// Starts one more worker, which acts at random or on orders.
@@ -115,16 +133,9 @@ impl<'a, DB: TestDatabase> Crew<'a, DB> {
         if self.db.server.name == "postgres" && number.is_multiple_of(2) {
             url += "&options[default_transaction_isolation]=serializable";
         }
-        let mut child = worker::start(self.db, &url, number, seed);
-        let (orders, said) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let log = self.log.clone();
-        let reading = tokio::spawn(async move {
-            let mut lines = BufReader::new(said).lines();
-            while let Ok(Some(line)) = lines.next_line().await {
-                log.lock().unwrap().add(Entry::parse(&line, Duration::from_micros(1)));
-            }
-        });
-        self.members.push(Member { number, child, orders, reading, proxy });
+        let (child, log) = (worker::start(self.db, self.used, &url, number, seed), self.log.clone());
+        let said = move |line: &str| log.lock().unwrap().add(Entry::parse(line, Duration::from_micros(1)));
+        self.members.push(Member::new(number, child, proxy, said));
     }
 
     pub fn tell(&self, process: usize, op: u64, step: Step) {
@@ -195,13 +206,19 @@ impl<'a, DB: TestDatabase> Crew<'a, DB> {
         for member in self.members.drain(..) {
             member.ends().await;
         }
-        let lock = LeaseLock::new(self.pool.clone()).label("0").unwrap();
-        for (op, key) in KEYS.into_iter().enumerate() {
+        let lock = LeaseLock::builder(self.pool.clone()).label("0").build().unwrap();
+        for (op, key) in self.used.rows().iter().enumerate() {
             let op = u64::try_from(op).unwrap();
-            self.tell(0, op, Step::Ask { key: key.to_owned(), kind: Kind::Lease });
-            let lease = acquired(lock.acquire(key, PATIENCE).await);
+            let name = key.split('#').next().unwrap().to_owned();
+            let kind = if self.used == Used::ReadWrite { Kind::Write } else { Kind::Lease };
+            self.tell(0, op, Step::Ask { key: name.clone(), kind });
+            let lease = match self.used {
+                Used::ReadWrite => acquired(lock.read_write(&name).unwrap().write(PATIENCE).await),
+                _ => acquired(lock.acquire(key, PATIENCE).await),
+            };
             let prior = lease.taken_over_from().map(|prior| (prior.token.get(), prior.label.parse().unwrap()));
             let (token, left) = (lease.token().get(), lease.time_left());
+            self.tell(0, op, Step::Permit { key: lease.key().to_string() });
             self.tell(0, op, Step::Granted { token, left, prior });
             self.tell(0, op, Step::End(How::Release));
             lease.release(Status::Succeeded).await.unwrap();
@@ -211,8 +228,11 @@ impl<'a, DB: TestDatabase> Crew<'a, DB> {
         // The lines of one process are in order; those of several are in the order in which they
         // were read.
         entries.sort_by_key(|entry| entry.at);
-        let history =
-            History::new(LEASE, &entries, DB::lines(&self.pool).await.iter().map(|line| Write::parse(line)).collect());
+        let history = History::new(
+            self.used.promised(),
+            &entries,
+            DB::lines(&self.pool).await.iter().map(|line| Write::parse(line)).collect(),
+        );
         (history, entries)
     }
 }
@@ -232,9 +252,6 @@ macro_rules! books {
     };
 }
 
-#[cfg(feature = "sqlite")]
 books!(sqlx::Sqlite);
-#[cfg(feature = "postgres")]
 books!(sqlx::Postgres);
-#[cfg(feature = "mysql")]
 books!(sqlx::MySql);

@@ -2,20 +2,19 @@
 
 use std::time::Duration;
 
+use harness::{PATIENCE, Server, TestDatabase, proxy::Way};
 use rustix::process::Signal;
 use sqlx::Pool;
 use tokio::time::{sleep, timeout};
 
 use crate::{
     crew::Crew,
-    harness::{PATIENCE, Server, TestDatabase},
-    proxy::Way,
-    record::{Kind, Step},
-    worker::{KEYS, LEASE},
+    record::{Entry, Kind, Step},
+    used::{DELAY, LEASE, Used, pick},
 };
 
-/// Longer than a lease.
-const LONG: Duration = LEASE.saturating_mul(5).checked_div(4).unwrap();
+/// Longer than a lease, with a lock-delay.
+const LONG: Duration = LEASE.saturating_add(DELAY).saturating_mul(9).checked_div(8).unwrap();
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
@@ -46,9 +45,9 @@ pub enum Fault {
 impl Fault {
     /// A crash is evidence only if another process asked all the time. Each round has two, for a
     /// busy machine.
-    pub fn all(server: &Server) -> Vec<Self> {
+    pub fn all(server: &Server, used: Used) -> Vec<Self> {
         use Fault::*;
-        match server.name {
+        let mut all = match server.name {
             "sqlite" => vec![Kill, Kill, Stop, PoolExhausted, RowDeleted, RowInUse],
             _ => vec![
                 Kill,
@@ -67,14 +66,16 @@ impl Fault {
                 RowInUse,
                 Deadlock,
             ],
-        }
+        };
+        all.retain(|fault| used.has_transactions() || !matches!(fault, CommitReplyLost | CommitLost | Deadlock));
+        all
     }
 }
 
 impl<DB: TestDatabase> Crew<'_, DB> {
     pub async fn trouble(&mut self, fault: Fault) {
         let place = self.random.usize(..self.members.len());
-        let key = KEYS[usize::from(self.random.u8(..10) > 6)];
+        let key = pick(self.used.rows(), &mut self.random);
         match fault {
             Fault::Kill => self.kill(place).await,
             Fault::Stop => self.stop(place).await,
@@ -98,7 +99,7 @@ impl<DB: TestDatabase> Crew<'_, DB> {
     }
 
     fn either(&mut self) -> Kind {
-        if self.random.bool() { Kind::Lease } else { Kind::Transaction }
+        if self.random.bool() || !self.used.has_transactions() { Kind::Lease } else { Kind::Transaction }
     }
 
     async fn kill(&mut self, place: usize) {
@@ -138,13 +139,19 @@ impl<DB: TestDatabase> Crew<'_, DB> {
         let key = self.hold(place, Kind::Lease, 2 * LEASE).await;
         let before = key.as_ref().map(|key| self.grants(key));
         let late = self.random.bool();
-        let proxy = self.members[place].proxy.as_ref().unwrap();
+        let (proxy, number) = (self.members[place].proxy.as_ref().unwrap(), self.members[place].number);
+        self.tell(number, 0, Step::CutOff);
         proxy.hold(way);
         sleep(LONG).await;
         if let (Some(key), Some(before)) = (key, before) {
             self.granted(&key, before, LONG).await;
         }
-        if late { proxy.open() } else { proxy.cut() }
+        if late {
+            proxy.open()
+        } else {
+            proxy.cut()
+        }
+        self.tell(number, 0, Step::Reached);
     }
 
     /// Once the given number of others have passed in this direction, the next is lost together
@@ -152,8 +159,10 @@ impl<DB: TestDatabase> Crew<'_, DB> {
     async fn lose(&mut self, place: usize, of: &str, way: Way, before: usize) {
         let (after, number) = (self.said(), self.members[place].number);
         self.members[place].order(format_args!("pause {of}")).await;
-        let there = self.comes(after, PATIENCE, |entry| entry.process == number && entry.step == Step::Paused).await;
-        assert!(there, "it comes to {of}");
+        // It may first wait for other processes, and for lock-delays.
+        let there = |entry: &Entry| entry.process == number && entry.step == Step::Paused;
+        assert!(self.comes(after, 3 * PATIENCE, there).await, "it comes to {of}");
+        self.tell(number, 0, Step::CutOff);
         let member = &mut self.members[place];
         member.proxy.as_ref().unwrap().hold_after(way, before);
         member.order("go").await;
@@ -162,13 +171,17 @@ impl<DB: TestDatabase> Crew<'_, DB> {
         // Another statement of the process may have been first.
         sleep(Duration::from_millis(20)).await;
         proxy.cut();
+        self.tell(number, 0, Step::Reached);
     }
 
     async fn exhaust(&mut self, place: usize) {
         let key = self.hold(place, Kind::Lease, 2 * LEASE).await;
         let before = key.as_ref().map(|key| self.grants(key));
         self.members[place].order(format_args!("exhaust {}", (LONG + LEASE / 2).as_millis())).await;
+        let number = self.members[place].number;
+        self.tell(number, 0, Step::CutOff);
         sleep(LONG + LEASE / 2).await;
+        self.tell(number, 0, Step::Reached);
         if let (Some(key), Some(before)) = (key, before) {
             self.granted(&key, before, LONG).await;
         }

@@ -19,12 +19,20 @@ pub enum Step {
         key: String,
         kind: Kind,
     },
+    /// The key of the permit that is granted, where the process asked for any one.
+    Permit {
+        key: String,
+    },
     /// The claim was granted, for at least `left`. `prior` is the claim that was taken over, with
     /// its process.
     Granted {
         token: i64,
         left: Duration,
         prior: Option<(i64, usize)>,
+    },
+    /// The token by which the work of a reader is fenced.
+    Fence {
+        token: i64,
     },
     /// The process checked its lease, which had `left` remaining. With nothing left, the process
     /// counts as notified of the loss.
@@ -50,6 +58,9 @@ pub enum Step {
     Killed,
     Stopped,
     Continued,
+    /// The process has no connection to its database; it has one again.
+    CutOff,
+    Reached,
     /// The row of a key is about to be deleted; the row has been deleted.
     Deleting {
         key: String,
@@ -64,6 +75,10 @@ pub enum Kind {
     /// The process does not wait.
     Try,
     Lease,
+    /// As a reader.
+    Read,
+    /// As the writer.
+    Write,
     Transaction,
 }
 
@@ -100,10 +115,12 @@ impl fmt::Display for Entry {
         write!(f, "{} {} {} ", self.at.as_micros(), self.process, self.op)?;
         match &self.step {
             Step::Ask { key, kind } => write!(f, "ask {key} {kind:?}"),
+            Step::Permit { key } => write!(f, "permit {key}"),
             Step::Granted { token, left, prior } => {
                 write!(f, "granted {token} {}", left.as_micros())?;
                 prior.map_or(Ok(()), |(token, process)| write!(f, " {token} {process}"))
             }
+            Step::Fence { token } => write!(f, "fence {token}"),
             Step::Sure { left } => write!(f, "sure {}", left.as_micros()),
             Step::Lost => f.write_str("lost"),
             Step::End(how) => write!(f, "end {how:?}"),
@@ -115,6 +132,8 @@ impl fmt::Display for Entry {
             Step::Killed => f.write_str("killed"),
             Step::Stopped => f.write_str("stopped"),
             Step::Continued => f.write_str("continued"),
+            Step::CutOff => f.write_str("cut-off"),
+            Step::Reached => f.write_str("reached"),
             Step::Deleting { key } => write!(f, "deleting {key}"),
             Step::Deleted { key } => write!(f, "deleted {key}"),
         }
@@ -137,11 +156,16 @@ impl Entry {
         };
         let key = || words[4].to_owned();
         let step = match words[3] {
-            "ask" => Step::Ask { key: key(), kind: named(&[Kind::Try, Kind::Lease, Kind::Transaction], words[5]) },
+            "ask" => {
+                use Kind::*;
+                Step::Ask { key: key(), kind: named(&[Try, Lease, Read, Write, Transaction], words[5]) }
+            }
+            "permit" => Step::Permit { key: key() },
             "granted" => {
                 let prior = (words.len() > 6).then(|| (number(6), usize::try_from(number(7)).unwrap()));
                 Step::Granted { token: number(4), left: time(5), prior }
             }
+            "fence" => Step::Fence { token: number(4) },
             "sure" => Step::Sure { left: time(4) },
             "lost" => Step::Lost,
             "end" => Step::End(named(&[How::Release, How::Abandon, How::Drop], words[4])),
@@ -156,6 +180,8 @@ impl Entry {
             "killed" => Step::Killed,
             "stopped" => Step::Stopped,
             "continued" => Step::Continued,
+            "cut-off" => Step::CutOff,
+            "reached" => Step::Reached,
             "deleting" => Step::Deleting { key: key() },
             "deleted" => Step::Deleted { key: key() },
             other => panic!("no step {other}"),
@@ -209,11 +235,16 @@ pub struct Grant {
 pub struct Op {
     pub process: usize,
     pub op: u64,
+    /// What was asked for: a key, or the name of a semaphore.
     pub key: String,
+    /// The key of the permit that was granted.
+    pub permit: Option<String>,
     pub kind: Kind,
     pub asked: Duration,
     /// A transaction that is retried may be granted several times.
     pub grants: Vec<Grant>,
+    /// The token by which the work of a reader is fenced.
+    pub fence: Option<i64>,
     /// The latest time until which the process knew its lease to last.
     pub sure_until: Duration,
     /// When the process was notified of the loss, or saw that no time was left.
@@ -226,21 +257,35 @@ pub struct Op {
 /// From, to.
 pub type Span = (Duration, Duration);
 
+/// What the processes were promised.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Promised {
+    pub lease: Duration,
+    /// The lock-delay.
+    pub delay: Duration,
+    /// How many may hold what they asked for at a time.
+    pub most: usize,
+    /// Many readers hold it together, or one writer.
+    pub shared: bool,
+}
+
 /// Everything that happened.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    pub lease: Duration,
+    pub promised: Promised,
     pub ops: Vec<Op>,
     pub killed: Vec<(usize, Duration)>,
     /// Processes that were stalled.
     pub stood_still: Vec<(usize, Span)>,
+    /// Processes that had no connection.
+    pub cut_off: Vec<(usize, Span)>,
     pub deleted: Vec<(String, Span)>,
     pub writes: Vec<Write>,
 }
 
 impl History {
-    pub fn new(lease: Duration, entries: &[Entry], writes: Vec<Write>) -> Self {
-        let mut history = Self { lease, writes, ..Self::default() };
+    pub fn new(promised: Promised, entries: &[Entry], writes: Vec<Write>) -> Self {
+        let mut history = Self { promised, writes, ..Self::default() };
         let mut places: HashMap<(usize, u64), usize> = HashMap::new();
         for entry in entries {
             if let Step::Ask { key, kind } = &entry.step {
@@ -263,6 +308,11 @@ impl History {
                     self.stood_still.iter_mut().rev().find(|(who, (_, to))| who == process && *to == Duration::MAX);
                 stopped.expect("it was stopped").1.1 = *at;
             }
+            Step::CutOff => self.cut_off.push((*process, (*at, Duration::MAX))),
+            Step::Reached => {
+                let cut_off = self.cut_off.iter_mut().rev().find(|(who, _)| who == process);
+                cut_off.expect("it was cut off").1.1 = *at;
+            }
             Step::HeldUp { since } => self.stood_still.push((*process, (*since, *at))),
             Step::Deleting { key } => self.deleted.push((key.clone(), (*at, Duration::MAX))),
             Step::Deleted { key } => {
@@ -279,9 +329,11 @@ impl Op {
             process: entry.process,
             op: entry.op,
             key: key.to_owned(),
+            permit: None,
             kind,
             asked: entry.at,
             grants: Vec::new(),
+            fence: None,
             sure_until: Duration::ZERO,
             lost: None,
             end: None,
@@ -292,10 +344,12 @@ impl Op {
 
     fn goes_on(&mut self, Entry { at, step, .. }: &Entry) {
         match step {
+            Step::Permit { key } => self.permit = Some(key.clone()),
             Step::Granted { token, left, prior } => {
                 self.grants.push(Grant { token: *token, at: *at, prior: *prior });
                 self.sure_until = *at + *left;
             }
+            Step::Fence { token } => self.fence = Some(*token),
             Step::Sure { left } if left.is_zero() => self.lost = self.lost.or(Some(*at)),
             Step::Sure { left } => self.sure_until = self.sure_until.max(*at + *left),
             Step::Lost => self.lost = Some(self.lost.map_or(*at, |lost| lost.min(*at))),
@@ -315,6 +369,16 @@ impl Op {
     /// The grant of a lease. Work in a transaction checks no clock.
     pub fn lease(&self) -> Option<&Grant> {
         self.grants.first().filter(|_| self.kind != Kind::Transaction)
+    }
+
+    /// The key of the row that was granted, or that was asked for.
+    pub fn row(&self) -> &str {
+        self.permit.as_ref().unwrap_or(&self.key)
+    }
+
+    /// Whether it was granted a reader's key.
+    pub fn is_reader(&self) -> bool {
+        self.permit.as_ref().is_some_and(|permit| permit.contains("#r"))
     }
 
     pub fn outcome(&self) -> Option<Outcome> {

@@ -2,16 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use harness::TestDatabase;
 use rowlock::{
     Attempt, BoxFuture, Claim, CommitOutcome, ConfirmAt, Confirmation, Error, Grant, LeaseLock, ResourceLock, Retry,
     Status,
 };
 use sqlx::Pool;
 
-use crate::{
-    harness::TestDatabase,
-    worker::{Orders, tell_grant},
-};
+use crate::worker::{Orders, tell_grant};
 
 pub struct Telling<DB: TestDatabase> {
     pub lock: LeaseLock<DB>,
@@ -28,7 +26,8 @@ impl<DB: TestDatabase> ResourceLock<DB> for Telling<DB> {
         Box::pin(async move {
             let attempt = ResourceLock::acquire(&self.lock, key, wait).await?;
             if let Attempt::Acquired(grant) = &attempt {
-                tell_grant(grant.lease().unwrap(), self.process, self.op);
+                let lease = grant.lease().unwrap();
+                tell_grant(lease.claim(), lease.time_left(), lease.taken_over_from(), self.process, self.op);
                 self.orders.pause("granted", self.process, self.op).await;
             }
             Ok(attempt)

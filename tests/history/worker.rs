@@ -10,7 +10,11 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, ResourceLockExt as _, Retry, Status, TransactionError};
+use harness::{TestDatabase, TestDb};
+use rowlock::{
+    Attempt, Certainty, Claim, Error, Lease, LeaseLock, PreviousClaim, ResourceLockExt as _, Retry, Status,
+    TransactionError,
+};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
@@ -20,19 +24,19 @@ use tokio::{
 };
 
 use crate::{
-    harness::{TestDatabase, TestDb},
+    asking::Asking,
+    leading::lead,
     record::{Entry, How, Kind, Outcome, Step, now},
     telling::Telling,
+    used::{KEYS, LEASE, Used, pick},
 };
 
 const JOB: &str = "ROWLOCK_HISTORY";
-pub const LEASE: Duration = Duration::from_millis(1500);
 /// How long a statement may take.
 const LIMIT: Duration = Duration::from_secs(1);
 /// Longer than any process has to wait, whatever faults the processes before it suffer.
-const WAIT: Duration = Duration::from_secs(15);
+pub const WAIT: Duration = Duration::from_secs(15);
 const CONNECTIONS: u32 = 3;
-pub const KEYS: [&str; 2] = ["k", "j"];
 
 /// The application's table, and a record of each write that was accepted.
 pub async fn tables<DB: TestDatabase>(db: &TestDb<DB>) {
@@ -49,10 +53,11 @@ pub fn was_asked_for() -> bool {
 
 /// Starts this program again, with its database at this URL. With a seed the worker acts at random,
 /// without one on orders.
-pub fn start<DB: TestDatabase>(db: &TestDb<DB>, url: &str, number: usize, seed: Option<u64>) -> Child {
+pub fn start<DB: TestDatabase>(db: &TestDb<DB>, used: Used, url: &str, number: usize, seed: Option<u64>) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let seed = seed.map(|seed| seed.to_string()).unwrap_or_default();
     command.env(JOB, db.server.name).env("JOB_URL", url).env("JOB_NUMBER", number.to_string()).env("JOB_SEED", seed);
+    command.env("JOB_USES", format!("{used:?}"));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
 }
 
@@ -60,14 +65,9 @@ pub fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
         match var(JOB).as_str() {
-            #[cfg(feature = "sqlite")]
             "sqlite" => work::<sqlx::Sqlite>().await,
-            #[cfg(feature = "postgres")]
             "postgres" => work::<sqlx::Postgres>().await,
-            #[cfg(feature = "mysql")]
             _ => work::<sqlx::MySql>().await,
-            #[cfg(not(feature = "mysql"))]
-            other => panic!("no server {other}"),
         }
     });
 }
@@ -80,17 +80,19 @@ async fn work<DB: TestDatabase>() {
     let number: usize = var("JOB_NUMBER").parse().unwrap();
     let options = PoolOptions::new().max_connections(CONNECTIONS).test_before_acquire(false);
     let pool: Pool<DB> = options.connect_lazy(&var("JOB_URL")).unwrap();
-    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap().label(&number.to_string()).unwrap();
     let seed: Option<u64> = var("JOB_SEED").parse().ok();
     // A worker on orders does each job once, so its limit is longer.
     let limit = if seed.is_some() { LIMIT } else { 10 * LIMIT };
-    let lock = lock.time_limit(limit).unwrap().retry(Retry { attempts: 100, within: WAIT.max(limit) }).unwrap();
+    let lock = LeaseLock::builder(pool.clone()).label(number.to_string()).time_limit(limit).build().unwrap();
+    let used = Used::named(&var("JOB_USES"));
+    let lock = lock.lock_delay(used.promised().delay).unwrap();
+    let lock = lock.lease(LEASE).unwrap().retry(Retry { attempts: 100, within: WAIT.max(limit) }).unwrap();
     let (told, jobs) = mpsc::unbounded_channel();
     let orders = Arc::new(Orders::default());
     tokio::spawn(orders.clone().take(pool.clone(), told));
     let random = fastrand::Rng::with_seed(seed.unwrap_or_default());
-    let worker = Worker { lock, pool, number, orders, random, op: 0 };
-    tokio::spawn(watch(number));
+    let worker = Worker { lock, used, pool, number, orders, random, op: 0 };
+    tokio::spawn(watch(move |since| tell(number, 0, Step::HeldUp { since })));
     match seed {
         Some(_) => worker.please_itself().await,
         None => worker.obey(jobs).await,
@@ -99,31 +101,32 @@ async fn work<DB: TestDatabase>() {
 
 /// Reports when the runtime was stalled, for any reason: guarantees about time apply only to a
 /// process that is scheduled.
-async fn watch(process: usize) {
+pub async fn watch(held_up: impl Fn(Duration)) {
     loop {
         let before = now();
         sleep(Duration::from_millis(5)).await;
         if now() - before > LEASE / 40 {
-            tell(process, 0, Step::HeldUp { since: before });
+            held_up(before);
         }
     }
 }
 
-fn tell(process: usize, op: u64, step: Step) {
+pub fn tell(process: usize, op: u64, step: Step) {
     tell_of(now(), process, op, step);
 }
 
 /// Writes a whole line at a time, so that no line is torn when the process is killed.
-fn tell_of(at: Duration, process: usize, op: u64, step: Step) {
+pub fn tell_of(at: Duration, process: usize, op: u64, step: Step) {
     let line = format!("{}\n", Entry { at, process, op, step });
     let mut out = std::io::stdout().lock();
     out.write_all(line.as_bytes()).and_then(|()| out.flush()).unwrap();
 }
 
-pub fn tell_grant<DB: TestDatabase>(lease: &Lease<DB>, process: usize, op: u64) {
-    let (at, left) = (now(), lease.time_left());
-    let prior = lease.taken_over_from().map(|prior| (prior.token.get(), prior.label.parse().unwrap()));
-    tell_of(at, process, op, Step::Granted { token: lease.token().get(), left, prior });
+pub fn tell_grant(claim: &Claim, left: Duration, prior: Option<&PreviousClaim>, process: usize, op: u64) {
+    let at = now();
+    tell_of(at, process, op, Step::Permit { key: claim.key.to_string() });
+    let prior = prior.map(|prior| (prior.token.get(), prior.label.parse().unwrap()));
+    tell_of(at, process, op, Step::Granted { token: claim.token.get(), left, prior });
 }
 
 /// The orders of the process.
@@ -175,7 +178,7 @@ impl Orders {
     }
 
     /// How long the worker was ordered to hold a claim of this kind.
-    fn hold(&self, kind: Kind, process: usize, op: u64) -> Option<Duration> {
+    pub fn hold(&self, kind: Kind, process: usize, op: u64) -> Option<Duration> {
         let meant = *self.hold_kind.lock().unwrap() == format!("{kind:?}");
         let millis = if meant { self.hold.swap(0, SeqCst) } else { 0 };
         if millis == 0 {
@@ -197,6 +200,7 @@ async fn exhaust<DB: TestDatabase>(pool: Pool<DB>, long: Duration) {
 
 struct Worker<DB: TestDatabase> {
     lock: LeaseLock<DB>,
+    used: Used,
     pool: Pool<DB>,
     number: usize,
     orders: Arc<Orders>,
@@ -207,11 +211,11 @@ struct Worker<DB: TestDatabase> {
 impl<DB: TestDatabase> Worker<DB> {
     async fn please_itself(mut self) {
         while !self.orders.quit.load(SeqCst) {
-            let key = KEYS[usize::from(self.random.u8(..10) > 6)];
-            if self.random.u8(..10) < 4 {
-                self.transaction(key).await;
-            } else {
-                self.lease(key).await;
+            let key = pick(self.used.names(), &mut self.random);
+            match self.used {
+                Used::Election => self.leads(key).await,
+                used if used.has_transactions() && self.random.u8(..10) < 4 => self.transaction(key).await,
+                _ => self.lease(key).await,
             }
             sleep(Duration::from_millis(self.random.u64(..20))).await;
         }
@@ -239,14 +243,9 @@ impl<DB: TestDatabase> Worker<DB> {
     }
 
     async fn acquire(&mut self, key: &str) -> Option<Lease<DB>> {
-        let attempt = if self.random.u8(..4) == 0 {
-            self.asks(key, Kind::Try).await;
-            self.lock.try_acquire(key).await
-        } else {
-            self.asks(key, Kind::Lease).await;
-            self.lock.acquire(key, WAIT).await
-        };
-        let lease = match attempt {
+        let asking = Asking::any(self.used, &mut self.random);
+        self.asks(key, asking.kind()).await;
+        let lease = match asking.on(&self.lock, key).await {
             Ok(Attempt::Acquired(lease)) => lease,
             Ok(Attempt::Refused(_)) => {
                 self.tell(Step::Done(Outcome::Refused));
@@ -257,17 +256,23 @@ impl<DB: TestDatabase> Worker<DB> {
                 return None;
             }
         };
-        tell_grant(&lease, self.number, self.op);
+        tell_grant(lease.claim(), lease.time_left(), lease.taken_over_from(), self.number, self.op);
+        if let Some(token) = lease.writer_token() {
+            self.tell(Step::Fence { token: token.get() });
+        }
         Some(lease)
+    }
+
+    /// How long to work under the next claim: as ordered, or rarely long enough to be renewed.
+    fn work_time(&mut self) -> Duration {
+        let most = [60, 60, 60, 300, 300, 1200][self.random.usize(..6)];
+        Duration::from_millis(self.random.u64(..most))
     }
 
     async fn lease(&mut self, key: &str) {
         let Some(lease) = self.acquire(key).await else { return };
-        let hold = self.orders.hold(Kind::Lease, self.number, self.op).unwrap_or_else(|| {
-            // Rarely long enough to be renewed.
-            let most = [60, 60, 60, 300, 300, 1200][self.random.usize(..6)];
-            Duration::from_millis(self.random.u64(..most))
-        });
+        let hold = self.work_time();
+        let hold = self.orders.hold(Kind::Lease, self.number, self.op).unwrap_or(hold);
         self.keep(&lease, hold).await;
         self.orders.pause("release", self.number, self.op).await;
         let (how, status) = match self.random.u8(..10) {
@@ -308,6 +313,14 @@ impl<DB: TestDatabase> Worker<DB> {
                 }
             }
         }
+    }
+
+    /// Leads until the work is done.
+    async fn leads(&mut self, name: &str) {
+        self.asks(name, Kind::Lease).await;
+        let work = self.work_time();
+        let election = self.lock.election(name).unwrap();
+        self.op = lead(&election, &self.orders, self.number, self.op, work).await;
     }
 
     /// Reads, waits, and writes a value computed from what it read, all under a lease. Only its own
@@ -376,7 +389,7 @@ async fn write<DB: TestDatabase>(
     Ok(())
 }
 
-fn outcome(error: &Error) -> Outcome {
+pub fn outcome(error: &Error) -> Outcome {
     match error {
         Error::Lost { .. } => Outcome::Lost,
         Error::TimedOut { outcome: Certainty::Unknown, .. }

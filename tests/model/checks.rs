@@ -109,6 +109,10 @@ fn article_clients() -> Design {
     Design { name: "article_clients", ..foreign() }.article_clients()
 }
 
+fn delayed() -> Design {
+    Design { name: "delayed", delay: 1, ..crashes() }.lease(1)
+}
+
 fn clock_stepped_back() -> Design {
     Design { ticks: 2, tries: 2, step_back: 1, ..Design::new("clock_stepped_back") }
 }
@@ -139,6 +143,7 @@ const SIZES: &[Size] = &[
     ),
     (foreign, 80_000, &[Event::Trampled, Event::ForeignLockSeen]),
     (article_clients, 100_000, &[Event::ForeignTakenOver]),
+    (delayed, 20_000, &[Event::TakenOver, Event::ToldLost]),
     (clock_stepped_back, 40_000, &[Event::TakenOver]),
     (article_rules, 50_000, &[Event::TimedOutUnfinished, Event::LastRunFailed]),
 ];
@@ -157,6 +162,7 @@ const MUTANTS: &[Caught] = &[
     (Mutant::ConfirmsReadWithoutWaiting, &[(lost_commits, SAID)]),
     (Mutant::LostAfterSilence, &[(silence, LOST)]),
     (Mutant::DoneByAnother, &[(freed_by_another, DONE)]),
+    (Mutant::DelayIgnored, &[(delayed, DELAYED)]),
 ];
 
 fn holds(design: Design, floor: usize, events: &[Event]) -> Result<(), Failed> {

@@ -31,6 +31,8 @@ pub enum Mutant {
     /// A free row with the client's token is interpreted as released by the client, though another
     /// program may have freed it and left the holder.
     DoneByAnother,
+    /// The row's lease ends with the holder's.
+    DelayIgnored,
 }
 
 /// Events that occur, counted over all transitions.
@@ -70,6 +72,8 @@ pub struct Design {
     pub terms: Terms,
     /// In ticks, as in `terms`.
     pub lease: Tick,
+    /// The lock-delay: the row's lease is as much longer.
+    pub delay: Tick,
     pub min_interval: Tick,
     /// The row's column `time`.
     pub minutes: Tick,
@@ -115,6 +119,7 @@ impl Design {
             name,
             terms,
             lease: 2,
+            delay: 0,
             min_interval: 0,
             minutes: 2,
             clients: 2,
@@ -159,6 +164,11 @@ impl Design {
     pub fn article_clients(mut self) -> Self {
         self.terms.article_clients = Some(TimeDelta::zero());
         self
+    }
+
+    /// The lease of the row.
+    pub fn row_lease(&self) -> Tick {
+        self.lease + if self.is(Mutant::DelayIgnored) { 0 } else { self.delay }
     }
 
     pub fn is(&self, mutant: Mutant) -> bool {

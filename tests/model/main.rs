@@ -2,7 +2,8 @@
 //! clock, pauses, delayed and lost statements and replies, crashes, an operator, a program that
 //! knows only the article's columns.
 //!
-//! The decision is the code's own (`src/rules.rs`); the rest repeats the table in ARCHITECTURE.md.
+//! The decision is the code's own (`src/rules.rs`), and so is the choice of a permit
+//! (`src/lease/wanted.rs`); the rest repeats the table in ARCHITECTURE.md.
 //! Each wrong design must be caught by the property that it breaks.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
@@ -10,9 +11,15 @@
 mod checks;
 mod client;
 mod design;
+mod permits;
 mod protocol;
+mod readers;
+mod schedule;
 mod server;
 mod state;
+mod ticks;
+mod trials;
+mod verdict;
 
 /// What `src/rules.rs` uses of its crate.
 mod key {
@@ -35,7 +42,14 @@ mod key {
 #[path = "../../src/rules.rs"]
 #[allow(dead_code, unused_imports)]
 mod rules;
+#[path = "../../src/lease/wanted.rs"]
+#[allow(dead_code)]
+mod wanted;
 
 fn main() {
-    libtest_mimic::run(&libtest_mimic::Arguments::from_args(), checks::trials()).exit();
+    let mut trials = checks::trials();
+    trials.extend(ticks::trials());
+    trials.extend(permits::trials());
+    trials.extend(readers::trials());
+    libtest_mimic::run(&libtest_mimic::Arguments::from_args(), trials).exit();
 }

@@ -57,6 +57,7 @@ pub const REPLACED: &str = "a crashed holder is always replaced";
 pub const WINDOW: &str = "two starts are min_interval apart";
 pub const FOREIGN: &str = "another program's lock is respected";
 pub const DONE: &str = "done is said of an ending only if it was done";
+pub const DELAYED: &str = "the next holder starts the lock-delay after the last one had to stop";
 pub const LOST: &str = "lost is said of an ending only if it was not done";
 pub const SAID: &str = "what is said of a commit is true";
 
@@ -83,7 +84,14 @@ impl Model for Design {
             losses: self.losses,
             force_releases: self.force_releases,
             deletions: self.deletions,
-            granted: Granted { valid: None, unexpired: vec![], highest: 0, last_start: None, faults: vec![] },
+            granted: Granted {
+                valid: None,
+                unexpired: vec![],
+                highest: 0,
+                last_start: None,
+                closed_until: None,
+                faults: vec![],
+            },
         }]
     }
 
@@ -227,6 +235,7 @@ impl Model for Design {
         if steady {
             all.push(Property::always(COEXIST, |_, state: &State| state.granted.unexpired.len() < 2));
             all.push(free_of!(WINDOW, StartedWithinWindow));
+            all.push(free_of!(DELAYED, StartedWithinDelay));
         }
         if steady && alone {
             all.push(Property::always(STANDS, |_, state: &State| {
@@ -311,7 +320,7 @@ fn replaced(design: &Design, state: &State) -> bool {
     }
     let grants = |now| matches!(judge(design, Some(row), now, NEW), Verdict::Acquire | Verdict::TakeOver);
     let now = state.db.now;
-    let last = design.lease.max(design.min_interval).max(design.minutes) + state.stepped_back;
+    let last = design.row_lease().max(design.min_interval).max(design.minutes) + state.stepped_back;
     let expired = row.locked && row.expires_at <= Some(now) && !state.foreign.has_row;
     grants(now + last) && (!expired || grants(now))
 }

@@ -134,9 +134,9 @@ impl State {
         row.locked = true;
         row.status = "P";
         row.holder = Some(holder);
-        row.expires_at = Some(now + design.lease);
+        row.expires_at = Some(now + design.row_lease());
         self.db.row = Some(row);
-        self.lease_runs(row.token, now + design.lease);
+        self.lease_runs(design, row.token);
         Answer::Granted { token: row.token }
     }
 
@@ -152,12 +152,12 @@ impl State {
         let Some(row) = ours.filter(|_| self.db.lock.is_none()) else { return self.unmatched(design, claim, change) };
         match change {
             Change::Renew => {
-                row.expires_at = Some(now + design.lease);
+                row.expires_at = Some(now + design.row_lease());
                 if !self.clients.iter().any(|client| client.held().is_some_and(|held| held.claim == claim)) {
                     design.meet(Event::LateRenewalRevived);
                 }
                 self.check_change(claim.token);
-                self.lease_runs(claim.token, now + design.lease);
+                self.lease_runs(design, claim.token);
             }
             Change::Release(status) => {
                 row.set_free(status.letter());
@@ -181,7 +181,7 @@ impl State {
     fn unmatched(&mut self, design: &Design, claim: Claim, change: Change) -> Outcome {
         let Some(row) = self.db.row.filter(|row| row.token == claim.token) else { return Outcome::Lost };
         let ours = row.is_ours(claim, design);
-        let left = row.expires_at.unwrap_or_default() - self.db.now;
+        let left = row.expires_at.unwrap_or_default() - self.db.now - (design.row_lease() - design.lease);
         match change {
             // Freed by an earlier request of the client whose reply was lost.
             Change::Release(_) | Change::Abandon
@@ -190,7 +190,7 @@ impl State {
                 design.meet(Event::DoneByReading);
                 Outcome::Done
             }
-            Change::Abandon if ours && left <= 0 => {
+            Change::Abandon if ours && row.expires_at <= Some(self.db.now) => {
                 self.lease_ends(claim);
                 Outcome::Done
             }
@@ -278,6 +278,7 @@ impl State {
 
     fn overrule(&mut self) {
         self.granted.valid = None;
+        self.granted.closed_until = None;
         self.granted.unexpired.clear();
     }
 
@@ -293,6 +294,9 @@ impl State {
         self.check_token(token);
         if acquired && self.granted.last_start.is_some_and(|start| now < start + design.min_interval) {
             self.fault(Fault::StartedWithinWindow);
+        }
+        if self.granted.closed_until.take().is_some_and(|(_, end)| now < end) {
+            self.fault(Fault::StartedWithinDelay);
         }
         if self.foreign.has_row {
             let over = self.db.row.is_some_and(|row| row.begin_time + design.minutes <= now);
@@ -311,13 +315,18 @@ impl State {
         }
     }
 
-    fn lease_runs(&mut self, token: i64, until: Tick) {
+    fn lease_runs(&mut self, design: &Design, token: i64) {
+        let until = self.db.now + design.lease;
+        if design.delay > 0 {
+            self.granted.closed_until = Some((token, until + design.delay));
+        }
         self.granted.unexpired.retain(|(other, _)| *other != token);
         self.granted.unexpired.push((token, until));
         self.forget_expired();
     }
 
     fn lease_ends(&mut self, claim: Claim) {
+        self.granted.closed_until = self.granted.closed_until.filter(|(token, _)| *token != claim.token);
         self.granted.unexpired.retain(|(token, _)| *token != claim.token);
         for client in &mut self.clients {
             if let Stage::Ending { held, done, .. } = &mut client.stage {

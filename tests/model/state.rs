@@ -224,6 +224,7 @@ pub enum Fault {
     DoneSaidWrongly,
     LostSaidWrongly,
     CommitSaidWrongly,
+    StartedWithinDelay,
 }
 
 /// What was granted, recorded separately from the row, which mutants corrupt.
@@ -236,6 +237,9 @@ pub struct Granted {
     pub unexpired: Vec<(i64, Tick)>,
     pub highest: i64,
     pub last_start: Option<Tick>,
+    /// The token of the last lease, and when the lock-delay after it is over, unless it is ended
+    /// before.
+    pub closed_until: Option<(i64, Tick)>,
     pub faults: Vec<Fault>,
 }
 

@@ -3,16 +3,21 @@
 pub mod advisory;
 pub mod article;
 pub mod etcd;
+pub mod functions;
 pub mod limit;
 pub mod redis;
+pub mod redis_semaphore;
 pub mod rowlock;
 pub mod single;
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
 
 use crate::{
     Error,
-    contest::{Contender, Cycling},
+    contest::{Contender, Cycling, Ending, Round},
+    statistics::{Summary, now, ratio},
 };
 
 /// The label of this client in the locks.
@@ -60,6 +65,47 @@ impl<L: Lock> Contender for Cycle<L> {
             let held = self.lock.acquire(&ask).await?.ok_or_else(|| format!("{key} is not free"))?;
             self.lock.release(&ask, held).await?;
             Ok(1)
+        })
+    }
+}
+
+/// Acquires and releases, by one task. Only the claims are timed.
+struct Claim<L> {
+    lock: L,
+    key: &'static str,
+}
+
+pub fn claim<L: Lock>(lock: L, key: &'static str) -> Arc<dyn Contender> {
+    Arc::new(Claim { lock, key })
+}
+
+impl<L: Lock> Claim<L> {
+    /// Returns how many nanoseconds the claim took.
+    async fn timed(&self) -> Result<i64, Error> {
+        let ask = Ask { task: 0, key: self.key };
+        let from = now();
+        let held = self.lock.acquire(&ask).await?.ok_or_else(|| format!("{} is not free", self.key))?;
+        let took = now() - from;
+        self.lock.release(&ask, held).await?;
+        Ok(took)
+    }
+}
+
+impl<L: Lock> Contender for Claim<L> {
+    fn cycle(&self, _: usize) -> Cycling<'_> {
+        Box::pin(async move { self.timed().await.map(|_| 1) })
+    }
+
+    /// The rate is that of claims alone.
+    fn round(self: Arc<Self>, _: usize, span: Duration) -> Ending<Round> {
+        Box::pin(async move {
+            let (begin, mut latencies) = (Instant::now(), Vec::new());
+            while latencies.is_empty() || begin.elapsed() < span {
+                latencies.push(self.timed().await?);
+            }
+            let seconds = latencies.iter().sum::<i64>() as f64 / 1e9;
+            let per_second = ratio(latencies.len() as f64, seconds).ok_or("no claim took any time")?;
+            Ok(Round { per_second, attempts: 1.0, latencies: Summary::of(latencies) })
         })
     }
 }

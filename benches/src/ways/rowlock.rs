@@ -1,8 +1,8 @@
-//! rowlock itself, with batching and without.
+//! rowlock itself: a key with batching and without, the permits of a semaphore, and readers.
 
 use std::time::Duration;
 
-use rowlock::{Attempt, Lease, LeaseLock, Status};
+use rowlock::{Attempt, Lease, LeaseLock, ReadWriteLock, Semaphore, Status};
 use sqlx::Pool;
 
 use super::{Ask, Lock};
@@ -13,7 +13,7 @@ use crate::{
 
 /// The only function in which the benchmarks create a lock that is compared.
 pub fn lock<DB: Bench>(pool: Pool<DB>, batching: bool) -> Result<LeaseLock<DB>, Error> {
-    Ok(LeaseLock::new(pool).batching(batching).label(super::CLIENT)?.time_limit(PATIENCE)?)
+    Ok(LeaseLock::builder(pool).batching(batching).label(super::CLIENT).time_limit(PATIENCE).build()?)
 }
 
 pub struct Rowlock<DB: Bench> {
@@ -40,5 +40,57 @@ impl<DB: Bench> Lock for Rowlock<DB> {
 
     async fn release(&self, _: &Ask<'_>, lease: Lease<DB>) -> Result<(), Error> {
         Ok(lease.release(Status::Succeeded).await?)
+    }
+}
+
+pub struct Permits<DB: Bench> {
+    semaphore: Semaphore<DB>,
+    wait: Duration,
+}
+
+impl<DB: Bench> Permits<DB> {
+    pub fn new(pool: Pool<DB>, permits: u32, wait: Duration) -> Result<Self, Error> {
+        Ok(Self { semaphore: lock(pool, true)?.semaphore("permits", permits)?, wait })
+    }
+}
+
+impl<DB: Bench> Lock for Permits<DB> {
+    type Held = Lease<DB>;
+
+    async fn acquire(&self, _: &Ask<'_>) -> Result<Option<Lease<DB>>, Error> {
+        Ok(match self.semaphore.acquire(self.wait).await? {
+            Attempt::Acquired(permit) => Some(permit),
+            Attempt::Refused(_) => None,
+        })
+    }
+
+    async fn release(&self, _: &Ask<'_>, permit: Lease<DB>) -> Result<(), Error> {
+        Ok(permit.release(Status::Succeeded).await?)
+    }
+}
+
+pub struct Readers<DB: Bench> {
+    lock: ReadWriteLock<DB>,
+    wait: Duration,
+}
+
+impl<DB: Bench> Readers<DB> {
+    pub fn new(pool: Pool<DB>, wait: Duration) -> Result<Self, Error> {
+        Ok(Self { lock: lock(pool, true)?.read_write("readers")?, wait })
+    }
+}
+
+impl<DB: Bench> Lock for Readers<DB> {
+    type Held = Lease<DB>;
+
+    async fn acquire(&self, _: &Ask<'_>) -> Result<Option<Lease<DB>>, Error> {
+        Ok(match self.lock.read(self.wait).await? {
+            Attempt::Acquired(reader) => Some(reader),
+            Attempt::Refused(_) => None,
+        })
+    }
+
+    async fn release(&self, _: &Ask<'_>, reader: Lease<DB>) -> Result<(), Error> {
+        Ok(reader.release(Status::Succeeded).await?)
     }
 }

@@ -3,7 +3,7 @@ use std::sync::LazyLock;
 use chrono::{NaiveDateTime, TimeDelta};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
-use crate::store::admin::{AdminStore, Forced, Forgotten, Listed, Page, STEP};
+use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
@@ -23,22 +23,42 @@ ORDER BY key_resource LIMIT ?"
     )
 });
 
+static LOOK: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW} FROM t_resource_lock
+WHERE key_resource BETWEEN ? AND ? AND (lock_flag = 1 OR ?)"
+    )
+});
+
+/// The same on MariaDB. A node of a Galera cluster first applies all that any node has committed.
+static LOOK_CAUSAL: LazyLock<String> =
+    LazyLock::new(|| format!("SET STATEMENT wsrep_sync_wait = 1 FOR {}", LOOK.as_str()));
+
 static INSPECT: LazyLock<String> = LazyLock::new(|| {
     format!("SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW} FROM t_resource_lock WHERE key_resource = ?")
 });
+
+/// Whether a row is as expected. Takes the token twice, the holder, begin_time and end_time.
+const AS_EXPECTED: &str = "(? IS NULL OR (c.token = ? AND c.holder <=> ?
+    AND IF(c.begin_time >= '1000-01-01', c.begin_time, NULL) <=> ?
+    AND IF(c.end_time >= '1000-01-01', c.end_time, NULL) <=> ?))";
 
 static FORCE: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
 UPDATE (
-    SELECT c.key_resource, c.token, {MICROS} AS micros FROM t_resource_lock c WHERE c.key_resource = ?
-    LIMIT 1 FOR UPDATE SKIP LOCKED
+    SELECT c.key_resource, c.token, {MICROS} AS micros FROM t_resource_lock c
+    WHERE c.key_resource = ? AND {AS_EXPECTED} LIMIT 1 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
 SET t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.holder = NULL,
     t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL,
     t.token = LAST_INSERT_ID(GREATEST(j.token + 1, j.micros))"
     )
 });
+
+static IS_AS_EXPECTED: LazyLock<String> =
+    LazyLock::new(|| format!("SELECT {AS_EXPECTED} FROM t_resource_lock c WHERE c.key_resource = ?"));
 
 /// Takes the other programs' offset, older_than, min_interval; the offset, older_than.
 const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
@@ -55,13 +75,37 @@ impl AdminStore for MySql {
         rows.iter().map(|row| listed(row, terms)).collect()
     }
 
+    async fn read_range(
+        conn: &mut MySqlConnection,
+        keys: &KeyRange,
+        terms: &Terms,
+        nowait: bool,
+    ) -> Reply<Vec<Listed>> {
+        let sql = if nowait { LOOK_CAUSAL.as_str() } else { LOOK.as_str() };
+        let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str());
+        let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
+        rows.iter().map(|row| listed(row, terms)).collect()
+    }
+
     async fn inspect(conn: &mut MySqlConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
         let row = sqlx::query(INSPECT.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
         row.map(|row| listed(&row, terms)).transpose()
     }
 
-    async fn force(conn: &mut MySqlConnection, key: &Key, status: Status, terms: &Terms) -> Reply<Forced> {
-        let query = sqlx::query(FORCE.as_str()).bind(key.as_str()).bind(status.letter());
+    async fn force(
+        conn: &mut MySqlConnection,
+        key: &Key,
+        status: Status,
+        expected: Option<&Seen>,
+        terms: &Terms,
+    ) -> Reply<Forced> {
+        let as_expected = |query: Query<'static>| {
+            let (token, holder) = (expected.map(|seen| seen.token), expected.and_then(|seen| seen.holder));
+            let begun = expected.and_then(|seen| seen.begin_time).map(|time| time.naive_utc());
+            let ended = expected.and_then(|seen| seen.end_time).map(|time| time.naive_utc());
+            query.bind(token).bind(token).bind(holder).bind(begun).bind(ended)
+        };
+        let query = as_expected(sqlx::query(FORCE.as_str()).bind(key.as_str().to_owned())).bind(status.letter());
         let reply = query.bind(micros(terms.offset())).execute(&mut *conn).await?;
         if reply.rows_affected() > 0 {
             let token = match reply.last_insert_id() {
@@ -74,8 +118,9 @@ impl AdminStore for MySql {
             };
             return Ok(Forced::Freed(Token::new(token)));
         }
-        let row = sqlx::query("SELECT 1 FROM t_resource_lock WHERE key_resource = ?").bind(key.as_str());
-        Ok(if row.fetch_optional(conn).await?.is_some() { Forced::Skipped } else { Forced::NoRow })
+        let query = as_expected(sqlx::query(IS_AS_EXPECTED.as_str())).bind(key.as_str().to_owned());
+        let row = query.fetch_optional(conn).await?;
+        Ok(Forced::not(row.map(|row| row.try_get::<i64, _>(0)).transpose()?.map(|is| is == 1)))
     }
 
     /// Finds candidates without a lock, then locks those by their keys and checks them again: a

@@ -11,7 +11,6 @@ use sqlx::{
 use crate::store::mysql::row::{NOW, NOWAIT, Query, marks, micros, padded, unless_locked};
 use crate::{
     key::Claim,
-    rules::Terms,
     store::{
         Change, Outcome, Reply, RowSnapshot,
         fault::{Fault, fault},
@@ -92,20 +91,19 @@ pub(super) async fn change(
     conn: &mut MySqlConnection,
     claims: &[Claim],
     change: Change,
-    terms: &Terms,
     nowait: bool,
 ) -> Reply<Vec<Outcome>> {
     let (named, set) = (Named::new(claims), set_of(change));
     let mut reply = None;
     if nowait {
         let query = sqlx::query(AssertSqlSafe(change_nowait_statement(&named, set)));
-        reply = unless_locked(bind_claims(bind_change(query, change, terms), &named).execute(&mut *conn).await)?;
+        reply = unless_locked(bind_claims(bind_change(query, change), &named).execute(&mut *conn).await)?;
     }
     let reply = match reply {
         Some(reply) => reply,
         None => {
             let query = sqlx::query(AssertSqlSafe(change_statement(&named, set)));
-            bind_change(bind_claims(query, &named), change, terms).execute(&mut *conn).await?
+            bind_change(bind_claims(query, &named), change).execute(&mut *conn).await?
         }
     };
     if is_all(&reply, claims) {
@@ -118,43 +116,34 @@ pub(super) async fn change(
 /// Ends all claims in one statement, if all of them stand. A row that it frees could be claimed by
 /// another holder before a read shows which were freed. It therefore frees nothing if one of the
 /// claims does not stand, or its row is locked; a second statement then ends those that stand.
-pub(super) async fn end_several(
-    conn: &mut MySqlConnection,
-    claims: &[Claim],
-    change: Change,
-    terms: &Terms,
-) -> Reply<Vec<Outcome>> {
+pub(super) async fn end_several(conn: &mut MySqlConnection, claims: &[Claim], change: Change) -> Reply<Vec<Outcome>> {
     let named = Named::new(claims);
     let query = bind_claims(sqlx::query(AssertSqlSafe(change_all_statement(&named, set_of(change)))), &named);
-    let query = bind_change(query, change, terms).bind(i64::try_from(claims.len()).unwrap_or(i64::MAX));
+    let query = bind_change(query, change).bind(i64::try_from(claims.len()).unwrap_or(i64::MAX));
     let reply = query.execute(&mut *conn).await?;
     if is_all(&reply, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);
     }
-    end_those_that_stand(conn, claims, change, terms).await
+    end_those_that_stand(conn, claims, change).await
 }
 
 /// Changes and reads the rows in one transaction, sent at once, as text, so that a client that
 /// stops sending does not leave it open. After an error it is unknown whether the transaction was
 /// committed, unless all claims still stand.
-async fn end_those_that_stand(
-    conn: &mut MySqlConnection,
-    claims: &[Claim],
-    change: Change,
-    terms: &Terms,
-) -> Reply<Vec<Outcome>> {
+async fn end_those_that_stand(conn: &mut MySqlConnection, claims: &[Claim], change: Change) -> Reply<Vec<Outcome>> {
     let named = Named(claims.iter().collect());
     let keys = || claims.iter().map(|claim| text(claim.key.as_str()));
     let holders =
         claims.iter().flat_map(|claim| [format!("x'{}'", claim.holder.as_uuid().simple()), claim.token.to_string()]);
     let set = match change {
-        Change::Release(status) => vec![text(status.letter()), micros(terms.offset()).to_string()],
-        Change::Renew(_) | Change::Abandon | Change::PutBack => Vec::new(),
+        Change::Release { status, offset, .. } => vec![text(status.letter()), micros(offset).to_string()],
+        Change::Abandon(delay) => vec![micros(delay).to_string()],
+        Change::Renew(_) | Change::Resume(_) | Change::PutBack => Vec::new(),
     };
     let sql = format!(
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION; {}; {}; COMMIT",
         change_statement(&named, set_of(change)),
-        look_statement(&named, "")
+        snapshot_statement(&named, "")
     );
     let sql = fill(&sql, keys().chain(holders).chain(set).chain(keys()));
     let rows = match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *conn).await {
@@ -201,16 +190,21 @@ fn fill(sql: &str, mut values: impl Iterator<Item = String>) -> String {
     })
 }
 
-static RENEW: LazyLock<String> = LazyLock::new(|| format!("t.expires_at = {NOW} + INTERVAL ? MICROSECOND"));
+static RENEW: LazyLock<String> = LazyLock::new(|| {
+    format!("t.expires_at = GREATEST(IFNULL(t.expires_at, t.claimed_at), {NOW} + INTERVAL ? MICROSECOND)")
+});
+
+static RESUME: LazyLock<String> = LazyLock::new(|| format!("t.expires_at = {NOW} + INTERVAL ? MICROSECOND"));
 
 fn set_of(change: Change) -> &'static str {
     match change {
         Change::Renew(_) => &RENEW,
-        Change::Release(_) => {
+        Change::Resume(_) => &RESUME,
+        Change::Release { .. } => {
             "t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.holder = NULL,
              t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL"
         }
-        Change::Abandon => "t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6))",
+        Change::Abandon(_) => "t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND)",
         Change::PutBack => {
             "t.lock_flag = 0, t.status = t.prior_status, t.begin_time = t.prior_begin_time, t.end_time = t.prior_end_time,
              t.client_ip = t.prior_client_ip, t.holder = NULL, t.expires_at = NULL, t.claimed_at = NULL"
@@ -222,15 +216,15 @@ fn is_all(reply: &MySqlQueryResult, claims: &[Claim]) -> bool {
     usize::try_from(reply.rows_affected()).is_ok_and(|rows| rows == claims.len())
 }
 
-fn bind_change<'q>(query: Query<'q>, change: Change, terms: &Terms) -> Query<'q> {
+fn bind_change(query: Query<'_>, change: Change) -> Query<'_> {
     match change {
-        Change::Renew(lease) => query.bind(micros(lease)),
-        Change::Release(status) => query.bind(status.letter()).bind(micros(terms.offset())),
-        Change::Abandon | Change::PutBack => query,
+        Change::Renew(time) | Change::Resume(time) | Change::Abandon(time) => query.bind(micros(time)),
+        Change::Release { status, offset, .. } => query.bind(status.letter()).bind(micros(offset)),
+        Change::PutBack => query,
     }
 }
 
-fn look_statement(named: &Named<'_>, lock: &str) -> String {
+fn snapshot_statement(named: &Named<'_>, lock: &str) -> String {
     format!(
         "SELECT CONVERT(key_resource USING utf8mb4) AS name, holder, token, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked,
                 CAST(COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS SIGNED) AS stands,
@@ -246,15 +240,19 @@ pub(super) async fn snapshot_of(
     named: &Named<'_>,
     lock: &str,
 ) -> Reply<Option<RowSnapshot>> {
-    Ok(look(conn, named, lock).await?.into_values().next())
+    Ok(read_snapshots(conn, named, lock).await?.into_values().next())
 }
 
 async fn snapshots(conn: &mut MySqlConnection, named: &Named<'_>) -> Reply<HashMap<String, RowSnapshot>> {
-    look(conn, named, "").await
+    read_snapshots(conn, named, "").await
 }
 
-async fn look(conn: &mut MySqlConnection, named: &Named<'_>, lock: &str) -> Reply<HashMap<String, RowSnapshot>> {
-    snapshots_of(&bind_keys(sqlx::query(AssertSqlSafe(look_statement(named, lock))), named).fetch_all(conn).await?)
+async fn read_snapshots(
+    conn: &mut MySqlConnection,
+    named: &Named<'_>,
+    lock: &str,
+) -> Reply<HashMap<String, RowSnapshot>> {
+    snapshots_of(&bind_keys(sqlx::query(AssertSqlSafe(snapshot_statement(named, lock))), named).fetch_all(conn).await?)
 }
 
 fn snapshots_of(rows: &[MySqlRow]) -> Reply<HashMap<String, RowSnapshot>> {

@@ -149,10 +149,10 @@ fn take_several(asker: &str, [status, begin_time, end_time, client_ip]: [&str; 4
 
 const TAKEN_OVER: &str = "prior_token, CONVERT(prior_client_ip USING utf8mb4) AS prior_client_ip";
 
-static LOOK: LazyLock<String> =
+static READ_ROW: LazyLock<String> =
     LazyLock::new(|| format!("SELECT {ROW}, {TAKEN_OVER} FROM t_resource_lock WHERE key_resource = ?"));
 
-fn look_at_several_statement(count: usize) -> String {
+fn read_several_statement(count: usize) -> String {
     let keys = marks("?", count);
     format!(
         "SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW}, {TAKEN_OVER} FROM t_resource_lock WHERE key_resource IN ({keys})"
@@ -177,14 +177,14 @@ fn bind_times<'q>(query: Query<'q>, terms: &Terms) -> Query<'q> {
     query.bind(offset).bind(offset).bind(micros(terms.lease))
 }
 
-fn bind_claim<'q>(ask: &'q ClaimRequest, terms: &'q Terms) -> Query<'q> {
-    let (key, holder) = (ask.key.as_str(), *ask.holder.as_uuid());
+fn bind_claim<'q>(request: &'q ClaimRequest, terms: &'q Terms) -> Query<'q> {
+    let (key, holder) = (request.key.as_str(), *request.holder.as_uuid());
     let query = bind_rules(sqlx::query(CLAIM.as_str()).bind(holder), terms).bind(key);
     bind_times(query.bind(&terms.label).bind(holder), terms)
 }
 
-fn bind_claim_nowait<'q>(ask: &'q ClaimRequest, terms: &'q Terms) -> Query<'q> {
-    let (key, holder, offset) = (ask.key.as_str(), *ask.holder.as_uuid(), micros(terms.offset()));
+fn bind_claim_nowait<'q>(request: &'q ClaimRequest, terms: &'q Terms) -> Query<'q> {
+    let (key, holder, offset) = (request.key.as_str(), *request.holder.as_uuid(), micros(terms.offset()));
     let query = (0..8).fold(sqlx::query(CLAIM_NOWAIT.as_str()), |query, _| query.bind(holder));
     let query = query.bind(offset).bind(holder).bind(offset).bind(micros(terms.lease));
     bind_rules(query.bind(&terms.label).bind(holder).bind(key).bind(holder), terms)
@@ -192,35 +192,35 @@ fn bind_claim_nowait<'q>(ask: &'q ClaimRequest, terms: &'q Terms) -> Query<'q> {
 
 /// Reads before claiming, for a request that waits: it is refused most of the time, and a read
 /// alone gives the reason.
-pub(super) async fn look_and_claim(
+pub(super) async fn read_and_claim(
     conn: &mut MySqlConnection,
-    ask: &ClaimRequest,
+    request: &ClaimRequest,
     terms: &Terms,
     nowait: bool,
 ) -> Reply<ClaimReply> {
-    if let Some(row) = sqlx::query(LOOK.as_str()).bind(ask.key.as_str()).fetch_optional(&mut *conn).await? {
+    if let Some(row) = sqlx::query(READ_ROW.as_str()).bind(request.key.as_str()).fetch_optional(&mut *conn).await? {
         let (row, now) = read(&row, terms)?;
-        if let Verdict::Refuse(..) = judge(Some(&row), now, ask.holder, terms) {
+        if let Verdict::Refuse(..) = judge(Some(&row), now, request.holder, terms) {
             return Ok(ClaimReply::Seen { row: Some(row), now });
         }
     }
-    claim_one(conn, ask, terms, nowait).await
+    claim_one(conn, request, terms, nowait).await
 }
 
 pub(super) async fn claim_one(
     conn: &mut MySqlConnection,
-    ask: &ClaimRequest,
+    request: &ClaimRequest,
     terms: &Terms,
     nowait: bool,
 ) -> Reply<ClaimReply> {
-    let (key, holder) = (ask.key.as_str(), *ask.holder.as_uuid());
+    let (key, holder) = (request.key.as_str(), *request.holder.as_uuid());
     let mut reply = None;
     if nowait {
-        reply = unless_locked(bind_claim_nowait(ask, terms).execute(&mut *conn).await)?;
+        reply = unless_locked(bind_claim_nowait(request, terms).execute(&mut *conn).await)?;
     }
     let reply = match reply {
         Some(reply) => reply,
-        None => bind_claim(ask, terms).execute(&mut *conn).await?,
+        None => bind_claim(request, terms).execute(&mut *conn).await?,
     };
     let (granted, confirmation) = (reply.rows_affected() > 0, reply.last_insert_id());
     // A trigger of the application that writes hides the id. The row holds the token too.
@@ -228,7 +228,7 @@ pub(super) async fn claim_one(
     if let (true, Some(token)) = (granted && confirmation & TOOK_OVER == 0, token) {
         return Ok(ClaimReply::Granted { token, prior: None });
     }
-    let row = sqlx::query(LOOK.as_str()).bind(key).fetch_optional(conn).await;
+    let row = sqlx::query(READ_ROW.as_str()).bind(key).fetch_optional(conn).await;
     // Granted, and the read failed: reported as a lost reply, so that the same holder claims again.
     let row = if granted { row.map_err(unanswered)? } else { row? };
     if granted {
@@ -247,26 +247,26 @@ pub(super) async fn claim_one(
 /// claim of its own. If not all were granted, a read shows which.
 pub(super) async fn claim_apart(
     conn: &mut MySqlConnection,
-    asks: &[ClaimRequest],
+    requests: &[ClaimRequest],
     terms: &Terms,
     nowait: bool,
 ) -> Reply<Vec<ClaimReply>> {
     let mut reply = None;
     if nowait {
-        reply = unless_locked(bind_several_nowait(&padded(asks), terms).execute(&mut *conn).await)?;
+        reply = unless_locked(bind_several_nowait(&padded(requests), terms).execute(&mut *conn).await)?;
     }
     let reply = match reply {
         Some(reply) => reply,
-        None => bind_several(&padded(asks), terms).execute(&mut *conn).await?,
+        None => bind_several(&padded(requests), terms).execute(&mut *conn).await?,
     };
     let rows = reply.rows_affected();
     // A trigger of the application that writes hides the id. The rows hold the token too.
     let token = i64::try_from(reply.last_insert_id()).ok().filter(|token| *token > 0);
-    let all = usize::try_from(rows).is_ok_and(|rows| rows == asks.len());
+    let all = usize::try_from(rows).is_ok_and(|rows| rows == requests.len());
     if let (true, Some(token)) = (all, token) {
-        return Ok(vec![ClaimReply::Granted { token: Token::new(token), prior: None }; asks.len()]);
+        return Ok(vec![ClaimReply::Granted { token: Token::new(token), prior: None }; requests.len()]);
     }
-    tell_apart(conn, asks, terms, rows).await.map_err(unanswered)
+    tell_apart(conn, requests, terms, rows).await.map_err(unanswered)
 }
 
 fn bind_several<'q>(named: &[&ClaimRequest], terms: &Terms) -> Query<'q> {
@@ -282,37 +282,33 @@ fn bind_several_nowait<'q>(named: &[&ClaimRequest], terms: &Terms) -> Query<'q> 
 }
 
 fn bind_keys<'q>(query: Query<'q>, named: &[&ClaimRequest]) -> Query<'q> {
-    named.iter().fold(query, |query, ask| query.bind(ask.key.as_str().to_owned()))
+    named.iter().fold(query, |query, request| query.bind(request.key.as_str().to_owned()))
 }
 
 fn bind_holders<'q>(query: Query<'q>, named: &[&ClaimRequest]) -> Query<'q> {
-    named.iter().fold(query, |query, ask| query.bind(ask.holder.as_uuid().simple().to_string()))
+    named.iter().fold(query, |query, request| query.bind(request.holder.as_uuid().simple().to_string()))
 }
 
 /// Determines the reply to each request, after `granted` of them were granted.
 async fn tell_apart(
     conn: &mut MySqlConnection,
-    asks: &[ClaimRequest],
+    requests: &[ClaimRequest],
     terms: &Terms,
     granted: u64,
 ) -> Reply<Vec<ClaimReply>> {
-    let named = padded(asks);
-    let look = sqlx::query(AssertSqlSafe(look_at_several_statement(named.len())));
-    let rows = bind_keys(look, &named).fetch_all(conn).await?;
-    let name = |row| Ok((MySqlRow::try_get::<String, _>(row, "name")?, row));
-    let rows = rows.iter().map(name).collect::<Reply<HashMap<_, _>>>()?;
-    let (mut answers, mut found) = (Vec::with_capacity(asks.len()), 0);
-    for ask in asks {
-        let Some(row) = rows.get(ask.key.as_str()) else {
+    let rows = read_several(conn, requests).await?;
+    let (mut answers, mut found) = (Vec::with_capacity(requests.len()), 0);
+    for request in requests {
+        let Some(row) = rows.get(request.key.as_str()) else {
             answers.push(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH });
             continue;
         };
         let (read, now) = read(row, terms)?;
-        answers.push(match judge(Some(&read), now, ask.holder, terms) {
+        answers.push(match judge(Some(&read), now, request.holder, terms) {
             // The holder has sent no earlier request.
             Verdict::Same => {
                 found += 1;
-                let (token, prior) = seen(row, *ask.holder.as_uuid())?.ok_or(sqlx::Error::RowNotFound)?;
+                let (token, prior) = seen(row, *request.holder.as_uuid())?.ok_or(sqlx::Error::RowNotFound)?;
                 ClaimReply::Granted { token, prior }
             }
             _ => ClaimReply::Seen { row: Some(read), now },
@@ -322,30 +318,51 @@ async fn tell_apart(
     if found == granted { Ok(answers) } else { Err(sqlx::Error::RowNotFound) }
 }
 
+async fn read_several(conn: &mut MySqlConnection, requests: &[ClaimRequest]) -> Reply<HashMap<String, MySqlRow>> {
+    let named = padded(requests);
+    let query = sqlx::query(AssertSqlSafe(read_several_statement(named.len())));
+    let rows = bind_keys(query, &named).fetch_all(conn).await?;
+    rows.into_iter().map(|row| Ok((row.try_get("name")?, row))).collect()
+}
+
+/// Reads the rows without locking them. A locking read would lock those that it passes over.
+pub(super) async fn look(
+    conn: &mut MySqlConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+) -> Reply<Vec<ClaimReply>> {
+    let rows = read_several(conn, requests).await?;
+    let seen = |request: &ClaimRequest| match rows.get(request.key.as_str()) {
+        Some(row) => read(row, terms).map(|(row, now)| ClaimReply::Seen { row: Some(row), now }),
+        None => Ok(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }),
+    };
+    requests.iter().map(seen).collect()
+}
+
 /// Claims all keys in one transaction, which is rolled back at the first refusal. No claim waits
 /// for a row, so none deadlocks.
 pub(super) async fn claim_together(
     conn: &mut MySqlConnection,
-    asks: &[ClaimRequest],
+    requests: &[ClaimRequest],
     terms: &Terms,
 ) -> Reply<Vec<ClaimReply>> {
     sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-    let claimed = claim_each(conn, asks, terms).await;
+    let claimed = claim_each(conn, requests, terms).await;
     if claimed.as_ref().is_ok_and(|answers| !is_refused(answers)) {
         commit(conn).await?;
         return claimed;
     }
     sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
-    claimed.map(|answers| put_back(answers, asks.len()))
+    claimed.map(|answers| put_back(answers, requests.len()))
 }
 
 /// Claims the keys in order, up to the first refusal.
-async fn claim_each(conn: &mut MySqlConnection, asks: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-    let mut answers = Vec::with_capacity(asks.len());
-    for ask in asks {
+async fn claim_each(conn: &mut MySqlConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+    let mut answers = Vec::with_capacity(requests.len());
+    for request in requests {
         // A statement that fails at a locked row may end the transaction
         // (innodb_rollback_on_timeout).
-        answers.push(claim_one(conn, ask, terms, false).await?);
+        answers.push(claim_one(conn, request, terms, false).await?);
         if is_refused(&answers) {
             break;
         }

@@ -5,6 +5,10 @@ mod change;
 mod claim;
 mod queue;
 mod row;
+#[cfg(feature = "schedule")]
+mod schedule;
+#[cfg(feature = "schedule")]
+mod schedule_sql;
 mod schema;
 mod version;
 
@@ -68,16 +72,20 @@ impl Store for MySql {
 
     async fn claim(
         conn: &mut MySqlConnection,
-        asks: &[ClaimRequest],
+        requests: &[ClaimRequest],
         terms: &Terms,
         nowait: bool,
     ) -> Reply<Vec<ClaimReply>> {
-        match asks {
-            [ask] if ask.waited => Ok(vec![claim::look_and_claim(conn, ask, terms, nowait).await?]),
-            [ask] => Ok(vec![claim::claim_one(conn, ask, terms, nowait).await?]),
-            _ if is_apart(asks) => claim::claim_apart(conn, asks, terms, nowait).await,
-            _ => claim::claim_together(conn, asks, terms).await,
+        match requests {
+            [request] if request.waited => Ok(vec![claim::read_and_claim(conn, request, terms, nowait).await?]),
+            [request] => Ok(vec![claim::claim_one(conn, request, terms, nowait).await?]),
+            _ if is_apart(requests) => claim::claim_apart(conn, requests, terms, nowait).await,
+            _ => claim::claim_together(conn, requests, terms).await,
         }
+    }
+
+    async fn look(conn: &mut MySqlConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+        claim::look(conn, requests, terms).await
     }
 
     async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
@@ -119,18 +127,12 @@ impl Store for MySql {
         }
     }
 
-    async fn change(
-        conn: &mut MySqlConnection,
-        claims: &[Claim],
-        change: Change,
-        terms: &Terms,
-        nowait: bool,
-    ) -> Reply<Vec<Outcome>> {
+    async fn change(conn: &mut MySqlConnection, claims: &[Claim], change: Change, nowait: bool) -> Reply<Vec<Outcome>> {
         match change {
-            Change::Renew(_) => change::change(conn, claims, change, terms, false).await,
-            _ if claims.len() == 1 => change::change(conn, claims, change, terms, nowait).await,
-            Change::Release(_) | Change::Abandon | Change::PutBack => {
-                change::end_several(conn, claims, change, terms).await
+            Change::Renew(_) | Change::Resume(_) => change::change(conn, claims, change, false).await,
+            _ if claims.len() == 1 => change::change(conn, claims, change, nowait).await,
+            Change::Release { .. } | Change::Abandon(_) | Change::PutBack => {
+                change::end_several(conn, claims, change).await
             }
         }
     }

@@ -1,6 +1,6 @@
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 
-use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, QueueStore};
+use crate::store::queue::{ALIVE_SECONDS, FRONT, QueueEntry, QueueStore};
 use crate::{
     key::Key,
     store::{Reply, mysql::row::NOW},
@@ -27,7 +27,7 @@ impl QueueStore for MySql {
         Ok(number)
     }
 
-    async fn front(conn: &mut MySqlConnection, keys: &[Key], number: i64) -> Reply<Vec<Place>> {
+    async fn front(conn: &mut MySqlConnection, keys: &[Key], number: i64) -> Reply<Vec<QueueEntry>> {
         let sql = format!(
             "SELECT CONVERT(key_resource USING utf8mb4), ticket, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), alive_until)
              FROM t_resource_lock_queue WHERE key_resource = ? AND ticket <= ? ORDER BY ticket LIMIT {FRONT}"
@@ -36,7 +36,7 @@ impl QueueStore for MySql {
         for key in keys {
             let query = sqlx::query(AssertSqlSafe(sql.clone())).bind(key.as_str()).bind(number);
             for row in query.fetch_all(&mut *conn).await? {
-                front.push(Place { key: row.try_get(0)?, number: row.try_get(1)?, left_micros: row.try_get(2)? });
+                front.push(QueueEntry { key: row.try_get(0)?, number: row.try_get(1)?, left_micros: row.try_get(2)? });
             }
         }
         Ok(front)
@@ -53,6 +53,12 @@ impl QueueStore for MySql {
 
     async fn clear(conn: &mut MySqlConnection, numbers: &[i64]) -> Reply<()> {
         send(conn, "DELETE FROM t_resource_lock_queue", "AND alive_until <= UTC_TIMESTAMP(6)", numbers).await
+    }
+
+    async fn queue_lengths(conn: &mut MySqlConnection) -> Reply<Vec<(String, i64)>> {
+        let sql = "SELECT CONVERT(key_resource USING utf8mb4), COUNT(*) FROM t_resource_lock_queue
+                   WHERE alive_until > UTC_TIMESTAMP(6) GROUP BY key_resource";
+        sqlx::query_as(sql).fetch_all(conn).await
     }
 
     async fn sweep(conn: &mut MySqlConnection) -> Reply<()> {

@@ -5,6 +5,8 @@ use crate::store::schema::{Schema, SchemaStore, unfit};
 
 const INSTALL: &str = include_str!("../../../migrations/mysql/20260101000000_rowlock.sql");
 
+const FUNCTIONS: &str = include_str!("../../../functions/mysql/20260701000000_functions.sql");
+
 const SCHEMA: &str = "
 SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type USING utf8mb4) AS type,
        CONVERT(data_type USING utf8mb4) AS data_type, CONVERT(COALESCE(collation_name, 'binary') USING utf8mb4) AS collation,
@@ -72,5 +74,9 @@ impl SchemaStore for MySql {
 
     async fn install(conn: &mut MySqlConnection) -> Reply<()> {
         sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+    }
+
+    async fn install_functions(conn: &mut MySqlConnection) -> Reply<bool> {
+        sqlx::raw_sql(FUNCTIONS).execute(conn).await.map(|_| true)
     }
 }

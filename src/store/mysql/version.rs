@@ -5,7 +5,7 @@ use sqlx::{MySql, MySqlConnection, Row as _};
 use crate::store::version::{Column, Holds, KeyValue, Seen, Value, VersionStore, Write, bind_key, operations, whole};
 use crate::{store::Reply, version::identifier::TableName};
 
-const LOOK: &str = "
+const TABLE_COLUMNS: &str = "
 SELECT CONVERT(c.column_name USING utf8mb4) AS name, CONVERT(c.column_type USING utf8mb4) AS type,
        CONVERT(LOWER(c.data_type) USING utf8mb4) AS base, CAST(c.numeric_scale AS SIGNED) AS scale,
        CAST(COALESCE(c.character_maximum_length, 0) AS SIGNED) AS width,
@@ -27,9 +27,9 @@ impl VersionStore for MySql {
         "?".into()
     }
 
-    async fn look(conn: &mut MySqlConnection, table: &TableName) -> Reply<Seen> {
+    async fn table_columns(conn: &mut MySqlConnection, table: &TableName) -> Reply<Seen> {
         let schema = table.schema.as_ref().map(|schema| schema.as_str().to_owned());
-        let rows = sqlx::query(LOOK).bind(schema).bind(table.table.as_str()).fetch_all(conn).await?;
+        let rows = sqlx::query(TABLE_COLUMNS).bind(schema).bind(table.table.as_str()).fetch_all(conn).await?;
         let mut seen = Seen::default();
         for row in rows {
             let (base, column_type): (String, String) = (row.try_get("base")?, row.try_get("type")?);

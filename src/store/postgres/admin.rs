@@ -3,13 +3,13 @@ use std::sync::LazyLock;
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 
-use crate::store::admin::{AdminStore, Forced, Forgotten, Listed, Page, STEP};
+use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
         Reply,
-        postgres::row::{ROW, read},
+        postgres::row::{ROW, finite, read},
         to_utc,
     },
 };
@@ -23,21 +23,44 @@ ORDER BY t_resource_lock.key_resource LIMIT $4"
     )
 });
 
+/// The order of bytes, whatever the column's own collation is.
+static LOOK: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock
+WHERE t_resource_lock.key_resource COLLATE \"C\" BETWEEN $1 AND $2 AND (lock_flag = 1 OR $3)"
+    )
+});
+
 static INSPECT: LazyLock<String> =
     LazyLock::new(|| format!("SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock WHERE key_resource = $1"));
 
-const FORCE: &str = "
+/// Whether a row is as expected: $4 token, $5 holder, $6 begin_time, $7 end_time.
+const AS_EXPECTED: &str = concat!(
+    "($4::bigint IS NULL OR (token = $4 AND holder IS NOT DISTINCT FROM $5::uuid AND ",
+    finite!("begin_time"),
+    " IS NOT DISTINCT FROM $6::timestamptz AND ",
+    finite!("end_time"),
+    " IS NOT DISTINCT FROM $7::timestamptz))"
+);
+
+static FORCE: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
 WITH locked AS MATERIALIZED (
-    SELECT key_resource FROM t_resource_lock WHERE key_resource = $1 FOR UPDATE SKIP LOCKED
+    SELECT key_resource FROM t_resource_lock WHERE key_resource = $1 AND {AS_EXPECTED} FOR UPDATE SKIP LOCKED
 ), freed AS (
     UPDATE t_resource_lock t
     SET lock_flag = 0, status = $2, end_time = clock_timestamp() + $3::interval, holder = NULL, expires_at = NULL,
         claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL,
         token = greatest(t.token + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
     FROM locked l WHERE t.key_resource = l.key_resource
-    RETURNING t.token, CASE WHEN t.awaited THEN pg_notify('rowlock', t.key_resource) END IS NULL AS told
+    RETURNING t.token, CASE WHEN t.awaited THEN pg_notify('rowlock', t.key_resource) END IS NULL AS notified
 )
-SELECT (SELECT token FROM freed) AS token, EXISTS (SELECT FROM t_resource_lock WHERE key_resource = $1) AS seen";
+SELECT (SELECT token FROM freed) AS token,
+       (SELECT {AS_EXPECTED} FROM t_resource_lock WHERE key_resource = $1) AS as_expected"
+    )
+});
 
 /// $1 older_than, $2 min_interval, $3 the other programs' offset.
 const FORGETTABLE: &str = "lock_flag = 0 AND status = 'S'
@@ -70,18 +93,31 @@ impl AdminStore for Postgres {
         rows.iter().map(|row| listed(row, terms)).collect()
     }
 
+    async fn read_range(conn: &mut PgConnection, keys: &KeyRange, terms: &Terms, _: bool) -> Reply<Vec<Listed>> {
+        let query = sqlx::query(LOOK.as_str()).bind(keys.first.as_str()).bind(keys.last.as_str());
+        let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
+        rows.iter().map(|row| listed(row, terms)).collect()
+    }
+
     async fn inspect(conn: &mut PgConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
         let row = sqlx::query(INSPECT.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
         row.map(|row| listed(&row, terms)).transpose()
     }
 
-    async fn force(conn: &mut PgConnection, key: &Key, status: Status, terms: &Terms) -> Reply<Forced> {
-        let query = sqlx::query(FORCE).bind(key.as_str()).bind(status.letter()).bind(terms.offset());
+    async fn force(
+        conn: &mut PgConnection,
+        key: &Key,
+        status: Status,
+        expected: Option<&Seen>,
+        terms: &Terms,
+    ) -> Reply<Forced> {
+        let query = sqlx::query(FORCE.as_str()).bind(key.as_str()).bind(status.letter()).bind(terms.offset());
+        let query = query.bind(expected.map(|seen| seen.token)).bind(expected.and_then(|seen| seen.holder));
+        let query = query.bind(expected.and_then(|seen| seen.begin_time)).bind(expected.and_then(|seen| seen.end_time));
         let row = query.fetch_one(conn).await?;
-        Ok(match (row.try_get::<Option<i64>, _>("token")?, row.try_get("seen")?) {
-            (Some(token), _) => Forced::Freed(Token::new(token)),
-            (None, true) => Forced::Skipped,
-            (None, false) => Forced::NoRow,
+        Ok(match row.try_get::<Option<i64>, _>("token")? {
+            Some(token) => Forced::Freed(Token::new(token)),
+            None => Forced::not(row.try_get("as_expected")?),
         })
     }
 

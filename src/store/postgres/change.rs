@@ -7,7 +7,6 @@ use uuid::Uuid;
 
 use crate::{
     key::Claim,
-    rules::{Rules, Terms},
     store::{
         Change, Confirmed, Outcome, Reply,
         postgres::row::{finite, snapshot_of},
@@ -29,7 +28,7 @@ CASE WHEN t.lock_flag = 1 AND t.holder = r.holder AND t.token = r.token AND t.cl
 
 /// Notifies waiters that the row is free. NOTIFY takes a server-wide lock at commit, so it is sent
 /// only if a task waits.
-const TOLD: &str = ", CASE WHEN d.awaited THEN pg_notify('rowlock', d.key_resource) END IS NULL AS told";
+const NOTIFY: &str = ", CASE WHEN d.awaited THEN pg_notify('rowlock', d.key_resource) END IS NULL AS notified";
 
 /// The statements of one kind of change, for one claim and for many.
 struct ChangeStatement {
@@ -38,12 +37,12 @@ struct ChangeStatement {
 }
 
 impl ChangeStatement {
-    fn new(set: &str, told: &str) -> Self {
-        Self { one: change_statement(ONE_CLAIM, set, told), many: change_statement(MANY_CLAIMS, set, told) }
+    fn new(set: &str, notified: &str) -> Self {
+        Self { one: change_statement(ONE_CLAIM, set, notified), many: change_statement(MANY_CLAIMS, set, notified) }
     }
 }
 
-fn change_statement(asked: &str, set: &str, told: &str) -> String {
+fn change_statement(asked: &str, set: &str, notified: &str) -> String {
     format!(
         "
 WITH asked AS {asked},
@@ -52,7 +51,7 @@ done AS (
     FROM (SELECT t.key_resource, r.place FROM asked r JOIN t_resource_lock t ON t.key_resource = r.key WHERE {OURS} FOR UPDATE OF t SKIP LOCKED) l
     WHERE t.key_resource = l.key_resource RETURNING l.place, t.key_resource, t.confirms, t.awaited
 )
-SELECT d.place IS NOT NULL AS done, d.confirms, s.*, current_setting('transaction_isolation') <> 'read committed' AS snapshot{told}
+SELECT d.place IS NOT NULL AS done, d.confirms, s.*, current_setting('transaction_isolation') <> 'read committed' AS snapshot{notified}
 FROM asked r LEFT JOIN done d ON d.place = r.place LEFT JOIN LATERAL (
     SELECT true AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
            coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL, false) AS stands,
@@ -63,24 +62,26 @@ ORDER BY r.place"
 }
 
 static RENEW: LazyLock<ChangeStatement> =
+    LazyLock::new(|| ChangeStatement::new("expires_at = greatest(t.expires_at, clock_timestamp() + $4::interval)", ""));
+static RESUME: LazyLock<ChangeStatement> =
     LazyLock::new(|| ChangeStatement::new("expires_at = clock_timestamp() + $4::interval", ""));
 static RELEASE: LazyLock<ChangeStatement> = LazyLock::new(|| {
     ChangeStatement::new(
         "lock_flag = 0, status = $4, end_time = clock_timestamp() + $5::interval, holder = NULL, expires_at = NULL,
         claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL",
-        &format!("{TOLD}, {}", asynchronous_commit("$6")),
+        &format!("{NOTIFY}, {}", asynchronous_commit("$6")),
     )
 });
 static ABANDON: LazyLock<ChangeStatement> = LazyLock::new(|| {
-    let told = format!("{TOLD}, {}", asynchronous_commit("true"));
-    ChangeStatement::new("expires_at = least(t.expires_at, clock_timestamp())", &told)
+    let notified = format!("{NOTIFY}, {}", asynchronous_commit("true"));
+    ChangeStatement::new("expires_at = least(t.expires_at, clock_timestamp() + $4::interval)", &notified)
 });
 
 static PUT_BACK: LazyLock<ChangeStatement> = LazyLock::new(|| {
     ChangeStatement::new(
         "lock_flag = 0, status = t.prior_status, begin_time = t.prior_begin_time, end_time = t.prior_end_time,
         client_ip = t.prior_client_ip, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_client_ip = NULL",
-        TOLD,
+        NOTIFY,
     )
 });
 
@@ -124,16 +125,12 @@ pub(super) async fn confirms(conn: &mut PgConnection, claim: &Claim) -> Reply<Op
     query.bind(claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
 }
 
-pub(super) async fn change(
-    conn: &mut PgConnection,
-    claims: &[Claim],
-    change: Change,
-    terms: &Terms,
-) -> Reply<Vec<Outcome>> {
+pub(super) async fn change(conn: &mut PgConnection, claims: &[Claim], change: Change) -> Reply<Vec<Outcome>> {
     let ChangeStatement { one, many }: &'static ChangeStatement = match change {
         Change::Renew(_) => &RENEW,
-        Change::Release(_) => &RELEASE,
-        Change::Abandon => &ABANDON,
+        Change::Resume(_) => &RESUME,
+        Change::Release { .. } => &RELEASE,
+        Change::Abandon(_) => &ABANDON,
         Change::PutBack => &PUT_BACK,
     };
     let query = match claims {
@@ -148,15 +145,9 @@ pub(super) async fn change(
         }
     };
     let query = match change {
-        Change::Renew(lease) => query.bind(lease),
-        // A run that is over must not be repeated within its minimum interval, and must stay over
-        // for programs that know no lease: such a release commits synchronously.
-        Change::Release(status) => {
-            let ours_alone = terms.rules == Rules::Recover && terms.article_clients.is_none();
-            let again = terms.min_interval.is_zero() && ours_alone;
-            query.bind(status.letter()).bind(terms.offset()).bind(again)
-        }
-        Change::Abandon | Change::PutBack => query,
+        Change::Renew(time) | Change::Resume(time) | Change::Abandon(time) => query.bind(time),
+        Change::Release { status, offset, asynchronous } => query.bind(status.letter()).bind(offset).bind(asynchronous),
+        Change::PutBack => query,
     };
     let rows = query.fetch_all(conn).await?;
     rows.iter()

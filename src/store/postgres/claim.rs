@@ -1,7 +1,8 @@
 //! The statement that claims keys.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
+use chrono::DateTime;
 use sqlx::{PgConnection, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
@@ -17,15 +18,16 @@ use crate::{
 /// A backend that waits does not notice that its client is gone: `lock_timeout`, for this statement
 /// alone, ends its wait.
 const CREATE: &str = "
-WITH patience AS MATERIALIZED (SELECT set_config('lock_timeout', $3, true))
+WITH settings AS MATERIALIZED (SELECT set_config('lock_timeout', $3, true))
 INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
-SELECT key, 'S', 0, 'epoch', '', $2, 0, 0 FROM patience, unnest($1::text[]) AS key ORDER BY key
+SELECT key, 'S', 0, 'epoch', '', $2, 0, 0 FROM settings, unnest($1::text[]) AS key ORDER BY key
 ON CONFLICT (key_resource) DO NOTHING";
 
 /// The parameters of one request, or of many. For one there is no list whose length the planner
 /// would have to estimate.
-const ONE_ASK: &str = "NOT MATERIALIZED (SELECT $1::text AS key, $2::uuid AS asker, $10::bool AS waited, 1 AS place)";
-const MANY_ASKS: &str =
+const ONE_REQUEST: &str =
+    "NOT MATERIALIZED (SELECT $1::text AS key, $2::uuid AS asker, $10::bool AS waited, 1 AS place)";
+const MANY_REQUESTS: &str =
     "(SELECT * FROM unnest($1::text[], $2::uuid[], $10::bool[]) WITH ORDINALITY AS r (key, asker, waited, place))";
 
 /// The granting half of the rules table (`rules.rs`), over a row `c` that `r` requests at `n.now`:
@@ -75,14 +77,14 @@ ORDER BY r.place"
     )
 }
 
-static CLAIM: LazyLock<String> = LazyLock::new(|| claim_statement(ONE_ASK));
-static CLAIM_APART: LazyLock<String> = LazyLock::new(|| claim_statement(MANY_ASKS));
+static CLAIM: LazyLock<String> = LazyLock::new(|| claim_statement(ONE_REQUEST));
+static CLAIM_APART: LazyLock<String> = LazyLock::new(|| claim_statement(MANY_REQUESTS));
 
 /// Claims all keys or none: reads, locks, judges again, and takes the rows if every key is granted.
 static CLAIM_TOGETHER: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
-WITH asked AS {MANY_ASKS},
+WITH asked AS {MANY_REQUESTS},
 seen AS MATERIALIZED (
     SELECT c.*, n.now FROM asked r JOIN t_resource_lock c ON c.key_resource = r.key
     CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
@@ -111,6 +113,10 @@ ORDER BY r.place"
     )
 });
 
+static LOOK: LazyLock<String> = LazyLock::new(|| {
+    format!("SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock WHERE key_resource = ANY ($1::text[])")
+});
+
 fn bind_terms<'q>(query: Query<'q>, terms: &'q Terms) -> Query<'q> {
     query
         .bind(terms.min_interval)
@@ -135,26 +141,44 @@ fn answer(row: &PgRow, terms: &Terms) -> Reply<ClaimReply> {
     Ok(ClaimReply::Seen { row: Some(read(row, terms)?), now: row.try_get("now")? })
 }
 
-pub(super) async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, patience: Duration) -> Reply<()> {
+pub(super) async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, lock_timeout: Duration) -> Reply<()> {
     let keys: Vec<&str> = keys.iter().map(Key::as_str).collect();
-    let patience = format!("{}ms", patience.as_millis().max(1));
-    sqlx::query(CREATE).bind(keys).bind(minutes).bind(patience).execute(conn).await.map(drop)
+    let lock_timeout = format!("{}ms", lock_timeout.as_millis().max(1));
+    sqlx::query(CREATE).bind(keys).bind(minutes).bind(lock_timeout).execute(conn).await.map(drop)
 }
 
-pub(super) async fn claim(conn: &mut PgConnection, asks: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-    let query = match asks {
+pub(super) async fn claim(conn: &mut PgConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+    let query = match requests {
         [ClaimRequest { key, holder, waited }] => {
             let query = sqlx::query(CLAIM.as_str()).bind(key.as_str()).bind(holder.as_uuid());
             bind_terms(query, terms).bind(waited)
         }
         _ => {
-            let sql = if is_apart(asks) { CLAIM_APART.as_str() } else { CLAIM_TOGETHER.as_str() };
-            let keys: Vec<&str> = asks.iter().map(|ask| ask.key.as_str()).collect();
-            let holders: Vec<Uuid> = asks.iter().map(|ask| *ask.holder.as_uuid()).collect();
-            let waited: Vec<bool> = asks.iter().map(|ask| ask.waited).collect();
-            bind_terms(sqlx::query(sql).bind(keys).bind(holders), terms).bind(waited)
+            let sql = if is_apart(requests) { CLAIM_APART.as_str() } else { CLAIM_TOGETHER.as_str() };
+            bind_requests(sql, requests, terms)
         }
     };
     let rows = query.fetch_all(conn).await?;
     rows.iter().map(|row| answer(row, terms)).collect()
+}
+
+/// Reads the rows, and takes no lock.
+pub(super) async fn look(conn: &mut PgConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+    let keys: Vec<&str> = requests.iter().map(|request| request.key.as_str()).collect();
+    let mut rows = HashMap::new();
+    for found in sqlx::query(LOOK.as_str()).bind(keys).fetch_all(conn).await? {
+        rows.insert(found.try_get::<String, _>("key_resource")?, (read(&found, terms)?, found.try_get("now")?));
+    }
+    let seen = |request: &ClaimRequest| match rows.remove(request.key.as_str()) {
+        Some((row, now)) => ClaimReply::Seen { row: Some(row), now },
+        None => ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH },
+    };
+    Ok(requests.iter().map(seen).collect())
+}
+
+fn bind_requests<'q>(sql: &'static str, requests: &'q [ClaimRequest], terms: &'q Terms) -> Query<'q> {
+    let keys: Vec<&str> = requests.iter().map(|request| request.key.as_str()).collect();
+    let holders: Vec<Uuid> = requests.iter().map(|request| *request.holder.as_uuid()).collect();
+    let waited: Vec<bool> = requests.iter().map(|request| request.waited).collect();
+    bind_terms(sqlx::query(sql).bind(keys).bind(holders), terms).bind(waited)
 }

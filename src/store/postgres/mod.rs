@@ -6,6 +6,8 @@ mod change;
 mod claim;
 mod queue;
 mod row;
+#[cfg(feature = "schedule")]
+mod schedule;
 mod schema;
 mod version;
 
@@ -47,12 +49,21 @@ impl Store for Postgres {
         }
     }
 
-    async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, patience: Duration) -> Reply<()> {
-        claim::create(conn, keys, minutes, patience).await
+    async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, lock_timeout: Duration) -> Reply<()> {
+        claim::create(conn, keys, minutes, lock_timeout).await
     }
 
-    async fn claim(conn: &mut PgConnection, asks: &[ClaimRequest], terms: &Terms, _: bool) -> Reply<Vec<ClaimReply>> {
-        claim::claim(conn, asks, terms).await
+    async fn claim(
+        conn: &mut PgConnection,
+        requests: &[ClaimRequest],
+        terms: &Terms,
+        _: bool,
+    ) -> Reply<Vec<ClaimReply>> {
+        claim::claim(conn, requests, terms).await
+    }
+
+    async fn look(conn: &mut PgConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+        claim::look(conn, requests, terms).await
     }
 
     async fn confirm(conn: &mut PgConnection, claim: &Claim) -> Reply<Confirmed> {
@@ -67,13 +78,7 @@ impl Store for Postgres {
         change::confirms(conn, claim).await
     }
 
-    async fn change(
-        conn: &mut PgConnection,
-        claims: &[Claim],
-        change: Change,
-        terms: &Terms,
-        _: bool,
-    ) -> Reply<Vec<Outcome>> {
-        change::change(conn, claims, change, terms).await
+    async fn change(conn: &mut PgConnection, claims: &[Claim], change: Change, _: bool) -> Reply<Vec<Outcome>> {
+        change::change(conn, claims, change).await
     }
 }

@@ -6,7 +6,7 @@ use sqlx::{
     postgres::{PgListener, PgRow},
 };
 
-use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, QueueStore};
+use crate::store::queue::{ALIVE_SECONDS, FRONT, QueueEntry, QueueStore};
 use crate::{key::Key, store::Reply};
 
 /// The channel that releases notify. The payload is the key.
@@ -22,7 +22,7 @@ const OWN: (&str, &str) = ("rowlock.own_session", "on");
 const MARK: &str = "
 WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)
 ), locked AS MATERIALIZED (
-    SELECT t.key_resource, t.lock_flag, t.awaited FROM quick, t_resource_lock t WHERE t.key_resource = $1::text FOR UPDATE OF t SKIP LOCKED
+    SELECT t.key_resource, t.lock_flag, t.awaited FROM quick, t_resource_lock t WHERE t.key_resource = ANY ($1::text[]) FOR UPDATE OF t SKIP LOCKED
 ), marked AS (
     UPDATE t_resource_lock t SET awaited = true FROM locked l WHERE t.key_resource = l.key_resource AND NOT l.awaited
 )
@@ -66,6 +66,8 @@ const LEAVE: &str = "DELETE FROM t_resource_lock_queue WHERE ticket = ANY ($1::b
 
 const CLEAR: &str =
     "DELETE FROM t_resource_lock_queue WHERE ticket = ANY ($1::bigint[]) AND alive_until <= clock_timestamp()";
+const LENGTHS: &str = "
+SELECT key_resource::text, count(*) FROM t_resource_lock_queue WHERE alive_until > clock_timestamp() GROUP BY key_resource";
 const SWEEP: &str = "DELETE FROM t_resource_lock_queue WHERE alive_until < clock_timestamp() - interval '1 hour'";
 
 impl QueueStore for Postgres {
@@ -94,7 +96,7 @@ impl QueueStore for Postgres {
     }
 
     async fn next_notification((listener, _): &mut Self::Notifications) -> Reply<Option<String>> {
-        Ok(listener.try_recv().await?.map(|told| told.payload().to_owned()))
+        Ok(listener.try_recv().await?.map(|notified| notified.payload().to_owned()))
     }
 
     async fn stop_listening((listener, own): Self::Notifications) {
@@ -102,20 +104,20 @@ impl QueueStore for Postgres {
         own.close().await;
     }
 
-    async fn request_notification(conn: &mut PgConnection, key: &Key) -> Reply<bool> {
-        sqlx::query_scalar(MARK).bind(key.as_str()).fetch_one(conn).await
+    async fn request_notification(conn: &mut PgConnection, keys: &[Key]) -> Reply<bool> {
+        sqlx::query_scalar(MARK).bind(names(keys)).fetch_one(conn).await
     }
 
     async fn join(conn: &mut PgConnection, keys: &[Key]) -> Reply<i64> {
         sqlx::query(JOIN.as_str()).bind(names(keys)).fetch_one(conn).await?.try_get(0)
     }
 
-    async fn front(conn: &mut PgConnection, keys: &[Key], number: i64) -> Reply<Vec<Place>> {
+    async fn front(conn: &mut PgConnection, keys: &[Key], number: i64) -> Reply<Vec<QueueEntry>> {
         let rows = sqlx::query(FRONT_OF_QUEUE.as_str()).bind(names(keys)).bind(number).fetch_all(conn).await?;
-        let place = |row: &PgRow| -> Reply<Place> {
-            Ok(Place { key: row.try_get(0)?, number: row.try_get(1)?, left_micros: row.try_get(2)? })
+        let entry = |row: &PgRow| -> Reply<QueueEntry> {
+            Ok(QueueEntry { key: row.try_get(0)?, number: row.try_get(1)?, left_micros: row.try_get(2)? })
         };
-        rows.iter().map(place).collect()
+        rows.iter().map(entry).collect()
     }
 
     async fn heartbeat(conn: &mut PgConnection, numbers: &[i64]) -> Reply<()> {
@@ -128,6 +130,10 @@ impl QueueStore for Postgres {
 
     async fn clear(conn: &mut PgConnection, numbers: &[i64]) -> Reply<()> {
         sqlx::query(CLEAR).bind(numbers).execute(conn).await.map(drop)
+    }
+
+    async fn queue_lengths(conn: &mut PgConnection) -> Reply<Vec<(String, i64)>> {
+        sqlx::query_as(LENGTHS).fetch_all(conn).await
     }
 
     async fn sweep(conn: &mut PgConnection) -> Reply<()> {

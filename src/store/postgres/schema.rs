@@ -5,6 +5,8 @@ use crate::store::schema::{Schema, SchemaStore, unfit};
 
 const INSTALL: &str = include_str!("../../../migrations/postgres/20260101000000_rowlock.sql");
 
+const FUNCTIONS: &str = include_str!("../../../functions/postgres/20260701000000_functions.sql");
+
 const SCHEMA: &str = "
 SELECT a.attname::text AS name, a.atttypmod - 4 AS width,
        format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull AND a.attname = 'end_time' THEN ' NOT NULL' ELSE '' END AS type,
@@ -52,6 +54,10 @@ impl SchemaStore for Postgres {
 
     async fn install(conn: &mut PgConnection) -> Reply<()> {
         sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+    }
+
+    async fn install_functions(conn: &mut PgConnection) -> Reply<bool> {
+        sqlx::raw_sql(FUNCTIONS).execute(conn).await.map(|_| true)
     }
 }
 

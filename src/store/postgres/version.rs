@@ -7,7 +7,7 @@ use crate::{store::Reply, version::identifier::TableName};
 
 /// A domain counts as its base type, through domains over domains. The scale of a numeric is in the
 /// lowest eleven bits of its modifier, signed.
-const LOOK: &str = "
+const TABLE_COLUMNS: &str = "
 WITH RECURSIVE made_of AS (
     SELECT a.attnum, a.atttypid AS type, a.atttypmod AS modifier FROM pg_attribute a
     WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped
@@ -27,12 +27,12 @@ impl VersionStore for Postgres {
     const QUOTE: char = '"';
     const EXACT_NAMES: bool = true;
 
-    fn mark(place: usize) -> String {
-        format!("${place}")
+    fn mark(index: usize) -> String {
+        format!("${index}")
     }
 
-    async fn look(conn: &mut PgConnection, table: &TableName) -> Reply<Seen> {
-        let rows = sqlx::query(LOOK).bind(table.quoted(Self::QUOTE)).fetch_all(conn).await?;
+    async fn table_columns(conn: &mut PgConnection, table: &TableName) -> Reply<Seen> {
+        let rows = sqlx::query(TABLE_COLUMNS).bind(table.quoted(Self::QUOTE)).fetch_all(conn).await?;
         let mut seen = Seen::default();
         for row in rows {
             let base: String = row.try_get("base")?;

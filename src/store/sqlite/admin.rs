@@ -1,7 +1,7 @@
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
-use crate::store::admin::{AdminStore, Forced, Forgotten, Listed, Page, STEP};
+use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
@@ -34,7 +34,22 @@ const LIST: &str = select!(
     "WHERE key_resource > ?1 AND instr(key_resource, ?2) = 1 AND (lock_flag = 1 OR NOT ?3) ORDER BY key_resource LIMIT ?4"
 );
 
+const LOOK: &str = select!("WHERE key_resource BETWEEN ?1 AND ?2 AND (lock_flag = 1 OR ?3)");
+
 const INSPECT: &str = select!("WHERE key_resource = ?1");
+
+/// Whether a row is as expected: ?4 token, ?5 holder, ?6 begin_time, ?7 end_time.
+macro_rules! as_expected {
+    () => {
+        concat!(
+            "(?4 IS NULL OR (token = ?4 AND holder IS ?5 AND ",
+            as_micros!("begin_time"),
+            " IS ?6 AND ",
+            as_micros!("end_time"),
+            " IS ?7))"
+        )
+    };
+}
 
 const FORCE: &str = concat!(
     "
@@ -45,8 +60,12 @@ SET lock_flag = 0, status = ?2, end_time = ",
     token = max(token + 1, ",
     now!(),
     ")
-WHERE key_resource = ?1 RETURNING token"
+WHERE key_resource = ?1 AND ",
+    as_expected!(),
+    " RETURNING token"
 );
+
+const IS_AS_EXPECTED: &str = concat!("SELECT ", as_expected!(), " FROM t_resource_lock WHERE key_resource = ?1");
 
 /// ?1 older_than, ?2 min_interval, ?3 the other programs' offset.
 macro_rules! forgettable {
@@ -83,15 +102,37 @@ impl AdminStore for Sqlite {
         rows.iter().map(|row| listed(row, terms)).collect()
     }
 
+    async fn read_range(conn: &mut SqliteConnection, keys: &KeyRange, terms: &Terms, _: bool) -> Reply<Vec<Listed>> {
+        let query = sqlx::query(LOOK).bind(keys.first.as_str()).bind(keys.last.as_str());
+        let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
+        rows.iter().map(|row| listed(row, terms)).collect()
+    }
+
     async fn inspect(conn: &mut SqliteConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
         let row = sqlx::query(INSPECT).bind(key.as_str()).fetch_optional(conn).await?;
         row.map(|row| listed(&row, terms)).transpose()
     }
 
-    async fn force(conn: &mut SqliteConnection, key: &Key, status: Status, terms: &Terms) -> Reply<Forced> {
-        let query = sqlx::query(FORCE).bind(key.as_str()).bind(status.letter()).bind(micros(terms.offset()));
-        let Some(row) = written(query, conn).await? else { return Ok(Forced::NoRow) };
-        Ok(Forced::Freed(Token::new(row.try_get("token")?)))
+    async fn force(
+        conn: &mut SqliteConnection,
+        key: &Key,
+        status: Status,
+        expected: Option<&Seen>,
+        terms: &Terms,
+    ) -> Reply<Forced> {
+        let bound = |sql: &'static str| {
+            let query = sqlx::query(sql).bind(key.as_str()).bind(status.letter()).bind(micros(terms.offset()));
+            let query = query.bind(expected.map(|seen| seen.token)).bind(expected.and_then(|seen| seen.holder));
+            let time = |time: Option<DateTime<Utc>>| time.map(|time| time.timestamp_micros());
+            query
+                .bind(time(expected.and_then(|seen| seen.begin_time)))
+                .bind(time(expected.and_then(|seen| seen.end_time)))
+        };
+        if let Some(row) = written(bound(FORCE), conn).await? {
+            return Ok(Forced::Freed(Token::new(row.try_get("token")?)));
+        }
+        let row = bound(IS_AS_EXPECTED).fetch_optional(conn).await?;
+        Ok(Forced::not(row.map(|row| row.try_get(0)).transpose()?))
     }
 
     /// Finds the rows without the file's write lock, which is then held only while one step's rows

@@ -8,10 +8,9 @@ use uuid::Uuid;
 
 use crate::{
     key::Claim,
-    rules::Terms,
     store::{
         Change, Confirmed, Outcome, Reply, RowSnapshot,
-        sqlite::row::{hex, json, kept, look, micros, now},
+        sqlite::row::{hex, json, kept, micros, now, read_row},
         unanswered, unconfirmed, unmatched,
     },
 };
@@ -30,13 +29,14 @@ macro_rules! change {
     };
 }
 
-const RENEW: &str = change!(concat!("expires_at = ", now!(), " + ?2"));
+const RENEW: &str = change!(concat!("expires_at = max(ifnull(expires_at, 0), ", now!(), " + ?2)"));
+const RESUME: &str = change!(concat!("expires_at = ", now!(), " + ?2"));
 const RELEASE: &str = change!(concat!(
     "lock_flag = 0, status = ?2, end_time = ",
     kept!("end_time", now!(), " + ?3"),
     ", holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL"
 ));
-const ABANDON: &str = change!(concat!("expires_at = min(expires_at, ", now!(), ")"));
+const ABANDON: &str = change!(concat!("expires_at = min(expires_at, ", now!(), " + ?2)"));
 
 const PUT_BACK: &str = change!(
     "lock_flag = 0, status = prior_status, begin_time = prior_begin_time, end_time = prior_end_time,
@@ -61,8 +61,8 @@ async fn still_confirms(conn: &mut SqliteConnection, sql: &'static str, claim: &
     query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
 }
 
-async fn look_at(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<RowSnapshot>> {
-    let Some(row) = look(conn, &claim.key).await? else { return Ok(None) };
+async fn read_snapshot(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<RowSnapshot>> {
+    let Some(row) = read_row(conn, &claim.key).await? else { return Ok(None) };
     Ok(Some(RowSnapshot {
         holder: row.try_get::<Option<Uuid>, _>("holder")?,
         token: row.try_get("token")?,
@@ -75,7 +75,7 @@ async fn look_at(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<Row
 pub(super) async fn confirm(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Confirmed> {
     Ok(match still_confirms(conn, confirms!("confirms + 1"), claim).await? {
         Some(count) => Confirmed::Done(count),
-        None => unconfirmed(claim, look_at(conn, claim).await?),
+        None => unconfirmed(claim, read_snapshot(conn, claim).await?),
     })
 }
 
@@ -83,19 +83,17 @@ pub(super) async fn confirms(conn: &mut SqliteConnection, claim: &Claim) -> Repl
     still_confirms(conn, confirms!("confirms"), claim).await
 }
 
-pub(super) async fn change(
-    conn: &mut SqliteConnection,
-    claims: &[Claim],
-    change: Change,
-    terms: &Terms,
-) -> Reply<Vec<Outcome>> {
+pub(super) async fn change(conn: &mut SqliteConnection, claims: &[Claim], change: Change) -> Reply<Vec<Outcome>> {
     let named = json(claims.iter().map(|claim| {
         format!("[\"{}\",\"{}\",{}]", hex(claim.key.as_str()), claim.holder.as_uuid().simple(), claim.token)
     }));
     let query = match change {
         Change::Renew(lease) => sqlx::query(RENEW).bind(named).bind(micros(lease)),
-        Change::Release(status) => sqlx::query(RELEASE).bind(named).bind(status.letter()).bind(micros(terms.offset())),
-        Change::Abandon => sqlx::query(ABANDON).bind(named),
+        Change::Resume(lease) => sqlx::query(RESUME).bind(named).bind(micros(lease)),
+        Change::Release { status, offset, .. } => {
+            sqlx::query(RELEASE).bind(named).bind(status.letter()).bind(micros(offset))
+        }
+        Change::Abandon(delay) => sqlx::query(ABANDON).bind(named).bind(micros(delay)),
         Change::PutBack => sqlx::query(PUT_BACK).bind(named),
     };
     let done = query.fetch_all(&mut *conn).await?;
@@ -107,7 +105,7 @@ pub(super) async fn change(
             Outcome::Done
         } else {
             // The changes are committed: an error must not be read as if they had been undone.
-            let seen = look_at(conn, claim).await;
+            let seen = read_snapshot(conn, claim).await;
             unmatched(change, claim, if done.is_empty() { seen? } else { seen.map_err(unanswered)? })
         });
     }

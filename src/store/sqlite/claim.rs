@@ -1,5 +1,7 @@
 //! Claims: a read, a judgement by the rules, and a compare-and-set of the row that was judged.
 
+use std::collections::HashMap;
+
 use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, Row as _, SqliteConnection, sqlite::SqliteRow};
 
@@ -10,7 +12,7 @@ use crate::{
         ClaimReply, ClaimRequest, Reply,
         fault::{Fault, fault},
         is_apart, is_refused, put_back,
-        sqlite::row::{as_micros, hex, json, kept, look, micros, now, read, time, written},
+        sqlite::row::{as_micros, hex, json, kept, micros, now, read, read_row, read_rows, time, written},
         unanswered,
     },
 };
@@ -72,21 +74,21 @@ impl Free {
     }
 }
 
-async fn claim_one(conn: &mut SqliteConnection, ask: &ClaimRequest, terms: &Terms) -> Reply<ClaimReply> {
-    match find(conn, ask, terms).await? {
-        Ok(free) => take(conn, ask, terms, free).await,
+async fn claim_one(conn: &mut SqliteConnection, request: &ClaimRequest, terms: &Terms) -> Reply<ClaimReply> {
+    match find(conn, request, terms).await? {
+        Ok(free) => take(conn, request, terms, free).await,
         Err(answer) => Ok(answer),
     }
 }
 
 /// Reads and judges the row. A row that cannot be claimed gives the reply.
-async fn find(conn: &mut SqliteConnection, ask: &ClaimRequest, terms: &Terms) -> Reply<Result<Free, ClaimReply>> {
-    let Some(found) = look(conn, &ask.key).await? else {
+async fn find(conn: &mut SqliteConnection, request: &ClaimRequest, terms: &Terms) -> Reply<Result<Free, ClaimReply>> {
+    let Some(found) = read_row(conn, &request.key).await? else {
         return Ok(Err(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }));
     };
     let row = read(&found, terms)?;
     let now = time(&found, "now")?.unwrap_or_default();
-    let verdict = match judge(Some(&row), now, ask.holder, terms) {
+    let verdict = match judge(Some(&row), now, request.holder, terms) {
         Verdict::Acquire => "acquired",
         Verdict::Same => "same",
         Verdict::TakeOver => "taken over",
@@ -95,13 +97,36 @@ async fn find(conn: &mut SqliteConnection, ask: &ClaimRequest, terms: &Terms) ->
     Ok(Ok(Free { found, row, now, verdict }))
 }
 
+/// Reads the rows, and takes no lock.
+pub(super) async fn look(
+    conn: &mut SqliteConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+) -> Reply<Vec<ClaimReply>> {
+    let keys: Vec<&Key> = requests.iter().map(|request| &request.key).collect();
+    let mut rows = HashMap::new();
+    for found in read_rows(conn, &keys).await? {
+        let now = time(&found, "now")?.unwrap_or_default();
+        rows.insert(found.try_get::<String, _>("key_resource")?, (read(&found, terms)?, now));
+    }
+    let seen = |request: &ClaimRequest| match rows.remove(request.key.as_str()) {
+        Some((row, now)) => ClaimReply::Seen { row: Some(row), now },
+        None => ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH },
+    };
+    Ok(requests.iter().map(seen).collect())
+}
+
 /// Claims in one transaction, which is rolled back if one key of a single holder is refused. If
 /// nothing can be granted, no transaction is begun.
-async fn claim_several(conn: &mut SqliteConnection, asks: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-    let apart = is_apart(asks);
-    let mut found = Vec::with_capacity(asks.len());
-    for ask in asks {
-        found.push(find(conn, ask, terms).await?);
+async fn claim_several(
+    conn: &mut SqliteConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+) -> Reply<Vec<ClaimReply>> {
+    let apart = is_apart(requests);
+    let mut found = Vec::with_capacity(requests.len());
+    for request in requests {
+        found.push(find(conn, request, terms).await?);
     }
     let hopeless = if apart { found.iter().all(Result::is_err) } else { found.iter().any(Result::is_err) };
     if hopeless {
@@ -114,7 +139,7 @@ async fn claim_several(conn: &mut SqliteConnection, asks: &[ClaimRequest], terms
         }
         begun => begun?,
     };
-    let mut claimed = take_each(conn, asks, terms, found).await;
+    let mut claimed = take_each(conn, requests, terms, found).await;
     if claimed.as_ref().is_ok_and(|answers| apart || !is_refused(answers)) {
         match sqlx::raw_sql("COMMIT").execute(&mut *conn).await {
             Ok(_) => return claimed,
@@ -123,21 +148,21 @@ async fn claim_several(conn: &mut SqliteConnection, asks: &[ClaimRequest], terms
         }
     }
     sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
-    claimed.map(|answers| put_back(answers, asks.len()))
+    claimed.map(|answers| put_back(answers, requests.len()))
 }
 
 /// Takes the rows; those of a single holder, up to the first refusal.
 async fn take_each(
     conn: &mut SqliteConnection,
-    asks: &[ClaimRequest],
+    requests: &[ClaimRequest],
     terms: &Terms,
     found: Vec<Result<Free, ClaimReply>>,
 ) -> Reply<Vec<ClaimReply>> {
-    let apart = is_apart(asks);
-    let mut answers = Vec::with_capacity(asks.len());
-    for (ask, found) in asks.iter().zip(found) {
+    let apart = is_apart(requests);
+    let mut answers = Vec::with_capacity(requests.len());
+    for (request, found) in requests.iter().zip(found) {
         answers.push(match found {
-            Ok(free) => take(conn, ask, terms, free).await?,
+            Ok(free) => take(conn, request, terms, free).await?,
             Err(answer) => answer,
         });
         if !apart && is_refused(&answers) {
@@ -153,11 +178,11 @@ async fn set_busy_timeout(conn: &mut SqliteConnection, millis: i64) -> Reply<()>
 }
 
 /// Updates the row by compare-and-set. Nothing is granted if the row is no longer as it was judged.
-async fn take(conn: &mut SqliteConnection, ask: &ClaimRequest, terms: &Terms, free: Free) -> Reply<ClaimReply> {
+async fn take(conn: &mut SqliteConnection, request: &ClaimRequest, terms: &Terms, free: Free) -> Reply<ClaimReply> {
     let Free { found, row, now, verdict } = free;
     let query = sqlx::query(TAKE)
-        .bind(ask.key.as_str())
-        .bind(*ask.holder.as_uuid())
+        .bind(request.key.as_str())
+        .bind(*request.holder.as_uuid())
         .bind(&terms.label)
         .bind(micros(terms.lease))
         .bind(micros(terms.offset()))
@@ -184,13 +209,17 @@ pub(super) async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i
     sqlx::query(CREATE).bind(keys).bind(minutes).execute(conn).await.map(drop)
 }
 
-pub(super) async fn claim(conn: &mut SqliteConnection, asks: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-    let patience: i64 = sqlx::query("PRAGMA busy_timeout").fetch_one(&mut *conn).await?.try_get(0)?;
-    set_busy_timeout(conn, patience.min(TRY_MILLIS)).await?;
-    let answers = match asks {
-        [ask] => claim_one(conn, ask, terms).await.map(|answer| vec![answer]),
-        _ => claim_several(conn, asks, terms).await,
+pub(super) async fn claim(
+    conn: &mut SqliteConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+) -> Reply<Vec<ClaimReply>> {
+    let busy_timeout: i64 = sqlx::query("PRAGMA busy_timeout").fetch_one(&mut *conn).await?.try_get(0)?;
+    set_busy_timeout(conn, busy_timeout.min(TRY_MILLIS)).await?;
+    let answers = match requests {
+        [request] => claim_one(conn, request, terms).await.map(|answer| vec![answer]),
+        _ => claim_several(conn, requests, terms).await,
     };
-    set_busy_timeout(conn, patience).await?;
+    set_busy_timeout(conn, busy_timeout).await?;
     answers
 }

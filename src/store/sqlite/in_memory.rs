@@ -17,7 +17,7 @@ const FILE: &str = "SELECT COALESCE(file, '') FROM pragma_database_list WHERE na
 ///
 /// A busy timeout that a dropped claim has shortened stays: no statement waits for a database that
 /// has one connection, or a shared cache.
-pub async fn rest(conn: &mut SqliteConnection) -> Reply<bool> {
+pub async fn make_idle(conn: &mut SqliteConnection) -> Reply<bool> {
     // After a COMMIT or ROLLBACK whose reply was not awaited, the driver skips the next rollback of
     // this kind. This call is the one to be skipped.
     Transactions::start_rollback(conn);

@@ -15,6 +15,10 @@ mod claim;
 mod in_memory;
 mod queue;
 mod row;
+#[cfg(feature = "schedule")]
+mod schedule;
+#[cfg(feature = "schedule")]
+mod schedule_sql;
 mod schema;
 mod version;
 
@@ -50,8 +54,8 @@ impl Store for Sqlite {
         !options.get_filename().exists()
     }
 
-    async fn rest(conn: &mut SqliteConnection) -> bool {
-        in_memory::rest(conn).await.unwrap_or(false)
+    async fn make_idle(conn: &mut SqliteConnection) -> bool {
+        in_memory::make_idle(conn).await.unwrap_or(false)
     }
 
     /// The connection's own busy timeout ends a wait.
@@ -63,11 +67,15 @@ impl Store for Sqlite {
     /// connection's own busy timeout.
     async fn claim(
         conn: &mut SqliteConnection,
-        asks: &[ClaimRequest],
+        requests: &[ClaimRequest],
         terms: &Terms,
         _: bool,
     ) -> Reply<Vec<ClaimReply>> {
-        claim::claim(conn, asks, terms).await
+        claim::claim(conn, requests, terms).await
+    }
+
+    async fn look(conn: &mut SqliteConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+        claim::look(conn, requests, terms).await
     }
 
     async fn confirm(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Confirmed> {
@@ -82,13 +90,7 @@ impl Store for Sqlite {
         change::confirms(conn, claim).await
     }
 
-    async fn change(
-        conn: &mut SqliteConnection,
-        claims: &[Claim],
-        change: Change,
-        terms: &Terms,
-        _: bool,
-    ) -> Reply<Vec<Outcome>> {
-        change::change(conn, claims, change, terms).await
+    async fn change(conn: &mut SqliteConnection, claims: &[Claim], change: Change, _: bool) -> Reply<Vec<Outcome>> {
+        change::change(conn, claims, change).await
     }
 }

@@ -1,6 +1,6 @@
 use sqlx::{Row as _, Sqlite, SqliteConnection};
 
-use crate::store::queue::{ALIVE_SECONDS, FRONT, Place, QueueStore};
+use crate::store::queue::{ALIVE_SECONDS, FRONT, QueueEntry, QueueStore};
 use crate::{
     key::Key,
     store::{
@@ -36,6 +36,11 @@ const CLEAR: &str = concat!(
     "DELETE FROM t_resource_lock_queue WHERE ticket IN (SELECT value FROM json_each(?1)) AND alive_until <= ",
     now!()
 );
+const LENGTHS: &str = concat!(
+    "SELECT key_resource, count(*) FROM t_resource_lock_queue WHERE alive_until > ",
+    now!(),
+    " GROUP BY key_resource"
+);
 const SWEEP: &str = concat!("DELETE FROM t_resource_lock_queue WHERE alive_until < ", now!(), " - 3600 * 1000000");
 
 impl QueueStore for Sqlite {
@@ -46,12 +51,12 @@ impl QueueStore for Sqlite {
         written(query, conn).await?.ok_or(sqlx::Error::RowNotFound)?.try_get(0)
     }
 
-    async fn front(conn: &mut SqliteConnection, keys: &[Key], number: i64) -> Reply<Vec<Place>> {
+    async fn front(conn: &mut SqliteConnection, keys: &[Key], number: i64) -> Reply<Vec<QueueEntry>> {
         let mut front = Vec::new();
         for key in keys {
             let query = sqlx::query(FRONT_OF_QUEUE).bind(key.as_str()).bind(number).bind(seconds(FRONT));
             for row in query.fetch_all(&mut *conn).await? {
-                front.push(Place { key: row.try_get(0)?, number: row.try_get(1)?, left_micros: row.try_get(2)? });
+                front.push(QueueEntry { key: row.try_get(0)?, number: row.try_get(1)?, left_micros: row.try_get(2)? });
             }
         }
         Ok(front)
@@ -67,6 +72,10 @@ impl QueueStore for Sqlite {
 
     async fn clear(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
         sqlx::query(CLEAR).bind(array(numbers)).execute(conn).await.map(drop)
+    }
+
+    async fn queue_lengths(conn: &mut SqliteConnection) -> Reply<Vec<(String, i64)>> {
+        sqlx::query_as(LENGTHS).fetch_all(conn).await
     }
 
     async fn sweep(conn: &mut SqliteConnection) -> Reply<()> {

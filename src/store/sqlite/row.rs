@@ -53,7 +53,10 @@ macro_rules! kept {
 
 pub(super) use {as_micros, kept, now};
 
-const LOOK: &str = concat!(
+/// Reads the rows for which the condition holds.
+macro_rules! read_where {
+    ($condition:literal) => {
+        concat!(
     "
 SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at, prior_token, prior_client_ip,
        end_time IS NOT NULL AS ended, COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS stands, ",
@@ -65,13 +68,24 @@ SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_
     ", 0) AS left_micros, ",
     now!(),
     " AS now
-FROM t_resource_lock WHERE key_resource = ?1"
-);
+FROM t_resource_lock WHERE ",
+            $condition
+        )
+    };
+}
+
+const READ_ROW: &str = read_where!("key_resource = ?1");
+const READ_ROWS: &str = read_where!("key_resource IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))");
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
 
-pub(super) async fn look(conn: &mut SqliteConnection, key: &Key) -> Reply<Option<SqliteRow>> {
-    sqlx::query(LOOK).bind(key.as_str()).fetch_optional(conn).await
+pub(super) async fn read_row(conn: &mut SqliteConnection, key: &Key) -> Reply<Option<SqliteRow>> {
+    sqlx::query(READ_ROW).bind(key.as_str()).fetch_optional(conn).await
+}
+
+pub(super) async fn read_rows(conn: &mut SqliteConnection, keys: &[&Key]) -> Reply<Vec<SqliteRow>> {
+    let keys = json(keys.iter().map(|key| format!("\"{}\"", hex(key.as_str()))));
+    sqlx::query(READ_ROWS).bind(keys).fetch_all(conn).await
 }
 
 /// Returns the row of a statement that writes. The statement has to be run to its end: only there

@@ -76,6 +76,10 @@ impl SchemaStore for Sqlite {
         }
         Ok(())
     }
+
+    async fn install_functions(_: &mut SqliteConnection) -> Reply<bool> {
+        Ok(false)
+    }
 }
 
 /// Returns a type that fits, if a column that another program may have created has one that does

@@ -8,7 +8,7 @@ use crate::{
     version::identifier::TableName,
 };
 
-const LOOK: &str = "
+const TABLE_COLUMNS: &str = "
 SELECT c.name, upper(c.type) AS type,
        (c.pk = 1 AND (SELECT count(*) FROM pragma_table_info(?1, ?2) k WHERE k.pk > 0) = 1)
        OR EXISTS (SELECT 1 FROM pragma_index_list(?1, ?2) i
@@ -22,13 +22,14 @@ impl VersionStore for Sqlite {
     const QUOTE: char = '`';
     const EXACT_NAMES: bool = false;
 
-    fn mark(place: usize) -> String {
-        format!("?{place}")
+    fn mark(index: usize) -> String {
+        format!("?{index}")
     }
 
-    async fn look(conn: &mut SqliteConnection, table: &TableName) -> Reply<Seen> {
+    async fn table_columns(conn: &mut SqliteConnection, table: &TableName) -> Reply<Seen> {
         let schema = table.schema.as_ref().map_or("main", |schema| schema.as_str());
-        let rows = match sqlx::query(LOOK).bind(table.table.as_str()).bind(schema).fetch_all(&mut *conn).await {
+        let rows = match sqlx::query(TABLE_COLUMNS).bind(table.table.as_str()).bind(schema).fetch_all(&mut *conn).await
+        {
             Err(sqlx::Error::Database(error)) if error.message().starts_with("unknown database") => vec![],
             reply => reply?,
         };

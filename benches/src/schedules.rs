@@ -1,0 +1,330 @@
+//! Schedules: the statements and the rate of runs with nothing to do, the cost of idling, how long
+//! after its tick a run starts while processes are killed, and a run beside a cycle of the lock.
+
+use std::{
+    collections::BTreeMap,
+    process::Stdio,
+    time::{Duration, SystemTime},
+};
+
+use clap::Args;
+use rowlock::RunStatus;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    process::{Child, ChildStdin, Command},
+    sync::mpsc,
+    time::{Instant, sleep, timeout, timeout_at},
+};
+
+use crate::{
+    Error,
+    contender::URL,
+    database::{Kind, Site, at_own_site, on, patient_pool, pool},
+    durability,
+    options::{Common, seconds},
+    speak::{Speak, fill},
+    statistics::{Summary, millis, ratio},
+    ticker::{Job, Word},
+};
+
+/// How long processes may take to begin, and to end.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Schedules that are due again at once.
+const BUSY: usize = 200;
+/// The schedules of the part with kills.
+const TICKING: usize = 20;
+/// The most schedules of one process.
+const MOST: usize = 10_000;
+/// A slot that is not reached, in seconds since 1970: the year 2099.
+const FAR: i64 = 4_070_908_800;
+
+#[derive(Args)]
+pub struct Options {
+    #[command(flatten)]
+    common: Common,
+    /// How long each part is, in seconds.
+    #[arg(long, default_value = "10", value_parser = seconds)]
+    seconds: Duration,
+    /// How long the part with kills is, in seconds.
+    #[arg(long, default_value = "30", value_parser = seconds)]
+    kills: Duration,
+    /// The pause between two kills, in seconds.
+    #[arg(long, default_value = "0.8", value_parser = seconds)]
+    every: Duration,
+    /// How many processes run the schedules.
+    #[arg(long, default_value_t = 8)]
+    workers: usize,
+    /// How many schedules there are while nothing is due.
+    #[arg(long, value_delimiter = ',', default_values_t = [20, 20_000])]
+    idle: Vec<usize>,
+}
+
+pub async fn run(options: &Options) -> Result<(), Error> {
+    let Options { workers, every, .. } = options;
+    println!(
+        "{workers} processes. statements a run: sent by all of them, with their looks, renewals and transactions."
+    );
+    println!("run/cycle: the rate of one schedule in one process, to that of acquire and release by one task.");
+    println!(
+        "start: from the tick to the first start of its work, in ms, of {TICKING} schedules a second beside a SIGKILL every {every:?}."
+    );
+    for (kind, server) in options.common.servers() {
+        on!(kind, measure(kind, &server, options))?;
+    }
+    Ok(())
+}
+
+async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options) -> Result<(), Error> {
+    at_own_site::<DB>(server, async |site| {
+        durability::show::<DB>(kind, site).await?;
+        let (workers, time) = (options.workers, options.seconds);
+        let many = busy::<DB>(kind, site, (BUSY, workers, false), time).await?;
+        let counted = busy::<DB>(kind, site, (BUSY, workers, true), time).await?;
+        let statements = ratio(counted.statements as f64, counted.runs as f64).unwrap_or_default();
+        println!("runs a second: {:.0}; statements a run: {statements:.2}", many.per_second(many.runs));
+        let one = busy::<DB>(kind, site, (1, 1, false), time).await?;
+        let cycles = cycles(kind, site, time).await?;
+        println!(
+            "one schedule: {:.0} runs a second; lock: {:.0} cycles; run/cycle {:.2}",
+            one.per_second(one.runs),
+            cycles.per_second(cycles.runs),
+            one.per_second(one.runs) / cycles.per_second(cycles.runs)
+        );
+        for &schedules in &options.idle {
+            let idle = idle::<DB>(kind, site, schedules, options).await?;
+            println!("idle with {schedules}: {:.1} queries a second", idle.per_second(idle.statements));
+        }
+        beside_kills::<DB>(kind, site, options).await
+    })
+    .await
+}
+
+/// What all processes counted within a time.
+struct Counted {
+    runs: i64,
+    statements: i64,
+    time: Duration,
+}
+
+impl Counted {
+    fn per_second(&self, count: i64) -> f64 {
+        count as f64 / self.time.as_secs_f64()
+    }
+}
+
+/// Replaces all schedules by these, with this slot in seconds since 1970.
+async fn refill<DB: Speak>(kind: Kind, site: &Site, job: Job, count: usize, slot: i64) -> Result<(), Error> {
+    let pool = patient_pool::<DB>(&site.url, 1, false).await?;
+    for table in ["t_resource_schedule", "t_resource_schedule_run"] {
+        DB::script(&pool, format!("DELETE FROM {table}")).await?;
+    }
+    let spec = match job {
+        Job::Busy => "every 100ms",
+        Job::Idle => "every 86400s",
+        Job::Ticking | Job::Cycles => "every 1s",
+    };
+    let slot = match kind {
+        Kind::Sqlite => format!("{slot} * 1000000"),
+        Kind::Postgres => format!("to_timestamp({slot})"),
+        Kind::Mysql | Kind::Mariadb => format!("'1970-01-01' + INTERVAL {slot} SECOND"),
+    };
+    let rows = (0..count).map(|number| format!("('s{number}', '{spec}', 'UTC', {slot}, {slot})"));
+    fill(&pool, "t_resource_schedule (name, spec, zone, slot, due_at)", rows).await?;
+    pool.close().await;
+    Ok(())
+}
+
+/// Runs with nothing to do, of schedules with more ticks behind them than are run in this time.
+async fn busy<DB: Speak>(
+    kind: Kind,
+    site: &Site,
+    (schedules, workers, count): (usize, usize, bool),
+    time: Duration,
+) -> Result<Counted, Error> {
+    let now = i64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs())?;
+    let mut total = Counted { runs: 0, statements: 0, time: Duration::ZERO };
+    // One schedule catches up on at most a thousand ticks.
+    let parts = if schedules == 1 { time.as_secs().max(1) } else { 1 };
+    for _ in 0..parts {
+        refill::<DB>(kind, site, Job::Busy, schedules, now - 90).await?;
+        let mut crew = Crew::start(kind, site, Job::Busy, &vec![(0, schedules); workers], count).await?;
+        let counted =
+            crew.counted(Duration::from_millis(100), time / u32::try_from(parts)? / if parts > 1 { 4 } else { 1 });
+        let counted = counted.await?;
+        crew.end().await?;
+        total.runs += counted.runs;
+        total.statements += counted.statements;
+        total.time += counted.time;
+    }
+    Ok(total)
+}
+
+async fn cycles(kind: Kind, site: &Site, time: Duration) -> Result<Counted, Error> {
+    let mut crew = Crew::start(kind, site, Job::Cycles, &[(0, 0)], false).await?;
+    let counted = crew.counted(Duration::from_millis(300), time).await?;
+    crew.end().await?;
+    Ok(counted)
+}
+
+/// Nothing is due. A process knows at most [`MOST`] schedules, so of more each knows a part.
+async fn idle<DB: Speak>(kind: Kind, site: &Site, schedules: usize, options: &Options) -> Result<Counted, Error> {
+    refill::<DB>(kind, site, Job::Idle, schedules, FAR).await?;
+    let parts = schedules.div_ceil(MOST);
+    let part = |worker: usize| (worker % parts * MOST, schedules.min((worker % parts + 1) * MOST));
+    let known: Vec<(usize, usize)> = (0..options.workers).map(part).collect();
+    let mut crew = Crew::start(kind, site, Job::Idle, &known, true).await?;
+    let counted = crew.counted(Duration::from_secs(3), 2 * options.seconds).await?;
+    crew.end().await?;
+    Ok(counted)
+}
+
+/// A process is killed and replaced again and again.
+async fn beside_kills<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<(), Error> {
+    let now = i64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs())?;
+    refill::<DB>(kind, site, Job::Ticking, TICKING, now + 4).await?;
+    let mut crew = Crew::start(kind, site, Job::Ticking, &vec![(0, TICKING); options.workers], false).await?;
+    let (mut first, mut starts, mut kills) = (BTreeMap::new(), 0_usize, 0);
+    let until = Instant::now() + options.kills;
+    let mut kill_at = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < until {
+        if let Ok(Some(word)) = timeout_at(kill_at.min(until), crew.words.recv()).await {
+            if let Word::Begins { schedule, slot, late } = word? {
+                starts += 1;
+                first.entry((schedule, slot)).or_insert(late * 1_000);
+            }
+            continue;
+        }
+        let victim = fastrand::usize(..crew.children.len());
+        crew.kill(victim).await?;
+        crew.add((0, TICKING)).await?;
+        kills += 1;
+        // Not in step with the ticks.
+        kill_at += options.every.mul_f64(0.5 + fastrand::f64());
+    }
+    // What is under way is finished.
+    sleep(Duration::from_secs(3)).await;
+    crew.end().await?;
+    let (ticks, succeeded) = history::<DB>(site).await?;
+    let summary = Summary::of(first.into_values().collect());
+    let part = |percent| millis(summary.percentile(percent).unwrap_or_default());
+    println!(
+        "{kills} kills: start p50 {:.0} ms, p99 {:.0} ms, longest {:.0} ms of {} ticks, {starts} starts; {ticks} ticks ended, {succeeded} succeeded once",
+        part(50),
+        part(99),
+        part(100),
+        summary.count(),
+    );
+    Ok(())
+}
+
+/// Returns how many slots the history has from the first to the last of each schedule, and how many
+/// of them succeeded exactly once.
+async fn history<DB: Speak>(site: &Site) -> Result<(i64, usize), Error> {
+    let schedules = rowlock::Schedules::new(pool::<DB>(&site.url, 1).await?).share_pool();
+    let (mut slots, mut once) = (0, 0);
+    for number in 0..TICKING {
+        let mut succeeded: BTreeMap<i64, usize> = BTreeMap::new();
+        for run in schedules.history(&format!("s{number}"), 100_000).await? {
+            *succeeded.entry(run.slot.timestamp()).or_default() += usize::from(run.status == RunStatus::Succeeded);
+        }
+        // A tick that was killed at the end has no success yet.
+        while succeeded.last_entry().is_some_and(|last| *last.get() == 0) {
+            succeeded.pop_last();
+        }
+        let (first, last) = (succeeded.keys().next(), succeeded.keys().next_back());
+        slots += first.zip(last).map_or(0, |(first, last)| last - first + 1);
+        once += succeeded.values().filter(|count| **count == 1).count();
+    }
+    Ok((slots, once))
+}
+
+/// The processes of one measurement.
+struct Crew<'a> {
+    kind: Kind,
+    site: &'a Site,
+    job: Job,
+    count: bool,
+    children: Vec<(Child, Option<ChildStdin>)>,
+    sender: mpsc::Sender<Result<Word, Error>>,
+    words: mpsc::Receiver<Result<Word, Error>>,
+}
+
+impl<'a> Crew<'a> {
+    async fn start(kind: Kind, site: &'a Site, job: Job, known: &[(usize, usize)], count: bool) -> Result<Self, Error> {
+        eprintln!("schedules {}: {job:?}, {} processes", kind.name(), known.len());
+        let (sender, words) = mpsc::channel(10_000);
+        let mut crew = Self { kind, site, job, count, children: Vec::new(), sender, words };
+        for &known in known {
+            crew.add(known).await?;
+        }
+        let mut ready = 0;
+        while ready < known.len() {
+            ready += usize::from(crew.next().await? == Word::Ready);
+        }
+        Ok(crew)
+    }
+
+    async fn next(&mut self) -> Result<Word, Error> {
+        timeout(PATIENCE, self.words.recv()).await?.ok_or("the processes are gone")?
+    }
+
+    async fn add(&mut self, (from, to): (usize, usize)) -> Result<(), Error> {
+        let job = match self.job {
+            Job::Busy => "busy",
+            Job::Idle => "idle",
+            Job::Ticking => "ticking",
+            Job::Cycles => "cycles",
+        };
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["ticker", "--database", self.kind.name(), "--job", job, "--from", &from.to_string()]);
+        command.args(["--to", &to.to_string()]).args(self.count.then_some("--count")).env(URL, &self.site.url);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take().ok_or("a pipe")?);
+        let sender = self.sender.clone();
+        tokio::spawn(async move {
+            let mut lines = BufReader::new(stdout).lines();
+            while let Ok(Some(line)) = lines.next_line().await {
+                if sender.send(line.parse()).await.is_err() {
+                    return;
+                }
+            }
+        });
+        self.children.push((child, stdin));
+        Ok(())
+    }
+
+    async fn kill(&mut self, place: usize) -> Result<(), Error> {
+        let (mut child, _) = self.children.remove(place);
+        Ok(child.kill().await?)
+    }
+
+    async fn count(&mut self) -> Result<(i64, i64), Error> {
+        for (_, stdin) in &mut self.children {
+            stdin.as_mut().ok_or("a pipe")?.write_all(b"count\n").await?;
+        }
+        let (mut runs, mut statements) = (0, 0);
+        for _ in 0..self.children.len() {
+            let Word::Counted { runs: more, statements: sent } = self.next().await? else {
+                return Err("a process does not count".into());
+            };
+            (runs, statements) = (runs + more, statements + sent);
+        }
+        Ok((runs, statements))
+    }
+
+    async fn counted(&mut self, warm_up: Duration, time: Duration) -> Result<Counted, Error> {
+        sleep(warm_up).await;
+        let (begun, before) = (Instant::now(), self.count().await?);
+        sleep(time).await;
+        let after = self.count().await?;
+        Ok(Counted { runs: after.0 - before.0, statements: after.1 - before.1, time: begun.elapsed() })
+    }
+
+    async fn end(mut self) -> Result<(), Error> {
+        for (child, stdin) in &mut self.children {
+            drop(stdin.take());
+            timeout(PATIENCE, child.wait()).await??;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,185 @@
+//! One process of `schedules`: it runs schedules, or cycles of a lock by hand, and reports on
+//! stdout.
+//!
+//! It reads commands on stdin: `count`, and the end of the input, which ends it.
+
+use std::{
+    fmt,
+    str::FromStr,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::{Duration, SystemTime},
+};
+
+use clap::{Args, ValueEnum};
+use rowlock::{Attempt, CatchUp, LeaseLock, Schedule, Schedules, Status, Tick};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, stdin},
+    time::sleep,
+};
+
+use crate::{
+    Error,
+    contender::URL,
+    count::Queries,
+    database::{Bench, Kind, on, patient_pool},
+};
+
+pub const LEASE: Duration = Duration::from_millis(1500);
+
+/// What the process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Job {
+    /// Schedules with nothing to do, each due again at once.
+    Busy,
+    /// Schedules that are not due.
+    Idle,
+    /// Schedules with a tick each second, whose work takes 5 to 100 ms and tells when it starts.
+    Ticking,
+    /// Acquire and release, one after the other.
+    Cycles,
+}
+
+#[derive(Args)]
+pub struct Options {
+    #[arg(long)]
+    database: Kind,
+    #[arg(long, env = URL, hide_env_values = true)]
+    url: String,
+    #[arg(long)]
+    job: Job,
+    /// The numbers of the first schedule and of the one after the last.
+    #[arg(long)]
+    from: usize,
+    #[arg(long)]
+    to: usize,
+    /// Counts statements, which slows them down.
+    #[arg(long)]
+    pub count: bool,
+}
+
+/// The reports of a process, one per line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    Ready,
+    /// A run begins this many microseconds after its tick, which is in milliseconds.
+    Begins {
+        schedule: usize,
+        slot: i64,
+        late: i64,
+    },
+    Counted {
+        runs: i64,
+        statements: i64,
+    },
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready => write!(f, "ready"),
+            Self::Begins { schedule, slot, late } => write!(f, "begins {schedule} {slot} {late}"),
+            Self::Counted { runs, statements } => write!(f, "counted {runs} {statements}"),
+        }
+    }
+}
+
+impl FromStr for Word {
+    type Err = Error;
+
+    fn from_str(line: &str) -> Result<Self, Error> {
+        let mut words = line.split(' ');
+        let kind = words.next();
+        let numbers = words.map(str::parse).collect::<Result<Vec<i64>, _>>()?;
+        Ok(match (kind, numbers[..].as_ref()) {
+            (Some("ready"), []) => Self::Ready,
+            (Some("begins"), &[schedule, slot, late]) => {
+                Self::Begins { schedule: usize::try_from(schedule)?, slot, late }
+            }
+            (Some("counted"), &[runs, statements]) => Self::Counted { runs, statements },
+            _ => return Err(format!("a process says {line:?}").into()),
+        })
+    }
+}
+
+/// The schedule of this number.
+pub fn schedule(job: Job, number: usize) -> Result<Schedule, rowlock::Error> {
+    let period = match job {
+        Job::Busy => Duration::from_millis(100),
+        Job::Idle => Duration::from_secs(24 * 3600),
+        Job::Ticking | Job::Cycles => Duration::from_secs(1),
+    };
+    Schedule::every(&format!("s{number}"), period)?.catch_up(CatchUp::All(1_000))
+}
+
+pub async fn run(options: &Options, queries: &Queries) -> Result<(), Error> {
+    on!(options.database, work(options, queries))
+}
+
+async fn work<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Error> {
+    let pool = patient_pool::<DB>(&options.url, 8, false).await?;
+    let runs = Arc::new(AtomicI64::new(0));
+    let mut schedules = Schedules::new(pool.clone()).lease(LEASE)?;
+    let mut cycling = None;
+    if options.job == Job::Cycles {
+        cycling = Some(tokio::spawn(cycles(LeaseLock::new(pool.clone()), runs.clone())));
+    } else {
+        for number in options.from..options.to {
+            let (runs, job) = (runs.clone(), options.job);
+            schedules = schedules.on(schedule(job, number)?, move |tick| tick_of(job, number, runs.clone(), tick));
+        }
+    }
+    let running = if cycling.is_none() { Some(schedules.start().await?) } else { None };
+    println!("{}", Word::Ready);
+    let mut lines = BufReader::new(stdin()).lines();
+    while lines.next_line().await?.is_some() {
+        println!("{}", Word::Counted { runs: runs.load(Relaxed), statements: queries.so_far() });
+    }
+    if let Some(running) = running {
+        running.shutdown(Duration::from_secs(10)).await;
+    }
+    cycling.inspect(|cycling| cycling.abort());
+    Ok(())
+}
+
+async fn tick_of<DB: Bench>(job: Job, schedule: usize, runs: Arc<AtomicI64>, tick: Tick<DB>) -> Result<(), Error> {
+    runs.fetch_add(1, Relaxed);
+    if job == Job::Ticking {
+        // The servers are on this machine, so this is their clock.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_micros();
+        let late = i64::try_from(now)? - tick.slot().timestamp_micros();
+        println!("{}", Word::Begins { schedule, slot: tick.slot().timestamp_millis(), late });
+        sleep(Duration::from_millis(fastrand::u64(5..100))).await;
+    }
+    Ok(())
+}
+
+async fn cycles<DB: Bench>(lock: LeaseLock<DB>, runs: Arc<AtomicI64>) -> Result<(), Error> {
+    loop {
+        let Attempt::Acquired(lease) = lock.try_acquire("by-hand").await? else {
+            return Err("the key is not free".into());
+        };
+        lease.release(Status::Succeeded).await?;
+        runs.fetch_add(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_process_tells_is_read_as_it_was_told() -> Result<(), Error> {
+        for word in [
+            Word::Ready,
+            Word::Begins { schedule: 3, slot: 1_000, late: -5 },
+            Word::Counted { runs: 7, statements: 14 },
+        ] {
+            assert_eq!(word.to_string().parse::<Word>()?, word);
+        }
+        assert!("counted 1".parse::<Word>().is_err());
+        Ok(())
+    }
+}

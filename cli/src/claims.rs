@@ -1,0 +1,90 @@
+//! `acquire`, `renew` and `release`: claims that outlive the program, for scripts and other
+//! languages.
+
+use std::time::Duration;
+
+use rowlock::{Claim, Database, LeaseLock, PreviousClaim};
+use serde_json::{Value, json};
+use sqlx::Pool;
+
+use crate::{
+    args::Acquire,
+    exit::{self, Failure},
+    operators::{Release, Renew},
+    out, show,
+    signals::StopSignals,
+    waiting::{Wait, Waited},
+};
+
+/// How long a renewal holds at least, unless it says so.
+const LEASE: Duration = Duration::from_secs(30);
+/// How long the database has to end a claim whose holder id was not printed.
+const GRACE: Duration = Duration::from_secs(10);
+
+pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Result<u8, Failure> {
+    let mut stop = StopSignals::listen()?;
+    let Acquire { key, terms } = acquire;
+    // A claim that is under way is undone at a signal, since its holder id would never be printed.
+    let wait = Wait { keys: vec![key.as_str()], grace: GRACE, refused: terms.refused_exit_code };
+    let lease = match wait.on(&lock, &mut stop, lock.acquire(key.as_str(), terms.wait)).await? {
+        Waited::Granted(lease) => lease,
+        Waited::Over(code) => return Ok(code),
+    };
+    let printed = print(&lock, lease.claim(), lease.taken_over_from().cloned()).await;
+    if printed.is_ok() {
+        lease.detach();
+    } else {
+        // The holder id was not printed, so that no other process could release the claim.
+        drop(lease);
+        lock.shutdown(GRACE).await;
+    }
+    printed
+}
+
+pub async fn renew<DB: Database>(pool: Pool<DB>, renew: Renew) -> Result<u8, Failure> {
+    let (lock, key) = (LeaseLock::new(pool), renew.key.as_str());
+    let lease = match renew.lease {
+        Some(lease) => lease,
+        // A renewal that says nothing must not shorten the claim.
+        None => {
+            let row = lock.inspect(key).await?;
+            let left = row.and_then(|row| (row.until? - row.now).to_std().ok());
+            left.unwrap_or_default().max(LEASE)
+        }
+    };
+    let lock = lock.lease(lease)?;
+    let claim = lock.resume(key, renew.holder).await?.detach();
+    print(&lock, &claim, None).await
+}
+
+pub async fn release<DB: Database>(lock: LeaseLock<DB>, release: Release) -> Result<u8, Failure> {
+    let key = release.key.as_str();
+    match release.holder {
+        Some(holder) => lock.resume(key, holder).await?.release(release.status.into()).await?,
+        None => match lock.force_release(key, release.status.into()).await? {
+            Some(token) => out::say(format_args!("{} is free; its token is {token}", out::printable(key)))?,
+            None => return Err(Failure::new(exit::REFUSED, format_args!("{key:?} has no row"))),
+        },
+    }
+    Ok(exit::OK)
+}
+
+/// Prints the claim as one JSON object on one line. `expires_at` is read from the row; it is null
+/// if the row cannot be read or no longer has this holder.
+pub async fn print<DB: Database>(
+    lock: &LeaseLock<DB>,
+    claim: &Claim,
+    prior: Option<PreviousClaim>,
+) -> Result<u8, Failure> {
+    let entry =
+        lock.inspect(claim.key.as_str()).await.ok().flatten().filter(|entry| entry.holder == Some(claim.holder));
+    let claim: Value = json!({
+        "key": claim.key.as_str(),
+        "token": claim.token.get(),
+        "holder": claim.holder.to_string(),
+        "expires_at": entry.and_then(|entry| entry.until).map(show::precise),
+        "taken_over_from": prior.map(|prior| json!({ "token": prior.token.get(), "by": prior.label })),
+    });
+    out::say_json(&claim)?;
+    Ok(exit::OK)
+}

@@ -1,0 +1,266 @@
+//! `rowlock run`: a command that runs while its key is held.
+
+use std::{
+    ffi::OsString,
+    fmt,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use rowlock::{Claim, Database, Error, Key, Lease, LeaseLock, ResourceLock, Status};
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+
+use crate::{
+    args::{RuleSet, Run},
+    exit::{self, Failure},
+    find::find,
+    out,
+    signals::StopSignals,
+    waiting::{Wait, Waited},
+    work::{Work, code, expired},
+};
+
+pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>) -> Result<u8, Failure> {
+    // The command is looked up first: a claim for a command that cannot run would use up the
+    // minimum interval.
+    let (words, wait) = (run.words(), run.terms.wait);
+    let program = find(&words)?;
+    let mut stop = StopSignals::listen()?;
+    let (grace, timeout, lock_delay) = (run.grace, run.timeout, run.lock_delay);
+    let job = Job { key: run.key.as_str(), grace, timeout, lock_delay, rules: run.terms.rules };
+    let begun = Begun { lock: &lock, job: &job, program, words: &words, front };
+    let waits = |keys| Wait { keys, grace: run.grace, refused: run.refused() };
+    if !run.also.is_empty() {
+        let keys: Vec<&str> = std::iter::once(&run.key).chain(&run.also).map(Key::as_str).collect();
+        return match waits(keys.clone()).on(&lock, &mut stop, lock.acquire_all(keys, wait)).await? {
+            Waited::Granted(lease) => begun.works(&environment_of_all(job.key, lease.claims()), lease, &mut stop).await,
+            Waited::Over(code) => Ok(code),
+        };
+    }
+    let permits = run.permits.map(|permits| lock.semaphore(job.key, permits)).transpose()?;
+    let limited: Box<dyn ResourceLock<DB>> = match &permits {
+        Some(permits) => Box::new(permits.clone()),
+        None if run.shared => Box::new(lock.read_write(job.key)?.readers()),
+        None if run.exclusive => Box::new(lock.read_write(job.key)?.writers()),
+        None => Box::new(lock.clone()),
+    };
+    let grant = match waits(vec![job.key]).on(&lock, &mut stop, limited.acquire_for_run(job.key, wait)).await? {
+        Waited::Granted(grant) => grant,
+        Waited::Over(code) => return Ok(code),
+    };
+    let Some(lease) = grant.into_lease() else { return Err(lost_before(job.key)) };
+    let mut environment = environment(lease.claim());
+    let number = permits.and_then(|permits| permits.number(lease.key()));
+    environment.extend(number.map(|number| ("ROWLOCK_PERMIT", number.to_string())));
+    environment.extend(lease.writer_token().map(|token| ("ROWLOCK_WRITER_TOKEN", token.to_string())));
+    begun.works(&environment, lease, &mut stop).await
+}
+
+/// A command whose keys are held, with what it is started with.
+struct Begun<'r, DB: Database> {
+    lock: &'r LeaseLock<DB>,
+    job: &'r Job<'r>,
+    program: PathBuf,
+    words: &'r [OsString],
+    front: Option<Pid>,
+}
+
+impl<DB: Database> Begun<'_, DB> {
+    async fn works<K>(
+        self,
+        environment: &[(&str, String)],
+        lease: Lease<DB, K>,
+        stop: &mut StopSignals,
+    ) -> Result<u8, Failure> {
+        let Self { lock, job, program, words, front } = self;
+        // The process may have been suspended between the grant and this check.
+        if !lease.is_held() {
+            return Err(lost_before(job.key));
+        }
+        let started = Instant::now();
+        let work = match Work::start(program, words, environment, front) {
+            Ok(work) => work,
+            Err(failure) => return Err(job.put_back(lock, lease, stop, failure).await),
+        };
+        let (code, outcome) = job.supervise(lock, lease, work, stop).await?;
+        tracing::info!(key = %job.key, outcome = outcome.name(), code, wall = ?started.elapsed(), "command");
+        Ok(code)
+    }
+}
+
+fn lost_before(key: &str) -> Failure {
+    Failure::new(exit::LOST, format_args!("{key}: lost before the command began"))
+}
+
+/// The variables of a command under several keys. All of their claims have one holder.
+fn environment_of_all(key: &str, claims: &[Claim]) -> Vec<(&'static str, String)> {
+    let first = claims.iter().find(|claim| claim.key.as_str() == key).map(environment);
+    let tokens: serde_json::Map<String, Value> =
+        claims.iter().map(|claim| (claim.key.as_str().to_owned(), claim.token.get().into())).collect();
+    let mut environment = first.unwrap_or_default();
+    environment.push(("ROWLOCK_TOKENS", Value::Object(tokens).to_string()));
+    environment
+}
+
+pub fn environment(claim: &Claim) -> Vec<(&'static str, String)> {
+    vec![
+        ("ROWLOCK_KEY", claim.key.as_str().to_owned()),
+        ("ROWLOCK_TOKEN", claim.token.to_string()),
+        ("ROWLOCK_HOLDER", claim.holder.to_string()),
+    ]
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Succeeded,
+    Failed,
+    /// It was asked to stop.
+    Stopped,
+    /// It took longer than it may, and was stopped.
+    TooLong,
+    /// The claim was lost, and the command was stopped.
+    Lost,
+}
+
+impl Outcome {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Stopped => "stopped",
+            Self::TooLong => "stopped after its timeout",
+            Self::Lost => "lost",
+        }
+    }
+}
+
+/// A command that runs under a claim.
+pub struct Job<'a> {
+    /// The key, as messages name it.
+    pub key: &'a str,
+    pub grace: Duration,
+    /// How long the command may run.
+    pub timeout: Option<Duration>,
+    pub lock_delay: Duration,
+    pub rules: RuleSet,
+}
+
+impl Job<'_> {
+    /// Waits for the command's end, a signal, the end of its time, or the loss of the lease.
+    /// Returns the exit code and the outcome.
+    pub async fn supervise<DB: Database, K>(
+        &self,
+        lock: &LeaseLock<DB>,
+        lease: Lease<DB, K>,
+        mut work: Work,
+        stop: &mut StopSignals,
+    ) -> Result<(u8, Outcome), Failure> {
+        let (key, on_terminal) = (self.key, work.is_on_terminal());
+        tokio::select! {
+            biased;
+            status = work.ended(key, self.grace) => {
+                let code = code(status?);
+                if let Some(failure) = work.failure() {
+                    return Err(self.put_back(lock, lease, stop, failure).await);
+                }
+                if code != exit::OK && stop.has_stopped_the_command(self.grace).await {
+                    self.abandon(lock, lease, stop).await;
+                    return Ok((code, Outcome::Stopped));
+                }
+                let (status, outcome) = if code == exit::OK { (Status::Succeeded, Outcome::Succeeded) } else { (Status::Failed, Outcome::Failed) };
+                self.record(lease, status, stop).await?;
+                Ok((code, outcome))
+            }
+            signal = stop.for_command(on_terminal, self.grace) => {
+                // The lease is still renewed while the command stops.
+                work.forward(signal);
+                let status = work.stopped(key, stop, self.grace).await?;
+                self.abandon(lock, lease, stop).await;
+                Ok((code(status), Outcome::Stopped))
+            }
+            limit = expired(self.timeout) => {
+                work.forward(Signal::TERM);
+                out::print_error(format_args!("{key}: not ended within {limit:?}, its --timeout: stopping the command"));
+                work.stopped(key, stop, self.grace).await?;
+                self.record(lease, Status::Failed, stop).await?;
+                Ok((exit::TOO_LONG, Outcome::TooLong))
+            }
+            () = lease.lost() => {
+                // The signal is sent before the message, since a stderr that is not read would block
+                // this process.
+                work.forward(Signal::TERM);
+                out::print_error(format_args!("{key}: lost; stopping the command"));
+                work.stopped(key, stop, self.grace).await?;
+                if self.lock_delay.is_zero() {
+                    return Ok((exit::LOST, Outcome::Lost));
+                }
+                // The command has stopped, so that nothing is left to wait for.
+                let _ = stop.within(self.grace, lease.abandon()).await;
+                Ok((exit::LOST, Outcome::Lost))
+            }
+        }
+    }
+
+    /// Records how the command has ended. A claim that was lost is an error; whatever else goes
+    /// wrong is only told, since the command has ended. The next claim waits for the end of the
+    /// lease at most.
+    async fn record<DB: Database, K>(
+        &self,
+        lease: Lease<DB, K>,
+        status: Status,
+        stop: &mut StopSignals,
+    ) -> Result<(), Failure> {
+        match stop.within(self.grace, lease.release(status)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error @ Error::Lost { .. })) => return Err(error.into()),
+            Ok(Err(error)) => not_recorded(self.key, format_args!("{error:?}")),
+            Err(why) => not_recorded(self.key, why),
+        }
+        Ok(())
+    }
+
+    /// Abandons the claim of a command that was asked to stop. Another instance may run the command at
+    /// once.
+    async fn abandon<DB: Database, K>(&self, lock: &LeaseLock<DB>, lease: Lease<DB, K>, stop: &mut StopSignals) {
+        if let Err(why) = stop.within(self.grace, abandoned(lock, lease)).await {
+            not_recorded(self.key, why);
+        }
+    }
+
+    /// Ends a claim under which no work was begun. Under the article's rules it is released as
+    /// succeeded, since they refuse every claim after an apparent crash.
+    pub async fn put_back<DB: Database, K>(
+        &self,
+        lock: &LeaseLock<DB>,
+        lease: Lease<DB, K>,
+        stop: &mut StopSignals,
+        failure: Failure,
+    ) -> Failure {
+        let put_back = async {
+            match self.rules {
+                RuleSet::Recover => abandoned(lock, lease).await,
+                RuleSet::Article => {
+                    drop(lease.release(Status::Succeeded).await);
+                    lock.shutdown(Duration::MAX).await;
+                }
+            }
+        };
+        if let Err(why) = stop.within(self.grace, put_back).await {
+            not_recorded(self.key, why);
+        }
+        failure
+    }
+}
+
+/// Abandons the claim of a command that has stopped, so that no lock-delay is kept, and waits until
+/// that is settled.
+async fn abandoned<DB: Database, K>(lock: &LeaseLock<DB>, lease: Lease<DB, K>) {
+    drop(lease.abandon().await); // an outcome that is unknown ends with the lease
+    lock.shutdown(Duration::MAX).await;
+}
+
+fn not_recorded(key: &str, why: impl fmt::Display) {
+    out::print_error(format_args!("{key}: its end was not recorded: {why}"));
+}

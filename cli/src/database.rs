@@ -1,0 +1,178 @@
+//! The choice of the database, and the connection to it.
+
+use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, str::FromStr as _, time::Duration};
+
+use rowlock::{Action, Certainty};
+use sqlx::{
+    ConnectOptions, Connection, Pool,
+    mysql::MySqlConnectOptions,
+    pool::PoolOptions,
+    postgres::PgConnectOptions,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode},
+};
+
+use crate::{
+    args::SourceArguments,
+    exit::{Failure, IO, UNAVAILABLE, USAGE},
+};
+
+pub enum Kind {
+    Sqlite,
+    Postgres,
+    MySql,
+}
+
+/// The database that was chosen.
+pub struct Source {
+    pub kind: Kind,
+    pub url: String,
+    /// The program's own file, which is created and migrated as needed.
+    pub own_file: bool,
+    pub timeout: Duration,
+}
+
+impl Source {
+    pub fn choose(arguments: &SourceArguments) -> Result<Self, Failure> {
+        let timeout = arguments.connect_timeout;
+        if arguments.local {
+            return Ok(Self { kind: Kind::Sqlite, url: local_file()?, own_file: true, timeout });
+        }
+        let Some(url) = arguments.database_url.clone().filter(|url| !url.is_empty()) else {
+            let text = "no database: give --database-url URL, set DATABASE_URL, or use --local for a lock on this machine only";
+            return Err(Failure::new(USAGE, text));
+        };
+        let scheme = url.split(':').next().unwrap_or_default();
+        let kind = match scheme {
+            "sqlite" => Kind::Sqlite,
+            "postgres" | "postgresql" => Kind::Postgres,
+            "mysql" | "mariadb" => Kind::MySql,
+            // The text before the colon is not printed, since it may be a password.
+            _ => {
+                let text = "the database URL has to begin with postgres:, mysql:, mariadb: or sqlite:";
+                return Err(Failure::new(USAGE, text));
+            }
+        };
+        Ok(Self { kind, url, own_file: false, timeout })
+    }
+}
+
+/// Returns `$XDG_STATE_HOME/rowlock/locks.db`, or the same path below `~/.local/state`.
+fn local_file() -> Result<String, Failure> {
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = state.or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
+    let folder =
+        state.ok_or_else(|| Failure::new(IO, "--local: neither XDG_STATE_HOME nor HOME is set"))?.join("rowlock");
+    // The folder is accessible to this user alone: a process that knows a holder's id can end its
+    // claim.
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.map_err(|error| Failure::io(&folder, &error))?;
+    Ok(folder.join("locks.db").display().to_string())
+}
+
+/// A database that replies.
+pub struct Opened<DB: sqlx::Database> {
+    pub pool: Pool<DB>,
+    /// The database for messages, without user name and settings.
+    pub place: String,
+}
+
+pub async fn open_sqlite(url: &str, create: bool, timeout: Duration) -> Result<Opened<sqlx::Sqlite>, Failure> {
+    // A path is used as it is written; only in a URL do some characters have a meaning.
+    let options = match url.starts_with("sqlite:") {
+        true => SqliteConnectOptions::from_str(url).map_err(unreadable)?,
+        false => SqliteConnectOptions::new().filename(url),
+    };
+    // The journal mode is stored in the file. A command that only reads does not change it.
+    let options = if create { options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal) } else { options };
+    let address = options.get_filename().display().to_string();
+    connect(options, Some(address), "check the path; if there is no such file, `rowlock migrate` creates it", timeout)
+        .await
+}
+
+pub async fn open<DB>(url: &str, timeout: Duration) -> Result<Opened<DB>, Failure>
+where
+    DB: sqlx::Database<Connection: Connection<Options: Address>>,
+{
+    let options = <DB::Connection as Connection>::Options::from_str(url).map_err(unreadable)?;
+    let address = is_plain(url).then(|| options.address());
+    connect(options, address, "check that the server runs, and the database URL", timeout).await
+}
+
+/// Returns whether the URL was parsed as intended. A password with a slash in it turns the rest of
+/// the authority into a part of the path.
+fn is_plain(url: &str) -> bool {
+    let rest = url.split_once("://").and_then(|(_, rest)| rest.find(['/', '?', '#']).map(|end| &rest[end..]));
+    rest.is_some_and(|rest| !rest.contains('@'))
+}
+
+/// The address of a server for messages, without user name and settings.
+pub trait Address {
+    fn address(&self) -> String;
+}
+
+fn on_server(host: &str, port: u16, socket: Option<&PathBuf>, database: Option<&str>) -> String {
+    let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() };
+    let server = socket.map_or(format!("{host}:{port}"), |socket| socket.display().to_string());
+    database.map_or(server.clone(), |database| format!("{server}, database {database}"))
+}
+
+impl Address for PgConnectOptions {
+    fn address(&self) -> String {
+        on_server(self.get_host(), self.get_port(), self.get_socket(), self.get_database())
+    }
+}
+
+impl Address for MySqlConnectOptions {
+    fn address(&self) -> String {
+        on_server(self.get_host(), self.get_port(), self.get_socket(), self.get_database())
+    }
+}
+
+/// Opens a single connection first: its error states the cause, whereas a pool reports only a
+/// timeout.
+async fn connect<DB, O>(
+    options: O,
+    address: Option<String>,
+    next: &str,
+    timeout: Duration,
+) -> Result<Opened<DB>, Failure>
+where
+    DB: sqlx::Database<Connection: Connection<Options = O>>,
+    O: ConnectOptions<Connection = DB::Connection> + Clone,
+{
+    let address = address.map(|address| format!(" at {address}")).unwrap_or_default();
+    let place = format!("{}{address}", DB::NAME);
+    let failed = |why: &dyn std::fmt::Display| {
+        Failure::new(UNAVAILABLE, format_args!("no connection to {place}: {why}; {next}"))
+    };
+    match tokio::time::timeout(timeout, options.connect()).await {
+        Ok(Ok(conn)) => within_second(conn.close()).await,
+        Ok(Err(error)) => return Err(failed(&error).passing(may_pass(error))),
+        Err(_) => return Err(failed(&format_args!("no reply within {timeout:?}")).passing(true)),
+    }
+    // One connection is for the claim, one for its renewal.
+    let pool = PoolOptions::<DB>::new().max_connections(2).test_before_acquire(false).acquire_timeout(timeout);
+    Ok(Opened { pool: pool.connect_lazy_with(options), place })
+}
+
+/// Returns whether a later attempt to connect may succeed, by the library's own judgement.
+fn may_pass(error: sqlx::Error) -> bool {
+    let key = rowlock::Key::new("connection");
+    key.is_ok_and(|key| {
+        rowlock::Error::database(Action::Connect, &key, Certainty::NothingChanged, error).is_retryable()
+    })
+}
+
+/// Waits for a connection or pool to be closed, for one second at most. A server otherwise logs an
+/// aborted connection.
+pub async fn within_second(closing: impl Future) {
+    let _ = tokio::time::timeout(Duration::from_secs(1), closing).await;
+}
+
+fn unreadable(_: sqlx::Error) -> Failure {
+    // The parser's error may quote parts of the URL.
+    Failure::new(
+        USAGE,
+        "the database URL cannot be read: write it like postgres://user:password@host:5432/database, with special characters percent-encoded",
+    )
+}

@@ -1,0 +1,190 @@
+//! The descendants of the command, read from `/proc` where the system has it.
+//!
+//! On Linux, this program is the reaper of its descendants. A process whose parent has ended
+//! becomes its child, so that none leaves the tree, regardless of the group or session that it
+//! creates.
+
+use std::collections::HashMap;
+
+use rustix::process::{Pid, Signal, WaitOptions, getpid, getsid, kill_process, test_kill_process, waitpid};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    pid: Pid,
+    parent: i32,
+    group: i32,
+    session: i32,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Alive,
+    Stopped,
+    /// The process has ended, and its parent has not waited for it.
+    Dead,
+}
+
+impl Process {
+    /// Reads one process; `None` where the system does not provide it.
+    pub fn read(pid: Pid) -> Option<Self> {
+        proc_is_ours().then_some(())?;
+        parse(&std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?)
+    }
+
+    pub fn pid(self) -> Pid {
+        self.pid
+    }
+
+    pub fn is_stopped(self) -> bool {
+        self.state == State::Stopped
+    }
+
+    pub fn send(self, signal: Signal) {
+        // The process may have ended already; the error is ignored.
+        let _ = kill_process(self.pid, signal);
+    }
+
+    /// Returns whether the process created a session of its own, as daemons do.
+    pub fn is_daemon(self) -> bool {
+        getsid(None).is_ok_and(|session| session.as_raw_nonzero().get() != self.session)
+    }
+}
+
+/// Makes this program the parent of its descendants whose own parents end.
+pub fn become_subreaper() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::set_child_subreaper(Some(getpid())) {
+        tracing::debug!(%error, "orphans of the command go to another reaper");
+    }
+}
+
+/// Returns the descendants that are alive and may be signalled; `None` where the system does not
+/// provide them.
+pub fn alive() -> Option<Vec<Process>> {
+    let mut processes = below(getpid(), &all()?);
+    processes.retain(|process| process.state != State::Dead && test_kill_process(process.pid).is_ok());
+    Some(processes)
+}
+
+/// Returns whether a shell could continue this process group after it is stopped. Such a shell is
+/// the parent of a member, in the same session and in another group. A process that a member has
+/// started, such as this one, is not a shell.
+pub fn has_shell(group: Pid) -> bool {
+    let (Some(all), group, own) = (all(), group.as_raw_nonzero().get(), getpid().as_raw_nonzero().get()) else {
+        return true;
+    };
+    let is_member =
+        |pid: i32| all.iter().any(|process| process.pid.as_raw_nonzero().get() == pid && process.group == group);
+    let is_shell = |process: &Process, of: &Process| {
+        process.pid.as_raw_nonzero().get() == of.parent
+            && process.session == of.session
+            && process.group != group
+            && !is_member(process.parent)
+    };
+    let mut members = all.iter().filter(|process| process.group == group && process.parent != own);
+    members.any(|member| all.iter().any(|process| is_shell(process, member)))
+}
+
+/// Waits for adopted children that have ended, except for `but`, for which another part of the
+/// program waits.
+pub fn reap(but: Option<Pid>) {
+    let own = getpid().as_raw_nonzero().get();
+    for process in all().unwrap_or_default() {
+        if process.parent == own && process.state == State::Dead && Some(process.pid) != but {
+            let _ = waitpid(Some(process.pid), WaitOptions::NOHANG);
+        }
+    }
+}
+
+/// Returns whether `/proc` exists and shows this process under its own number. In a PID namespace
+/// that has kept the `/proc` of another one, the numbers denote other processes.
+pub fn proc_is_ours() -> bool {
+    std::fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == std::process::id().to_string().as_str())
+}
+
+/// Returns whether a process has ended or is about to; `None` where the system does not tell. Of a
+/// process that was killed, the kernel says so before it closes the process's files.
+pub fn is_ending(pid: Pid) -> Option<bool> {
+    const EXITING: u32 = 0x4; // PF_EXITING
+    proc_is_ours().then_some(())?;
+    let Ok(stat) = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())) else { return Some(true) };
+    let stat = String::from_utf8_lossy(&stat);
+    let flags: u32 = stat.rsplit_once(") ")?.1.split(' ').nth(6)?.parse().ok()?;
+    Some(flags & EXITING != 0)
+}
+
+fn all() -> Option<Vec<Process>> {
+    proc_is_ours().then_some(())?;
+    let entries = std::fs::read_dir("/proc").ok()?;
+    let stats = entries.flatten().filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
+    Some(
+        stats.filter_map(|entry| std::fs::read(entry.path().join("stat")).ok().and_then(|stat| parse(&stat))).collect(),
+    )
+}
+
+/// Parses `pid (name) state parent group session ...`; the twentieth field is the number of
+/// threads. The name may contain any character.
+fn parse(stat: &[u8]) -> Option<Process> {
+    let stat = String::from_utf8_lossy(stat);
+    let pid = Pid::from_raw(stat.split_once(' ')?.0.parse().ok()?)?;
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    let group = fields.next()?.parse().ok()?;
+    let session = fields.next()?.parse().ok()?;
+    let threads: u32 = fields.nth(13)?.parse().ok()?;
+    let state = match state {
+        // The first thread may have ended before the others.
+        "Z" | "X" if threads <= 1 => State::Dead,
+        "T" => State::Stopped,
+        _ => State::Alive,
+    };
+    Some(Process { pid, parent, group, session, state })
+}
+
+fn below(root: Pid, all: &[Process]) -> Vec<Process> {
+    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+    for process in all {
+        children.entry(process.parent).or_default().push(*process);
+    }
+    let mut found = children.remove(&root.as_raw_nonzero().get()).unwrap_or_default();
+    let mut seen = 0;
+    while let Some(process) = found.get(seen) {
+        found.extend(children.remove(&process.pid.as_raw_nonzero().get()).unwrap_or_default());
+        seen += 1;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Pid, Process, State, below, parse};
+
+    fn process(pid: i32, parent: i32) -> Process {
+        Process { pid: Pid::from_raw(pid).unwrap(), parent, group: 7, session: 1, state: State::Alive }
+    }
+
+    #[test]
+    fn a_name_may_have_anything_in_it() {
+        let stat = |state, threads| {
+            format!("7 (a) Z 9 (b) {state} 3 7 1 0 -1 4194304 90 0 0 0 0 0 0 0 20 0 {threads} 0 1 2 3\n")
+        };
+        let read = |state, threads| parse(stat(state, threads).as_bytes());
+        assert_eq!(read("S", 1), Some(process(7, 3)));
+        assert_eq!(read("Z", 1), Some(Process { state: State::Dead, ..process(7, 3) }));
+        assert_eq!(read("T", 1), Some(Process { state: State::Stopped, ..process(7, 3) }));
+        assert_eq!(read("Z", 2), Some(process(7, 3)), "another thread goes on");
+        assert_eq!(parse(b"7 (a"), None);
+    }
+
+    #[test]
+    fn descendants_are_found_in_any_order() {
+        let all = [process(5, 4), process(9, 1), process(4, 2), process(3, 2), process(2, 1)];
+        let found = |root| -> Vec<i32> {
+            let below = below(Pid::from_raw(root).unwrap(), &all);
+            below.iter().map(|process| process.pid.as_raw_nonzero().get()).collect()
+        };
+        assert_eq!((found(2), found(5)), (vec![4, 3, 5], vec![]));
+    }
+}

@@ -1,0 +1,335 @@
+//! The checks, and what they advise.
+
+use std::time::SystemTime;
+
+use rowlock::{Error, LeaseLock, ListOptions, Schedules};
+use sqlx::Pool;
+
+use crate::{
+    doctor::{
+        Finding,
+        servers::{Notifications, Server},
+    },
+    exit::Failure,
+};
+
+const MIGRATE: &str = "run `rowlock migrate` once, as a user that may create tables";
+/// By how much, in microseconds, the clocks may differ unnoticed.
+const NEAR: i64 = 1_000_000;
+/// By how much, in microseconds, this machine's clock may be ahead for `run --cron`.
+const FAR: i64 = 5_000_000;
+
+/// The rights on one table.
+struct Rights {
+    check: &'static str,
+    table: &'static str,
+    /// Each right with a statement that takes it and changes nothing.
+    statements: [(&'static str, &'static str); 4],
+    needed: &'static [&'static str],
+    needed_by: &'static str,
+    /// What takes the right to delete, if it is not needed otherwise.
+    deleted_by: Option<&'static str>,
+}
+
+/// Returns the statements for a table; the column is one that is written.
+macro_rules! statements {
+    ($table:literal, $column:literal) => {
+        [
+            ("SELECT", concat!("SELECT ", $column, " FROM ", $table, " WHERE 1 = 0")),
+            ("INSERT", concat!("INSERT INTO ", $table, " SELECT * FROM ", $table, " WHERE 1 = 0")),
+            ("UPDATE", concat!("UPDATE ", $table, " SET ", $column, " = ", $column, " WHERE 1 = 0")),
+            ("DELETE", concat!("DELETE FROM ", $table, " WHERE 1 = 0")),
+        ]
+    };
+}
+
+/// The rights that `docs/threats.md` names.
+fn rights<DB: Server>() -> [Rights; 4] {
+    const ROW: &[&str] = &["SELECT", "INSERT", "UPDATE"];
+    [
+        Rights {
+            check: "rights to claim",
+            table: "t_resource_lock",
+            statements: statements!("t_resource_lock", "status"),
+            needed: ROW,
+            needed_by: "every claim",
+            deleted_by: Some("`rowlock forget`"),
+        },
+        Rights {
+            check: "rights to queue",
+            table: "t_resource_lock_queue",
+            statements: statements!("t_resource_lock_queue", "alive_until"),
+            needed: &["SELECT", "INSERT", "UPDATE", "DELETE"],
+            needed_by: "`--fair`",
+            deleted_by: None,
+        },
+        Rights {
+            check: "rights to schedule",
+            table: "t_resource_schedule",
+            statements: statements!("t_resource_schedule", "slot"),
+            needed: ROW,
+            needed_by: "every schedule",
+            deleted_by: None,
+        },
+        Rights {
+            check: "rights to record runs",
+            table: "t_resource_schedule_run",
+            statements: statements!("t_resource_schedule_run", "missed"),
+            needed: DB::RECORDS_RUNS,
+            needed_by: "every schedule",
+            deleted_by: Some("`rowlock forget --runs`"),
+        },
+    ]
+}
+
+/// Splits the message of a failed connection into what was found and what to do.
+pub fn unreachable(message: &str) -> (String, String) {
+    let (found, advice) = message.rsplit_once("; ").unwrap_or((message, "check the database URL"));
+    (found.to_owned(), advice.to_owned())
+}
+
+/// Runs all checks of a database that has been connected to.
+pub async fn all<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut conn = match pool.acquire().await {
+        Ok(conn) => conn,
+        Err(error) => {
+            let advice = "repeat the call: the first connection was made";
+            return vec![Finding::problem("connection", error.to_string(), advice)];
+        }
+    };
+    findings.push(server::<DB>(&mut conn).await);
+    let (lock_table, has_locks) = locks(pool).await;
+    let (schedule_tables, has_schedules) = schedules(pool).await;
+    findings.extend([place::<DB>(&mut conn).await, lock_table, schedule_tables]);
+    for rights in &rights::<DB>() {
+        let exists = if rights.table.starts_with("t_resource_lock") { has_locks } else { has_schedules };
+        if exists {
+            findings.push(may::<DB>(&mut conn, rights).await);
+        }
+    }
+    findings.push(clock::<DB>(&mut conn).await);
+    findings.extend(pooler::<DB>(&mut conn).await);
+    findings.extend(told(DB::notifications(pool).await));
+    match DB::settings(&mut conn).await {
+        Ok(settings) => findings.extend(judged(&settings)),
+        Err(error) => findings.push(unread("settings", &error)),
+    }
+    findings
+}
+
+fn unread(check: &'static str, error: &sqlx::Error) -> Finding {
+    Finding::problem(check, error.to_string(), "look at the server's log; a pooler or a proxy may refuse the statement")
+}
+
+async fn server<DB: Server>(conn: &mut DB::Connection) -> Finding {
+    match DB::text(conn, DB::VERSION).await {
+        Ok(version) => Finding::good("server", version.unwrap_or_default()),
+        Err(error) => unread("server", &error),
+    }
+}
+
+async fn place<DB: Server>(conn: &mut DB::Connection) -> Finding {
+    match DB::text(conn, DB::PLACE).await {
+        Ok(Some(place)) if place.contains("none: ") => {
+            Finding::problem("place", place, "name a database in the URL, or a schema in the search_path")
+        }
+        Ok(place) => Finding::good("place", place.unwrap_or_default()),
+        Err(error) => unread("place", &error),
+    }
+}
+
+/// Asks the library, which reads the shape of the table before it uses it.
+async fn locks<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
+    const CHECK: &str = "tables of locks";
+    match LeaseLock::new(pool.clone()).list(&ListOptions::default().limit(1)).await {
+        Ok(_) => (Finding::good(CHECK, "t_resource_lock and t_resource_lock_queue are complete"), true),
+        Err(error @ (Error::TableMissing | Error::ColumnMissing { .. })) => {
+            (Finding::problem(CHECK, first_part(error), MIGRATE), false)
+        }
+        Err(error @ Error::Unsuitable { .. }) => {
+            let advice = "change the table as said, or let rowlock use a database or schema of its own";
+            (Finding::problem(CHECK, Failure::from(error).to_string(), advice), false)
+        }
+        // The rights tell more.
+        Err(error) => (Finding::problem(CHECK, Failure::from(error).to_string(), "see the rights below"), true),
+    }
+}
+
+async fn schedules<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
+    const CHECK: &str = "tables of schedules";
+    match Schedules::new(pool.clone()).list().await {
+        Ok(_) => (Finding::good(CHECK, "t_resource_schedule and t_resource_schedule_run exist"), true),
+        Err(error @ Error::ScheduleTablesMissing) => (Finding::problem(CHECK, first_part(error), MIGRATE), false),
+        Err(error) => (Finding::problem(CHECK, Failure::from(error).to_string(), "see the rights below"), true),
+    }
+}
+
+/// Returns what is wrong, without the advice of the message.
+fn first_part(error: Error) -> String {
+    let message = Failure::from(error).to_string();
+    message.split(": run ").next().unwrap_or_default().to_owned()
+}
+
+/// Sends statements that concern no row: the server still asks for the rights.
+async fn may<DB: Server>(conn: &mut DB::Connection, rights: &Rights) -> Finding {
+    let Rights { check, table, needed, needed_by, deleted_by, .. } = *rights;
+    let mut denied = Vec::new();
+    for (right, sql) in rights.statements {
+        if is_denied::<DB>(conn, sql).await {
+            denied.push(right);
+        }
+    }
+    let missing: Vec<&str> = needed.iter().filter(|right| denied.contains(right)).copied().collect();
+    if !missing.is_empty() {
+        let missing = missing.join(", ");
+        let found = format!("{missing} on {table} is denied, which {needed_by} needs");
+        let advice = format!(
+            "GRANT {missing} ON {table} to the user; if it has them, the database only reads: connect to the primary"
+        );
+        return Finding::problem(check, found, advice);
+    }
+    match deleted_by {
+        Some(command) if denied.contains(&"DELETE") => {
+            Finding::note(check, format!("DELETE on {table} is denied"), format!("only {command} needs it"))
+        }
+        _ => Finding::good(check, format!("{} on {table}", needed.join(", "))),
+    }
+}
+
+async fn is_denied<DB: Server>(conn: &mut DB::Connection, sql: &'static str) -> bool {
+    let reply = DB::text(conn, sql).await;
+    reply.is_err_and(|error| error.as_database_error().is_some_and(DB::is_denied))
+}
+
+async fn clock<DB: Server>(conn: &mut DB::Connection) -> Finding {
+    let Some(sql) = DB::NOW else { return Finding::good("clock", "this machine's") };
+    let before = micros();
+    match DB::text(conn, sql).await {
+        Ok(Some(now)) => {
+            let middle = before + (micros() - before) / 2;
+            // MySQL writes a fraction.
+            let now = now.split('.').next().and_then(|now| now.parse().ok()).unwrap_or(middle);
+            compared(middle - now)
+        }
+        Ok(None) => Finding::good("clock", "not told"),
+        Err(error) => unread("clock", &error),
+    }
+}
+
+fn micros() -> i64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// Judges by how many microseconds this machine's clock is ahead of the database's.
+fn compared(ahead: i64) -> Finding {
+    let apart = std::time::Duration::from_millis(ahead.unsigned_abs() / 1000);
+    let found = match humantime::format_duration(apart) {
+        _ if apart.is_zero() => "this machine's clock and the database's agree".to_owned(),
+        apart if ahead < 0 => format!("this machine's clock is {apart} behind the database's"),
+        apart => format!("this machine's clock is {apart} ahead of the database's"),
+    };
+    let advice = "synchronize the clocks (NTP); locks and schedules go by the database's, `run --cron` is started by \
+                  this machine's";
+    match ahead {
+        FAR.. => Finding::problem("clock", found, advice),
+        _ if ahead.abs() >= NEAR => Finding::note("clock", found, advice),
+        _ => Finding::good("clock", found),
+    }
+}
+
+async fn pooler<DB: Server>(conn: &mut DB::Connection) -> Option<Finding> {
+    let version = DB::text(conn, DB::POOLER?).await;
+    let advice = "rowlock is not tested behind it; a standby must not answer for the primary: switch its load balancing \
+                  off";
+    version.ok().flatten().map(|version| Finding::note("pooler", format!("Pgpool-II {version}"), advice))
+}
+
+/// Judges what became of a notification.
+fn told(notifications: Notifications) -> Option<Finding> {
+    const CHECK: &str = "notifications";
+    const POLLED: &str = "waiters look once a second instead";
+    match notifications {
+        Notifications::None => None,
+        Notifications::Arrive => Some(Finding::good(CHECK, "no pooler in between; LISTEN works")),
+        Notifications::Pooled => Some(Finding::note(
+            CHECK,
+            format!("a pooler such as PgBouncer is in between, so that LISTEN is not used; {POLLED}"),
+            "to be told of releases, connect to the server directly; PgBouncer has to be 1.21 or later",
+        )),
+        Notifications::Missing(why) => {
+            Some(Finding::note(CHECK, format!("LISTEN does not work: {why}; {POLLED}"), "look for a proxy in between"))
+        }
+    }
+}
+
+/// Judges the settings of a MySQL or MariaDB server.
+fn judged(settings: &[(String, String)]) -> Vec<Finding> {
+    let setting = |wanted: &str| {
+        let found = settings.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted));
+        found.map(|(_, value)| value.to_ascii_uppercase())
+    };
+    let Some(isolation) = setting("transaction_isolation").or_else(|| setting("tx_isolation")) else {
+        return Vec::new();
+    };
+    let is_on = |name| setting(name).is_some_and(|value| value == "ON" || value == "1");
+    let statements = is_on("log_bin") && setting("binlog_format").as_deref() == Some("STATEMENT");
+    let mut findings = Vec::new();
+    if statements && isolation.starts_with("READ-") {
+        let found = format!("binlog_format is STATEMENT, and the isolation level is {isolation}");
+        let advice = "InnoDB refuses every write then (error 1665): set binlog_format = ROW";
+        findings.push(Finding::problem("binary log", found, advice));
+    } else {
+        let log = if is_on("log_bin") { setting("binlog_format").unwrap_or_default() } else { "off".to_owned() };
+        findings.push(Finding::good("binary log", format!("{log}; isolation level {isolation}")));
+    }
+    if is_on("wsrep_on") {
+        let advice = "docs/clusters.md says what a node that leaves the cluster means";
+        findings.push(Finding::note("cluster", "a Galera cluster", advice));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Mark;
+
+    #[test]
+    fn clocks_may_differ_a_little() {
+        for (ahead, mark) in [
+            (0, Mark::Good),
+            (900_000, Mark::Good),
+            (-900_000, Mark::Good),
+            (2_000_000, Mark::Note),
+            (-90_000_000, Mark::Note),
+            (6_000_000, Mark::Problem),
+        ] {
+            assert_eq!(compared(ahead).mark, mark, "{ahead}");
+        }
+        assert!(compared(-90_000_000).found.contains("1m 30s behind"), "{:?}", compared(-90_000_000));
+    }
+
+    #[test]
+    fn a_log_of_statements_needs_another_isolation_level() {
+        let of = |format: &str, log: &str, isolation: &str| {
+            let settings = [("binlog_format", format), ("log_bin", log), ("transaction_isolation", isolation)];
+            judged(&settings.map(|(name, value)| (name.to_owned(), value.to_owned())))[0].mark
+        };
+        assert_eq!(of("STATEMENT", "ON", "READ-COMMITTED"), Mark::Problem);
+        assert_eq!(of("STATEMENT", "OFF", "READ-COMMITTED"), Mark::Good);
+        assert_eq!(of("STATEMENT", "ON", "REPEATABLE-READ"), Mark::Good);
+        assert_eq!(of("ROW", "ON", "READ-COMMITTED"), Mark::Good);
+        assert!(judged(&[]).is_empty(), "other databases have none of them");
+    }
+
+    #[test]
+    fn what_became_of_a_notification_is_no_problem() {
+        let mark = |notifications| told(notifications).map(|finding| finding.mark);
+        assert_eq!(mark(Notifications::Arrive), Some(Mark::Good));
+        assert_eq!(mark(Notifications::Pooled), Some(Mark::Note));
+        assert_eq!(mark(Notifications::Missing("why".to_owned())), Some(Mark::Note));
+        assert_eq!(mark(Notifications::None), None);
+    }
+}

@@ -1,0 +1,133 @@
+//! `rowlock doctor`: examines the database, and says what to do about each problem.
+//!
+//! `servers.rs` asks a database about itself, and `checks.rs` judges the answers.
+
+mod checks;
+mod servers;
+
+use std::time::Duration;
+
+use anstyle::{AnsiColor, Style};
+use clap::Args;
+use rowlock::LeaseLock;
+use serde_json::{Value, json};
+
+use crate::{
+    database::{self, Kind, Opened},
+    exit::{self, Failure},
+    out::{self, printable},
+    show::aligned,
+};
+use servers::Server;
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a check says about the database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mark {
+    Good,
+    /// Worth knowing, and no reason to act.
+    Note,
+    Problem,
+}
+
+impl Mark {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Good => "ok",
+            Self::Note => "note",
+            Self::Problem => "problem",
+        }
+    }
+
+    fn style(self) -> Style {
+        let colour = match self {
+            Self::Good => AnsiColor::Green,
+            Self::Note => AnsiColor::Yellow,
+            Self::Problem => AnsiColor::Red,
+        };
+        Style::new().fg_color(Some(colour.into()))
+    }
+}
+
+/// The result of one check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Finding {
+    check: &'static str,
+    mark: Mark,
+    found: String,
+    /// What to do.
+    advice: Option<String>,
+}
+
+impl Finding {
+    fn good(check: &'static str, found: impl Into<String>) -> Self {
+        Self { check, mark: Mark::Good, found: found.into(), advice: None }
+    }
+
+    fn note(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { check, mark: Mark::Note, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    fn problem(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { mark: Mark::Problem, ..Self::note(check, found, advice) }
+    }
+}
+
+pub async fn examine(kind: Kind, url: &str, timeout: Duration, doctor: &Doctor) -> Result<u8, Failure> {
+    let (findings, code) = match kind {
+        Kind::Sqlite => findings(database::open_sqlite(url, false, timeout).await).await,
+        Kind::Postgres => findings(database::open::<sqlx::Postgres>(url, timeout).await).await,
+        Kind::MySql => findings(database::open::<sqlx::MySql>(url, timeout).await).await,
+    };
+    match doctor.json {
+        true => out::say_json(&object(&findings))?,
+        false => out::say(text(&findings))?,
+    }
+    Ok(code)
+}
+
+/// Returns what was found, and the exit code.
+async fn findings<DB: Server>(opened: Result<Opened<DB>, Failure>) -> (Vec<Finding>, u8) {
+    let Opened { pool, place } = match opened {
+        Ok(opened) => opened,
+        Err(failure) => {
+            let (found, advice) = checks::unreachable(&failure.to_string());
+            return (vec![Finding::problem("connection", found, advice)], failure.code);
+        }
+    };
+    let mut findings = vec![Finding::good("connection", place)];
+    findings.extend(checks::all(&pool).await);
+    LeaseLock::new(pool.clone()).shutdown(Duration::ZERO).await;
+    database::within_second(pool.close()).await;
+    let healthy = findings.iter().all(|finding| finding.mark != Mark::Problem);
+    (findings, if healthy { exit::OK } else { exit::UNFIT })
+}
+
+fn object(findings: &[Finding]) -> Value {
+    let one = |finding: &Finding| {
+        json!({
+            "check": finding.check,
+            "result": finding.mark.name(),
+            "found": finding.found,
+            "advice": finding.advice,
+        })
+    };
+    let healthy = findings.iter().all(|finding| finding.mark != Mark::Problem);
+    json!({ "healthy": healthy, "checks": findings.iter().map(one).collect::<Vec<_>>() })
+}
+
+/// Returns a line for each finding, and one more for what to do.
+fn text(findings: &[Finding]) -> String {
+    let rows = findings.iter().flat_map(|finding| {
+        let first = (finding.mark.style(), [finding.mark.name(), finding.check, &finding.found].map(printable));
+        let advice = finding.advice.as_ref().map(|advice| (Style::new(), ["", "", advice].map(printable)));
+        std::iter::once(first).chain(advice)
+    });
+    aligned(&rows.collect::<Vec<_>>())
+}

@@ -1,0 +1,52 @@
+//! The program on a terminal consists of two processes.
+//!
+//! The process that the shell has started, the front, stays in the shell's job. The command runs in
+//! the same group: it may read the terminal, and the terminal's keys reach it as if there were no
+//! lock. The second process holds the claim and is the command's parent. It is in a group of its
+//! own, which no key suspends, so that the lease is renewed while the job is suspended.
+
+use std::{fs::File, path::PathBuf};
+
+use rustix::process::{Pid, kill_process};
+use tokio::{process::Command, signal::unix::SignalKind};
+
+use crate::{
+    descendants,
+    exit::{Failure, NOT_EXECUTABLE},
+    signals::{StopSignals, listen, received},
+    work::{code, wait_failed},
+};
+
+/// Returns whether this process has a controlling terminal, regardless of its stdin and of the job
+/// in the foreground.
+pub fn has_terminal() -> bool {
+    File::open("/dev/tty").is_ok()
+}
+
+/// Starts the program again as the second process, passes on the signals that ask it to stop, and
+/// ends with its exit code.
+pub async fn run_in_front() -> Result<u8, Failure> {
+    let cannot = |error: std::io::Error| Failure::new(NOT_EXECUTABLE, error);
+    let mut stop = StopSignals::listen()?;
+    let mut children = listen(SignalKind::child())?;
+    let mut command = Command::new(this_program()?);
+    command.arg0("rowlock").arg(format!("--behind={}", std::process::id())).args(std::env::args_os().skip(1));
+    let mut behind = command.process_group(0).kill_on_drop(true).spawn().map_err(cannot)?;
+    let pid = behind.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    loop {
+        tokio::select! {
+            status = behind.wait() => return status.map(code).map_err(wait_failed),
+            signal = stop.next() => drop(pid.map(|pid| kill_process(pid, signal))),
+            // As the first process of a container, this process has to wait for orphans.
+            () = received(&mut children) => descendants::reap(pid),
+        }
+    }
+}
+
+/// Returns the path of this program, also if its file was replaced while it waited for the key.
+pub fn this_program() -> Result<PathBuf, Failure> {
+    if cfg!(target_os = "linux") {
+        return Ok("/proc/self/exe".into());
+    }
+    std::env::current_exe().map_err(|error| Failure::new(NOT_EXECUTABLE, error))
+}

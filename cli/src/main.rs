@@ -1,0 +1,195 @@
+//! The program `rowlock`: the same locks for shells, crontabs and other languages.
+
+mod args;
+mod claims;
+mod command;
+mod database;
+mod descendants;
+mod doctor;
+mod exit;
+mod find;
+mod front;
+mod hold;
+mod lead;
+mod operators;
+mod out;
+mod schedule;
+mod show;
+mod signals;
+mod stub;
+#[cfg(feature = "ui")]
+mod ui;
+mod waiting;
+mod work;
+
+use std::{process::ExitCode, time::Duration};
+
+use clap::{CommandFactory as _, Parser as _};
+use rowlock::{Database, LeaseLock, Schedules};
+use rustix::process::Pid;
+use tracing_subscriber::{
+    filter::{Targets, filter_fn},
+    layer::SubscriberExt as _,
+    util::SubscriberInitExt as _,
+};
+
+use args::{Action, Arguments};
+use database::{Kind, Opened, Source};
+use exit::Failure;
+
+/// The runtime has a single thread: the command's death signal is bound to the thread that started
+/// it, and that thread has to live as long as the program.
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    init_tracing(arguments.verbose);
+    let code = match act(arguments).await {
+        Ok(code) => code,
+        Err(failure) => {
+            if !failure.is_silent() {
+                out::print_error(&failure);
+            }
+            failure.code
+        }
+    };
+    ExitCode::from(code)
+}
+
+/// Sends rowlock's own events to stderr: warnings by default, informational events with `-v`, debug
+/// events with `-vv`. The driver's events are left out, since they repeat parts of the URL.
+fn init_tracing(verbose: u8) {
+    let level = match verbose {
+        0 => tracing::Level::WARN,
+        1 => tracing::Level::INFO,
+        _ => tracing::Level::DEBUG,
+    };
+    let to_stderr = tracing_subscriber::fmt().with_max_level(level).with_writer(out::stderr).with_ansi(false);
+    // A stderr that cannot be written must not cause a panic.
+    let to_stderr = to_stderr.log_internal_errors(false).finish();
+    let ours = Targets::new().with_target("rowlock", level);
+    // A forced release is a warning for an application, but not for the user who has just requested
+    // it.
+    let ours = if verbose == 0 { ours.with_target("rowlock::lease::admin", tracing::Level::ERROR) } else { ours };
+    // An event says by itself what it concerns.
+    let events = filter_fn(|metadata| metadata.is_event());
+    to_stderr.with(ours).with(events).init();
+}
+
+async fn act(arguments: Arguments) -> Result<u8, Failure> {
+    let Arguments { source, action, behind, .. } = arguments;
+    let front = behind.and_then(Pid::from_raw);
+    match action {
+        Action::Run(_) | Action::Lead(_) if front.is_none() && front::has_terminal() => {
+            return front::run_in_front().await;
+        }
+        Action::Exec(stub) => return Err(stub::become_command(stub)),
+        Action::Supervise(run) => return schedule::supervise::supervise(run).await,
+        Action::Completions { shell } => {
+            let mut program = Arguments::command();
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut program, "rowlock", &mut script);
+            out::say(String::from_utf8_lossy(&script).trim_end())?;
+            return Ok(exit::OK);
+        }
+        Action::Man { folder } => {
+            let written =
+                std::fs::create_dir_all(&folder).and_then(|()| clap_mangen::generate_to(Arguments::command(), &folder));
+            written.map_err(|error| Failure::io(&folder, &error))?;
+            return Ok(exit::OK);
+        }
+        _ => {}
+    }
+    if let Some(front) = front {
+        stub::die_with(front.as_raw_nonzero().get())?;
+        out::never_stop();
+    }
+    let Source { kind, url, own_file, timeout } = Source::choose(&source)?;
+    if let Action::Doctor(doctor) = &action {
+        return doctor::examine(kind, &url, timeout, doctor).await;
+    }
+    let create = own_file || matches!(action, Action::Migrate { .. });
+    match kind {
+        Kind::Sqlite => {
+            let opened = opened(&action, async || database::open_sqlite(&url, create, timeout).await).await?;
+            if own_file {
+                rowlock::migrate(&opened.pool).await?;
+            }
+            on(opened, action, front).await
+        }
+        Kind::Postgres => {
+            on(opened(&action, async || database::open::<sqlx::Postgres>(&url, timeout).await).await?, action, front)
+                .await
+        }
+        Kind::MySql => {
+            on(opened(&action, async || database::open::<sqlx::MySql>(&url, timeout).await).await?, action, front).await
+        }
+    }
+}
+
+/// Opens the database. `cron` waits for it.
+async fn opened<T>(action: &Action, open: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
+    match action {
+        Action::Cron(cron) => schedule::cron::opened(cron, open).await,
+        _ => open().await,
+    }
+}
+
+async fn on<DB: Database>(database: Opened<DB>, action: Action, front: Option<Pid>) -> Result<u8, Failure> {
+    let Opened { pool, place } = database;
+    let done = act_on(pool.clone(), &place, action, front).await;
+    // All locks of a pool share their connections. This call closes those connections too.
+    LeaseLock::new(pool.clone()).shutdown(Duration::ZERO).await;
+    database::within_second(pool.close()).await;
+    done.map_err(|failure| failure.at(&place))
+}
+
+#[cfg_attr(not(feature = "ui"), allow(unused_variables))] // `place`
+async fn act_on<DB: Database>(
+    pool: sqlx::Pool<DB>,
+    place: &str,
+    action: Action,
+    front: Option<Pid>,
+) -> Result<u8, Failure> {
+    match action {
+        Action::Migrate { functions } => {
+            if functions {
+                rowlock::migrate_functions(&pool).await?;
+            } else {
+                rowlock::migrate(&pool).await?;
+            }
+            Ok(exit::OK)
+        }
+        Action::Run(run) if run.tick.cron.is_some() => schedule::tick::run(pool, run, front).await,
+        Action::Run(run) => command::run(run.terms.lock(pool)?.lock_delay(run.lock_delay)?, run, front).await,
+        Action::Lead(lead) => lead::lead(lead.lock(pool)?, lead, front).await,
+        Action::Leader(leader) => lead::leader(&LeaseLock::new(pool), &leader).await,
+        Action::Acquire(acquire) => claims::acquire(acquire.terms.lock(pool)?, acquire).await,
+        Action::Hold(hold) => hold::hold(hold.terms.lock(pool)?.lock_delay(hold.lock_delay)?, hold).await,
+        Action::Renew(renew) => claims::renew(pool, renew).await,
+        Action::Release(release) => claims::release(LeaseLock::new(pool), release).await,
+        Action::List(list) => show::list(&list.judged_by.lock(pool)?, &list).await,
+        Action::Show(one) => show::one(&one.judged_by.lock(pool.clone())?, &Schedules::new(pool), &one).await,
+        Action::Watch(watch) => show::watch(&watch.judged_by.lock(pool)?, &watch).await,
+        Action::Forget { older_than, runs, judged_by } => {
+            let rows = match runs {
+                true => Schedules::new(pool).forget_history(older_than).await?,
+                false => judged_by.lock(pool)?.forget(older_than).await?,
+            };
+            out::say(format_args!("{rows} forgotten"))?;
+            Ok(exit::OK)
+        }
+        Action::Cron(cron) => schedule::cron::run(pool, cron).await,
+        Action::Schedules(list) => schedule::show::list(&Schedules::new(pool), &list).await,
+        Action::Runs(runs) => schedule::show::runs(&Schedules::new(pool), &runs).await,
+        Action::Pause(named) => schedule::show::pause(&Schedules::new(pool), &named).await,
+        Action::Resume(named) => schedule::show::resume(&Schedules::new(pool), &named).await,
+        Action::Trigger(named) => schedule::show::trigger(&Schedules::new(pool), &named).await,
+        #[cfg(feature = "ui")]
+        Action::Ui(ui) => ui::serve(pool, place, ui).await,
+        Action::Doctor(_)
+        | Action::Exec(_)
+        | Action::Supervise(_)
+        | Action::Completions { .. }
+        | Action::Man { .. } => Ok(exit::OK),
+    }
+}

@@ -1,0 +1,109 @@
+//! The arguments of the commands that change and show claims which exist.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use rowlock::{Database, Error, Holder, Key, LeaseLock, Status};
+
+use crate::args::{duration, key, pause};
+
+#[derive(Debug, Args)]
+pub struct Renew {
+    /// The key
+    #[arg(value_parser = key)]
+    pub key: Key,
+    /// The holder's id, as `acquire` printed it
+    #[arg(long, value_name = "UUID", value_parser = Holder::parse)]
+    pub holder: Holder,
+    /// How long the claim holds from now: longer or shorter than it did [default: 30s, or as long
+    /// as it does already]
+    #[arg(long, value_name = "D", value_parser = duration)]
+    pub lease: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("who").required(true).args(["holder", "force"]))]
+pub struct Release {
+    /// The key
+    #[arg(value_parser = key)]
+    pub key: Key,
+    /// The holder's id, as `acquire` printed it
+    #[arg(long, value_name = "UUID", value_parser = Holder::parse)]
+    pub holder: Option<Holder>,
+    /// Free the key, even if it is held
+    #[arg(long)]
+    pub force: bool,
+    /// The status that the row records for the work
+    #[arg(long, value_enum, default_value_t = Ending::S)]
+    pub status: Ending,
+}
+
+/// How the work ended.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[value(rename_all = "UPPER")]
+pub enum Ending {
+    /// It succeeded
+    S,
+    /// It failed
+    F,
+}
+
+impl From<Ending> for Status {
+    fn from(ending: Ending) -> Self {
+        match ending {
+            Ending::S => Self::Succeeded,
+            Ending::F => Self::Failed,
+        }
+    }
+}
+
+/// What decides whether a free key is within its minimum interval.
+#[derive(Debug, Args)]
+pub struct MinInterval {
+    /// The minimum interval that the keys are judged by: the one that `run` is given, as the table
+    /// does not record it
+    #[arg(long, value_name = "D", default_value = "0s", value_parser = duration)]
+    pub min_interval: Duration,
+}
+
+impl MinInterval {
+    pub fn lock<DB: Database>(&self, pool: sqlx::Pool<DB>) -> Result<LeaseLock<DB>, Error> {
+        LeaseLock::new(pool).min_interval(self.min_interval)
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct List {
+    /// Only keys that are held
+    #[arg(long)]
+    pub held: bool,
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub judged_by: MinInterval,
+}
+
+#[derive(Debug, Args)]
+pub struct Show {
+    /// The key
+    #[arg(value_parser = key)]
+    pub key: Key,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub judged_by: MinInterval,
+}
+
+#[derive(Debug, Args)]
+pub struct Watch {
+    /// Only keys that are held
+    #[arg(long)]
+    pub held: bool,
+    /// The interval between two reads
+    #[arg(long, value_name = "D", default_value = "1s", value_parser = pause)]
+    pub every: Duration,
+    #[command(flatten)]
+    pub judged_by: MinInterval,
+}

@@ -1,0 +1,76 @@
+//! The program's output. A message is one line, and a reader that has closed the stream causes no
+//! panic.
+
+use std::{
+    fmt::Display,
+    io::{ErrorKind, Write},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use rustix::{
+    process::getpgrp,
+    termios::{LocalModes, tcgetattr, tcgetpgrp},
+};
+
+use serde_json::Value;
+
+use crate::exit::{Failure, IO, SIGNAL};
+
+const SIGPIPE: u8 = 13;
+
+/// Writes the requested output to stdout.
+pub fn say(text: impl Display) -> Result<(), Failure> {
+    let mut out = anstream::stdout().lock();
+    let said = writeln!(out, "{text}").and_then(|()| out.flush());
+    said.map_err(|error| match error.kind() {
+        // The reader has closed the pipe, as in `rowlock list | head -1`. The exit code is that of
+        // a process that SIGPIPE ended.
+        ErrorKind::BrokenPipe => Failure::new(SIGNAL + SIGPIPE, ""),
+        _ => Failure::new(IO, format_args!("stdout: {error}")),
+    })
+}
+
+/// Writes JSON for programs. Control characters that JSON permits are escaped, so that the output
+/// may be shown on a terminal.
+pub fn say_json(value: &Value) -> Result<(), Failure> {
+    let escape = |c: char| if c.is_control() { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
+    say(value.to_string().chars().map(escape).collect::<String>())
+}
+
+/// Writes an error to stderr. If stderr cannot be written, the work continues.
+pub fn print_error(text: impl Display) {
+    let line = format!("rowlock: {}\n", printable(&text.to_string()));
+    // The line is written in one call, since the command writes to the same stderr.
+    let _ = stderr().write_all(line.as_bytes());
+}
+
+static NEVER_STOP: AtomicBool = AtomicBool::new(false);
+
+/// Marks a process that renews a lease and must not be suspended. A terminal with `stty tostop`
+/// suspends background processes that write to it.
+pub fn never_stop() {
+    NEVER_STOP.store(true, Ordering::Relaxed);
+}
+
+/// Returns stderr, or a sink if a write to stderr would suspend the process.
+pub fn stderr() -> Box<dyn Write> {
+    let err = std::io::stderr();
+    let stops = || {
+        tcgetattr(&err).is_ok_and(|terminal| terminal.local_modes.contains(LocalModes::TOSTOP))
+            && tcgetpgrp(&err).is_ok_and(|foreground| foreground != getpgrp())
+    };
+    match NEVER_STOP.load(Ordering::Relaxed) && stops() {
+        true => Box::new(std::io::sink()),
+        false => Box::new(anstream::AutoStream::auto(err)),
+    }
+}
+
+/// Replaces control characters, line separators and bidirectional marks with `?`, so that text from
+/// the table neither moves the cursor nor reverses the output.
+pub fn printable(text: &str) -> String {
+    let moves = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars().map(|c| if moves(c) { '?' } else { c }).collect()
+}

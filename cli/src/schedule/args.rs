@@ -1,0 +1,117 @@
+//! The arguments of the commands for schedules.
+
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+use clap::{Args, ValueEnum};
+use rowlock::{CatchUp, Error, Key, Schedule};
+
+use crate::args::{duration, key};
+
+#[derive(Debug, Args)]
+pub struct Cron {
+    /// The jobs, in TOML; SIGHUP reads it anew
+    pub file: PathBuf,
+    /// How long runs may go on after SIGTERM or SIGINT, and how long a command that is to stop may
+    /// take before it is killed
+    #[arg(long, value_name = "D", default_value = "20s", value_parser = duration)]
+    pub grace: Duration,
+    /// The name of this instance that operators see [default: host/process id]
+    #[arg(long, value_name = "TEXT")]
+    pub label: Option<String>,
+}
+
+/// The schedule of `rowlock run`.
+#[derive(Debug, Args)]
+pub struct TickOf {
+    /// Run the tick of this cron pattern that is due, or finish it if its runner dies; exit with 75
+    /// if it is done
+    #[arg(long, value_name = "PATTERN", conflicts_with_all = ["min_interval", "wait", "fair", "rules", "retry_failed"])]
+    pub cron: Option<String>,
+    /// The time zone of the pattern [default: UTC]
+    #[arg(long, requires = "cron")]
+    pub zone: Option<String>,
+    /// What happens with ticks that nothing ran at their time [default: once]
+    #[arg(long, requires = "cron", value_enum)]
+    pub catch_up: Option<CatchUpWith>,
+}
+
+impl TickOf {
+    pub fn schedule(&self, name: &Key) -> Result<Schedule, Error> {
+        let schedule = Schedule::cron(name.as_str(), self.cron.as_deref().unwrap_or_default())?;
+        let schedule = match &self.zone {
+            Some(zone) => schedule.zone(zone)?,
+            None => schedule,
+        };
+        schedule.catch_up(self.catch_up.map(|with| with.at_most(MOST)).unwrap_or_default())
+    }
+
+    pub fn catches_up_on_all(&self) -> bool {
+        self.catch_up == Some(CatchUpWith::All)
+    }
+}
+
+/// How many ticks are caught up on, unless a file says so.
+pub const MOST: u32 = 100;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CatchUpWith {
+    /// A tick that is more than five minutes late is passed over
+    Skip,
+    /// One run stands for all
+    Once,
+    /// Each tick is run, one after another, the last hundred
+    All,
+}
+
+impl CatchUpWith {
+    pub fn at_most(self, most: u32) -> CatchUp {
+        match self {
+            Self::Skip => CatchUp::Skip,
+            Self::Once => CatchUp::Once,
+            Self::All => CatchUp::All(most),
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Schedules {
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Runs {
+    /// The schedule
+    #[arg(value_parser = key)]
+    pub name: Key,
+    /// How many at most
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub limit: u32,
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Named {
+    /// The schedule
+    #[arg(value_parser = key)]
+    pub name: Key,
+    /// Print the schedule as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Supervise {
+    pub parent: i32,
+    /// The job, for those who list processes
+    #[arg(allow_hyphen_values = true)]
+    pub name: String,
+    /// How long the command may take to stop
+    #[arg(value_parser = duration)]
+    pub grace: Duration,
+    #[arg(last = true, required = true)]
+    pub command: Vec<OsString>,
+}

@@ -1,0 +1,229 @@
+//! `rowlock cron`: the jobs of a file, until the program is asked to stop.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+
+use rowlock::{Database, Running, Schedules, Tick};
+use sqlx::Pool;
+use tokio::{
+    signal::unix::{Signal as Signals, SignalKind},
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    exit::{self, Failure},
+    out,
+    schedule::{
+        args::Cron,
+        file::{self, Job},
+        job::{self, Shared},
+    },
+    signals::{listen, received},
+};
+
+/// How long the database has to take back the runs whose commands were stopped.
+const HAND_BACK: Duration = Duration::from_secs(10);
+/// The pause before the file is read again if the database failed.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Opens the database, and waits until that is possible. An error that does not pass by itself is
+/// returned, as is one of the file.
+pub async fn opened<T>(cron: &Cron, open: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
+    file::read(&cron.file)?;
+    let mut asked = Asked::listen()?;
+    tokio::select! {
+        opened = until_it_passes(open) => opened,
+        () = asked.stop.received() => Err(Failure::new(exit::OK, "")),
+    }
+}
+
+/// Repeats what fails for a reason that may pass, and says so once for each reason.
+async fn until_it_passes<T>(mut what: impl AsyncFnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+    let mut said = String::new();
+    loop {
+        match what().await {
+            Err(failure) if failure.passes => {
+                let why = failure.to_string();
+                if why != said {
+                    out::print_error(format_args!("{why}; trying again every {AGAIN:?}"));
+                    said = why;
+                }
+                sleep(AGAIN).await;
+            }
+            done => return done,
+        }
+    }
+}
+
+pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure> {
+    let jobs = file::read(&cron.file)?;
+    let mut asked = Asked::listen()?;
+    let (stop, stopped) = watch::channel(false);
+    let (commands, no_commands) = mpsc::channel(1);
+    let (works, no_works) = mpsc::channel(1);
+    let shared = Shared { grace: cron.grace, stop: stopped, commands: commands.downgrade() };
+    let (running, ending) = (Vec::new(), JoinSet::new());
+    let mut instance = Instance { pool, label: cron.label, shared, works, running, ending };
+    tokio::select! {
+        started = until_it_passes(async || instance.start(&cron.file, jobs.clone()).await) => started?,
+        () = asked.stop.received() => return Ok(exit::OK),
+    }
+    let mut again = false;
+    loop {
+        tokio::select! {
+            () = asked.stop.received() => break,
+            () = received(&mut asked.hang_up) => again = instance.read_anew(&cron.file).await,
+            () = sleep(AGAIN), if again => again = instance.read_anew(&cron.file).await,
+            Some(_) = instance.ending.join_next() => {}
+        }
+    }
+    let end = End { stop, commands, no_commands, no_works, grace: cron.grace };
+    end.end(instance, asked.stop).await;
+    Ok(exit::OK)
+}
+
+/// The signals of `rowlock cron`.
+struct Asked {
+    stop: Stop,
+    hang_up: Option<Signals>,
+}
+
+struct Stop {
+    terminate: Option<Signals>,
+    interrupt: Option<Signals>,
+}
+
+impl Asked {
+    fn listen() -> Result<Self, Failure> {
+        listen(SignalKind::child())?;
+        let (terminate, interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+        Ok(Self { stop: Stop { terminate, interrupt }, hang_up: listen(SignalKind::hangup())? })
+    }
+}
+
+impl Stop {
+    async fn received(&mut self) {
+        tokio::select! {
+            () = received(&mut self.terminate) => {}
+            () = received(&mut self.interrupt) => {}
+        }
+    }
+}
+
+/// The jobs that run.
+struct Instance<DB: Database> {
+    pool: Pool<DB>,
+    label: Option<String>,
+    shared: Shared,
+    /// The works of all jobs have a clone, so that the channel closes when no instance of the
+    /// library is left.
+    works: mpsc::Sender<()>,
+    running: Vec<Running>,
+    /// The jobs of earlier files, whose runs end.
+    ending: JoinSet<()>,
+}
+
+impl<DB: Database> Instance<DB> {
+    /// Starts jobs, and lets those of before end.
+    async fn start(&mut self, file: &Path, jobs: Vec<Job>) -> Result<(), Failure> {
+        let number = jobs.len();
+        let mut by_lease: BTreeMap<Duration, Vec<Job>> = BTreeMap::new();
+        for job in jobs {
+            by_lease.entry(job.lease).or_default().push(job);
+        }
+        let mut started = Vec::with_capacity(by_lease.len());
+        for (lease, jobs) in by_lease {
+            started.push(self.schedules(lease, jobs)?.start().await?);
+        }
+        self.let_end();
+        self.running = started;
+        let jobs = if number == 1 { "job" } else { "jobs" };
+        out::print_error(format_args!("{}: {number} {jobs}", file.display()));
+        Ok(())
+    }
+
+    /// All runs of one instance of the library have one lease.
+    fn schedules(&self, lease: Duration, jobs: Vec<Job>) -> Result<Schedules<DB>, Failure> {
+        let mut schedules = Schedules::new(self.pool.clone()).lease(lease)?;
+        if let Some(label) = &self.label {
+            schedules = schedules.label(label)?;
+        }
+        for job in jobs {
+            let (job, shared, works) = (Arc::new(job), self.shared.clone(), self.works.clone());
+            schedules = schedules.on(job.schedule.clone(), move |tick: Tick<DB>| {
+                let (job, shared, works) = (job.clone(), shared.clone(), works.clone());
+                async move {
+                    let result = job::run(job, tick, shared).await;
+                    drop(works);
+                    result
+                }
+            });
+        }
+        Ok(schedules)
+    }
+
+    /// Claims nothing more for the jobs that run, and lets their runs end.
+    fn let_end(&mut self) {
+        for running in self.running.drain(..) {
+            self.ending.spawn(async move {
+                running.shutdown(Duration::MAX).await;
+            });
+        }
+    }
+
+    /// Reads the file anew. If that fails, the runs and the commands stay as they are. Returns
+    /// whether it has to be done again: the database failed, and may have some of the new times.
+    async fn read_anew(&mut self, file: &Path) -> bool {
+        let jobs = match file::read(file) {
+            Ok(jobs) => jobs,
+            Err(wrong) => {
+                out::print_error(format_args!("{wrong}; the jobs stay as they were"));
+                return false;
+            }
+        };
+        match self.start(file, jobs).await {
+            Ok(()) => false,
+            Err(failure) => {
+                out::print_error(format_args!("{failure}; the file is read again in {AGAIN:?}"));
+                true
+            }
+        }
+    }
+}
+
+/// The end of the program.
+struct End {
+    stop: watch::Sender<bool>,
+    /// What commands take their senders from.
+    commands: mpsc::Sender<()>,
+    no_commands: mpsc::Receiver<()>,
+    no_works: mpsc::Receiver<()>,
+    grace: Duration,
+}
+
+impl End {
+    /// Lets runs end within the grace period, then stops their commands and hands them back.
+    /// Another signal ends the grace period.
+    async fn end<DB: Database>(mut self, mut instance: Instance<DB>, mut stop: Stop) {
+        instance.let_end();
+        let Instance { works, mut ending, .. } = instance;
+        let all_ended = async { while ending.join_next().await.is_some() {} };
+        let ended = tokio::select! {
+            ended = timeout(self.grace, all_ended) => ended.is_ok(),
+            () = stop.received() => false,
+        };
+        if !ended {
+            let _ = self.stop.send(true);
+            out::print_error("stopping commands; other instances run their ticks again");
+        }
+        // The channels end with the last of their senders; nothing is sent. The leases are renewed
+        // until the commands have stopped. Runs that were lost have commands too.
+        drop((works, self.commands));
+        self.no_commands.recv().await;
+        ending.shutdown().await;
+        if timeout(HAND_BACK, self.no_works.recv()).await.is_err() {
+            out::print_error("runs were not handed back; their leases end by themselves");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+use super::*;
+
+const ALL: &str = r#"
+[nightly-report]
+cron = "30 2 * * *"
+zone = "Europe/Berlin"
+command = ["true", "--full"]
+catch_up = "all"
+max = 7
+grace = "5m"
+retry = 3
+backoff = "10s"
+lease = "1m"
+timeout = "2h"
+exclusive_with = "billing"
+
+[refresh]
+every = "30s"
+command = ["true"]
+
+["a name"]
+after = "10m"
+command = ["true"]
+catch_up = "skip"
+"#;
+
+#[test]
+fn every_key_is_read() {
+    let jobs = parse(ALL).unwrap();
+    let names: Vec<&str> = jobs.iter().map(|job| job.schedule.name()).collect();
+    assert_eq!(names, ["nightly-report", "refresh", "a name"], "in the order of the file");
+    assert_eq!(jobs[0].command, ["true", "--full"]);
+    assert_eq!((jobs[0].lease, jobs[0].timeout), (Duration::from_secs(60), Some(Duration::from_secs(7200))));
+    assert_eq!((jobs[1].lease, jobs[1].timeout), (LEASE, None));
+}
+
+#[test]
+fn what_is_wrong_has_its_line() {
+    for (text, line, says) in [
+        ("", 1, "it has no job"),
+        ("x = 1", 1, "\"x\" is outside of a job"),
+        ("[a]\nevery = 1", 2, "a: every: it has to be a text in quotes"),
+        ("[a]\nevery = \"1x\"", 2, "write it like 30s, 5m or 1h"),
+        ("[a]\nevery = \"1ms\"\ncommand = [\"true\"]", 2, "a period of 1ms is not possible"),
+        ("[a]\ncron = \"61 * * * *\"", 2, "the cron pattern"),
+        ("[a]\ncron = \"0 * * * *\"\nzone = \"Europe/Berlitz\"", 3, "is no time zone"),
+        ("[a]\nevery = \"1s\"\nzone = \"UTC\"", 3, "only a cron pattern has a time zone"),
+        ("[a]\nevery = \"1s\"\nafter = \"1s\"", 1, "it needs exactly one of these"),
+        ("[a]\ncommand = [\"true\"]", 1, "it needs exactly one of these"),
+        ("\n[a]\nevery = \"1s\"", 2, "it has no command"),
+        ("[a]\nevery = \"1s\"\ncommand = \"true\"", 3, "a list of texts"),
+        ("[a]\nevery = \"1s\"\ncommand = []", 3, "a list of texts"),
+        ("[a]\nevery = \"1s\"\ncommand = [\"/no/such\"]", 3, "command not found"),
+        ("[a]\nevery = \"1s\"\ncatch_up = \"none\"", 3, "\"skip\", \"once\" or \"all\""),
+        ("[a]\nevery = \"1s\"\ncatch_up = \"once\"\nmax = 3", 4, "max goes with catch_up"),
+        ("[a]\nevery = \"1s\"\ncatch_up = \"all\"\nmax = 0", 4, "from 1 to 1,000"),
+        ("[a]\nevery = \"1s\"\nretry = \"3\"", 3, "a whole number"),
+        ("[a]\nevery = \"1s\"\nbackoff = \"3s\"", 3, "backoff goes with retry"),
+        ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\nlease = \"1ms\"", 4, "from 100ms to 30days"),
+        ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\nevrey = 1", 4, "\"evrey\" is no key of a job"),
+        ("[a]\nevery = \"1s\"\nexclusive_with = \" k\"\ncommand = [\"true\"]", 3, "white space"),
+        ("[a]\nevery = \"1s\"\n[a]\n", 3, "duplicate"),
+        ("[a]\nevery = \"1s", 2, ""),
+    ] {
+        let Wrong { at, why } = parse(text).unwrap_err();
+        let found = 1 + text[..at.min(text.len())].matches('\n').count();
+        assert!(found == line && why.contains(says), "{text:?}: line {found}: {why}");
+    }
+}

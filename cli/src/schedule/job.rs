@@ -1,0 +1,181 @@
+//! The command of one run of `rowlock cron`.
+//!
+//! The library drops the work of a run that is lost. The command has to be stopped then, which
+//! takes time, so the command is in a task of its own and the work only waits for it.
+
+use std::{
+    path::PathBuf,
+    process::{ExitStatus, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use rowlock::{Database, Tick};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader},
+    process::{Child, Command},
+    sync::{mpsc, oneshot, watch},
+    task::JoinSet,
+    time::timeout,
+};
+
+use crate::{
+    front::this_program,
+    out,
+    schedule::{environment, file::Job},
+    work::{code, expired},
+};
+
+/// How long the end of a run waits for output. Daemons of the command may keep its streams open.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
+/// The longest line that is passed on as one.
+const LINE: u64 = 64 * 1024;
+
+/// What all commands of the program share.
+#[derive(Clone)]
+pub struct Shared {
+    /// How long a command that is to stop may take.
+    pub grace: Duration,
+    /// Turns true when all commands are to stop.
+    pub stop: watch::Receiver<bool>,
+    /// Each command holds a sender, so that the channel closes after the last one.
+    pub commands: mpsc::WeakSender<()>,
+}
+
+/// The work of a tick: starts the command, and waits for its end.
+pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) -> Result<(), String> {
+    let (reply, ended) = oneshot::channel();
+    let Some(counted) = shared.commands.upgrade() else { return std::future::pending().await };
+    let started = Started::start(&job, &environment(&tick), shared.grace)?;
+    tokio::spawn(async move {
+        started.watch(job, shared.stop, reply).await;
+        drop(counted);
+    });
+    match ended.await {
+        Ok(result) => result,
+        // The command was stopped with the program. The run has not failed: it is handed back.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+/// A command, and the process above it.
+struct Started {
+    child: Child,
+    output: JoinSet<()>,
+}
+
+impl Started {
+    fn start(job: &Job, environment: &[(&'static str, String)], grace: Duration) -> Result<Self, String> {
+        let name = job.schedule.name();
+        let cannot = |error: std::io::Error| format!("the command cannot be started: {error}");
+        let program: PathBuf = this_program().map_err(|failure| failure.to_string())?;
+        let mut command = Command::new(program);
+        command
+            .arg0("rowlock")
+            .arg("supervise")
+            .args([std::process::id().to_string().as_str(), name, &humantime::format_duration(grace).to_string()])
+            .arg("--")
+            .args(&job.command)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // The keys of a terminal reach this program alone.
+            .process_group(0)
+            .kill_on_drop(true);
+        let mut child = command.spawn().map_err(cannot)?;
+        let mut output = JoinSet::new();
+        if let Some(from) = child.stdout.take() {
+            output.spawn(pass_on(name.to_owned(), from, tokio::io::stdout()));
+        }
+        if let Some(from) = child.stderr.take() {
+            output.spawn(pass_on(name.to_owned(), from, tokio::io::stderr()));
+        }
+        Ok(Self { child, output })
+    }
+
+    /// Waits for the command's end, and stops it when its run is lost, takes too long, or ends with
+    /// the program.
+    async fn watch(
+        mut self,
+        job: Arc<Job>,
+        mut stop: watch::Receiver<bool>,
+        mut reply: oneshot::Sender<Result<(), String>>,
+    ) {
+        let name = job.schedule.name();
+        let result = tokio::select! {
+            biased;
+            status = self.child.wait() => ended(status),
+            () = async { drop(stop.wait_for(|stop| *stop).await) } => {
+                self.stop().await;
+                // Without a reply, the run is not recorded.
+                return;
+            }
+            () = reply.closed() => {
+                self.terminate();
+                out::print_error(format_args!("{name}: lost; stopping the command"));
+                self.stop().await;
+                return;
+            }
+            limit = expired(job.timeout) => {
+                self.stop().await;
+                Err(format!("stopped after its timeout of {limit:?}"))
+            }
+        };
+        self.last_output().await;
+        if let Err(error) = &result {
+            out::print_error(format_args!("{name}: {error}"));
+        }
+        let _ = reply.send(result);
+    }
+
+    /// Asks the process above the command to stop it.
+    fn terminate(&self) {
+        let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        // The process may have ended already; the error is ignored.
+        let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+    }
+
+    /// Stops the command. The process above it kills what is left after the grace period.
+    async fn stop(&mut self) {
+        self.terminate();
+        let _ = self.child.wait().await;
+        self.last_output().await;
+    }
+
+    async fn last_output(&mut self) {
+        let _ = timeout(LAST_OUTPUT, async { while self.output.join_next().await.is_some() {} }).await;
+        // The output of daemons is passed on for as long as they live.
+        self.output.detach_all();
+    }
+}
+
+fn ended(status: std::io::Result<ExitStatus>) -> Result<(), String> {
+    match status.map(code) {
+        Ok(0) => Ok(()),
+        Ok(code) => Err(format!("exit code {code}")),
+        Err(error) => Err(format!("the command's end was not seen: {error}")),
+    }
+}
+
+/// Passes output on by lines, each behind the job's name. If it cannot be written, it is dropped,
+/// since the command must not wait for a reader that is gone.
+async fn pass_on(name: String, from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
+    let mut from = BufReader::new(from);
+    let prefix = format!("{}: ", out::printable(&name));
+    loop {
+        let mut line = prefix.clone().into_bytes();
+        match (&mut from).take(LINE).read_until(b'\n', &mut line).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        if !line.ends_with(b"\n") {
+            line.push(b'\n');
+        }
+        // One write for each line, so that the lines of several commands do not mix.
+        if to.write_all(&line).await.is_ok() {
+            let _ = to.flush().await;
+        }
+    }
+}

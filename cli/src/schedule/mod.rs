@@ -1,0 +1,28 @@
+//! Schedules: `cron`, `run --cron`, and the commands for operators.
+//!
+//! `file.rs` reads the jobs. `cron.rs` runs them, and `job.rs` one command of them. Each command
+//! has a process of its own above it, `supervise.rs`, which stops the command with all that it has
+//! started, and nothing else.
+
+pub mod args;
+pub mod cron;
+mod file;
+mod job;
+pub mod show;
+pub mod supervise;
+pub mod tick;
+
+use rowlock::{Database, Tick};
+
+use crate::show::precise;
+
+/// The variables of a command that runs a tick.
+pub fn environment<DB: Database>(tick: &Tick<DB>) -> [(&'static str, String); 5] {
+    [
+        ("ROWLOCK_JOB", tick.name().to_owned()),
+        ("ROWLOCK_SLOT", precise(tick.slot())),
+        ("ROWLOCK_ATTEMPT", tick.attempt().to_string()),
+        ("ROWLOCK_MISSED", tick.missed().to_string()),
+        ("ROWLOCK_TOKEN", tick.token().to_string()),
+    ]
+}

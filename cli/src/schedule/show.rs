@@ -1,0 +1,177 @@
+//! `schedules`, `runs`, `pause`, `resume` and `trigger`.
+
+use anstyle::{AnsiColor, Style};
+use rowlock::{Database, RunInfo, RunStatus, ScheduleInfo, Schedules};
+use serde_json::{Value, json};
+
+use crate::{
+    exit::{self, Failure},
+    out::{self, printable},
+    schedule::args,
+    show::{aligned, clock, precise},
+};
+
+pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &args::Schedules) -> Result<u8, Failure> {
+    const HEADER: [&str; 6] = ["NAME", "TIMES", "STATE", "NEXT", "WHO", "TOKEN"];
+    let all = schedules.list().await?;
+    if list.json {
+        out::say_json(&Value::Array(all.iter().map(object).collect()))?;
+        return Ok(exit::OK);
+    }
+    let row = |info: &ScheduleInfo| {
+        let who = if info.by.is_empty() { "-" } else { &info.by };
+        let cells = [info.name.as_str(), &times(info), state(info), &clock(info.slot), who, &info.token.to_string()];
+        (style(state(info)), cells.map(printable))
+    };
+    out::say(aligned(&with_header(HEADER, all.iter().map(row))))?;
+    Ok(exit::OK)
+}
+
+pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &args::Runs) -> Result<u8, Failure> {
+    let history = schedules.history(runs.name.as_str(), runs.limit).await?;
+    if history.is_empty() {
+        // A schedule without runs is not one that does not exist.
+        find(schedules, runs.name.as_str()).await?;
+    }
+    if runs.json {
+        out::say_json(&Value::Array(history.iter().map(run_object).collect()))?;
+        return Ok(exit::OK);
+    }
+    out::say(table(&history))?;
+    Ok(exit::OK)
+}
+
+/// Returns runs as a table.
+pub fn table(history: &[RunInfo]) -> String {
+    const HEADER: [&str; 8] = ["SLOT", "ATTEMPT", "STATUS", "BEGAN", "ENDED", "MISSED", "WHO", "ERROR"];
+    let row = |run: &RunInfo| {
+        let status = status(run.status);
+        let (attempt, missed) = (run.attempt.to_string(), run.missed.to_string());
+        let error = run.error.as_deref().unwrap_or_default();
+        let (slot, began, ended) = (clock(run.slot), clock(run.began), clock(run.ended));
+        let cells = [slot.as_str(), &attempt, status, &began, &ended, &missed, run.by.as_str(), error];
+        (style(status), cells.map(printable))
+    };
+    aligned(&with_header(HEADER, history.iter().map(row)))
+}
+
+/// Returns the times of a schedule, with their zone.
+pub fn times(info: &ScheduleInfo) -> String {
+    if info.zone == "UTC" { info.times.clone() } else { format!("{} {}", info.times, info.zone) }
+}
+
+pub async fn pause<DB: Database>(schedules: &Schedules<DB>, named: &args::Named) -> Result<u8, Failure> {
+    schedules.pause(named.name.as_str()).await?;
+    changed(schedules, named, "is paused").await
+}
+
+pub async fn resume<DB: Database>(schedules: &Schedules<DB>, named: &args::Named) -> Result<u8, Failure> {
+    schedules.resume(named.name.as_str()).await?;
+    changed(schedules, named, "is resumed").await
+}
+
+pub async fn trigger<DB: Database>(schedules: &Schedules<DB>, named: &args::Named) -> Result<u8, Failure> {
+    schedules.trigger(named.name.as_str()).await?;
+    let paused = find(schedules, named.name.as_str()).await?.paused;
+    changed(schedules, named, triggered(paused)).await
+}
+
+/// What a trigger has done. A paused schedule keeps it until the schedule is resumed.
+fn triggered(paused: bool) -> &'static str {
+    match paused {
+        true => "is triggered, but paused: it runs once it is resumed",
+        false => "is triggered: the next instance that looks runs it",
+    }
+}
+
+/// Says what was changed.
+async fn changed<DB: Database>(schedules: &Schedules<DB>, named: &args::Named, what: &str) -> Result<u8, Failure> {
+    let name = named.name.as_str();
+    match named.json {
+        true => out::say_json(&object(&find(schedules, name).await?))?,
+        false => out::say(format_args!("{} {what}", printable(name)))?,
+    }
+    Ok(exit::OK)
+}
+
+/// Returns the row of one schedule.
+pub async fn find<DB: Database>(schedules: &Schedules<DB>, name: &str) -> Result<ScheduleInfo, Failure> {
+    schedules.inspect(name).await?.ok_or_else(|| {
+        Failure::new(exit::REFUSED, format_args!("there is no schedule {name:?}: `rowlock schedules` lists them"))
+    })
+}
+
+fn with_header<const N: usize>(
+    header: [&str; N],
+    rows: impl Iterator<Item = (Style, [String; N])>,
+) -> Vec<(Style, [String; N])> {
+    std::iter::once((Style::new().bold(), header.map(str::to_owned))).chain(rows).collect()
+}
+
+/// A schedule that runs may be paused too: the pause counts from the next run.
+pub fn state(info: &ScheduleInfo) -> &'static str {
+    if info.running {
+        "running"
+    } else if info.paused {
+        "paused"
+    } else if info.triggered.is_some() {
+        "triggered"
+    } else if info.attempt > 0 {
+        "retrying"
+    } else {
+        "waiting"
+    }
+}
+
+fn status(status: RunStatus) -> &'static str {
+    match status {
+        RunStatus::Succeeded => "succeeded",
+        RunStatus::Lost => "lost",
+        RunStatus::Missed => "missed",
+        _ => "failed",
+    }
+}
+
+fn style(state: &str) -> Style {
+    let colour = match state {
+        "running" | "succeeded" => AnsiColor::Green,
+        "paused" | "retrying" | "lost" | "missed" => AnsiColor::Yellow,
+        "failed" => AnsiColor::Red,
+        _ => return Style::new(),
+    };
+    Style::new().fg_color(Some(colour.into()))
+}
+
+pub fn object(info: &ScheduleInfo) -> Value {
+    json!({
+        "name": info.name,
+        "times": info.times,
+        "zone": info.zone,
+        "state": state(info),
+        "slot": precise(info.slot),
+        "due": precise(info.due),
+        "paused": info.paused,
+        "triggered": info.triggered.map(precise),
+        "running": info.running,
+        "run_slot": info.run_slot.map(precise),
+        "attempt": info.attempt,
+        "missed": info.missed,
+        "by": info.by,
+        "since": info.since.map(precise),
+        "token": info.token.get(),
+    })
+}
+
+pub fn run_object(run: &RunInfo) -> Value {
+    json!({
+        "slot": precise(run.slot),
+        "attempt": run.attempt,
+        "status": status(run.status),
+        "missed": run.missed,
+        "error": run.error,
+        "by": run.by,
+        "began": precise(run.began),
+        "ended": precise(run.ended),
+        "token": run.token.get(),
+    })
+}

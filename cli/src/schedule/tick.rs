@@ -1,0 +1,256 @@
+//! `rowlock run --cron`: the tick that is due, for crontab and systemd.
+
+use std::{
+    path::PathBuf,
+    pin::{Pin, pin},
+    time::Duration,
+};
+
+use rowlock::{Database, Error, Schedules, Tick, TickOutcome};
+use rustix::process::{Pid, Signal};
+use sqlx::Pool;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::sleep,
+};
+
+use crate::{
+    args::Run,
+    exit::{self, Failure},
+    find::find,
+    out,
+    schedule::{environment, show},
+    show::clock,
+    signals::{StopSignals, number},
+    work::{Work, code, expired},
+};
+
+/// By how much the clock of this machine may be ahead of the database's. crontab and systemd start
+/// the program by the former.
+const AHEAD: Duration = Duration::from_secs(5);
+/// The longest pause between two looks while another instance runs the tick.
+const LOOK: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_millis(100);
+
+/// How a command ended, with its exit code.
+enum Ran {
+    /// The tick is over.
+    Recorded(u8),
+    /// A signal stopped the command, and the tick is run again.
+    Stopped(u8),
+}
+
+/// A tick that was claimed. The work of the library waits for the command's end.
+struct Claimed<DB: Database> {
+    tick: Tick<DB>,
+    reply: oneshot::Sender<Result<(), String>>,
+}
+
+pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> Result<u8, Failure> {
+    let program = find(&run.words())?;
+    let mut stop = StopSignals::listen()?;
+    let (ticks, mut claimed) = mpsc::channel(1);
+    let schedules = schedules(pool, &run, ticks)?;
+    let name = run.key.as_str();
+    let mut ran = false;
+    loop {
+        let (hand_back, asked) = oneshot::channel::<()>();
+        let stopped = async { drop(asked.await) };
+        let mut attempt = pin!(schedules.try_tick_until(name, stopped));
+        let outcome = tokio::select! {
+            biased;
+            Some(claimed) = claimed.recv() => {
+                let started = Started { run: &run, program: program.clone(), front };
+                match started.works(claimed, attempt.as_mut(), &mut stop).await? {
+                    Ran::Recorded(exit::OK) if run.tick.catches_up_on_all() => ran = true,
+                    Ran::Recorded(code) => return Ok(code),
+                    Ran::Stopped(code) => {
+                        drop(hand_back);
+                        if let Err(why) = stop.within(run.grace, attempt).await {
+                            out::print_error(format_args!("{name}: not handed back: {why}; its lease ends by itself"));
+                        }
+                        return Ok(code);
+                    }
+                }
+                continue;
+            }
+            outcome = &mut attempt => outcome?,
+            signal = stop.next() => return Ok(exit::SIGNAL + number(signal)),
+        };
+        if ran && matches!(outcome, TickOutcome::NotDue { .. }) {
+            return Ok(exit::OK);
+        }
+        let Some(pause) = pause(&schedules, name, &outcome).await? else {
+            return refused(&schedules, &run, outcome).await;
+        };
+        tracing::debug!(schedule = name, ?pause, "waiting");
+        tokio::select! {
+            () = sleep(pause) => {}
+            signal = stop.next() => return Ok(exit::SIGNAL + number(signal)),
+        }
+    }
+}
+
+fn schedules<DB: Database>(
+    pool: Pool<DB>,
+    run: &Run,
+    ticks: mpsc::Sender<Claimed<DB>>,
+) -> Result<Schedules<DB>, Failure> {
+    let mut schedules = Schedules::new(pool).lease(run.terms.lease)?;
+    if let Some(label) = &run.terms.label {
+        schedules = schedules.label(label)?;
+    }
+    Ok(schedules.on(run.tick.schedule(&run.key)?, move |tick| {
+        let ticks = ticks.clone();
+        async move {
+            let (reply, ended) = oneshot::channel();
+            let _ = ticks.send(Claimed { tick, reply }).await;
+            match ended.await {
+                Ok(result) => result,
+                // The command is being stopped; its end is not recorded.
+                Err(_) => std::future::pending().await,
+            }
+        }
+    }))
+}
+
+/// Returns how long to wait before another look: while another instance runs the tick, and if it is
+/// due in a moment.
+async fn pause<DB: Database>(
+    schedules: &Schedules<DB>,
+    name: &str,
+    outcome: &TickOutcome,
+) -> Result<Option<Duration>, Failure> {
+    let TickOutcome::NotDue { retry_after } = outcome else { return Ok(None) };
+    let info = show::find(schedules, name).await?;
+    Ok(match info.running {
+        true => Some(retry_after.unwrap_or(LOOK).clamp(SHORT, LOOK)),
+        false => retry_after.filter(|left| !info.paused && *left <= AHEAD).map(|left| left.max(SHORT)),
+    })
+}
+
+/// Says why nothing was run.
+async fn refused<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: TickOutcome) -> Result<u8, Failure> {
+    let name = run.key.as_str();
+    let info = show::find(schedules, name).await?;
+    let why = match outcome {
+        TickOutcome::Lost => {
+            return Err(Failure::new(exit::LOST, format_args!("{name}: lost before the command began")));
+        }
+        TickOutcome::Failed { error, .. } => error,
+        TickOutcome::PassedOver => "its ticks were too old, and were passed over".to_owned(),
+        _ if info.paused => format!("paused: `rowlock resume {name}` ends that"),
+        // Only other times leave no time to wait for.
+        TickOutcome::NotDue { retry_after: None } => format!(
+            "its times were set to {} by instances of version {}, which is higher than this program's; the next tick is at {}",
+            show::times(&info),
+            info.version,
+            clock(info.slot)
+        ),
+        _ => format!("done, or not due: the next tick is at {}", clock(info.slot)),
+    };
+    out::print_error(format_args!("refused: {name}: {why}"));
+    Ok(run.refused())
+}
+
+/// What a command is started with.
+struct Started<'r> {
+    run: &'r Run,
+    program: PathBuf,
+    front: Option<Pid>,
+}
+
+impl Started<'_> {
+    /// Runs the command of a claimed tick. The lease is renewed while `attempt` exists.
+    async fn works<DB: Database>(
+        self,
+        claimed: Claimed<DB>,
+        attempt: Pin<&mut impl Future<Output = Result<TickOutcome, Error>>>,
+        stop: &mut StopSignals,
+    ) -> Result<Ran, Failure> {
+        let Self { run, program, front } = self;
+        let (name, Claimed { tick, reply }) = (run.key.as_str(), claimed);
+        let lost = tick.cancellation_token();
+        if lost.is_cancelled() {
+            return Err(Failure::new(exit::LOST, format_args!("{name}: lost before the command began")));
+        }
+        let mut work = match Work::start(program, &run.words(), &environment(&tick), front) {
+            Ok(work) => work,
+            Err(failure) => return Err(failed(reply, attempt, stop, run, failure).await),
+        };
+        let on_terminal = work.is_on_terminal();
+        tokio::select! {
+            biased;
+            status = work.ended(name, run.grace) => {
+                let code = code(status?);
+                if let Some(failure) = work.failure() {
+                    return Err(failed(reply, attempt, stop, run, failure).await);
+                }
+                if code != exit::OK && stop.has_stopped_the_command(run.grace).await {
+                    return Ok(Ran::Stopped(code));
+                }
+                let result = if code == exit::OK { Ok(()) } else { Err(format!("exit code {code}")) };
+                record(reply, result, attempt, stop, run).await?;
+                Ok(Ran::Recorded(code))
+            }
+            signal = stop.for_command(on_terminal, run.grace) => {
+                work.forward(signal);
+                Ok(Ran::Stopped(code(work.stopped(name, stop, run.grace).await?)))
+            }
+            limit = expired(run.timeout) => {
+                work.forward(Signal::TERM);
+                let why = format!("stopped after its timeout of {limit:?}");
+                out::print_error(format_args!("{name}: {why}"));
+                work.stopped(name, stop, run.grace).await?;
+                record(reply, Err(why), attempt, stop, run).await?;
+                Ok(Ran::Recorded(exit::TOO_LONG))
+            }
+            () = lost.cancelled() => {
+                work.forward(Signal::TERM);
+                out::print_error(format_args!("{name}: lost; stopping the command"));
+                work.stopped(name, stop, run.grace).await?;
+                Ok(Ran::Stopped(exit::LOST))
+            }
+        }
+    }
+}
+
+/// Records that the command did not begin.
+async fn failed(
+    reply: oneshot::Sender<Result<(), String>>,
+    attempt: Pin<&mut impl Future<Output = Result<TickOutcome, Error>>>,
+    stop: &mut StopSignals,
+    run: &Run,
+    failure: Failure,
+) -> Failure {
+    match record(reply, Err(failure.to_string()), attempt, stop, run).await {
+        Ok(()) => failure,
+        Err(lost) => lost,
+    }
+}
+
+/// Records the end of the run. The command has ended, so its exit code is returned even if the end
+/// cannot be recorded; another instance then runs the tick again.
+async fn record(
+    reply: oneshot::Sender<Result<(), String>>,
+    result: Result<(), String>,
+    attempt: Pin<&mut impl Future<Output = Result<TickOutcome, Error>>>,
+    stop: &mut StopSignals,
+    run: &Run,
+) -> Result<(), Failure> {
+    let name = run.key.as_str();
+    let _ = reply.send(result);
+    let why = match stop.within(run.grace, attempt).await {
+        Ok(Ok(TickOutcome::Lost)) => {
+            let text = format_args!(
+                "{name}: the run was lost, or its end was not recorded: another instance runs the tick again"
+            );
+            return Err(Failure::new(exit::LOST, text));
+        }
+        Ok(Ok(_)) => return Ok(()),
+        Ok(Err(error)) => format!("{error:?}"),
+        Err(why) => why,
+    };
+    out::print_error(format_args!("{name}: its end was not recorded: {why}; the tick is run again"));
+    Ok(())
+}

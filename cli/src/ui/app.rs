@@ -1,0 +1,49 @@
+//! What the handlers of requests share.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crate::ui::{
+    changes::Changer,
+    looks::{Looks, View},
+    sessions::Sessions,
+};
+
+pub struct App {
+    pub looks: Looks,
+    /// Makes changes, if they are allowed.
+    pub changer: Option<Changer>,
+    pub sessions: Sessions,
+    /// The database, for people.
+    pub place: String,
+    rendered: Mutex<Rendered>,
+}
+
+/// What open pages show of one look, by the page and its query.
+#[derive(Default)]
+struct Rendered {
+    look: u64,
+    parts: HashMap<String, Arc<str>>,
+}
+
+impl App {
+    pub fn new(looks: Looks, changer: Option<Changer>, place: &str) -> Self {
+        let (sessions, rendered) = (Sessions::default(), Mutex::default());
+        Self { looks, changer, sessions, place: place.to_owned(), rendered }
+    }
+
+    pub fn allows_changes(&self) -> bool {
+        self.changer.is_some()
+    }
+
+    /// Returns what `render` returns. Pages with the same query share the work.
+    pub fn rendered(&self, view: &View, page: &str, render: impl FnOnce() -> String) -> Arc<str> {
+        let mut rendered = self.rendered.lock().unwrap_or_else(PoisonError::into_inner);
+        if rendered.look != view.number {
+            *rendered = Rendered { look: view.number, parts: HashMap::new() };
+        }
+        rendered.parts.entry(page.to_owned()).or_insert_with(|| render().into()).clone()
+    }
+}

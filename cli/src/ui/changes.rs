@@ -1,0 +1,281 @@
+//! Changes that an operator asks for: each is asked once more on a page of its own, and logged with
+//! who asked.
+
+use std::{future::Future, pin::Pin, sync::Arc};
+
+use axum::{
+    Extension, Form, Router,
+    extract::{Query, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Redirect, Response},
+    routing::get,
+};
+use chrono::{DateTime, Utc};
+use maud::{Markup, html};
+use rowlock::{Database, ForcedRelease, LockInfo, Schedules, Status};
+use serde::Deserialize;
+
+use crate::{
+    exit::{Failure, REFUSED},
+    out::printable,
+    show::clock,
+    ui::{
+        Lock,
+        app::App,
+        guard::Who,
+        jobs::job_address,
+        layout,
+        locks::{holder, is_claimed, key_address, time_left},
+        text::when,
+    },
+};
+
+/// What an operator asks for, of a key or a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verb {
+    Release,
+    Pause,
+    Resume,
+    Trigger,
+}
+
+/// A change, as its form says it.
+#[derive(Clone, Debug)]
+pub struct Change {
+    verb: Verb,
+    /// The key or the job.
+    name: String,
+    /// The row that the page showed. A key that has changed hands since is not released.
+    seen: String,
+    status: Status,
+}
+
+pub type Changer = Box<dyn Fn(Change) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync>;
+
+/// Returns what makes changes on a database.
+pub fn on<DB: Database>(lock: Lock<DB>, schedules: Schedules<DB>) -> Changer {
+    Box::new(move |change| {
+        let (lock, schedules) = (lock.clone(), schedules.clone());
+        Box::pin(async move { make(&lock, &schedules, &change).await })
+    })
+}
+
+async fn make<DB: Database>(lock: &Lock<DB>, schedules: &Schedules<DB>, change: &Change) -> Result<(), Failure> {
+    let name = change.name.as_str();
+    match change.verb {
+        Verb::Pause => Ok(schedules.pause(name).await?),
+        Verb::Resume => Ok(schedules.resume(name).await?),
+        Verb::Trigger => Ok(schedules.trigger(name).await?),
+        Verb::Release => release(lock, change).await,
+    }
+}
+
+/// Releases the key, if its row is still the one that the page showed.
+async fn release<DB: Database>(lock: &Lock<DB>, change: &Change) -> Result<(), Failure> {
+    let now = match lock.inspect(&change.name).await? {
+        Some(row) if seen(&row) == change.seen => match lock.force_release_if_unchanged(&row, change.status).await? {
+            ForcedRelease::Released(_) => return Ok(()),
+            ForcedRelease::Changed(now) => now,
+        },
+        now => now,
+    };
+    Err(changed(now.as_ref()))
+}
+
+/// Writes down what tells a row from every later one of its key, for a form to carry.
+fn seen(row: &LockInfo) -> String {
+    let micros = |time: Option<DateTime<Utc>>| time.map(|time| time.timestamp_micros()).unwrap_or_default();
+    let holder = row.holder.map(|holder| holder.to_string()).unwrap_or_default();
+    format!("{}/{holder}/{}/{}", row.token, micros(row.since), micros(row.ended))
+}
+
+/// Says that a key was left alone, and what it is now.
+fn changed(now: Option<&LockInfo>) -> Failure {
+    let now = match now {
+        None => "its row was deleted".to_owned(),
+        Some(row) => {
+            let by = if row.by.is_empty() { String::new() } else { format!(" by {}", row.by) };
+            let since = row.since.map(|since| format!(" since {}", clock(since))).unwrap_or_default();
+            let verb = if is_claimed(row.state) { "" } else { ", last taken" };
+            format!("it is now {}{verb}{by}{since}", row.state)
+        }
+    };
+    let text = format!("the key has changed hands since the page was shown, and was left alone: {now}");
+    Failure::new(REFUSED, text)
+}
+
+impl Verb {
+    const ALL: [Self; 4] = [Self::Release, Self::Pause, Self::Resume, Self::Trigger];
+
+    fn path(self) -> &'static str {
+        match self {
+            Self::Release => "/release",
+            Self::Pause => "/pause",
+            Self::Resume => "/resume",
+            Self::Trigger => "/trigger",
+        }
+    }
+
+    /// The button, and what it does.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Release => (
+                "Release by force",
+                "The key is free at once, and another instance may take it. The holder notices at its next renewal; \
+                 until then its work may go on beside that of the next holder.",
+            ),
+            Self::Pause => ("Pause", "No run begins until the job is resumed. A run that is under way goes on."),
+            Self::Resume => {
+                ("Resume", "Runs begin again. The catch-up of the job decides about the ticks since the pause.")
+            }
+            Self::Trigger => (
+                "Run now",
+                "The next instance that looks runs the job, beside its ticks. A paused job runs once it is resumed.",
+            ),
+        }
+    }
+
+    fn question(self, name: &str) -> String {
+        match self {
+            Self::Release => format!("Release {name} by force?"),
+            Self::Pause => format!("Pause {name}?"),
+            Self::Resume => format!("Resume {name}?"),
+            Self::Trigger => format!("Run {name} now?"),
+        }
+    }
+
+    /// Returns the page of what was changed, which says what was done.
+    fn done(self, name: &str) -> String {
+        let (address, done) = match self {
+            Self::Release => (key_address(name), "release"),
+            Self::Pause => (job_address(name), "pause"),
+            Self::Resume => (job_address(name), "resume"),
+            Self::Trigger => (job_address(name), "trigger"),
+        };
+        format!("{address}&done={done}")
+    }
+}
+
+/// The key or the job, under the name that its page uses.
+#[derive(Debug, Deserialize)]
+struct Asked {
+    #[serde(alias = "key")]
+    name: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Confirmed {
+    name: String,
+    #[serde(default)]
+    seen: String,
+    #[serde(default)]
+    status: String,
+    csrf: String,
+}
+
+/// The routes of all changes.
+pub fn routes() -> Router<Arc<App>> {
+    Verb::ALL.into_iter().fold(Router::new(), |router, verb| {
+        let ask = async move |State(app): State<Arc<App>>, headers: HeaderMap, Query(asked): Query<Asked>| {
+            ask(&app, &headers, verb, &asked.name).await
+        };
+        let change = async move |State(app): State<Arc<App>>,
+                                 Extension(who): Extension<Who>,
+                                 headers: HeaderMap,
+                                 Form(confirmed): Form<Confirmed>| {
+            confirm(&app, &who, &headers, verb, confirmed).await
+        };
+        router.route(verb.path(), get(ask).post(change))
+    })
+}
+
+fn read_only(app: &App) -> Response {
+    let text = "This page only shows. A rowlock ui that is started with --allow-changes lets operators change things.";
+    layout::error(app, StatusCode::FORBIDDEN, "Changes are not allowed", text)
+}
+
+/// Asks once more, and says what would happen.
+async fn ask(app: &App, headers: &HeaderMap, verb: Verb, name: &str) -> Response {
+    if !app.allows_changes() {
+        return read_only(app);
+    }
+    let view = app.looks.fresh().await;
+    let lock = view.snapshot.as_ref().and_then(|snapshot| snapshot.lock(name)).filter(|_| verb == Verb::Release);
+    if verb == Verb::Release && lock.is_none() {
+        return layout::error(
+            app,
+            StatusCode::NOT_FOUND,
+            "There is no such key",
+            "It was never taken, or was forgotten.",
+        );
+    }
+    let given = app.sessions.token(headers);
+    let (button, effect) = verb.words();
+    let back = if verb == Verb::Release { key_address(name) } else { job_address(name) };
+    let content = html! {
+        h1 { (verb.question(&printable(name))) }
+        (layout::state_of(&view))
+        @if let Some(lock) = lock { (claim(lock)) }
+        p { (effect) }
+        form.confirm method="post" action=(verb.path()) {
+            input type="hidden" name="csrf" value=(given.token);
+            input type="hidden" name="name" value=(name);
+            @if let Some(lock) = lock { (release_fields(lock)) }
+            p.actions {
+                button.danger[verb == Verb::Release] { (button) }
+                a.button href=(back) { "Cancel" }
+            }
+        }
+    };
+    let mut response = layout::page(app, button, "", &content).into_response();
+    if let Some(cookie) = given.cookie.and_then(|cookie| HeaderValue::from_str(&cookie).ok()) {
+        response.headers_mut().insert(header::SET_COOKIE, cookie);
+    }
+    response
+}
+
+fn claim(lock: &LockInfo) -> Markup {
+    html! {
+        dl {
+            div { dt { "Holder" } dd { (holder(lock)) } }
+            div { dt { "Taken" } dd { @if let Some(since) = lock.since { (when(since, lock.now)) } @else { "–" } } }
+            div { dt { "Time left" } dd { (time_left(lock)) } }
+            div { dt { "Token" } dd.number { (lock.token) } }
+        }
+    }
+}
+
+fn release_fields(lock: &LockInfo) -> Markup {
+    html! {
+        input type="hidden" name="seen" value=(seen(lock));
+        fieldset {
+            legend { "The row records the work as" }
+            label { input type="radio" name="status" value="S" checked; " succeeded" }
+            label { input type="radio" name="status" value="F"; " failed" }
+        }
+    }
+}
+
+async fn confirm(app: &App, who: &Who, headers: &HeaderMap, verb: Verb, confirmed: Confirmed) -> Response {
+    let Some(changer) = &app.changer else { return read_only(app) };
+    let Confirmed { name, seen, status, csrf } = confirmed;
+    if !app.sessions.accepts(headers, &csrf) {
+        let text = "Nothing was changed. The page was open for too long, or rowlock ui was restarted: go back, load the page again, and repeat it.";
+        return layout::error(app, StatusCode::FORBIDDEN, "The form is not valid any more", text);
+    }
+    let status = if status == "F" { Status::Failed } else { Status::Succeeded };
+    let done = changer(Change { verb, name: name.clone(), seen, status }).await;
+    let (change, by, from) = (verb.path().trim_start_matches('/'), who.name.as_deref().unwrap_or("-"), who.from.ip());
+    match &done {
+        Ok(()) => tracing::warn!(change, of = ?name, by = ?by, %from, "changed on the web page"),
+        Err(failure) => tracing::warn!(change, of = ?name, by = ?by, %from, %failure, "not changed on the web page"),
+    }
+    match done {
+        Ok(()) => {
+            // The page that follows shows it.
+            app.looks.at_once().await;
+            Redirect::to(&verb.done(&name)).into_response()
+        }
+        Err(failure) => layout::failure(app, &failure),
+    }
+}

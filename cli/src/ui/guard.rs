@@ -1,0 +1,213 @@
+//! Which requests are answered, and what all answers tell the browser.
+//!
+//! The name in `Host` has to be one of this server's, so that no other site becomes this one by
+//! pointing its name here. `Origin` has to be this server where a browser sends it, and a change has
+//! to have it.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{
+    extract::{ConnectInfo, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, uri::Authority},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+
+use crate::exit::{Failure, USAGE};
+
+#[derive(Debug)]
+pub struct Guard {
+    /// Names of this server, beside localhost and IP addresses.
+    pub hosts: Vec<String>,
+    pub passwords: Option<Passwords>,
+}
+
+/// Who sent a request.
+#[derive(Clone, Debug)]
+pub struct Who {
+    /// The name that came with the password.
+    pub name: Option<String>,
+    pub from: SocketAddr,
+}
+
+/// Answers the request, or says why not.
+pub async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    if !host_is_ours(headers, &guard.hosts) {
+        let text = "this is not a name of this server: reach it as localhost or by its address, or start rowlock ui with --host NAME";
+        return (StatusCode::MISDIRECTED_REQUEST, text).into_response();
+    }
+    if !origin_is_ours(request.method(), headers) {
+        return (StatusCode::FORBIDDEN, "the request came from a page of another site").into_response();
+    }
+    let name = match &guard.passwords {
+        None => None,
+        Some(passwords) => match passwords.name(headers) {
+            Some(name) => Some(name),
+            None => return ask_for_password(headers).await,
+        },
+    };
+    let Some(from) = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|from| from.0) else {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    request.extensions_mut().insert(Who { name, from });
+    next.run(request).await
+}
+
+async fn ask_for_password(headers: &HeaderMap) -> Response {
+    if headers.contains_key(header::AUTHORIZATION) {
+        // Guessing takes time.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+    let ask = [(header::WWW_AUTHENTICATE, r#"Basic realm="rowlock", charset="UTF-8""#)];
+    (StatusCode::UNAUTHORIZED, ask, "name and password, please").into_response()
+}
+
+/// Returns whether the name is localhost, an IP address, or one of `names`. No other site can make a
+/// browser send an IP address as the name of its host.
+fn host_is_ours(headers: &HeaderMap, names: &[String]) -> bool {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let (Some(host), None) = (hosts.next().and_then(|host| host.to_str().ok()), hosts.next()) else { return false };
+    let Ok(authority) = host.parse::<Authority>() else { return false };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    !host.contains('@')
+        && (name.eq_ignore_ascii_case("localhost")
+            || name.parse::<IpAddr>().is_ok()
+            || names.iter().any(|ours| name.eq_ignore_ascii_case(ours)))
+}
+
+/// Returns whether the request comes from a page of this server, or from no page at all.
+fn origin_is_ours(method: &Method, headers: &HeaderMap) -> bool {
+    let changes = *method != Method::GET && *method != Method::HEAD;
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let mut origins = headers.get_all(header::ORIGIN).iter();
+    match (origins.next(), origins.next()) {
+        (None, _) => !changes,
+        (Some(origin), None) => {
+            let origin = origin.to_str().unwrap_or_default();
+            let origin = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+            origin.is_some() && origin == host
+        }
+        _ => false,
+    }
+}
+
+/// The operators' names and passwords.
+#[derive(Debug)]
+pub struct Passwords(Vec<String>);
+
+impl Passwords {
+    pub fn read(file: &Path) -> Result<Self, Failure> {
+        let failed = |why: &dyn std::fmt::Display| {
+            Failure::new(USAGE, format_args!("--password-file {}: {why}", file.display()))
+        };
+        let text = std::fs::read_to_string(file).map_err(|error| failed(&error))?;
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
+        let lines: Vec<String> = lines.map(str::to_owned).collect();
+        // The line is not printed, since it may be a password.
+        let is_pair = |line: &String| {
+            line.split_once(':').is_some_and(|(name, password)| !name.is_empty() && !password.is_empty())
+        };
+        if lines.is_empty() || !lines.iter().all(is_pair) {
+            return Err(failed(&"each line has to be NAME:PASSWORD"));
+        }
+        Ok(Self(lines))
+    }
+
+    /// Returns the name that the request proves.
+    fn name(&self, headers: &HeaderMap) -> Option<String> {
+        let sent = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
+        let (scheme, sent) = sent.split_once(' ')?;
+        let sent = BASE64_STANDARD.decode(sent.trim()).ok().filter(|_| scheme.eq_ignore_ascii_case("basic"))?;
+        let sent = String::from_utf8(sent).ok()?;
+        let found = self.0.iter().filter(|line| is_same(line, &sent)).count() > 0;
+        found.then(|| sent.split(':').next().unwrap_or_default().to_owned())
+    }
+}
+
+/// Compares secrets. The time it takes tells their lengths at most.
+pub fn is_same(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    one.len() == other.len() && one.iter().zip(other).fold(0, |differ, (one, other)| differ | (one ^ other)) == 0
+}
+
+const HARDENED: [(HeaderName, &str); 7] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; \
+         base-uri 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    // With `no-referrer`, a browser would send no origin with a form either.
+    (header::REFERRER_POLICY, "same-origin"),
+    (header::CACHE_CONTROL, "no-store"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
+
+/// Adds what keeps browsers from loading, framing or storing more than this server means.
+pub async fn harden(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    for (name, value) in HARDENED {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(HeaderName, &str)]) -> HeaderMap {
+        pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn only_names_of_this_server_are_hosts() {
+        let names = ["locks.example.com".to_owned()];
+        for ours in ["localhost", "LOCALHOST:8080", "127.0.0.1:1", "[::1]:8080", "10.1.2.3", "locks.example.com:443"] {
+            assert!(host_is_ours(&headers(&[(header::HOST, ours)]), &names), "{ours}");
+        }
+        for other in ["evil.example", "localhost.evil.example:8080", "127.0.0.1.evil.example", "evil@localhost", ""] {
+            assert!(!host_is_ours(&headers(&[(header::HOST, other)]), &names), "{other}");
+        }
+        assert!(!host_is_ours(&HeaderMap::new(), &names));
+    }
+
+    #[test]
+    fn a_change_comes_from_a_page_of_this_server() {
+        let ours = |method, origin: Option<&str>| {
+            let host = [(header::HOST, "localhost:8080")].into_iter();
+            let pairs: Vec<_> = host.chain(origin.map(|origin| (header::ORIGIN, origin))).collect();
+            origin_is_ours(&method, &headers(&pairs))
+        };
+        assert!(ours(Method::GET, None) && ours(Method::POST, Some("http://localhost:8080")));
+        assert!(ours(Method::POST, Some("https://localhost:8080")), "behind a proxy that ends TLS");
+        assert!(!ours(Method::POST, None));
+        for other in ["null", "http://evil.example", "http://localhost", "http://localhost:8081", "localhost:8080"] {
+            assert!(!ours(Method::POST, Some(other)) && !ours(Method::GET, Some(other)), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_password_proves_its_own_name() {
+        let passwords = Passwords(vec!["ann:one".into(), "bob:two:three".into()]);
+        let name = |pair: &str| {
+            let sent = format!("Basic {}", BASE64_STANDARD.encode(pair));
+            passwords.name(&headers(&[(header::AUTHORIZATION, &sent)]))
+        };
+        assert_eq!(name("ann:one").as_deref(), Some("ann"));
+        assert_eq!(name("bob:two:three").as_deref(), Some("bob"));
+        for wrong in ["ann:two:three", "ann:", "ann", "", "ann:one2", "bob:two"] {
+            assert_eq!(name(wrong), None, "{wrong}");
+        }
+        assert_eq!(passwords.name(&HeaderMap::new()), None);
+    }
+}

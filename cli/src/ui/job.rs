@@ -1,0 +1,121 @@
+//! The page of one job.
+
+use maud::{Markup, html};
+use rowlock::{RunInfo, RunStatus, ScheduleInfo};
+use serde::Deserialize;
+
+use crate::{
+    out::printable,
+    show::clock,
+    ui::{
+        jobs::{job_badge, missed, outcome_badge},
+        live::Page,
+        locks::key_address,
+        plot::durations,
+        snapshot::{EACH, Snapshot},
+        text::{encoded, span, when},
+    },
+};
+
+/// How many runs are listed.
+const LISTED: usize = 50;
+
+#[derive(Debug, Deserialize)]
+pub struct OneJob {
+    name: String,
+    #[serde(default)]
+    done: String,
+}
+
+impl Page for OneJob {
+    const PATH: &'static str = "/job";
+    const EVENTS: &'static str = "/events/job";
+
+    fn title(&self) -> String {
+        format!("{} · job", printable(&self.name))
+    }
+
+    fn head(&self) -> Markup {
+        let done = match self.done.as_str() {
+            "pause" => Some("The job is paused. A run that is under way goes on."),
+            "resume" => Some("The job is resumed."),
+            "trigger" => Some("A run was asked for. The next instance that looks runs it."),
+            _ => None,
+        };
+        html! {
+            p.path { a href="/jobs" { "Jobs" } }
+            h1 { (printable(&self.name)) }
+            @if let Some(done) = done { p.done role="status" { (done) } }
+        }
+    }
+
+    fn live(&self, snapshot: &Snapshot, allows_changes: bool) -> Markup {
+        let Some(job) = snapshot.job(&self.name) else {
+            return html! { p.empty { "No job of this name is registered." } };
+        };
+        let runs: Vec<&RunInfo> = snapshot.runs.of(&job.name).take(LISTED).collect();
+        html! {
+            (facts(snapshot, job))
+            @if allows_changes { (actions(job)) }
+            @if snapshot.lock(&job.name).is_some() { p { a href=(key_address(&job.name)) { "The key of this name" } } }
+            h2 { "Durations" }
+            div.wide { (durations(snapshot.runs.of(&job.name), EACH as usize)) }
+            h2 { "Runs" }
+            @if runs.is_empty() { p.empty { "It has not run so far." } } @else { (history(&runs)) }
+        }
+    }
+}
+
+fn facts(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
+    let success = snapshot.runs.last_success(&job.name);
+    html! {
+        dl {
+            div { dt { "State" } dd { (job_badge(job)) } }
+            div { dt { "Schedule" } dd { (printable(&job.times)) } }
+            div { dt { "Zone" } dd { (printable(&job.zone)) } }
+            div { dt { "Next" } dd { @if job.paused { "not while it is paused" } @else { (when(job.slot, snapshot.now)) small { " " (clock(job.slot)) } } } }
+            @if job.attempt > 0 { div { dt { "Attempt" } dd { (job.attempt) } } }
+            @if let Some(triggered) = job.triggered { div { dt { "Triggered" } dd { (when(triggered, snapshot.now)) } } }
+            @if let Some(since) = job.since {
+                div { dt { (if job.running { "Running" } else { "Last begun" }) } dd { (when(since, snapshot.now)) " by " (printable(&job.by)) } }
+            }
+            div { dt { "Last success" } dd { @if let Some(success) = success { (when(success, snapshot.now)) } @else { "none known" } } }
+            div { dt { "Missed in a week" } dd { (missed(&snapshot.runs, snapshot, &job.name)) } }
+            div { dt { "Token" } dd.number { (job.token) } }
+        }
+    }
+}
+
+fn actions(job: &ScheduleInfo) -> Markup {
+    let name = encoded(&job.name);
+    html! {
+        p.actions {
+            a.button href={ "/trigger?name=" (name) } { "Run now…" }
+            @if job.paused { a.button href={ "/resume?name=" (name) } { "Resume…" } }
+            @else { a.button href={ "/pause?name=" (name) } { "Pause…" } }
+        }
+    }
+}
+
+fn history(runs: &[&RunInfo]) -> Markup {
+    html! {
+        table.cards {
+            thead {
+                tr { @for name in ["Tick", "Outcome", "Attempt", "Duration", "Missed", "By", "Error"] { th scope="col" { (name) } } }
+            }
+            tbody {
+                @for run in runs {
+                    tr {
+                        th scope="row" { (clock(run.slot)) }
+                        td data-label="Outcome" { (outcome_badge(run.status)) }
+                        td.number data-label="Attempt" { (run.attempt) }
+                        td data-label="Duration" { @if run.status == RunStatus::Missed { "–" } @else { (span(run.ended - run.began)) } }
+                        td.number data-label="Missed" { @if run.missed > 0 { (run.missed) } @else { "–" } }
+                        td data-label="By" { (printable(&run.by)) }
+                        td.error data-label="Error" { @if let Some(error) = &run.error { (printable(error)) } @else { "–" } }
+                    }
+                }
+            }
+        }
+    }
+}

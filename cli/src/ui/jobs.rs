@@ -1,0 +1,124 @@
+//! The page of all jobs: the schedules of the database.
+
+use maud::{Markup, html};
+use rowlock::{RunInfo, RunStatus, ScheduleInfo};
+use serde::Deserialize;
+
+use crate::{
+    out::printable,
+    schedule::show::state,
+    ui::{
+        live::Page,
+        locks::pages,
+        plot::{durations, outcome},
+        snapshot::{Runs, Snapshot, WEEK},
+        text::{counted, encoded, span, when},
+    },
+};
+
+/// How many jobs a page has.
+const ROWS: usize = 100;
+/// How many runs the small plot shows.
+const PLOTTED: usize = 20;
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Jobs {
+    /// A part of the name.
+    q: String,
+    /// From 1.
+    page: usize,
+}
+
+pub fn job_address(name: &str) -> String {
+    format!("/job?name={}", encoded(name))
+}
+
+/// Shows the state of a schedule. One that runs may be paused too.
+pub fn job_badge(job: &ScheduleInfo) -> Markup {
+    html! {
+        span class={ "badge " (state(job)) } { (state(job)) }
+        @if job.paused && job.running { " " span.badge.paused { "paused" } }
+    }
+}
+
+/// Shows the outcome of a run.
+pub fn outcome_badge(status: RunStatus) -> Markup {
+    html! { span class={ "badge " (outcome(status)) } { (outcome(status)) } }
+}
+
+/// Returns how many ticks were not run in time in the last week.
+pub fn missed(runs: &Runs, snapshot: &Snapshot, name: &str) -> usize {
+    let recent = |run: &&RunInfo| run.ended > snapshot.now - WEEK;
+    runs.of(name).filter(recent).map(|run| run.missed as usize).sum()
+}
+
+fn row(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
+    let last = snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
+    let missed = missed(&snapshot.runs, snapshot, &job.name);
+    html! {
+        tr {
+            th scope="row" { a href=(job_address(&job.name)) { (printable(&job.name)) } }
+            td data-label="Schedule" { (printable(&job.times)) }
+            td data-label="Zone" { (printable(&job.zone)) }
+            td data-label="State" { (job_badge(job)) }
+            td data-label="Next" { @if job.paused { "–" } @else { (when(job.slot, snapshot.now)) } }
+            td data-label="Last run" {
+                @match last {
+                    Some(run) => { (outcome_badge(run.status)) " " (when(run.ended, snapshot.now)) small { " took " (span(run.ended - run.began)) } }
+                    None => { "–" }
+                }
+            }
+            td data-label="Durations" { (durations(snapshot.runs.of(&job.name), PLOTTED)) }
+            td.number data-label="Missed in a week" { @if missed > 0 { (missed) } @else { "–" } }
+        }
+    }
+}
+
+impl Page for Jobs {
+    const PATH: &'static str = "/jobs";
+    const EVENTS: &'static str = "/events/jobs";
+
+    fn title(&self) -> String {
+        "Jobs".to_owned()
+    }
+
+    fn head(&self) -> Markup {
+        html! {
+            h1 { "Jobs" }
+            form.search action="/jobs" role="search" {
+                label { span { "Name" } input type="search" name="q" value=(self.q) autocomplete="off"; }
+                button { "Search" }
+            }
+        }
+    }
+
+    fn live(&self, snapshot: &Snapshot, _: bool) -> Markup {
+        let q = self.q.to_lowercase();
+        let found: Vec<&ScheduleInfo> =
+            snapshot.jobs.iter().filter(|job| job.name.to_lowercase().contains(&q)).collect();
+        let last = found.len().div_ceil(ROWS).max(1);
+        let page = self.page.clamp(1, last);
+        let count = |wanted: fn(&ScheduleInfo) -> bool| snapshot.jobs.iter().filter(|job| wanted(job)).count();
+        html! {
+            p.summary {
+                strong { (counted(snapshot.jobs.len(), "job")) } ", " (count(|job| job.running)) " running, " (count(|job| job.paused)) " paused"
+            }
+            @if found.is_empty() {
+                p.empty { (if snapshot.jobs.is_empty() { "No job is registered." } else { "No job matches." }) }
+            } @else {
+                table.cards {
+                    thead {
+                        tr {
+                            @for name in ["Job", "Schedule", "Zone", "State", "Next", "Last run", "Durations", "Missed in a week"] {
+                                th scope="col" { (name) }
+                            }
+                        }
+                    }
+                    tbody { @for job in found.iter().skip((page - 1) * ROWS).take(ROWS) { (row(snapshot, job)) } }
+                }
+            }
+            (pages(page, last, |page| format!("/jobs?q={}&page={page}", encoded(&self.q))))
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The page of one key.
+
+use maud::{Markup, html};
+use rowlock::LockInfo;
+use serde::Deserialize;
+
+use crate::{
+    out::printable,
+    ui::{
+        live::Page,
+        locks::{badge, holder, is_claimed, key_address, so_far, time_left},
+        snapshot::{Kind, Snapshot, kind},
+        text::{counted, encoded, span, when},
+    },
+};
+
+/// How many permits or readers of the same name are listed.
+const RELATED: usize = 50;
+
+#[derive(Debug, Deserialize)]
+pub struct OneKey {
+    key: String,
+    #[serde(default)]
+    done: String,
+}
+
+impl Page for OneKey {
+    const PATH: &'static str = "/key";
+    const EVENTS: &'static str = "/events/key";
+
+    fn title(&self) -> String {
+        format!("{} · key", printable(&self.key))
+    }
+
+    fn head(&self) -> Markup {
+        html! {
+            p.path { a href="/" { "Locks" } }
+            h1 { (printable(&self.key)) }
+            @if self.done == "release" {
+                p.done role="status" { "The key was released by force. Its holder notices at the next renewal and stops then." }
+            }
+        }
+    }
+
+    fn live(&self, snapshot: &Snapshot, allows_changes: bool) -> Markup {
+        let lock = snapshot.lock(&self.key);
+        html! {
+            @match lock {
+                Some(lock) => { (facts(lock, snapshot.waiting(&self.key))) }
+                None => { p.empty { "This key has no row: it was never taken, or it was forgotten." } }
+            }
+            @if snapshot.job(&self.key).is_some() {
+                p { a href={ "/job?name=" (encoded(&self.key)) } { "The job of this name" } }
+            }
+            @if let Some(lock) = lock.filter(|lock| allows_changes && is_claimed(lock.state)) {
+                p.actions { a.button.danger href={ "/release?key=" (encoded(&lock.key)) } { "Release by force…" } }
+            }
+            (related(snapshot, &self.key))
+        }
+    }
+}
+
+fn facts(lock: &LockInfo, waiting: u64) -> Markup {
+    let status = match lock.status.as_str() {
+        "S" => "succeeded",
+        "F" => "failed",
+        "P" if is_claimed(lock.state) => "in progress",
+        "P" => "not ended",
+        other => other,
+    };
+    let took = lock.ended.filter(|_| lock.holder.is_none()).zip(lock.since).map(|(ended, since)| span(ended - since));
+    html! {
+        dl {
+            div { dt { "State" } dd { (badge(lock.state)) } }
+            div { dt { "Kind" } dd { (kind(&lock.key).name()) } }
+            div { dt { (if is_claimed(lock.state) { "Holder" } else { "Last holder" }) } dd { (holder(lock)) } }
+            div { dt { "Status of the work" } dd { (printable(status)) } }
+            div { dt { "Taken" } dd { @if let Some(since) = lock.since { (when(since, lock.now)) } @else { "–" } } }
+            @if let Some(so_far) = so_far(lock) { div { dt { "Lasts" } dd { (so_far) " so far" } } }
+            div { dt { "Time left" } dd { (time_left(lock)) } }
+            @if let Some(took) = took {
+                div { dt { "Released" } dd { @if let Some(ended) = lock.ended { (when(ended, lock.now)) ", after " (took) } } }
+            }
+            div { dt { "Waiting" } dd { @if waiting > 0 { (waiting) " in the queue" } @else { "none in the queue" } } }
+            div { dt { "Token" } dd.number { (lock.token) } }
+            @if let Some(holder) = lock.holder { div { dt { "Claim" } dd { code { (holder) } } } }
+        }
+    }
+}
+
+/// Lists the claimed permits or readers of the same name.
+fn related(snapshot: &Snapshot, key: &str) -> Markup {
+    let name = match kind(key) {
+        Kind::Permit { of } | Kind::Reader { of } => of,
+        Kind::Lock => key,
+    };
+    let of_name = |lock: &&LockInfo| match kind(&lock.key) {
+        Kind::Permit { of } | Kind::Reader { of } => of == name && is_claimed(lock.state),
+        Kind::Lock => false,
+    };
+    let locks: Vec<&LockInfo> = snapshot.locks.iter().filter(of_name).collect();
+    html! {
+        @if !locks.is_empty() {
+            h2 { "Permits and readers of " (printable(name)) }
+            p.summary { (counted(locks.len(), "claim")) }
+            ul.plain {
+                @for lock in locks.iter().take(RELATED) {
+                    li { a href=(key_address(&lock.key)) { (printable(&lock.key)) } " " (badge(lock.state)) " by " (holder(lock)) }
+                }
+            }
+        }
+    }
+}

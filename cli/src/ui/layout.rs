@@ -1,0 +1,116 @@
+//! What all pages have: the frame, the state of the database, the files, and pages of errors.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{Html, IntoResponse, Response},
+    routing::get,
+};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use crate::{
+    exit::{self, Failure},
+    out::printable,
+    show::clock,
+    ui::{app::App, looks::View},
+};
+
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = include_str!("script.js");
+const ICON: &str = include_str!("icon.svg");
+
+/// The pages of the navigation.
+const PAGES: [(&str, &str); 3] = [("/", "Locks"), ("/jobs", "Jobs"), ("/runs", "Runs")];
+
+/// Returns a whole page.
+pub fn page(app: &App, title: &str, current: &str, content: &Markup) -> Html<String> {
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) " · rowlock" }
+                link rel="stylesheet" href="/style.css";
+                link rel="icon" href="/icon.svg" type="image/svg+xml";
+                script src="/script.js" defer {}
+            }
+            body {
+                a.skip href="#main" { "Skip to the content" }
+                header {
+                    a.brand href="/" { (PreEscaped(ICON)) "rowlock" }
+                    nav aria-label="Pages" {
+                        @for (path, name) in PAGES {
+                            a href=(path) aria-current=[(path == current).then_some("page")] { (name) }
+                        }
+                    }
+                    span.place title=(app.place) { (app.place) }
+                }
+                p #offline role="status" hidden { "The connection to rowlock ui is lost. This page is not up to date; it tries again." }
+                main #main tabindex="-1" { (content) }
+                footer {
+                    (if app.allows_changes() { "Changes are allowed." } else { "Read-only." })
+                    " Times are UTC, by the database's clock. rowlock " (env!("CARGO_PKG_VERSION")) "."
+                }
+            }
+        }
+    };
+    Html(page.into_string())
+}
+
+/// Says how old the data is, and whether the database answers.
+pub fn state_of(view: &View) -> Markup {
+    let from = view.snapshot.as_ref().map(|snapshot| clock(snapshot.now));
+    match (&view.problem, from) {
+        (Some(problem), from) => html! {
+            div.problem #problem role="alert" {
+                strong { "The database does not answer." }
+                " Since " (clock(problem.since)) ", each look has failed: " (printable(&problem.text)) ". "
+                @match from {
+                    Some(from) => { "What follows is from " (from) ". " }
+                    None => { "Nothing was read so far. " }
+                }
+                "This page tries again every few seconds."
+            }
+        },
+        (None, Some(from)) => html! { p.asof { "As of " (from) } },
+        (None, None) => html! {},
+    }
+}
+
+/// A page that says what is wrong, in place of the one that was asked for.
+pub fn error(app: &App, status: StatusCode, title: &str, text: &str) -> Response {
+    let content = html! {
+        h1 { (title) }
+        p { (printable(text)) }
+        p { a href="/" { "All locks" } }
+    };
+    (status, page(app, title, "", &content)).into_response()
+}
+
+/// Says why a request to the database failed.
+pub fn failure(app: &App, failure: &Failure) -> Response {
+    let status = match failure.code {
+        exit::REFUSED => StatusCode::NOT_FOUND,
+        exit::USAGE => StatusCode::BAD_REQUEST,
+        _ => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    error(app, status, "That was not done", &failure.to_string())
+}
+
+pub async fn not_found(State(app): State<Arc<App>>) -> Response {
+    error(&app, StatusCode::NOT_FOUND, "There is no such page", "The address is wrong, or the page has moved.")
+}
+
+/// The files that pages refer to.
+pub fn files() -> Router<Arc<App>> {
+    let file = |kind: &'static str, text: &'static str| get(async move || ([(header::CONTENT_TYPE, kind)], text));
+    Router::new()
+        .route("/style.css", file("text/css; charset=utf-8", STYLE))
+        .route("/script.js", file("text/javascript; charset=utf-8", SCRIPT))
+        .route("/icon.svg", file("image/svg+xml", ICON))
+}

@@ -1,0 +1,81 @@
+//! Pages that stay up to date: the page itself, and its part that changes as server-sent events.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::{Query, RawQuery, State},
+    response::{
+        Html, IntoResponse, Response, Sse,
+        sse::{Event, KeepAlive},
+    },
+    routing::get,
+};
+use maud::{Markup, html};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::ui::{app::App, layout, looks::View, snapshot::Snapshot};
+
+/// A page, by what its address says beside the path.
+pub trait Page: DeserializeOwned + Send + Sync + 'static {
+    const PATH: &'static str;
+    /// Where its events are.
+    const EVENTS: &'static str;
+
+    fn title(&self) -> String;
+
+    /// Returns the part that does not change, which comes first.
+    fn head(&self) -> Markup;
+
+    /// Returns the part that shows the database.
+    fn live(&self, snapshot: &Snapshot, allows_changes: bool) -> Markup;
+}
+
+/// The routes of a page.
+pub fn routes<P: Page>() -> Router<Arc<App>> {
+    Router::new().route(P::PATH, get(page::<P>)).route(P::EVENTS, get(events::<P>))
+}
+
+async fn page<P: Page>(State(app): State<Arc<App>>, RawQuery(raw): RawQuery, Query(page): Query<P>) -> Html<String> {
+    let raw = raw.unwrap_or_default();
+    let live = rendered(&app, &app.looks.fresh().await, &raw, &page);
+    let content = html! {
+        (page.head())
+        div #live data-events={ (P::EVENTS) "?" (raw) } { (maud::PreEscaped(live)) }
+    };
+    layout::page(&app, &page.title(), P::PATH, &content)
+}
+
+async fn events<P: Page>(State(app): State<Arc<App>>, RawQuery(raw): RawQuery, Query(page): Query<P>) -> Response {
+    let (raw, (sender, receiver)) = (raw.unwrap_or_default(), mpsc::channel(1));
+    tokio::spawn(async move {
+        let mut view = app.looks.fresh().await;
+        loop {
+            // A string in JSON has no line break, which would end the event's data.
+            let data = serde_json::Value::from(&*rendered(&app, &view, &raw, &page)).to_string();
+            if sender.send(Ok::<_, Infallible>(Event::default().data(data))).await.is_err() {
+                return;
+            }
+            tokio::select! {
+                next = app.looks.next() => view = next,
+                () = sender.closed() => return,
+            }
+        }
+    });
+    let alive = KeepAlive::new().interval(Duration::from_secs(15));
+    Sse::new(ReceiverStream::new(receiver)).keep_alive(alive).into_response()
+}
+
+fn rendered<P: Page>(app: &App, view: &View, raw: &str, page: &P) -> Arc<str> {
+    let render = || {
+        let live = view.snapshot.as_ref().map(|snapshot| page.live(snapshot, app.allows_changes()));
+        html! {
+            (layout::state_of(view))
+            @if let Some(live) = live { div.stale[view.problem.is_some()] { (live) } }
+        }
+        .into_string()
+    };
+    app.rendered(view, &format!("{}?{raw}", P::PATH), render)
+}

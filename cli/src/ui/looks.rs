@@ -1,0 +1,221 @@
+//! Looks at the database. All pages share them: how often it is asked does not depend on how many
+//! pages are open, and it is not asked while none is.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use rowlock::{Database, Error, ListOptions, LockInfo, Schedules};
+use tokio::{
+    sync::{Notify, watch},
+    time::sleep,
+};
+
+use crate::{
+    exit::Failure,
+    ui::{
+        Lock,
+        snapshot::{EACH, MOST_RUNS, Runs, Snapshot, WEEK},
+    },
+};
+
+/// What is known of the database.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The number of looks so far.
+    pub number: u64,
+    /// When the last look was begun, and how long it stays fresh.
+    began: Instant,
+    fresh_for: Duration,
+    /// The last look that succeeded.
+    pub snapshot: Option<Arc<Snapshot>>,
+    /// Why looks have failed since then.
+    pub problem: Option<Problem>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Problem {
+    pub text: String,
+    /// When the first of these looks failed.
+    pub since: DateTime<Utc>,
+}
+
+impl View {
+    fn is_fresh(&self) -> bool {
+        self.number > 0 && self.began.elapsed() < self.fresh_for
+    }
+}
+
+/// The looks, as the pages see them.
+#[derive(Clone, Debug)]
+pub struct Looks {
+    view: watch::Receiver<View>,
+    /// Asks for a look, at the next time for one.
+    wanted: Arc<Notify>,
+    /// Asks for a look at once.
+    urgent: Arc<Notify>,
+}
+
+impl Looks {
+    /// Starts the task that looks.
+    pub fn start<DB: Database>(lock: Lock<DB>, schedules: Schedules<DB>) -> Self {
+        let nothing =
+            View { number: 0, began: Instant::now(), fresh_for: Duration::ZERO, snapshot: None, problem: None };
+        let (sender, view) = watch::channel(nothing);
+        let looks = Self { view, wanted: Arc::default(), urgent: Arc::default() };
+        let Self { wanted, urgent, .. } = looks.clone();
+        tokio::spawn(async move {
+            let mut reader = Reader { lock, schedules, runs: Arc::default(), is_complete: false };
+            loop {
+                wanted.notified().await;
+                let began = Instant::now();
+                let (read, statements) = reader.read().await;
+                let fresh_for = if read.is_ok() { pause(statements, began.elapsed()) } else { AGAIN };
+                let since = sender.borrow().problem.as_ref().map_or_else(Utc::now, |problem| problem.since);
+                sender.send_modify(|view| {
+                    (view.number, view.began, view.fresh_for) = (view.number + 1, began, fresh_for);
+                    match read {
+                        Ok(snapshot) => (view.snapshot, view.problem) = (Some(Arc::new(snapshot)), None),
+                        Err(failure) => view.problem = Some(Problem { text: failure.to_string(), since }),
+                    }
+                });
+                tokio::select! {
+                    () = sleep(fresh_for.saturating_sub(began.elapsed())) => {}
+                    () = urgent.notified() => {}
+                }
+            }
+        });
+        looks
+    }
+
+    /// Returns what is known now, after a look if the last one is old. While the database does not
+    /// answer, the next look is not waited for.
+    pub async fn fresh(&self) -> View {
+        let mut view = self.view.clone();
+        let seen = view.borrow_and_update().clone();
+        if seen.is_fresh() {
+            return seen;
+        }
+        if seen.problem.is_some() {
+            self.wanted.notify_one();
+            return seen;
+        }
+        self.after(view).await
+    }
+
+    /// Returns the result of the next look.
+    pub async fn next(&self) -> View {
+        let mut view = self.view.clone();
+        view.mark_unchanged();
+        self.after(view).await
+    }
+
+    /// Looks at once, and returns the result: what was changed just now is seen.
+    pub async fn at_once(&self) -> View {
+        let asked = Instant::now();
+        self.urgent.notify_one();
+        loop {
+            let view = self.next().await;
+            if view.began >= asked {
+                return view;
+            }
+        }
+    }
+
+    async fn after(&self, mut view: watch::Receiver<View>) -> View {
+        self.wanted.notify_one();
+        // The sender lives as long as the program.
+        let _ = view.changed().await;
+        view.borrow_and_update().clone()
+    }
+}
+
+/// The pause after a look that failed.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// Returns the pause from the start of a look to the next one: at most two statements a second, and
+/// fewer looks if they take long.
+fn pause(statements: u32, took: Duration) -> Duration {
+    const EACH: Duration = Duration::from_millis(600);
+    const LONGEST: Duration = Duration::from_secs(15);
+    (EACH * statements).max(EACH * 4).max((took * 10).min(LONGEST)).max(took * 2)
+}
+
+/// Reads the database.
+struct Reader<DB: Database> {
+    lock: Lock<DB>,
+    schedules: Schedules<DB>,
+    runs: Arc<Runs>,
+    /// Whether the runs were read completely, so that the latest ones are enough.
+    is_complete: bool,
+}
+
+/// A transaction may commit later than its time of end says.
+const LATE: TimeDelta = TimeDelta::minutes(1);
+/// The rows of one statement that lists schedules.
+const SCHEDULES: usize = 500;
+
+impl<DB: Database> Reader<DB> {
+    /// Looks once. Returns how many statements that took, too.
+    async fn read(&mut self) -> (Result<Snapshot, Failure>, u32) {
+        let mut statements = 2;
+        let read = self.read_all(&mut statements).await;
+        (read.map_err(Failure::from), statements)
+    }
+
+    async fn read_all(&mut self, statements: &mut u32) -> Result<Snapshot, Error> {
+        let mut locks = self.lock.list(&ListOptions::default().limit(u32::MAX >> 1)).await?;
+        // A table of another program's may have an order of its own.
+        locks.sort_by(|one, other| one.key.cmp(&other.key));
+        let waiting = self.lock.queue_lengths().await?.into_iter().collect();
+        let now = locks.iter().map(|lock: &LockInfo| lock.now).max().unwrap_or_else(Utc::now);
+        let jobs = match self.schedules.list().await {
+            Err(Error::ScheduleTablesMissing) => Vec::new(),
+            jobs => {
+                *statements += u32::try_from(jobs.as_ref().map_or(0, Vec::len) / SCHEDULES).unwrap_or_default() + 2;
+                let jobs = jobs?;
+                *statements += self.read_runs(now).await?;
+                jobs
+            }
+        };
+        Ok(Snapshot { now, locks, waiting, jobs, runs: self.runs.clone() })
+    }
+
+    /// Reads the runs that are new, or at first those of a week. Returns how many statements it
+    /// took beside the one that every look needs.
+    async fn read_runs(&mut self, now: DateTime<Utc>) -> Result<u32, Error> {
+        let since = if self.is_complete { self.runs.newest().map(|end| end - LATE) } else { None };
+        let mut found = self.schedules.runs_since(since.unwrap_or(now - WEEK), MOST_RUNS).await?;
+        let more = !self.is_complete;
+        if more {
+            found.extend(self.schedules.latest_runs(EACH).await?);
+        }
+        let runs = Arc::make_mut(&mut self.runs);
+        if runs.add(found) {
+            runs.prune(now);
+        }
+        self.is_complete = true;
+        Ok(if more { 2 } else { 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_cost_two_statements_a_second_and_half_of_the_time_at_most() {
+        for statements in 1..20 {
+            for millis in [0, 10, 500, 5_000] {
+                let took = Duration::from_millis(millis);
+                let pause = pause(statements, took);
+                assert!(
+                    f64::from(statements) / pause.as_secs_f64() < 2.0 && pause >= 2 * took,
+                    "{statements} {took:?}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! `rowlock ui`: a web page of locks, jobs and runs, and numbers for Prometheus.
+//!
+//! `looks.rs` reads the database, as often for one open page as for a hundred. A look is a
+//! `Snapshot`, and each page is a pure function of it: `locks.rs`, `jobs.rs`, `runs.rs`, `key.rs`,
+//! `job.rs`, and `numbers.rs` for `/metrics`. `live.rs` sends a page's changes. `guard.rs` decides
+//! which requests are answered, and `changes.rs` makes the changes that an operator asks for.
+
+mod app;
+pub mod args;
+mod changes;
+mod guard;
+mod job;
+mod jobs;
+mod key;
+mod layout;
+mod live;
+mod locks;
+mod looks;
+mod numbers;
+mod plot;
+mod runs;
+mod sessions;
+mod snapshot;
+mod text;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use axum::{
+    Router,
+    middleware::{from_fn, from_fn_with_state},
+    routing::get,
+};
+use rowlock::{Database, LeaseLock, Schedules};
+use tokio::net::TcpListener;
+
+use crate::{
+    exit::{self, Failure},
+    out,
+    signals::StopSignals,
+};
+use app::App;
+use args::Ui;
+use guard::{Guard, Passwords};
+use looks::Looks;
+
+/// Serves the pages until the program is asked to stop.
+pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> Result<u8, Failure> {
+    let passwords = ui.password_file.as_deref().map(Passwords::read).transpose()?;
+    if passwords.is_none() && !ui.listen.ip().is_loopback() {
+        let text = format_args!("--listen {}: other machines may reach this address: give --password-file", ui.listen);
+        return Err(Failure::new(exit::USAGE, text));
+    }
+    let mut stop = StopSignals::listen()?;
+    let taken = |error| Failure::new(exit::IO, format_args!("--listen {}: {error}", ui.listen));
+    let listener = TcpListener::bind(ui.listen).await.map_err(taken)?;
+    let address = listener.local_addr().map_err(taken)?;
+
+    let (lock, schedules) = (ui.judged_by.lock(pool.clone())?, Schedules::new(pool));
+    let looks = Looks::start(lock.clone(), schedules.clone());
+    let change = changes::on(lock, schedules);
+    let guard = Arc::new(Guard { hosts: ui.host, passwords });
+    let app = Arc::new(App::new(looks, ui.allow_changes.then_some(change), place));
+    let service = router(app, guard).into_make_service_with_connect_info::<SocketAddr>();
+
+    out::say(format_args!("http://{address}/"))?;
+    tokio::select! {
+        served = axum::serve(listener, service) => served.map_err(taken)?,
+        // Live pages would never let the server end by itself.
+        _ = stop.next() => {}
+    }
+    Ok(exit::OK)
+}
+
+fn router(app: Arc<App>, guard: Arc<Guard>) -> Router {
+    Router::new()
+        .merge(live::routes::<locks::Locks>())
+        .merge(live::routes::<jobs::Jobs>())
+        .merge(live::routes::<runs::Runs>())
+        .merge(live::routes::<key::OneKey>())
+        .merge(live::routes::<job::OneJob>())
+        .merge(changes::routes())
+        .route("/metrics", get(numbers::metrics))
+        .merge(layout::files())
+        .fallback(layout::not_found)
+        .with_state(app)
+        .layer(from_fn_with_state(guard, guard::admit))
+        .layer(from_fn(guard::harden))
+}
+
+/// The lock that reads and changes the rows.
+type Lock<DB> = LeaseLock<DB>;

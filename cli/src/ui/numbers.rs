@@ -1,0 +1,141 @@
+//! `/metrics`: what the database says, in the text format of Prometheus.
+//!
+//! The numbers are those of the last look, so each scrape makes its own registry: what is gone from
+//! the database is gone from the numbers.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, AtomicU64},
+};
+
+use axum::{
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{family::Family, gauge::Gauge},
+    registry::{Registry, Unit},
+};
+use rowlock::{RunStatus, State as LockState};
+
+use crate::ui::{
+    app::App,
+    looks::View,
+    snapshot::{Snapshot, WEEK},
+};
+
+const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The most names of semaphores that have a number of their own.
+const MOST_NAMES: usize = 200;
+
+pub async fn metrics(State(app): State<Arc<App>>) -> Response {
+    match text(&app.looks.fresh().await) {
+        Ok(text) => ([(header::CONTENT_TYPE, KIND)], text).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+type Number = Gauge<i64, AtomicI64>;
+type Seconds = Gauge<f64, AtomicU64>;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfState {
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfName {
+    name: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfJob {
+    job: String,
+}
+
+/// Returns all numbers. While the database does not answer, there is one: `rowlock_up`.
+fn text(view: &View) -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::with_prefix("rowlock");
+    let up = Number::default();
+    registry.register("up", "Whether the last look at the database succeeded", up.clone());
+    if let (Some(snapshot), None) = (&view.snapshot, &view.problem) {
+        up.set(1);
+        of_locks(&mut registry, snapshot);
+        of_jobs(&mut registry, snapshot);
+    }
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+fn of_locks(registry: &mut Registry, snapshot: &Snapshot) {
+    let keys = Family::<OfState, Number>::default();
+    for state in [
+        LockState::Held,
+        LockState::Expired,
+        LockState::HeldByAnotherProgram,
+        LockState::WithinWindow,
+        LockState::Failed,
+        LockState::Free,
+    ] {
+        let count = snapshot.locks.iter().filter(|lock| lock.state == state).count();
+        keys.get_or_create(&OfState { state: state.name() }).set(number(count));
+    }
+    registry.register("keys", "Keys with a row, by their state", keys);
+
+    let waiting = Number::default();
+    waiting.set(number(snapshot.waiting.values().sum::<u64>()));
+    registry.register("queued", "Waiters in the queues of all keys: those that wait in order", waiting);
+    let longest = Number::default();
+    longest.set(number(snapshot.waiting.values().max().copied().unwrap_or_default()));
+    registry.register("longest_queue", "Waiters of the key that has the most", longest);
+
+    let (permits, readers) = (Family::<OfName, Number>::default(), Number::default());
+    let in_use = snapshot.in_use();
+    for (name, used) in in_use.iter().filter(|(_, used)| used.permits > 0).take(MOST_NAMES) {
+        permits.get_or_create(&OfName { name: (*name).to_owned() }).set(number(used.permits));
+    }
+    readers.set(number(in_use.values().map(|used| used.readers).sum::<usize>()));
+    registry.register("permits_in_use", "Held permits of a semaphore; the first 200 names that have any", permits);
+    registry.register("readers", "Readers of all read-write locks", readers);
+}
+
+fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
+    let [paused, running, failed, missed] = std::array::from_fn(|_| Family::<OfJob, Number>::default());
+    let [success, duration, late] = std::array::from_fn(|_| Family::<OfJob, Seconds>::default());
+    for job in &snapshot.jobs {
+        let of = OfJob { job: job.name.clone() };
+        paused.get_or_create(&of).set(job.paused.into());
+        running.get_or_create(&of).set(job.running.into());
+        let overdue = if job.paused || job.running { 0.0 } else { seconds(snapshot.now - job.due) };
+        late.get_or_create(&of).set(overdue);
+        let recent = snapshot.runs.of(&job.name).filter(|run| run.ended > snapshot.now - WEEK);
+        missed.get_or_create(&of).set(number(recent.map(|run| u64::from(run.missed)).sum::<u64>()));
+        let last = snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
+        failed.get_or_create(&of).set(last.is_some_and(|run| run.status != RunStatus::Succeeded).into());
+        if let Some(run) = last {
+            duration.get_or_create(&of).set(seconds(run.ended - run.began));
+        }
+        if let Some(ended) = snapshot.runs.last_success(&job.name) {
+            success.get_or_create(&of).set(seconds(snapshot.now - ended));
+        }
+    }
+    registry.register("job_paused", "Whether the job is paused", paused);
+    registry.register("job_running", "Whether a run is under way", running);
+    registry.register("job_failed", "Whether the last run failed or was lost", failed);
+    registry.register("job_missed", "Ticks of the last week that were not run in time", missed);
+    let mut in_seconds = |name, help, family| registry.register_with_unit(name, help, Unit::Seconds, family);
+    in_seconds("job_since_success", "Time since the last success ended", success);
+    in_seconds("job_last_duration", "Duration of the last run", duration);
+    in_seconds("job_late", "Time since the job was due without being run", late);
+}
+
+fn seconds(duration: chrono::TimeDelta) -> f64 {
+    duration.as_seconds_f64().max(0.0)
+}
+
+fn number<N: TryInto<i64>>(count: N) -> i64 {
+    count.try_into().unwrap_or(i64::MAX)
+}

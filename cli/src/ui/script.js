@@ -1,0 +1,60 @@
+// Keeps a page up to date: the server sends the part of the page that shows the database.
+"use strict";
+
+const live = document.getElementById("live");
+const offline = document.getElementById("offline");
+let events = null;
+let warning = null;
+let isPressed = false;
+
+// The focus stays where it is, if the new part has the same link.
+function show(text) {
+  const focused = live.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  live.innerHTML = text;
+  if (focused !== null) {
+    const links = Array.from(live.querySelectorAll("a"));
+    links.find((link) => link.getAttribute("href") === focused)?.focus({ preventScroll: true });
+  }
+}
+
+// Text that is selected is about to be copied.
+function isSelected() {
+  const selection = document.getSelection();
+  return selection !== null && !selection.isCollapsed && live.contains(selection.anchorNode);
+}
+
+function open() {
+  events = new EventSource(live.dataset.events);
+  events.onopen = () => {
+    clearTimeout(warning);
+    warning = null;
+    offline.hidden = true;
+  };
+  events.onmessage = (event) => {
+    if (!isPressed && !isSelected()) show(JSON.parse(event.data));
+  };
+  events.onerror = () => {
+    // A connection that comes back at once is nothing to tell.
+    warning ??= setTimeout(() => { offline.hidden = false; }, 2000);
+    // A browser does not try again after an answer that is an error.
+    if (events.readyState === EventSource.CLOSED) setTimeout(reopen, 5000);
+  };
+}
+
+function reopen() {
+  events?.close();
+  if (!document.hidden) open();
+}
+
+if (live !== null) {
+  // A link that is replaced between press and release would not be followed.
+  live.addEventListener("pointerdown", () => { isPressed = true; });
+  for (const end of ["pointerup", "pointercancel"]) {
+    document.addEventListener(end, () => setTimeout(() => { isPressed = false; }, 50));
+  }
+  // A browser keeps few connections to one server: pages in the background give theirs back.
+  document.addEventListener("visibilitychange", reopen);
+  window.addEventListener("pagehide", () => events?.close());
+  window.addEventListener("pageshow", (event) => { if (event.persisted) reopen(); });
+  reopen();
+}

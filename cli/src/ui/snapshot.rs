@@ -1,0 +1,164 @@
+//! One look at the database: the rows of locks, the queues, the schedules, and their runs.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use rowlock::{LockInfo, RunInfo, RunStatus, ScheduleInfo, State};
+
+/// How long runs are kept, so that a page can show a week of them.
+pub const WEEK: TimeDelta = TimeDelta::days(7);
+/// How many runs are kept, beside those of [`EACH`].
+pub const MOST_RUNS: u32 = 20_000;
+/// How many runs of each schedule are kept, however old they are.
+pub const EACH: u32 = 30;
+
+#[derive(Debug)]
+pub struct Snapshot {
+    /// When it was read, by the database's clock where a row tells it.
+    pub now: DateTime<Utc>,
+    /// In the order of their keys.
+    pub locks: Vec<LockInfo>,
+    /// How many tickets each key has.
+    pub waiting: HashMap<String, u64>,
+    /// In the order of their names.
+    pub jobs: Vec<ScheduleInfo>,
+    pub runs: Arc<Runs>,
+}
+
+/// What a key is, by its suffix: `NAME#3` is a permit of a semaphore, `NAME#r3` a reader's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind<'a> {
+    Lock,
+    Permit { of: &'a str },
+    Reader { of: &'a str },
+}
+
+pub fn kind(key: &str) -> Kind<'_> {
+    let Some((of, number)) = key.rsplit_once('#') else { return Kind::Lock };
+    let is_number = |text: &str| !text.is_empty() && !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
+    match number.strip_prefix('r') {
+        _ if is_number(number) => Kind::Permit { of },
+        Some(number) if is_number(number) => Kind::Reader { of },
+        _ => Kind::Lock,
+    }
+}
+
+impl Kind<'_> {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lock => "lock",
+            Self::Permit { .. } => "permit",
+            Self::Reader { .. } => "reader",
+        }
+    }
+}
+
+/// How many permits of a name are in use, and how many readers it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InUse {
+    pub permits: usize,
+    pub readers: usize,
+}
+
+impl Snapshot {
+    pub fn lock(&self, key: &str) -> Option<&LockInfo> {
+        self.locks.binary_search_by(|lock| lock.key.as_str().cmp(key)).ok().and_then(|index| self.locks.get(index))
+    }
+
+    pub fn job(&self, name: &str) -> Option<&ScheduleInfo> {
+        self.jobs.iter().find(|job| job.name == name)
+    }
+
+    pub fn waiting(&self, key: &str) -> u64 {
+        self.waiting.get(key).copied().unwrap_or_default()
+    }
+
+    /// Counts the permits and readers of each name that has any.
+    pub fn in_use(&self) -> BTreeMap<&str, InUse> {
+        let mut names: BTreeMap<&str, InUse> = BTreeMap::new();
+        for lock in self.locks.iter().filter(|lock| lock.state == State::Held) {
+            match kind(&lock.key) {
+                Kind::Permit { of } => names.entry(of).or_default().permits += 1,
+                Kind::Reader { of } => names.entry(of).or_default().readers += 1,
+                Kind::Lock => {}
+            }
+        }
+        names
+    }
+}
+
+/// The known runs of all schedules: those of a week, and the last ones of each schedule.
+#[derive(Clone, Debug, Default)]
+pub struct Runs {
+    by_job: BTreeMap<String, BTreeMap<(DateTime<Utc>, u32), RunInfo>>,
+}
+
+impl Runs {
+    /// Returns the runs of a schedule, the latest slot first.
+    pub fn of(&self, job: &str) -> impl Iterator<Item = &RunInfo> {
+        self.by_job.get(job).into_iter().flat_map(|runs| runs.values().rev())
+    }
+
+    pub fn last_success(&self, job: &str) -> Option<DateTime<Utc>> {
+        self.of(job).filter(|run| run.status == RunStatus::Succeeded).map(|run| run.ended).max()
+    }
+
+    /// Returns when the run that ended last did so.
+    pub fn newest(&self) -> Option<DateTime<Utc>> {
+        self.by_job.values().flat_map(|runs| runs.values().map(|run| run.ended)).max()
+    }
+
+    /// Adds runs. Returns whether one of them is new.
+    pub fn add(&mut self, runs: Vec<RunInfo>) -> bool {
+        let mut is_new = false;
+        for run in runs {
+            let of_job = self.by_job.entry(run.name.clone()).or_default();
+            is_new |= of_job.insert((run.slot, run.attempt), run).is_none();
+        }
+        is_new
+    }
+
+    /// Drops what is older than a week or beyond [`MOST_RUNS`], but for the last [`EACH`] of each
+    /// schedule and its last success.
+    pub fn prune(&mut self, now: DateTime<Utc>) {
+        let mut ends: Vec<_> =
+            self.by_job.values().flat_map(|runs| runs.values().map(|run| Reverse(run.ended))).collect();
+        ends.sort_unstable();
+        let beyond = ends.get(MOST_RUNS as usize).map_or(DateTime::UNIX_EPOCH, |end| end.0);
+        let oldest = beyond.max(now - WEEK);
+        for runs in self.by_job.values_mut() {
+            let success = runs.values().rev().find(|run| run.status == RunStatus::Succeeded).map(|run| run.slot);
+            let last = runs.keys().rev().nth(EACH as usize - 1).map(|key| key.0);
+            runs.retain(|(slot, _), run| {
+                run.ended > oldest || last.is_none_or(|last| *slot >= last) || Some(*slot) == success
+            });
+        }
+        self.by_job.retain(|_, runs| !runs.is_empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_of_a_key_is_told_by_its_suffix() {
+        let kinds = [
+            ("k", Kind::Lock),
+            ("k#3", Kind::Permit { of: "k" }),
+            ("a#1#12", Kind::Permit { of: "a#1" }),
+            ("k#r3", Kind::Reader { of: "k" }),
+            ("k#", Kind::Lock),
+            ("k#r", Kind::Lock),
+            ("k#03", Kind::Lock),
+            ("k#x3", Kind::Lock),
+        ];
+        for (key, of) in kinds {
+            assert_eq!(kind(key), of, "{key}");
+        }
+    }
+}

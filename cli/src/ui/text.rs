@@ -1,0 +1,96 @@
+//! How times and durations are written on a page.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use maud::{Markup, html};
+
+use crate::show::{clock, precise};
+
+/// Writes a duration with its two largest units: `3 h 5 min`, `42 s`, `1.5 s`, `80 ms`.
+pub fn span(duration: TimeDelta) -> String {
+    let millis = duration.num_milliseconds().max(0);
+    let (seconds, rest) = (millis / 1000, millis % 1000);
+    let two = |large: i64, unit: &str, small: i64, smaller: &str| match small {
+        0 => format!("{large} {unit}"),
+        _ => format!("{large} {unit} {small} {smaller}"),
+    };
+    match seconds {
+        0 => format!("{millis} ms"),
+        1..10 if rest >= 100 => format!("{seconds}.{} s", rest / 100),
+        1..60 => format!("{seconds} s"),
+        60..3_600 => two(seconds / 60, "min", seconds % 60, "s"),
+        3_600..86_400 => two(seconds / 3_600, "h", seconds / 60 % 60, "min"),
+        _ => two(seconds / 86_400, "d", seconds / 3_600 % 24, "h"),
+    }
+}
+
+/// Shows how long ago a time was, or how far ahead it is. The time itself is the title.
+pub fn when(time: DateTime<Utc>, now: DateTime<Utc>) -> Markup {
+    let distance = now - time;
+    let text = match distance >= TimeDelta::zero() {
+        true => format!("{} ago", span(distance)),
+        false => format!("in {}", span(-distance)),
+    };
+    html! { time datetime=(precise(time)) title=(clock(time)) { (text) } }
+}
+
+/// Shows a duration. Its end is the title.
+pub fn lasting(duration: TimeDelta, end: DateTime<Utc>) -> Markup {
+    html! { time datetime=(precise(end)) title=(clock(end)) { (span(duration)) } }
+}
+
+/// Returns the number with a comma at every third digit.
+pub fn grouped(number: usize) -> String {
+    let digits = number.to_string();
+    let group = |(index, digit): (usize, char)| {
+        let comma = index > 0 && (digits.len() - index).is_multiple_of(3);
+        comma.then_some(',').into_iter().chain([digit]).collect::<Vec<_>>()
+    };
+    digits.chars().enumerate().flat_map(group).collect()
+}
+
+/// Returns the number with its noun, which takes an `s` in the plural.
+pub fn counted(number: usize, noun: &str) -> String {
+    format!("{} {noun}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
+/// Encodes text as a part of a URL's query.
+pub fn encoded(text: &str) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(byte);
+    text.bytes().map(|byte| if plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_two_units_at_most() {
+        let texts = [
+            (-5, "0 ms"),
+            (80, "80 ms"),
+            (1_000, "1 s"),
+            (1_540, "1.5 s"),
+            (42_900, "42 s"),
+            (60_000, "1 min"),
+            (185_000, "3 min 5 s"),
+            (7_500_000, "2 h 5 min"),
+            (90_000_000, "1 d 1 h"),
+        ];
+        for (millis, text) in texts {
+            assert_eq!(span(TimeDelta::milliseconds(millis)), text);
+        }
+    }
+
+    #[test]
+    fn numbers_have_groups_of_digits() {
+        let texts = [(0, "0"), (999, "999"), (1_000, "1,000"), (1_234_567, "1,234,567")];
+        for (number, text) in texts {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn a_query_is_encoded_byte_by_byte() {
+        assert_eq!(encoded("a/b &ä+"), "a%2Fb%20%26%C3%A4%2B");
+    }
+}

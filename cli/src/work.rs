@@ -1,0 +1,253 @@
+//! The process of the command and its descendants: started, suspended, stopped.
+
+use std::{
+    ffi::OsString,
+    io::{PipeReader, PipeWriter, Read as _},
+    os::{fd::AsRawFd as _, unix::process::ExitStatusExt as _},
+    path::PathBuf,
+    process::ExitStatus,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group, test_kill_process_group};
+use tokio::{
+    process::{Child, Command},
+    signal::unix::SignalKind,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    descendants::{self, Process},
+    exit::{self, Failure},
+    front::this_program,
+    out,
+    signals::{SOON, StopSignals, listen, received},
+};
+
+/// The interval at which the command's descendants are checked.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The processes that receive signals.
+#[derive(Clone, Copy)]
+struct Target {
+    pid: Option<Pid>,
+    /// Whether the command has a group of its own. On a terminal it shares the group of the front,
+    /// which the terminal signals by itself.
+    own_group: bool,
+}
+
+impl Target {
+    fn send(self, signal: Signal) {
+        self.send_to(signal, |_| true);
+    }
+
+    fn send_to(self, signal: Signal, counts: impl Fn(&Process) -> bool) {
+        match descendants::alive() {
+            Some(processes) => processes.into_iter().filter(counts).for_each(|process| process.send(signal)),
+            None => {
+                let send = if self.own_group { kill_process_group } else { kill_process };
+                // The process may have ended already; the error is ignored.
+                let _ = self.pid.map(|pid| send(pid, signal));
+            }
+        }
+    }
+
+    /// Returns whether any process of the command exists for which `counts` holds. Without `/proc`,
+    /// any process of its own group counts.
+    fn is_left(self, counts: impl Fn(&Process) -> bool) -> bool {
+        let any_left = || match descendants::alive() {
+            Some(processes) => processes.iter().any(&counts),
+            None => self.own_group && self.pid.is_some_and(|pid| test_kill_process_group(pid).is_ok()),
+        };
+        // The check is made twice: it takes time, and a process whose parent ends during the check
+        // may be missing from the tree.
+        any_left() || any_left()
+    }
+}
+
+pub struct Work {
+    child: Child,
+    target: Target,
+    /// The pipe over which the stub reports that the command could not be started. The stub opens
+    /// the write end itself.
+    report: (PipeReader, PipeWriter),
+    _tasks: JoinSet<()>,
+}
+
+impl Work {
+    /// Starts the command. Behind a front, it is in the front's group.
+    pub fn start(
+        program: PathBuf,
+        words: &[OsString],
+        environment: &[(&str, String)],
+        front: Option<Pid>,
+    ) -> Result<Self, Failure> {
+        let cannot = |error: std::io::Error| Failure::new(exit::NOT_EXECUTABLE, error);
+        descendants::become_subreaper();
+        let report = std::io::pipe().map_err(cannot)?;
+        let mut command = Command::new(this_program()?);
+        command
+            .arg0("rowlock")
+            .kill_on_drop(true)
+            .arg("exec")
+            .arg(std::process::id().to_string())
+            .arg(report.1.as_raw_fd().to_string())
+            .arg(program)
+            .arg("--")
+            .args(words)
+            .envs(environment.iter().map(|(name, value)| (name, value)));
+        let group = front.map(|front| getpgid(Some(front))).transpose().map_err(|error| cannot(error.into()))?;
+        command.process_group(group.map_or(0, |group| group.as_raw_nonzero().get()));
+        let child = command.spawn().map_err(cannot)?;
+        let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let target = Target { pid, own_group: front.is_none() };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(handle_signals(target)?);
+        if let Some((front, group)) = front.and_then(Process::read).zip(group) {
+            tasks.spawn(continue_when_orphaned(front, group));
+        }
+        Ok(Self { child, target, report, _tasks: tasks })
+    }
+
+    /// Waits for the command, and for the processes that it leaves behind in its session. After the
+    /// grace period those processes are stopped. Daemons are not affected.
+    pub async fn ended(&mut self, key: &str, grace: Duration) -> Result<ExitStatus, Failure> {
+        let status = self.child.wait().await.map_err(wait_failed)?;
+        let of_session = |process: &Process| !process.is_daemon();
+        let gone = async || {
+            while self.target.is_left(of_session) {
+                sleep(CHECK_INTERVAL).await;
+            }
+        };
+        if timeout(grace, gone()).await.is_err() {
+            self.target.send_to(Signal::TERM, of_session);
+            self.target.send_to(Signal::CONT, of_session);
+            if timeout(grace, gone()).await.is_err() {
+                self.kill(of_session).await;
+            }
+            // The message is written last, since a stderr that is not read would block this
+            // process.
+            told(key, format_args!("stopped what the command had left running"));
+        }
+        Ok(status)
+    }
+
+    /// Returns why the command did not start, if it did not.
+    pub fn failure(&mut self) -> Option<Failure> {
+        let length = rustix::io::ioctl_fionread(&self.report.0).unwrap_or_default();
+        let mut text = vec![0; usize::try_from(length).unwrap_or_default()];
+        self.report.0.read_exact(&mut text).ok()?;
+        (!text.is_empty()).then(|| Failure::new(exit::NOT_EXECUTABLE, String::from_utf8_lossy(&text)))
+    }
+
+    /// Returns whether the keys of a terminal reach the command by themselves.
+    pub fn is_on_terminal(&self) -> bool {
+        !self.target.own_group
+    }
+
+    /// Passes on a signal that asks the command to stop. On a terminal, the command has already
+    /// received those of the keys (SIGINT, SIGQUIT).
+    pub fn forward(&self, signal: Signal) {
+        if self.target.own_group || ![Signal::INT, Signal::QUIT].contains(&signal) {
+            self.target.send(signal);
+        }
+        // A stopped process handles other signals only after SIGCONT.
+        self.target.send(Signal::CONT);
+    }
+
+    /// Waits until the command and all its descendants have ended. Processes that remain after the
+    /// grace period are killed.
+    pub async fn stopped(&mut self, key: &str, stop: &mut StopSignals, grace: Duration) -> Result<ExitStatus, Failure> {
+        let ended = async {
+            let mut status = None;
+            while status.is_none() || self.target.is_left(|_| true) {
+                tokio::select! {
+                    ended = self.child.wait(), if status.is_none() => status = Some(ended),
+                    () = sleep(CHECK_INTERVAL), if status.is_some() => {}
+                    // A further signal is passed on again.
+                    signal = stop.next() => self.forward(signal),
+                }
+            }
+        };
+        if timeout(grace, ended).await.is_err() {
+            self.target.send(Signal::KILL);
+            told(key, format_args!("not ended within {grace:?}: killed"));
+        }
+        let status = self.child.wait().await.map_err(wait_failed)?;
+        self.kill(|_| true).await;
+        Ok(status)
+    }
+
+    /// Kills until no process is left. A process that is created during one round is found in the
+    /// next.
+    async fn kill(&self, counts: impl Fn(&Process) -> bool) {
+        while self.target.is_left(&counts) {
+            self.target.send_to(Signal::KILL, &counts);
+            sleep(CHECK_INTERVAL).await;
+        }
+    }
+}
+
+/// Waits for orphans that have ended, and passes on SIGTSTP and SIGCONT. The lease is renewed while
+/// the command is suspended, since the command has not ended.
+fn handle_signals(target: Target) -> Result<impl Future<Output = ()>, Failure> {
+    let mut children = listen(SignalKind::child())?;
+    let mut suspend = listen(SignalKind::from_raw(Signal::TSTP.as_raw()))?;
+    let mut resume = listen(SignalKind::from_raw(Signal::CONT.as_raw()))?;
+    Ok(async move {
+        loop {
+            tokio::select! {
+                () = received(&mut children) => {
+                    descendants::reap(target.pid);
+                    // Many orphans may end at the same time.
+                    sleep(CHECK_INTERVAL).await;
+                }
+                () = received(&mut suspend) => target.send(Signal::TSTP),
+                () = received(&mut resume) => target.send(Signal::CONT),
+            }
+        }
+    })
+}
+
+/// Continues a stopped job that no shell can continue, as the system otherwise does. Here the
+/// system does not, since this process has a child in the job and is outside of it.
+async fn continue_when_orphaned(front: Process, group: Pid) {
+    // A job whose shell has ended receives SIGHUP. One without a shell (`ssh -t host rowlock ...`)
+    // is only continued, since it must not stay suspended.
+    let signals: &[Signal] = if descendants::has_shell(group) { &[Signal::HUP, Signal::CONT] } else { &[Signal::CONT] };
+    loop {
+        sleep(SOON).await;
+        if Process::read(front.pid()).is_some_and(|now| now.is_stopped()) && !descendants::has_shell(group) {
+            for signal in signals {
+                let _ = kill_process_group(group, *signal);
+            }
+        }
+    }
+}
+
+/// Says what happened to a command. The key is empty if each line of the program has it already.
+fn told(key: &str, what: std::fmt::Arguments<'_>) {
+    let colon = if key.is_empty() { "" } else { ": " };
+    out::print_error(format_args!("{key}{colon}{what}"));
+}
+
+/// Waits until the time of a command is over, and returns how long it was.
+pub async fn expired(limit: Option<Duration>) -> Duration {
+    match limit {
+        Some(limit) => sleep(limit).await,
+        None => std::future::pending().await,
+    }
+    limit.unwrap_or_default()
+}
+
+/// Returns the exit code of a process in the form that a shell reports.
+pub fn code(status: ExitStatus) -> u8 {
+    let number = |code: i32| u8::try_from(code).unwrap_or(u8::MAX);
+    let signal = || status.signal().map(|signal| exit::SIGNAL.saturating_add(number(signal)));
+    status.code().map(number).or_else(signal).unwrap_or(u8::MAX)
+}
+
+pub fn wait_failed(error: std::io::Error) -> Failure {
+    Failure::new(exit::NOT_EXECUTABLE, format_args!("the command's end was not seen: {error}"))
+}

@@ -1,0 +1,64 @@
+//! The program `rowlock` on every database, run as users run it, as `DATABASE::module::name`.
+//!
+//! `tests/contract/main.rs` describes the variables that name the servers.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+mod outages;
+mod program;
+mod program_claims;
+mod program_cron;
+mod program_doctor;
+mod program_end;
+mod program_hold;
+mod program_input;
+mod program_lead;
+mod program_limits;
+mod program_run;
+mod program_schedules;
+mod program_shared;
+mod program_stop;
+mod program_terminal;
+mod ui;
+mod ui_browser;
+mod ui_changes;
+mod ui_load;
+mod ui_operating;
+mod ui_pages;
+
+use harness::{Server, Suite, TestDatabase};
+
+fn main() {
+    let suites = Server::all().map(|server| {
+        let mut suite = Suite::new(server);
+        match server.name {
+            "sqlite" => register::<sqlx::Sqlite>(&mut suite),
+            "postgres" => register::<sqlx::Postgres>(&mut suite),
+            _ => register::<sqlx::MySql>(&mut suite),
+        }
+        suite
+    });
+    harness::run(suites, Vec::new());
+}
+
+fn register<DB: TestDatabase>(suite: &mut Suite) {
+    program_run::register::<DB>(suite);
+    program_stop::register::<DB>(suite);
+    program_claims::register::<DB>(suite);
+    program_doctor::register::<DB>(suite);
+    program_end::register::<DB>(suite);
+    program_hold::register::<DB>(suite);
+    program_terminal::register::<DB>(suite);
+    program_input::register::<DB>(suite);
+    program_lead::register::<DB>(suite);
+    program_limits::register::<DB>(suite);
+    program_cron::register::<DB>(suite);
+    program_schedules::register::<DB>(suite);
+    program_shared::register::<DB>(suite);
+    outages::register::<DB>(suite);
+    ui_pages::register::<DB>(suite);
+    ui_changes::register::<DB>(suite);
+    ui_load::register::<DB>(suite);
+    ui_operating::register::<DB>(suite);
+    ui_browser::register::<DB>(suite);
+}

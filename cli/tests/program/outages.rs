@@ -1,0 +1,74 @@
+//! The program waits through an outage.
+
+use std::time::Duration;
+
+use harness::{TestDatabase, TestDb, acquired};
+use rowlock::Status;
+use rustix::process::Signal;
+use tokio::time::sleep;
+
+use crate::{
+    program::{Program as _, Stage, Started, start},
+    program_cron::job,
+};
+
+harness::tests!(servers(
+    the_program_waits_through_an_outage,
+    a_cron_that_starts_before_its_database_waits_for_it,
+    a_cron_that_waits_for_its_database_may_be_stopped
+));
+
+/// The time limit is the default, 5 s.
+async fn the_program_waits_through_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let proxy = db.proxy().await;
+    let mut command = db.command("run k --wait 10m -vv -- echo", &["it runs"]);
+    command.env("DATABASE_URL", &proxy.url);
+    let mut waiting = start(command);
+    waiting.complains("refused").await;
+    proxy.hold_everything();
+    sleep(Duration::from_secs(8)).await;
+    assert!(!waiting.is_over(), "{:?}", waiting.ended().await);
+    holder.release(Status::Succeeded).await.unwrap();
+    proxy.cut();
+    assert_eq!(waiting.ended().await.with(0).out, "it runs\n");
+}
+
+fn cron_at<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage, url: &str) -> Started {
+    let file = job(stage, "k", "after = \"1h\"", "echo it runs");
+    let mut command = db.command("cron --connect-timeout 1s", &[file.to_str().unwrap()]);
+    command.env("DATABASE_URL", url);
+    start(command)
+}
+
+/// The line that says so comes once, however often it tries.
+async fn a_cron_that_starts_before_its_database_waits_for_it<DB: TestDatabase>(db: TestDb<DB>) {
+    let (stage, proxy) = (Stage::new(), db.proxy().await);
+    proxy.hold_everything();
+    let mut cron = cron_at(&db, &stage, &proxy.url);
+    cron.complains("no reply within 1s; check that the server runs, and the database URL; trying again every 5s").await;
+    sleep(Duration::from_secs(7)).await;
+    assert!(!cron.is_over());
+    proxy.open();
+    cron.complains("jobs.toml: 1 job").await;
+    cron.says("k: it runs", 1).await;
+    cron.signal(Signal::TERM);
+    let ended = cron.ended().await.with(0);
+    assert_eq!(ended.err.matches("trying again").count(), 1, "{ended:?}");
+}
+
+async fn a_cron_that_waits_for_its_database_may_be_stopped<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let (scheme, rest) = db.url.split_once("://").unwrap();
+    let away = format!("{scheme}://127.0.0.1:1/{}", rest.split_once('/').unwrap().1);
+    let mut cron = cron_at(&db, &stage, &away);
+    cron.complains("at 127.0.0.1:1, database ").await;
+    cron.signal(Signal::TERM);
+    cron.ended().await.with(0);
+    // What is wrong with the file does not wait for the database.
+    std::fs::write(stage.file("jobs.toml"), "[k]\n").unwrap();
+    let mut command = db.command("cron", &[stage.file("jobs.toml").to_str().unwrap()]);
+    command.env("DATABASE_URL", &away);
+    let wrong = start(command).ended().await.with(2);
+    assert!(wrong.err.contains("jobs.toml, line 1"), "{wrong:?}");
+}

@@ -1,0 +1,347 @@
+//! `rowlock cron`: the jobs of a file, on one or more instances.
+
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use harness::{TestDatabase, TestDb, eventually};
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::time::sleep;
+
+use crate::program::{Program as _, STAYS, Stage, Started, start};
+
+harness::tests!(
+    everywhere(
+        a_command_sees_its_tick_and_its_output_has_its_name,
+        asked_to_stop_it_lets_runs_end,
+        what_does_not_end_within_the_grace_is_stopped_and_run_elsewhere,
+        a_run_that_is_lost_is_stopped,
+        a_run_that_takes_too_long_is_stopped_and_fails,
+        a_tick_is_finished_elsewhere_after_a_kill,
+        a_job_that_is_exclusive_waits_for_its_key,
+        the_files_of_the_guide_survive_a_kill,
+        the_file_is_read_anew,
+        the_file_is_read_again_when_the_database_has_failed,
+        a_wrong_file_is_refused_with_its_line,
+        what_waiting_cannot_mend_ends_the_program
+    ),
+    everywhere.alone(each_tick_is_run_once_beside_kills)
+);
+
+/// A command that runs until it is asked to stop.
+const OBEYS: &str = r#"trap 'echo bye; exit 7' TERM; touch "$0/up"; while :; do sleep 0.05; done"#;
+
+/// Writes a file with one job.
+pub fn job(stage: &Stage, name: &str, terms: &str, script: &str) -> PathBuf {
+    jobs(stage, &[(name, terms, script)])
+}
+
+fn jobs(stage: &Stage, jobs: &[(&str, &str, &str)]) -> PathBuf {
+    let section = |(name, terms, script): &(&str, &str, &str)| {
+        format!("[\"{name}\"]\n{terms}\ncommand = [\"sh\", \"-c\", '''{script}''', '{}']\n", stage.path())
+    };
+    let file = stage.file("jobs.toml");
+    std::fs::write(&file, jobs.iter().map(section).collect::<String>()).unwrap();
+    file
+}
+
+pub fn cron<DB: TestDatabase>(db: &TestDb<DB>, words: &str, file: &Path) -> Started {
+    let words = format!("cron {words}");
+    db.start(&words, &[file.to_str().unwrap()])
+}
+
+pub async fn runs<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Vec<Value> {
+    let runs = db.rowlock("runs --json --limit 1000", &[name]).await.with(0).json();
+    runs.as_array().unwrap().clone()
+}
+
+async fn schedules<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<Value> {
+    db.rowlock("schedules --json", &[]).await.with(0).json().as_array().unwrap().clone()
+}
+
+/// Waits until the last run has this status, and returns it.
+async fn ended_as<DB: TestDatabase>(db: &TestDb<DB>, name: &str, status: &str) -> Value {
+    eventually(status, async || runs(db, name).await.iter().any(|run| run["status"] == status)).await;
+    runs(db, name).await.into_iter().find(|run| run["status"] == status).unwrap()
+}
+
+/// A fixed delay has its first tick at once.
+async fn a_command_sees_its_tick_and_its_output_has_its_name<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let script = r#"echo "$ROWLOCK_JOB/$ROWLOCK_ATTEMPT/$ROWLOCK_MISSED/$ROWLOCK_SLOT/$ROWLOCK_TOKEN"
+        echo oh >&2; printf end; exit 3"#;
+    let file = job(&stage, "nightly report", "after = \"1h\"", script);
+    let mut cron = cron(&db, "--label node-1", &file);
+    cron.complains("nightly report: exit code 3").await;
+    cron.signal(Signal::TERM);
+    let ended = cron.ended().await.with(0);
+    let run = ended_as(&db, "nightly report", "failed").await;
+    assert_eq!((&run["error"], &run["by"]), (&"exit code 3".into(), &"node-1".into()));
+    let (slot, token) = (run["slot"].as_str().unwrap(), &run["token"]);
+    let line = format!("nightly report: nightly report/1/0/{slot}/{token}\nnightly report: end\n");
+    assert_eq!(ended.out, line);
+    assert!(ended.err.contains("\nnightly report: oh\n"), "{ended:?}");
+}
+
+async fn asked_to_stop_it_lets_runs_end<DB: TestDatabase>(db: TestDb<DB>) {
+    for signal in [Signal::TERM, Signal::INT] {
+        let stage = Stage::new();
+        let name = format!("job-{}", signal.as_raw());
+        let mut cron = cron(&db, "--grace 1h", &job(&stage, &name, "after = \"1h\"", STAYS));
+        stage.up().await;
+        cron.signal(signal);
+        sleep(Duration::from_millis(500)).await;
+        assert!(!cron.is_over());
+        stage.go();
+        cron.ended().await.with(0);
+        assert_eq!(runs(&db, &name).await[0]["status"], "succeeded");
+    }
+}
+
+/// The lease is so long that only a run that was handed back is taken over.
+async fn what_does_not_end_within_the_grace_is_stopped_and_run_elsewhere<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let terms = "after = \"1h\"\nlease = \"1h\"";
+    let first = cron(&db, "--grace 300ms", &job(&stage, "k", terms, OBEYS));
+    stage.up().await;
+    first.signal(Signal::TERM);
+    assert_eq!(first.ended().await.with(0).out, "k: bye\n");
+    let second = cron(&db, "", &job(&stage, "k", terms, "true"));
+    let run = ended_as(&db, "k", "succeeded").await;
+    assert_eq!(run["attempt"], 2);
+    second.signal(Signal::TERM);
+    second.ended().await.with(0);
+}
+
+async fn a_run_that_is_lost_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let mut cron = cron(&db, "--grace 5s", &job(&stage, "k", "after = \"1h\"\nlease = \"2s\"", OBEYS));
+    stage.up().await;
+    db.execute("UPDATE t_resource_schedule SET token = token + 1, paused = TRUE").await;
+    cron.complains("k: lost; stopping the command").await;
+    cron.says("k: bye", 1).await;
+    cron.signal(Signal::TERM);
+    cron.ended().await.with(0);
+}
+
+/// The command has started a process in a session of its own, which ignores SIGTERM.
+async fn a_run_that_takes_too_long_is_stopped_and_fails<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let script = r#"setsid sh -c 'trap "" TERM; echo $$ > "$0/new"; mv "$0/new" "$0/up"; while :; do sleep 0.05; done' "$0" &
+        trap 'echo bye; exit 7' TERM; while :; do sleep 0.05; done"#;
+    let mut cron = cron(&db, "--grace 500ms", &job(&stage, "k", "after = \"1h\"\ntimeout = \"2s\"", script));
+    // The command line of a process that has ended is empty, until its parent has waited for it.
+    let of_left = PathBuf::from(format!("/proc/{}/cmdline", stage.up().await));
+    assert!(of_left.exists());
+    cron.says("k: bye", 1).await;
+    let run = ended_as(&db, "k", "failed").await;
+    assert_eq!(run["error"], "stopped after its timeout of 2s");
+    assert!(std::fs::read(&of_left).is_ok_and(|words| words.is_empty()) || !of_left.exists(), "it lives on");
+    cron.signal(Signal::TERM);
+    let ended = cron.ended().await.with(0);
+    assert!(ended.err.contains("k: rowlock: not ended within 500ms: killed\n"), "the name comes once: {ended:?}");
+}
+
+async fn a_tick_is_finished_elsewhere_after_a_kill<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let script = r#"echo "attempt $ROWLOCK_ATTEMPT of $ROWLOCK_SLOT"; touch "$0/up"
+        while [ $ROWLOCK_ATTEMPT = 1 ]; do sleep 0.05; done"#;
+    let file = job(&stage, "k", "after = \"1h\"\nlease = \"2s\"", script);
+    let mut first = cron(&db, "--label first", &file);
+    first.says("k: attempt 1", 1).await;
+    let mut second = cron(&db, "--label second", &file);
+    second.complains("1 job").await;
+    first.signal(Signal::KILL);
+    let first = first.ended().await.with(-9);
+    second.says("k: attempt 2", 1).await;
+    let run = ended_as(&db, "k", "succeeded").await;
+    second.signal(Signal::TERM);
+    let second = second.ended().await.with(0);
+    assert_eq!(first.out.replace("attempt 1", "attempt 2"), second.out, "the same tick");
+    let lost = &runs(&db, "k").await[1];
+    assert_eq!((&run["attempt"], &run["by"]), (&2.into(), &"second".into()));
+    assert_eq!((&lost["status"], &lost["by"], &lost["slot"]), (&"lost".into(), &"first".into(), &run["slot"]));
+}
+
+/// `rowlock run` takes the key of the lock table by hand.
+async fn a_job_that_is_exclusive_waits_for_its_key<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let held = db.start("run billing", &["--", "sh", "-c", STAYS, stage.path()]);
+    stage.up().await;
+    let terms = "after = \"1h\"\nexclusive_with = \"billing\"";
+    let mut cron =
+        cron(&db, "", &job(&stage, "k", terms, "echo begins; while [ ! -e \"$0/end\" ]; do sleep 0.05; done"));
+    cron.complains("1 job").await;
+    eventually("the tick is claimed", async || schedules(&db).await[0]["state"] == "running").await;
+    stage.go();
+    let held = held.ended().await.with(0);
+    assert_eq!(held.out, "");
+    cron.says("k: begins", 1).await;
+    assert_eq!(db.show("billing").await["state"], "held");
+    db.rowlock("run billing -- true", &[]).await.with(75);
+    std::fs::write(stage.file("end"), "").unwrap();
+    ended_as(&db, "k", "succeeded").await;
+    cron.signal(Signal::TERM);
+    cron.ended().await.with(0);
+    db.rowlock("run billing -- true", &[]).await.with(0);
+}
+
+/// The files that the pages show, with a short lease and with a command of the test. Each job is
+/// triggered, its machine is killed in the middle of the runs, and another one finishes them.
+async fn the_files_of_the_guide_survive_a_kill<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    for program in ["report", "refresh"] {
+        let script = "#!/bin/sh\necho begins\nwhile [ -n \"$STAYS\" ]; do sleep 0.05; done\n";
+        std::fs::write(stage.file(program), script).unwrap();
+        std::fs::set_permissions(stage.file(program), std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for page in ["README.md", "docs/jobs.md", "docs/cli.md"] {
+        let text = std::fs::read_to_string(repository.join(page)).unwrap();
+        let mut blocks = text.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+        let shown = blocks.find(|block| block.contains("command = ")).unwrap_or_else(|| panic!("no file in {page}"));
+        let lease =
+            |line: &str| if line.starts_with('[') { format!("{line}\nlease = \"2s\"\n") } else { format!("{line}\n") };
+        let ours: String = shown.lines().map(lease).collect();
+        let file = stage.file("jobs.toml");
+        std::fs::write(&file, ours.replace("/opt/app/", &format!("{}/", stage.path()))).unwrap();
+        survives_a_kill(&db, &file, page, shown.lines().filter_map(|line| line.strip_prefix('[')?.strip_suffix(']')))
+            .await;
+        db.execute("DELETE FROM t_resource_schedule_run").await;
+    }
+}
+
+async fn survives_a_kill<DB: TestDatabase>(
+    db: &TestDb<DB>,
+    file: &Path,
+    page: &str,
+    names: impl Iterator<Item = &str> + Clone,
+) {
+    let mut command = db.command("cron", &[file.to_str().unwrap()]);
+    command.env("STAYS", "yes");
+    let mut first = start(command);
+    first.complains("jobs.toml: ").await;
+    for name in names.clone() {
+        db.rowlock("trigger", &[name]).await.with(0);
+        first.says(&format!("{name}: begins"), 1).await;
+    }
+    let second = cron(db, "", file);
+    first.signal(Signal::KILL);
+    first.ended().await.with(-9);
+    for name in names {
+        let finished = async || {
+            let runs = runs(db, name).await;
+            let has = |status: &str, first: bool| {
+                runs.iter().any(|run| run["status"] == status && (run["attempt"] == 1) == first)
+            };
+            has("lost", true) && has("succeeded", false)
+        };
+        eventually(&format!("{page}: {name} is finished"), finished).await;
+    }
+    second.signal(Signal::TERM);
+    second.ended().await.with(0);
+}
+
+/// A job is removed while it runs, one is changed, and one is added.
+async fn the_file_is_read_anew<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let (stays, often) = (("removed", "after = \"1h\"", STAYS), "after = \"200ms\"");
+    let file = jobs(&stage, &[stays, ("changed", often, "echo one")]);
+    let mut cron = cron(&db, "", &file);
+    cron.says("changed: one", 1).await;
+    stage.up().await;
+    std::fs::write(&file, "[added]\nevery = \"1s\"\n").unwrap();
+    cron.signal(Signal::HUP);
+    cron.complains("jobs.toml, line 1: added: it has no command").await;
+    cron.complains("the jobs stay as they were").await;
+    cron.says("changed: one", 3).await;
+    jobs(&stage, &[("changed", "after = \"300ms\"", "echo two"), ("added", often, "echo three")]);
+    cron.signal(Signal::HUP);
+    cron.complains("jobs.toml: 2 jobs").await;
+    cron.says("changed: two", 2).await;
+    cron.says("added: three", 2).await;
+    assert!(runs(&db, "removed").await.is_empty(), "its run goes on");
+    stage.go();
+    ended_as(&db, "removed", "succeeded").await;
+    cron.signal(Signal::TERM);
+    let ended = cron.ended().await.with(0);
+    let last = ended.out.rsplit("changed: two").next().unwrap();
+    assert!(!last.contains("one") && runs(&db, "removed").await.len() == 1, "{ended:?}");
+    let times: Vec<Value> = schedules(&db).await.iter().map(|row| row["times"].clone()).collect();
+    assert_eq!(times, ["after 200ms", "after 300ms", "after 3600s"]);
+}
+
+async fn the_file_is_read_again_when_the_database_has_failed<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "cron = \"0 0 1 1 *\"", "echo one");
+    let mut cron = cron(&db, "", &file);
+    cron.complains("1 job").await;
+    db.execute("ALTER TABLE t_resource_schedule RENAME TO hidden").await;
+    job(&stage, "k", "after = \"1h\"", "echo two");
+    cron.signal(Signal::HUP);
+    cron.complains("the file is read again in 5s").await;
+    db.execute("ALTER TABLE hidden RENAME TO t_resource_schedule").await;
+    cron.says("k: two", 1).await;
+    cron.signal(Signal::TERM);
+    cron.ended().await.with(0);
+}
+
+async fn a_wrong_file_is_refused_with_its_line<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "every = \"1s\"\nevrey = 1", "true");
+    let ended = cron(&db, "", &file).ended().await.with(2);
+    let says = format!("rowlock: {}, line 3: k: \"evrey\" is no key of a job", file.display());
+    assert!(ended.err.starts_with(&says) && ended.err.lines().count() == 1, "{ended:?}");
+    assert_eq!(db.rowlock("schedules --json", &[]).await.with(0).out, "[]\n");
+    let missing = cron(&db, "", &stage.file("none.toml")).ended().await.with(2);
+    assert!(missing.err.contains("none.toml"), "{missing:?}");
+}
+
+async fn what_waiting_cannot_mend_ends_the_program<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "every = \"1s\"", "true");
+    let mut command = db.command("cron", &[file.to_str().unwrap()]);
+    // There is no such database, or no such file.
+    let (before, _) = db.url.split_once('?').unwrap_or((&db.url, ""));
+    command.env("DATABASE_URL", format!("{before}_none"));
+    let none = start(command).ended().await.with(69);
+    assert!(none.err.contains("no connection to") && none.err.lines().count() == 1, "{none:?}");
+    assert!(!none.err.contains("trying again"), "{none:?}");
+    db.execute("DROP TABLE t_resource_schedule").await;
+    let missing = cron(&db, "", &file).ended().await.with(78);
+    assert!(missing.err.contains("run `rowlock migrate` once") && !missing.err.contains("again"), "{missing:?}");
+}
+
+/// Every 800 ms, one of three instances is killed and started again.
+async fn each_tick_is_run_once_beside_kills<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let terms = "every = \"1s\"\ncatch_up = \"all\"\nmax = 1000\nlease = \"1s\"";
+    let file = job(&stage, "k", terms, "sleep 0.2");
+    let start = || cron(&db, "--grace 5s", &file);
+    let mut instances = [start(), start(), start()];
+    let begun = Instant::now();
+    for round in 0.. {
+        sleep(Duration::from_millis(800)).await;
+        instances[round % 3].signal(Signal::KILL);
+        let killed = std::mem::replace(&mut instances[round % 3], start());
+        assert_eq!(killed.ended().await.code, -9);
+        if begun.elapsed() > Duration::from_secs(8) {
+            break;
+        }
+    }
+    sleep(Duration::from_secs(3)).await;
+    for instance in instances {
+        instance.signal(Signal::TERM);
+        instance.ended().await.with(0);
+    }
+    let runs = runs(&db, "k").await;
+    let succeeded = runs.iter().rev().filter(|run| run["status"] == "succeeded");
+    let slots: Vec<chrono::DateTime<chrono::Utc>> =
+        succeeded.map(|run| run["slot"].as_str().unwrap().parse().unwrap()).collect();
+    let apart = slots.windows(2).all(|two| (two[1] - two[0]).num_milliseconds() == 1000);
+    assert!(slots.len() >= 8 && apart, "{slots:?}");
+    assert!(runs.iter().all(|run| run["status"] != "missed" && run["missed"] == 0), "{runs:?}");
+}

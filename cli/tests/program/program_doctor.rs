@@ -1,0 +1,162 @@
+//! `rowlock doctor`: what it finds, and what it advises.
+
+use harness::{DIRECT, TestDatabase, TestDb, direct_url};
+use serde_json::Value;
+
+use crate::program::{Ended, Program as _, ended, rowlock};
+
+harness::tests!(
+    everywhere(a_healthy_database_has_no_problem, what_is_missing_is_named),
+    sqlite(a_database_that_only_reads_is_a_problem),
+    servers(a_server_out_of_reach_is_a_problem),
+    servers[DIRECT](rights_that_are_missing_are_named),
+    postgres[DIRECT](notifications_are_tried)
+);
+
+async fn doctor(url: &str) -> Ended {
+    let mut command = rowlock("doctor --json --connect-timeout 2s", &[]);
+    command.env("DATABASE_URL", url);
+    ended(command).await
+}
+
+fn result<'a>(found: &'a Value, check: &str) -> &'a Value {
+    let mut checks = found["checks"].as_array().unwrap().iter();
+    checks.find(|of| of["check"] == check).unwrap_or_else(|| panic!("no {check}: {found}"))
+}
+
+async fn a_healthy_database_has_no_problem<DB: TestDatabase>(db: TestDb<DB>) {
+    let healthy = db.rowlock("doctor --json", &[]).await.with(0);
+    let found = healthy.json();
+    assert_eq!(found["healthy"], true);
+    let checks: Vec<&str> =
+        found["checks"].as_array().unwrap().iter().map(|of| of["check"].as_str().unwrap()).collect();
+    for check in [
+        "connection",
+        "server",
+        "place",
+        "tables of locks",
+        "tables of schedules",
+        "rights to claim",
+        "rights to queue",
+        "rights to schedule",
+        "rights to record runs",
+        "clock",
+    ] {
+        assert!(checks.contains(&check), "{check}: {found}");
+        assert_eq!(result(&found, check)["result"], "ok", "{found}");
+    }
+    let server = result(&found, "server")["found"].as_str().unwrap().to_owned();
+    let name = match db.server.name {
+        "postgres" => "PostgreSQL 1",
+        "mysql" => "MySQL",
+        "mariadb" => "MariaDB",
+        _ => "SQLite 3",
+    };
+    assert!(server.contains(name), "{server}");
+    let binary_log = ["mysql", "mariadb"].contains(&db.server.name);
+    assert_eq!(checks.contains(&"binary log"), binary_log, "{found}");
+    if db.server.name == "postgres" {
+        // Behind a pooler, that is worth a note.
+        let expected = if direct_url().is_some() { "note" } else { "ok" };
+        assert_eq!(result(&found, "notifications")["result"], expected, "{found}");
+    }
+    let text = db.rowlock("doctor", &[]).await.with(0).out;
+    assert!(text.contains("ok") && text.contains(&server) && !text.contains("problem"), "{text}");
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0), "nothing is changed");
+}
+
+async fn what_is_missing_is_named<DB: TestDatabase>(db: TestDb<DB>) {
+    let problem = async |check: &str, says: &str| {
+        let ended = db.rowlock("doctor --json", &[]).await.with(78);
+        let found = ended.json();
+        let of = result(&found, check);
+        assert_eq!((&found["healthy"], &of["result"]), (&false.into(), &"problem".into()), "{of}");
+        assert!(of["found"].as_str().unwrap().contains(says), "{says}: {of}");
+        assert!(of["advice"].as_str().unwrap().contains("run `rowlock migrate` once"), "{of}");
+    };
+    db.execute("DROP TABLE t_resource_schedule").await;
+    problem("tables of schedules", "do not exist").await;
+    db.execute("ALTER TABLE t_resource_lock RENAME COLUMN confirms TO confrims").await;
+    problem("tables of locks", "lacks confirms").await;
+    db.execute("DROP TABLE t_resource_lock").await;
+    problem("tables of locks", "t_resource_lock does not exist").await;
+    let text = db.rowlock("doctor", &[]).await.with(78).out;
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("run `rowlock migrate` once")).collect();
+    assert_eq!((lines.len(), text.matches("problem").count()), (2, 2), "{text}");
+    db.rowlock("migrate", &[]).await.with(0);
+    db.rowlock("doctor", &[]).await.with(0);
+}
+
+async fn a_database_that_only_reads_is_a_problem<DB: TestDatabase>(db: TestDb<DB>) {
+    let url = db.url.split('?').next().unwrap();
+    let found = doctor(&format!("{url}?mode=ro")).await.with(78).json();
+    let rights = result(&found, "rights to claim");
+    assert_eq!(
+        (&rights["result"], result(&found, "clock")["found"].as_str()),
+        (&"problem".into(), Some("this machine's"))
+    );
+    assert!(rights["found"].as_str().unwrap().starts_with("INSERT, UPDATE on t_resource_lock is denied"), "{rights}");
+}
+
+async fn a_server_out_of_reach_is_a_problem<DB: TestDatabase>(db: TestDb<DB>) {
+    let (scheme, rest) = db.url.split_once("://").unwrap();
+    let database = rest.split_once('/').unwrap().1;
+    let ended = doctor(&format!("{scheme}://me:hunter2@127.0.0.1:1/{database}")).await.with(69);
+    assert!(!ended.out.contains("hunter2") && ended.err.is_empty(), "{ended:?}");
+    let found = ended.json();
+    let connection = result(&found, "connection");
+    assert_eq!((&found["healthy"], &connection["result"]), (&false.into(), &"problem".into()));
+    assert!(connection["found"].as_str().unwrap().contains("at 127.0.0.1:1, database "), "{connection}");
+    assert!(connection["advice"].as_str().unwrap().contains("check that the server runs"), "{connection}");
+}
+
+/// A user that may claim, but neither queue, nor schedule, nor delete.
+async fn rights_that_are_missing_are_named<DB: TestDatabase>(db: TestDb<DB>) {
+    let name = format!("rowlock_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
+    let (scheme, rest) = db.url.split_once("://").unwrap();
+    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
+    let database = db.url.split('?').next().unwrap().rsplit('/').next().unwrap();
+    let (make, unmake) = if db.server.name == "postgres" {
+        let make = vec![
+            format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'"),
+            format!("GRANT SELECT, INSERT, UPDATE ON t_resource_lock TO {name}"),
+            format!("GRANT SELECT ON t_resource_lock_queue, t_resource_schedule TO {name}"),
+        ];
+        (make, vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
+    } else {
+        let from = |host: &str| {
+            [
+                format!("CREATE USER {name}@'{host}' IDENTIFIED BY 'hunter2'"),
+                format!("GRANT SELECT, INSERT, UPDATE ON {database}.t_resource_lock TO {name}@'{host}'"),
+                format!("GRANT SELECT ON {database}.t_resource_lock_queue TO {name}@'{host}'"),
+                format!("GRANT SELECT ON {database}.t_resource_schedule TO {name}@'{host}'"),
+            ]
+        };
+        let make = [from("%"), from("localhost")].concat();
+        (make, vec![format!("DROP USER {name}@'%', {name}@'localhost'")])
+    };
+    for statement in &make {
+        db.execute(statement).await;
+    }
+    let limited = doctor(&format!("{scheme}://{name}:hunter2@{address}")).await;
+    for statement in &unmake {
+        db.execute(statement).await;
+    }
+    let limited = limited.with(78);
+    assert!(!limited.out.contains("hunter2"), "{limited:?}");
+    let found = limited.json();
+    let claim = result(&found, "rights to claim");
+    assert_eq!((&claim["result"], claim["advice"].as_str()), (&"note".into(), Some("only `rowlock forget` needs it")));
+    let queue = result(&found, "rights to queue");
+    let says = "INSERT, UPDATE, DELETE on t_resource_lock_queue is denied, which `--fair` needs";
+    assert_eq!((&queue["result"], queue["found"].as_str()), (&"problem".into(), Some(says)));
+    let schedule = result(&found, "rights to schedule");
+    assert!(schedule["found"].as_str().unwrap().starts_with("INSERT, UPDATE on t_resource_schedule is"), "{found}");
+}
+
+async fn notifications_are_tried<DB: TestDatabase>(db: TestDb<DB>) {
+    let found = db.rowlock("doctor --json", &[]).await.with(0).json();
+    let works = result(&found, "notifications");
+    assert_eq!((&works["result"], &works["advice"]), (&"ok".into(), &Value::Null), "{works}");
+    assert!(found["checks"].as_array().unwrap().iter().all(|of| of["check"] != "pooler"), "{found}");
+}

@@ -1,0 +1,189 @@
+//! No process of the command outlives its claim, and nothing runs longer than the grace period.
+
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    time::{Duration, Instant},
+};
+
+use harness::{Need, TestDatabase, TestDb, eventually};
+use rustix::process::Signal;
+use tokio::process::Command;
+
+use crate::{
+    program::{PROGRAM, Program as _, STAYS, Stage, ended, read, start, within},
+    program_terminal::{TICKS, is_stopped, signal, state},
+};
+
+/// A process namespace, in which the program is the first process.
+const NAMESPACES: Need = Need { what: "unshare -pf --mount-proc", is_met: |_| has_process_namespaces() };
+
+harness::tests!(
+    everywhere(
+        a_suspension_is_passed_on_and_the_key_kept,
+        what_is_told_to_the_database_is_within_the_grace,
+        a_command_whose_beginning_fails_leaves_the_key_free
+    ),
+    sqlite[NAMESPACES](as_pid_1_it_stops_as_soon_as_its_command_does),
+    sqlite(
+        orphans_are_buried_while_the_command_works,
+        descendants_in_other_sessions_are_stopped_too,
+        what_the_command_leaves_behind_is_ended_first
+    )
+);
+
+/// Whether this machine can create a process namespace.
+fn has_process_namespaces() -> bool {
+    let mut trial = std::process::Command::new("unshare");
+    trial.args(["-pf", "--kill-child", "--mount-proc", "true"]).stderr(std::process::Stdio::null());
+    trial.status().is_ok_and(|status| status.success())
+}
+
+/// In a container, orphans become children of the program. Some of them are dead before the program
+/// is asked to stop.
+async fn as_pid_1_it_stops_as_soon_as_its_command_does<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let script = r#"trap 'exit 7' TERM; (true & true & true &); touch "$0/up"; while :; do sleep 0.05; done"#;
+    let mut unshare = Command::new("unshare");
+    unshare.args([
+        "-pf",
+        "--kill-child",
+        "--mount-proc",
+        PROGRAM,
+        "run",
+        "k",
+        "--lease",
+        "1h",
+        "--grace",
+        "1h",
+        "--",
+        "sh",
+        "-c",
+    ]);
+    unshare.args([script, stage.path()]).env("DATABASE_URL", &db.url);
+    let job = start(unshare);
+    stage.up().await;
+    let first = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", job.id())).unwrap();
+    signal(first.trim(), Signal::TERM);
+    job.ended().await.with(7);
+}
+
+/// A long run accumulates no zombie processes.
+async fn orphans_are_buried_while_the_command_works<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let script = format!(r#"for n in 1 2 3; do (sh -c 'echo $$ >> "$0/orphans"' "$0" &); done; {STAYS}"#);
+    let job = db.start("run k -- sh -c", &[&script, stage.path()]);
+    stage.up().await;
+    let orphans = stage.file("orphans");
+    eventually("three orphans", async || orphans.exists() && read(&orphans).lines().count() == 3).await;
+    for orphan in read(&orphans).lines() {
+        let there = format!("/proc/{orphan}");
+        eventually("it is buried", async || !std::path::Path::new(&there).exists()).await;
+    }
+    stage.go();
+    job.ended().await.with(0);
+}
+
+/// This includes a descendant that has created a session of its own.
+async fn descendants_in_other_sessions_are_stopped_too<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    std::fs::write(stage.file("child"), format!("trap '' TERM\n{TICKS}")).unwrap();
+    for (start, words) in [("", "& wait"), ("(", "&); while :; do sleep 0.05; done")] {
+        let script = format!(r#"{start} setsid sh -c "$(cat "$0/child")" "$0" > /dev/null 2>&1 {words}"#);
+        let job = db.start("run k --lease 1h --grace 300ms -- sh -c", &[&script, stage.path()]);
+        let grandchild = stage.up().await;
+        job.signal(Signal::TERM);
+        let ended = job.ended().await.with(143);
+        assert_eq!(state(&grandchild), None, "it works beside the next holder");
+        assert!(ended.err.contains("k: not ended within 300ms: killed"), "{ended:?}");
+        std::fs::remove_file(stage.file("up")).unwrap();
+    }
+}
+
+/// What the command leaves running in its session is ended before the key is released. A daemon
+/// keeps running.
+async fn what_the_command_leaves_behind_is_ended_first<DB: TestDatabase>(db: TestDb<DB>) {
+    for (own_session, lives) in [("", false), ("setsid ", true)] {
+        let stage = Stage::new();
+        std::fs::write(stage.file("child"), TICKS).unwrap();
+        let up = r#"while [ ! -e "$0/up" ]; do sleep 0.05; done"#;
+        let script = format!(r#"{own_session}sh -c "$(cat "$0/child")" "$0" > /dev/null 2>&1 & {up}"#);
+        let job = db.start("run k --lease 1h --grace 300ms -- sh -c", &[&script, stage.path()]);
+        let ended = job.ended().await.with(0);
+        let child = read(&stage.file("up"));
+        assert_eq!(state(&child).is_some(), lives, "{ended:?}");
+        assert_eq!(ended.err.contains("left running"), !lives, "{ended:?}");
+        assert_eq!(db.show("k").await["status"], "S");
+        stage.go();
+        eventually("it is gone", async || state(&child).is_none()).await;
+    }
+}
+
+/// Without a terminal, the command is suspended, and the program goes on renewing.
+async fn a_suspension_is_passed_on_and_the_key_kept<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let job = db.start("run k --lease 4s -- sh -c", &[TICKS, stage.path()]);
+    let command = stage.up().await;
+    job.signal(Signal::TSTP);
+    eventually("the command is stopped", async || is_stopped(&command)).await;
+    db.rowlock("run k --wait 9s -- true", &[]).await.with(75);
+    job.signal(Signal::CONT);
+    eventually("the command goes on", async || !is_stopped(&command)).await;
+    job.signal(Signal::TSTP);
+    eventually("the command is stopped", async || is_stopped(&command)).await;
+    // A stopped process handles a signal only after it is continued.
+    job.signal(Signal::TERM);
+    job.ended().await.with(143);
+}
+
+/// Another transaction has the row locked, so that the end cannot be written. The lease would last
+/// for an hour.
+async fn what_is_told_to_the_database_is_within_the_grace<DB: TestDatabase>(db: TestDb<DB>) {
+    for (asked, code) in [(false, 0), (true, 143)] {
+        let stage = Stage::new();
+        let job = db.start("run k --lease 1h --grace 1500ms -- sh -c", &[STAYS, stage.path()]);
+        stage.up().await;
+        let mut other = db.pool_of(1).await.acquire().await.unwrap();
+        DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+        DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+        let begun = Instant::now();
+        if asked {
+            job.signal(Signal::TERM);
+        } else {
+            stage.go();
+        }
+        let ended = job.ended().await.with(code);
+        // The program's connections are closed within one second more.
+        within(begun.elapsed(), Duration::from_millis(2500));
+        assert!(ended.err.starts_with("rowlock: k: its end was not recorded: no reply within 1.5s\n"), "{ended:?}");
+        DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+        db.rowlock("release k --force", &[]).await.with(0);
+    }
+}
+
+/// The interpreter of the script's interpreter is missing. This error appears only at `exec`.
+async fn a_command_whose_beginning_fails_leaves_the_key_free<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let script = |name: &str, interpreter: &str| {
+        std::fs::write(stage.file(name), format!("#!{interpreter}\n")).unwrap();
+        std::fs::set_permissions(stage.file(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+        stage.file(name).display().to_string()
+    };
+    let inner = script("inner", "/no/such/interpreter");
+    let outer = script("outer", &inner);
+    for rules in ["recover", "article"] {
+        let mut command = db.command("run k --lease 1h --rules", &[rules, "--", &outer]);
+        command.env("LANG", "C");
+        let failed = ended(command).await.with(126);
+        assert!(failed.err.contains(&format!("{outer}: No such file or directory")), "{failed:?}");
+        assert_eq!(failed.err.lines().count(), 1, "{failed:?}");
+        assert_ne!(db.show("k").await["status"], "F");
+        db.rowlock("run k --rules", &[rules, "--", "true"]).await.with(0);
+        if rules == "recover" {
+            db.rowlock("run w --min-interval 1h --lease 1h --", &[&outer]).await.with(126);
+            db.rowlock("run w --min-interval 1h -- true", &[]).await.with(0);
+        }
+    }
+    // An exit code of 126 from the command itself is passed on, and counts as a failure.
+    db.rowlock("run k -- sh -c", &["exit 126"]).await.with(126);
+    assert_eq!(db.show("k").await["status"], "F");
+}

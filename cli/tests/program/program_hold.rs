@@ -1,0 +1,216 @@
+//! `rowlock hold`: a key that a script holds, and how the script ends it.
+
+use std::process::Stdio;
+
+use harness::{TestDatabase, TestDb, eventually};
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::program::{PROGRAM, Program as _, Stage, Started, read, start};
+
+harness::tests!(everywhere(
+    a_key_is_held_while_stdin_is_open,
+    a_signal_ends_the_claim_as_failed,
+    the_end_of_the_parent_ends_the_claim_as_failed,
+    a_claim_that_is_lost_ends_the_program,
+    a_lock_delay_ends_with_a_forced_release,
+    a_renewal_by_hand_leaves_no_lock_delay,
+    what_is_not_granted_is_not_held,
+    the_guides_scripts_succeed_and_fail_with_their_work,
+    a_guides_script_that_is_killed_has_failed,
+    a_guides_script_that_loses_its_claim_stops_its_work
+));
+
+fn hold<DB: TestDatabase>(db: &TestDb<DB>, words: &str) -> Started {
+    let mut command = db.command(&format!("hold k {words}"), &[]);
+    command.stdin(Stdio::piped());
+    start(command)
+}
+
+async fn claim(holding: &mut Started) -> Value {
+    holding.says("\n", 1).await;
+    serde_json::from_str(holding.said()).unwrap()
+}
+
+/// Waits until the claim has ended, and returns the status of the row.
+async fn ended<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> Value {
+    eventually("the claim has ended", async || db.show(key).await["holder"].is_null()).await;
+    db.show(key).await["status"].clone()
+}
+
+async fn a_key_is_held_while_stdin_is_open<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut holding = hold(&db, "--lease 2s --label me");
+    let claim = claim(&mut holding).await;
+    let row = db.show("k").await;
+    for field in ["token", "holder", "key"] {
+        assert_eq!(claim[field], row[field], "{claim} {row}");
+    }
+    // It may have been renewed since.
+    assert!(claim["expires_at"].as_str() <= row["until"].as_str() && claim["expires_at"].is_string(), "{claim} {row}");
+    eventually("it is renewed", async || db.show("k").await["until"] != row["until"]).await;
+    let refused = db.rowlock("run k -E 9 -- true", &[]).await.with(9);
+    assert!(refused.err.starts_with("rowlock: refused: k: held, by me"), "{refused:?}");
+    assert!(!holding.is_over());
+    holding.close_stdin();
+    let ended = holding.ended().await.with(0);
+    assert_eq!((ended.out.lines().count(), ended.err.as_str()), (1, ""));
+    let row = db.show("k").await;
+    assert_eq!((&row["status"], &row["state"], &row["token"]), (&"S".into(), &"free".into(), &claim["token"]));
+}
+
+async fn a_signal_ends_the_claim_as_failed<DB: TestDatabase>(db: TestDb<DB>) {
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
+        let mut holding = hold(&db, "--lease 1h");
+        claim(&mut holding).await;
+        holding.signal(signal);
+        holding.ended().await.with(code);
+        let row = db.show("k").await;
+        assert_eq!((&row["status"], &row["holder"]), (&"F".into(), &Value::Null), "{row}");
+    }
+}
+
+/// A child of the parent may keep the pipe open, so that its end is not seen.
+async fn the_end_of_the_parent_ends_the_claim_as_failed<DB: TestDatabase>(db: TestDb<DB>) {
+    for script in [
+        r#"coproc "$0" hold k --lease 1h; read -r claim <&"${COPROC[0]}"; wait "$COPROC_PID""#,
+        r#"mkfifo "$1/pipe"; sleep 20 > "$1/pipe" 2> /dev/null & "$0" hold k --lease 1h < "$1/pipe" & wait"#,
+    ] {
+        let (stage, mut shell) = (Stage::new(), Command::new("bash"));
+        shell.args(["-c", script, PROGRAM, stage.path()]).env("DATABASE_URL", &db.url).stdin(Stdio::null());
+        let parent = start(shell);
+        eventually("the key is held", async || {
+            let row = db.rowlock("show k --json", &[]).await;
+            row.code == 0 && row.json()["state"] == "held"
+        })
+        .await;
+        parent.signal(Signal::KILL);
+        assert_eq!(ended(&db, "k").await, "F", "{script}");
+    }
+}
+
+async fn a_claim_that_is_lost_ends_the_program<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut holding = hold(&db, "--lease 1s");
+    claim(&mut holding).await;
+    db.rowlock("release k --force", &[]).await.with(0);
+    let row = db.show("k").await;
+    let lost = holding.ended().await.with(74);
+    assert!(lost.err.contains("rowlock: k: lost; its work has to stop"), "{lost:?}");
+    assert_eq!(db.show("k").await, row);
+}
+
+/// A program that was killed leaves the key closed for its lease and the delay.
+async fn killed_with_a_delay<DB: TestDatabase>(db: &TestDb<DB>) -> Value {
+    let mut holding = hold(db, "--lease 1s --lock-delay 1h");
+    let claim = claim(&mut holding).await;
+    holding.signal(Signal::KILL);
+    holding.ended().await;
+    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    db.rowlock("run k -- true", &[]).await.with(75);
+    claim
+}
+
+async fn a_lock_delay_ends_with_a_forced_release<DB: TestDatabase>(db: TestDb<DB>) {
+    killed_with_a_delay(&db).await;
+    db.rowlock("release k --force", &[]).await.with(0);
+    db.rowlock("run k -- true", &[]).await.with(0);
+}
+
+async fn a_renewal_by_hand_leaves_no_lock_delay<DB: TestDatabase>(db: TestDb<DB>) {
+    let claim = killed_with_a_delay(&db).await;
+    db.rowlock("renew k --lease 1s --holder", &[claim["holder"].as_str().unwrap()]).await.with(0);
+    let ran = db.rowlock("run k --wait 1m -- true", &[]).await.with(0);
+    assert!(ran.err.is_empty(), "{ran:?}");
+    killed_with_a_delay(&db).await;
+    let holder = db.show("k").await["holder"].as_str().unwrap().to_owned();
+    db.rowlock("release k --holder", &[&holder]).await.with(0);
+    db.rowlock("run k -- true", &[]).await.with(0);
+}
+
+async fn what_is_not_granted_is_not_held<DB: TestDatabase>(db: TestDb<DB>) {
+    let null = db.rowlock("hold k", &[]).await.with(2);
+    assert!(null.err.contains("stdin is /dev/null") && null.out.is_empty(), "{null:?}");
+    db.rowlock("show k", &[]).await.with(75);
+    db.rowlock("acquire k --lease 1h", &[]).await.with(0);
+    let row = db.show("k").await;
+    let refused = hold(&db, "-E 3").ended().await.with(3);
+    assert!(refused.out.is_empty() && refused.err.contains("refused: k: held"), "{refused:?}");
+    let mut waiting = hold(&db, "--wait forever -vv");
+    waiting.complains("refused").await;
+    waiting.close_stdin();
+    let closed = waiting.ended().await.with(75);
+    assert!(closed.out.is_empty() && closed.err.contains("stdin was closed while it waited"), "{closed:?}");
+    let mut waiting = hold(&db, "--wait forever -vv");
+    waiting.complains("refused").await;
+    waiting.signal(Signal::TERM);
+    waiting.ended().await.with(143);
+    assert_eq!(db.show("k").await, row);
+}
+
+/// The scripts of `docs/languages.md`, each in a folder with the work that it starts.
+const SCRIPTS: [(&str, &str); 2] = [("bash", "bash"), ("python", "python3")];
+
+/// What the scripts start: it writes its token into `up`, and works until the file `go` exists.
+const WORK: &str = r#"#!/bin/sh
+trap 'touch stopped; exit 9' TERM
+echo "$1" > new; mv new up
+while [ ! -e go ]; do sleep 0.05; done
+exit "$(cat go)"
+"#;
+
+fn script<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage, (name, program): (&str, &str)) -> Started {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/languages.md")).unwrap();
+    let (_, script) = page.split_once(&format!("<!-- hold: {name} -->\n```{name}\n")).expect("the script of the page");
+    let (script, _) = script.split_once("```").unwrap();
+    let work = stage.file("deploy.sh");
+    std::fs::write(&work, WORK).unwrap();
+    std::fs::set_permissions(&work, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let folder = std::path::Path::new(PROGRAM).parent().unwrap().to_str().unwrap();
+    let path = format!("{folder}:{}", std::env::var("PATH").unwrap());
+    let mut command = Command::new(program);
+    command.args(["-c", script]).current_dir(stage.path()).stdin(Stdio::null());
+    start({
+        command.env("DATABASE_URL", &db.url).env("PATH", path);
+        command
+    })
+}
+
+async fn the_guides_scripts_succeed_and_fail_with_their_work<DB: TestDatabase>(db: TestDb<DB>) {
+    for of in SCRIPTS {
+        for (code, status) in [(0, "S"), (3, "F")] {
+            let stage = Stage::new();
+            let running = script(&db, &stage, of);
+            let token = stage.up().await;
+            let row = db.show("deploy").await;
+            assert_eq!((row["token"].to_string(), &row["state"]), (token, &"held".into()), "{of:?}");
+            std::fs::write(stage.file("go"), code.to_string()).unwrap();
+            running.ended().await.with(code);
+            let row = db.show("deploy").await;
+            assert_eq!((&row["status"], &row["holder"]), (&status.into(), &Value::Null), "{of:?}: {row}");
+        }
+    }
+}
+
+async fn a_guides_script_that_is_killed_has_failed<DB: TestDatabase>(db: TestDb<DB>) {
+    for of in SCRIPTS {
+        let stage = Stage::new();
+        let running = script(&db, &stage, of);
+        stage.up().await;
+        running.signal(Signal::KILL);
+        assert_eq!(ended(&db, "deploy").await, "F", "{of:?}");
+        // The work is a process of its own.
+        std::fs::write(stage.file("go"), "0").unwrap();
+        running.ended().await.with(-9);
+    }
+}
+
+async fn a_guides_script_that_loses_its_claim_stops_its_work<DB: TestDatabase>(db: TestDb<DB>) {
+    for of in SCRIPTS {
+        let stage = Stage::new();
+        let running = script(&db, &stage, of);
+        stage.up().await;
+        db.rowlock("release deploy --force", &[]).await.with(0);
+        running.ended().await.with(74);
+        assert_eq!(read(&stage.file("stopped")), "", "{of:?}: the work was asked to stop");
+    }
+}

@@ -1,0 +1,209 @@
+//! `rowlock run --cron`, and the commands for operators of schedules.
+
+use std::time::Duration;
+
+use harness::{TestDatabase, TestDb, eventually};
+use rustix::process::Signal;
+use serde_json::Value;
+use tokio::time::sleep;
+
+use crate::{
+    program::{Program as _, STAYS, Stage},
+    program_cron::{cron, job, runs},
+};
+
+harness::tests!(everywhere(
+    a_tick_that_is_due_is_run,
+    a_tick_that_is_not_due_is_refused,
+    times_of_a_higher_version_are_named,
+    a_schedule_is_shown_with_its_runs,
+    a_tick_that_runs_elsewhere_is_waited_for,
+    a_tick_is_finished_elsewhere_after_a_kill,
+    a_failed_command_is_a_failed_run,
+    all_ticks_that_were_missed_are_run_one_after_another,
+    old_runs_are_forgotten,
+    a_run_that_is_lost_stops_its_command,
+    a_schedule_is_paused_resumed_and_triggered,
+    a_schedule_that_does_not_exist_says_so,
+    tables_that_are_missing_say_what_to_run
+));
+
+/// A pattern that is not due while the tests run, unless they run at the turn of a year.
+const YEARLY: [&str; 2] = ["--cron", "0 0 1 1 *"];
+
+async fn schedule<DB: TestDatabase>(db: &TestDb<DB>) -> Value {
+    db.rowlock("schedules --json", &[]).await.with(0).json()[0].clone()
+}
+
+/// Registers the yearly schedule `k`, whose tick is then due.
+async fn due<DB: TestDatabase>(db: &TestDb<DB>) {
+    db.rowlock("run k", &[YEARLY[0], YEARLY[1], "--", "true"]).await.with(75);
+    let ago = DB::ago(1000);
+    db.execute(&format!("UPDATE t_resource_schedule SET slot = {ago}, due_at = {ago}")).await;
+}
+
+fn yearly<'a>(script: &'a str, stage: &'a Stage) -> [&'a str; 7] {
+    [YEARLY[0], YEARLY[1], "--", "sh", "-c", script, stage.path()]
+}
+
+async fn a_tick_that_is_due_is_run<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let stage = Stage::new();
+    let script = r#"echo "$ROWLOCK_JOB/$ROWLOCK_ATTEMPT/$ROWLOCK_MISSED/$ROWLOCK_SLOT/$ROWLOCK_TOKEN""#;
+    let ended = db.rowlock("run k", &yearly(script, &stage)).await.with(0);
+    let run = &runs(&db, "k").await[0];
+    let (slot, token) = (run["slot"].as_str().unwrap(), &run["token"]);
+    assert_eq!((ended.out, ended.err.as_str()), (format!("k/1/0/{slot}/{token}\n"), ""));
+    assert_eq!((&run["status"], runs(&db, "k").await.len()), (&"succeeded".into(), 1));
+    db.rowlock("run k", &yearly("echo again", &stage)).await.with(75);
+}
+
+async fn a_tick_that_is_not_due_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    for (words, code) in [("run k", 75), ("run k --skip-ok", 0)] {
+        let refused = db.rowlock(words, &[YEARLY[0], YEARLY[1], "--", "echo", "it runs"]).await.with(code);
+        assert!(refused.out.is_empty() && refused.err.lines().count() == 1, "{refused:?}");
+        assert!(refused.err.starts_with("rowlock: refused: k: done, or not due: the next tick is at 2"), "{refused:?}");
+    }
+    let wrong = db.rowlock("run k --cron", &["61 * * * *", "--", "true"]).await.with(2);
+    assert!(wrong.err.contains("the cron pattern"), "{wrong:?}");
+    let both = db.rowlock("run k --wait 1m", &[YEARLY[0], YEARLY[1], "--", "true"]).await.with(2);
+    assert!(both.err.contains("--wait"), "{both:?}");
+}
+
+async fn times_of_a_higher_version_are_named<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    db.execute("UPDATE t_resource_schedule SET version = 7, spec = 'cron 1 1 1 1 *', zone = 'Europe/Berlin'").await;
+    let refused = db.rowlock("run k", &[YEARLY[0], YEARLY[1], "--", "echo", "it runs"]).await.with(75);
+    let says = "rowlock: refused: k: its times were set to cron 1 1 1 1 * Europe/Berlin by instances of version 7";
+    assert!(refused.out.is_empty() && refused.err.contains(says), "{refused:?}");
+}
+
+/// A schedule has no row in the table of locks, unless a key has its name too.
+async fn a_schedule_is_shown_with_its_runs<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let stage = Stage::new();
+    db.rowlock("run k", &yearly("exit 3", &stage)).await.with(3);
+    let shown = db.rowlock("show k --json", &[]).await.with(0).json();
+    assert_eq!((&shown["schedule"], &shown["state"]), (&schedule(&db).await, &Value::Null));
+    assert_eq!(shown["runs"].as_array().unwrap(), &runs(&db, "k").await);
+    let text = db.rowlock("show k", &[]).await.with(0).out;
+    assert!(text.starts_with("schedule k: cron 0 0 1 1 *, waiting, next at 2"), "{text}");
+    assert!(text.contains("\n\nSLOT") && text.contains("exit code 3"), "{text}");
+    db.rowlock("run k -- true", &[]).await.with(0);
+    let text = db.rowlock("show k", &[]).await.with(0).out;
+    assert!(text.starts_with("KEY") && text.contains("\n\nschedule k: ") && text.contains("exit code 3"), "{text}");
+    assert_eq!(db.show("k").await["runs"].as_array().unwrap().len(), 1);
+    db.execute("DROP TABLE t_resource_schedule").await;
+    assert_eq!(db.show("k").await["schedule"], Value::Null, "locks need no tables of schedules");
+}
+
+async fn a_tick_that_runs_elsewhere_is_waited_for<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let stage = Stage::new();
+    let first = db.start("run k", &yearly(STAYS, &stage));
+    stage.up().await;
+    let mut second = db.start("run k", &yearly("echo again", &stage));
+    sleep(Duration::from_secs(1)).await;
+    assert!(!second.is_over());
+    stage.go();
+    first.ended().await.with(0);
+    assert_eq!(second.ended().await.with(75).out, "");
+}
+
+async fn a_tick_is_finished_elsewhere_after_a_kill<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let stage = Stage::new();
+    let first = db.start("run k --lease 2s", &yearly(STAYS, &stage));
+    stage.up().await;
+    let second = db.start("run k --lease 2s", &yearly("echo \"$ROWLOCK_ATTEMPT\"", &stage));
+    sleep(Duration::from_millis(300)).await;
+    first.signal(Signal::KILL);
+    assert_eq!(first.ended().await.code, -9);
+    assert_eq!(second.ended().await.with(0).out, "2\n");
+    let statuses: Vec<Value> = runs(&db, "k").await.iter().map(|run| run["status"].clone()).collect();
+    assert_eq!(statuses, ["succeeded", "lost"]);
+}
+
+async fn a_failed_command_is_a_failed_run<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let stage = Stage::new();
+    db.rowlock("run k", &yearly("exit 3", &stage)).await.with(3);
+    let run = &runs(&db, "k").await[0];
+    assert_eq!((&run["status"], &run["error"]), (&"failed".into(), &"exit code 3".into()));
+}
+
+/// A tick each minute: the one that is set, 150 s ago, and the two or three minutes since then.
+async fn all_ticks_that_were_missed_are_run_one_after_another<DB: TestDatabase>(db: TestDb<DB>) {
+    let minutely = |script| ["--cron", "* * * * *", "--catch-up", "all", "--skip-ok", "--", "sh", "-c", script];
+    db.rowlock("run k --cron", &["* * * * *", "--catch-up", "all", "--", "true"]).await;
+    let ago = DB::ago(150_000);
+    db.execute(&format!("UPDATE t_resource_schedule SET slot = {ago}, due_at = {ago}")).await;
+    db.rowlock("run k", &minutely("exit 3")).await.with(3);
+    assert_eq!(runs(&db, "k").await.len(), 1, "a failure ends the program");
+    let ended = db.rowlock("run k", &minutely("echo tick")).await.with(0);
+    let runs = runs(&db, "k").await;
+    assert!((3..=4).contains(&runs.len()) && runs.iter().all(|run| run["missed"] == 0), "{runs:?}");
+    assert_eq!((ended.out, ended.err.as_str()), ("tick\n".repeat(runs.len() - 1), ""));
+}
+
+async fn old_runs_are_forgotten<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let stage = Stage::new();
+    db.rowlock("run k", &yearly("true", &stage)).await.with(0);
+    for (age, says) in [("1h", "0 forgotten\n"), ("0s", "1 forgotten\n")] {
+        assert_eq!(db.rowlock("forget --runs --older-than", &[age]).await.with(0).out, says);
+    }
+    assert!(runs(&db, "k").await.is_empty() && schedule(&db).await["name"] == "k");
+    db.rowlock("forget --runs --min-interval 1h --older-than 1h", &[]).await.with(2);
+}
+
+async fn a_run_that_is_lost_stops_its_command<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let stage = Stage::new();
+    let first = db.start("run k --lease 2s", &yearly(STAYS, &stage));
+    stage.up().await;
+    db.execute("UPDATE t_resource_schedule SET token = token + 1").await;
+    let ended = first.ended().await.with(74);
+    assert!(ended.err.contains("k: lost; stopping the command"), "{ended:?}");
+}
+
+async fn a_schedule_is_paused_resumed_and_triggered<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "cron = \"0 0 1 1 *\"\nzone = \"Europe/Berlin\"", "echo it runs");
+    let mut cron = cron(&db, "", &file);
+    cron.complains("jobs.toml: 1 job").await;
+    let row = schedule(&db).await;
+    let seen = (row["name"].as_str(), row["times"].as_str(), row["zone"].as_str(), row["state"].as_str());
+    assert_eq!(seen, (Some("k"), Some("cron 0 0 1 1 *"), Some("Europe/Berlin"), Some("waiting")));
+    assert_eq!(db.rowlock("pause k", &[]).await.with(0).out, "k is paused\n");
+    let row = db.rowlock("trigger k --json", &[]).await.with(0).json();
+    assert!(row["paused"] == true && row["triggered"].is_string() && row["state"] == "paused", "{row}");
+    sleep(Duration::from_secs(3)).await;
+    assert!(runs(&db, "k").await.is_empty());
+    assert_eq!(db.rowlock("resume k", &[]).await.with(0).out, "k is resumed\n");
+    cron.says("k: it runs", 1).await;
+    eventually("the run is recorded", async || runs(&db, "k").await.len() == 1).await;
+    let (schedules, runs) = (db.rowlock("schedules", &[]).await.with(0), db.rowlock("runs k", &[]).await.with(0));
+    assert!(schedules.out.starts_with("NAME  TIMES") && schedules.out.contains("0 0 1 1 * Europe/Berlin"));
+    assert!(runs.out.starts_with("SLOT") && runs.out.contains("succeeded") && !runs.out.contains(" \n"), "{runs:?}");
+    cron.signal(Signal::TERM);
+    cron.ended().await.with(0);
+}
+
+async fn a_schedule_that_does_not_exist_says_so<DB: TestDatabase>(db: TestDb<DB>) {
+    for words in ["pause none", "resume none", "trigger none", "runs none"] {
+        let ended = db.rowlock(words, &[]).await.with(75);
+        let says = "rowlock: there is no schedule \"none\": `rowlock schedules` lists them\n";
+        assert_eq!((ended.out.as_str(), ended.err.as_str()), ("", says), "{words}");
+    }
+}
+
+async fn tables_that_are_missing_say_what_to_run<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("DROP TABLE t_resource_schedule").await;
+    let stage = Stage::new();
+    let file = job(&stage, "k", "every = \"1s\"", "true");
+    for words in [&["schedules"][..], &["pause", "k"], &["cron", file.to_str().unwrap()]] {
+        let ended = db.rowlock("", words).await.with(78);
+        assert!(ended.err.contains("run `rowlock migrate` once"), "{words:?}: {ended:?}");
+    }
+}

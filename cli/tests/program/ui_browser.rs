@@ -1,0 +1,313 @@
+//! `rowlock ui` in a real browser: Chromium, which chromedriver drives. `CHROMEDRIVER` names its
+//! program; `scripts/test` provides it.
+//!
+//! What the browser shows is kept as pictures in `target/ui-screenshots`.
+
+use std::{path::PathBuf, process::Stdio, time::Duration};
+
+use fantoccini::{
+    Client, ClientBuilder, Locator,
+    actions::{InputSource as _, KeyAction, KeyActions},
+};
+use harness::{Need, TestDatabase, TestDb, acquired, eventually};
+use hyper_util::client::legacy::connect::HttpConnector;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use crate::{
+    program::{Program as _, Stage, Started, start},
+    program_cron::{cron, job},
+    ui::{SCRIPT, Ui, open, open_at},
+};
+
+const BROWSER: Need = Need { what: "CHROMEDRIVER", is_met: |_| driver().is_some() };
+
+harness::tests!(
+    everywhere[BROWSER].alone(
+        each_page_is_shown_in_a_browser,
+        a_key_is_released_in_a_browser,
+        a_page_is_used_with_the_keyboard
+    ),
+    servers[BROWSER].alone(a_browser_tells_of_a_lost_database),
+    sqlite[BROWSER].alone(a_browser_tells_of_a_lost_server, a_test_that_fails_leaves_no_process)
+);
+
+fn driver() -> Option<String> {
+    std::env::var("CHROMEDRIVER").ok().filter(|path| !path.is_empty())
+}
+
+/// A browser with a profile of its own. It ends with this value, and so does what drives it.
+struct Browser {
+    client: Client,
+    driver: Driver,
+}
+
+struct Driver {
+    program: Started,
+    profile: Stage,
+}
+
+impl Driver {
+    /// Returns the processes of the browser, which have its profile among their arguments.
+    fn browser(&self) -> Vec<Pid> {
+        let processes =
+            std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let is_ours = |pid: &String| {
+            let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&arguments).contains(self.profile.path())
+        };
+        processes.filter(is_ours).filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+    }
+}
+
+impl Drop for Driver {
+    /// A driver that is killed leaves its browser behind.
+    fn drop(&mut self) {
+        for process in self.browser() {
+            let _ = kill_process(process, Signal::KILL);
+        }
+    }
+}
+
+/// The width and height of a screen, and whether it is dark.
+type Screen = (u32, u32, bool);
+const DESK: Screen = (1280, 860, false);
+const PHONE: Screen = (390, 844, true);
+
+impl Browser {
+    async fn open(screen: Screen) -> Self {
+        let mut command = Command::new(driver().unwrap());
+        command.arg("--port=0").stdin(Stdio::null());
+        let mut driver = Driver { program: start(command), profile: Stage::new() };
+        driver.program.says("started successfully on port ", 1).await;
+        let port = driver.program.said().split("started successfully on port ").nth(1).unwrap();
+        let port = port.split('.').next().unwrap().to_owned();
+        let (width, height, dark) = screen;
+        let arguments = json!([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--disable-dev-shm-usage",
+            "--hide-scrollbars",
+            format!("--user-data-dir={}", driver.profile.path()),
+            format!("--window-size={width},{height}"),
+            format!("--blink-settings=preferredColorScheme={}", u8::from(!dark)),
+        ]);
+        let options = json!({
+            "args": arguments,
+            "mobileEmulation": { "deviceMetrics": { "width": width, "height": height, "pixelRatio": 1.0, "mobile": false } },
+        });
+        let wanted: Value = json!({ "goog:chromeOptions": options, "goog:loggingPrefs": { "browser": "ALL" } });
+        let mut builder = ClientBuilder::new(HttpConnector::new());
+        let builder = builder.capabilities(wanted.as_object().unwrap().clone());
+        let client = builder.connect(&format!("http://127.0.0.1:{port}")).await.expect("a browser");
+        Self { client, driver }
+    }
+
+    async fn goto(&self, ui: &Ui, path: &str) {
+        self.client.goto(&format!("http://{}{path}", ui.address)).await.unwrap();
+    }
+
+    async fn text(&self) -> String {
+        self.run("return document.body.innerText").await.as_str().unwrap_or_default().to_owned()
+    }
+
+    async fn run(&self, script: &str) -> Value {
+        self.client.execute(script, Vec::new()).await.unwrap_or_else(|error| panic!("{script}: {error}"))
+    }
+
+    /// Waits until the page has this text.
+    async fn shows(&self, text: &str) {
+        let mut last = String::new();
+        for _ in 0..600 {
+            last = self.text().await;
+            if last.contains(text) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("no {text:?}: {last}");
+    }
+
+    async fn click(&self, css: &str) {
+        // An event may replace what was found.
+        eventually(css, async || match self.client.find(Locator::Css(css)).await {
+            Ok(found) => found.click().await.is_ok(),
+            Err(_) => false,
+        })
+        .await;
+    }
+
+    /// Keeps a picture of the page, and checks that it fits the screen's width.
+    async fn picture(&self, name: &str) {
+        let wide = self.run("return document.documentElement.scrollWidth > window.innerWidth").await;
+        assert_eq!(wide, false, "{name} is wider than the screen");
+        let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/ui-screenshots"));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join(format!("{name}.png")), self.client.screenshot().await.unwrap()).unwrap();
+    }
+
+    async fn close(self) {
+        self.client.clone().close().await.unwrap();
+    }
+}
+
+/// Makes the tables show something of everything.
+async fn filled<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage) -> (Vec<rowlock::Lease<DB>>, Started) {
+    let lock = db.builder().label("batch-2/9120").build().unwrap();
+    let mut held = Vec::new();
+    for key in [SCRIPT, "nightly-report", "exports#1", "exports#2", "cache#r1", "deploy"] {
+        held.push(acquired(lock.try_acquire(key).await));
+    }
+    acquired(lock.try_acquire("import/2026-11-22").await).release(rowlock::Status::Failed).await.unwrap();
+    acquired(lock.try_acquire("import/2026-11-21").await).release(rowlock::Status::Succeeded).await.unwrap();
+    let file = job(stage, "sync-crm", "every = \"1s\"", "exit 3");
+    let running = cron(db, "", &file);
+    eventually("a run has failed", async || {
+        let runs = db.rowlock("runs sync-crm --json", &[]).await;
+        runs.code == 0 && runs.out.contains("failed")
+    })
+    .await;
+    (held, running)
+}
+
+async fn each_page_is_shown_in_a_browser<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let (_held, _running) = filled(&db, &stage).await;
+    let ui = open(&db, "--allow-changes").await;
+    let pages = [
+        ("locks", "/", "nightly-report"),
+        ("jobs", "/jobs", "sync-crm"),
+        ("runs", "/runs?zoom=hour", "succeeded"),
+        ("key", "/key?key=nightly-report", "batch-2/9120"),
+        ("job", "/job?name=sync-crm", "every 1s"),
+        ("release", "/release?key=nightly-report", "Release nightly-report by force?"),
+        ("script", "/key?key=%3Cscript%3Edocument.title%3D%27owned%27%3C%2Fscript%3E", SCRIPT),
+    ];
+    for (screen, name) in [(DESK, "desk"), (PHONE, "phone")] {
+        let browser = Browser::open(screen).await;
+        let dark = browser.run("return matchMedia('(prefers-color-scheme: dark)').matches").await;
+        assert_eq!(dark, screen.2, "{name}");
+        for (page, path, shows) in pages {
+            browser.goto(&ui, path).await;
+            browser.shows(shows).await;
+            browser.picture(&format!("{}-{page}-{name}", db.server.name)).await;
+            let title = browser.client.title().await.unwrap();
+            assert!(title.ends_with(" · rowlock") && title != "owned", "{title}");
+            assert_eq!(browser.run("return document.querySelectorAll('script:not([src])').length").await, 0);
+        }
+        // What events bring is text too.
+        browser.goto(&ui, "/").await;
+        browser.run("window.seen = document.querySelector('.asof').textContent").await;
+        eventually("an event has come", async || {
+            browser.run("return document.querySelector('.asof').textContent !== window.seen").await == true
+        })
+        .await;
+        assert!(browser.text().await.contains(SCRIPT));
+        assert_eq!(browser.client.title().await.unwrap(), "Locks · rowlock");
+        browser.close().await;
+    }
+}
+
+async fn a_key_is_released_in_a_browser<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock().try_acquire("k").await);
+    let ui = open(&db, "--allow-changes").await;
+    let browser = Browser::open(DESK).await;
+    browser.goto(&ui, "/").await;
+    browser.click("tbody a").await;
+    browser.shows("in progress").await;
+    browser.click("a.danger").await;
+    browser.shows("Release k by force?").await;
+    assert_eq!(browser.run("return document.cookie").await, "", "no script reads the session");
+    assert_eq!(db.show("k").await["state"], "held");
+    browser.click("input[value=F]").await;
+    browser.click("button.danger").await;
+    browser.shows("The key was released by force").await;
+    browser.shows("failed").await;
+    let row = db.show("k").await;
+    assert_eq!((&row["state"], &row["status"]), (&"failed".into(), &"F".into()));
+    // The page follows without being loaded again.
+    browser.run("window.same = true").await;
+    let _again = acquired(db.lock().try_acquire("k").await);
+    browser.shows("in progress").await;
+    assert_eq!(browser.run("return window.same").await, true);
+    browser.close().await;
+}
+
+/// A link keeps the focus when an event replaces it.
+async fn a_page_is_used_with_the_keyboard<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock().try_acquire("k").await);
+    let ui = open(&db, "").await;
+    let browser = Browser::open(DESK).await;
+    browser.goto(&ui, "/").await;
+    browser.shows("k").await;
+    browser
+        .run("document.querySelector('tbody a').focus(); window.seen = document.querySelector('.asof').textContent")
+        .await;
+    eventually("an event has come", async || {
+        browser.run("return document.querySelector('.asof').textContent !== window.seen").await == true
+    })
+    .await;
+    assert_eq!(browser.run("return document.activeElement.getAttribute('href')").await, "/key?key=k");
+    let enter = KeyActions::new("keys".into()).then(KeyAction::Down { value: '\u{e007}' });
+    browser.client.perform_actions(enter.then(KeyAction::Up { value: '\u{e007}' })).await.unwrap();
+    browser.shows("in progress").await;
+    browser.close().await;
+}
+
+async fn a_browser_tells_of_a_lost_database<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock_for(Duration::from_secs(600)).try_acquire("k").await);
+    let proxy = db.proxy().await;
+    let ui = open_at(&db, &proxy.url, "").await;
+    let browser = Browser::open(DESK).await;
+    browser.goto(&ui, "/").await;
+    browser.shows("1 held").await;
+    proxy.hold_everything();
+    browser.shows("The database does not answer.").await;
+    browser.picture(&format!("{}-lost-desk", db.server.name)).await;
+    proxy.open();
+    eventually("it is back", async || !browser.text().await.contains("does not answer")).await;
+    browser.shows("1 held").await;
+    browser.close().await;
+}
+
+/// The browser connects again by itself.
+async fn a_browser_tells_of_a_lost_server<DB: TestDatabase>(db: TestDb<DB>) {
+    let ui = open(&db, "").await;
+    let browser = Browser::open(DESK).await;
+    browser.goto(&ui, "/").await;
+    browser.shows("No key was ever taken").await;
+    let address = ui.address.clone();
+    ui.program.signal(Signal::TERM);
+    ui.program.ended().await.with(0);
+    browser.shows("The connection to rowlock ui is lost").await;
+    let mut again = db.start(&format!("ui --listen {address}"), &[]);
+    again.says("/\n", 1).await;
+    eventually("it is back", async || !browser.text().await.contains("is lost")).await;
+    browser.close().await;
+}
+
+async fn a_test_that_fails_leaves_no_process<DB: TestDatabase>(db: TestDb<DB>) {
+    let (ui, browser) = (open(&db, "").await, Browser::open(DESK).await);
+    browser.goto(&ui, "/").await;
+    let mut processes = browser.driver.browser();
+    assert!(!processes.is_empty(), "the browser is known by its profile");
+    let programs = [ui.program.id(), browser.driver.program.id()];
+    processes.extend(programs.map(|id| Pid::from_raw(i32::try_from(id).unwrap()).unwrap()));
+    let failed = tokio::spawn(async move {
+        let _all = (ui, browser);
+        panic!("a test that fails");
+    });
+    assert!(failed.await.unwrap_err().is_panic());
+    let lives = |pid: &Pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    };
+    eventually("all have ended", async || !processes.iter().any(lives)).await;
+}

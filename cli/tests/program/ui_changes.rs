@@ -1,0 +1,195 @@
+//! `rowlock ui --allow-changes`: which requests change something, and which never do.
+
+use harness::{TestDatabase, TestDb, acquired};
+use serde_json::Value;
+
+use crate::{
+    program::{Program as _, Stage},
+    program_cron::{cron, job},
+    ui::{Answer, Ui, open},
+};
+
+harness::tests!(everywhere(
+    a_page_only_shows_unless_changes_are_allowed,
+    other_sites_are_refused,
+    a_form_counts_with_its_token_only,
+    a_key_is_released_by_force_and_that_is_logged,
+    a_key_that_has_changed_hands_is_not_released,
+    jobs_are_paused_resumed_and_triggered,
+    a_password_is_asked_for_and_names_the_operator
+));
+
+/// The cookie and the token of a form.
+struct Form {
+    cookie: String,
+    csrf: String,
+}
+
+impl Form {
+    fn of(page: &Answer) -> Self {
+        let cookie = page.header("set-cookie").expect("a session begins").to_owned();
+        assert!(cookie.ends_with("; Path=/; HttpOnly; SameSite=Strict"), "{cookie}");
+        Self { cookie: cookie.split(';').next().unwrap().to_owned(), csrf: page.field("csrf") }
+    }
+}
+
+async fn is_held<DB: TestDatabase>(db: &TestDb<DB>) -> bool {
+    db.show("k").await["state"] == "held"
+}
+
+async fn a_page_only_shows_unless_changes_are_allowed<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock().try_acquire("k").await);
+    let ui = open(&db, "").await;
+    assert!(!ui.get("/key?key=k").await.with(200).body.contains("/release"));
+    for path in ["/release", "/pause", "/resume", "/trigger"] {
+        let page = ui.get(&format!("{path}?name=k")).await.with(403);
+        assert!(page.body.contains("--allow-changes") && page.header("set-cookie").is_none(), "{page:?}");
+        ui.post(path, &[], "name=k&csrf=x").await.with(403);
+    }
+    assert!(is_held(&db).await);
+}
+
+async fn other_sites_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock().try_acquire("k").await);
+    let ui = open(&db, "--allow-changes --host locks.example.com").await;
+    let port = ui.address.split(':').nth(1).unwrap();
+    for ours in ["localhost", "127.0.0.1", "LOCKS.example.com"] {
+        ui.send("GET", "/", &[("Host", &format!("{ours}:{port}"))], "").await.with(200);
+    }
+    let evil = format!("evil.example:{port}");
+    for headers in [vec![("Host", evil.as_str())], vec![], vec![("Host", "localhost"), ("Host", "evil.example")]] {
+        let refused = ui.send("GET", "/", &headers, "").await;
+        assert!([400, 421].contains(&refused.status) && !refused.body.contains("/key"), "{headers:?}: {refused:?}");
+    }
+    let page = ui.get("/release?key=k").await.with(200);
+    let form = Form::of(&page);
+    let body = format!("name=k&seen={}&status=S&csrf={}", page.field("seen"), form.csrf);
+    for origin in [None, Some("null"), Some("http://evil.example"), Some("http://127.0.0.1")] {
+        let headers =
+            [Some(("Host", ui.address.as_str())), Some(("Cookie", &form.cookie)), origin.map(|of| ("Origin", of))];
+        let headers: Vec<_> = headers.into_iter().flatten().collect();
+        ui.send("POST", "/release", &headers, &body).await.with(403);
+    }
+    let read = [("Host", ui.address.as_str()), ("Origin", "http://evil.example")];
+    ui.send("GET", "/", &read, "").await.with(403);
+    assert!(is_held(&db).await);
+    ui.post("/release", &[("Cookie", &form.cookie)], &body).await.with(303);
+    assert!(!is_held(&db).await, "the same request from a page of this server");
+}
+
+async fn a_form_counts_with_its_token_only<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock().try_acquire("k").await);
+    let ui = open(&db, "--allow-changes").await;
+    let page = ui.get("/release?key=k").await.with(200);
+    let form = Form::of(&page);
+    let other = Form::of(&ui.get("/release?key=k").await.with(200));
+    assert_ne!(form.csrf, other.csrf);
+    let body = |csrf: &str| format!("name=k&seen={}&csrf={csrf}", page.field("seen"));
+    for (cookie, csrf) in [
+        (Some(&form.cookie), other.csrf.as_str()),
+        (Some(&form.cookie), ""),
+        (None, &form.csrf),
+        (Some(&"rowlock_ui=".to_owned()), ""),
+    ] {
+        let headers: Vec<(&str, &str)> = cookie.iter().map(|cookie| ("Cookie", cookie.as_str())).collect();
+        ui.post("/release", &headers, &body(csrf)).await.with(403);
+    }
+    ui.post("/release", &[("Cookie", &form.cookie)], "name=k").await.with(422);
+    ui.get(&format!("/release?key=k&{}", body(&form.csrf))).await;
+    assert!(is_held(&db).await);
+    let headers = [("Host", ui.address.as_str()), ("Cookie", &form.cookie)];
+    let again = ui.send("GET", "/release?key=k", &headers, "").await.with(200);
+    assert_eq!((again.field("csrf"), again.header("set-cookie")), (form.csrf, None), "the session goes on");
+}
+
+async fn released<DB: TestDatabase>(db: &TestDb<DB>, ui: &Ui, headers: &[(&str, &str)]) -> Answer {
+    let page = ui.send("GET", "/release?key=k", &[headers, &[("Host", &ui.address)]].concat(), "").await.with(200);
+    assert!(page.body.contains("Release k by force?") && page.body.contains("its work may go on"), "{page:?}");
+    assert!(is_held(db).await, "a look at the form changes nothing");
+    let form = Form::of(&page);
+    let body = format!("name=k&seen={}&status=F&csrf={}", page.field("seen"), form.csrf);
+    ui.post("/release", &[headers, &[("Cookie", &form.cookie)]].concat(), &body).await
+}
+
+async fn a_key_is_released_by_force_and_that_is_logged<DB: TestDatabase>(db: TestDb<DB>) {
+    let held = acquired(db.lock().try_acquire("k").await);
+    let mut ui = open(&db, "--allow-changes").await;
+    assert!(ui.get("/key?key=k").await.with(200).body.contains("/release?key=k"));
+    let done = released(&db, &ui, &[]).await.with(303);
+    assert_eq!(done.header("location"), Some("/key?key=k&done=release"));
+    let page = ui.get("/key?key=k&done=release").await.with(200).body;
+    assert!(page.contains("badge failed") && page.contains("released by force"), "{page}");
+    let row = db.show("k").await;
+    assert_eq!((&row["status"], &row["holder"]), (&"F".into(), &Value::Null));
+    assert!(row["token"].as_i64() > Some(held.token().get()));
+    ui.program.complains("changed on the web page change=\"release\" of=\"k\" by=\"-\" from=127.0.0.1").await;
+}
+
+async fn a_key_that_has_changed_hands_is_not_released<DB: TestDatabase>(db: TestDb<DB>) {
+    let first = acquired(db.lock().try_acquire("k").await);
+    let ui = open(&db, "--allow-changes").await;
+    let shown = async || {
+        let page = ui.get("/release?key=k").await.with(200);
+        let form = Form::of(&page);
+        (format!("name=k&seen={}&status=F&csrf={}", page.field("seen"), form.csrf), form.cookie)
+    };
+    let (body, cookie) = shown().await;
+    first.release(rowlock::Status::Succeeded).await.unwrap();
+    let free = ui.post("/release", &[("Cookie", &cookie)], &body).await.with(404);
+    assert!(free.body.contains("left alone: it is now free, last taken"), "{free:?}");
+    assert_eq!(db.show("k").await["status"], "S", "a success is not overwritten");
+    let next = db.builder().label("<b>next</b>").build().unwrap();
+    let _second = acquired(next.try_acquire("k").await);
+    let held = ui.post("/release", &[("Cookie", &cookie)], &body).await.with(404);
+    assert!(held.body.contains("left alone: it is now held by &lt;b&gt;next&lt;/b&gt; since"), "{held:?}");
+    // A program that knows no tokens leaves that of the claim before.
+    let (body, cookie) = shown().await;
+    db.set("k", &format!("begin_time = {}, client_ip = 'other'", DB::ago(0))).await;
+    let locked = ui.post("/release", &[("Cookie", &cookie)], &body).await.with(404);
+    assert!(locked.body.contains("it is now held by another program by other since"), "{locked:?}");
+    assert_eq!(db.show("k").await["state"], "held_by_another_program");
+}
+
+async fn jobs_are_paused_resumed_and_triggered<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "after = \"1h\"", "echo it runs");
+    let mut running = cron(&db, "", &file);
+    running.complains("1 job").await;
+    let mut ui = open(&db, "--allow-changes").await;
+    let mut change = async |verb: &str, shows: &str| {
+        let page = ui.get(&format!("/{verb}?name=k")).await.with(200);
+        let form = Form::of(&page);
+        let body = format!("name=k&csrf={}", form.csrf);
+        let done = ui.post(&format!("/{verb}"), &[("Cookie", &form.cookie)], &body).await.with(303);
+        let page = ui.get(done.header("location").unwrap()).await.with(200).body;
+        assert!(page.contains(shows), "{verb}: {page}");
+        ui.program.complains(&format!("change=\"{verb}\" of=\"k\"")).await;
+    };
+    change("pause", "badge paused").await;
+    change("resume", "The job is resumed").await;
+    change("trigger", "A run was asked for").await;
+    running.says("k: it runs", 1).await;
+    let page = ui.get("/pause?name=nothing").await.with(200);
+    let form = Form::of(&page);
+    let body = format!("name=nothing&csrf={}", form.csrf);
+    let none = ui.post("/pause", &[("Cookie", &form.cookie)], &body).await.with(404);
+    assert!(none.body.contains("there is no schedule"), "{none:?}");
+}
+
+async fn a_password_is_asked_for_and_names_the_operator<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock().try_acquire("k").await);
+    let stage = Stage::new();
+    std::fs::write(stage.file("passwords"), "ann:open sesame\nbob:other\n").unwrap();
+    let file = stage.file("passwords");
+    let mut ui = open(&db, &format!("--allow-changes --password-file {}", file.display())).await;
+    for path in ["/", "/metrics", "/style.css", "/events/locks", "/release?key=k"] {
+        let refused = ui.get(path).await.with(401);
+        assert_eq!(refused.header("www-authenticate"), Some("Basic realm=\"rowlock\", charset=\"UTF-8\""));
+        assert!(!refused.body.contains("badge"), "{refused:?}");
+    }
+    // bob with ann's password, and ann with her own.
+    let [wrong, right] = ["Basic Ym9iOm9wZW4gc2VzYW1l", "Basic YW5uOm9wZW4gc2VzYW1l"];
+    ui.send("GET", "/", &[("Host", &ui.address), ("Authorization", wrong)], "").await.with(401);
+    released(&db, &ui, &[("Authorization", right)]).await.with(303);
+    ui.program.complains("change=\"release\" of=\"k\" by=\"ann\"").await;
+}

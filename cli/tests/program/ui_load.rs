@@ -1,0 +1,59 @@
+//! What `rowlock ui` costs the database.
+
+use std::time::Duration;
+
+use harness::{DIRECT, TestDatabase, TestDb};
+use tokio::time::Instant;
+
+use crate::ui::open;
+
+harness::tests!(postgres[DIRECT].alone(fifty_open_pages_cost_two_statements_a_second));
+
+const PAGES: usize = 50;
+const TIME: Duration = Duration::from_secs(12);
+
+async fn fifty_open_pages_cost_two_statements_a_second<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute(
+        "INSERT INTO t_resource_lock (key_resource, client_ip, begin_time) \
+         SELECT 'k/' || n, 'me', clock_timestamp() FROM generate_series(1, 2000) n",
+    )
+    .await;
+    let ui = open(&db, "").await;
+    let mut pages = Vec::new();
+    for number in 0..PAGES {
+        let path = match number % 4 {
+            0 => format!("/events/locks?q={number}&sort=since"),
+            1 => format!("/events/key?key=k/{number}"),
+            2 => "/events/jobs?".to_owned(),
+            _ => format!("/events/runs?zoom=week&page={number}"),
+        };
+        let mut events = ui.events(&path).await;
+        events.next().await;
+        pages.push(events);
+    }
+    let (before, began) = (DB::statements(&db.pool).await.unwrap(), Instant::now());
+    // Each page is sent what is new, and each is read.
+    let reading: Vec<_> = pages
+        .into_iter()
+        .map(|mut page| {
+            tokio::spawn(async move {
+                page.next().await;
+                page.drain(TIME).await;
+                page
+            })
+        })
+        .collect();
+    let mut open_still = Vec::new();
+    for page in reading {
+        open_still.push(page.await.unwrap());
+    }
+    let (statements, seconds) = (DB::statements(&db.pool).await.unwrap() - before, began.elapsed().as_secs_f64());
+    // A look that was begun before the count has up to four of its statements within it.
+    let most = 2.0 * seconds + 4.0;
+    assert!((4..most as i64).contains(&statements), "{statements} statements in {seconds} s, with {PAGES} pages");
+    drop(open_still);
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let before = DB::statements(&db.pool).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(DB::statements(&db.pool).await.unwrap() - before, 0, "no page is open, and nothing is asked");
+}

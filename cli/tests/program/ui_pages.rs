@@ -1,0 +1,188 @@
+//! `rowlock ui`: what the pages show, and that they show it as text.
+
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
+use rowlock::Status;
+
+use crate::{
+    program::{Program as _, Stage},
+    program_cron::{cron, job},
+    ui::{ESCAPED, SCRIPT, open, open_at},
+};
+
+harness::tests!(
+    everywhere(
+        keys_are_shown_as_text,
+        keys_are_searched_sorted_and_paged,
+        jobs_and_their_runs_are_shown,
+        an_open_page_follows_the_database,
+        the_numbers_are_those_of_the_database,
+        a_table_that_is_missing_is_told,
+        what_cannot_be_served_is_refused
+    ),
+    servers(a_lost_database_is_told_and_comes_back)
+);
+
+/// The addresses of all pages.
+const PAGES: [&str; 6] = ["/", "/jobs", "/runs", "/key?key=k", "/job?name=k", "/release?key=k"];
+
+async fn keys_are_shown_as_text<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.builder().label("<b>me</b>\u{202e}").build().unwrap();
+    let _held = acquired(lock.try_acquire(SCRIPT).await);
+    let ui = open(&db, "--allow-changes").await;
+    let query = "key=%3Cscript%3Edocument.title%3D'owned'%3C/script%3E";
+    for path in ["/", "/?q=%3Cscript%3E", &format!("/key?{query}"), &format!("/release?{query}")] {
+        let page = ui.get(path).await.with(200);
+        assert!(page.body.contains(ESCAPED) && page.body.contains("&lt;b&gt;me&lt;/b&gt;?"), "{path}: {}", page.body);
+        assert!(!page.body.contains("<script>") && !page.body.contains("<b>"), "{path}: {}", page.body);
+        assert!(!page.body.contains('\u{202e}'), "{path}: a mark that reverses what follows");
+    }
+    let missing = ui.get("/key?key=%3Cscript%3E").await.with(200);
+    assert!(missing.body.contains("This key has no row") && !missing.body.contains("<script>"), "{missing:?}");
+    for path in PAGES {
+        let page = ui.get(path).await;
+        let policy = page.header("content-security-policy").unwrap();
+        assert!(policy.starts_with("default-src 'none'; script-src 'self';") && !policy.contains("unsafe"), "{policy}");
+        assert_eq!(
+            (page.header("x-content-type-options"), page.header("cache-control")),
+            (Some("nosniff"), Some("no-store"))
+        );
+        let body = page.body.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
+        assert!(!body.contains("http"), "{path}: nothing comes from elsewhere");
+        assert!(!page.body.contains(" style=") && !page.body.contains(" onclick"), "{path}");
+    }
+}
+
+async fn keys_are_searched_sorted_and_paged<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.builder().label("ann").build().unwrap();
+    let names: Vec<String> = (0..120).map(|number| format!("k/{number:03}")).collect();
+    for name in &names {
+        let lease = acquired(lock.acquire(name, PATIENCE).await);
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+    let _held = acquired(lock.acquire("K/007", PATIENCE).await);
+    let ui = open(&db, "").await;
+    let keys = async |query: &str| -> Vec<String> {
+        let page = ui.get(&format!("/?{query}")).await.with(200).body;
+        page.split("<th scope=\"row\">").skip(1).map(|row| row.split(['>', '<']).nth(2).unwrap().to_owned()).collect()
+    };
+    assert_eq!(keys("page=3").await.len(), 21, "121 keys on pages of 50");
+    assert_eq!(keys("page=99").await.len(), 21, "the last page");
+    assert_eq!(keys("desc=true").await[..2], ["k/119", "k/118"]);
+    assert_eq!(keys("q=k/007").await, ["K/007", "k/007"], "in the order of their bytes, whatever the case");
+    assert_eq!(keys("state=held").await, ["K/007"]);
+    assert_eq!(keys("sort=state").await[..2], ["K/007", "k/000"]);
+    assert_eq!(keys("sort=token&desc=true").await[..2], ["K/007", "k/119"], "the newest token first");
+    assert_eq!(keys("q=ANN&page=1").await.len(), 50, "by holder");
+    ui.get("/?sort=nonsense").await.with(400);
+}
+
+async fn jobs_and_their_runs_are_shown<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "every = \"1s\"", "exit 3");
+    let running = cron(&db, "--label <i>me</i>", &file);
+    eventually("it has failed", async || {
+        let runs = db.rowlock("runs k --json", &[]).await;
+        runs.code == 0 && runs.out.contains("failed")
+    })
+    .await;
+    let ui = open(&db, "").await;
+    let jobs = ui.get("/jobs").await.with(200).body;
+    assert!(jobs.contains("/job?name=k") && jobs.contains("every 1s") && jobs.contains("badge failed"), "{jobs}");
+    let job = ui.get("/job?name=k").await.with(200).body;
+    assert!(job.contains("exit") && job.contains("&lt;i&gt;me&lt;/i&gt;") && !job.contains("<i>"), "{job}");
+    assert!(job.contains("none known"), "no success so far: {job}");
+    for zoom in ["hour", "day", "week"] {
+        let runs = ui.get(&format!("/runs?zoom={zoom}")).await.with(200).body;
+        assert!(runs.contains("<rect class=\"failed\""), "{runs}");
+    }
+    let metrics = ui.get("/metrics").await.with(200).body;
+    assert!(metrics.contains("rowlock_job_failed{job=\"k\"} 1"), "{metrics}");
+    drop(running);
+}
+
+async fn an_open_page_follows_the_database<DB: TestDatabase>(db: TestDb<DB>) {
+    let ui = open(&db, "").await;
+    let mut events = ui.events("/events/locks?state=held").await;
+    events.until("nothing is held", |page| page.contains("No key was ever taken")).await;
+    let held = acquired(db.lock().try_acquire("k").await);
+    events.until("k is held", |page| page.contains("/key?key=k") && page.contains("badge held")).await;
+    let mut of_key = ui.events("/events/key?key=k").await;
+    of_key.until("k is held", |page| page.contains("badge held")).await;
+    held.release(Status::Failed).await.unwrap();
+    events.until("nothing is held", |page| page.contains("No key matches")).await;
+    of_key.until("k has failed", |page| page.contains("badge failed")).await;
+}
+
+async fn the_numbers_are_those_of_the_database<DB: TestDatabase>(db: TestDb<DB>) {
+    let (lock, ui) = (db.lock(), open(&db, "").await);
+    let _keys = [acquired(lock.try_acquire("a\"\\\nb").await), acquired(lock.try_acquire("b").await)];
+    let _permits = [acquired(lock.try_acquire("s#1").await), acquired(lock.try_acquire("s#2").await)];
+    let _reader = acquired(lock.try_acquire("r#r1").await);
+    acquired(lock.try_acquire("f").await).release(Status::Failed).await.unwrap();
+    let waiting = db.start("run b --fair --wait 10m -- true", &[]);
+    eventually("the numbers are right", async || {
+        let text = ui.get("/metrics").await.with(200).body;
+        let lines = [
+            "rowlock_up 1",
+            "rowlock_keys{state=\"held\"} 5",
+            "rowlock_keys{state=\"failed\"} 1",
+            "rowlock_queued 1",
+            "rowlock_longest_queue 1",
+            "rowlock_permits_in_use{name=\"s\"} 2",
+            "rowlock_readers 1",
+        ];
+        lines.iter().all(|line| text.lines().any(|one| one == *line))
+    })
+    .await;
+    drop(waiting);
+}
+
+async fn a_table_that_is_missing_is_told<DB: TestDatabase>(db: TestDb<DB>) {
+    let ui = open(&db, "").await;
+    db.execute("DROP TABLE t_resource_schedule_run").await;
+    db.execute("DROP TABLE t_resource_schedule").await;
+    ui.get("/jobs").await.with(200);
+    eventually("no job is shown", async || ui.get("/jobs").await.with(200).body.contains("No job is registered")).await;
+    db.execute("DROP TABLE t_resource_lock").await;
+    eventually("the page says so", async || {
+        let page = ui.get("/").await.with(200).body;
+        page.contains("The database does not answer") && page.contains("t_resource_lock")
+    })
+    .await;
+    let numbers = ui.get("/metrics").await.with(200).body;
+    assert!(numbers.contains("rowlock_up 0") && !numbers.contains("rowlock_keys"), "{numbers}");
+    db.rowlock("migrate", &[]).await.with(0);
+    eventually("it is back", async || !ui.get("/").await.with(200).body.contains("does not answer")).await;
+}
+
+async fn what_cannot_be_served_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let open_to_all = db.rowlock("ui --listen 0.0.0.0:0", &[]).await.with(2);
+    assert!(open_to_all.err.contains("give --password-file"), "{open_to_all:?}");
+    let stage = Stage::new();
+    std::fs::write(stage.file("passwords"), "hunter2\n").unwrap();
+    let words = format!("ui --listen 127.0.0.1:0 --password-file {}", stage.file("passwords").display());
+    let wrong = db.rowlock(&words, &[]).await.with(2);
+    assert!(wrong.err.contains("has to be NAME:PASSWORD") && !wrong.err.contains("hunter2"), "{wrong:?}");
+    let ui = open(&db, "").await;
+    let taken = db.rowlock(&format!("ui --listen {}", ui.address), &[]).await.with(73);
+    assert!(taken.err.contains(&ui.address), "{taken:?}");
+    ui.get("/nothing").await.with(404);
+    ui.program.signal(rustix::process::Signal::TERM);
+    ui.program.ended().await.with(0);
+}
+
+async fn a_lost_database_is_told_and_comes_back<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock().try_acquire("k").await);
+    let proxy = db.proxy().await;
+    let ui = open_at(&db, &proxy.url, "").await;
+    let mut events = ui.events("/events/locks?").await;
+    events.until("k is shown", |page| page.contains("/key?key=k") && !page.contains("does not answer")).await;
+    proxy.hold_everything();
+    let lost = |page: &str| page.contains("The database does not answer") && page.contains("What follows is from");
+    events.until("the loss is told, beside what was seen", |page| lost(page) && page.contains("/key?key=k")).await;
+    let page = ui.get("/").await.with(200).body;
+    assert!(lost(&page), "{page}");
+    assert!(ui.get("/metrics").await.body.contains("rowlock_up 0"));
+    proxy.open();
+    events.until("it is back", |page| page.contains("/key?key=k") && !page.contains("does not answer")).await;
+}

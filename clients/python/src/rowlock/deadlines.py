@@ -1,0 +1,58 @@
+"""A limit to how long a request to PostgreSQL waits for its reply.
+
+libpq has no read timeout, and psycopg, when it is interrupted, sends a cancellation and waits for
+the reply to that. A server or a proxy that is silent would hold up a lease's requests past its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections.abc import Generator
+from typing import Any
+
+import psycopg
+from psycopg import waiting
+
+
+def prepare(connection: psycopg.Connection[Any], seconds: float) -> None:
+    """Makes a connection one for leases: it commits each statement, and its waits have a limit."""
+    connection.autocommit = True
+    # PgBouncer in transaction mode changes the server between two executions.
+    connection.prepare_threshold = None
+    socket = connection.pgconn.socket
+
+    def wait(steps: Generator[Any, Any, Any], *_: Any, **__: Any) -> Any:
+        return _waited(steps, socket, seconds)
+
+    connection.wait = wait  # type: ignore[method-assign, assignment]
+
+
+async def prepare_async(connection: psycopg.AsyncConnection[Any], seconds: float) -> None:
+    """Does for a connection of an event loop what :func:`prepare` does."""
+    await connection.set_autocommit(True)
+    connection.prepare_threshold = None
+    socket = connection.pgconn.socket
+
+    async def wait(steps: Generator[Any, Any, Any], *_: Any, **__: Any) -> Any:
+        return await asyncio.wait_for(waiting.wait_async(steps, socket, 0.1), seconds)
+
+    connection.wait = wait  # type: ignore[method-assign, assignment]
+
+
+def _waited(steps: Generator[Any, Any, Any], socket: int, seconds: float) -> Any:
+    """Carries out what psycopg wants of the socket. Its flags are those of ``selectors``."""
+    until = time.monotonic() + seconds
+    try:
+        wanted = next(steps)
+        with selectors.DefaultSelector() as selector:
+            selector.register(socket, wanted)
+            while True:
+                ready = selector.select(max(0.0, until - time.monotonic()))
+                if not ready:
+                    raise TimeoutError(f"no reply in {seconds:.1f} s")
+                wanted = steps.send(ready[0][1])
+                selector.modify(socket, wanted)
+    except StopIteration as end:
+        return end.value

@@ -1,0 +1,102 @@
+"""Errors, and the refusal that is no error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A regular result: the key cannot be claimed now. It is false, and a lease is true."""
+
+    key: str
+    #: ``held``, ``held_by_another_program``, ``timed_out_unfinished``, ``within_window``,
+    #: ``last_run_failed``, ``not_succeeded`` or ``busy``. These names do not change.
+    reason: str
+    #: The label of the last claim.
+    by: str | None = None
+    #: When that claim was made, on the database's clock.
+    since: datetime | None = None
+    #: When the lease or the minimum interval ends, on the database's clock.
+    until: datetime | None = None
+    #: In how many seconds a new request is useful.
+    retry_after: float | None = None
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __str__(self) -> str:
+        text = f"{self.key}: {self.reason.replace('_', ' ')}"
+        if self.by:
+            text += f", by {self.by}"
+        if self.until:
+            text += f", until {self.until:%Y-%m-%d %H:%M:%S %Z}"
+        return text
+
+
+class Error(Exception):
+    """An error of this package."""
+
+
+class Refused(Error):
+    """The key cannot be claimed now; ``refusal`` states why."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(f"refused: {refusal}")
+        self.refusal = refusal
+
+    def __reduce__(self) -> Any:  # As it passes from a process to another.
+        return type(self), (self.refusal,), self.__dict__
+
+
+class Lost(Error):
+    """The claim does not stand: its lease ended, or the key was freed or taken over."""
+
+    def __init__(self, key: str, token: int, why: str) -> None:
+        super().__init__(f"the claim on key {key!r} under token {token} is lost: {why}")
+        self.key = key
+        self.token = token
+        self.why = why
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.key, self.token, self.why), self.__dict__
+
+
+class Unavailable(Error):
+    """The database could not be used. Nothing was changed."""
+
+
+class Unknown(Error):
+    """A request has no reply. It may have been carried out; its effect ends with the lease."""
+
+
+class NotInstalled(Error):
+    """The table or the functions are missing: run ``rowlock migrate --functions`` once."""
+
+
+class Outage(Exception):
+    """No connection (``sent`` is false), or one that was lost with a request in flight.
+
+    It is permanent if another try would fail too: a wrong password, a missing driver or file.
+    """
+
+    def __init__(self, sent: bool, permanent: bool = False) -> None:
+        super().__init__(sent)
+        self.sent = sent
+        self.permanent = permanent
+
+
+class Contention(Exception):
+    """The statement was undone: another transaction used the row, or it took too long."""
+
+
+def note(error: BaseException, problem: Exception) -> None:
+    """Adds a problem of the block's end to the exception that ended the block."""
+    if sys.version_info >= (3, 11):
+        error.add_note(f"rowlock: {problem}")
+    else:
+        logging.getLogger("rowlock").error("%s", problem)

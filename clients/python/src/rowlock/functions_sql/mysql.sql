@@ -1,0 +1,1 @@
+../../../../../functions/mysql/20260701000000_functions.sql

@@ -1,0 +1,1 @@
+../../../../../functions/postgres/20260701000000_functions.sql

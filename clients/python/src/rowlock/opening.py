@@ -1,0 +1,36 @@
+"""Opening a connection: which failures are an outage, and which would repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from .errors import Error, Outage
+
+T = TypeVar("T")
+
+PROGRAM = (ImportError, TypeError, ValueError, AttributeError, NameError, LookupError)
+#: Of MySQL and MariaDB: no right to the database, no login, no such database, not from this host.
+MYSQL = {1044, 1045, 1049, 1130, 1251, 1698}
+#: libpq has no SQLSTATE of a connection that failed, and SQLite no other name of it in Python 3.10.
+TEXTS = (
+    "password authentication failed", "no password supplied", "does not exist",
+    "no pg_hba.conf entry", "unable to open database file",
+)  # fmt: skip
+
+
+def opened(connect: Callable[[], T]) -> T:
+    """Opens a connection. A failure is an :class:`Outage`."""
+    try:
+        return connect()
+    except Error:
+        raise
+    except Exception as error:
+        raise Outage(sent=False, permanent=is_permanent(error)) from error
+
+
+def is_permanent(error: Exception) -> bool:
+    """Returns whether the next try to connect would fail in the same way."""
+    code = error.args[0] if error.args else None
+    text = str(error)
+    return isinstance(error, PROGRAM) or code in MYSQL or any(known in text for known in TEXTS)

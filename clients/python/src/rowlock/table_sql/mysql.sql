@@ -1,0 +1,1 @@
+../../../../../migrations/mysql/20260101000000_rowlock.sql

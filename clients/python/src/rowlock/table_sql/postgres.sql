@@ -1,0 +1,1 @@
+../../../../../migrations/postgres/20260101000000_rowlock.sql

@@ -1,0 +1,1 @@
+../../../../../migrations/sqlite/20260101000000_rowlock.sql

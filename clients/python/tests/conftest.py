@@ -1,0 +1,131 @@
+"""A database for each test, with the table and the functions, and the program ``rowlock``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import rowlock
+from rowlock import connect
+
+SERVERS = {"postgres": "POSTGRES_URL", "mysql": "MYSQL_URL", "mariadb": "MARIADB_URL"}
+
+
+def program() -> str:
+    """The program of this repository, which `cargo build -p rowlock-cli` builds."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR", Path(__file__).parents[3] / "target"))
+    found = os.environ.get("ROWLOCK_PROGRAM") or shutil.which(target / "debug" / "rowlock")
+    if not found:
+        pytest.fail("there is no program rowlock: run `cargo build -p rowlock-cli`")
+    return found
+
+
+@dataclass
+class Database:
+    name: str
+    url: str
+
+    def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Runs the program on this database."""
+        return subprocess.run(
+            [program(), *arguments],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            **options,
+        )
+
+    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [program(), *arguments], env=self.environment(), text=True, **options
+        )
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"DATABASE_URL": self.url}
+
+    def acquire(self, key: str, *more: str) -> dict[str, Any]:
+        """Acquires a key with the program, as a script does."""
+        done = self.run("acquire", key, *more)
+        assert done.returncode == 0, done.stderr
+        claim: dict[str, Any] = json.loads(done.stdout)
+        return claim
+
+    def show(self, key: str) -> dict[str, Any]:
+        done = self.run("show", key, "--json")
+        assert done.returncode == 0, done.stderr
+        shown: dict[str, Any] = json.loads(done.stdout)
+        return shown
+
+    def connect(self) -> Any:
+        """A connection of the application's own, with transactions."""
+        kind, connect_to = connect.opener(self.url, 30)
+        connection = connect_to()
+        if kind == "sqlite3":
+            connection.isolation_level = "IMMEDIATE"
+            connection.execute("PRAGMA busy_timeout = 5000")
+        elif kind == "psycopg":
+            connection.autocommit = False
+        else:
+            connection.autocommit(False)
+        return connection
+
+    def execute(self, sql: str) -> Any:
+        connection = self.connect()
+        cursor = connection.cursor()
+        cursor.execute(sql)
+        rows = cursor.fetchall() if cursor.description else None
+        connection.commit()
+        connection.close()
+        return rows
+
+
+@pytest.fixture(params=["sqlite", *SERVERS])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Database, None, None]:
+    name: str = request.param
+    if name == "sqlite":
+        database = Database(name, f"sqlite:{tmp_path / 'locks.db'}")
+        done = database.run("migrate")
+        assert done.returncode == 0, done.stderr
+        database.execute("PRAGMA journal_mode = WAL")
+        yield database
+        return
+    server = os.environ.get(SERVERS[name])
+    if not server:
+        pytest.skip(f"{SERVERS[name]} is not set")
+    own = f"rowlock_{uuid.uuid4().hex}"
+    database = Database(name, urlsplit(server)._replace(path=f"/{own}").geturl())
+    administration(server, f"CREATE DATABASE {own}")
+    try:
+        done = database.run("migrate", "--functions")
+        assert done.returncode == 0, done.stderr
+        yield database
+    finally:
+        force = " WITH (FORCE)" if name == "postgres" else ""
+        administration(server, f"DROP DATABASE {own}{force}")
+
+
+def administration(url: str, sql: str) -> None:
+    _, open_connection = connect.opener(url, 30)
+    connection = open_connection()
+    connection.cursor().execute(sql)
+    connection.close()
+
+
+def acquired(attempt: rowlock.Lease | rowlock.Refusal) -> rowlock.Lease:
+    assert isinstance(attempt, rowlock.Lease), str(attempt)
+    return attempt
+
+
+def refused(attempt: rowlock.Lease | rowlock.Refusal) -> rowlock.Refusal:
+    assert isinstance(attempt, rowlock.Refusal), str(attempt)
+    return attempt

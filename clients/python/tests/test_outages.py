@@ -1,0 +1,335 @@
+"""Servers that are silent or read-only: no call waits for long, and no lease is lost early."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pymysql
+import pytest
+from conftest import Database, acquired, refused
+from proxy import Proxy
+from test_protocol import Fake, state
+
+import rowlock
+import rowlock.aio
+from rowlock import connect, functions, lease, protocol
+from rowlock.aio_session import AsyncSession
+from rowlock.errors import Contention, Outage
+from rowlock.lease import carry_out
+from rowlock.opening import is_permanent
+from rowlock.protocol import Terms
+
+SERVERS = pytest.mark.parametrize("db", ["postgres", "mysql", "mariadb"], indirect=True)
+POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
+SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
+ONE = "00000000-0000-0000-0000-000000000001"
+
+
+def within(seconds: float, work: Callable[[], Any]) -> Any:
+    """Returns what the work returns, or fails if it hangs."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), f"it has not returned in {seconds} s"
+    return results[0]
+
+
+@SERVERS
+def test_a_request_to_a_silent_server_ends(db: Database) -> None:
+    proxy = Proxy(db.url)
+    session = connect.session(proxy.url, 3)
+    assert session.claim(Terms("first", label="x"), ONE)
+    proxy.silent = True
+    error = within(15, lambda: session.claim(Terms("second", label="x"), ONE))
+    assert isinstance(error, Outage)
+    assert error.sent
+
+
+@SERVERS
+def test_a_renewal_leaves_a_silent_connection(db: Database) -> None:
+    proxy = Proxy(db.url)
+    held = acquired(rowlock.try_acquire(proxy.url, "k", lease=9))
+    proxy.silent = True
+    time.sleep(4.5)  # A renewal is in flight, and stays without a reply.
+    proxy.silent = False
+    until = time.monotonic() + 9
+    while time.monotonic() < until:
+        assert not held.lost
+        time.sleep(0.1)
+    held.release()
+
+
+@SERVERS
+def test_the_end_of_a_block_gives_up_on_a_silent_server(db: Database) -> None:
+    proxy = Proxy(db.url)
+    held = acquired(rowlock.try_acquire(proxy.url, "k", lease=600))
+    proxy.silent = True
+    assert isinstance(within(60, held.release), rowlock.Unknown)
+
+
+@POSTGRES
+def test_a_task_leaves_a_silent_connection(db: Database) -> None:
+    async def run() -> None:
+        proxy = Proxy(db.url)
+        held = await rowlock.aio.try_acquire(proxy.url, "k", lease=9)
+        assert isinstance(held, rowlock.aio.Lease)
+        proxy.silent = True
+        await asyncio.sleep(4.5)
+        proxy.silent = False
+        until = time.monotonic() + 9
+        while time.monotonic() < until:
+            assert not held.lost
+            await asyncio.sleep(0.1)
+        proxy.silent = True
+        with pytest.raises(rowlock.Unknown):
+            await asyncio.wait_for(held.release(), 20)
+
+    asyncio.run(run())
+
+
+@POSTGRES
+def test_no_statement_is_prepared(db: Database) -> None:
+    """A pooler in transaction mode sends each execution to any of its servers."""
+    claim = rowlock.Claim("k", ONE, 1)
+    for source in (db.url, lambda: psycopg.connect(db.url)):
+        session = connect.session(source, 30)
+        for _ in range(8):
+            session.change("renew", claim, 30.0)
+        inner: Any = getattr(session, "_session", session)
+        prepared = inner._connection.execute("SELECT count(*) FROM pg_prepared_statements")
+        assert prepared.fetchone()[0] == 0
+        session.close()
+
+    async def run() -> None:
+        async def connected() -> psycopg.AsyncConnection[Any]:
+            return await psycopg.AsyncConnection.connect(db.url)
+
+        for source in (db.url, connected):
+            session = AsyncSession(source, 30)
+            for _ in range(8):
+                await session.change("renew", claim, 30.0)
+            assert session._connection is not None
+            prepared = await session._connection.execute("SELECT * FROM pg_prepared_statements")
+            assert await prepared.fetchone() is None
+            await session.close()
+
+    asyncio.run(run())
+
+
+@POSTGRES
+def test_a_server_that_is_read_only_for_a_while_is_an_outage(db: Database) -> None:
+    name = db.url.rsplit("/", 1)[1]
+    db.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    with pytest.raises(rowlock.Unavailable):
+        rowlock.try_acquire(db.url, "k")
+
+    def mend() -> None:
+        with psycopg.connect(db.url, autocommit=True) as connection:
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+
+    threading.Timer(2, mend).start()
+    with rowlock.lock(db.url, "k", wait=30):
+        pass
+
+    async def run() -> None:
+        db.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        threading.Timer(2, mend).start()
+        async with rowlock.aio.lock(db.url, "k", wait=30):
+            pass
+
+    asyncio.run(run())
+
+
+class Broken(Exception):
+    """An error of a driver, with the code of MySQL or the state of PostgreSQL."""
+
+    def __init__(self, code: int, sqlstate: str | None = None) -> None:
+        super().__init__(code, "it failed")
+        self.sqlstate = sqlstate
+
+
+def test_a_connection_is_left_after_each_error_but_contention() -> None:
+    """On a bad connection, each renewal would fail until the lease is lost."""
+
+    class Connection:
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+            self.closed = False
+
+        def cursor(self) -> Any:
+            raise self.error
+
+        def close(self) -> None:
+            self.closed = True
+
+    for meaning, error, kept in (
+        (functions.mysql_meaning, Broken(1146), False),
+        (functions.mysql_meaning, Broken(1142), False),
+        (functions.mysql_meaning, Broken(1213), True),
+        (functions.postgres_meaning, Broken(0, "42501"), False),
+        (functions.postgres_meaning, Broken(0, "40001"), True),
+    ):
+        connection = Connection(error)
+        session = functions.FunctionSession(
+            functools.partial(lambda one: one, connection), "", functions.POSTGRES_CHANGES, meaning,
+            lambda connection: connection.cursor(),
+        )  # fmt: skip
+        with pytest.raises((rowlock.Error, Contention)):
+            session.change("abandon", rowlock.Claim("k", ONE, 1))
+        assert connection.closed != kept
+    for code in (1290, 1792, 1836):
+        outage = functions.mysql_meaning(Broken(code))
+        assert isinstance(outage, Outage)
+        assert not outage.sent
+
+
+def test_an_end_is_tried_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "TIME_LIMIT", 0.3)
+    for answer, error, text in (
+        ("busy", rowlock.Unavailable, "has to commit inside the block"),
+        (Contention(), rowlock.Unavailable, "has to commit inside the block"),
+        (Outage(sent=True), rowlock.Unknown, "it is not known"),
+        (Outage(sent=False, permanent=True), rowlock.Unknown, "it is not known"),
+    ):
+        steps = protocol.ending(state(), "release", "S")
+        fake = Fake(functools.partial(lambda answer, *_: answer, answer))
+        result = within(15, functools.partial(carry_out, steps, fake))
+        assert isinstance(result, error)
+        assert text in str(result)
+
+
+@pytest.mark.parametrize("db", ["postgres", "mysql", "mariadb"], indirect=True)
+def test_a_transaction_of_ones_own_that_outlasts_the_block_is_named(db: Database) -> None:
+    connection = db.connect()
+    held = acquired(rowlock.try_acquire(db.url, "k", lease=60))
+    held.confirm(connection.cursor())
+    error = within(30, held.release)
+    assert isinstance(error, rowlock.Unavailable)
+    assert "commit inside the block" in str(error)
+    connection.rollback()
+    connection.close()
+
+
+def test_an_abandon_waits_for_a_renewal_in_flight() -> None:
+    """One that the database carried out after it would hold the key for another lease."""
+    reached, order = threading.Event(), list[str]()
+
+    def answer(name: str, _: Any) -> str:
+        if name == "renew":
+            reached.set()
+            time.sleep(1.5)
+        order.append(name)
+        return "done"
+
+    fake = Fake(answer)
+    held = lease.Lease(lambda: pytest.fail("a second connection"), fake, state(9.0), None)
+    assert reached.wait(10)
+    held.abandon()
+    assert order == ["renew", "abandon"]
+
+
+@SQLITE
+def test_a_lease_without_a_thread_is_given_up(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="new thread"):
+            rowlock.try_acquire(db.url, "k")
+    with rowlock.lock(db.url, "k") as held:
+        assert held.taken_over_from is not None
+
+
+def test_what_would_fail_again_is_not_waited_for(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for source in ("postgres://app@127.0.0.1:1/db", f"sqlite:{tmp_path / 'none'}", lambda: 1 / "a"):  # type: ignore[operator]
+        began = time.monotonic()
+        with pytest.raises(rowlock.Unavailable):
+            rowlock.lock(source, "k", wait=60).__enter__()
+        assert time.monotonic() - began < 30
+
+
+@SERVERS
+def test_a_missing_database_is_not_waited_for(db: Database) -> None:
+    for wait_for in (rowlock.lock, rowlock.aio.lock):
+        if wait_for is rowlock.aio.lock and db.name != "postgres":
+            continue
+        held: Any = wait_for(f"{db.url}_none", "k", wait=60)
+
+        def enter(held: Any = held) -> None:
+            if isinstance(held, rowlock.aio.Lock):
+                asyncio.run(held.__aenter__())
+            else:
+                held.__enter__()
+
+        assert isinstance(within(30, enter), rowlock.Unavailable)
+
+
+def test_tries_to_connect_are_spaced() -> None:
+    fake = Fake(lambda *_: Outage(sent=False))
+    with pytest.raises(rowlock.Unavailable):
+        carry_out(protocol.acquiring(Terms("k"), "h", 3.0), fake)
+    assert len(fake.requests) < 20
+
+
+@POSTGRES
+def test_a_second_cancellation_does_not_stop_an_end(db: Database) -> None:
+    async def run() -> None:
+        held, ended = asyncio.Event(), asyncio.Event()
+
+        async def hold() -> None:
+            async with rowlock.aio.lock(db.url, "k") as lease:
+                send, on = lease._on.change, lease._on
+
+                async def slow(*arguments: Any) -> str:
+                    await asyncio.sleep(0.5)
+                    done = await send(*arguments)
+                    ended.set()
+                    return done
+
+                on.change = slow  # type: ignore[method-assign, assignment]
+                held.set()
+                await asyncio.sleep(1000)
+
+        task = asyncio.create_task(hold())
+        await held.wait()
+        task.cancel()
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.wait_for(ended.wait(), 20)
+        async with rowlock.aio.lock(db.url, "k") as lease:
+            assert lease.taken_over_from is not None
+
+    asyncio.run(run())
+    assert refused(rowlock.try_acquire(db.url, "k", min_interval=60)).reason == "within_window"
+
+
+def test_which_failures_to_connect_would_repeat() -> None:
+    text = 'connection failed: FATAL:  password authentication failed for user "app"'
+    assert is_permanent(psycopg.OperationalError(text))
+    assert is_permanent(pymysql.err.OperationalError(1045, "Access denied for user"))
+    assert not is_permanent(psycopg.OperationalError("connection failed: Connection refused"))
+    assert not is_permanent(pymysql.err.OperationalError(2003, "Can't connect to MySQL server"))
+    assert not is_permanent(TimeoutError("timed out"))

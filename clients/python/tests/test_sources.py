@@ -1,0 +1,233 @@
+"""Where connections come from: functions, connections, URLs and files of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+import ssl
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pymysql.cursors
+import pytest
+from conftest import Database, acquired, refused
+from psycopg.rows import class_row, dict_row
+
+import rowlock
+import rowlock.aio
+from rowlock import connect
+
+SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
+POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
+
+
+def mysql_place(db: Database) -> dict[str, Any]:
+    url = urlsplit(db.url)
+    return {
+        "host": url.hostname,
+        "port": url.port,
+        "user": url.username,
+        "password": url.password or "",
+        "database": url.path[1:],
+    }
+
+
+def test_a_function_that_fails_for_a_while_is_waited_for(db: Database) -> None:
+    tries = itertools.count()
+
+    def open_connection() -> Any:
+        if next(tries) < 3:
+            raise ConnectionRefusedError("not yet")
+        return db.connect()
+
+    with pytest.raises(rowlock.Unavailable, match="not yet"):
+        rowlock.try_acquire(open_connection, "k")
+    with rowlock.lock(open_connection, "k", wait=30):
+        assert refused(rowlock.try_acquire(db.url, "k")).reason == "held"
+
+
+def dictionaries(db: Database) -> Any:
+    """A connection whose cursors return rows of another kind by default."""
+    if db.name == "sqlite":
+        connection = sqlite3.connect(db.url.removeprefix("sqlite:"))
+        connection.row_factory = lambda cursor, row: {
+            column[0]: value for column, value in zip(cursor.description, row, strict=True)
+        }
+        return connection
+    if db.name == "postgres":
+        return psycopg.connect(db.url, row_factory=dict_row)
+    return pymysql.connect(**mysql_place(db), cursorclass=pymysql.cursors.DictCursor)
+
+
+def test_rows_of_another_kind(db: Database) -> None:
+    connection = dictionaries(db)
+    for source in (connection, lambda: dictionaries(db)):
+        with rowlock.lock(source, "k", lease=2) as lease:
+            cursor = connection.cursor()
+            connection.execute("BEGIN") if db.name == "sqlite" else None
+            lease.confirm(cursor)
+            connection.commit()
+            time.sleep(2.5)
+            assert not lease.lost
+    connection.close()
+
+
+@POSTGRES
+def test_rows_of_another_kind_in_a_task(db: Database) -> None:
+    async def open_connection() -> Any:
+        return await psycopg.AsyncConnection.connect(db.url, row_factory=dict_row)
+
+    async def run() -> None:
+        async with rowlock.aio.lock(open_connection, "k"):
+            assert not await rowlock.aio.try_acquire(db.url, "k")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("db", ["mysql", "mariadb"], indirect=True)
+def test_a_connection_that_decodes_no_text(db: Database) -> None:
+    def open_connection() -> Any:
+        return pymysql.connect(**mysql_place(db), use_unicode=False)
+
+    with rowlock.lock(open_connection, "k", lease=1.5, label="ü") as lease:
+        time.sleep(2)
+        assert not lease.lost
+        refusal = refused(rowlock.try_acquire(open_connection, "k"))
+        assert (refusal.reason, refusal.by) == ("held", "ü")
+    assert db.show("k")["status"] == "S"
+
+
+@SQLITE
+def test_a_plain_function_of_sqlite_is_renewed(db: Database) -> None:
+    """Its connection may be used by the thread alone that has opened it."""
+    file = db.url.removeprefix("sqlite:")
+    lease = acquired(rowlock.try_acquire(lambda: sqlite3.connect(file), "k", lease=1))
+    time.sleep(3)
+    assert not lease.lost
+    lease.release()
+    assert db.show("k")["status"] == "S"
+
+
+@SQLITE
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has autocommit since Python 3.12")
+def test_a_function_whose_connections_do_not_commit(db: Database) -> None:
+    file = db.url.removeprefix("sqlite:")
+
+    def open_connection() -> Any:
+        options: dict[str, Any] = {"autocommit": False}
+        return sqlite3.connect(file, **options)
+
+    with rowlock.lock(open_connection, "k"):
+        assert refused(rowlock.try_acquire(db.url, "k")).reason == "held"
+
+
+@SQLITE
+def test_a_path(db: Database) -> None:
+    with rowlock.lock(Path(db.url.removeprefix("sqlite:")), "k"):
+        assert refused(rowlock.try_acquire(db.url, "k")).reason == "held"
+
+
+@pytest.mark.parametrize("db", ["mysql"], indirect=True)
+def test_leases_are_encrypted_like_the_connection_they_come_from(db: Database) -> None:
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+
+    def cipher(connection: Any) -> str:
+        cursor = connection.cursor()
+        cursor.execute("SHOW STATUS LIKE 'Ssl_cipher'")
+        return str(cursor.fetchone()[1])
+
+    connection: Any = pymysql.connect(**mysql_place(db), ssl=context)
+    assert cipher(connection)
+    own = connect.opener(connection, 30)[1]()
+    assert cipher(own)
+    assert own.ctx is context  # Its certificates count: PyMySQL encrypts by itself, unverified.
+    own.close()
+    connection.close()
+
+
+def test_no_message_has_a_password() -> None:
+    for source in ("mysql://app:hush@db/app", "postgres://app:hush@[db/app"):
+        raised: list[BaseException] = []
+        for work in (
+            lambda source=source: rowlock.try_acquire(source.replace("mysql:", "maria:"), "k"),
+            lambda source=source: asyncio.run(rowlock.aio.try_acquire(source, "k")),
+        ):
+            try:
+                work()
+            except (rowlock.Error, ValueError) as error:
+                raised.append(error)
+        assert len(raised) == 2
+        for one in raised:
+            assert "hush" not in str(one)
+            assert "hush" not in str(one.__cause__)
+
+
+@pytest.mark.parametrize("scheme", ["mysql", "mariadb", "postgres", "postgresql+psycopg"])
+@pytest.mark.parametrize("password", ["hush@hush", "hush/hush", "hush#hush", "hush?hush"])
+def test_a_password_that_is_not_encoded_is_no_part_of_a_message(scheme: str, password: str) -> None:
+    url = f"{scheme}://app:{password}@127.0.0.1:1/app"
+    with pytest.raises((ValueError, rowlock.Unavailable)) as raised:
+        rowlock.try_acquire(url, "k")
+    shown = "".join(traceback.format_exception(raised.value))
+    assert [line for line in shown.splitlines() if "hush" in line] == []
+
+
+@POSTGRES
+def test_a_cursor_whose_rows_are_objects_confirms(db: Database) -> None:
+    @dataclass
+    class Account:
+        name: str
+
+    with rowlock.lock(db.url, "k") as lease, psycopg.connect(db.url) as connection:
+        lease.confirm(connection.cursor(row_factory=class_row(Account)))
+
+    async def run() -> None:
+        async with (
+            rowlock.aio.lock(db.url, "k") as lease,
+            await psycopg.AsyncConnection.connect(db.url) as connection,
+        ):
+            await lease.confirm(connection.cursor(row_factory=class_row(Account)))
+
+    asyncio.run(run())
+
+
+def test_a_url_of_sqlalchemy(db: Database) -> None:
+    scheme, rest = db.url.split(":", 1)
+    drivers = {"postgres": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
+    if db.name == "sqlite":  # Its URL is another: a path after three slashes is relative.
+        with pytest.raises(ValueError, match="has to begin"):
+            rowlock.try_acquire(f"sqlite+pysqlite:{rest}", "k")
+        return
+    with rowlock.lock(f"{scheme}+{drivers[db.name]}:{rest}", "k"):
+        assert refused(rowlock.try_acquire(db.url, "k")).reason == "held"
+
+
+@pytest.mark.parametrize("label", ["x" * 46, "a\0b", "a\nb"])
+def test_a_label_is_checked_before_anything_is_sent(label: str) -> None:
+    for make in (rowlock.lock, rowlock.aio.lock, rowlock.job):
+        with pytest.raises(ValueError, match="label"):
+            make("postgres:///nowhere", "k", label=label)
+
+
+def test_a_label_of_the_longest_length(db: Database) -> None:
+    with rowlock.lock(db.url, "k", label="ü" * 45):
+        assert refused(rowlock.try_acquire(db.url, "k")).by == "ü" * 45
+
+
+def test_a_confirmation_takes_a_cursor(db: Database) -> None:
+    connection = db.connect()
+    with (
+        rowlock.lock(db.url, "k") as lease,
+        pytest.raises(TypeError, match=r"connection\.cursor\(\)"),
+    ):
+        lease.confirm(connection)
+    connection.close()

@@ -1,0 +1,340 @@
+-- rowlock: the lock as stored procedures of MySQL and MariaDB, for programs in any language. May
+-- run again: the procedures are replaced. The mysql program runs this file with --delimiter=//. The
+-- rules are those of src/rules.rs, the statements those of src/store/mysql. Durations are in
+-- seconds, times in UTC. NULL as a setting means its default.
+SET @rowlock_sql_mode = @@SESSION.sql_mode;
+SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION';
+
+DROP PROCEDURE IF EXISTS rowlock_try_acquire;
+CREATE PROCEDURE rowlock_try_acquire(
+    p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_lease DECIMAL(20, 6),
+    p_label VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_min_interval DECIMAL(20, 6),
+    p_rules VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin)
+MODIFIES SQL DATA SQL SECURITY INVOKER
+BEGIN
+    DECLARE v_key VARBINARY(4096) DEFAULT CAST(p_key AS BINARY);
+    DECLARE v_length BIGINT DEFAULT COALESCE(p_lease, 30) * 1000000;
+    DECLARE v_gap BIGINT DEFAULT COALESCE(p_min_interval, 0) * 1000000;
+    DECLARE v_recover BOOLEAN DEFAULT COALESCE(p_rules, 'recover') = 'recover';
+    DECLARE v_label VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
+        DEFAULT COALESCE(p_label, LEFT(CONCAT(USER(), '/', CONNECTION_ID()), 45));
+    DECLARE v_asker BINARY(16);
+    DECLARE v_left INT DEFAULT 20;
+    DECLARE v_granted, v_exists, v_stands, v_locked, v_same, v_rolls_back BOOLEAN DEFAULT FALSE;
+    DECLARE v_reason VARCHAR(30) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+    DECLARE v_status VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+    DECLARE v_by, v_previous_label VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+    DECLARE v_token, v_previous_token BIGINT;
+    DECLARE v_begun, v_expires, v_now, v_until DATETIME(6);
+    DECLARE v_timeout INT;
+    DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_exists = FALSE;
+
+    -- White space at an end: that of one byte, then that of UTF-8 with two bytes and with three.
+    IF p_key IS NULL OR OCTET_LENGTH(v_key) NOT BETWEEN 1 AND 255 OR LOCATE(0x00, v_key) > 0
+       OR LOCATE(LEFT(v_key, 1), 0x090A0B0C0D20) > 0 OR LOCATE(RIGHT(v_key, 1), 0x090A0B0C0D20) > 0
+       OR HEX(LEFT(v_key, 2)) IN ('C285', 'C2A0') OR HEX(RIGHT(v_key, 2)) IN ('C285', 'C2A0')
+       OR HEX(LEFT(v_key, 3)) IN ('E19A80', 'E28080', 'E28081', 'E28082', 'E28083', 'E28084', 'E28085', 'E28086', 'E28087', 'E28088', 'E28089', 'E2808A', 'E280A8', 'E280A9', 'E280AF', 'E2819F', 'E38080')
+       OR HEX(RIGHT(v_key, 3)) IN ('E19A80', 'E28080', 'E28081', 'E28082', 'E28083', 'E28084', 'E28085', 'E28086', 'E28087', 'E28088', 'E28089', 'E2808A', 'E280A8', 'E280A9', 'E280AF', 'E2819F', 'E38080') THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the key is not valid: use 1 to 255 bytes of UTF-8, without NUL and without white space at the ends';
+    ELSEIF v_length NOT BETWEEN 100000 AND 2592000000000 THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the lease is not valid: it has to be from 0.1 s to 30 days';
+    ELSEIF v_gap NOT BETWEEN 0 AND 315619200000000 THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the min_interval is not valid: it has to be from zero to ten years';
+    ELSEIF COALESCE(p_rules, 'recover') NOT IN ('recover', 'article') THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'these rules are not known: they are recover or article';
+    ELSEIF p_holder IS NOT NULL AND LOWER(p_holder) NOT REGEXP '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the holder is not valid: use a UUID, or NULL for a new one';
+    END IF;
+    SET v_asker = UNHEX(REPLACE(COALESCE(p_holder, LEFT(SHA2(CONCAT(UUID(), RAND()), 256), 32)), '-', ''));
+    attempts: LOOP
+        -- A row that is refused is not locked: within a transaction of the caller it would stay
+        -- locked. The time is the earlier one of two: SET timestamp changes UTC_TIMESTAMP, and a
+        -- clock change of the time zone may fall between the start of the statement and SYSDATE.
+        SET v_exists = TRUE, v_reason = 'busy', v_until = NULL;
+        SELECT COALESCE(c.lock_flag = 1, FALSE), CONVERT(c.status USING utf8mb4), CONVERT(c.client_ip USING utf8mb4),
+               COALESCE(c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE),
+               COALESCE(c.holder = v_asker, FALSE), IF(c.begin_time >= '1000-01-01', c.begin_time, NULL), c.expires_at,
+               LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND)
+        INTO v_locked, v_status, v_by, v_stands, v_same, v_begun, v_expires, v_now
+        FROM t_resource_lock c WHERE c.key_resource = v_key;
+        IF NOT v_exists THEN
+            BEGIN
+                -- A row that another transaction is creating is waited for only briefly.
+                DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN
+                    SET SESSION innodb_lock_wait_timeout = v_timeout;
+                    RESIGNAL;
+                END;
+                DECLARE CONTINUE HANDLER FOR 1205 BEGIN
+                    IF @@GLOBAL.innodb_rollback_on_timeout THEN
+                        SET SESSION innodb_lock_wait_timeout = v_timeout;
+                        RESIGNAL;
+                    END IF;
+                    SET v_left = 0;
+                END;
+                SET v_timeout = @@SESSION.innodb_lock_wait_timeout;
+                SET SESSION innodb_lock_wait_timeout = 1;
+                INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
+                VALUES (v_key, 'S', 0, '1970-01-01', '', GREATEST(60, CEIL(v_gap / 60000000)), 0, 0)
+                ON DUPLICATE KEY UPDATE key_resource = key_resource;
+                SET SESSION innodb_lock_wait_timeout = v_timeout;
+            END;
+            SET v_by = NULL, v_begun = NULL;
+        ELSEIF v_stands THEN
+            IF NOT v_same AND (v_expires IS NULL OR v_now < v_expires) THEN
+                SET v_reason = 'held', v_until = v_expires;
+            ELSEIF NOT v_same AND NOT v_recover THEN
+                SET v_reason = 'timed_out_unfinished';
+            END IF;
+        ELSEIF v_locked THEN
+            SET v_reason = 'held_by_another_program';
+        ELSEIF NOT v_recover AND (v_status IS NULL OR CAST(v_status AS BINARY) <> 'S') THEN
+            SET v_reason = IF(CAST(v_status AS BINARY) = 'F', 'last_run_failed', 'not_succeeded');
+        ELSEIF v_gap > 0 AND v_now - INTERVAL v_gap MICROSECOND < v_begun THEN
+            SET v_reason = 'within_window', v_until = v_begun + INTERVAL v_gap MICROSECOND;
+        END IF;
+        IF v_reason <> 'busy' THEN
+            LEAVE attempts;
+        END IF;
+
+        -- Takes the row if the rules still grant it, and no other transaction has locked it.
+        UPDATE (
+            SELECT c.key_resource, c.token, c.status, IF(c.begin_time >= '1000-01-01', c.begin_time, NULL) AS began,
+                   IF(c.end_time >= '1000-01-01', c.end_time, NULL) AS ended, c.client_ip, c.prior_token, c.prior_status,
+                   c.prior_begin_time, c.prior_end_time, c.prior_client_ip,
+                   LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND) AS now,
+                   TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) AS micros,
+                   CASE WHEN c.lock_flag = 1 AND c.holder = v_asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
+                        WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
+                            CASE WHEN v_recover AND LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND) >= c.expires_at
+                                 THEN 'taken over' END
+                        WHEN c.lock_flag = 1 THEN NULL
+                        WHEN (v_recover OR CAST(c.status AS BINARY) = 'S') AND (c.begin_time IS NULL OR v_gap = 0
+                            OR LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND)
+                               - INTERVAL v_gap MICROSECOND >= c.begin_time) THEN 'acquired'
+                   END AS verdict
+            FROM t_resource_lock c WHERE c.key_resource = v_key LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+        SET t.lock_flag = 1, t.status = 'P', t.client_ip = v_label, t.holder = v_asker, t.end_time = NULL,
+            t.begin_time = IF(j.verdict = 'same', t.begin_time, j.now),
+            t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now),
+            t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.token END,
+            t.prior_client_ip = IF(j.verdict = 'same', j.prior_client_ip, LEFT(j.client_ip, 45)),
+            t.prior_status = IF(j.verdict = 'same', j.prior_status, j.status),
+            t.prior_begin_time = IF(j.verdict = 'same', j.prior_begin_time, j.began),
+            t.prior_end_time = IF(j.verdict = 'same', j.prior_end_time, j.ended),
+            t.expires_at = SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND + INTERVAL v_length MICROSECOND,
+            t.token = IF(j.verdict = 'same', j.token, GREATEST(j.token + 1, j.micros))
+        WHERE j.verdict IS NOT NULL;
+        IF ROW_COUNT() > 0 THEN
+            SET v_exists = TRUE;
+            SELECT c.token, c.expires_at, c.prior_token, CONVERT(c.prior_client_ip USING utf8mb4)
+            INTO v_token, v_expires, v_previous_token, v_previous_label
+            FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_asker;
+            -- It is missing if an operator has freed the key since: it is claimed anew.
+            IF v_exists THEN
+                SET v_granted = TRUE;
+                LEAVE attempts;
+            END IF;
+        END IF;
+        SET v_left = v_left - 1;
+        IF v_left <= 0 THEN
+            LEAVE attempts;
+        END IF;
+        DO SLEEP(0.005);
+    END LOOP;
+    SELECT v_granted AS granted, v_token AS token,
+           IF(v_granted, LOWER(CONCAT_WS('-', HEX(LEFT(v_asker, 4)), HEX(SUBSTR(v_asker, 5, 2)), HEX(SUBSTR(v_asker, 7, 2)), HEX(SUBSTR(v_asker, 9, 2)), HEX(RIGHT(v_asker, 6)))), NULL) AS holder,
+           IF(v_granted, v_expires, NULL) AS expires_at, v_previous_token AS previous_token,
+           IF(v_previous_token IS NULL, NULL, v_previous_label) AS previous_label,
+           IF(v_granted, NULL, v_reason) AS reason, IF(v_granted, NULL, v_by) AS `by`, IF(v_granted, NULL, v_begun) AS since,
+           IF(v_granted, NULL, v_until) AS until,
+           CASE WHEN v_granted THEN NULL WHEN v_reason = 'busy' THEN 0.1E0
+                ELSE GREATEST(TIMESTAMPDIFF(MICROSECOND, v_now, v_until), 0) / 1E6 END AS retry_after;
+END;
+
+-- What became of a change that matched no row: 'done' by an earlier request, 'lost', or 'busy'. The
+-- second read sees the row as it is now; the first, within a transaction, as it was when that
+-- began.
+DROP PROCEDURE IF EXISTS rowlock_unmatched;
+CREATE PROCEDURE rowlock_unmatched(
+    p_change VARCHAR(10) CHARACTER SET utf8mb4, p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder BINARY(16),
+    p_token BIGINT, p_until DATETIME(6), OUT p_outcome VARCHAR(10) CHARACTER SET utf8mb4)
+READS SQL DATA SQL SECURITY INVOKER
+BEGIN
+    DECLARE v_key VARBINARY(4096) DEFAULT CAST(p_key AS BINARY);
+    DECLARE v_old VARCHAR(10) CHARACTER SET utf8mb4 DEFAULT 'none';
+    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
+    SET p_outcome = 'none';
+    SELECT CASE WHEN c.token < p_token THEN 'older'
+                WHEN NOT c.token <=> p_token THEN 'lost'
+                WHEN p_change IN ('release', 'abandon') AND c.lock_flag <> 1 AND c.holder IS NULL THEN 'done'
+                WHEN NOT COALESCE(c.lock_flag = 1 AND c.holder = p_holder AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE) THEN 'lost'
+                WHEN p_change = 'abandon' AND c.expires_at <= UTC_TIMESTAMP(6) THEN 'done'
+                ELSE 'busy' END
+    INTO v_old FROM t_resource_lock c WHERE c.key_resource = v_key;
+    SELECT CASE WHEN NOT c.token <=> p_token THEN 'lost'
+                WHEN p_change IN ('release', 'abandon') AND c.lock_flag <> 1 AND c.holder IS NULL THEN 'done'
+                WHEN NOT COALESCE(c.lock_flag = 1 AND c.holder = p_holder AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE) THEN 'lost'
+                WHEN p_change = 'abandon' AND c.expires_at <= UTC_TIMESTAMP(6) THEN 'done'
+                WHEN c.expires_at >= p_until THEN 'done' -- A renewal that changes nothing.
+                ELSE 'busy' END
+    INTO p_outcome FROM t_resource_lock c WHERE c.key_resource = v_key FOR UPDATE SKIP LOCKED;
+    IF p_outcome = 'none' THEN
+        SET p_outcome = CASE v_old WHEN 'older' THEN 'busy' WHEN 'none' THEN 'lost' ELSE v_old END;
+    END IF;
+END;
+
+DROP PROCEDURE IF EXISTS rowlock_renew;
+CREATE PROCEDURE rowlock_renew(
+    p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4, p_token BIGINT, p_lease DECIMAL(20, 6))
+MODIFIES SQL DATA SQL SECURITY INVOKER
+BEGIN
+    DECLARE v_holder BINARY(16) DEFAULT UNHEX(REPLACE(p_holder, '-', ''));
+    DECLARE v_key VARBINARY(4096) DEFAULT CAST(p_key AS BINARY);
+    DECLARE v_length BIGINT DEFAULT COALESCE(p_lease, 30) * 1000000;
+    DECLARE v_outcome VARCHAR(10) CHARACTER SET utf8mb4;
+    DECLARE v_until DATETIME(6);
+    DECLARE v_left INT DEFAULT 20;
+    IF v_length NOT BETWEEN 100000 AND 2592000000000 THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the lease is not valid: it has to be from 0.1 s to 30 days';
+    END IF;
+    attempts: LOOP
+        SET v_until = UTC_TIMESTAMP(6) + INTERVAL v_length MICROSECOND;
+        UPDATE (
+            SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token
+            AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+        SET t.expires_at = GREATEST(IFNULL(t.expires_at, t.claimed_at),
+            SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND + INTERVAL v_length MICROSECOND);
+        IF ROW_COUNT() > 0 THEN
+            SET v_outcome = 'done';
+        ELSE
+            CALL rowlock_unmatched('renew', p_key, v_holder, p_token, v_until, v_outcome);
+        END IF;
+        SET v_left = v_left - 1;
+        IF v_outcome <> 'busy' OR v_left = 0 THEN
+            LEAVE attempts;
+        END IF;
+        DO SLEEP(0.005);
+    END LOOP;
+    SELECT v_outcome AS outcome;
+END;
+
+DROP PROCEDURE IF EXISTS rowlock_release;
+CREATE PROCEDURE rowlock_release(
+    p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4, p_token BIGINT,
+    p_status VARCHAR(10) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin)
+MODIFIES SQL DATA SQL SECURITY INVOKER
+BEGIN
+    DECLARE v_holder BINARY(16) DEFAULT UNHEX(REPLACE(p_holder, '-', ''));
+    DECLARE v_key VARBINARY(4096) DEFAULT CAST(p_key AS BINARY);
+    DECLARE v_outcome VARCHAR(10) CHARACTER SET utf8mb4;
+    DECLARE v_left INT DEFAULT 20;
+    IF COALESCE(p_status, 'S') NOT IN ('S', 'F') THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the status is not valid: it has to be S or F';
+    END IF;
+    attempts: LOOP
+        UPDATE (
+            SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token
+            AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+        SET t.lock_flag = 0, t.status = COALESCE(p_status, 'S'), t.end_time = UTC_TIMESTAMP(6), t.holder = NULL,
+            t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL;
+        IF ROW_COUNT() > 0 THEN
+            SET v_outcome = 'done';
+        ELSE
+            CALL rowlock_unmatched('release', p_key, v_holder, p_token, NULL, v_outcome);
+        END IF;
+        SET v_left = v_left - 1;
+        IF v_outcome <> 'busy' OR v_left = 0 THEN
+            LEAVE attempts;
+        END IF;
+        DO SLEEP(0.005);
+    END LOOP;
+    SELECT v_outcome AS outcome;
+END;
+
+DROP PROCEDURE IF EXISTS rowlock_abandon;
+CREATE PROCEDURE rowlock_abandon(
+    p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4, p_token BIGINT)
+MODIFIES SQL DATA SQL SECURITY INVOKER
+BEGIN
+    DECLARE v_holder BINARY(16) DEFAULT UNHEX(REPLACE(p_holder, '-', ''));
+    DECLARE v_key VARBINARY(4096) DEFAULT CAST(p_key AS BINARY);
+    DECLARE v_outcome VARCHAR(10) CHARACTER SET utf8mb4;
+    DECLARE v_left INT DEFAULT 20;
+    attempts: LOOP
+        UPDATE (
+            SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token
+            AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+        SET t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6));
+        IF ROW_COUNT() > 0 THEN
+            SET v_outcome = 'done';
+        ELSE
+            CALL rowlock_unmatched('abandon', p_key, v_holder, p_token, NULL, v_outcome);
+        END IF;
+        SET v_left = v_left - 1;
+        IF v_outcome <> 'busy' OR v_left = 0 THEN
+            LEAVE attempts;
+        END IF;
+        DO SLEEP(0.005);
+    END LOOP;
+    SELECT v_outcome AS outcome;
+END;
+
+-- Makes the commit of the caller's transaction depend on the claim: the row stays locked until that
+-- transaction ends.
+DROP PROCEDURE IF EXISTS rowlock_confirm;
+CREATE PROCEDURE rowlock_confirm(
+    p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4, p_token BIGINT)
+MODIFIES SQL DATA SQL SECURITY INVOKER
+BEGIN
+    DECLARE v_holder BINARY(16) DEFAULT UNHEX(REPLACE(p_holder, '-', ''));
+    DECLARE v_key VARBINARY(4096) DEFAULT CAST(p_key AS BINARY);
+    DECLARE v_outcome VARCHAR(10) CHARACTER SET utf8mb4;
+    DECLARE v_left INT DEFAULT 20;
+    attempts: LOOP
+        UPDATE (
+            SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token
+            AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+        SET t.confirms = t.confirms + 1;
+        IF ROW_COUNT() > 0 THEN
+            SET v_outcome = 'done';
+        ELSE
+            CALL rowlock_unmatched('confirm', p_key, v_holder, p_token, NULL, v_outcome);
+        END IF;
+        SET v_left = v_left - 1;
+        IF v_outcome <> 'busy' OR v_left = 0 THEN
+            LEAVE attempts;
+        END IF;
+        DO SLEEP(0.005);
+    END LOOP;
+    IF v_outcome = 'busy' THEN
+        SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205, MESSAGE_TEXT = 'the row of the key is locked by another transaction: repeat the transaction';
+    ELSEIF v_outcome <> 'done' THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the claim on the key is lost: roll the transaction back';
+    END IF;
+END;
+
+DROP PROCEDURE IF EXISTS rowlock_list;
+CREATE PROCEDURE rowlock_list()
+READS SQL DATA SQL SECURITY INVOKER
+BEGIN
+    SELECT CONVERT(c.key_resource USING utf8mb4) AS `key`,
+           CASE WHEN c.stands THEN IF(UTC_TIMESTAMP(6) >= c.expires_at, 'expired', 'held')
+                WHEN c.lock_flag = 1 THEN 'held_by_another_program'
+                WHEN CAST(c.status AS BINARY) = 'F' THEN 'failed' WHEN c.begun > UTC_TIMESTAMP(6) THEN 'within_window' ELSE 'free' END AS state,
+           c.begun AS since,
+           CASE WHEN c.stands THEN c.expires_at WHEN c.lock_flag = 1 THEN NULL WHEN c.begun > UTC_TIMESTAMP(6) THEN c.begun END AS until,
+           CONVERT(c.client_ip USING utf8mb4) AS `by`,
+           IF(c.holder IS NULL, NULL, LOWER(CONCAT_WS('-', HEX(LEFT(c.holder, 4)), HEX(SUBSTR(c.holder, 5, 2)), HEX(SUBSTR(c.holder, 7, 2)), HEX(SUBSTR(c.holder, 9, 2)), HEX(RIGHT(c.holder, 6))))) AS holder,
+           c.token, IF(c.end_time >= '1000-01-01', c.end_time, NULL) AS ended, CONVERT(c.status USING utf8mb4) AS status
+    FROM (SELECT t.*, IF(t.begin_time >= '1000-01-01', t.begin_time, NULL) AS begun,
+                 COALESCE(t.lock_flag = 1 AND t.holder IS NOT NULL AND t.claimed_at = t.begin_time AND t.end_time IS NULL, FALSE) AS stands
+          FROM t_resource_lock t) c
+    ORDER BY c.key_resource;
+END;
+
+SET SESSION sql_mode = @rowlock_sql_mode;

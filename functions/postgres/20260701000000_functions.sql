@@ -1,0 +1,296 @@
+-- rowlock: the lock as functions of PostgreSQL, for programs in any language. May run again: the
+-- functions are replaced. They are made in the schema of the t_resource_lock to which the
+-- search_path leads, and find that table whatever the caller's search_path is. The rules are those
+-- of src/rules.rs, the statements those of src/store/postgres.
+DO $install$
+DECLARE
+    other text;
+    path  text := current_setting('search_path');
+    place text := (SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('t_resource_lock'));
+BEGIN
+    IF place IS NULL THEN
+        RAISE EXCEPTION 'the table t_resource_lock does not exist here: run rowlock migrate first'
+            USING ERRCODE = 'undefined_table';
+    END IF;
+    -- What SET search_path FROM CURRENT keeps. pg_catalog comes first by itself, temporary tables
+    -- last.
+    PERFORM set_config('search_path', place || ', pg_temp', true);
+
+    CREATE OR REPLACE FUNCTION rowlock_try_acquire(
+        key text, lease interval DEFAULT '30 seconds', label text DEFAULT NULL,
+        min_interval interval DEFAULT '0', rules text DEFAULT 'recover',
+        OUT granted boolean, OUT token bigint, INOUT holder uuid DEFAULT NULL, OUT expires_at timestamptz,
+        OUT previous_token bigint, OUT previous_label text,
+        OUT reason text, OUT "by" text, OUT since timestamptz, OUT until timestamptz, OUT retry_after interval)
+    LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT SET TimeZone = 'UTC' AS $body$
+#variable_conflict use_column
+DECLARE
+    asked_key text     := rowlock_try_acquire.key;
+    asker     uuid     := coalesce(rowlock_try_acquire.holder, gen_random_uuid());
+    who       text     := coalesce(rowlock_try_acquire.label, left(concat_ws('/', nullif(current_setting('application_name'), ''), pg_backend_pid()), 45));
+    length    interval := coalesce(rowlock_try_acquire.lease, '30 seconds');
+    gap       interval := coalesce(rowlock_try_acquire.min_interval, '0');
+    recover   boolean  := coalesce(rowlock_try_acquire.rules, 'recover') = 'recover';
+    spaces    int[]    := '{9,10,11,12,13,32,133,160,5760,8192,8193,8194,8195,8196,8197,8198,8199,8200,8201,8202,8232,8233,8239,8287,12288}';
+    left_to   int := 20; -- Counted, not timed: the clock may be set back.
+    created   int := 0;
+    timeout   text;
+    seen      record;
+BEGIN
+    IF asked_key IS NULL OR octet_length(convert_to(asked_key, 'UTF8')) NOT BETWEEN 1 AND 255
+       OR ascii(asked_key) = ANY (spaces) OR ascii(right(asked_key, 1)) = ANY (spaces) THEN
+        RAISE EXCEPTION 'key % is not valid: use 1 to 255 bytes of UTF-8, without white space at the start or end', quote_nullable(left(asked_key, 80))
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF length NOT BETWEEN interval '100 milliseconds' AND interval '30 days' THEN
+        RAISE EXCEPTION 'lease % is not valid: it has to be from 100 ms to 30 days', length USING ERRCODE = 'invalid_parameter_value';
+    ELSIF gap NOT BETWEEN interval '0' AND interval '3653 days' THEN
+        RAISE EXCEPTION 'min_interval % is not valid: it has to be from zero to ten years', gap USING ERRCODE = 'invalid_parameter_value';
+    ELSIF coalesce(rowlock_try_acquire.rules, 'recover') NOT IN ('recover', 'article') THEN
+        RAISE EXCEPTION 'rules % are not known: they are recover or article', quote_literal(rowlock_try_acquire.rules)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    granted := false;
+    holder := NULL;
+    LOOP
+        -- Takes the row if the rules grant it. A row that is not granted is not locked, and a
+        -- locked row is not waited for.
+        WITH taken AS (
+            UPDATE t_resource_lock t SET
+                lock_flag = 1, status = 'P', client_ip = who, holder = asker, end_time = NULL,
+                begin_time = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now END,
+                claimed_at = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now END,
+                token = CASE j.verdict WHEN 'same' THEN t.token ELSE greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint) END,
+                prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN t.token END,
+                prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip ELSE left(t.client_ip, 45) END,
+                prior_status = CASE j.verdict WHEN 'same' THEN t.prior_status ELSE t.status END,
+                prior_begin_time = CASE j.verdict WHEN 'same' THEN t.prior_begin_time ELSE t.begin_time END,
+                prior_end_time = CASE j.verdict WHEN 'same' THEN t.prior_end_time ELSE t.end_time END,
+                expires_at = j.now + length, awaited = t.awaited AND j.verdict = 'same'
+            FROM (
+                SELECT c.key_resource, n.now, v.verdict
+                FROM t_resource_lock c CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
+                CROSS JOIN LATERAL (SELECT
+                    CASE WHEN c.lock_flag = 1 AND c.holder = asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
+                         WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
+                             CASE WHEN recover AND n.now >= c.expires_at THEN 'taken over' END
+                         WHEN c.lock_flag = 1 THEN NULL
+                         WHEN (recover OR c.status = 'S')
+                              AND (c.begin_time IS NULL OR gap = interval '0' OR n.now - gap >= c.begin_time) THEN 'acquired'
+                    END AS verdict) v
+                WHERE c.key_resource = asked_key AND v.verdict IS NOT NULL
+                FOR UPDATE OF c SKIP LOCKED) j
+            WHERE t.key_resource = j.key_resource
+            RETURNING t.token, t.expires_at, t.prior_token, t.prior_client_ip
+        )
+        SELECT n.token, n.expires_at, n.prior_token, n.prior_client_ip::text AS prior_label, m.* INTO seen
+        FROM (SELECT) one LEFT JOIN taken n ON true LEFT JOIN LATERAL (
+            SELECT true AS exists, coalesce(c.lock_flag = 1, false) AS locked, c.status::text AS status, c.client_ip::text AS label,
+                   c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL AS stands,
+                   c.holder = asker AS same, clock_timestamp() AS now,
+                   CASE WHEN c.begin_time IS NOT NULL THEN greatest(least(c.begin_time::timestamptz, '9999-12-31Z'), '0001-01-01Z') END AS begun,
+                   CASE WHEN c.expires_at IS NOT NULL THEN greatest(least(c.expires_at, '9999-12-31Z'), '0001-01-01Z') END AS ends
+            FROM t_resource_lock c WHERE c.key_resource = asked_key AND n.token IS NULL) m ON true;
+
+        IF seen.token IS NOT NULL THEN
+            SELECT NULL, NULL, NULL, NULL INTO reason, "by", since, until;
+            granted := true;
+            token := seen.token;
+            holder := asker;
+            expires_at := seen.expires_at;
+            previous_token := seen.prior_token;
+            previous_label := CASE WHEN seen.prior_token IS NOT NULL THEN seen.prior_label END;
+            RETURN;
+        ELSIF seen.exists IS NULL THEN
+            -- A row that another transaction is creating is waited for only briefly.
+            timeout := current_setting('lock_timeout');
+            BEGIN
+                PERFORM set_config('lock_timeout', '100ms', true);
+                INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
+                VALUES (asked_key, 'S', 0, 'epoch', '', greatest(60, ceil(extract(epoch FROM gap) / 60)::int), 0, 0)
+                ON CONFLICT (key_resource) DO NOTHING;
+                PERFORM set_config('lock_timeout', timeout, true);
+                reason := 'missing';
+                created := created + 1;
+            EXCEPTION WHEN lock_not_available THEN
+                reason := 'busy';
+                left_to := 0;
+            END;
+        ELSE
+            -- The refusing half of the rules.
+            "by" := seen.label;
+            since := seen.begun;
+            IF seen.stands THEN
+                reason := CASE WHEN seen.same THEN 'busy' WHEN seen.ends IS NULL OR seen.now < seen.ends THEN 'held'
+                               WHEN recover THEN 'busy' ELSE 'timed_out_unfinished' END;
+                until := CASE WHEN reason = 'held' THEN seen.ends END;
+            ELSIF seen.locked THEN
+                reason := 'held_by_another_program';
+            ELSIF NOT recover AND seen.status IS DISTINCT FROM 'S' THEN
+                reason := CASE WHEN seen.status = 'F' THEN 'last_run_failed' ELSE 'not_succeeded' END;
+            ELSIF gap <> interval '0' AND seen.now - gap < seen.begun THEN
+                reason := 'within_window';
+                until := seen.begun + gap;
+            ELSE
+                reason := 'busy';
+            END IF;
+        END IF;
+        left_to := left_to - 1;
+        EXIT WHEN reason NOT IN ('busy', 'missing') OR created > 20 OR (left_to <= 0 AND reason = 'busy')
+            OR (reason = 'busy' AND current_setting('transaction_isolation') <> 'read committed');
+        IF reason = 'busy' THEN
+            PERFORM pg_sleep(0.005);
+        END IF;
+    END LOOP;
+    IF reason = 'missing' THEN
+        RAISE EXCEPTION 'the row of key % was created, and is not visible: check the table''s policies and triggers', quote_literal(asked_key);
+    END IF;
+    retry_after := CASE WHEN reason = 'busy' THEN interval '100 milliseconds' WHEN until IS NOT NULL THEN greatest(until - seen.now, interval '0') END;
+END $body$;
+
+    -- What became of a change that matched no row: 'done' by an earlier request, 'lost', or 'busy'.
+    -- The condition of a claim that stands is the same in all functions: the row is locked by it,
+    -- and no other program has overwritten it. A snapshot that is older than the claim tells
+    -- nothing of it.
+    CREATE OR REPLACE FUNCTION rowlock_unmatched(change text, key text, holder uuid, token bigint) RETURNS text
+    LANGUAGE sql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT AS $body$
+SELECT CASE WHEN current_setting('transaction_isolation') <> 'read committed' AND coalesce(t.token < $4, true) THEN 'busy'
+            WHEN t.token = $4 AND change IN ('release', 'abandon') AND t.lock_flag <> 1 AND t.holder IS NULL THEN 'done'
+            WHEN t.token = $4 AND t.lock_flag = 1 AND t.holder = $3 AND t.claimed_at = t.begin_time AND t.end_time IS NULL THEN
+                CASE WHEN change = 'abandon' AND t.expires_at <= clock_timestamp() THEN 'done' ELSE 'busy' END
+            ELSE 'lost' END
+FROM (SELECT) one LEFT JOIN t_resource_lock t ON t.key_resource = $2
+$body$;
+
+    CREATE OR REPLACE FUNCTION rowlock_renew(key text, holder uuid, token bigint, lease interval DEFAULT '30 seconds') RETURNS text
+    LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT AS $body$
+DECLARE
+    outcome text;
+BEGIN
+    lease := coalesce(lease, '30 seconds');
+    IF lease NOT BETWEEN interval '100 milliseconds' AND interval '30 days' THEN
+        RAISE EXCEPTION 'lease % is not valid: it has to be from 100 ms to 30 days', lease USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    FOR attempt IN 1..20 LOOP
+        UPDATE t_resource_lock t SET expires_at = greatest(t.expires_at, clock_timestamp() + $4)
+        FROM (SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = $1 AND c.lock_flag = 1 AND c.holder = $2
+              AND c.token = $3 AND c.claimed_at = c.begin_time AND c.end_time IS NULL FOR UPDATE SKIP LOCKED) l
+        WHERE t.key_resource = l.key_resource;
+        IF FOUND THEN
+            RETURN 'done';
+        END IF;
+        outcome := rowlock_unmatched('renew', $1, $2, $3);
+        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') <> 'read committed';
+        PERFORM pg_sleep(0.005);
+    END LOOP;
+    RETURN outcome;
+END $body$;
+
+    CREATE OR REPLACE FUNCTION rowlock_release(key text, holder uuid, token bigint, status text DEFAULT 'S') RETURNS text
+    LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT SET TimeZone = 'UTC' AS $body$
+DECLARE
+    outcome text;
+    awaited boolean;
+BEGIN
+    IF coalesce(rowlock_release.status, 'S') NOT IN ('S', 'F') THEN
+        RAISE EXCEPTION 'status % is not valid: it has to be S or F', quote_nullable(rowlock_release.status) USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    FOR attempt IN 1..20 LOOP
+        UPDATE t_resource_lock t
+        SET lock_flag = 0, status = coalesce($4, 'S'), end_time = clock_timestamp(), holder = NULL, expires_at = NULL,
+            claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL
+        FROM (SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = $1 AND c.lock_flag = 1 AND c.holder = $2
+              AND c.token = $3 AND c.claimed_at = c.begin_time AND c.end_time IS NULL FOR UPDATE SKIP LOCKED) l
+        WHERE t.key_resource = l.key_resource RETURNING t.awaited INTO awaited;
+        IF FOUND THEN
+            IF awaited THEN
+                PERFORM pg_notify('rowlock', $1);
+            END IF;
+            RETURN 'done';
+        END IF;
+        outcome := rowlock_unmatched('release', $1, $2, $3);
+        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') <> 'read committed';
+        PERFORM pg_sleep(0.005);
+    END LOOP;
+    RETURN outcome;
+END $body$;
+
+    CREATE OR REPLACE FUNCTION rowlock_abandon(key text, holder uuid, token bigint) RETURNS text
+    LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT AS $body$
+DECLARE
+    outcome text;
+    awaited boolean;
+BEGIN
+    FOR attempt IN 1..20 LOOP
+        UPDATE t_resource_lock t SET expires_at = least(t.expires_at, clock_timestamp())
+        FROM (SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = $1 AND c.lock_flag = 1 AND c.holder = $2
+              AND c.token = $3 AND c.claimed_at = c.begin_time AND c.end_time IS NULL FOR UPDATE SKIP LOCKED) l
+        WHERE t.key_resource = l.key_resource RETURNING t.awaited INTO awaited;
+        IF FOUND THEN
+            IF awaited THEN
+                PERFORM pg_notify('rowlock', $1);
+            END IF;
+            RETURN 'done';
+        END IF;
+        outcome := rowlock_unmatched('abandon', $1, $2, $3);
+        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') <> 'read committed';
+        PERFORM pg_sleep(0.005);
+    END LOOP;
+    RETURN outcome;
+END $body$;
+
+    -- Makes the commit of the caller's transaction depend on the claim: the row stays locked until
+    -- that transaction ends.
+    CREATE OR REPLACE FUNCTION rowlock_confirm(key text, holder uuid, token bigint) RETURNS void
+    LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT AS $body$
+DECLARE
+    outcome text;
+BEGIN
+    FOR attempt IN 1..20 LOOP
+        UPDATE t_resource_lock t SET confirms = t.confirms + 1
+        FROM (SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = $1 AND c.lock_flag = 1 AND c.holder = $2
+              AND c.token = $3 AND c.claimed_at = c.begin_time AND c.end_time IS NULL FOR UPDATE SKIP LOCKED) l
+        WHERE t.key_resource = l.key_resource;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+        outcome := rowlock_unmatched('confirm', $1, $2, $3);
+        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') <> 'read committed';
+        PERFORM pg_sleep(0.005);
+    END LOOP;
+    IF outcome = 'busy' THEN
+        RAISE EXCEPTION 'the row of key % is locked by another transaction, or younger than this one: repeat the transaction', quote_nullable($1)
+            USING ERRCODE = 'serialization_failure';
+    END IF;
+    RAISE EXCEPTION 'the claim on key % under token % is lost: roll the transaction back', quote_nullable($1), $3 USING ERRCODE = 'RL001';
+END $body$;
+
+    CREATE OR REPLACE FUNCTION rowlock_list()
+    RETURNS TABLE (key text, state text, since timestamptz, until timestamptz, "by" text, holder uuid, token bigint, ended timestamptz, status text)
+    LANGUAGE sql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT SET TimeZone = 'UTC' AS $body$
+SELECT c.key_resource::text,
+       CASE WHEN c.stands THEN CASE WHEN n.now >= c.expires_at THEN 'expired' ELSE 'held' END
+            WHEN c.lock_flag = 1 THEN 'held_by_another_program'
+            WHEN c.status = 'F' THEN 'failed' WHEN c.begin_time > n.now THEN 'within_window' ELSE 'free' END,
+       c.begin_time::timestamptz,
+       CASE WHEN c.stands THEN c.expires_at WHEN c.lock_flag = 1 THEN NULL WHEN c.begin_time > n.now THEN c.begin_time::timestamptz END,
+       c.client_ip::text, c.holder, c.token, c.end_time::timestamptz, c.status::text
+FROM (SELECT t.*, t.lock_flag = 1 AND t.holder IS NOT NULL AND t.claimed_at = t.begin_time AND t.end_time IS NULL AS stands
+      FROM t_resource_lock t) c
+CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
+ORDER BY c.key_resource
+$body$;
+
+    -- Those of another version, with other arguments: a call with defaults would find two functions.
+    FOR other IN
+        SELECT p.oid::regprocedure::text FROM pg_proc p
+        WHERE p.pronamespace = place::regnamespace
+          AND p.proname IN ('rowlock_try_acquire', 'rowlock_unmatched', 'rowlock_renew', 'rowlock_release', 'rowlock_abandon', 'rowlock_confirm', 'rowlock_list')
+          AND p.oid <> ALL (ARRAY[
+              'rowlock_try_acquire(text, interval, text, interval, text, uuid)', 'rowlock_unmatched(text, text, uuid, bigint)',
+              'rowlock_renew(text, uuid, bigint, interval)', 'rowlock_release(text, uuid, bigint, text)',
+              'rowlock_abandon(text, uuid, bigint)', 'rowlock_confirm(text, uuid, bigint)', 'rowlock_list()']::regprocedure[]::oid[])
+    LOOP
+        EXECUTE 'DROP FUNCTION ' || other;
+    END LOOP;
+    PERFORM set_config('search_path', path, true);
+END $install$;

@@ -1,0 +1,181 @@
+//! Campaigning for the leadership, and leading.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, Weak},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    election::{leaders::Leaders, leadership::Leadership},
+    error::Error,
+    grant::Attempt,
+    key::Key,
+    lease::{lock::LeaseLock, state::LeaseState},
+    retry::Backoff,
+    store::Database,
+    sync::lock,
+};
+
+/// The bounds of the pause between a loss and the next campaign.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// An election of one leader among the instances that campaign under one name.
+///
+/// The leader is the holder of the key of that name, and its term is the fencing token. A leader
+/// that crashes is replaced when its lease ends, one that resigns at once. Set a
+/// [`lock_delay`](LeaseLock::lock_delay) if the work of a leader needs a moment to stop after a loss.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # rowlock::migrate(&pool).await?;
+/// # let lock = rowlock::LeaseLock::new(pool);
+/// let election = lock.election("indexer")?;
+/// let indexed = election.lead(async |leadership| {
+///     println!("leading in term {}", leadership.term());
+///     7 // returning is resigning
+/// });
+/// assert_eq!(indexed.await?, 7);
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+pub struct Election<DB: Database> {
+    lock: LeaseLock<DB>,
+    name: Key,
+    /// The last term that was won through this value or a clone of it.
+    term: Arc<Mutex<Weak<LeaseState>>>,
+}
+
+impl<DB: Database> Clone for Election<DB> {
+    fn clone(&self) -> Self {
+        Self { lock: self.lock.clone(), name: self.name.clone(), term: self.term.clone() }
+    }
+}
+
+impl<DB: Database> fmt::Debug for Election<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Election").field("name", &self.name).field("is_leader", &self.is_leader()).finish()
+    }
+}
+
+impl<DB: Database> LeaseLock<DB> {
+    /// Returns an election on the terms of this handle. Nothing is sent.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] for a name that is no key.
+    pub fn election(&self, name: &str) -> Result<Election<DB>, Error> {
+        Ok(Election { lock: self.clone(), name: Key::new(name)?, term: Arc::default() })
+    }
+}
+
+impl<DB: Database> Election<DB> {
+    /// Returns the name: the key that the leader holds.
+    pub fn name(&self) -> &Key {
+        &self.name
+    }
+
+    /// Returns whether this instance leads at this moment: the last campaign of this value, or of a
+    /// clone of it, was won, and its lease is held.
+    pub fn is_leader(&self) -> bool {
+        lock(&self.term).upgrade().is_some_and(|term| term.stands() && !term.over.is_cancelled())
+    }
+
+    /// Waits until this instance is the leader, through outages of the database.
+    ///
+    /// A database that becomes read-only while the instance campaigns is waited for as well: it may
+    /// be about to hand its work to another server.
+    ///
+    /// # Errors
+    /// As [`LeaseLock::acquire`], for failures that do not pass by themselves.
+    ///
+    /// # Cancel safety
+    /// As [`LeaseLock::acquire`].
+    pub async fn campaign(&self) -> Result<Leadership<DB>, Error> {
+        self.campaign_since(Instant::now()).await
+    }
+
+    /// Campaigns, for an instance that takes part in the election since that instant.
+    async fn campaign_since(&self, since: Instant) -> Result<Leadership<DB>, Error> {
+        let mut pauses = Backoff::between(PAUSES.0, PAUSES.1);
+        loop {
+            match self.lock.acquire(self.name.as_str(), Duration::MAX).await {
+                Ok(Attempt::Acquired(lease)) => {
+                    *lock(&self.term) = Arc::downgrade(lease.state());
+                    tracing::info!(name = %self.name, term = %lease.token(), "leading");
+                    return Ok(Leadership::new(lease));
+                }
+                // Refused for longer than a wait can last.
+                Ok(Attempt::Refused(_)) => {}
+                // An instance whose first requests find a read-only database may have been given the
+                // wrong one.
+                Err(error @ (Error::ReadOnly { .. } | Error::RowNotVisible { .. })) if since.elapsed() > PAUSES.1 => {
+                    tracing::warn!(name = %self.name, %error, "no leader can be elected; trying again");
+                }
+                Err(error) => return Err(error),
+            }
+            pauses.pause(PAUSES.1).await;
+        }
+    }
+
+    /// Leads: campaigns, runs `work` as the leader, and resigns when it returns. If the leadership
+    /// is lost, the work is dropped at its next await, and the campaign begins again. Returns the
+    /// result of the work that still led when it returned.
+    ///
+    /// The work may run several times. It is run again if it returns because the leadership is lost,
+    /// which [`Leadership::cancellation_token`] tells it and the tasks that it spawns.
+    ///
+    /// # Errors
+    /// As [`campaign`](Self::campaign).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the work is dropped and the leadership is abandoned.
+    pub async fn lead<T, W>(&self, mut work: W) -> Result<T, Error>
+    where
+        W: AsyncFnMut(&Leadership<DB>) -> T,
+    {
+        let since = Instant::now();
+        let mut pauses = Backoff::between(PAUSES.0, PAUSES.1);
+        loop {
+            let leadership = self.campaign_since(since).await?;
+            let (began, term) = (Instant::now(), leadership.term());
+            let result = tokio::select! {
+                biased;
+                result = work(&leadership) => Some(result),
+                () = leadership.lost() => None,
+            };
+            if let Some(result) = result
+                && leadership.goes_on()
+            {
+                let (result, freed) = leadership.resign(std::future::ready(result)).await;
+                if let Err(error) = freed {
+                    tracing::warn!(name = %self.name, %term, %error, "resigned, but the key is not free yet");
+                }
+                return Ok(result);
+            }
+            tracing::warn!(name = %self.name, %term, "stepped down: the leadership was lost");
+            drop(leadership);
+            // A term that lasted was no failure to lead.
+            if began.elapsed() > PAUSES.1 {
+                pauses = Backoff::between(PAUSES.0, PAUSES.1);
+            }
+            pauses.pause(PAUSES.1).await;
+        }
+    }
+
+    /// Returns the leaders, one after another: first the one that leads when the stream is first
+    /// polled, then each change, `None` while no instance leads. It does not campaign.
+    ///
+    /// A resignation is notified within this process, and on PostgreSQL from other processes. All
+    /// other changes are read from the database, at intervals of up to one second. A leader that
+    /// was replaced between two reads is left out.
+    pub fn observe(&self) -> Leaders<DB> {
+        Leaders::new(self.lock.clone(), self.name.clone())
+    }
+}

@@ -1,0 +1,69 @@
+use super::*;
+
+const ACTIONS: [Action; 14] = [
+    Action::Connect,
+    Action::Acquire,
+    Action::Renew,
+    Action::Release,
+    Action::Abandon,
+    Action::Migrate,
+    Action::Inspect,
+    Action::ForceRelease,
+    Action::Forget,
+    Action::Begin,
+    Action::Confirm,
+    Action::Commit,
+    Action::Read,
+    Action::Update,
+];
+
+fn refused() -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other("the server hung up"))
+}
+
+fn failed(action: Action, outcome: Certainty) -> Error {
+    Error::Database { action, subject: "\"k\"".into(), outcome, source: refused() }
+}
+
+#[test]
+fn a_lease_is_spoken_of_where_there_is_one() {
+    for action in ACTIONS {
+        let (subject, limit) = ("\"k\"".to_owned(), Duration::from_secs(5));
+        for outcome in [Certainty::Unknown, Certainty::NothingChanged] {
+            let of_a_claim = matches!(action, Action::Acquire | Action::Renew | Action::Release | Action::Abandon);
+            let errors = [
+                failed(action, outcome),
+                Error::TimedOut { action, subject: subject.clone(), limit, outcome },
+                Error::NoConnection { action, subject: subject.clone(), limit, outcome },
+            ];
+            for text in errors.map(|error| error.to_string()) {
+                assert_eq!(text.contains("lease"), of_a_claim && outcome == Certainty::Unknown, "{text}");
+                assert_eq!(text.contains("may have been"), outcome == Certainty::Unknown, "{text}");
+                assert_eq!(text.contains("nothing was changed"), outcome == Certainty::NothingChanged, "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_cause_is_told_once_by_what_prints_the_chain() {
+    let key = Key::new("k").unwrap();
+    let errors = [
+        failed(Action::Acquire, Certainty::NothingChanged),
+        Error::ReadOnly { source: refused() },
+        Error::TransactionOver { key: key.clone(), source: Some(refused()) },
+        Error::CommitUnknown { key, source: Some(refused()) },
+    ];
+    for error in errors {
+        assert!(!error.to_string().contains("hung up"), "{error}");
+        assert!(error.source().is_some_and(|source| source.to_string().contains("hung up")), "{error}");
+        assert_eq!(format!("{error:?}").matches("hung up").count(), 1, "{error:?}");
+    }
+}
+
+/// `fn main() -> Result<(), Box<dyn Error>>` prints this text.
+#[test]
+fn what_a_main_prints_says_what_to_do() {
+    let error: Box<dyn std::error::Error> = Error::TableMissing.into();
+    assert!(format!("{error:?}").contains("call rowlock::migrate(&pool) once"), "{error:?}");
+}

@@ -1,0 +1,183 @@
+//! What an attempt to acquire a key returns.
+
+use std::fmt;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    error::Error,
+    key::{Claim, Key, PreviousClaim, Token},
+    lease::guard::Lease,
+    rules::Refusal,
+    store::Database,
+};
+
+/// The result of an attempt to acquire a key.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # rowlock::migrate(&pool).await?;
+/// # let lock = rowlock::LeaseLock::new(pool);
+/// use rowlock::{Attempt, Status};
+///
+/// match lock.try_acquire("report").await? {
+///     Attempt::Acquired(lease) => lease.release(Status::Succeeded).await?,
+///     Attempt::Refused(refusal) => println!("not now: {refusal}"),
+/// }
+/// if let Some(lease) = lock.try_acquire("report").await?.acquired() {
+///     lease.abandon().await?;
+/// }
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+#[derive(Debug)]
+#[must_use = "a lease that is dropped is abandoned"]
+pub enum Attempt<G> {
+    /// The key was granted.
+    Acquired(G),
+    /// The key was refused.
+    Refused(Refusal),
+}
+
+impl<G> Attempt<G> {
+    /// Maps what was granted.
+    pub(crate) fn map<H>(self, make: impl FnOnce(G) -> H) -> Attempt<H> {
+        match self {
+            Self::Acquired(granted) => Attempt::Acquired(make(granted)),
+            Self::Refused(refusal) => Attempt::Refused(refusal),
+        }
+    }
+
+    /// Returns what was granted, if it was.
+    pub fn acquired(self) -> Option<G> {
+        match self {
+            Self::Acquired(granted) => Some(granted),
+            Self::Refused(_) => None,
+        }
+    }
+
+    /// Returns the refusal, if it is one.
+    pub fn refused(self) -> Option<Refusal> {
+        match self {
+            Self::Acquired(_) => None,
+            Self::Refused(refusal) => Some(refusal),
+        }
+    }
+}
+
+/// A claim that was granted, with its lease if it has one. Dropping it abandons the lease.
+///
+/// [`ResourceLockExt::run`](crate::ResourceLockExt::run) passes it to the work. A lock of the
+/// application's own makes it from a [`Claim`].
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # rowlock::migrate(&pool).await?;
+/// # let lock = rowlock::LeaseLock::new(pool);
+/// use rowlock::ResourceLockExt;
+///
+/// let ran = lock.run("report", async |grant| {
+///     println!("{} under token {}", grant.key(), grant.token());
+///     let stop = grant.cancellation_token(); // for the tasks that the work spawns
+///     tokio::spawn(async move { stop.run_until_cancelled(step()).await }).await
+/// });
+/// ran.await?;
+/// # async fn step() {}
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+pub struct Grant<DB: Database> {
+    claim: Claim,
+    lease: Option<Lease<DB>>,
+}
+
+impl<DB: Database> fmt::Debug for Grant<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grant").field("claim", &self.claim).field("lease", &self.lease).finish()
+    }
+}
+
+impl<DB: Database> From<Lease<DB>> for Grant<DB> {
+    fn from(lease: Lease<DB>) -> Self {
+        Self { claim: lease.claim().clone(), lease: Some(lease) }
+    }
+}
+
+/// Converts a claim that needs no lease to stay valid.
+impl<DB: Database> From<Claim> for Grant<DB> {
+    fn from(claim: Claim) -> Self {
+        Self { claim, lease: None }
+    }
+}
+
+impl<DB: Database> Grant<DB> {
+    /// Returns the claim: key, holder and token.
+    pub fn claim(&self) -> &Claim {
+        &self.claim
+    }
+
+    /// Returns the key.
+    pub fn key(&self) -> &Key {
+        &self.claim.key
+    }
+
+    /// Returns the fencing token, or the version that was read.
+    pub fn token(&self) -> Token {
+        self.claim.token
+    }
+
+    /// Returns the lease; a version has none.
+    pub fn lease(&self) -> Option<&Lease<DB>> {
+        self.lease.as_ref()
+    }
+
+    /// As [`Lease::taken_over_from`].
+    pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
+        self.lease()?.taken_over_from()
+    }
+
+    /// As [`Lease::is_held`]. Only [`ResourceLock::confirm`](crate::ResourceLock::confirm) detects
+    /// the loss of a version.
+    pub fn is_held(&self) -> bool {
+        self.lease().is_none_or(Lease::is_held)
+    }
+
+    /// As [`Lease::lost`]; for a version it never completes.
+    ///
+    /// # Cancel safety
+    /// No state is lost if the future is dropped.
+    pub async fn lost(&self) {
+        match self.lease() {
+            Some(lease) => lease.lost().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// As [`Lease::cancellation_token`]; for a version the token is never cancelled.
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.lease().map(Lease::cancellation_token).unwrap_or_default()
+    }
+
+    /// As [`Lease::reenter`]; for a version it returns the same claim again.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if a lease is lost.
+    pub fn reenter(&self) -> Result<Self, Error> {
+        Ok(Self { claim: self.claim.clone(), lease: self.lease().map(Lease::reenter).transpose()? })
+    }
+
+    /// Returns the lease, to renew, detach or end it explicitly; a version has none.
+    pub fn into_lease(self) -> Option<Lease<DB>> {
+        self.lease
+    }
+}

@@ -1,0 +1,41 @@
+//! The label of an instance: the column `client_ip`.
+
+use crate::error::Error;
+
+/// The most characters of a label.
+const MOST: usize = 45;
+
+/// # Errors
+/// [`Error::InvalidSetting`] for a label that is too long or has control characters.
+pub(crate) fn check(label: &str) -> Result<(), Error> {
+    if label.chars().count() <= MOST && !label.chars().any(char::is_control) {
+        return Ok(());
+    }
+    Err(Error::InvalidSetting {
+        setting: "a label",
+        value: format!("{:?}", label.chars().take(60).collect::<String>()),
+        rule: "it has to have at most 45 characters, and no control characters",
+    })
+}
+
+/// Returns the default label: the host name without control characters, cut so that `/process id`
+/// fits into 45 characters.
+pub(crate) fn default() -> String {
+    let process = format!("/{}", std::process::id());
+    let host = gethostname::gethostname();
+    let host = host.to_string_lossy();
+    let host = host.chars().filter(|c| !c.is_control()).take(MOST - process.len());
+    host.chain(process.chars()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_label_fits_its_column_and_names_the_process() {
+        let label = default();
+        assert!(label.chars().count() <= MOST, "{label}");
+        assert!(label.ends_with(&format!("/{}", std::process::id())), "{label}");
+    }
+}

@@ -1,0 +1,67 @@
+//! The state of a waiter that polls, and the outcomes of its requests.
+
+use crate::{
+    grant::Attempt,
+    lease::{attempt::Unanswered, claims::Granted, transient::poll_backoff},
+    queue::{local::Permit, tickets::Ticket},
+    retry::Backoff,
+    rules::Refusal,
+    store::Database,
+};
+
+/// The state of a waiter that polls under the permit, until it claims one of several keys.
+pub(crate) struct RequestState<DB: Database> {
+    /// Passed on before the claim on one of several keys is sent, so that the next waiter can claim
+    /// another one.
+    pub permit: Option<Permit>,
+    pub ticket: Option<Ticket<DB>>,
+    /// A claim request of this holder was sent and not answered. Another request finds the claim if
+    /// it was granted.
+    pub unanswered: Option<Unanswered>,
+    /// A request of this process was refused before.
+    pub waited: bool,
+    pub backoff: Backoff,
+    /// The value that the last refusal came with. A different one means that the state of the keys
+    /// has changed.
+    pub last_seen: Option<i64>,
+    /// The last request was sent without a pause, because the key was found to be free.
+    pub retried_after_free: bool,
+}
+
+impl<DB: Database> RequestState<DB> {
+    pub fn new(permit: Permit, ticket: Option<Ticket<DB>>) -> Self {
+        let (unanswered, last_seen) = (None, None);
+        let (permit, backoff) = (Some(permit), poll_backoff());
+        Self { permit, ticket, unanswered, waited: false, backoff, last_seen, retried_after_free: false }
+    }
+
+    /// Records a refusal. The backoff starts again if the state of the keys has changed.
+    pub fn on_refused(&mut self, seen: i64) {
+        if self.last_seen.replace(seen).is_some_and(|before| before != seen) {
+            self.backoff = poll_backoff();
+        }
+        self.waited = true;
+    }
+}
+
+/// The outcome of a request, with a value that shows whether the state has changed since the last
+/// request.
+pub(crate) enum PollOutcome<DB: Database> {
+    Granted(Granted<DB>),
+    Refused(Refusal, i64),
+    /// The ticket is missing.
+    TicketLost,
+    /// A waiter of the same local queue precedes this one and waits for the permit.
+    BehindLocalWaiter,
+}
+
+/// How sending requests under a permit ended.
+pub(crate) enum PollEnd<DB: Database> {
+    Finished(Attempt<Granted<DB>>),
+    /// The permit belongs to another waiter of this process. Numbers that were drawn one after the
+    /// other need not grow where several nodes assign them. A waiter without a ticket has passed its
+    /// permit on and was then refused.
+    YieldPermit(Option<Ticket<DB>>),
+    /// A ticket is needed.
+    NeedsTicket,
+}

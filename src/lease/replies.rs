@@ -1,0 +1,95 @@
+//! What the replies to a claim request that was not granted call for: pure functions.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+
+use crate::{
+    key::Key,
+    lease::{
+        claims::needs_own_statement,
+        wanted::{Choice, choose},
+    },
+    rules::{Reason, Refusal, Row, Terms, Verdict, judge},
+    store::{ClaimReply, ClaimRequest},
+};
+
+/// What the claim replies call for.
+pub(crate) enum Next {
+    Refuse(Refusal),
+    Create(Vec<Key>),
+    /// Send the request again.
+    Retry,
+    /// Of several keys, claim the one at this index.
+    Claim(usize),
+    /// Another transaction has a row locked, which was seen like this; or the claim needs a
+    /// statement of its own.
+    Busy {
+        row: Option<Row>,
+        needs_own_statement: bool,
+    },
+}
+
+/// Every key is needed. The first refusal decides, before any row is created. Missing rows are
+/// created before busy rows are retried.
+pub(crate) fn next_of_all(requests: &[ClaimRequest], replies: Vec<ClaimReply>, terms: &Terms) -> Next {
+    let (mut create, mut busy, mut own_statement) = (Vec::new(), None, false);
+    for (request, reply) in requests.iter().zip(replies) {
+        let ClaimReply::Seen { row, now } = reply else { continue };
+        match (judge(row.as_ref(), now, request.holder, terms), row) {
+            (Verdict::Refuse(reason, until), Some(row)) => {
+                return Next::Refuse(Refusal::new(request.key.clone(), reason, until, &row, now));
+            }
+            (Verdict::Create, _) => create.push(request.key.clone()),
+            (verdict, row) => {
+                own_statement |= needs_own_statement(verdict, row.as_ref(), now);
+                busy = row;
+            }
+        }
+    }
+    match create.is_empty() {
+        false => Next::Create(create),
+        true => Next::Busy { row: busy, needs_own_statement: own_statement },
+    }
+}
+
+/// One key is enough. The refusal is that of the key that may be free first, and all of its rows are
+/// awaited only if each of them is.
+pub(crate) fn next_of_any(requests: &[ClaimRequest], replies: Vec<ClaimReply>, terms: &Terms) -> Next {
+    let seen = |reply| match reply {
+        ClaimReply::Seen { row, now } => (row, now),
+        ClaimReply::Granted { .. } | ClaimReply::Withheld => (None, DateTime::UNIX_EPOCH),
+    };
+    let mut rows: Vec<(Option<Row>, DateTime<Utc>)> = replies.into_iter().map(seen).collect();
+    let judged = requests.iter().zip(&rows);
+    let verdicts: Vec<Verdict> =
+        judged.map(|(request, (row, now))| judge(row.as_ref(), *now, request.holder, terms)).collect();
+    match choose(&verdicts, fastrand::usize(..)) {
+        Choice::Claim(index) => Next::Claim(index),
+        Choice::Create(missing) => Next::Create(missing.into_iter().map(|index| requests[index].key.clone()).collect()),
+        Choice::Refuse(index) => {
+            let awaited = rows.iter().all(|(row, _)| row.as_ref().is_some_and(|row| row.awaited));
+            let (row, now) = rows.swap_remove(index);
+            match (verdicts.get(index), row) {
+                (Some(Verdict::Refuse(reason, until)), Some(row)) => {
+                    let key = requests[index].key.clone();
+                    Next::Refuse(Refusal { awaited, ..Refusal::new(key, *reason, *until, &row, now) })
+                }
+                (_, row) => Next::Busy { row, needs_own_statement: false },
+            }
+        }
+    }
+}
+
+/// The refusal of a request that other waiters precede.
+pub(crate) fn queued(key: Key, left: Duration) -> Refusal {
+    Refusal {
+        key,
+        reason: Reason::Queued,
+        by: String::new(),
+        since: None,
+        until: None,
+        retry_after: Some(left),
+        awaited: true,
+    }
+}

@@ -1,0 +1,61 @@
+//! Waiting through transient failures, up to the end of a wait.
+
+use std::{sync::Mutex, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::{action::Certainty, error::Error, retry::Backoff, sync::lock};
+
+/// The bounds of the interval between two requests, at first and in the end.
+const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// Returns the backoff at the start of a wait.
+pub(crate) fn poll_backoff() -> Backoff {
+    Backoff::between(POLL_INTERVAL.0, POLL_INTERVAL.1)
+}
+
+/// Retries through transient failures: an outage, contention, a pool without a spare connection.
+pub(crate) struct TransientRetry<'a> {
+    until: Instant,
+    pauses: Backoff,
+    /// The failure that is being waited out.
+    last_error: &'a Mutex<Option<Error>>,
+}
+
+impl<'a> TransientRetry<'a> {
+    pub fn new(until: Instant, last_error: &'a Mutex<Option<Error>>) -> Self {
+        Self { until, pauses: poll_backoff(), last_error }
+    }
+
+    /// Returns the reply if it is final. Returns `None`, after a pause, if a retry makes sense.
+    pub async fn last<T>(&mut self, reply: Result<T, Error>) -> Option<Result<T, Error>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        match reply {
+            Err(error) if error.is_retryable() && !left.is_zero() => {
+                tracing::warn!(%error, ?left, "a request failed; the wait continues");
+                *lock(self.last_error) = Some(error);
+                self.pauses.pause(left).await;
+                None
+            }
+            reply => {
+                *lock(self.last_error) = None;
+                Some(reply)
+            }
+        }
+    }
+}
+
+/// The error at the end of a wait, with the length of the wait and what is known of the outcome by
+/// then.
+pub(crate) fn late(mut error: Error, wait: Duration, unsure: bool) -> Error {
+    if let Error::TimedOut { limit, .. } | Error::NoConnection { limit, .. } = &mut error {
+        *limit = wait;
+    }
+    if let Error::TimedOut { outcome, .. } | Error::NoConnection { outcome, .. } | Error::Database { outcome, .. } =
+        &mut error
+        && unsure
+    {
+        *outcome = Certainty::Unknown;
+    }
+    error
+}

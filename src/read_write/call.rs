@@ -1,0 +1,128 @@
+//! One call of a read-write lock: what it is for, and how long it may take.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout_at},
+};
+
+use crate::{
+    action::{Action, Certainty},
+    error::Error,
+    grant::Attempt,
+    key::Holder,
+    lease::{
+        claims::Granted,
+        lock::LeaseLock,
+        readers::{AllReaders, Readers},
+        shared::Shared,
+        transient::TransientRetry,
+        wait::{LONGEST, table_within},
+        wanted::Wanted,
+    },
+    read_write::names::Names,
+    rules::{Refusal, Verdict, judge},
+    store::{
+        Database,
+        admin::{KeyRange, Listed},
+    },
+    sync::lock,
+};
+
+/// A call that is made once, or that waits.
+pub(crate) struct Call<'a, DB: Database> {
+    pub lock: &'a LeaseLock<DB>,
+    pub names: &'a Names,
+    pub readers: Arc<Readers<DB>>,
+    pub since: Instant,
+    wait: Duration,
+    refusal: Mutex<Option<Refusal>>,
+    error: Mutex<Option<Error>>,
+}
+
+impl<'a, DB: Database> Call<'a, DB> {
+    /// Checks that the table can hold the keys.
+    pub async fn new(lock: &'a LeaseLock<DB>, names: &'a Names, wait: Duration) -> Result<Self, Error> {
+        Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let Shared { readers, settings, .. } = &*lock.shared;
+        let (since, readers) = (Instant::now(), AllReaders::of(readers, &names.name));
+        let table = match wait.is_zero() {
+            true => lock.shared.known_table(since + settings.time_limit).await?,
+            false => table_within(&lock.shared, since, wait).await?,
+        };
+        table.admits(&names.longest, &lock.on.terms.label)?;
+        Ok(Self { lock, names, readers, since, wait, refusal: Mutex::default(), error: Mutex::default() })
+    }
+
+    /// Returns whether the call makes one attempt and does not wait.
+    pub fn is_one_attempt(&self) -> bool {
+        self.wait.is_zero()
+    }
+
+    fn until(&self) -> Instant {
+        self.since + self.wait.min(LONGEST)
+    }
+
+    /// Returns how much of the wait is left.
+    pub fn left(&self) -> Duration {
+        self.until().saturating_duration_since(Instant::now())
+    }
+
+    /// Returns when one statement is given up.
+    pub fn limit(&self) -> Instant {
+        let limit = Instant::now() + self.lock.shared.settings.time_limit;
+        if self.is_one_attempt() { limit } else { limit.min(self.until()) }
+    }
+
+    pub fn retry(&self) -> TransientRetry<'_> {
+        TransientRetry::new(self.until(), &self.error)
+    }
+
+    pub fn record(&self, refusal: &Refusal) {
+        *lock(&self.refusal) = Some(refusal.clone());
+    }
+
+    /// Ends the work when the wait is over, with the last refusal.
+    pub async fn within<T>(&self, work: impl Future<Output = Result<Attempt<T>, Error>>) -> Result<Attempt<T>, Error> {
+        if self.is_one_attempt() {
+            return work.await;
+        }
+        if let Ok(ended) = timeout_at(self.until(), work).await {
+            return ended;
+        }
+        let (refusal, error) = (lock(&self.refusal).take(), lock(&self.error).take());
+        match (refusal, error) {
+            (Some(refusal), _) => Ok(Attempt::Refused(refusal)),
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(self.timed_out()),
+        }
+    }
+
+    pub fn timed_out(&self) -> Error {
+        let (action, outcome) = (Action::Acquire, Certainty::Unknown);
+        let limit = if self.is_one_attempt() { self.lock.shared.settings.time_limit } else { self.wait };
+        Error::TimedOut { action, subject: format!("{:?}", self.names.name.as_str()), limit, outcome }
+    }
+
+    /// Claims the name, as any holder of a key does.
+    pub async fn claim_name(&self) -> Result<Attempt<Granted<DB>>, Error> {
+        let wanted = Wanted::all([self.names.name.clone()].into());
+        let wait = if self.is_one_attempt() { Duration::ZERO } else { self.left() };
+        self.lock.granted(&wanted, wait, false).await
+    }
+
+    /// Reads rows as they are at some moment after the call.
+    pub async fn look(&self, keys: &KeyRange) -> Result<Vec<Listed>, Error> {
+        let Shared { looks, settings, .. } = &*self.lock.shared;
+        looks.look(keys, &self.lock.on, self.limit(), settings.time_limit).await
+    }
+
+    /// Judges a row as a new holder finds it.
+    pub fn judge(&self, Listed { row, now, .. }: &Listed) -> Verdict {
+        judge(Some(row), *now, Holder::unique(), &self.lock.on.terms)
+    }
+}

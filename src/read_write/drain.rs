@@ -1,0 +1,171 @@
+//! How a writer is let in: it claims the name, and waits for the readers that were let in before.
+
+use std::sync::Arc;
+
+use tokio::time::{Instant, timeout_at};
+
+use crate::{
+    error::Error,
+    grant::Attempt,
+    key::{Claim, Key, Token},
+    lease::{attempt::Try, claims::Granted, transient::poll_backoff, wanted::Wanted},
+    queue::{listener::Listening, local::Subscription},
+    read_write::call::Call,
+    rules::{Refusal, Verdict},
+    store::{Database, admin::Listed, connection::PooledConn},
+};
+
+/// How the wait for the readers ended.
+pub(crate) enum Drained {
+    /// No reader is left.
+    Empty,
+    /// A reader is left, and the call makes one attempt.
+    Occupied(Refusal),
+    /// The claim on the name was lost.
+    Lost(Error),
+}
+
+/// The claim of a reader that a writer waits for.
+struct Reader {
+    key: Key,
+    token: Token,
+    /// `None` if its lease is over.
+    refusal: Option<Refusal>,
+    awaited: bool,
+}
+
+impl<DB: Database> Call<'_, DB> {
+    pub async fn write(&self) -> Result<Attempt<Granted<DB>>, Error> {
+        self.within(self.claim_alone()).await
+    }
+
+    async fn claim_alone(&self) -> Result<Attempt<Granted<DB>>, Error> {
+        loop {
+            let claim = match self.claim_name().await? {
+                Attempt::Acquired(claim) => claim,
+                Attempt::Refused(refusal) => return Ok(Attempt::Refused(refusal)),
+            };
+            match self.drain(&claim, None).await? {
+                Drained::Empty => return Ok(Attempt::Acquired(claim)),
+                Drained::Occupied(refusal) => {
+                    claim.handle.undo().await;
+                    return Ok(Attempt::Refused(refusal));
+                }
+                Drained::Lost(error) if self.is_one_attempt() || self.left().is_zero() => return Err(error),
+                Drained::Lost(error) => tracing::debug!(%error, "the wait for the readers begins again"),
+            }
+        }
+    }
+
+    /// Waits until no reader is left that was let in before `claim` was granted on the name, apart
+    /// from `own`. The claim is renewed like any other.
+    ///
+    /// The first look shows all of these readers, because it begins after the claim is committed. A
+    /// reader whose claim is committed later sees the claim on the name and is not let in, so it is
+    /// not waited for: readers that come and find the name held do not delay the writer.
+    pub async fn drain(&self, claim: &Granted<DB>, own: Option<&Claim>) -> Result<Drained, Error> {
+        let mut before: Option<Vec<(Key, Token)>> = None;
+        let (mut retry, mut pauses, mut releases) = (self.retry(), poll_backoff(), None);
+        loop {
+            let Some(rows) = retry.last(self.look(&self.names.readers).await).await else { continue };
+            let mut readers = self.readers_in(&rows?, own);
+            if let Some(before) = &before {
+                readers.retain(|reader| before.iter().any(|(key, token)| *key == reader.key && *token == reader.token));
+            }
+            before = Some(readers.iter().map(|reader| (reader.key.clone(), reader.token)).collect());
+            let mut left = Vec::new();
+            for reader in readers {
+                if reader.refusal.is_some() || !self.end_expired(&reader.key).await? {
+                    left.push(reader);
+                }
+            }
+            if !claim.handle.is_held() {
+                let Claim { key, token, .. } = claim.handle.claims()[0].clone();
+                return Ok(Drained::Lost(Error::Lost { key, token }));
+            }
+            let Some(first) = left.first() else { return Ok(Drained::Empty) };
+            let refusal = first.refusal.clone().unwrap_or_else(|| self.full());
+            if self.is_one_attempt() {
+                return Ok(Drained::Occupied(refusal));
+            }
+            self.record(&refusal);
+            let until = Instant::now() + pauses.next().min(refusal.retry_after.unwrap_or(self.left()));
+            let releases = releases.get_or_insert_with(|| Notifications::of(self, &left));
+            if !releases.is_some_reader_gone(self, &left).await {
+                // The loss of the claim ends the pause.
+                let _ = timeout_at(until, async {
+                    tokio::select! {
+                        () = claim.handle.lost() => {}
+                        () = releases.subscription.notified_before(until) => {}
+                    }
+                })
+                .await;
+            }
+        }
+    }
+
+    /// Returns the readers whose claims stand.
+    fn readers_in(&self, rows: &[Listed], own: Option<&Claim>) -> Vec<Reader> {
+        let mut readers = Vec::new();
+        for listed in rows {
+            let Listed { key, row, now, .. } = listed;
+            let token = Token::new(row.token);
+            let is_own = own.is_some_and(|own| own.key.as_str() == key && own.token == token);
+            if !row.locked || is_own {
+                continue;
+            }
+            let Some(key) = self.names.number(key).and_then(|number| self.names.reader(number).ok()) else { continue };
+            let refusal = match self.judge(listed) {
+                Verdict::TakeOver => None,
+                Verdict::Refuse(reason, until) => Some(Refusal::new(key.clone(), reason, until, row, *now)),
+                Verdict::Acquire | Verdict::Create | Verdict::Same => continue,
+            };
+            readers.push(Reader { key, token, refusal, awaited: row.awaited });
+        }
+        readers
+    }
+
+    /// Takes over the claim of a reader whose lease is over, so that the reader can neither renew
+    /// it nor confirm it, and frees the key. Returns `false` if its row is locked: a transaction of
+    /// the reader may be about to commit.
+    async fn end_expired(&self, key: &Key) -> Result<bool, Error> {
+        let wanted = Wanted::all([key.clone()].into());
+        let attempt = Try::new(&self.lock.shared, &self.lock.on, &wanted, None, Some(self.limit()), None)?;
+        match attempt.ahead_of_queue().run().await {
+            Ok(Attempt::Acquired(claim)) => {
+                claim.pass_on().await;
+                Ok(true)
+            }
+            Ok(Attempt::Refused(_)) => Ok(false),
+            Err(error) if error.is_retryable() && !self.is_one_attempt() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Notifications of releases: within this process, and on PostgreSQL from others.
+struct Notifications<DB: Database> {
+    subscription: Subscription,
+    listening: Listening<DB>,
+}
+
+impl<DB: Database> Notifications<DB> {
+    fn of(call: &Call<'_, DB>, readers: &[Reader]) -> Self {
+        let keys: Arc<[Key]> = readers.iter().map(|reader| reader.key.clone()).collect();
+        let waiting = &call.lock.shared.waiting;
+        Self { subscription: waiting.wakeups.subscribe(&keys), listening: waiting.listener.register_waiter() }
+    }
+
+    /// Asks for a notification of each release, where there are any. Returns whether a reader has
+    /// gone by then.
+    async fn is_some_reader_gone(&self, call: &Call<'_, DB>, readers: &[Reader]) -> bool {
+        let keys: Vec<Key> = readers.iter().filter(|reader| !reader.awaited).map(|reader| reader.key.clone()).collect();
+        if keys.is_empty() || !self.listening.is_connected() {
+            return false;
+        }
+        let limit = call.limit();
+        let Ok(mut conn) = PooledConn::checkout(&call.lock.shared.settings.pool, limit).await else { return false };
+        let reply = timeout_at(limit, DB::request_notification(conn.get(), &keys)).await;
+        conn.settle(reply).is_ok_and(|free| free)
+    }
+}

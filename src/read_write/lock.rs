@@ -1,0 +1,302 @@
+//! The lock as its users see it.
+
+use std::{fmt, time::Duration};
+
+use tokio::time::sleep;
+
+use crate::{
+    error::Error,
+    grant::Attempt,
+    key::Key,
+    lease::{guard::Lease, lock::LeaseLock, transient::poll_backoff},
+    read_write::{
+        call::Call,
+        drain::Drained,
+        names::Names,
+        side::{Side, SideOf},
+    },
+    rules::{Rules, Status},
+    store::Database,
+};
+
+/// A lock that many readers or one writer hold at a time.
+///
+/// The writer holds the key of the lock's name. A reader holds one of the keys `NAME#r1` to
+/// `NAME#r1024`, so that at most 1,024 readers hold the lock at a time. Each of these claims has
+/// all that a claim has: a lease that is renewed, a takeover after a crash, a fencing token, and
+/// [`confirm`](crate::ResourceLock::confirm). [`LeaseLock::list`] shows who reads and who writes.
+///
+/// A writer that waits for readers keeps new readers out. Readers that find the name held wait for
+/// it in one queue with the writers, so neither side starves. With a [`fair`](LeaseLock::fair)
+/// handle that queue is in order across processes.
+///
+/// A plain claim on the name, such as [`LeaseLock::acquire`], keeps readers and writers from being
+/// let in, but does not wait for the readers that are in.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # rowlock::migrate(&pool).await?;
+/// # let lock = rowlock::LeaseLock::new(pool);
+/// use rowlock::{Attempt, Status};
+/// use std::time::Duration;
+///
+/// let cache = lock.read_write("cache")?;
+/// if let Attempt::Acquired(reader) = cache.read(Duration::from_secs(5)).await? {
+///     assert!(cache.try_write().await?.refused().is_some());
+///     assert!(cache.try_read().await?.acquired().is_some()); // readers run together
+///     reader.release(Status::Succeeded).await?;
+/// }
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+pub struct ReadWriteLock<DB: Database> {
+    pub(crate) lock: LeaseLock<DB>,
+    pub(crate) names: Names,
+}
+
+impl<DB: Database> Clone for ReadWriteLock<DB> {
+    fn clone(&self) -> Self {
+        Self { lock: self.lock.clone(), names: self.names.clone() }
+    }
+}
+
+impl<DB: Database> fmt::Debug for ReadWriteLock<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReadWriteLock").field("name", &self.names.name).finish()
+    }
+}
+
+/// Shared and exclusive access.
+impl<DB: Database> LeaseLock<DB> {
+    /// Returns a lock that many readers or one writer hold at a time, on the terms of this handle.
+    /// Nothing is sent.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] for a name that is no key, or too long for what is added to the keys
+    /// of readers; [`Error::InvalidSetting`] for a handle with a minimum interval, which a reader
+    /// that waits for the name would begin, or with [`Rules::Article`], under which a reader that
+    /// crashes would keep writers out until an operator acts.
+    pub fn read_write(&self, name: &str) -> Result<ReadWriteLock<DB>, Error> {
+        let terms = &self.on.terms;
+        let refused = |value: &str, rule| {
+            Err(Error::InvalidSetting { setting: "a read-write lock", value: value.to_owned(), rule })
+        };
+        if !terms.min_interval.is_zero() {
+            return refused("a handle with a minimum interval", "its handle has to have no minimum interval");
+        }
+        if terms.rules != Rules::Recover {
+            return refused("a handle with Rules::Article", "its handle has to have Rules::Recover");
+        }
+        Ok(ReadWriteLock { lock: self.clone(), names: Names::new(name)? })
+    }
+}
+
+impl<DB: Database> ReadWriteLock<DB> {
+    /// Returns the name: the key that a writer holds.
+    pub fn name(&self) -> &Key {
+        &self.names.name
+    }
+
+    /// Attempts once to be let in as a reader, without waiting for a writer.
+    ///
+    /// It takes two round trips: a claim on a reader's key, and a look at the name's row, which
+    /// concurrent readers share. The first reader after a writer that did not end its claim takes
+    /// that claim over, and [`Lease::taken_over_from`] returns it: the writer's work may be half
+    /// done.
+    ///
+    /// A reader that waited for the name holds it for a moment when it enters, and so does the first
+    /// reader of a name that has no row. In that moment another attempt is refused as beside a
+    /// writer. [`read`](Self::read) waits for its end.
+    ///
+    /// # Errors
+    /// As [`LeaseLock::try_acquire`].
+    ///
+    /// # Cancel safety
+    /// As [`LeaseLock::acquire`].
+    pub async fn try_read(&self) -> Result<Attempt<Lease<DB>>, Error> {
+        self.read(Duration::ZERO).await
+    }
+
+    /// Waits to be let in as a reader, for at most `wait`.
+    ///
+    /// The lease's [`writer_token`](Lease::writer_token) fences the reader's work against later
+    /// writers. A reader waits while a writer holds the name, or waits for readers that were there
+    /// before. While 1,024 readers are in, the next one waits too.
+    ///
+    /// # Errors
+    /// As [`LeaseLock::acquire`].
+    ///
+    /// # Cancel safety
+    /// As [`LeaseLock::acquire`].
+    pub async fn read(&self, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
+        Call::new(&self.lock, &self.names, wait).await?.read().await
+    }
+
+    /// Attempts once to be let in as the writer, without waiting for others.
+    ///
+    /// It takes two round trips: a claim on the name, and a look at the keys of readers. If there
+    /// are readers, the name is freed again and the refusal names one of them.
+    ///
+    /// # Errors
+    /// As [`LeaseLock::try_acquire`]. [`Error::Lost`] if the claim on the name did not stand for as
+    /// long as the look took.
+    ///
+    /// # Cancel safety
+    /// As [`LeaseLock::acquire`].
+    pub async fn try_write(&self) -> Result<Attempt<Lease<DB>>, Error> {
+        self.write(Duration::ZERO).await
+    }
+
+    /// Waits to be let in as the writer, for at most `wait`.
+    ///
+    /// The writer claims the name, which keeps new readers out, and then waits for the readers that
+    /// were let in before. A reader that crashed is waited for until its lease ends, and a
+    /// transaction that has confirmed a reader's lease until it ends.
+    ///
+    /// # Errors
+    /// As [`LeaseLock::acquire`].
+    ///
+    /// # Cancel safety
+    /// As [`LeaseLock::acquire`].
+    pub async fn write(&self, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
+        Ok(Call::new(&self.lock, &self.names, wait).await?.write().await?.map(Lease::new))
+    }
+
+    /// Turns the writer's lease into that of a reader. No other writer is let in between.
+    ///
+    /// The claim on a reader's key is made while the name is held, and repeated for as long as the
+    /// writer's lease stands. The name is then released with the status `S`, unless another handle
+    /// on the writer's lease exists.
+    ///
+    /// # Errors
+    /// [`Error::NotHeld`] for a lease on another key; [`Error::Lost`] if the writer's lease is
+    /// lost; otherwise as [`LeaseLock::try_acquire`]. The writer's lease is abandoned.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, both claims are ended.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let cache = rowlock::LeaseLock::new(pool).read_write("cache")?;
+    /// let writer = cache.try_write().await?.acquired().expect("the lock is free");
+    /// let reader = cache.downgrade(writer).await?;
+    /// assert!(cache.try_read().await?.acquired().is_some()); // beside other readers
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn downgrade(&self, writer: Lease<DB>) -> Result<Lease<DB>, Error> {
+        if *writer.key() != self.names.name {
+            return Err(Error::NotHeld { key: self.names.name.clone(), holder: writer.claim().holder });
+        }
+        let call = Call::new(&self.lock, &self.names, Duration::ZERO).await?;
+        let lost = || Error::Lost { key: writer.key().clone(), token: writer.token() };
+        let mut pauses = poll_backoff();
+        let reader = loop {
+            let claimed = tokio::select! {
+                biased;
+                () = writer.lost() => return Err(lost()),
+                claimed = call.claim_reader(true) => claimed,
+            };
+            match claimed {
+                Ok(Attempt::Acquired(reader)) => break reader,
+                Ok(Attempt::Refused(refusal)) => tracing::debug!(%refusal, "no key of a reader is free"),
+                Err(error) if error.is_retryable() => tracing::debug!(%error, "the downgrade is retried"),
+                Err(error) => return Err(error),
+            }
+            sleep(pauses.next()).await;
+        };
+        if !writer.is_held() || !reader.handle.is_held() {
+            return Err(lost());
+        }
+        let token = writer.token();
+        if let Err(error) = writer.release(Status::Succeeded).await {
+            tracing::debug!(%error, "the writer's claim ends later");
+        }
+        Ok(Lease::of_reader(reader, token, None))
+    }
+
+    /// Attempts once to become the writer while reading, without waiting for others.
+    ///
+    /// It is granted if no other reader is there and the name is free: no other writer was let in
+    /// since the reader was. Otherwise nothing has changed. Two readers that upgrade are never both
+    /// granted, and none of them waits.
+    ///
+    /// The reader's lease stays as it is. The caller reads on once it has released the writer's
+    /// lease, or ends the reader's lease as well.
+    ///
+    /// # Errors
+    /// [`Error::NotHeld`] for a lease that is not that of a reader of this lock; [`Error::Lost`] if
+    /// the reader's lease is lost, or the claim on the name did not stand for as long as the look
+    /// took; otherwise as [`LeaseLock::try_acquire`].
+    ///
+    /// # Cancel safety
+    /// As [`LeaseLock::acquire`]. The reader's lease stays as it is.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let cache = rowlock::LeaseLock::new(pool).read_write("cache")?;
+    /// use rowlock::{Attempt, Status};
+    ///
+    /// let reader = cache.try_read().await?.acquired().expect("no writer is there");
+    /// match cache.try_upgrade(&reader).await? {
+    ///     Attempt::Acquired(writer) => writer.release(Status::Succeeded).await?, // reads on
+    ///     Attempt::Refused(refusal) => println!("others read: {refusal}"),
+    /// }
+    /// reader.release(Status::Succeeded).await?;
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn try_upgrade(&self, reader: &Lease<DB>) -> Result<Attempt<Lease<DB>>, Error> {
+        if self.names.number(reader.key().as_str()).is_none() {
+            return Err(Error::NotHeld { key: self.names.name.clone(), holder: reader.claim().holder });
+        }
+        let call = Call::new(&self.lock, &self.names, Duration::ZERO).await?;
+        let name = match call.claim_name().await? {
+            Attempt::Acquired(name) => name,
+            Attempt::Refused(refusal) => return Ok(Attempt::Refused(refusal)),
+        };
+        match call.drain(&name, Some(reader.claim())).await? {
+            // Its lease stood when the name was claimed: no other writer was let in before.
+            Drained::Empty if reader.is_held() => Ok(Attempt::Acquired(Lease::new(name))),
+            Drained::Empty => Err(Error::Lost { key: reader.key().clone(), token: reader.token() }),
+            Drained::Occupied(refusal) => {
+                name.handle.undo().await;
+                Ok(Attempt::Refused(refusal))
+            }
+            Drained::Lost(error) => Err(error),
+        }
+    }
+
+    /// Returns the readers' side as a [`ResourceLock`](crate::ResourceLock), for
+    /// [`run`](crate::ResourceLockExt::run), [`transaction`](crate::ResourceLockExt::transaction)
+    /// and code that takes any lock.
+    pub fn readers(&self) -> Side<DB> {
+        Side { lock: self.lock.clone(), of: SideOf::Readers }
+    }
+
+    /// Returns the writer's side as a [`ResourceLock`](crate::ResourceLock).
+    pub fn writers(&self) -> Side<DB> {
+        Side { lock: self.lock.clone(), of: SideOf::Writers }
+    }
+}

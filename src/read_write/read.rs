@@ -1,0 +1,236 @@
+//! How a reader is let in.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::{
+    error::Error,
+    grant::Attempt,
+    key::Token,
+    lease::{
+        attempt::Try,
+        claims::Granted,
+        guard::Lease,
+        readers::{Entrance, MOST_READERS, Number},
+        transient::poll_backoff,
+        wanted::Wanted,
+    },
+    read_write::call::Call,
+    rules::{Reason, Refusal, Verdict},
+    store::{
+        Database,
+        admin::{KeyRange, Listed},
+    },
+};
+
+/// How many numbers a reader asks for before it is refused.
+const NUMBERS: usize = 8;
+
+/// What the name's row says to a reader.
+enum Access {
+    /// Free, under this token of the last claim.
+    Open(Token),
+    /// Held; or to be claimed first, because its last claim has expired or it was never claimed.
+    Closed(Option<Refusal>),
+}
+
+/// The outcome of an attempt to be let in.
+enum Entry<DB: Database> {
+    In(Lease<DB>),
+    /// The reader has to wait for the name.
+    Closed(Option<Refusal>),
+    /// All keys of readers are held.
+    Full(Refusal),
+    /// Its claim did not stand long enough.
+    TooLate,
+}
+
+impl<DB: Database> Call<'_, DB> {
+    pub async fn read(&self) -> Result<Attempt<Lease<DB>>, Error> {
+        self.within(self.let_in()).await
+    }
+
+    async fn let_in(&self) -> Result<Attempt<Lease<DB>>, Error> {
+        let (mut retry, mut pauses) = (self.retry(), poll_backoff());
+        loop {
+            let Some(entry) = retry.last(self.enter().await).await else { continue };
+            match entry? {
+                Entry::In(lease) => return Ok(Attempt::Acquired(lease)),
+                Entry::Closed(Some(refusal)) => return Ok(Attempt::Refused(refusal)),
+                Entry::Full(refusal) if self.is_one_attempt() => return Ok(Attempt::Refused(refusal)),
+                Entry::Closed(None) | Entry::TooLate if self.is_one_attempt() => return Err(self.timed_out()),
+                Entry::Full(refusal) => {
+                    self.record(&refusal);
+                    pauses.pause(self.left()).await;
+                }
+                Entry::Closed(None) | Entry::TooLate => pauses.pause(self.left()).await,
+            }
+        }
+    }
+
+    async fn enter(&self) -> Result<Entry<DB>, Error> {
+        let since = Instant::now();
+        match self.enter_if_open().await? {
+            Entry::Closed(refusal) => {
+                if let Some(refusal) = refusal {
+                    self.record(&refusal);
+                    if self.is_one_attempt() {
+                        return Ok(Entry::Closed(Some(refusal)));
+                    }
+                }
+                self.enter_in_turn(since).await
+            }
+            entry => Ok(entry),
+        }
+    }
+
+    /// Claims a reader's key, and is let in if a look at the name's row, which begins after that
+    /// claim, shows no other claim.
+    async fn enter_if_open(&self) -> Result<Entry<DB>, Error> {
+        if self.readers.was_closed()
+            && let Access::Closed(refusal) = self.access().await?
+        {
+            return Ok(Entry::Closed(refusal));
+        }
+        let reader = match self.claim_reader(false).await? {
+            Attempt::Acquired(reader) => reader,
+            Attempt::Refused(refusal) if refusal.reason == Reason::Queued => return Ok(Entry::Closed(Some(refusal))),
+            Attempt::Refused(refusal) => return Ok(Entry::Full(refusal)),
+        };
+        // If the look fails, dropping the reader's claim puts its row back.
+        let entry = match self.access().await? {
+            Access::Open(token) if reader.handle.is_held() => {
+                return Ok(Entry::In(Lease::of_reader(reader, token, None)));
+            }
+            Access::Open(_) => Entry::TooLate,
+            Access::Closed(refusal) => Entry::Closed(refusal),
+        };
+        reader.handle.undo().await;
+        Ok(entry)
+    }
+
+    /// Looks at the name's row.
+    async fn access(&self) -> Result<Access, Error> {
+        let rows = self.look(&KeyRange::one(self.names.name.clone())).await?;
+        let access = rows.first().map_or(Access::Closed(None), |listed| self.access_of(listed));
+        self.readers.set_closed(matches!(access, Access::Closed(Some(_))));
+        Ok(access)
+    }
+
+    /// A claim that has expired counts: its holder may still renew it, or confirm it. A row without
+    /// a token was never claimed, so that its token would not be above those of writers whose row
+    /// was deleted since.
+    fn access_of(&self, listed: &Listed) -> Access {
+        let Listed { row, now, .. } = listed;
+        match self.judge(listed) {
+            Verdict::Acquire if row.token > 0 => Access::Open(Token::new(row.token)),
+            Verdict::Refuse(reason, until) => {
+                Access::Closed(Some(Refusal::new(self.names.name.clone(), reason, until, row, *now)))
+            }
+            Verdict::Acquire | Verdict::Create | Verdict::Same | Verdict::TakeOver => Access::Closed(None),
+        }
+    }
+
+    /// Waits for the name like a writer, claims a reader's key while it holds the name, and passes
+    /// the name on. The readers of this process that have waited as long enter under one claim.
+    async fn enter_in_turn(&self, since: Instant) -> Result<Entry<DB>, Error> {
+        let entrance = if self.is_one_attempt() {
+            match self.claim_name().await? {
+                Attempt::Acquired(claim) => Arc::new(self.entrance(claim)),
+                Attempt::Refused(refusal) => return Ok(Entry::Closed(Some(refusal))),
+            }
+        } else {
+            let mut last = self.readers.entrance.lock().await;
+            match last.upgrade().filter(|entrance| entrance.admits(since, &self.lock.on)) {
+                Some(entrance) => entrance,
+                None => match self.claim_name().await? {
+                    Attempt::Acquired(claim) => {
+                        let entrance = Arc::new(self.entrance(claim));
+                        *last = Arc::downgrade(&entrance);
+                        entrance
+                    }
+                    Attempt::Refused(refusal) => return Ok(Entry::Closed(Some(refusal))),
+                },
+            }
+        };
+        self.readers.set_closed(false);
+        self.enter_under(entrance).await
+    }
+
+    fn entrance(&self, claim: Granted<DB>) -> Entrance<DB> {
+        Entrance { claim, on: self.lock.on.clone(), granted_at: Instant::now() }
+    }
+
+    /// The reader is in if the name was held when its own claim was granted: no writer's claim on
+    /// the name is older than that.
+    async fn enter_under(&self, entrance: Arc<Entrance<DB>>) -> Result<Entry<DB>, Error> {
+        let claimed = self.claim_reader(true).await?;
+        let stands = entrance.claim.handle.is_held();
+        let (token, writer) = (entrance.claim.token(), entrance.claim.prior());
+        if let Some(last) = Arc::into_inner(entrance) {
+            last.claim.pass_on().await;
+        }
+        Ok(match claimed {
+            Attempt::Acquired(reader) if stands && reader.handle.is_held() => {
+                Entry::In(Lease::of_reader(reader, token, writer))
+            }
+            Attempt::Acquired(_) => Entry::TooLate,
+            Attempt::Refused(refusal) => Entry::Full(refusal),
+        })
+    }
+
+    /// Claims any reader's key: first one that no reader of this process uses, and then one that a
+    /// read of the rows shows to be free.
+    pub async fn claim_reader(&self, ahead_of_queue: bool) -> Result<Attempt<Granted<DB>>, Error> {
+        let mut number = self.readers.take_number(None, |_| false);
+        let mut refused = Vec::new();
+        loop {
+            let Some(taken) = number else { return Ok(Attempt::Refused(refused.pop().unwrap_or_else(|| self.full()))) };
+            match self.claim_number(taken, ahead_of_queue).await? {
+                Attempt::Refused(refusal) if refusal.reason != Reason::Queued && refused.len() < NUMBERS => {
+                    refused.push(refusal);
+                }
+                attempt => return Ok(attempt),
+            }
+            let held = self.held_numbers().await?;
+            number = self.readers.take_number(Some(fastrand::u32(1..=MOST_READERS)), |number| held.contains(&number));
+        }
+    }
+
+    /// Returns the numbers of the readers' keys that are held, by a lease that has not ended.
+    async fn held_numbers(&self) -> Result<Vec<u32>, Error> {
+        let rows = self.look(&self.names.readers).await?;
+        let held = rows.iter().filter(|listed| matches!(self.judge(listed), Verdict::Refuse(..)));
+        Ok(held.filter_map(|listed| self.names.number(&listed.key)).collect())
+    }
+
+    /// The refusal of a reader when readers of this process use all numbers.
+    pub fn full(&self) -> Refusal {
+        Refusal {
+            key: self.names.readers.first.clone(),
+            reason: Reason::Held,
+            by: self.lock.on.terms.label.clone(),
+            since: None,
+            until: None,
+            retry_after: None,
+            awaited: false,
+        }
+    }
+
+    async fn claim_number(&self, number: Number<DB>, ahead_of_queue: bool) -> Result<Attempt<Granted<DB>>, Error> {
+        let key = self.names.reader(number.number)?;
+        // A fair reader does not precede those that wait for the name.
+        let wanted = Wanted { keys: [key].into(), queues: [self.names.name.clone()].into(), any: false };
+        let until = (!self.is_one_attempt()).then(|| self.limit());
+        let mut attempt = Try::new(&self.lock.shared, &self.lock.on, &wanted, None, until, None)?;
+        if ahead_of_queue {
+            attempt = attempt.ahead_of_queue();
+        }
+        let attempt = attempt.run().await?;
+        if let Attempt::Acquired(granted) = &attempt {
+            granted.handle.keep(number);
+        }
+        Ok(attempt)
+    }
+}

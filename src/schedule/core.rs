@@ -1,0 +1,170 @@
+//! What all runs of one [`Schedules`](crate::Schedules) share: settings, connections, and how a
+//! statement is sent.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use chrono::TimeDelta;
+use tokio::{runtime::Handle, time::Instant};
+
+use crate::{
+    action::{Action, Certainty},
+    error::Error,
+    hedge::Hedge,
+    key::{Holder, Key},
+    lease::lock::LeaseLock,
+    schedule::{registration::registration, spec::Schedule},
+    schema::schedule_tables,
+    store::{
+        Database,
+        failure::Failure,
+        pools::Connections,
+        schedule::{DueReply, DueRequest, ListedSchedule, Registered, Times},
+    },
+};
+
+/// Sends one statement on a connection of its own.
+macro_rules! sent {
+    ($connections:expr, $limit:expr, $conn:ident => $statement:expr) => {
+        async {
+            let limit = $limit;
+            let mut loan = $crate::store::connection::PooledConn::checkout($connections, limit).await?;
+            let reply = {
+                let $conn = loan.get();
+                tokio::time::timeout_at(limit, $statement).await
+            };
+            loan.settle(reply)
+        }
+        .await
+    };
+}
+
+/// Sends a statement that may be sent again, until there is a reply or the limit is reached.
+macro_rules! answered {
+    ($core:expr, $action:expr, $subject:expr, $conn:ident => $statement:expr) => {{
+        let core = $core;
+        let limit = core.limit();
+        let mut repeat = $crate::retry::Repeat::until(limit);
+        let reply = loop {
+            let reply = $crate::schedule::core::sent!(&core.requests, limit, $conn => $statement);
+            if let Some(reply) = repeat.last(reply).await {
+                break reply;
+            }
+        };
+        reply.map_err(|failure| core.failed(failure, $action, $subject))
+    }};
+}
+
+pub(super) use {answered, sent};
+
+pub struct Core<DB: Database> {
+    pub requests: Connections<DB>,
+    pub label: String,
+    pub lease: TimeDelta,
+    pub time_limit: Duration,
+    /// The longest pause between two looks.
+    pub look_every: Duration,
+    pub at_once: u32,
+    /// A row with a higher one is left alone.
+    pub version: i64,
+    /// Sends the renewals.
+    pub hedge: Hedge<DB>,
+    /// Takes the keys of schedules that share one with other programs.
+    pub lock: Option<LeaseLock<DB>>,
+}
+
+impl<DB: Database> Core<DB> {
+    pub fn limit(&self) -> Instant {
+        Instant::now() + self.time_limit
+    }
+
+    pub fn failed(&self, failure: Failure, action: Action, subject: &str) -> Error {
+        match failure.into_error(action, subject.to_owned(), self.time_limit, Certainty::NothingChanged) {
+            Error::TableMissing => Error::ScheduleTablesMissing,
+            error => error,
+        }
+    }
+
+    /// Checks for a runtime, the tables and a usable server.
+    pub async fn check(&self) -> Result<(), Error> {
+        Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let found = schedule_tables(&self.requests, self.limit(), self.time_limit).await?;
+        match found.refused {
+            Some(wrong) => Err(Error::Unsuitable { wrong }),
+            None if !found.tables => Err(Error::ScheduleTablesMissing),
+            None => Ok(()),
+        }
+    }
+
+    /// Registers the times of schedules where the rows allow it (`registration.rs`), and returns
+    /// them. `overdue`: the instance runs already.
+    pub async fn register<'s>(
+        &self,
+        schedules: impl Iterator<Item = &'s Schedule>,
+        overdue: Option<TimeDelta>,
+    ) -> Result<Vec<Times>, Error> {
+        let mut schedules: Vec<&Schedule> = schedules.collect();
+        // In one order on all instances, so that they do not deadlock.
+        schedules.sort_by_key(|schedule| schedule.name());
+        let names: Vec<Key> = schedules.iter().map(|schedule| schedule.name.clone()).collect();
+        let Registered { rows, now } =
+            answered!(self, Action::Inspect, "schedules", conn => DB::registered(conn, &names))?;
+        let rows: HashMap<&Key, &ListedSchedule> = rows.iter().map(|row| (&row.times.name, row)).collect();
+        let mut all = Vec::with_capacity(schedules.len());
+        for schedule in schedules {
+            let (times, row) = (schedule.times(), rows.get(&schedule.name).copied());
+            if let Some(registration) = registration(schedule, self.version, row, overdue, now) {
+                let name = quoted(&schedule.name);
+                answered!(self, Action::Update, &name, conn => DB::register(conn, &times, &registration))?;
+                tracing::info!(schedule = %times.name, times = times.spec, zone = times.zone, ?registration, "registered");
+            } else if let Some(row) = row.filter(|row| row.times != times) {
+                tracing::warn!(schedule = %times.name, times = row.times.spec, "other times are registered: not run by this instance");
+            }
+            all.push(times);
+        }
+        Ok(all)
+    }
+
+    /// Claims what is due, once. The reply counts from the instant.
+    pub async fn claim(
+        self: &Arc<Self>,
+        known: &[Times],
+        holder: Holder,
+        most: u32,
+    ) -> (Instant, Result<DueReply, Failure>) {
+        let sent = Instant::now();
+        let ask = DueRequest { known, holder, label: &self.label, lease: self.lease, most };
+        let reply = sent!(&self.requests, self.limit(), conn => DB::claim_due(conn, &ask));
+        if reply.as_ref().is_err_and(Failure::is_unanswered) {
+            let (core, known) = (self.clone(), known.to_vec());
+            tokio::spawn(async move { put_back(&core, holder, &known).await });
+        }
+        (sent, reply)
+    }
+
+    /// Returns how long after it was sent a claim or a renewal counts: a little less than the
+    /// lease, for clocks that diverge and timers that fire late.
+    pub fn counted(&self, lease: TimeDelta) -> Duration {
+        (lease - self.lease / 20).to_std().unwrap_or_default()
+    }
+}
+
+/// Undoes a claim of these schedules under which no work was begun. If no statement comes through,
+/// what was claimed is taken over when its lease ends.
+pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, known: &[Times]) {
+    let done = answered!(core, Action::Abandon, "schedules", conn => DB::put_back(conn, holder, known));
+    if let Err(error) = done {
+        tracing::warn!(?error, "a claim of schedules was not undone; it ends with its lease");
+    }
+}
+
+impl Schedule {
+    /// Returns the times as the row keeps them.
+    pub(super) fn times(&self) -> Times {
+        let (name, spec, zone) = (self.name.clone(), self.text().to_owned(), self.zone_name().to_owned());
+        Times { name, spec, zone }
+    }
+}
+
+pub fn quoted(name: &Key) -> String {
+    format!("{:?}", name.as_str())
+}

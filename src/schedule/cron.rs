@@ -1,0 +1,109 @@
+//! The slots of a cron pattern in a time zone, across changes of the clock.
+//!
+//! The parser's own search is right under one fixed offset from UTC and wrong across changes of
+//! it. The search here therefore asks it for one offset at a time.
+//!
+//! A pattern that names hours follows the clock on the wall: it has one slot in a repeated hour,
+//! the first, and a slot at the end of a gap if the gap left its time out. A pattern that matches
+//! every hour follows elapsed time: it has its slots in both passes of a repeated hour and none for
+//! a gap.
+
+use chrono::{DateTime, FixedOffset, LocalResult, Offset, SubsecRound, TimeDelta, TimeZone, Utc};
+use chrono_tz::Tz;
+use croner::{
+    Cron,
+    parser::{CronParser, Seconds, Year},
+};
+
+/// The step at which a change of the offset is looked for. No zone changes its offset and returns
+/// to it within a day.
+const STEP: TimeDelta = TimeDelta::days(1);
+const SECOND: TimeDelta = TimeDelta::seconds(1);
+
+/// A cron pattern of five fields, or of six with seconds.
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    cron: Cron,
+    /// Every hour matches: the pattern follows elapsed time.
+    hourly: bool,
+}
+
+impl Pattern {
+    /// Parses a pattern. The error says what is wrong with the text.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Optional).build();
+        let fields = text.split_whitespace().count();
+        if !text.starts_with('@') && !(5..=6).contains(&fields) {
+            return Err(format!("it has {fields} fields, and needs five, or six with seconds in front"));
+        }
+        let cron = parser.parse(text).map_err(|error| error.to_string())?;
+        let hourly = (0..24).all(|hour| cron.pattern.hour_match(hour).unwrap_or(false));
+        let pattern = Self { cron, hourly };
+        match pattern.next(Tz::UTC, DateTime::UNIX_EPOCH) {
+            Some(_) => Ok(pattern),
+            None => Err("no time matches it".to_owned()),
+        }
+    }
+
+    /// Returns the first slot after `after`, which is strictly later. There is none if the search
+    /// leaves the calendar.
+    pub fn next(&self, zone: Tz, after: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        // The search has whole seconds: a slot after the second is after its fractions too.
+        let mut from = after.trunc_subsecs(0);
+        let mut offset = offset(zone, from);
+        // Where the offset begins to be in force: `from`, or the change that lies just behind it.
+        let mut since = from;
+        loop {
+            let slot = self.under(offset, from)?;
+            let Some(change) = first_change(zone, offset, since, slot) else {
+                if self.hourly || !is_repeated(zone, slot) {
+                    return Some(slot).filter(|slot| *slot > after);
+                }
+                (from, since) = (slot, slot);
+                continue;
+            };
+            let new = self::offset(zone, change);
+            let gap = TimeDelta::seconds(i64::from(new.local_minus_utc() - offset.local_minus_utc()));
+            if !self.hourly && slot < change + gap {
+                return Some(change).filter(|slot| *slot > after);
+            }
+            (from, since, offset) = (change - SECOND, change, new);
+        }
+    }
+
+    /// Returns the next match if the offset never changed.
+    fn under(&self, offset: FixedOffset, after: DateTime<Utc>) -> Option<DateTime<Utc>> {
+        let found = self.cron.find_next_occurrence(&after.with_timezone(&offset), false).ok()?;
+        Some(found.with_timezone(&Utc)).filter(|found| *found > after)
+    }
+}
+
+fn offset(zone: Tz, at: DateTime<Utc>) -> FixedOffset {
+    zone.offset_from_utc_datetime(&at.naive_utc()).fix()
+}
+
+/// Returns whether the wall clock showed the same time at an earlier instant.
+fn is_repeated(zone: Tz, at: DateTime<Utc>) -> bool {
+    let local = at.with_timezone(&zone).naive_local();
+    matches!(zone.from_local_datetime(&local), LocalResult::Ambiguous(first, _) if first < at)
+}
+
+/// Returns the first second after `from`, up to `until`, at which another offset is in force.
+fn first_change(zone: Tz, known: FixedOffset, from: DateTime<Utc>, until: DateTime<Utc>) -> Option<DateTime<Utc>> {
+    let (mut before, mut at) = (from, from);
+    while offset(zone, at) == known {
+        if at >= until {
+            return None;
+        }
+        (before, at) = (at, (at + STEP).min(until));
+    }
+    while at - before > SECOND {
+        let middle = before + TimeDelta::seconds((at - before).num_seconds() / 2);
+        if offset(zone, middle) == known { before = middle } else { at = middle }
+    }
+    Some(at)
+}
+
+#[cfg(test)]
+#[path = "cron_tests.rs"]
+mod tests;

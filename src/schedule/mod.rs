@@ -1,0 +1,18 @@
+//! Schedules: jobs whose every tick runs on one of several instances.
+//!
+//! `plan.rs` decides, from the row that was claimed and the schedule that the instance knows.
+//! `store/schedule.rs` sends the statements. Between them, `runner.rs` claims, and `run.rs` runs a
+//! tick and records its end.
+
+pub mod admin;
+mod core;
+mod cron;
+mod keeper;
+mod plan;
+mod registration;
+mod run;
+pub mod runner;
+pub mod schedules;
+pub mod spec;
+pub mod tick;
+pub mod try_tick;

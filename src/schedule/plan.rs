@@ -1,0 +1,167 @@
+//! What happens with a schedule's row: pure functions of the row, the schedule and the time.
+//!
+//! | what ended | slot | due | attempt |
+//! |---|---|---|---|
+//! | a success, or the last attempt failed | the next one | the slot | 0 |
+//! | a failed attempt, with attempts left | stays | after the back-off | stays |
+//! | nothing: the process died | stays | when the lease ends | one more, at the takeover |
+//! | a triggered run | stays | the slot | 0 |
+
+use chrono::{DateTime, TimeDelta, Utc};
+
+use crate::{
+    rules::Status,
+    schedule::spec::{CatchUp, Schedule, Timing},
+};
+
+/// The most ticks that are counted one by one.
+const COUNTED: u32 = 10_000;
+/// How often a tick is taken over from processes that died, in addition to its retries.
+const TAKEOVERS: u32 = 10;
+
+/// The row of a claimed schedule, as far as decisions need it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The slot that was claimed: the schedule's own, or the time of a trigger.
+    pub slot: DateTime<Utc>,
+    /// The run was triggered.
+    pub triggered: bool,
+    /// The slot is the schedule's own, which may be moved. That of a trigger, or of times that were
+    /// replaced while it was run, is run as it is.
+    pub own: bool,
+    /// The number of this attempt, from 1.
+    pub attempt: u32,
+    /// How many earlier ticks the slot stands for already.
+    pub missed: u32,
+    /// When the previous attempt was begun, if its process died.
+    pub lost_since: Option<DateTime<Utc>>,
+}
+
+/// What a claimed row is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// The slot that was claimed is run.
+    Run,
+    /// The slot is moved to a later one, which is run.
+    Move {
+        to: DateTime<Utc>,
+        /// How many earlier ticks it stands for.
+        missed: u32,
+        /// How many earlier ticks are passed over.
+        skipped: u32,
+    },
+    /// All pending ticks are passed over, and nothing is run.
+    Skip { next: DateTime<Utc>, skipped: u32 },
+    /// The processes that ran the tick died too often: it ends as failed.
+    GiveUp,
+}
+
+/// What follows from the end of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// The tick is over. The slot is moved on to this one; that of a triggered run stays.
+    Next(DateTime<Utc>),
+    /// The tick is run again after this pause.
+    Again(TimeDelta),
+}
+
+/// Decides what to run of a row that was claimed at `now`.
+pub fn start(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
+    if row.attempt > 1 + schedule.retries.times + TAKEOVERS {
+        return Start::GiveUp;
+    }
+    if !row.own {
+        return Start::Run;
+    }
+    match (row.attempt, row.lost_since) {
+        (1, _) => choose(schedule, row, now),
+        // The previous process may have died before it moved the slot. What it would have chosen
+        // shows whether it had.
+        (2, Some(since)) if choose(schedule, row, since) != Start::Run => choose(schedule, row, now),
+        // A tick that was begun is finished, however late it is.
+        _ => Start::Run,
+    }
+}
+
+fn choose(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
+    let most = if let CatchUp::All(most) = schedule.catch_up { most } else { 1 };
+    let Pending { first, last, before } = pending(schedule, row.slot, now, most);
+    let skips = schedule.catch_up == CatchUp::Skip;
+    if skips && now - last > schedule.grace {
+        return Start::Skip { next: schedule.next(now.max(last)), skipped: before + 1 };
+    }
+    match (before, skips) {
+        (0, _) => Start::Run,
+        (skipped, true) => Start::Move { to: first, missed: 0, skipped },
+        (missed, false) => Start::Move { to: first, missed: row.missed.saturating_add(missed), skipped: 0 },
+    }
+}
+
+/// Decides what follows from a run that ended at `now`.
+pub fn end(schedule: &Schedule, row: &Row, status: Status, now: DateTime<Utc>) -> Then {
+    if status == Status::Failed && row.attempt <= schedule.retries.times {
+        return Then::Again(schedule.retries.pause(row.attempt));
+    }
+    // A slot is strictly later than the one before, whatever the clocks say.
+    match schedule.timing {
+        Timing::After(_) => Then::Next(schedule.next(now.max(row.slot))),
+        _ => Then::Next(schedule.next(row.slot)),
+    }
+}
+
+/// The ticks that are due: the last ones, up to a number, and how many there are before those.
+#[derive(Debug, PartialEq, Eq)]
+struct Pending {
+    first: DateTime<Utc>,
+    last: DateTime<Utc>,
+    before: u32,
+}
+
+/// Finds the last `most` ticks in the time from `slot` to `now`. The slot itself is one of them.
+fn pending(schedule: &Schedule, slot: DateTime<Utc>, now: DateTime<Utc>, most: u32) -> Pending {
+    match schedule.timing {
+        Timing::After(_) => Pending { first: slot, last: slot, before: 0 },
+        Timing::Every(period) => {
+            let periods = ((now - slot).num_milliseconds().max(0)) / period.num_milliseconds();
+            let kept = periods.min(i64::from(most) - 1);
+            let at = |number: i64| slot + TimeDelta::milliseconds(period.num_milliseconds() * number);
+            let before = u32::try_from(periods - kept).unwrap_or(u32::MAX);
+            Pending { first: at(periods - kept), last: at(periods), before }
+        }
+        Timing::Cron { .. } => pending_of_cron(schedule, slot, now, most),
+    }
+}
+
+fn pending_of_cron(schedule: &Schedule, slot: DateTime<Utc>, now: DateTime<Utc>, most: u32) -> Pending {
+    let all = ticks(schedule, slot, now, COUNTED);
+    let last_of = |ticks: &[DateTime<Utc>], before: u32| {
+        let kept = ticks.len().min(most as usize);
+        let tail = &ticks[ticks.len() - kept..];
+        let before = before + u32::try_from(ticks.len() - kept).unwrap_or(u32::MAX);
+        Pending { first: tail.first().copied().unwrap_or(slot), last: tail.last().copied().unwrap_or(slot), before }
+    };
+    if all.len() < COUNTED as usize {
+        return last_of(&all, 0);
+    }
+    // Too many to count: the last ones are found from the end, by looking ever further back.
+    let mut back = TimeDelta::hours(1);
+    loop {
+        let since = (now - back).max(slot);
+        let found = ticks(schedule, schedule.next(since), now, COUNTED);
+        if found.len() >= most as usize || since == slot {
+            return last_of(&found, COUNTED);
+        }
+        back = back * 2;
+    }
+}
+
+/// Returns the ticks from `first` to `now`, up to a number. `first` is one of them if it is not
+/// later than `now`, and the only one that may be later than that if it is.
+fn ticks(schedule: &Schedule, first: DateTime<Utc>, now: DateTime<Utc>, most: u32) -> Vec<DateTime<Utc>> {
+    let next = |tick: &DateTime<Utc>| Some(schedule.next(*tick));
+    std::iter::successors(Some(first), next).take_while(|tick| *tick <= now).take(most as usize).collect()
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,168 @@
+//! Every cell of the decisions.
+
+use std::time::Duration;
+
+use super::*;
+use crate::schedule::spec::Retries;
+
+fn at(time: &str) -> DateTime<Utc> {
+    format!("2026-01-05T{time}Z").parse().unwrap()
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// The same ticks, each minute, in both forms.
+fn minutely(catch_up: CatchUp) -> [Schedule; 2] {
+    [Schedule::cron("k", "* * * * *"), Schedule::every("k", MINUTE)]
+        .map(|schedule| schedule.unwrap().catch_up(catch_up).unwrap().grace(Duration::from_secs(30)).unwrap())
+}
+
+fn row(slot: &str) -> Row {
+    Row { slot: at(slot), triggered: false, own: true, attempt: 1, missed: 0, lost_since: None }
+}
+
+fn moved(to: &str, missed: u32, skipped: u32) -> Start {
+    Start::Move { to: at(to), missed, skipped }
+}
+
+#[test]
+fn what_a_fresh_claim_runs() {
+    let skip = |next, skipped| Start::Skip { next: at(next), skipped };
+    let cells = [
+        // On time, and late within the grace or without a later tick.
+        (CatchUp::Skip, "10:00:00", Start::Run),
+        (CatchUp::Once, "10:00:00", Start::Run),
+        (CatchUp::All(3), "10:00:00", Start::Run),
+        (CatchUp::Skip, "10:00:30", Start::Run),
+        (CatchUp::Once, "10:00:59", Start::Run),
+        (CatchUp::All(3), "10:00:59", Start::Run),
+        // Late, beyond the grace.
+        (CatchUp::Skip, "10:00:31", skip("10:01:00", 1)),
+        // Eleven ticks are pending, the last one within the grace.
+        (CatchUp::Skip, "10:10:30", moved("10:10:00", 0, 10)),
+        (CatchUp::Once, "10:10:30", moved("10:10:00", 10, 0)),
+        (CatchUp::All(3), "10:10:30", moved("10:08:00", 8, 0)),
+        (CatchUp::All(10), "10:10:30", moved("10:01:00", 1, 0)),
+        (CatchUp::All(11), "10:10:30", Start::Run),
+        (CatchUp::All(100), "10:10:30", Start::Run),
+        // The same, beyond the grace.
+        (CatchUp::Skip, "10:10:31", skip("10:11:00", 11)),
+        (CatchUp::Once, "10:10:31", moved("10:10:00", 10, 0)),
+        (CatchUp::All(1), "10:10:31", moved("10:10:00", 10, 0)),
+        // A trigger, or a clock that was set back, made the row due before its slot.
+        (CatchUp::Skip, "09:59:00", Start::Run),
+        (CatchUp::Once, "09:59:00", Start::Run),
+    ];
+    for (catch_up, now, expected) in cells {
+        for schedule in minutely(catch_up) {
+            assert_eq!(start(&schedule, &row("10:00:00"), at(now)), expected, "{catch_up:?} at {now}");
+        }
+    }
+}
+
+#[test]
+fn a_fixed_delay_misses_nothing_but_the_grace() {
+    let after = |catch_up| Schedule::after("k", MINUTE).unwrap().catch_up(catch_up).unwrap();
+    for catch_up in [CatchUp::Once, CatchUp::All(3)] {
+        assert_eq!(start(&after(catch_up), &row("10:00:00"), at("12:00:00")), Start::Run);
+    }
+    assert_eq!(start(&after(CatchUp::Skip), &row("10:00:00"), at("10:05:00")), Start::Run);
+    let late = start(&after(CatchUp::Skip), &row("10:00:00"), at("12:00:00"));
+    assert_eq!(late, Start::Skip { next: at("12:01:00"), skipped: 1 });
+}
+
+#[test]
+fn a_tick_that_was_begun_is_finished_however_late() {
+    for schedule in [CatchUp::Skip, CatchUp::Once, CatchUp::All(2)].into_iter().flat_map(minutely) {
+        let retried = Row { attempt: 2, ..row("10:00:00") };
+        assert_eq!(start(&schedule, &retried, at("11:00:00")), Start::Run, "after a failure");
+        let lost = Row { lost_since: Some(at("10:00:00")), ..retried };
+        assert_eq!(start(&schedule, &lost, at("11:00:00")), Start::Run, "after a crash");
+        let again = Row { attempt: 3, lost_since: Some(at("10:50:00")), ..row("10:00:00") };
+        assert_eq!(start(&schedule, &again, at("11:00:00")), Start::Run, "after another crash");
+        let triggered = Row { triggered: true, own: false, ..row("10:00:00") };
+        assert_eq!(start(&schedule, &triggered, at("11:00:00")), Start::Run, "triggered");
+        let lost_since = Some(at("10:30:00"));
+        let replaced = Row { own: false, attempt: 2, lost_since, ..row("10:00:00") };
+        assert_eq!(start(&schedule, &replaced, at("11:00:00")), Start::Run, "of replaced times");
+    }
+}
+
+/// The process died between its claim and the move of the slot.
+#[test]
+fn a_slot_that_was_not_moved_in_time_is_moved_by_the_takeover() {
+    let lost = Row { attempt: 2, lost_since: Some(at("10:10:30")), ..row("10:00:00") };
+    for (catch_up, expected) in [
+        (CatchUp::Skip, moved("10:12:00", 0, 12)),
+        (CatchUp::Once, moved("10:12:00", 12, 0)),
+        (CatchUp::All(3), moved("10:10:00", 10, 0)),
+    ] {
+        for schedule in minutely(catch_up) {
+            assert_eq!(start(&schedule, &lost, at("10:12:10")), expected, "{catch_up:?}");
+        }
+    }
+    // It died after the move: the slot stands for others, and no later one was due then.
+    let moved = Row { missed: 10, ..Row { slot: at("10:10:00"), ..lost } };
+    for schedule in [CatchUp::Skip, CatchUp::Once].into_iter().flat_map(minutely) {
+        assert_eq!(start(&schedule, &moved, at("10:12:10")), Start::Run);
+    }
+}
+
+#[test]
+fn a_tick_that_kills_its_processes_is_given_up() {
+    for times in [0, 3] {
+        let schedule = Schedule::every("k", MINUTE).unwrap().retry(Retries::times(times)).unwrap();
+        let lost = |attempt| Row { attempt, lost_since: Some(at("10:00:00")), ..row("10:00:00") };
+        assert_eq!(start(&schedule, &lost(11 + times), at("10:00:10")), Start::Run);
+        assert_eq!(start(&schedule, &lost(12 + times), at("10:00:10")), Start::GiveUp);
+        let triggered = Row { triggered: true, own: false, ..lost(12 + times) };
+        assert_eq!(start(&schedule, &triggered, at("10:00:10")), Start::GiveUp);
+    }
+}
+
+#[test]
+fn what_follows_from_the_end_of_a_run() {
+    let pauses = Retries::times(2).backoff(MINUTE, 3 * MINUTE).unwrap();
+    let again = |minutes| Then::Again(TimeDelta::minutes(minutes));
+    let next = Then::Next(at("10:01:00"));
+    for schedule in minutely(CatchUp::Once) {
+        let retried = schedule.clone().retry(pauses).unwrap();
+        for (schedule, attempt, status, expected) in [
+            (&schedule, 1, Status::Succeeded, next),
+            (&schedule, 1, Status::Failed, next),
+            (&schedule, 2, Status::Failed, next),
+            (&retried, 1, Status::Succeeded, next),
+            (&retried, 1, Status::Failed, again(1)),
+            (&retried, 2, Status::Failed, again(2)),
+            (&retried, 3, Status::Failed, next),
+            (&retried, 3, Status::Succeeded, next),
+        ] {
+            let row = Row { attempt, ..row("10:00:00") };
+            for now in ["10:00:01", "10:30:00", "09:00:00"] {
+                assert_eq!(end(schedule, &row, status, at(now)), expected, "attempt {attempt}, {status:?}, {now}");
+            }
+        }
+    }
+    let after = Schedule::after("k", MINUTE).unwrap();
+    assert_eq!(end(&after, &row("10:00:00"), Status::Failed, at("10:30:00")), Then::Next(at("10:31:00")));
+    assert_eq!(end(&after, &row("10:00:00"), Status::Succeeded, at("09:00:00")), Then::Next(at("10:01:00")));
+}
+
+/// A schedule of seconds that was down for a year has more ticks than are counted.
+#[test]
+fn very_many_ticks_are_counted_up_to_a_number() {
+    let now = at("10:00:00.5");
+    for (catch_up, first) in
+        [(CatchUp::Once, "10:00:00"), (CatchUp::All(3), "09:59:58"), (CatchUp::All(1000), "09:43:21")]
+    {
+        let row = Row { slot: now - TimeDelta::days(365) - TimeDelta::milliseconds(500), ..row("10:00:00") };
+        let cron = Schedule::cron("k", "* * * * * *").unwrap().catch_up(catch_up).unwrap();
+        let Start::Move { to, missed, skipped: 0 } = start(&cron, &row, now) else { panic!("not moved") };
+        assert_eq!(to, at(first), "{catch_up:?}");
+        assert!(missed >= COUNTED, "{missed}");
+        let every = Schedule::every("k", Duration::from_secs(1)).unwrap().catch_up(catch_up).unwrap();
+        let Start::Move { to, missed, skipped: 0 } = start(&every, &row, now) else { panic!("not moved") };
+        assert_eq!(to, at(first), "{catch_up:?}");
+        assert!(missed >= 365 * 86400 - 1000, "{missed}");
+    }
+}

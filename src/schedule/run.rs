@@ -1,0 +1,371 @@
+//! One run of a tick: what is passed over first, the work, and the end.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tracing::Instrument as _;
+
+use crate::{
+    action::Action,
+    error::Error,
+    grant::Attempt,
+    key::Claim,
+    lease::guard::Lease,
+    lock::BoxFuture,
+    metrics,
+    retry::Backoff,
+    rules::Status,
+    schedule::{
+        core::{Core, answered, put_back, quoted, sent},
+        keeper::{Keeper, abandon},
+        plan::{self, Row, Start, Then},
+        spec::Schedule,
+        tick::{Inner, Tick},
+    },
+    spans,
+    store::{
+        Database,
+        failure::{Failure, Remedy, remedy},
+        schedule::{ClaimedRow, End, Pass, is_trigger},
+    },
+};
+
+/// How long work that was cancelled may take to stop before its claim is handed back.
+const STOPPING: Duration = Duration::from_secs(5);
+const UNCOMMITTED: &str = "its transaction was not committed";
+const GIVEN_UP: &str = "given up: the processes that ran it died";
+/// The most characters of an error that the history keeps.
+const ERROR: usize = 1_000;
+
+/// The work of a schedule. Its error is a text for the history.
+pub type Work<DB> = Arc<dyn Fn(Tick<DB>) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+
+/// A schedule and its work.
+pub struct Job<DB: Database> {
+    pub schedule: Arc<Schedule>,
+    pub work: Work<DB>,
+}
+
+impl<DB: Database> Clone for Job<DB> {
+    fn clone(&self) -> Self {
+        Self { schedule: self.schedule.clone(), work: self.work.clone() }
+    }
+}
+
+/// How a claimed tick ended.
+#[derive(Clone, Debug)]
+pub enum Ended {
+    Succeeded,
+    /// The run failed. `again`: the tick is run again.
+    Failed {
+        error: String,
+        again: bool,
+    },
+    /// Nothing was run.
+    PassedOver,
+    /// The lease was lost, or the end could not be recorded.
+    Lost,
+    /// The work was stopped, and another instance may take over.
+    HandedBack,
+}
+
+impl Ended {
+    /// Returns a short name for programs. It never changes.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed { .. } => "failed",
+            Self::PassedOver => "missed",
+            Self::Lost => "lost",
+            Self::HandedBack => "handed_back",
+        }
+    }
+}
+
+/// Runs a claimed tick, and returns how it ended and how long from now until the schedule is due
+/// again.
+pub async fn run<DB: Database>(
+    core: Arc<Core<DB>>,
+    job: Job<DB>,
+    claimed: (Claim, ClaimedRow, Instant),
+    stopped: CancellationToken,
+) -> (Ended, Option<Duration>) {
+    let (claim, row, _) = &claimed;
+    let lost_since = row.lost.as_ref().map(|lost| lost.begin_time);
+    let &ClaimedRow { slot, own, attempt, missed, .. } = row;
+    let tick = Row { slot, triggered: is_trigger(slot), own, attempt, missed, lost_since };
+    let start = plan::start(&job.schedule, &tick, row.now);
+    let (slot, attempt) = if let Start::Move { to, .. } = start { (to, 1) } else { (slot, attempt) };
+    let span = spans::tick(claim, slot, attempt);
+    let ended = started(core, job, claimed, tick, start, stopped).instrument(span.clone()).await;
+    if let Ended::Failed { error, .. } = &ended.0 {
+        span.record("error", error.as_str());
+    }
+    span.record("outcome", ended.0.name());
+    ended
+}
+
+/// Passes over the ticks that are not run, does the work, and records its end.
+async fn started<DB: Database>(
+    core: Arc<Core<DB>>,
+    job: Job<DB>,
+    claimed: (Claim, ClaimedRow, Instant),
+    mut tick: Row,
+    start: Start,
+    stopped: CancellationToken,
+) -> (Ended, Option<Duration>) {
+    let (claim, row, sent) = &claimed;
+    let keeper = Keeper::start(&core, claim, *sent);
+    tracing::debug!(schedule = %claim.key, token = %claim.token, ?tick, ?start, "claimed");
+    match pass_over(&core, &job.schedule, claim, &tick, start).await {
+        Ok(true) => {}
+        Ok(false) => return (Ended::Lost, None),
+        Err(error) => {
+            tracing::error!(schedule = %claim.key, ?error, "the slot could not be moved");
+            hand_back(&core, claim, keeper).await;
+            return (Ended::HandedBack, None);
+        }
+    }
+    match start {
+        Start::Skip { next, .. } => return (Ended::PassedOver, (next - row.now).to_std().ok()),
+        Start::Move { to, missed, .. } => (tick.slot, tick.missed, tick.attempt) = (to, missed, 1),
+        Start::Run | Start::GiveUp => {}
+    }
+    let (name, delay) = (claim.key.clone(), row.now - tick.slot);
+    let of = |claimed, exclusive| Tick::new(core.clone(), job.schedule.clone(), claimed, tick, exclusive);
+    if start == Start::GiveUp {
+        return end(of(claimed, None).inner(), Err(GIVEN_UP.to_owned())).await;
+    }
+    let lease = match exclusive(&core, &job.schedule, &keeper, &stopped).await {
+        Exclusive::Acquired(lease) => lease,
+        Exclusive::Failed(error) => return end(of(claimed, None).inner(), Err(error)).await,
+        Exclusive::Lost => return (Ended::Lost, None),
+        Exclusive::Stopped => {
+            keeper.stop().await;
+            put_back(&core, claim.holder, &[job.schedule.times()]).await;
+            return (Ended::HandedBack, None);
+        }
+    };
+    metrics::started(name.as_str(), delay.to_std().unwrap_or_default());
+    let tick = of(claimed, lease.as_ref().map(|lease| lease.claim().clone()));
+    let began = Instant::now();
+    let stop = work(&tick, &job.work, &keeper.lost, lease.as_ref(), &stopped).await;
+    tick.inner().cancel();
+    let ended = match stop {
+        Stop::Ended(result) => {
+            let ended = end(tick.inner(), result).await;
+            drop(keeper);
+            ended
+        }
+        Stop::Lost => (Ended::Lost, None),
+        Stop::HandBack(ended) => {
+            hand_back(&tick.inner().core, &tick.inner().claim, keeper).await;
+            (ended, None)
+        }
+        // The work still runs. Nothing else may, until the leases end.
+        Stop::Unstoppable => {
+            tracing::error!(schedule = tick.name(), "the work does not stop; its lease is left to end");
+            metrics::ran(name.as_str(), Ended::Lost.name(), began.elapsed());
+            lease.map(Lease::detach);
+            return (Ended::Lost, None);
+        }
+    };
+    metrics::ran(name.as_str(), ended.0.name(), began.elapsed());
+    release(lease, &ended.0).await;
+    ended
+}
+
+/// Hands back a claim whose work has stopped.
+async fn hand_back<DB: Database>(core: &Core<DB>, claim: &Claim, keeper: Keeper) {
+    keeper.stop().await;
+    abandon(core, claim).await;
+}
+
+/// What came of the wait for the key that a run needs as well.
+enum Exclusive<DB: Database> {
+    /// `None`: the run needs no key.
+    Acquired(Option<Lease<DB>>),
+    Failed(String),
+    /// The tick was lost.
+    Lost,
+    Stopped,
+}
+
+/// Waits for the key that a run needs as well. A run that is stopped by then does not begin.
+async fn exclusive<DB: Database>(
+    core: &Core<DB>,
+    schedule: &Schedule,
+    keeper: &Keeper,
+    stopped: &CancellationToken,
+) -> Exclusive<DB> {
+    let acquiring = async {
+        let (Some(key), Some(lock)) = (&schedule.exclusive, &core.lock) else { return Exclusive::Acquired(None) };
+        match lock.acquire(key.as_str(), Duration::MAX).await {
+            Ok(Attempt::Acquired(lease)) => Exclusive::Acquired(Some(lease)),
+            Ok(Attempt::Refused(refusal)) => Exclusive::Failed(refusal.to_string()),
+            Err(error) => Exclusive::Failed(error.to_string()),
+        }
+    };
+    tokio::select! {
+        biased;
+        () = keeper.lost.cancelled() => Exclusive::Lost,
+        () = stopped.cancelled() => Exclusive::Stopped,
+        acquired = acquiring => acquired,
+    }
+}
+
+/// Releases the key with the run's status. Work that was stopped abandons it.
+async fn release<DB: Database>(lease: Option<Lease<DB>>, ended: &Ended) {
+    let Some(lease) = lease else { return };
+    let status = match ended {
+        Ended::Succeeded => Status::Succeeded,
+        Ended::Failed { .. } => Status::Failed,
+        Ended::PassedOver | Ended::Lost | Ended::HandedBack => return drop(lease.abandon().await),
+    };
+    // A failure is logged, and the key ends with its lease.
+    drop(lease.release(status).await);
+}
+
+/// Moves the slot, if ticks are passed over. Returns `false` if the claim does not stand.
+async fn pass_over<DB: Database>(
+    core: &Core<DB>,
+    schedule: &Schedule,
+    claim: &Claim,
+    row: &Row,
+    start: Start,
+) -> Result<bool, Error> {
+    let (to, runs, missed, skipped) = match start {
+        Start::Run | Start::GiveUp => return Ok(true),
+        Start::Move { to, missed, skipped } => (to, true, missed, skipped),
+        Start::Skip { next, skipped } => (next, false, 0, skipped),
+    };
+    tracing::warn!(schedule = %claim.key, from = %row.slot, %to, missed = missed.max(skipped), "ticks were missed");
+    let times = schedule.times();
+    let pass = Pass { times: &times, from: row.slot, to, runs, missed, skipped };
+    answered!(core, Action::Update, &quoted(&claim.key), conn => DB::pass_over(conn, claim, &pass))
+}
+
+/// Why the work is over.
+enum Stop {
+    Ended(Result<(), String>),
+    /// The tick was lost, and the work has stopped.
+    Lost,
+    /// The work has stopped, and another instance may take over.
+    HandBack(Ended),
+    /// The work was told to stop, and goes on.
+    Unstoppable,
+}
+
+/// Does the work until it ends, a lease is lost, its time is over, or the runner is stopped.
+async fn work<DB: Database>(
+    tick: &Tick<DB>,
+    work: &Work<DB>,
+    lost: &CancellationToken,
+    lease: Option<&Lease<DB>>,
+    stopped: &CancellationToken,
+) -> Stop {
+    let limit = tick.inner().schedule.timeout;
+    let losing = async {
+        let stop = tokio::select! {
+            () = lost.cancelled() => Stop::Lost,
+            () = wait_for(lease.map(Lease::lost)) => Stop::HandBack(Ended::Lost),
+        };
+        // The transaction of `finish_in` decides by itself, and its commit ends the claim.
+        tick.inner().not_committing().await;
+        stop
+    };
+    // A task of its own, so that a panic of the work is a failure of the run.
+    let (work, own) = (work.clone(), tick.clone());
+    let mut task = AbortOnDropHandle::new(tokio::spawn(async move { work(own).await }.in_current_span()));
+    let stop = tokio::select! {
+        biased;
+        result = &mut task => {
+            return Stop::Ended(result.unwrap_or_else(|panic| Err(format!("the work panicked: {panic}"))));
+        }
+        stop = losing => stop,
+        () = stopped.cancelled() => Stop::HandBack(Ended::HandedBack),
+        () = wait_for(limit.map(sleep)) => {
+            Stop::Ended(Err(format!("stopped: it took longer than its timeout of {:?}", limit.unwrap_or_default())))
+        }
+    };
+    tick.inner().cancel();
+    task.abort();
+    match timeout(STOPPING, task).await {
+        // It succeeded before it could be dropped. Another run would repeat it.
+        Ok(Ok(Ok(()))) if !matches!(stop, Stop::HandBack(Ended::Lost)) => Stop::Ended(Ok(())),
+        Ok(_) => stop,
+        Err(_) => Stop::Unstoppable,
+    }
+}
+
+/// Waits for a future, if there is one.
+async fn wait_for(event: Option<impl Future<Output = ()>>) {
+    match event {
+        Some(event) => event.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Records the end of the run.
+async fn end<DB: Database>(tick: &Inner<DB>, result: Result<(), String>) -> (Ended, Option<Duration>) {
+    if !tick.ended_in_transaction() {
+        return recorded(tick, result).await.unwrap_or((Ended::Lost, None));
+    }
+    // The tick has ended with its transaction if, and only if, that was committed. Then its claim
+    // does not stand.
+    let failed = result.err().unwrap_or_else(|| UNCOMMITTED.to_owned());
+    match recorded(tick, Err(failed)).await {
+        Ok((Ended::Lost, _)) => recorded(tick, Ok(())).await,
+        ended => ended,
+    }
+    .unwrap_or((Ended::Lost, None))
+}
+
+/// Records the end of the run as `S` or `F`. An error was logged.
+async fn recorded<DB: Database>(
+    tick: &Inner<DB>,
+    result: Result<(), String>,
+) -> Result<(Ended, Option<Duration>), Failure> {
+    let error: Option<String> = result.err().map(|error| error.chars().take(ERROR).collect());
+    let status = if error.is_some() { Status::Failed } else { Status::Succeeded };
+    let (end, then) = tick.end(status, error.as_deref());
+    if !send_end(tick, &end).await? {
+        return Ok((Ended::Lost, None));
+    }
+    let (schedule, slot) = (tick.claim.key.as_str(), end.slot);
+    tracing::info!(schedule, %slot, attempt = end.attempt, status = end.status, error, "run");
+    let due_in = match then {
+        Then::Next(next) => (next - tick.now()).to_std().unwrap_or_default(),
+        Then::Again(pause) => pause.to_std().unwrap_or_default(),
+    };
+    let again = matches!(then, Then::Again(_));
+    Ok((error.map_or(Ended::Succeeded, |error| Ended::Failed { error, again }), Some(due_in)))
+}
+
+/// Sends the end until there is a reply. An end that is sent again is recognized by its row in the
+/// history. After the lease, an end is still recorded if no other instance has taken over.
+async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>) -> Result<bool, Failure> {
+    let core = &tick.core;
+    let limit = core.limit() + core.lease.to_std().unwrap_or_default();
+    let mut pauses = Backoff::up_to(Duration::from_secs(1));
+    let plain = end.error.map(|error| error.escape_default().take(ERROR).collect::<String>());
+    let mut end = end.clone();
+    loop {
+        match sent!(&core.requests, core.limit(), conn => DB::end_run(conn, &tick.claim, &end, false)) {
+            // The database may not hold the characters of the error.
+            Err(failure) if remedy(&failure, 1) == Remedy::Apart && end.error != plain.as_deref() => {
+                tracing::warn!(schedule = %tick.claim.key, %failure, "the end of a run was refused; sent with its error in ASCII");
+                end.error = plain.as_deref();
+            }
+            Err(failure) if Instant::now() < limit && remedy(&failure, 1) != Remedy::Nothing => {
+                pauses.pause(Duration::MAX).await;
+            }
+            Err(failure) => {
+                tracing::error!(schedule = %tick.claim.key, %failure, "the end of a run could not be recorded");
+                return Err(failure);
+            }
+            stands => return stands,
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The loop of an instance: it looks when something is due, and runs what it has claimed.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use tokio::{
+    task::{JoinHandle, JoinSet},
+    time::{Instant, sleep_until, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    key::{Claim, Holder, Key},
+    retry::Backoff,
+    schedule::{
+        core::{Core, put_back},
+        run::{self, Ended, Job},
+    },
+    store::{Database, schedule::Times},
+};
+
+/// The most schedules that one look claims.
+const MOST: u32 = 20;
+/// By how much a look is late, so that instances do not all look at the same moment.
+const JITTER: Duration = Duration::from_millis(20);
+/// After how many of the longest pauses between looks the times are registered again, and the
+/// longest pause between two registrations.
+const REGISTER_EVERY: u32 = 30;
+const REGISTER_AT_LEAST_EVERY: Duration = Duration::from_secs(60);
+
+/// An instance that runs its schedules, until it is shut down or dropped.
+///
+/// If it is dropped, it claims nothing more, and its runs are stopped and handed back in the
+/// background.
+#[must_use = "dropping it stops the schedules"]
+#[derive(Debug)]
+pub struct Running {
+    /// No more claims.
+    closed: CancellationToken,
+    /// Runs are stopped.
+    stopped: CancellationToken,
+    driver: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    pub(super) fn start<DB: Database>(core: Arc<Core<DB>>, jobs: HashMap<Key, Job<DB>>, known: Vec<Times>) -> Self {
+        let (closed, stopped) = (CancellationToken::new(), CancellationToken::new());
+        let runner = Runner { core, jobs, known, closed: closed.clone(), stopped: stopped.clone() };
+        Self { closed, stopped, driver: Some(tokio::spawn(runner.drive())) }
+    }
+
+    /// Claims nothing more, and waits for the runs to end. After `limit`, those that are left are
+    /// stopped and handed back: another instance runs their ticks again. Returns whether all ended
+    /// by themselves.
+    ///
+    /// Work that is stopped is dropped. Handing it back may take another ten seconds. Work that
+    /// succeeds before it can be dropped, because it blocks its thread, is recorded as succeeded.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the runs are stopped and handed back in the background.
+    pub async fn shutdown(mut self, limit: Duration) -> bool {
+        self.closed.cancel();
+        let Some(mut driver) = self.driver.take() else { return true };
+        let ended = timeout(limit, &mut driver).await.is_ok();
+        self.stopped.cancel();
+        if !ended {
+            driver.await.ok();
+        }
+        ended
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.closed.cancel();
+        self.stopped.cancel();
+    }
+}
+
+struct Runner<DB: Database> {
+    core: Arc<Core<DB>>,
+    jobs: HashMap<Key, Job<DB>>,
+    known: Vec<Times>,
+    closed: CancellationToken,
+    stopped: CancellationToken,
+}
+
+/// The runs of an instance.
+type Runs = JoinSet<(Ended, Option<Duration>)>;
+
+impl<DB: Database> Runner<DB> {
+    async fn drive(self) {
+        let mut runs = Runs::new();
+        let mut look_at = Instant::now();
+        let mut register_at = self.next_registration();
+        let mut pauses = self.pauses();
+        loop {
+            let free = self.core.at_once.saturating_sub(u32::try_from(runs.len()).unwrap_or(u32::MAX));
+            tokio::select! {
+                biased;
+                () = self.closed.cancelled() => break,
+                Some(ended) = runs.join_next() => {
+                    // A run that ended leaves room, and its schedule may be due again.
+                    let due_in = if free == 0 { Some(Duration::ZERO) } else { ended.ok().and_then(|ended| ended.1) };
+                    look_at = due_in.map_or(look_at, |due_in| look_at.min(Instant::now() + due_in));
+                }
+                () = sleep_until(look_at), if free > 0 => {
+                    let pause = self.look(&mut runs, free.min(MOST), &mut pauses).await;
+                    look_at = Instant::now() + pause;
+                }
+                () = sleep_until(register_at) => {
+                    self.register_again().await;
+                    register_at = self.next_registration();
+                }
+            }
+        }
+        while runs.join_next().await.is_some() {}
+    }
+
+    fn next_registration(&self) -> Instant {
+        let pause = (REGISTER_EVERY * self.core.look_every).min(REGISTER_AT_LEAST_EVERY);
+        Instant::now() + pause.mul_f64(0.75 + fastrand::f64() / 4.0)
+    }
+
+    /// Puts back times of this instance that are gone, or that an instance replaced which is gone.
+    async fn register_again(&self) {
+        let schedules = self.jobs.values().map(|job| &*job.schedule);
+        if let Err(error) = self.core.register(schedules, Some(self.core.lease)).await {
+            tracing::warn!(?error, "the times of schedules could not be checked; trying again");
+        }
+    }
+
+    /// The pauses while something is due that cannot be claimed, or the database fails.
+    fn pauses(&self) -> Backoff {
+        Backoff::between(Duration::from_millis(20), self.core.look_every)
+    }
+
+    /// Claims what is due and runs it. Returns the time until the next look.
+    async fn look(&self, runs: &mut Runs, most: u32, pauses: &mut Backoff) -> Duration {
+        let holder = Holder::unique();
+        let (sent, reply) = self.core.claim(&self.known, holder, most).await;
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(failure) => {
+                tracing::warn!(%failure, "schedules could not be claimed; trying again");
+                return pauses.next();
+            }
+        };
+        let claimed = reply.claimed.len();
+        if claimed > 0 && self.closed.is_cancelled() {
+            put_back(&self.core, holder, &self.known).await;
+            return self.core.look_every;
+        }
+        for row in reply.claimed {
+            let Some(job) = self.jobs.get(&row.name).cloned() else { continue };
+            let claim = Claim { key: row.name.clone(), holder, token: row.token };
+            runs.spawn(run::run(self.core.clone(), job, (claim, row, sent), self.stopped.clone()));
+        }
+        let next_in = reply.next_in.map_or(self.core.look_every, |next| next.to_std().unwrap_or_default());
+        if next_in.is_zero() && claimed == 0 {
+            return pauses.next();
+        }
+        *pauses = self.pauses();
+        if next_in.is_zero() {
+            return Duration::ZERO;
+        }
+        let jitter = (next_in / 10).min(JITTER).mul_f64(fastrand::f64());
+        next_in.min(self.core.look_every.mul_f64(0.9 + fastrand::f64() / 10.0)) + jitter
+    }
+}

@@ -1,0 +1,356 @@
+//! The schedules of an application, with their work.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use chrono::TimeDelta;
+use sqlx::Pool;
+use tokio::time::Instant;
+
+use crate::{
+    error::Error,
+    hedge::{Hedge, attempt},
+    key::Key,
+    label,
+    lease::lock::LeaseLock,
+    retry::{DAY, TIME_LIMIT, time_limit, within},
+    rules::Rules,
+    schedule::{
+        core::Core,
+        run::{self, Job},
+        runner::Running,
+        spec::Schedule,
+        tick::Tick,
+    },
+    store::{
+        Database,
+        pools::{Connections, Purpose},
+    },
+};
+
+/// The most schedules of one instance: what one statement can name.
+const MOST: usize = 10_000;
+
+/// Schedules with their work: each tick runs on one of the instances that know it, and on another
+/// one if that dies.
+///
+/// Every instance makes the same schedules and calls [`start`](Self::start). The table
+/// `t_resource_schedule` has one row for each; [`migrate`](crate::migrate) creates it. The slot of
+/// a row is moved on when a run **ends**, so a crash loses no tick.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// use std::time::Duration;
+/// use rowlock::{CatchUp, Schedule, Schedules, Tick};
+///
+/// rowlock::migrate(&pool).await?;
+/// let schedules = Schedules::new(pool)
+///     .on(
+///         Schedule::cron("nightly-report", "30 2 * * *")?.zone("Europe/Berlin")?,
+///         async |tick: Tick<_>| {
+///             println!("the report of {}, {} missed", tick.slot(), tick.missed());
+///             Ok::<_, std::io::Error>(())
+///         },
+///     )
+///     .on(
+///         Schedule::every("refresh", Duration::from_secs(30))?.catch_up(CatchUp::Skip)?,
+///         async |_| Ok::<_, std::io::Error>(()),
+///     );
+/// let running = schedules.start().await?;
+/// // ... until the program is asked to end
+/// running.shutdown(Duration::from_secs(20)).await;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "schedules run after `start`"]
+pub struct Schedules<DB: Database> {
+    pool: Pool<DB>,
+    share_pool: bool,
+    label: String,
+    lease: TimeDelta,
+    time_limit: Duration,
+    look_every: Duration,
+    at_once: u32,
+    version: i64,
+    lock: Option<LeaseLock<DB>>,
+    pub(super) jobs: Vec<Job<DB>>,
+}
+
+impl<DB: Database> Schedules<DB> {
+    /// Creates an instance without schedules on the pool's database. Nothing is sent yet.
+    pub fn new(pool: Pool<DB>) -> Self {
+        Self {
+            pool,
+            share_pool: false,
+            label: label::default(),
+            lease: TimeDelta::seconds(30),
+            time_limit: TIME_LIMIT,
+            look_every: Duration::from_secs(2),
+            at_once: 32,
+            version: 0,
+            lock: None,
+            jobs: Vec::new(),
+        }
+    }
+
+    /// Adds a schedule with its work.
+    ///
+    /// An error of the work makes the run fail, and so does a panic. The work is dropped if the run
+    /// loses its lease or its key, takes longer than its timeout, or is stopped.
+    ///
+    /// # Examples
+    /// Work that needs a pool, or anything else, clones it for each run:
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # fn example(pool: sqlx::SqlitePool, nightly: rowlock::Schedule) {
+    /// use rowlock::{Schedules, Tick};
+    ///
+    /// let accounts = pool.clone();
+    /// let jobs = Schedules::new(pool).on(nightly, move |tick: Tick<_>| {
+    ///     let accounts = accounts.clone();
+    ///     async move {
+    ///         let sql = "INSERT INTO report (day) VALUES (?)";
+    ///         sqlx::query(sql).bind(tick.slot()).execute(&accounts).await
+    ///     }
+    /// });
+    /// # }
+    /// ```
+    pub fn on<T, E, W, F>(mut self, schedule: Schedule, work: W) -> Self
+    where
+        E: fmt::Display,
+        W: Fn(Tick<DB>) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let work: run::Work<DB> = Arc::new(move |tick| {
+            let work = work(tick);
+            Box::pin(async move { work.await.map(drop).map_err(|error| error.to_string()) })
+        });
+        self.jobs.push(Job { schedule: Arc::new(schedule), work });
+        self
+    }
+
+    /// Sets after how long without a renewal another instance runs a tick again: 30 s by default.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a duration outside of 100 ms to 30 days.
+    pub fn lease(mut self, lease: Duration) -> Result<Self, Error> {
+        let rule = "it has to be from 100 ms to 30 days";
+        self.lease = within("a lease", lease, Duration::from_millis(100), 30 * DAY, rule)?;
+        Ok(self)
+    }
+
+    /// Sets the label of this instance, which the history records: host name and process id by
+    /// default.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for more than 45 characters, or control characters.
+    pub fn label(mut self, label: &str) -> Result<Self, Error> {
+        label::check(label)?;
+        label.clone_into(&mut self.label);
+        Ok(self)
+    }
+
+    /// Sets how long one statement may take, including the wait for a connection: 5 s by default.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a duration outside of 1 ms to one hour.
+    pub fn time_limit(mut self, limit: Duration) -> Result<Self, Error> {
+        self.time_limit = time_limit(limit)?;
+        Ok(self)
+    }
+
+    /// Sets the longest pause between two looks at the table: 2 s by default. An instance knows
+    /// when its schedules are due; the pause delays a trigger, and what other instances hand back.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a duration outside of 10 ms to one hour.
+    pub fn look_every(mut self, pause: Duration) -> Result<Self, Error> {
+        let (least, most) = (Duration::from_millis(10), Duration::from_secs(3600));
+        within("a pause between looks", pause, least, most, "it has to be from 10 ms to one hour")?;
+        self.look_every = pause;
+        Ok(self)
+    }
+
+    /// Sets how many ticks this instance runs at the same time: 32 by default.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a number outside of 1 to 10,000.
+    pub fn at_once(mut self, runs: u32) -> Result<Self, Error> {
+        if !(1..=10_000).contains(&runs) {
+            let (setting, value) = ("a number of runs at once", runs.to_string());
+            return Err(Error::InvalidSetting { setting, value, rule: "it has to be from 1 to 10,000" });
+        }
+        self.at_once = runs;
+        Ok(self)
+    }
+
+    /// Sets the version of this instance, a number that grows with each deploy: 0 by default.
+    ///
+    /// Times that were registered by a higher version are not replaced. So an instance of an older
+    /// deploy that restarts beside newer ones does not register its times again; see
+    /// [`start`](Self::start).
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a number of 2^63 or more.
+    pub fn version(mut self, version: u64) -> Result<Self, Error> {
+        self.version = i64::try_from(version).map_err(|_| Error::InvalidSetting {
+            setting: "a version",
+            value: version.to_string(),
+            rule: "it has to be below 2^63",
+        })?;
+        Ok(self)
+    }
+
+    /// Sets the lock that takes the keys of schedules that are
+    /// [exclusive with one](Schedule::exclusive_with), for keys that are to have other terms than
+    /// the schedules: another lease, the order of arrival, or
+    /// [`article_clients`](crate::LeaseLockBuilder::article_clients).
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a lock of another pool, one with a minimum interval, which
+    /// would refuse retries and ticks, or one with [`Rules::Article`], under which a failed run
+    /// would block all later ones.
+    pub fn lock(mut self, lock: LeaseLock<DB>) -> Result<Self, Error> {
+        let terms = &lock.on.terms;
+        let (value, rule) = if !Arc::ptr_eq(&lock.pool().connect_options(), &self.pool.connect_options()) {
+            ("another pool", "it has to be built on the pool of the schedules")
+        } else if !terms.min_interval.is_zero() {
+            ("a minimum interval", "a schedule's distances are those of its ticks")
+        } else if terms.rules == Rules::Article {
+            ("Rules::Article", "a run that fails would block all later ones until an operator acts")
+        } else {
+            self.lock = Some(lock);
+            return Ok(self);
+        };
+        Err(Error::InvalidSetting { setting: "a lock for schedules", value: value.to_owned(), rule })
+    }
+
+    /// Sends all statements over the application's pool. By default, schedules share the
+    /// connections that locks open for themselves; see
+    /// [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool).
+    pub fn share_pool(mut self) -> Self {
+        self.share_pool = true;
+        self
+    }
+
+    /// Registers the schedules, and begins to run their ticks on this runtime.
+    ///
+    /// A schedule whose times are registered already keeps its slot, so an instance that starts
+    /// loses no tick. Other times replace the registered ones, unless those were registered by a
+    /// higher [version](Self::version): the next slot is then the first one from now on. Instances
+    /// that know only other times no longer run the schedule; a run that is under way goes on.
+    ///
+    /// An instance that runs looks about once a minute whether its times are still registered. It
+    /// registers them again if the row is gone, or has a lower version. If the row has other times
+    /// of the same version, it registers its own once the schedule is overdue by more than a lease:
+    /// no instance that knows those times is at work then. The ticks since are caught up on.
+    ///
+    /// During a deploy, old and new instances are there at the same time. Give each deploy a higher
+    /// version (the number of the build, say). Then the newest times count, however often an old
+    /// instance restarts. Without a version, the times that were registered last count. If only the
+    /// old instances know those, the schedule pauses between the end of the last of them and the
+    /// moment at which a new one registers its own times.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSchedule`] for a name that was added twice, [`Error::InvalidSetting`] for
+    /// too many schedules, [`Error::ScheduleTablesMissing`], [`Error::NoRuntime`],
+    /// [`Error::Database`], [`Error::TimedOut`]. With a key, also [`Error::TableMissing`] and
+    /// [`Error::KeyTooLong`] and similar errors of the table of locks.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, some of the schedules may be registered. The call can be repeated.
+    pub async fn start(&self) -> Result<Running, Error> {
+        let core = self.checked(&self.jobs).await?;
+        let known = core.register(self.jobs.iter().map(|job| &*job.schedule), None).await?;
+        let jobs: HashMap<Key, Job<DB>> =
+            self.jobs.iter().map(|job| (job.schedule.name.clone(), job.clone())).collect();
+        Ok(Running::start(core, jobs, known))
+    }
+
+    /// Checks what these jobs need, and returns what their runs share.
+    pub(super) async fn checked(&self, jobs: &[Job<DB>]) -> Result<Arc<Core<DB>>, Error> {
+        self.check_names()?;
+        let keys: Vec<&Key> = jobs.iter().filter_map(|job| job.schedule.exclusive.as_ref()).collect();
+        let lock = if keys.is_empty() { None } else { Some(self.lock_of_keys()?) };
+        let core = self.core_with(lock);
+        core.check().await?;
+        if let Some(lock) = &core.lock {
+            let table = lock.shared.known_table(core.limit()).await?;
+            keys.into_iter().try_for_each(|key| table.admits(key, &lock.on.terms.label))?;
+        }
+        Ok(core)
+    }
+
+    fn lock_of_keys(&self) -> Result<LeaseLock<DB>, Error> {
+        if let Some(lock) = &self.lock {
+            return Ok(lock.clone());
+        }
+        let builder = LeaseLock::builder(self.pool.clone()).label(&self.label).time_limit(self.time_limit);
+        let builder = if self.share_pool { builder.share_pool() } else { builder };
+        builder.build()?.lease(self.lease.to_std().unwrap_or_default())
+    }
+
+    fn check_names(&self) -> Result<(), Error> {
+        if self.jobs.len() > MOST {
+            let (setting, value) = ("a number of schedules", self.jobs.len().to_string());
+            return Err(Error::InvalidSetting { setting, value, rule: "it has to be at most 10,000" });
+        }
+        let mut names = BTreeSet::new();
+        match self.jobs.iter().map(|job| &job.schedule.name).find(|name| !names.insert(*name)) {
+            Some(name) => {
+                Err(Error::InvalidSchedule { name: name.clone(), wrong: "it was added more than once".into() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn core(&self) -> Arc<Core<DB>> {
+        self.core_with(None)
+    }
+
+    fn core_with(&self, lock: Option<LeaseLock<DB>>) -> Arc<Core<DB>> {
+        let connections = |purpose| match self.share_pool {
+            true => Connections::shared(self.pool.clone()),
+            false => Connections::new(self.pool.clone(), purpose),
+        };
+        let requests = connections(Purpose::Requests);
+        let hedge = Hedge {
+            pool: connections(Purpose::Renewals),
+            requests: requests.clone(),
+            delay: attempt(self.lease.to_std().unwrap_or_default()) / 4,
+            pool_exhausted_until: Arc::new(Mutex::new(Instant::now())),
+        };
+        Arc::new(Core {
+            requests,
+            label: self.label.clone(),
+            lease: self.lease,
+            time_limit: self.time_limit,
+            look_every: self.look_every,
+            at_once: self.at_once,
+            version: self.version,
+            hedge,
+            lock,
+        })
+    }
+}
+
+impl<DB: Database> Clone for Schedules<DB> {
+    fn clone(&self) -> Self {
+        let (label, lock) = (self.label.clone(), self.lock.clone());
+        Self { pool: self.pool.clone(), label, lock, jobs: self.jobs.clone(), ..*self }
+    }
+}
+
+impl<DB: Database> fmt::Debug for Schedules<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.jobs.iter().map(|job| job.schedule.name()).collect();
+        f.debug_struct("Schedules").field("database", &DB::NAME).field("names", &names).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,379 @@
+//! What a schedule is: its times, and what happens with ticks that are late or fail.
+
+use std::{str::FromStr as _, time::Duration};
+
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
+use chrono_tz::Tz;
+
+use crate::{error::Error, key::Key, retry::within, schedule::cron::Pattern};
+
+const LEAST: Duration = Duration::from_millis(100);
+const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+const PERIODS: &str = "it has to be from 100 ms to 366 days, in whole milliseconds";
+/// The longest text of a pattern.
+const PATTERN: usize = 200;
+
+/// The slot of a schedule whose pattern has no further time: the end of what all databases hold.
+const NEVER: DateTime<Utc> = match DateTime::from_timestamp(253_370_764_800, 0) {
+    Some(year_9999) => year_9999,
+    None => DateTime::UNIX_EPOCH,
+};
+
+/// What happens with ticks that nothing ran at their time: all instances were down, the schedule
+/// was paused, or a run took longer than the period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CatchUp {
+    /// The last tick runs if it is not older than the [grace](Schedule::grace). All others are
+    /// passed over, and the history counts them.
+    Skip,
+    /// The last tick runs, and stands for all others.
+    #[default]
+    Once,
+    /// The last ticks run one after another, at most this many: 1 to 1,000. The first of them
+    /// stands for those before it.
+    All(u32),
+}
+
+/// How often, and after which pauses, a tick whose run failed is run again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retries {
+    pub(super) times: u32,
+    pub(super) first: TimeDelta,
+    pub(super) longest: TimeDelta,
+}
+
+impl Retries {
+    /// Runs a tick again up to `times` times after failures, at once. Zero is the default.
+    ///
+    /// A run whose process died counts as one of them, but is always taken over, ten times at most.
+    pub fn times(times: u32) -> Self {
+        Self { times, first: TimeDelta::zero(), longest: TimeDelta::zero() }
+    }
+
+    /// Sets the pause after the first failure, and the longest: each pause is twice the one before.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a pause of more than 366 days, or a longest pause below the
+    /// first.
+    pub fn backoff(self, first: Duration, longest: Duration) -> Result<Self, Error> {
+        let rule = "it has to be at most 366 days, and the longest not below the first";
+        let first = within("a back-off", first, Duration::ZERO, longest, rule)?;
+        let longest = within("a back-off", longest, Duration::ZERO, YEAR, rule)?;
+        Ok(Self { first, longest, ..self })
+    }
+
+    /// Returns the pause after the failure of this attempt, counted from 1.
+    pub(super) fn pause(self, attempt: u32) -> TimeDelta {
+        let factor = 1 << attempt.saturating_sub(1).min(30);
+        self.first.checked_mul(factor).map_or(self.longest, |pause| pause.min(self.longest))
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Timing {
+    Cron { pattern: Box<Pattern>, zone: Tz },
+    Every(TimeDelta),
+    After(TimeDelta),
+}
+
+/// A schedule: a name, the times of its ticks, and what happens with ticks that are late or fail.
+///
+/// All instances that know the schedule share its row in the table `t_resource_schedule`.
+///
+/// ```
+/// # fn main() -> Result<(), rowlock::Error> {
+/// use std::time::Duration;
+/// use rowlock::{CatchUp, Retries, Schedule};
+///
+/// let report = Schedule::cron("nightly-report", "30 2 * * *")?
+///     .zone("Europe/Berlin")?
+///     .catch_up(CatchUp::Skip)?
+///     .grace(Duration::from_secs(5 * 60))?
+///     .retry(Retries::times(3).backoff(Duration::from_secs(10), Duration::from_secs(600))?)?;
+/// let refresh = Schedule::every("refresh", Duration::from_secs(30))?;
+/// let sweep = Schedule::after("sweep", Duration::from_secs(600))?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    pub(super) name: Key,
+    pub(super) timing: Timing,
+    /// The times as the row keeps them.
+    text: String,
+    pub(super) catch_up: CatchUp,
+    pub(super) grace: TimeDelta,
+    pub(super) retries: Retries,
+    pub(super) timeout: Option<Duration>,
+    pub(super) exclusive: Option<Key>,
+}
+
+impl Schedule {
+    /// Creates a schedule with a tick at each time that matches a cron pattern, in UTC unless
+    /// [`zone`](Self::zone) sets another time zone.
+    ///
+    /// The pattern has five fields (minute, hour, day of the month, month, day of the week), or six
+    /// with seconds in front. Where the clock is changed, a pattern that names hours has one tick
+    /// in a repeated hour, the first, and a tick at the end of a gap that left its time out. A
+    /// pattern that matches every hour follows elapsed time instead.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] for a text that is not a name, [`Error::InvalidSchedule`] for one that
+    /// is not a pattern or that no time matches.
+    pub fn cron(name: &str, pattern: &str) -> Result<Self, Error> {
+        let name = Key::new(name)?;
+        let text = pattern.split_whitespace().collect::<Vec<_>>().join(" ");
+        let wrong = |wrong: String| {
+            let pattern = text.chars().take(80).collect::<String>();
+            Error::InvalidSchedule { name: name.clone(), wrong: format!("the cron pattern {pattern:?}: {wrong}") }
+        };
+        if text.len() > PATTERN {
+            return Err(wrong(format!("it has more than {PATTERN} bytes")));
+        }
+        let pattern = Pattern::parse(&text).map_err(wrong)?;
+        Ok(Self::new(name, Timing::Cron { pattern: Box::new(pattern), zone: Tz::UTC }, format!("cron {text}")))
+    }
+
+    /// Creates a schedule with a tick at each multiple of `period` since 1970, so that all
+    /// instances agree on the ticks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] for a text that is not a name, [`Error::InvalidSetting`] for a period
+    /// outside of 100 ms to 366 days.
+    pub fn every(name: &str, period: Duration) -> Result<Self, Error> {
+        let name = Key::new(name)?;
+        let micros = whole("a period", period)?;
+        Ok(Self::new(name, Timing::Every(micros), format!("every {period:?}")))
+    }
+
+    /// Creates a schedule whose first tick is at its registration, and each other one `delay` after
+    /// the end of the run before, on whichever instance that was.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] for a text that is not a name, [`Error::InvalidSetting`] for a delay
+    /// outside of 100 ms to 366 days.
+    pub fn after(name: &str, delay: Duration) -> Result<Self, Error> {
+        let name = Key::new(name)?;
+        let micros = whole("a delay", delay)?;
+        Ok(Self::new(name, Timing::After(micros), format!("after {delay:?}")))
+    }
+
+    fn new(name: Key, timing: Timing, text: String) -> Self {
+        let grace = TimeDelta::minutes(5);
+        let (catch_up, retries) = (CatchUp::default(), Retries::times(0));
+        Self { name, timing, text, catch_up, grace, retries, timeout: None, exclusive: None }
+    }
+
+    /// Sets the time zone in which a cron pattern is read, by its name in the tz database.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSchedule`] for an unknown zone, or a schedule without a cron pattern.
+    pub fn zone(mut self, name: &str) -> Result<Self, Error> {
+        let wrong = |wrong: String| Error::InvalidSchedule { name: self.name.clone(), wrong };
+        let Timing::Cron { zone, .. } = &mut self.timing else {
+            return Err(wrong("only a cron pattern has a time zone".to_owned()));
+        };
+        let unknown = |_| wrong(format!("{:?} is no time zone", name.chars().take(80).collect::<String>()));
+        *zone = Tz::from_str(name).map_err(unknown)?;
+        Ok(self)
+    }
+
+    /// Sets what happens with ticks that nothing ran at their time: [`CatchUp::Once`] by default.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for [`CatchUp::All`] with a number outside of 1 to 1,000.
+    pub fn catch_up(mut self, catch_up: CatchUp) -> Result<Self, Error> {
+        if let CatchUp::All(most @ (0 | 1_001..)) = catch_up {
+            let (setting, value) = ("a number of ticks to catch up on", most.to_string());
+            return Err(Error::InvalidSetting { setting, value, rule: "it has to be from 1 to 1,000" });
+        }
+        self.catch_up = catch_up;
+        Ok(self)
+    }
+
+    /// Sets how late a run may start and still count as on time: five minutes by default. With
+    /// [`CatchUp::Skip`], a tick that is older is passed over.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for more than 366 days.
+    pub fn grace(mut self, grace: Duration) -> Result<Self, Error> {
+        self.grace = within("a grace", grace, Duration::ZERO, YEAR, "it has to be at most 366 days")?;
+        Ok(self)
+    }
+
+    /// Sets how often a tick whose run failed is run again: never by default.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for more than 1,000 times.
+    pub fn retry(mut self, retries: Retries) -> Result<Self, Error> {
+        if retries.times > 1_000 {
+            let (setting, value) = ("a number of retries", retries.times.to_string());
+            return Err(Error::InvalidSetting { setting, value, rule: "it has to be at most 1,000" });
+        }
+        self.retries = retries;
+        Ok(self)
+    }
+
+    /// Sets the longest that a run may take: without a limit by default.
+    ///
+    /// The work is then dropped, and its tasks are told by the tick's [cancellation
+    /// token](crate::Tick::cancellation_token). The run counts as failed, so it is
+    /// [retried](Self::retry) as after an error. Work that succeeds before it can be dropped,
+    /// because it blocks its thread, has succeeded. The wait for a key
+    /// ([`exclusive_with`](Self::exclusive_with)) does not count.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a duration outside of 1 ms to 366 days.
+    pub fn timeout(mut self, limit: Duration) -> Result<Self, Error> {
+        within("a timeout", limit, Duration::from_millis(1), YEAR, "it has to be from 1 ms to 366 days")?;
+        self.timeout = Some(limit);
+        Ok(self)
+    }
+
+    /// Makes each run hold a key of the table `t_resource_lock` as well, so that the schedule and
+    /// other programs that take the key exclude each other.
+    ///
+    /// A run that is due waits until the key is free, and its work begins with both. If either the
+    /// tick or the key is lost, the work is dropped, and the tick is run again. The run releases
+    /// the key with its own status. If its process dies, the instance that takes over waits for the
+    /// end of both leases. A run that waits counts as one of those [at
+    /// once](crate::Schedules::at_once).
+    ///
+    /// The key is taken for the schedules' [lease](crate::Schedules::lease) and under their label,
+    /// unless [`Schedules::lock`](crate::Schedules::lock) sets other terms.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] for a text that is not a key.
+    ///
+    /// # Examples
+    /// ```
+    /// # fn main() -> Result<(), rowlock::Error> {
+    /// use rowlock::Schedule;
+    ///
+    /// // The older service takes the key "billing" of the same table.
+    /// let billing = Schedule::cron("billing", "0 4 * * *")?.exclusive_with("billing")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn exclusive_with(mut self, key: &str) -> Result<Self, Error> {
+        self.exclusive = Some(Key::new(key)?);
+        Ok(self)
+    }
+
+    /// Returns the schedule's name.
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// Returns the times as the row keeps them, without the zone.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Returns the name of the time zone.
+    pub(crate) fn zone_name(&self) -> &'static str {
+        match &self.timing {
+            Timing::Cron { zone, .. } => zone.name(),
+            Timing::Every(_) | Timing::After(_) => "UTC",
+        }
+    }
+
+    /// Returns the first slot of a schedule that is registered at `now`.
+    pub(crate) fn first(&self, now: DateTime<Utc>) -> DateTime<Utc> {
+        match self.timing {
+            Timing::After(_) => now.trunc_subsecs(3),
+            _ => self.next(now),
+        }
+    }
+
+    /// Returns the first slot after `after`, which is strictly later. For a fixed delay, `after` is
+    /// the end of a run.
+    pub(crate) fn next(&self, after: DateTime<Utc>) -> DateTime<Utc> {
+        match &self.timing {
+            Timing::Cron { pattern, zone } => pattern.next(*zone, after).unwrap_or(NEVER).min(NEVER),
+            Timing::Every(period) => {
+                let period = period.num_milliseconds();
+                let slot = (after.timestamp_millis().div_euclid(period) + 1) * period;
+                DateTime::from_timestamp_millis(slot).unwrap_or(NEVER)
+            }
+            Timing::After(delay) => after.trunc_subsecs(3) + *delay,
+        }
+    }
+}
+
+/// Validates a period, which has whole milliseconds: no database's clock has less.
+fn whole(setting: &'static str, value: Duration) -> Result<TimeDelta, Error> {
+    let least = if value.subsec_nanos().is_multiple_of(1_000_000) { LEAST } else { Duration::MAX };
+    within(setting, value, least, YEAR, PERIODS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::retry::DAY;
+
+    fn at(text: &str) -> DateTime<Utc> {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_where_it_is_set() {
+        let schedule = || Schedule::cron("k", "30 2 * * *").unwrap();
+        let year = 400 * DAY;
+        for (wrong, says) in [
+            (Schedule::cron("k", "61 * * * *"), "the cron pattern \"61 * * * *\""),
+            (Schedule::cron("k", "0 0 30 2 *"), "no time matches it"),
+            (Schedule::cron(" k", "0 0 * * *"), "white space"),
+            (schedule().zone("Europe/Berlitz"), "\"Europe/Berlitz\" is no time zone"),
+            (Schedule::every("k", DAY).unwrap().zone("UTC"), "only a cron pattern has a time zone"),
+            (Schedule::every("k", Duration::from_millis(99)), "a period of 99ms is not possible"),
+            (Schedule::every("k", Duration::from_micros(100_500)), "whole milliseconds"),
+            (Schedule::after("k", year), "a delay of"),
+            (schedule().catch_up(CatchUp::All(0)), "from 1 to 1,000"),
+            (schedule().catch_up(CatchUp::All(1_001)), "from 1 to 1,000"),
+            (schedule().grace(year), "a grace of"),
+            (schedule().timeout(year), "a timeout of"),
+            (schedule().timeout(Duration::ZERO), "from 1 ms"),
+            (schedule().exclusive_with(" k"), "white space"),
+            (schedule().retry(Retries::times(1_001)), "at most 1,000"),
+            (Retries::times(1).backoff(DAY, DAY / 2).and_then(|retries| schedule().retry(retries)), "a back-off of"),
+        ] {
+            let error = wrong.unwrap_err().to_string();
+            assert!(error.contains(says), "{error}: {says}");
+        }
+    }
+
+    #[test]
+    fn the_row_keeps_the_times_in_one_form() {
+        let cron = Schedule::cron("k", " 30  2 * * * ").unwrap();
+        assert_eq!((cron.text(), cron.zone_name()), ("cron 30 2 * * *", "UTC"));
+        assert_eq!(cron.zone("Europe/Berlin").unwrap().zone_name(), "Europe/Berlin");
+        assert_eq!(Schedule::every("k", DAY).unwrap().text(), "every 86400s");
+        assert_eq!(Schedule::after("k", LEAST).unwrap().text(), "after 100ms");
+    }
+
+    #[test]
+    fn a_fixed_rate_has_one_grid_and_a_fixed_delay_none() {
+        let every = Schedule::every("k", Duration::from_secs(30)).unwrap();
+        for (after, slot) in [
+            ("2026-01-01T10:00:00Z", "2026-01-01T10:00:30Z"),
+            ("2026-01-01T10:00:29.999999Z", "2026-01-01T10:00:30Z"),
+            ("1969-12-31T23:59:50Z", "1970-01-01T00:00:00Z"),
+        ] {
+            assert_eq!(every.next(at(after)), at(slot));
+        }
+        let after = Schedule::after("k", Duration::from_secs(30)).unwrap();
+        assert_eq!(after.first(at("2026-01-01T10:00:00.123456Z")), at("2026-01-01T10:00:00.123Z"));
+        assert_eq!(after.next(at("2026-01-01T10:00:00.123456Z")), at("2026-01-01T10:00:30.123Z"));
+    }
+
+    #[test]
+    fn pauses_double_up_to_the_longest() {
+        let second = Duration::from_secs(1);
+        let retries = Retries::times(9).backoff(second, 5 * second).unwrap();
+        let pauses = [1, 2, 3, 4, 99, u32::MAX].map(|attempt| retries.pause(attempt).num_seconds());
+        assert_eq!(pauses, [1, 2, 4, 5, 5, 5]);
+        assert_eq!(Retries::times(9).pause(3), TimeDelta::zero());
+    }
+}

@@ -1,0 +1,248 @@
+//! The tick that is passed to the work.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use chrono::{DateTime, Utc};
+use sqlx::Connection as _;
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    action::{Action, Certainty},
+    error::Error,
+    key::{Claim, PreviousClaim, Token},
+    lease::confirm::confirm,
+    rules::Status,
+    schedule::{
+        core::{Core, quoted},
+        plan::{self, Row, Then},
+        spec::Schedule,
+    },
+    store::{
+        Database,
+        failure::Failure,
+        fault::Fault,
+        schedule::{ClaimedRow, End, Times},
+    },
+};
+
+/// A tick of a schedule, as one run of it sees it. It is cheap to clone.
+pub struct Tick<DB: Database>(Arc<Inner<DB>>);
+
+pub(super) struct Inner<DB: Database> {
+    pub core: Arc<Core<DB>>,
+    pub schedule: Arc<Schedule>,
+    pub times: Times,
+    pub claim: Claim,
+    pub row: Row,
+    previous: Option<PreviousClaim>,
+    /// The database's time of the claim, and the instant at which it was sent.
+    claimed: (DateTime<Utc>, Instant),
+    /// Cancelled when the run is over, or its work is to stop.
+    over: CancellationToken,
+    exclusive: Option<Claim>,
+    /// A transaction has been made to end the tick.
+    in_transaction: AtomicBool,
+    /// Such a transaction may be about to be committed.
+    committing: watch::Sender<bool>,
+}
+
+impl<DB: Database> Inner<DB> {
+    /// Returns the database's time, by this machine's clock since the claim.
+    pub fn now(&self) -> DateTime<Utc> {
+        self.claimed.0 + self.claimed.1.elapsed()
+    }
+
+    /// Tells the work's tasks to stop.
+    pub fn cancel(&self) {
+        self.over.cancel();
+    }
+
+    pub fn ended_in_transaction(&self) -> bool {
+        self.in_transaction.load(Ordering::Acquire)
+    }
+
+    /// Waits while a transaction that ends the tick may be about to be committed.
+    pub async fn not_committing(&self) {
+        // The sender is this one.
+        drop(self.committing.subscribe().wait_for(|committing| !committing).await);
+    }
+
+    /// Returns the end of the run, and what follows from it.
+    pub fn end<'a>(&'a self, status: Status, error: Option<&'a str>) -> (End<'a>, Then) {
+        let then = plan::end(&self.schedule, &self.row, status, self.now());
+        let (next, pause) = match then {
+            Then::Next(next) => (Some(next), chrono::TimeDelta::zero()),
+            Then::Again(pause) => (None, pause),
+        };
+        let Row { slot, attempt, missed, .. } = self.row;
+        (End { times: &self.times, slot, attempt, missed, status: status.letter(), error, next, pause }, then)
+    }
+}
+
+impl<DB: Database> Tick<DB> {
+    pub(super) fn new(
+        core: Arc<Core<DB>>,
+        schedule: Arc<Schedule>,
+        (claim, claimed, sent): (Claim, ClaimedRow, Instant),
+        row: Row,
+        exclusive: Option<Claim>,
+    ) -> Self {
+        let times = schedule.times();
+        let previous = claimed.lost.map(|lost| PreviousClaim { token: lost.token, label: lost.label });
+        let claimed = (claimed.now, sent);
+        let (over, in_transaction) = (CancellationToken::new(), AtomicBool::new(false));
+        let committing = watch::Sender::new(false);
+        Self(Arc::new(Inner {
+            core,
+            schedule,
+            times,
+            claim,
+            row,
+            previous,
+            claimed,
+            over,
+            exclusive,
+            in_transaction,
+            committing,
+        }))
+    }
+
+    pub(super) fn inner(&self) -> &Arc<Inner<DB>> {
+        &self.0
+    }
+
+    /// Returns the schedule's name.
+    pub fn name(&self) -> &str {
+        self.0.claim.key.as_str()
+    }
+
+    /// Returns the time of the tick. For a triggered run, this is the time of the trigger.
+    pub fn slot(&self) -> DateTime<Utc> {
+        self.0.row.slot
+    }
+
+    /// Returns the number of this attempt at the tick, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.0.row.attempt
+    }
+
+    /// Returns how many earlier ticks were not run, for which this one stands. More than 10,000 may
+    /// not be counted exactly.
+    pub fn missed(&self) -> u32 {
+        self.0.row.missed
+    }
+
+    /// Returns whether the run was asked for with
+    /// [`Schedules::trigger`](crate::Schedules::trigger), beside the ticks.
+    pub fn is_triggered(&self) -> bool {
+        self.0.row.triggered
+    }
+
+    /// Returns whether the run began later than the schedule's [grace](crate::Schedule::grace)
+    /// after the tick.
+    pub fn is_late(&self) -> bool {
+        self.0.claimed.0 - self.0.row.slot > self.0.schedule.grace
+    }
+
+    /// Returns the fencing token of this run. It grows with every run of the schedule.
+    pub fn token(&self) -> Token {
+        self.0.claim.token
+    }
+
+    /// Returns the run that this one took over from, whose process died or stopped.
+    pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
+        self.0.previous.as_ref()
+    }
+
+    /// Returns the claim of the key that the run holds as well
+    /// ([`Schedule::exclusive_with`](crate::Schedule::exclusive_with)). Its token fences what the
+    /// key guards.
+    pub fn exclusive_claim(&self) -> Option<&Claim> {
+        self.0.exclusive.as_ref()
+    }
+
+    /// Returns a token for tasks that the work spawns. It is cancelled when the work is dropped
+    /// (the run lost its lease or its key, took longer than its timeout, or was stopped), and when
+    /// the work has ended.
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.0.over.child_token()
+    }
+
+    /// Makes the tick end, as succeeded, with the commit of the transaction that is open on `tx`.
+    /// The work and its tick are then committed together: exactly once. A key that the run holds as
+    /// well is confirmed by the same commit.
+    ///
+    /// It is the last statement of the transaction. The work then commits, and returns. If it does
+    /// not commit, the run counts as failed.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the run lost its lease or its key: another instance has the tick, or
+    /// another holder the key. The transaction has to be rolled back. [`Error::Conflict`] if
+    /// another transaction used the row. A renewal of the lease does, every third of it: on
+    /// PostgreSQL, a transaction under REPEATABLE READ or SERIALIZABLE has to end sooner than that,
+    /// and on SQLite one that begins by reading. [`Error::NotInTransaction`], [`Error::Database`],
+    /// [`Error::TimedOut`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the transaction has to be rolled back.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn report(tick: rowlock::Tick<sqlx::Sqlite>, pool: sqlx::SqlitePool) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut tx = pool.begin().await?;
+    /// sqlx::query("INSERT INTO report (day) VALUES (?)").bind(tick.slot()).execute(&mut *tx).await?;
+    /// tick.finish_in(&mut tx).await?;
+    /// tx.commit().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn finish_in(&self, tx: &mut DB::Connection) -> Result<(), Error> {
+        let (key, token) = (self.0.claim.key.clone(), self.0.claim.token);
+        if !tx.is_in_transaction() {
+            return Err(Error::NotInTransaction { key });
+        }
+        if let Some(claim) = &self.0.exclusive {
+            confirm::<DB>(claim, tx, self.0.core.time_limit).await?;
+        }
+        self.0.in_transaction.store(true, Ordering::Release);
+        self.0.committing.send_replace(true);
+        let (end, _) = self.0.end(Status::Succeeded, None);
+        let reply = timeout_at(self.0.core.limit(), DB::end_run(tx, &self.0.claim, &end, true)).await;
+        if matches!(&reply, Ok(Ok(false) | Err(sqlx::Error::Database(_)))) {
+            // The transaction does not end the tick.
+            self.0.committing.send_replace(false);
+        }
+        let failure = match reply {
+            Ok(Ok(true)) => return Ok(()),
+            Ok(Ok(false)) => return Err(Error::Lost { key, token }),
+            Ok(Err(error)) => Failure::Failed(error),
+            Err(_) => Failure::NoReply,
+        };
+        if failure.fault() == Fault::Contention {
+            return Err(Error::conflict(key, 1));
+        }
+        Err(failure.into_error(Action::Confirm, quoted(&key), self.0.core.time_limit, Certainty::NothingChanged))
+    }
+}
+
+impl<DB: Database> Clone for Tick<DB> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<DB: Database> fmt::Debug for Tick<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tick").field("name", &self.name()).field("row", &self.0.row).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,125 @@
+//! `try_tick`: one tick, for applications that have a scheduler already.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
+
+use crate::{
+    action::{Action, Certainty},
+    error::Error,
+    key::{Claim, Holder, Key},
+    schedule::{
+        core::{Core, quoted},
+        run::{self, Ended, Job},
+        schedules::Schedules,
+    },
+    store::{Database, schedule::Times},
+};
+
+/// How [`Schedules::try_tick`] ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TickOutcome {
+    /// The tick was run and succeeded.
+    Succeeded,
+    /// The tick was run and failed.
+    Failed {
+        /// The error of the work.
+        error: String,
+        /// Whether the tick is due again, after the back-off.
+        again: bool,
+    },
+    /// All pending ticks were older than the grace, and nothing was run.
+    PassedOver,
+    /// The run lost its lease or its key, or its end could not be recorded. Another instance may
+    /// run the tick.
+    Lost,
+    /// The work was stopped, and another instance may run the tick at once.
+    HandedBack,
+    /// Nothing was run: the tick is not due, another instance runs it, or the schedule is paused.
+    NotDue {
+        /// How long until the schedule is due, or until the lease of the instance that runs it
+        /// ends. `None` if it is paused, or was registered with other times.
+        retry_after: Option<Duration>,
+    },
+}
+
+impl<DB: Database> Schedules<DB> {
+    /// Runs the tick of one schedule if it is due, for applications that are told by another
+    /// scheduler when to look. The call ends with the run.
+    ///
+    /// The schedule is registered as by [`start`](Self::start).
+    ///
+    /// # Errors
+    /// [`Error::UnknownSchedule`] for a name that was not added; otherwise as
+    /// [`start`](Self::start).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the work is stopped and the tick handed back in the background, so
+    /// that another instance can run it at once. If the runtime ends before that, the tick is run
+    /// again when its lease ends; [`try_tick_until`](Self::try_tick_until) waits for it.
+    pub async fn try_tick(&self, name: &str) -> Result<TickOutcome, Error> {
+        self.try_tick_until(name, std::future::pending()).await
+    }
+
+    /// Runs the tick of one schedule if it is due, as [`try_tick`](Self::try_tick) does, but only
+    /// until `stop` completes. The work is then dropped, and the call ends when the tick has been
+    /// handed back: [`TickOutcome::HandedBack`].
+    ///
+    /// # Errors
+    /// As [`try_tick`](Self::try_tick).
+    ///
+    /// # Cancel safety
+    /// As [`try_tick`](Self::try_tick).
+    pub async fn try_tick_until(&self, name: &str, stop: impl Future<Output = ()>) -> Result<TickOutcome, Error> {
+        let Some(job) = self.jobs.iter().find(|job| job.schedule.name() == name).cloned() else {
+            return Err(Error::UnknownSchedule { name: Key::new(name)? });
+        };
+        let core = self.checked(std::slice::from_ref(&job)).await?;
+        let known = core.register(std::iter::once(&*job.schedule), None).await?;
+        let stopped = CancellationToken::new();
+        let _stop_if_dropped = stopped.clone().drop_guard();
+        let mut run = tokio::spawn(tick(core, job, known, stopped.clone()).in_current_span());
+        let ended = tokio::select! {
+            biased;
+            ended = &mut run => ended,
+            () = stop => {
+                stopped.cancel();
+                run.await
+            }
+        };
+        match ended {
+            Ok(outcome) => outcome,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => Err(Error::NoRuntime),
+        }
+    }
+}
+
+/// Claims the tick of one schedule, and runs it.
+async fn tick<DB: Database>(
+    core: Arc<Core<DB>>,
+    job: Job<DB>,
+    known: Vec<Times>,
+    stopped: CancellationToken,
+) -> Result<TickOutcome, Error> {
+    let holder = Holder::unique();
+    let (sent, reply) = core.claim(&known, holder, 1).await;
+    let subject = quoted(&job.schedule.name);
+    let reply = reply
+        .map_err(|failure| failure.into_error(Action::Acquire, subject, core.time_limit, Certainty::NothingChanged))?;
+    let Some(row) = reply.claimed.into_iter().next() else {
+        let retry_after = reply.next_in.map(|next| next.to_std().unwrap_or_default());
+        return Ok(TickOutcome::NotDue { retry_after });
+    };
+    let claim = Claim { key: row.name.clone(), holder, token: row.token };
+    let (ended, _) = run::run(core, job, (claim, row, sent), stopped).await;
+    Ok(match ended {
+        Ended::Succeeded => TickOutcome::Succeeded,
+        Ended::Failed { error, again } => TickOutcome::Failed { error, again },
+        Ended::PassedOver => TickOutcome::PassedOver,
+        Ended::Lost => TickOutcome::Lost,
+        Ended::HandedBack => TickOutcome::HandedBack,
+    })
+}

@@ -1,0 +1,350 @@
+//! Schedules. A claim is a look, and a compare-and-set of the whole of what was seen.
+
+use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
+use uuid::Uuid;
+
+use crate::{
+    key::{Claim, Holder, Key, Token},
+    store::{
+        Outcome, Reply,
+        mysql::{
+            row::{Query, commit, marks, micros},
+            schedule_sql::{
+                CLAIM, END, EXTEND, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, PASS, PAUSE, PUT_BACK,
+                REGISTER, SINCE, TABLES, TELL, TOLD, TRIGGER,
+            },
+        },
+        schedule::{
+            ClaimedRow, DueReply, DueRequest, End, Found, LOST, ListedRun, ListedSchedule, LostRun, Pass, Registered,
+            Registration, STEP, ScheduleStore, Times, count, counted, named,
+        },
+        servers::{Support, refusal, support},
+        unanswered,
+    },
+};
+
+impl ScheduleStore for MySql {
+    async fn schedule_tables(conn: &mut MySqlConnection) -> Reply<Found> {
+        let row = sqlx::query(TABLES).fetch_one(conn).await?;
+        let banner: String = row.try_get("banner")?;
+        let refused = if let Support::Refused(name) = support(&banner) { Some(refusal(name, &banner)) } else { None };
+        Ok(Found { tables: row.try_get::<i64, _>("tables")? == 2, refused })
+    }
+
+    async fn install_schedules(conn: &mut MySqlConnection) -> Reply<()> {
+        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+    }
+
+    async fn registered(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Registered> {
+        let sql = format!("SELECT {LIST} FROM t_resource_schedule WHERE name IN ({})", marks("?", names.len().max(1)));
+        let first = names.first().map(Key::as_str).unwrap_or_default();
+        let names = names.iter().map(Key::as_str).chain(names.is_empty().then_some(first));
+        let query = names.fold(sqlx::query(AssertSqlSafe(sql)), |query, name| query.bind(name.to_owned()));
+        let rows = query.fetch_all(&mut *conn).await?;
+        let rows = rows.iter().map(listed).collect::<Reply<Vec<_>>>()?;
+        let now = match rows.first() {
+            Some(row) => row.now,
+            None => NaiveDateTime::and_utc(&sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?),
+        };
+        Ok(Registered { rows, now })
+    }
+
+    async fn register(conn: &mut MySqlConnection, times: &Times, registration: &Registration) -> Reply<()> {
+        let Registration { version, slot, overdue } = *registration;
+        let (name, spec, zone, slot) = (times.name.as_str(), &times.spec, &times.zone, slot.naive_utc());
+        let query = sqlx::query(
+            "INSERT INTO t_resource_schedule (name, spec, zone, version, slot, due_at) VALUES (?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE name = name",
+        );
+        query.bind(name).bind(spec).bind(zone).bind(version).bind(slot).bind(slot).execute(&mut *conn).await?;
+        let query = sqlx::query(REGISTER).bind(spec).bind(zone).bind(slot).bind(spec).bind(zone).bind(spec).bind(zone);
+        let query = query.bind(spec).bind(zone).bind(slot).bind(spec).bind(zone).bind(version);
+        let query = query.bind(name).bind(version).bind(version).bind(spec).bind(zone);
+        let overdue = overdue.map(micros);
+        query.bind(overdue).bind(overdue).execute(conn).await.map(drop)
+    }
+
+    async fn claim_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
+        let mut reply = DueReply::nothing();
+        for row in look(conn, ask).await? {
+            let seen = Seen::read(&row)?;
+            let left = seen.due_at - seen.now;
+            if !reply.wants(left, ask.most) || !reply.add(left, take(conn, ask, &seen).await)? {
+                break;
+            }
+        }
+        Ok(reply)
+    }
+
+    async fn put_back(conn: &mut MySqlConnection, holder: Holder, known: &[Times]) -> Reply<()> {
+        let names = marks("?", known.len().max(1));
+        let query = sqlx::query(AssertSqlSafe(format!("{PUT_BACK} ({names})"))).bind(*holder.as_uuid());
+        known
+            .iter()
+            .fold(query, |query, times| query.bind(times.name.as_str().to_owned()))
+            .execute(conn)
+            .await
+            .map(drop)
+    }
+
+    async fn extend_run(conn: &mut MySqlConnection, claim: &Claim, lease: TimeDelta) -> Reply<Outcome> {
+        let query = bind_claim(sqlx::query(EXTEND.as_str()), claim).bind(micros(lease));
+        if query.execute(&mut *conn).await?.rows_affected() > 0 {
+            return Ok(Outcome::Done);
+        }
+        let left: Option<i64> = bind_claim(sqlx::query(LEFT), claim).fetch_optional(conn).await?.map(|row| row.get(0));
+        Ok(left.map_or(Outcome::Lost, |left| Outcome::Skipped { left: TimeDelta::microseconds(left) }))
+    }
+
+    async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
+        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+        let passed = pass_over(conn, claim, pass).await;
+        settle(conn, passed).await
+    }
+
+    async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>, within: bool) -> Reply<bool> {
+        if within {
+            return end_run(conn, claim, end).await;
+        }
+        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+        let ended = end_run(conn, claim, end).await;
+        settle(conn, ended).await
+    }
+
+    async fn pause(conn: &mut MySqlConnection, name: &Key, paused: bool) -> Reply<bool> {
+        let query = sqlx::query(PAUSE).bind(paused).bind(paused);
+        Ok(query.bind(name.as_str()).execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn trigger(conn: &mut MySqlConnection, name: &Key) -> Reply<bool> {
+        Ok(sqlx::query(TRIGGER).bind(name.as_str()).execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn list_schedules(conn: &mut MySqlConnection, after: &str, limit: u32) -> Reply<Vec<ListedSchedule>> {
+        let sql =
+            format!("SELECT {LIST} FROM t_resource_schedule WHERE name > ? ORDER BY t_resource_schedule.name LIMIT ?");
+        let rows = sqlx::query(AssertSqlSafe(sql)).bind(after).bind(limit).fetch_all(conn).await?;
+        rows.iter().map(listed).collect()
+    }
+
+    async fn history(conn: &mut MySqlConnection, name: &Key, limit: u32) -> Reply<Vec<ListedRun>> {
+        let rows = sqlx::query(HISTORY).bind(name.as_str()).bind(limit).fetch_all(conn).await?;
+        rows.iter().map(run).collect()
+    }
+
+    async fn latest_runs(conn: &mut MySqlConnection, each: u32) -> Reply<Vec<ListedRun>> {
+        let mut rows = sqlx::query(LATEST).bind(each.saturating_sub(1)).fetch_all(&mut *conn).await?;
+        rows.extend(sqlx::query(LAST_SUCCESSES).fetch_all(conn).await?);
+        rows.iter().map(run).collect()
+    }
+
+    async fn runs_since(conn: &mut MySqlConnection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<ListedRun>> {
+        let rows = sqlx::query(SINCE).bind(since.naive_utc()).bind(limit).fetch_all(conn).await?;
+        rows.iter().map(run).collect()
+    }
+
+    async fn forget_history(conn: &mut MySqlConnection, older_than: TimeDelta) -> Reply<u64> {
+        let sql = "DELETE FROM t_resource_schedule_run WHERE end_time < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND
+                   ORDER BY end_time LIMIT ?";
+        Ok(sqlx::query(sql).bind(micros(older_than)).bind(STEP).execute(conn).await?.rows_affected())
+    }
+}
+
+fn bind_claim<'q>(query: Query<'q>, claim: &'q Claim) -> Query<'q> {
+    query.bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get())
+}
+
+/// Commits, or rolls back after an error.
+async fn settle<T>(conn: &mut MySqlConnection, done: Reply<T>) -> Reply<T> {
+    match done {
+        Ok(value) => commit(conn).await.map(|()| value),
+        Err(error) => {
+            sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
+            Err(error)
+        }
+    }
+}
+
+/// A row as the look found it.
+struct Seen {
+    times: Times,
+    slot: NaiveDateTime,
+    due_at: NaiveDateTime,
+    triggered_at: Option<NaiveDateTime>,
+    run_slot: Option<NaiveDateTime>,
+    attempt: i32,
+    missed: i32,
+    running: bool,
+    token: i64,
+    label: String,
+    begin_time: Option<NaiveDateTime>,
+    now: NaiveDateTime,
+}
+
+impl Seen {
+    fn read(row: &MySqlRow) -> Reply<Self> {
+        Ok(Self {
+            times: times(row)?,
+            slot: row.try_get("slot")?,
+            due_at: row.try_get("due_at")?,
+            triggered_at: row.try_get("triggered_at")?,
+            run_slot: row.try_get("run_slot")?,
+            attempt: row.try_get("attempt")?,
+            missed: row.try_get("missed")?,
+            running: row.try_get::<i64, _>("running")? == 1,
+            token: row.try_get("token")?,
+            label: row.try_get("client_ip")?,
+            begin_time: row.try_get("begin_time")?,
+            now: row.try_get("now")?,
+        })
+    }
+
+    /// The slot of a claim: that of the attempts so far, or that of the next run.
+    fn to_run(&self) -> NaiveDateTime {
+        let next = self.triggered_at.unwrap_or(self.slot);
+        if self.attempt > 0 { self.run_slot.unwrap_or(next) } else { next }
+    }
+}
+
+/// Reads the known schedules that are due first, and the first one that is not.
+async fn look(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<MySqlRow>> {
+    if ask.known.is_empty() {
+        return Ok(Vec::new());
+    }
+    let known = marks("(?, ?, ?)", ask.known.len());
+    let query = sqlx::query(AssertSqlSafe(format!("SELECT {LIST} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
+    let bind = |query: Query<'static>, times: &Times| {
+        query.bind(times.name.as_str().to_owned()).bind(times.spec.clone()).bind(times.zone.clone())
+    };
+    ask.known.iter().fold(query, bind).bind(ask.most.saturating_add(1)).fetch_all(conn).await
+}
+
+/// Claims a row if it still is as it was seen. A run that was lost is recorded in the same
+/// transaction.
+async fn take(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<Option<ClaimedRow>> {
+    let token = seen.token.saturating_add(1).max(seen.now.and_utc().timestamp_micros());
+    let taken = if seen.running {
+        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+        let taken = take_over(conn, ask, seen, token).await;
+        settle(conn, taken).await?
+    } else {
+        take_row(conn, ask, seen, token).await?
+    };
+    let begin_time = seen.begin_time.unwrap_or(seen.now).and_utc();
+    let lost = || LostRun { token: Token::new(seen.token), label: seen.label.clone(), begin_time };
+    Ok(taken.then(|| ClaimedRow {
+        name: seen.times.name.clone(),
+        token: Token::new(token),
+        slot: seen.to_run().and_utc(),
+        own: seen.to_run() == seen.slot,
+        attempt: count(seen.attempt) + 1,
+        missed: count(seen.missed),
+        lost: seen.running.then(lost),
+        now: seen.now.and_utc(),
+    }))
+}
+
+async fn take_row(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen, token: i64) -> Reply<bool> {
+    let query = sqlx::query(CLAIM.as_str()).bind(seen.times.name.as_str()).bind(&seen.times.spec);
+    let query = query.bind(&seen.times.zone).bind(seen.token).bind(seen.slot).bind(seen.attempt).bind(seen.due_at);
+    let holder: Uuid = *ask.holder.as_uuid();
+    let query = query.bind(holder).bind(token).bind(ask.label).bind(seen.to_run()).bind(seen.attempt + 1);
+    // The run begins at the time by which it was decided.
+    Ok(query.bind(seen.now).bind(micros(ask.lease)).execute(conn).await?.rows_affected() > 0)
+}
+
+async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen, token: i64) -> Reply<bool> {
+    if !take_row(conn, ask, seen, token).await? {
+        return Ok(false);
+    }
+    let begin_time = seen.begin_time.unwrap_or(seen.now);
+    let query = sqlx::query(TELL).bind(seen.times.name.as_str()).bind(seen.to_run()).bind(seen.attempt);
+    let query = query.bind(seen.token).bind(&seen.label).bind(begin_time).bind("L").bind(seen.missed).bind(LOST);
+    query.execute(conn).await?;
+    Ok(true)
+}
+
+/// Reads what the history has to have of the claim's run.
+async fn begun(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<(String, NaiveDateTime)>> {
+    let sql = "SELECT CONVERT(client_ip USING utf8mb4) AS label, begin_time FROM t_resource_schedule
+               WHERE name = ? AND holder = ? AND token = ? FOR UPDATE";
+    let row = bind_claim(sqlx::query(sql), claim).fetch_optional(conn).await?;
+    row.map(|row| Ok((row.try_get("label")?, row.try_get("begin_time")?))).transpose()
+}
+
+async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
+    let Some((label, begin_time)) = begun(conn, claim).await? else { return Ok(false) };
+    let (spec, zone, to) = (&pass.times.spec, &pass.times.zone, pass.to.naive_utc());
+    let query = sqlx::query(PASS).bind(pass.runs).bind(spec).bind(zone).bind(to).bind(spec).bind(zone).bind(to);
+    let query = query.bind(pass.runs).bind(to).bind(pass.runs).bind(pass.runs).bind(counted(pass.missed));
+    bind_claim(query.bind(pass.runs), claim).execute(&mut *conn).await?;
+    if pass.skipped > 0 {
+        let query = sqlx::query(TELL).bind(claim.key.as_str()).bind(pass.from.naive_utc()).bind(0);
+        let query = query.bind(claim.token.get()).bind(label).bind(begin_time).bind("M").bind(counted(pass.skipped));
+        query.bind(None::<String>).execute(conn).await?;
+    }
+    Ok(true)
+}
+
+async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
+    let (spec, zone, slot) = (&end.times.spec, &end.times.zone, end.slot.naive_utc());
+    let Some((label, begin_time)) = begun(conn, claim).await? else {
+        let query = sqlx::query(TOLD).bind(claim.key.as_str()).bind(slot).bind(counted(end.attempt));
+        let told = query.bind(claim.token.get()).bind(end.status).fetch_optional(conn).await?;
+        return Ok(told.is_some());
+    };
+    let next = end.next.map(|next| next.naive_utc());
+    let query = sqlx::query(END.as_str()).bind(next).bind(spec).bind(zone).bind(micros(end.pause));
+    let query = query.bind(next).bind(spec).bind(zone).bind(next);
+    let query = (0..3).fold(query, |query, _| query.bind(next).bind(spec).bind(zone));
+    let query = query.bind(next).bind(spec).bind(zone).bind(next);
+    bind_claim(query, claim).execute(&mut *conn).await?;
+    // Without ON DUPLICATE KEY: no attempt ends twice.
+    let sql = TELL.split(" ON DUPLICATE").next().unwrap_or(TELL);
+    let query = sqlx::query(sql).bind(claim.key.as_str()).bind(slot).bind(counted(end.attempt));
+    let query = query.bind(claim.token.get()).bind(label).bind(begin_time).bind(end.status);
+    query.bind(counted(end.missed)).bind(end.error).execute(conn).await?;
+    Ok(true)
+}
+
+fn times(row: &MySqlRow) -> Reply<Times> {
+    Ok(Times { name: named(row.try_get("name")?)?, spec: row.try_get("spec")?, zone: row.try_get("zone")? })
+}
+
+fn utc(row: &MySqlRow, name: &str) -> Reply<Option<DateTime<Utc>>> {
+    Ok(row.try_get::<Option<NaiveDateTime>, _>(name)?.map(|time| time.and_utc()))
+}
+
+fn listed(row: &MySqlRow) -> Reply<ListedSchedule> {
+    Ok(ListedSchedule {
+        times: times(row)?,
+        version: row.try_get("version")?,
+        slot: utc(row, "slot")?.unwrap_or_default(),
+        due_at: utc(row, "due_at")?.unwrap_or_default(),
+        paused: row.try_get::<i64, _>("paused")? == 1,
+        triggered_at: utc(row, "triggered_at")?,
+        run_slot: utc(row, "run_slot")?,
+        attempt: count(row.try_get("attempt")?),
+        missed: count(row.try_get("missed")?),
+        running: row.try_get::<i64, _>("running")? == 1,
+        token: Token::new(row.try_get("token")?),
+        label: row.try_get("client_ip")?,
+        begin_time: utc(row, "begin_time")?,
+        now: utc(row, "now")?.unwrap_or_default(),
+    })
+}
+
+fn run(row: &MySqlRow) -> Reply<ListedRun> {
+    Ok(ListedRun {
+        name: row.try_get("name")?,
+        slot: utc(row, "slot")?.unwrap_or_default(),
+        attempt: count(row.try_get("attempt")?),
+        token: Token::new(row.try_get("token")?),
+        label: row.try_get("client_ip")?,
+        begin_time: utc(row, "begin_time")?.unwrap_or_default(),
+        end_time: utc(row, "end_time")?.unwrap_or_default(),
+        status: row.try_get("status")?,
+        missed: count(row.try_get("missed")?),
+        error: row.try_get("error")?,
+    })
+}

@@ -1,0 +1,145 @@
+//! The statements of schedules. MySQL assigns from left to right: what depends on a column comes
+//! before the change of that column.
+
+use std::sync::LazyLock;
+
+use crate::store::mysql::row::NOW;
+
+pub(super) const INSTALL: &str = include_str!("../../../migrations/mysql/20260601000000_schedule.sql");
+
+pub(super) const TABLES: &str = "
+SELECT (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.tables
+        WHERE table_schema = DATABASE() AND table_name IN ('t_resource_schedule', 't_resource_schedule_run')) AS tables,
+       CONVERT(CONCAT(VERSION(), ' ', @@version_comment) USING utf8mb4) AS banner";
+
+/// The columns of a row.
+pub(super) const LIST: &str = "
+CONVERT(name USING utf8mb4) AS name, CONVERT(spec USING utf8mb4) AS spec, CONVERT(zone USING utf8mb4) AS zone, version, slot, due_at,
+CAST(paused AS SIGNED) AS paused, triggered_at, run_slot, attempt, missed, CAST(holder IS NOT NULL AS SIGNED) AS running, token,
+CONVERT(client_ip USING utf8mb4) AS client_ip, begin_time, UTC_TIMESTAMP(6) AS now";
+
+pub(super) const LOOK: &str = "FROM t_resource_schedule WHERE paused = 0 AND (name, spec, zone) IN";
+
+/// The parameters of each condition: spec and zone. The last one: how long other times of the same
+/// version have to be overdue.
+///
+/// A triggered run that waits for its next attempt has no times, and keeps its attempts.
+pub(super) const REGISTER: &str = "
+UPDATE t_resource_schedule
+SET due_at = CASE WHEN holder IS NOT NULL OR (spec = ? AND zone = ?) THEN due_at
+                  WHEN triggered_at IS NOT NULL THEN UTC_TIMESTAMP(6) ELSE ? END,
+    attempt = IF(holder IS NOT NULL OR triggered_at = run_slot OR (spec = ? AND zone = ?), attempt, 0),
+    missed = IF(holder IS NOT NULL OR (spec = ? AND zone = ?), missed, 0),
+    slot = IF(spec = ? AND zone = ?, slot, ?), spec = ?, zone = ?, version = ?
+WHERE name = ? AND (version < ? OR (
+    version = ? AND NOT (spec = ? AND zone = ?)
+    AND (? IS NULL OR (paused = 0 AND due_at + INTERVAL ? MICROSECOND < UTC_TIMESTAMP(6)))))";
+
+pub(super) const PAUSE: &str = "
+UPDATE t_resource_schedule SET due_at = IF(paused = 1 AND ? = 0, GREATEST(due_at, UTC_TIMESTAMP(6)), due_at), paused = ? WHERE name = ?";
+
+/// The derived table skips a locked row; the update takes what it found. Its assignments depend on
+/// no column.
+pub(super) static CLAIM: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+UPDATE (
+    SELECT c.name FROM t_resource_schedule c
+    WHERE c.name = ? AND c.spec = ? AND c.zone = ? AND c.token = ? AND c.slot = ? AND c.attempt = ? AND c.due_at = ? AND c.paused = 0
+    LIMIT 1 FOR UPDATE SKIP LOCKED
+) j STRAIGHT_JOIN t_resource_schedule t ON t.name = j.name
+SET t.holder = ?, t.token = ?, t.client_ip = ?, t.run_slot = ?, t.attempt = ?, t.begin_time = ?,
+    t.due_at = {NOW} + INTERVAL ? MICROSECOND"
+    )
+});
+
+/// The slot may be one of other times, and lie ahead.
+pub(super) const PUT_BACK: &str = "
+UPDATE t_resource_schedule
+SET due_at = IF(attempt > 1 OR triggered_at IS NOT NULL, UTC_TIMESTAMP(6), slot), attempt = attempt - 1, holder = NULL
+WHERE holder = ? AND name IN";
+
+pub(super) static EXTEND: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+UPDATE (
+    SELECT c.name FROM t_resource_schedule c WHERE c.name = ? AND c.holder = ? AND c.token = ? LIMIT 1 FOR UPDATE SKIP LOCKED
+) j STRAIGHT_JOIN t_resource_schedule t ON t.name = j.name
+SET t.due_at = {NOW} + INTERVAL ? MICROSECOND"
+    )
+});
+
+pub(super) const LEFT: &str = "
+SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), due_at) FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?";
+
+/// Adds a row to the history. One that is there already stays.
+pub(super) const TELL: &str = "
+INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+VALUES (?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), ?, ?, ?) ON DUPLICATE KEY UPDATE name = name";
+
+pub(super) const TOLD: &str =
+    "SELECT 1 FROM t_resource_schedule_run WHERE name = ? AND slot = ? AND attempt = ? AND token = ? AND status = ?";
+
+pub(super) const PASS: &str = "
+UPDATE t_resource_schedule
+SET due_at = CASE WHEN ? THEN due_at WHEN triggered_at IS NOT NULL THEN UTC_TIMESTAMP(6)
+                  WHEN slot = run_slot AND spec = ? AND zone = ? THEN ? ELSE slot END,
+    slot = IF(slot = run_slot AND spec = ? AND zone = ?, ?, slot), run_slot = IF(?, ?, run_slot),
+    attempt = IF(?, 1, 0), missed = IF(?, ?, 0), holder = IF(?, holder, NULL)
+WHERE name = ? AND holder = ? AND token = ?";
+
+/// The parameters of each condition: the next slot, spec and zone.
+pub(super) static END: LazyLock<String> = LazyLock::new(|| {
+    let again = "(? IS NULL AND spec = ? AND zone = ?)";
+    let moves = "(? IS NOT NULL AND spec = ? AND zone = ? AND slot = run_slot)";
+    format!(
+        "
+UPDATE t_resource_schedule
+SET due_at = CASE WHEN triggered_at <> run_slot THEN UTC_TIMESTAMP(6)
+                  WHEN {again} THEN UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND WHEN {moves} THEN ? ELSE slot END,
+    attempt = IF({again}, attempt, 0), missed = IF({again}, missed, 0),
+    triggered_at = IF(triggered_at = run_slot AND NOT {again}, NULL, triggered_at),
+    slot = IF({moves}, ?, slot), holder = NULL
+WHERE name = ? AND holder = ? AND token = ?"
+    )
+});
+
+/// A trigger has a time of its own: later than the last run, and never that of a slot, which has
+/// whole milliseconds.
+/// One that waits stays, and one whose run is under way is followed by another.
+pub(super) const TRIGGER: &str = "
+UPDATE t_resource_schedule
+SET triggered_at = IF(triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot),
+        GREATEST(UTC_TIMESTAMP(3), COALESCE(run_slot, '1970-01-01')) + INTERVAL 1 MICROSECOND, triggered_at),
+    due_at = IF(holder IS NULL, LEAST(due_at, UTC_TIMESTAMP(6)), due_at)
+WHERE name = ?";
+
+/// The columns of a run.
+macro_rules! select_runs {
+    ($rest:literal) => {
+        concat!(
+            "SELECT CONVERT(r.name USING utf8mb4) AS name, r.slot, r.attempt, r.token, CONVERT(r.client_ip USING utf8mb4) AS client_ip,
+                    r.begin_time, r.end_time, CONVERT(r.status USING utf8mb4) AS status, r.missed,
+                    CONVERT(r.error USING utf8mb4) AS error ",
+            $rest
+        )
+    };
+}
+
+pub(super) const HISTORY: &str =
+    select_runs!("FROM t_resource_schedule_run r WHERE r.name = ? ORDER BY r.slot DESC, r.attempt DESC LIMIT ?");
+
+pub(super) const LATEST: &str = select_runs!(
+    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
+     WHERE r.slot >= coalesce((SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name
+                               ORDER BY x.slot DESC, x.attempt DESC LIMIT 1 OFFSET ?), '0001-01-01')"
+);
+
+pub(super) const LAST_SUCCESSES: &str = select_runs!(
+    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
+     WHERE r.status = 'S' AND r.slot = (SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name AND x.status = 'S'
+                                        ORDER BY x.slot DESC LIMIT 1)"
+);
+
+pub(super) const SINCE: &str =
+    select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= ? ORDER BY r.end_time DESC LIMIT ?");

@@ -1,0 +1,379 @@
+//! Schedules. A look and a claim are one statement: `FOR UPDATE SKIP LOCKED` gives each row to one
+//! instance, and judges again what it has locked.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
+
+use crate::{
+    key::{Claim, Holder, Key, Token},
+    store::{
+        Outcome, Reply,
+        schedule::{
+            ClaimedRow, DueReply, DueRequest, End, Found, LOST, ListedRun, ListedSchedule, LostRun, Pass, Registered,
+            Registration, STEP, ScheduleStore, Times, count, counted, named,
+        },
+        servers::{Support, refusal, support},
+    },
+};
+
+const INSTALL: &str = include_str!("../../../migrations/postgres/20260601000000_schedule.sql");
+
+const TABLES: &str = "
+SELECT to_regclass('t_resource_schedule') IS NOT NULL AND to_regclass('t_resource_schedule_run') IS NOT NULL AS there,
+       version() AS banner";
+
+macro_rules! select {
+    ($rest:literal) => {
+        concat!(
+            "SELECT name::text AS name, spec::text AS spec, zone::text AS zone, version, slot, due_at, paused, triggered_at, run_slot,
+                    attempt, missed, holder IS NOT NULL AS running, token, client_ip::text AS client_ip, begin_time,
+                    clock_timestamp() AS now
+             FROM t_resource_schedule ",
+            $rest
+        )
+    };
+}
+
+const REGISTERED: &str = select!("WHERE name = ANY ($1::text[])");
+
+/// $4 the version, $5 the slot, $6 how long other times of the same version have to be overdue.
+///
+/// A triggered run that waits for its next attempt has no times, and keeps its attempts.
+const REGISTER: &str = "
+INSERT INTO t_resource_schedule AS t (name, spec, zone, version, slot, due_at) VALUES ($1, $2, $3, $4, $5, $5)
+ON CONFLICT (name) DO UPDATE
+SET spec = excluded.spec, zone = excluded.zone, version = excluded.version,
+    slot = CASE WHEN t.spec = excluded.spec AND t.zone = excluded.zone THEN t.slot ELSE excluded.slot END,
+    due_at = CASE WHEN t.holder IS NOT NULL OR (t.spec = excluded.spec AND t.zone = excluded.zone) THEN t.due_at
+                  WHEN t.triggered_at IS NOT NULL THEN clock_timestamp() ELSE excluded.slot END,
+    attempt = CASE WHEN t.holder IS NOT NULL OR t.triggered_at = t.run_slot OR (t.spec = excluded.spec AND t.zone = excluded.zone)
+                   THEN t.attempt ELSE 0 END,
+    missed = CASE WHEN t.holder IS NOT NULL OR (t.spec = excluded.spec AND t.zone = excluded.zone) THEN t.missed ELSE 0 END
+WHERE t.version < excluded.version OR (
+    t.version = excluded.version AND NOT (t.spec = excluded.spec AND t.zone = excluded.zone)
+    AND ($6::interval IS NULL OR (NOT t.paused AND t.due_at + $6::interval < clock_timestamp())))";
+
+/// $1 to $3 the known schedules, $4 holder, $5 label, $6 lease, $7 the most rows, $8 the error of a
+/// lost run.
+///
+/// The look compares with now(), because a volatile function is no condition of an index. A row is
+/// judged again when it is locked.
+const CLAIM: &str = "
+WITH known AS (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS k (name, spec, zone)
+), taken AS (
+    UPDATE t_resource_schedule t
+    SET holder = $4, client_ip = $5, begin_time = j.now, due_at = j.now + $6::interval, attempt = t.attempt + 1,
+        run_slot = CASE WHEN t.attempt > 0 THEN t.run_slot ELSE coalesce(t.triggered_at, t.slot) END,
+        token = greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint)
+    FROM (SELECT s.name, s.holder, s.token, s.attempt, s.client_ip, s.begin_time, n.now
+          FROM t_resource_schedule s JOIN known k ON k.name = s.name AND k.spec = s.spec AND k.zone = s.zone
+          CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, s.token) n
+          WHERE NOT s.paused AND s.due_at <= now() ORDER BY s.due_at LIMIT $7 FOR UPDATE OF s SKIP LOCKED) j
+    WHERE t.name = j.name
+    RETURNING t.name, t.token, t.run_slot, t.run_slot = t.slot AS own, t.attempt, t.missed, j.now,
+              j.holder AS prior_holder, j.token AS prior_token, j.attempt AS prior_attempt, j.client_ip AS prior_label,
+              j.begin_time AS prior_begin
+), lost AS (
+    INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+    SELECT name, run_slot, prior_attempt, prior_token, prior_label, prior_begin, now, 'L', missed, $8 FROM taken
+    WHERE prior_holder IS NOT NULL ON CONFLICT DO NOTHING
+)
+SELECT t.name::text AS name, t.token, t.run_slot, t.own, t.attempt, t.missed, t.now,
+       t.prior_holder IS NOT NULL AS taken_over, t.prior_token, t.prior_label::text AS prior_label, t.prior_begin,
+       next.due_at - clock_timestamp() AS next_in
+FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON k.name = s.name AND k.spec = s.spec AND k.zone = s.zone
+      WHERE NOT s.paused AND NOT EXISTS (SELECT FROM taken WHERE taken.name = s.name)) next
+LEFT JOIN taken t ON true";
+
+/// The slot may be one of other times, and lie ahead.
+const PUT_BACK: &str = "
+UPDATE t_resource_schedule
+SET holder = NULL, attempt = attempt - 1,
+    due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp() ELSE slot END
+WHERE holder = $1 AND name = ANY ($2::text[])";
+
+const EXTEND: &str = "
+WITH locked AS MATERIALIZED (
+    SELECT name FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3 FOR UPDATE SKIP LOCKED
+), extended AS (
+    UPDATE t_resource_schedule t SET due_at = clock_timestamp() + $4::interval FROM locked l WHERE t.name = l.name RETURNING 1
+)
+SELECT EXISTS (SELECT FROM extended) AS done,
+       (SELECT due_at - clock_timestamp() FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left";
+
+/// $4 the slot, $5 and $6 the times with which it was computed, $7 whether it is run, $8 missed,
+/// $9 skipped, $10 the slot before.
+const PASS: &str = "
+WITH moved AS (
+    UPDATE t_resource_schedule
+    SET slot = CASE WHEN slot = run_slot AND spec = $5 AND zone = $6 THEN $4 ELSE slot END,
+        run_slot = CASE WHEN $7 THEN $4 ELSE run_slot END, attempt = CASE WHEN $7 THEN 1 ELSE 0 END,
+        missed = CASE WHEN $7 THEN $8 ELSE 0 END, holder = CASE WHEN $7 THEN holder END,
+        due_at = CASE WHEN $7 THEN due_at WHEN triggered_at IS NOT NULL THEN clock_timestamp()
+                      WHEN slot = run_slot AND spec = $5 AND zone = $6 THEN $4 ELSE slot END
+    WHERE name = $1 AND holder = $2 AND token = $3
+    RETURNING name, token, client_ip, begin_time
+), told AS (
+    INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed)
+    SELECT name, $10, 0, token, client_ip, begin_time, clock_timestamp(), 'M', $9 FROM moved WHERE $9 > 0 ON CONFLICT DO NOTHING
+)
+SELECT EXISTS (SELECT FROM moved)";
+
+/// $4 and $5 the times with which the next slot was computed, $6 the slot, NULL for another
+/// attempt after $7; $8 to $12 the history's slot, attempt, status, missed and error.
+///
+/// Another attempt is made only under the same times.
+const END: &str = "
+WITH ended AS (
+    UPDATE t_resource_schedule
+    SET holder = NULL,
+        due_at = CASE WHEN triggered_at <> run_slot THEN clock_timestamp()
+                      WHEN $6 IS NULL AND spec = $4 AND zone = $5 THEN clock_timestamp() + $7::interval
+                      WHEN $6 IS NOT NULL AND slot = run_slot AND spec = $4 AND zone = $5 THEN $6 ELSE slot END,
+        slot = CASE WHEN $6 IS NOT NULL AND slot = run_slot AND spec = $4 AND zone = $5 THEN $6 ELSE slot END,
+        attempt = CASE WHEN $6 IS NULL AND spec = $4 AND zone = $5 THEN attempt ELSE 0 END,
+        missed = CASE WHEN $6 IS NULL AND spec = $4 AND zone = $5 THEN missed ELSE 0 END,
+        triggered_at = CASE WHEN triggered_at = run_slot AND NOT ($6 IS NULL AND spec = $4 AND zone = $5) THEN NULL ELSE triggered_at END
+    WHERE name = $1 AND holder = $2 AND token = $3
+    RETURNING name, token, client_ip, begin_time
+), told AS (
+    INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+    SELECT name, $8, $9, token, client_ip, begin_time, clock_timestamp(), $10, $11, $12 FROM ended
+)
+SELECT EXISTS (SELECT FROM ended)";
+
+const ENDED: &str = "
+SELECT EXISTS (SELECT FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND attempt = $3 AND token = $4 AND status = $5)";
+
+const PAUSE: &str = "
+UPDATE t_resource_schedule SET paused = $2, due_at = CASE WHEN paused AND NOT $2 THEN greatest(due_at, clock_timestamp()) ELSE due_at END
+WHERE name = $1";
+
+/// A trigger has a time of its own: later than the last run, and never that of a slot, which has
+/// whole milliseconds.
+/// One that waits stays, and one whose run is under way is followed by another.
+const TRIGGER: &str = "
+UPDATE t_resource_schedule
+SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot)
+        THEN greatest(date_trunc('milliseconds', clock_timestamp()), run_slot) + interval '1 microsecond' ELSE triggered_at END,
+    due_at = CASE WHEN holder IS NULL THEN least(due_at, clock_timestamp()) ELSE due_at END
+WHERE name = $1";
+
+const LIST: &str = select!("WHERE name > $1 ORDER BY t_resource_schedule.name LIMIT $2");
+
+/// The columns of a run.
+macro_rules! select_runs {
+    ($rest:literal) => {
+        concat!(
+            "SELECT r.name::text AS name, r.slot, r.attempt, r.token, r.client_ip::text AS client_ip, r.begin_time, r.end_time,
+                    r.status::text AS status, r.missed, r.error ",
+            $rest
+        )
+    };
+}
+
+const HISTORY: &str =
+    select_runs!("FROM t_resource_schedule_run r WHERE r.name = $1 ORDER BY r.slot DESC, r.attempt DESC LIMIT $2");
+
+const LATEST: &str = select_runs!(
+    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
+     WHERE r.slot >= coalesce((SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name
+                               ORDER BY x.slot DESC, x.attempt DESC LIMIT 1 OFFSET $1), '-infinity')"
+);
+
+const LAST_SUCCESSES: &str = select_runs!(
+    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
+     WHERE r.status = 'S' AND r.slot = (SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name AND x.status = 'S'
+                                        ORDER BY x.slot DESC LIMIT 1)"
+);
+
+const SINCE: &str =
+    select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= $1 ORDER BY r.end_time DESC LIMIT $2");
+
+const FORGET: &str = "
+DELETE FROM t_resource_schedule_run WHERE (name, slot, attempt) IN (
+    SELECT name, slot, attempt FROM t_resource_schedule_run WHERE end_time < clock_timestamp() - $1::interval
+    LIMIT $2 FOR UPDATE SKIP LOCKED)";
+
+type Query<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
+
+fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
+    sqlx::query(sql).bind(claim.key.as_str()).bind(claim.holder.as_uuid()).bind(claim.token.get())
+}
+
+impl ScheduleStore for Postgres {
+    async fn schedule_tables(conn: &mut PgConnection) -> Reply<Found> {
+        let row = sqlx::query(TABLES).fetch_one(conn).await?;
+        let banner: String = row.try_get("banner")?;
+        let refused = if let Support::Refused(name) = support(&banner) { Some(refusal(name, &banner)) } else { None };
+        Ok(Found { tables: row.try_get("there")?, refused })
+    }
+
+    async fn install_schedules(conn: &mut PgConnection) -> Reply<()> {
+        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+    }
+
+    async fn registered(conn: &mut PgConnection, names: &[Key]) -> Reply<Registered> {
+        let names: Vec<&str> = names.iter().map(Key::as_str).collect();
+        let rows = sqlx::query(REGISTERED).bind(names).fetch_all(&mut *conn).await?;
+        let rows = rows.iter().map(listed).collect::<Reply<Vec<_>>>()?;
+        let now = match rows.first() {
+            Some(row) => row.now,
+            None => sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(conn).await?,
+        };
+        Ok(Registered { rows, now })
+    }
+
+    async fn register(conn: &mut PgConnection, times: &Times, registration: &Registration) -> Reply<()> {
+        let Registration { version, slot, overdue } = *registration;
+        let query = sqlx::query(REGISTER).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
+        query.bind(version).bind(slot).bind(overdue).execute(conn).await.map(drop)
+    }
+
+    async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
+        let part = |part: fn(&Times) -> &str| ask.known.iter().map(part).collect::<Vec<_>>();
+        let query = sqlx::query(CLAIM).bind(part(|times| times.name.as_str())).bind(part(|times| &times.spec));
+        let query = query.bind(part(|times| &times.zone)).bind(ask.holder.as_uuid()).bind(ask.label).bind(ask.lease);
+        let rows = query.bind(i64::from(ask.most)).bind(LOST).fetch_all(conn).await?;
+        let mut reply = DueReply { claimed: Vec::with_capacity(rows.len()), next_in: None };
+        for row in rows {
+            reply.next_in = interval(&row, "next_in")?;
+            if row.try_get::<Option<&str>, _>("name")?.is_some() {
+                reply.claimed.push(claimed(&row)?);
+            }
+        }
+        Ok(reply)
+    }
+
+    async fn put_back(conn: &mut PgConnection, holder: Holder, known: &[Times]) -> Reply<()> {
+        let names: Vec<&str> = known.iter().map(|times| times.name.as_str()).collect();
+        sqlx::query(PUT_BACK).bind(holder.as_uuid()).bind(names).execute(conn).await.map(drop)
+    }
+
+    async fn extend_run(conn: &mut PgConnection, claim: &Claim, lease: TimeDelta) -> Reply<Outcome> {
+        let row = bind_claim(EXTEND, claim).bind(lease).fetch_one(conn).await?;
+        if row.try_get("done")? {
+            return Ok(Outcome::Done);
+        }
+        Ok(interval(&row, "left")?.map_or(Outcome::Lost, |left| Outcome::Skipped { left }))
+    }
+
+    async fn pass_over(conn: &mut PgConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
+        let query = bind_claim(PASS, claim).bind(pass.to).bind(&pass.times.spec).bind(&pass.times.zone).bind(pass.runs);
+        let query = query.bind(counted(pass.missed)).bind(counted(pass.skipped)).bind(pass.from);
+        query.fetch_one(conn).await?.try_get(0)
+    }
+
+    async fn end_run(conn: &mut PgConnection, claim: &Claim, end: &End<'_>, _: bool) -> Reply<bool> {
+        let query = bind_claim(END, claim).bind(&end.times.spec).bind(&end.times.zone).bind(end.next).bind(end.pause);
+        let query = query.bind(end.slot).bind(counted(end.attempt)).bind(end.status).bind(counted(end.missed));
+        if query.bind(end.error).fetch_one(&mut *conn).await?.try_get(0)? {
+            return Ok(true);
+        }
+        let query = sqlx::query(ENDED).bind(claim.key.as_str()).bind(end.slot).bind(counted(end.attempt));
+        query.bind(claim.token.get()).bind(end.status).fetch_one(conn).await?.try_get(0)
+    }
+
+    async fn pause(conn: &mut PgConnection, name: &Key, paused: bool) -> Reply<bool> {
+        let reply = sqlx::query(PAUSE).bind(name.as_str()).bind(paused).execute(conn).await?;
+        Ok(reply.rows_affected() > 0)
+    }
+
+    async fn trigger(conn: &mut PgConnection, name: &Key) -> Reply<bool> {
+        Ok(sqlx::query(TRIGGER).bind(name.as_str()).execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn list_schedules(conn: &mut PgConnection, after: &str, limit: u32) -> Reply<Vec<ListedSchedule>> {
+        let rows = sqlx::query(LIST).bind(after).bind(i64::from(limit)).fetch_all(conn).await?;
+        rows.iter().map(listed).collect()
+    }
+
+    async fn history(conn: &mut PgConnection, name: &Key, limit: u32) -> Reply<Vec<ListedRun>> {
+        let rows = sqlx::query(HISTORY).bind(name.as_str()).bind(i64::from(limit)).fetch_all(conn).await?;
+        rows.iter().map(run).collect()
+    }
+
+    async fn latest_runs(conn: &mut PgConnection, each: u32) -> Reply<Vec<ListedRun>> {
+        let mut rows = sqlx::query(LATEST).bind(i64::from(each.saturating_sub(1))).fetch_all(&mut *conn).await?;
+        rows.extend(sqlx::query(LAST_SUCCESSES).fetch_all(conn).await?);
+        rows.iter().map(run).collect()
+    }
+
+    async fn runs_since(conn: &mut PgConnection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<ListedRun>> {
+        let rows = sqlx::query(SINCE).bind(since).bind(i64::from(limit)).fetch_all(conn).await?;
+        rows.iter().map(run).collect()
+    }
+
+    async fn forget_history(conn: &mut PgConnection, older_than: TimeDelta) -> Reply<u64> {
+        Ok(sqlx::query(FORGET).bind(older_than).bind(STEP).execute(conn).await?.rows_affected())
+    }
+}
+
+/// A difference of two times has days and microseconds; the driver has no type that adds them.
+fn interval(row: &PgRow, name: &str) -> Reply<Option<TimeDelta>> {
+    let interval: Option<sqlx::postgres::types::PgInterval> = row.try_get(name)?;
+    Ok(interval.map(|interval| {
+        let days = i64::from(interval.days) + 30 * i64::from(interval.months);
+        TimeDelta::days(days) + TimeDelta::microseconds(interval.microseconds)
+    }))
+}
+
+fn times(row: &PgRow) -> Reply<Times> {
+    Ok(Times { name: named(row.try_get("name")?)?, spec: row.try_get("spec")?, zone: row.try_get("zone")? })
+}
+
+fn claimed(row: &PgRow) -> Reply<ClaimedRow> {
+    let lost = match row.try_get("taken_over")? {
+        false => None,
+        true => Some(LostRun {
+            token: Token::new(row.try_get("prior_token")?),
+            label: row.try_get("prior_label")?,
+            begin_time: row.try_get("prior_begin")?,
+        }),
+    };
+    Ok(ClaimedRow {
+        name: named(row.try_get("name")?)?,
+        token: Token::new(row.try_get("token")?),
+        slot: row.try_get("run_slot")?,
+        own: row.try_get("own")?,
+        attempt: count(row.try_get("attempt")?),
+        missed: count(row.try_get("missed")?),
+        lost,
+        now: row.try_get("now")?,
+    })
+}
+
+fn listed(row: &PgRow) -> Reply<ListedSchedule> {
+    Ok(ListedSchedule {
+        times: times(row)?,
+        version: row.try_get("version")?,
+        slot: row.try_get("slot")?,
+        due_at: row.try_get("due_at")?,
+        paused: row.try_get("paused")?,
+        triggered_at: row.try_get("triggered_at")?,
+        run_slot: row.try_get("run_slot")?,
+        attempt: count(row.try_get("attempt")?),
+        missed: count(row.try_get("missed")?),
+        running: row.try_get("running")?,
+        token: Token::new(row.try_get("token")?),
+        label: row.try_get("client_ip")?,
+        begin_time: row.try_get("begin_time")?,
+        now: row.try_get("now")?,
+    })
+}
+
+fn run(row: &PgRow) -> Reply<ListedRun> {
+    Ok(ListedRun {
+        name: row.try_get("name")?,
+        slot: row.try_get("slot")?,
+        attempt: count(row.try_get("attempt")?),
+        token: Token::new(row.try_get("token")?),
+        label: row.try_get("client_ip")?,
+        begin_time: row.try_get("begin_time")?,
+        end_time: row.try_get("end_time")?,
+        status: row.try_get("status")?,
+        missed: count(row.try_get("missed")?),
+        error: row.try_get("error")?,
+    })
+}

@@ -1,0 +1,303 @@
+//! The schedules' operations on a database: register, claim, move, end, and what operators do.
+//!
+//! A claim is granted on the whole of what was seen of the row (its token, slot, attempt and due
+//! time), because an end that arrives late leaves the token as it is. The history has one row for
+//! each attempt, and its primary key is a second net.
+
+use std::future::Future;
+
+use chrono::{DateTime, TimeDelta, Utc};
+
+use crate::key::{Claim, Holder, Key, Token};
+use crate::store::{Outcome, Reply, Store};
+
+/// The error that the history records for a run whose process died.
+pub const LOST: &str = "taken over: its lease ended, or it was handed back";
+/// The most rows that one step of deletion takes.
+pub const STEP: i64 = 500;
+
+/// Whether the tables exist, and why the server cannot be used whatever its tables.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub tables: bool,
+    pub refused: Option<String>,
+}
+
+/// The times of a schedule as its row keeps them. A row is claimed by instances that have the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Times {
+    pub name: Key,
+    pub spec: String,
+    pub zone: String,
+}
+
+/// The rows of the named schedules, and the database's time.
+#[derive(Clone, Debug)]
+pub struct Registered {
+    pub rows: Vec<ListedSchedule>,
+    pub now: DateTime<Utc>,
+}
+
+/// What an instance registers beside the times of a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// A row with a higher version is left alone.
+    pub version: i64,
+    /// The next slot, if the times are other ones.
+    pub slot: DateTime<Utc>,
+    /// Other times of the same version are replaced only if the schedule is overdue by more than
+    /// this.
+    pub overdue: Option<TimeDelta>,
+}
+
+/// A request to claim what is due.
+#[derive(Clone, Debug)]
+pub struct DueRequest<'a> {
+    /// The schedules that this instance knows.
+    pub known: &'a [Times],
+    pub holder: Holder,
+    pub label: &'a str,
+    pub lease: TimeDelta,
+    pub most: u32,
+}
+
+/// A schedule that was claimed.
+#[derive(Clone, Debug)]
+pub struct ClaimedRow {
+    pub name: Key,
+    pub token: Token,
+    /// The slot to run: the schedule's own, or the time of a trigger.
+    pub slot: DateTime<Utc>,
+    /// The slot to run is the row's. Otherwise it is that of a trigger, or of times that were
+    /// replaced while it was run.
+    pub own: bool,
+    pub attempt: u32,
+    pub missed: u32,
+    /// The previous attempt, if its lease ended.
+    pub lost: Option<LostRun>,
+    /// The time of the claim.
+    pub now: DateTime<Utc>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostRun {
+    pub token: Token,
+    pub label: String,
+    pub begin_time: DateTime<Utc>,
+}
+
+/// What was claimed, and how long from now until another of the known schedules is due.
+#[derive(Clone, Debug)]
+pub struct DueReply {
+    pub claimed: Vec<ClaimedRow>,
+    pub next_in: Option<TimeDelta>,
+}
+
+/// For databases that look first, and then claim each row that was seen, the earliest first.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+impl DueReply {
+    pub fn nothing() -> Self {
+        Self { claimed: Vec::new(), next_in: None }
+    }
+
+    /// Returns whether a row that is due in `left` is to be claimed. Otherwise it is the next one.
+    pub fn wants(&mut self, left: TimeDelta, most: u32) -> bool {
+        let wants = left <= TimeDelta::zero() && u32::try_from(self.claimed.len()).is_ok_and(|claimed| claimed < most);
+        if !wants {
+            self.next_in = Some(self.next_in.map_or(left, |next| next.min(left)));
+        }
+        wants
+    }
+
+    /// Adds the reply to the claim of a row that is due in `left`. Returns whether to go on.
+    pub fn add(&mut self, left: TimeDelta, reply: Reply<Option<ClaimedRow>>) -> Reply<bool> {
+        match reply {
+            Ok(Some(claimed)) => self.claimed.push(claimed),
+            Ok(None) => self.next_in = Some(left),
+            // Those before were granted, and are run.
+            Err(error) if !self.claimed.is_empty() && crate::store::is_undone(&error) => {
+                tracing::warn!(%error, "a schedule could not be claimed; trying again");
+                self.next_in = Some(left);
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+}
+
+/// A move of the slot under a claim, past ticks that are not run themselves.
+#[derive(Clone, Debug)]
+pub struct Pass<'a> {
+    /// The times with which `to` was computed. Of other times the slot is left alone.
+    pub times: &'a Times,
+    pub from: DateTime<Utc>,
+    pub to: DateTime<Utc>,
+    /// Whether `to` is run under this claim. Otherwise the row is freed.
+    pub runs: bool,
+    /// How many earlier ticks `to` stands for.
+    pub missed: u32,
+    /// How many ticks the history records as missed.
+    pub skipped: u32,
+}
+
+/// The end of a run.
+#[derive(Clone, Debug)]
+pub struct End<'a> {
+    /// The times with which the next slot was computed. Of other times the slot is left alone.
+    pub times: &'a Times,
+    pub slot: DateTime<Utc>,
+    pub attempt: u32,
+    pub missed: u32,
+    /// `S` or `F`.
+    pub status: &'static str,
+    pub error: Option<&'a str>,
+    /// The next slot; that of a triggered run is left alone. `None`: the tick is run again.
+    pub next: Option<DateTime<Utc>>,
+    /// The pause before the tick is run again.
+    pub pause: TimeDelta,
+}
+
+/// A schedule's row, for display.
+#[derive(Clone, Debug)]
+pub struct ListedSchedule {
+    pub times: Times,
+    pub version: i64,
+    pub slot: DateTime<Utc>,
+    pub due_at: DateTime<Utc>,
+    pub paused: bool,
+    pub triggered_at: Option<DateTime<Utc>>,
+    pub run_slot: Option<DateTime<Utc>>,
+    pub attempt: u32,
+    pub missed: u32,
+    pub running: bool,
+    pub token: Token,
+    pub label: String,
+    pub begin_time: Option<DateTime<Utc>>,
+    pub now: DateTime<Utc>,
+}
+
+/// A row of the history.
+#[derive(Clone, Debug)]
+pub struct ListedRun {
+    pub name: String,
+    pub slot: DateTime<Utc>,
+    pub attempt: u32,
+    pub token: Token,
+    pub label: String,
+    pub begin_time: DateTime<Utc>,
+    pub end_time: DateTime<Utc>,
+    pub status: String,
+    pub missed: u32,
+    pub error: Option<String>,
+}
+
+/// The schedules' operations of a [`Store`].
+pub trait ScheduleStore: Store {
+    /// Looks whether the tables exist.
+    fn schedule_tables(conn: &mut Self::Connection) -> impl Future<Output = Reply<Found>> + Send;
+
+    /// Creates the tables. It may run at any time, in any number of processes.
+    fn install_schedules(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Reads the rows of the named schedules.
+    fn registered(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<Registered>> + Send;
+
+    /// Creates a row, or changes the times of one. With the same times only a lower version is
+    /// raised. A run that is under way goes on.
+    fn register(
+        conn: &mut Self::Connection,
+        times: &Times,
+        registration: &Registration,
+    ) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Claims the known schedules that are due, and records the runs whose lease ended.
+    fn claim_due(conn: &mut Self::Connection, ask: &DueRequest<'_>) -> impl Future<Output = Reply<DueReply>> + Send;
+
+    /// Undoes a claim of these schedules whose reply was lost: they are due again, and the attempt
+    /// does not count.
+    fn put_back(conn: &mut Self::Connection, holder: Holder, known: &[Times])
+    -> impl Future<Output = Reply<()>> + Send;
+
+    /// Makes the claim's lease end after `lease` from now; at once, if that is zero. Never waits
+    /// for a row that another transaction has locked.
+    fn extend_run(
+        conn: &mut Self::Connection,
+        claim: &Claim,
+        lease: TimeDelta,
+    ) -> impl Future<Output = Reply<Outcome>> + Send;
+
+    /// Moves the slot. Returns `false` if the claim does not stand.
+    fn pass_over(
+        conn: &mut Self::Connection,
+        claim: &Claim,
+        pass: &Pass<'_>,
+    ) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Ends a run: frees the row and adds the run to the history. Returns `false` if the claim does
+    /// not stand and did not end with this status. `within`: as a part of the transaction that is
+    /// open on the connection.
+    fn end_run(
+        conn: &mut Self::Connection,
+        claim: &Claim,
+        end: &End<'_>,
+        within: bool,
+    ) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Pauses a schedule, or resumes it: it is not overdue then. Returns `false` if there is none.
+    fn pause(conn: &mut Self::Connection, name: &Key, paused: bool) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Asks for a run beside the ticks. One that is asked for already stays. Returns `false` if
+    /// there is no such schedule.
+    fn trigger(conn: &mut Self::Connection, name: &Key) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Reads schedules in the order of their names, after `after`.
+    fn list_schedules(
+        conn: &mut Self::Connection,
+        after: &str,
+        limit: u32,
+    ) -> impl Future<Output = Reply<Vec<ListedSchedule>>> + Send;
+
+    /// Reads the last runs of a schedule, the latest slot first.
+    fn history(
+        conn: &mut Self::Connection,
+        name: &Key,
+        limit: u32,
+    ) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
+
+    /// Reads the last `each` runs of every schedule, and its last success, in any order. A run may
+    /// come twice.
+    fn latest_runs(conn: &mut Self::Connection, each: u32) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
+
+    /// Reads at most `limit` runs that ended at `since` or later, the latest end first.
+    fn runs_since(
+        conn: &mut Self::Connection,
+        since: DateTime<Utc>,
+        limit: u32,
+    ) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
+
+    /// Deletes at most [`STEP`] runs that ended before `older_than`, and returns their number.
+    fn forget_history(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
+}
+
+/// Returns whether a run of this slot was triggered. A trigger has a time of its own, which is
+/// never that of a tick: ticks have whole milliseconds. It holds for the whole run, even if another
+/// trigger replaces this one in the row.
+pub fn is_trigger(slot: DateTime<Utc>) -> bool {
+    !slot.timestamp_subsec_micros().is_multiple_of(1_000)
+}
+
+/// Converts a count of the tables, which have no negative ones.
+pub fn count(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or_default()
+}
+
+/// Converts a count for the tables.
+pub fn counted(number: u32) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+/// Reads a name that this crate wrote.
+pub fn named(text: &str) -> Reply<Key> {
+    Key::new(text).map_err(|error| sqlx::Error::Decode(error.into()))
+}

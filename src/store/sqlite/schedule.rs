@@ -1,0 +1,323 @@
+//! Schedules. A claim is a look, and a compare-and-set of the whole of what was seen. Only a claim
+//! that takes over, a move and an end are transactions.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
+
+use crate::{
+    key::{Claim, Holder, Key, Token},
+    store::{
+        Outcome, Reply,
+        schedule::{
+            ClaimedRow, DueReply, DueRequest, End, Found, LOST, ListedRun, ListedSchedule, LostRun, Pass, Registered,
+            Registration, STEP, ScheduleStore, Times, count, counted, named,
+        },
+        sqlite::{
+            row::{Query, hex, json, micros, time},
+            schedule_sql::{
+                CLAIM, END, EXTEND, FORGET, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, NOW, PASS,
+                PAUSE, PUT_BACK, REGISTER, REGISTERED, SINCE, TABLES, TELL, TOLD, TRIGGER,
+            },
+        },
+        unanswered,
+    },
+};
+
+impl ScheduleStore for Sqlite {
+    async fn schedule_tables(conn: &mut SqliteConnection) -> Reply<Found> {
+        let tables: i64 = sqlx::query_scalar(TABLES).fetch_one(&mut *conn).await?;
+        Ok(Found { tables: tables == 2, refused: super::schema::wide(conn).await? })
+    }
+
+    async fn install_schedules(conn: &mut SqliteConnection) -> Reply<()> {
+        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+    }
+
+    async fn registered(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Registered> {
+        let names = json(names.iter().map(|name| format!("\"{}\"", hex(name.as_str()))));
+        let rows = sqlx::query(REGISTERED).bind(names).fetch_all(&mut *conn).await?;
+        let rows = rows.iter().map(listed).collect::<Reply<Vec<_>>>()?;
+        let now = match rows.first() {
+            Some(row) => row.now,
+            None => time(&sqlx::query(NOW).fetch_one(conn).await?, "now")?.unwrap_or_default(),
+        };
+        Ok(Registered { rows, now })
+    }
+
+    async fn register(conn: &mut SqliteConnection, times: &Times, registration: &Registration) -> Reply<()> {
+        let Registration { version, slot, overdue } = *registration;
+        let query = sqlx::query(REGISTER).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
+        query.bind(version).bind(slot.timestamp_micros()).bind(overdue.map(micros)).execute(conn).await.map(drop)
+    }
+
+    async fn claim_due(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
+        let mut reply = DueReply::nothing();
+        for row in look(conn, ask).await? {
+            let seen = Seen::read(&row)?;
+            let left = TimeDelta::microseconds(seen.due_at - seen.now);
+            if !reply.wants(left, ask.most) || !reply.add(left, take(conn, ask, &seen).await)? {
+                break;
+            }
+        }
+        Ok(reply)
+    }
+
+    async fn put_back(conn: &mut SqliteConnection, holder: Holder, known: &[Times]) -> Reply<()> {
+        let names = json(known.iter().map(|times| format!("\"{}\"", hex(times.name.as_str()))));
+        sqlx::query(PUT_BACK).bind(*holder.as_uuid()).bind(names).execute(conn).await.map(drop)
+    }
+
+    async fn extend_run(conn: &mut SqliteConnection, claim: &Claim, lease: TimeDelta) -> Reply<Outcome> {
+        let extended = bind_claim(EXTEND, claim).bind(micros(lease)).execute(&mut *conn).await?;
+        if extended.rows_affected() > 0 {
+            return Ok(Outcome::Done);
+        }
+        let left: Option<i64> = bind_claim(LEFT, claim).fetch_optional(conn).await?.map(|row| row.get(0));
+        Ok(left.map_or(Outcome::Lost, |left| Outcome::Skipped { left: TimeDelta::microseconds(left) }))
+    }
+
+    async fn pass_over(conn: &mut SqliteConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
+        begin(conn).await?;
+        let passed = pass_over(conn, claim, pass).await;
+        settle(conn, passed).await
+    }
+
+    async fn end_run(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>, within: bool) -> Reply<bool> {
+        if within {
+            return end_run(conn, claim, end).await;
+        }
+        begin(conn).await?;
+        let ended = end_run(conn, claim, end).await;
+        settle(conn, ended).await
+    }
+
+    async fn pause(conn: &mut SqliteConnection, name: &Key, paused: bool) -> Reply<bool> {
+        Ok(sqlx::query(PAUSE).bind(name.as_str()).bind(paused).execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn trigger(conn: &mut SqliteConnection, name: &Key) -> Reply<bool> {
+        Ok(sqlx::query(TRIGGER).bind(name.as_str()).execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn list_schedules(conn: &mut SqliteConnection, after: &str, limit: u32) -> Reply<Vec<ListedSchedule>> {
+        let rows = sqlx::query(LIST).bind(after).bind(limit).fetch_all(conn).await?;
+        rows.iter().map(listed).collect()
+    }
+
+    async fn history(conn: &mut SqliteConnection, name: &Key, limit: u32) -> Reply<Vec<ListedRun>> {
+        let rows = sqlx::query(HISTORY).bind(name.as_str()).bind(limit).fetch_all(conn).await?;
+        rows.iter().map(run).collect()
+    }
+
+    async fn latest_runs(conn: &mut SqliteConnection, each: u32) -> Reply<Vec<ListedRun>> {
+        let mut rows = sqlx::query(LATEST).bind(each.saturating_sub(1)).fetch_all(&mut *conn).await?;
+        rows.extend(sqlx::query(LAST_SUCCESSES).fetch_all(conn).await?);
+        rows.iter().map(run).collect()
+    }
+
+    async fn runs_since(conn: &mut SqliteConnection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<ListedRun>> {
+        let rows = sqlx::query(SINCE).bind(since.timestamp_micros()).bind(limit).fetch_all(conn).await?;
+        rows.iter().map(run).collect()
+    }
+
+    async fn forget_history(conn: &mut SqliteConnection, older_than: TimeDelta) -> Reply<u64> {
+        Ok(sqlx::query(FORGET).bind(micros(older_than)).bind(STEP).execute(conn).await?.rows_affected())
+    }
+}
+
+fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
+    sqlx::query(sql).bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get())
+}
+
+async fn begin(conn: &mut SqliteConnection) -> Reply<()> {
+    sqlx::raw_sql("BEGIN IMMEDIATE").execute(conn).await.map(drop)
+}
+
+/// Commits, or rolls back after an error. A COMMIT that fails leaves the transaction open.
+async fn settle<T>(conn: &mut SqliteConnection, done: Reply<T>) -> Reply<T> {
+    let error = match done {
+        Ok(value) => match sqlx::raw_sql("COMMIT").execute(&mut *conn).await {
+            Ok(_) => return Ok(value),
+            Err(error) => error,
+        },
+        Err(error) => error,
+    };
+    sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
+    Err(error)
+}
+
+/// A row as the look found it.
+struct Seen {
+    times: Times,
+    slot: i64,
+    due_at: i64,
+    triggered_at: Option<i64>,
+    run_slot: Option<i64>,
+    attempt: i32,
+    missed: i32,
+    running: bool,
+    token: i64,
+    label: String,
+    begin_time: Option<i64>,
+    now: i64,
+}
+
+impl Seen {
+    fn read(row: &SqliteRow) -> Reply<Self> {
+        Ok(Self {
+            times: times(row)?,
+            slot: row.try_get("slot")?,
+            due_at: row.try_get("due_at")?,
+            triggered_at: row.try_get("triggered_at")?,
+            run_slot: row.try_get("run_slot")?,
+            attempt: row.try_get("attempt")?,
+            missed: row.try_get("missed")?,
+            running: row.try_get("running")?,
+            token: row.try_get("token")?,
+            label: row.try_get("client_ip")?,
+            begin_time: row.try_get("begin_time")?,
+            now: row.try_get("now")?,
+        })
+    }
+
+    /// The slot of a claim: that of the attempts so far, or that of the next run.
+    fn to_run(&self) -> i64 {
+        let next = self.triggered_at.unwrap_or(self.slot);
+        if self.attempt > 0 { self.run_slot.unwrap_or(next) } else { next }
+    }
+}
+
+/// Reads the known schedules that are due first, and the first one that is not.
+async fn look(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<SqliteRow>> {
+    let known =
+        json(ask.known.iter().map(|times| {
+            format!("[\"{}\",\"{}\",\"{}\"]", hex(times.name.as_str()), hex(&times.spec), hex(&times.zone))
+        }));
+    sqlx::query(LOOK).bind(known).bind(i64::from(ask.most) + 1).fetch_all(conn).await
+}
+
+/// Claims a row if it still is as it was seen. A run that was lost is recorded in the same
+/// transaction.
+async fn take(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<Option<ClaimedRow>> {
+    let token = seen.token.saturating_add(1).max(seen.now);
+    let taken = if seen.running {
+        begin(conn).await?;
+        let taken = take_over(conn, ask, seen, token).await;
+        settle(conn, taken).await?
+    } else {
+        take_row(conn, ask, seen, token).await?
+    };
+    let lost = || LostRun {
+        token: Token::new(seen.token),
+        label: seen.label.clone(),
+        begin_time: utc(seen.begin_time.unwrap_or(seen.now)),
+    };
+    Ok(taken.then(|| ClaimedRow {
+        name: seen.times.name.clone(),
+        token: Token::new(token),
+        slot: utc(seen.to_run()),
+        own: seen.to_run() == seen.slot,
+        attempt: count(seen.attempt) + 1,
+        missed: count(seen.missed),
+        lost: seen.running.then(lost),
+        now: utc(seen.now),
+    }))
+}
+
+async fn take_row(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen, token: i64) -> Reply<bool> {
+    let query = sqlx::query(CLAIM).bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);
+    let query = query.bind(seen.token).bind(seen.slot).bind(seen.attempt).bind(seen.due_at);
+    let query = query.bind(*ask.holder.as_uuid()).bind(token).bind(ask.label).bind(seen.to_run());
+    // The run begins at the time by which it was decided.
+    Ok(query.bind(micros(ask.lease)).bind(seen.now).execute(conn).await?.rows_affected() > 0)
+}
+
+async fn take_over(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen, token: i64) -> Reply<bool> {
+    if !take_row(conn, ask, seen, token).await? {
+        return Ok(false);
+    }
+    let query = sqlx::query(TELL).bind(seen.times.name.as_str()).bind(seen.to_run()).bind(seen.attempt);
+    let query = query.bind(seen.token).bind(&seen.label).bind(seen.begin_time.unwrap_or(seen.now));
+    query.bind("L").bind(seen.missed).bind(LOST).execute(conn).await?;
+    Ok(true)
+}
+
+/// Reads what the history has to have of the claim's run.
+async fn begun(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<(String, i64)>> {
+    let sql = "SELECT client_ip, begin_time FROM t_resource_schedule WHERE name = ?1 AND holder = ?2 AND token = ?3";
+    let row = bind_claim(sql, claim).fetch_optional(conn).await?;
+    row.map(|row| Ok((row.try_get("client_ip")?, row.try_get("begin_time")?))).transpose()
+}
+
+async fn pass_over(conn: &mut SqliteConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
+    let Some((label, begin_time)) = begun(conn, claim).await? else { return Ok(false) };
+    let query = bind_claim(PASS, claim).bind(pass.to.timestamp_micros()).bind(&pass.times.spec);
+    let query = query.bind(&pass.times.zone).bind(pass.runs).bind(counted(pass.missed));
+    query.execute(&mut *conn).await?;
+    if pass.skipped > 0 {
+        let query = sqlx::query(TELL).bind(claim.key.as_str()).bind(pass.from.timestamp_micros()).bind(0);
+        let query = query.bind(claim.token.get()).bind(label).bind(begin_time).bind("M").bind(counted(pass.skipped));
+        query.bind(None::<String>).execute(conn).await?;
+    }
+    Ok(true)
+}
+
+async fn end_run(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
+    let (slot, attempt) = (end.slot.timestamp_micros(), counted(end.attempt));
+    let Some((label, begin_time)) = begun(conn, claim).await? else {
+        let query = sqlx::query(TOLD).bind(claim.key.as_str()).bind(slot).bind(attempt);
+        let told = query.bind(claim.token.get()).bind(end.status).fetch_optional(conn).await?;
+        return Ok(told.is_some());
+    };
+    let next = end.next.map(|next| next.timestamp_micros());
+    let query = bind_claim(END, claim).bind(next).bind(&end.times.spec).bind(&end.times.zone).bind(micros(end.pause));
+    query.execute(&mut *conn).await?;
+    // Without ON CONFLICT: no attempt ends twice.
+    let sql = TELL.split(" ON CONFLICT").next().unwrap_or(TELL);
+    let query = sqlx::query(sql).bind(claim.key.as_str()).bind(slot).bind(attempt);
+    let query = query.bind(claim.token.get()).bind(label).bind(begin_time).bind(end.status);
+    query.bind(counted(end.missed)).bind(end.error).execute(conn).await?;
+    Ok(true)
+}
+
+fn utc(micros: i64) -> DateTime<Utc> {
+    DateTime::from_timestamp_micros(micros).unwrap_or_default()
+}
+
+fn times(row: &SqliteRow) -> Reply<Times> {
+    Ok(Times { name: named(row.try_get("name")?)?, spec: row.try_get("spec")?, zone: row.try_get("zone")? })
+}
+
+fn listed(row: &SqliteRow) -> Reply<ListedSchedule> {
+    Ok(ListedSchedule {
+        times: times(row)?,
+        version: row.try_get("version")?,
+        slot: time(row, "slot")?.unwrap_or_default(),
+        due_at: time(row, "due_at")?.unwrap_or_default(),
+        paused: row.try_get("paused")?,
+        triggered_at: time(row, "triggered_at")?,
+        run_slot: time(row, "run_slot")?,
+        attempt: count(row.try_get("attempt")?),
+        missed: count(row.try_get("missed")?),
+        running: row.try_get("running")?,
+        token: Token::new(row.try_get("token")?),
+        label: row.try_get("client_ip")?,
+        begin_time: time(row, "begin_time")?,
+        now: time(row, "now")?.unwrap_or_default(),
+    })
+}
+
+fn run(row: &SqliteRow) -> Reply<ListedRun> {
+    Ok(ListedRun {
+        name: row.try_get("name")?,
+        slot: time(row, "slot")?.unwrap_or_default(),
+        attempt: count(row.try_get("attempt")?),
+        token: Token::new(row.try_get("token")?),
+        label: row.try_get("client_ip")?,
+        begin_time: time(row, "begin_time")?.unwrap_or_default(),
+        end_time: time(row, "end_time")?.unwrap_or_default(),
+        status: row.try_get("status")?,
+        missed: count(row.try_get("missed")?),
+        error: row.try_get("error")?,
+    })
+}

@@ -1,0 +1,177 @@
+//! The statements of schedules. All assignments of an UPDATE see the row as it was.
+
+use crate::store::sqlite::row::now;
+
+pub(super) const INSTALL: &str = include_str!("../../../migrations/sqlite/20260601000000_schedule.sql");
+
+pub(super) const TABLES: &str = "
+SELECT count(*) FROM main.sqlite_schema WHERE type = 'table' AND lower(name) IN ('t_resource_schedule', 't_resource_schedule_run')";
+
+pub(super) const NOW: &str = concat!("SELECT ", now!(), " AS now");
+
+macro_rules! select {
+    ($rest:literal) => {
+        concat!(
+            "SELECT name, spec, zone, version, slot, due_at, paused, triggered_at, run_slot, attempt, missed, holder IS NOT NULL AS running,
+                    token, client_ip, begin_time, ",
+            now!(),
+            " AS now FROM t_resource_schedule ",
+            $rest
+        )
+    };
+}
+
+pub(super) const REGISTERED: &str = select!("WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))");
+
+pub(super) const LOOK: &str = select!(
+    "WHERE NOT paused AND (name, spec, zone) IN (
+         SELECT CAST(unhex(value ->> 0) AS TEXT), CAST(unhex(value ->> 1) AS TEXT), CAST(unhex(value ->> 2) AS TEXT) FROM json_each(?1))
+     ORDER BY due_at LIMIT ?2"
+);
+
+pub(super) const LIST: &str = select!("WHERE name > ?1 ORDER BY name LIMIT ?2");
+
+/// ?4 the version, ?5 the slot, ?6 how long other times of the same version have to be overdue.
+///
+/// A triggered run that waits for its next attempt has no times, and keeps its attempts.
+pub(super) const REGISTER: &str = concat!(
+    "
+INSERT INTO t_resource_schedule (name, spec, zone, version, slot, due_at) VALUES (?1, ?2, ?3, ?4, ?5, ?5)
+ON CONFLICT (name) DO UPDATE
+SET spec = excluded.spec, zone = excluded.zone, version = excluded.version,
+    slot = CASE WHEN spec = excluded.spec AND zone = excluded.zone THEN slot ELSE excluded.slot END,
+    due_at = CASE WHEN holder IS NOT NULL OR (spec = excluded.spec AND zone = excluded.zone) THEN due_at
+                  WHEN triggered_at IS NOT NULL THEN ",
+    now!(),
+    " ELSE excluded.slot END,
+    attempt = CASE WHEN holder IS NOT NULL OR triggered_at = run_slot OR (spec = excluded.spec AND zone = excluded.zone)
+                   THEN attempt ELSE 0 END,
+    missed = CASE WHEN holder IS NOT NULL OR (spec = excluded.spec AND zone = excluded.zone) THEN missed ELSE 0 END
+WHERE version < excluded.version OR (
+    version = excluded.version AND NOT (spec = excluded.spec AND zone = excluded.zone)
+    AND (?6 IS NULL OR (NOT paused AND due_at + ?6 < ",
+    now!(),
+    ")))"
+);
+
+/// ?1 to ?7 are what was seen.
+pub(super) const CLAIM: &str = concat!(
+    "
+UPDATE t_resource_schedule
+SET holder = ?8, token = ?9, client_ip = ?10, run_slot = ?11, attempt = attempt + 1, begin_time = ?13, due_at = ",
+    now!(),
+    " + ?12
+WHERE name = ?1 AND spec = ?2 AND zone = ?3 AND token = ?4 AND slot = ?5 AND attempt = ?6 AND due_at = ?7 AND NOT paused"
+);
+
+/// The slot may be one of other times, and lie ahead.
+pub(super) const PUT_BACK: &str = concat!(
+    "
+UPDATE t_resource_schedule
+SET holder = NULL, attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN ",
+    now!(),
+    " ELSE slot END
+WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))"
+);
+
+pub(super) const EXTEND: &str =
+    concat!("UPDATE t_resource_schedule SET due_at = ", now!(), " + ?4 WHERE name = ?1 AND holder = ?2 AND token = ?3");
+
+pub(super) const LEFT: &str =
+    concat!("SELECT due_at - ", now!(), " FROM t_resource_schedule WHERE name = ?1 AND holder = ?2 AND token = ?3");
+
+/// Adds a row to the history. One that is there already stays.
+pub(super) const TELL: &str = concat!(
+    "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ",
+    now!(),
+    ", ?7, ?8, ?9) ON CONFLICT DO NOTHING"
+);
+
+pub(super) const TOLD: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
+
+/// ?4 the slot, ?5 and ?6 the times with which it was computed, ?7 whether it is run, ?8 missed.
+pub(super) const PASS: &str = concat!(
+    "
+UPDATE t_resource_schedule
+SET slot = CASE WHEN slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
+    run_slot = CASE WHEN ?7 THEN ?4 ELSE run_slot END, attempt = CASE WHEN ?7 THEN 1 ELSE 0 END,
+    missed = CASE WHEN ?7 THEN ?8 ELSE 0 END, holder = CASE WHEN ?7 THEN holder END,
+    due_at = CASE WHEN ?7 THEN due_at WHEN triggered_at IS NOT NULL THEN ",
+    now!(),
+    " WHEN slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END
+WHERE name = ?1 AND holder = ?2 AND token = ?3"
+);
+
+/// ?4 the next slot, NULL for another attempt after ?7; ?5 and ?6 the times with which it was
+/// computed.
+pub(super) const END: &str = concat!(
+    "
+UPDATE t_resource_schedule
+SET holder = NULL,
+    due_at = CASE WHEN triggered_at <> run_slot THEN ",
+    now!(),
+    "             WHEN ?4 IS NULL AND spec = ?5 AND zone = ?6 THEN ",
+    now!(),
+    " + ?7        WHEN ?4 IS NOT NULL AND slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
+    slot = CASE WHEN ?4 IS NOT NULL AND slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
+    attempt = CASE WHEN ?4 IS NULL AND spec = ?5 AND zone = ?6 THEN attempt ELSE 0 END,
+    missed = CASE WHEN ?4 IS NULL AND spec = ?5 AND zone = ?6 THEN missed ELSE 0 END,
+    triggered_at = CASE WHEN triggered_at = run_slot AND NOT (?4 IS NULL AND spec = ?5 AND zone = ?6) THEN NULL ELSE triggered_at END
+WHERE name = ?1 AND holder = ?2 AND token = ?3"
+);
+
+pub(super) const PAUSE: &str = concat!(
+    "UPDATE t_resource_schedule SET paused = ?2, due_at = CASE WHEN paused AND NOT ?2 THEN max(due_at, ",
+    now!(),
+    ") ELSE due_at END WHERE name = ?1"
+);
+
+/// A trigger has a time of its own: later than the last run, and never that of a slot, which has
+/// whole milliseconds.
+/// One that waits stays, and one whose run is under way is followed by another.
+pub(super) const TRIGGER: &str = concat!(
+    "
+UPDATE t_resource_schedule
+SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot) THEN max(",
+    now!(),
+    ", COALESCE(run_slot, 0)) + 1 ELSE triggered_at END, due_at = CASE WHEN holder IS NULL THEN min(due_at, ",
+    now!(),
+    ") ELSE due_at END WHERE name = ?1"
+);
+
+/// The columns of a run.
+macro_rules! select_runs {
+    ($rest:literal) => {
+        concat!(
+            "SELECT r.name, r.slot, r.attempt, r.token, r.client_ip, r.begin_time, r.end_time, r.status, r.missed, r.error ",
+            $rest
+        )
+    };
+}
+
+pub(super) const HISTORY: &str =
+    select_runs!("FROM t_resource_schedule_run r WHERE r.name = ?1 ORDER BY r.slot DESC, r.attempt DESC LIMIT ?2");
+
+pub(super) const LATEST: &str = select_runs!(
+    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
+     WHERE r.slot >= coalesce((SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name
+                               ORDER BY x.slot DESC, x.attempt DESC LIMIT 1 OFFSET ?1), -9223372036854775808)"
+);
+
+pub(super) const LAST_SUCCESSES: &str = select_runs!(
+    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
+     WHERE r.status = 'S' AND r.slot = (SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name AND x.status = 'S'
+                                        ORDER BY x.slot DESC LIMIT 1)"
+);
+
+pub(super) const SINCE: &str =
+    select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= ?1 ORDER BY r.end_time DESC LIMIT ?2");
+
+pub(super) const FORGET: &str = concat!(
+    "
+DELETE FROM t_resource_schedule_run WHERE rowid IN (
+    SELECT rowid FROM t_resource_schedule_run WHERE end_time < ",
+    now!(),
+    " - ?1 LIMIT ?2)"
+);

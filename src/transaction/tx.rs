@@ -1,0 +1,93 @@
+//! The transaction that the work receives, and returns by dropping it.
+
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+    sync::{Arc, Mutex},
+};
+
+use crate::{
+    store::{Database, connection::PooledConn},
+    sync::lock,
+};
+
+/// The transaction that is passed to the work. Use `&mut *tx` where sqlx expects a connection.
+/// Dropping it returns the transaction, which is then committed or rolled back.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+/// # sqlx::query(sql).execute(&pool).await?;
+/// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
+/// # sqlx::query(sql).execute(&pool).await?;
+/// use rowlock::{ResourceLockExt, Tx};
+/// use sqlx::Sqlite;
+///
+/// async fn add(tx: &mut Tx<Sqlite>, key: &str, amount: i64) -> Result<(), sqlx::Error> {
+///     let sql = "UPDATE account SET balance = balance + ? WHERE id = ?";
+///     sqlx::query(sql).bind(amount).bind(key).execute(&mut **tx).await.map(|_| ())
+/// }
+///
+/// # let lock = rowlock::VersionLock::new(pool, "account", "id", "version")?;
+/// let paid = lock.transaction("alice", |mut tx, _claim| async move {
+///     add(&mut tx, "alice", -30).await?;
+///     add(&mut tx, "bob", 30).await
+/// });
+/// paid.await?;
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+pub struct Tx<DB: Database> {
+    conn: Option<PooledConn<DB>>,
+    back: Arc<Mutex<Option<PooledConn<DB>>>>,
+}
+
+impl<DB: Database> Tx<DB> {
+    pub(super) fn lend(conn: PooledConn<DB>) -> (Self, Lent<DB>) {
+        let back = Arc::new(Mutex::new(None));
+        (Self { conn: Some(conn), back: back.clone() }, Lent(back))
+    }
+}
+
+impl<DB: Database> fmt::Debug for Tx<DB> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tx").finish_non_exhaustive()
+    }
+}
+
+impl<DB: Database> Deref for Tx<DB> {
+    type Target = DB::Connection;
+
+    #[expect(clippy::expect_used, reason = "it is taken out by `drop` alone")]
+    fn deref(&self) -> &DB::Connection {
+        self.conn.as_ref().expect("the transaction was not dropped").peek()
+    }
+}
+
+impl<DB: Database> DerefMut for Tx<DB> {
+    #[expect(clippy::expect_used, reason = "it is taken out by `drop` alone")]
+    fn deref_mut(&mut self) -> &mut DB::Connection {
+        self.conn.as_mut().expect("the transaction was not dropped").get()
+    }
+}
+
+impl<DB: Database> Drop for Tx<DB> {
+    fn drop(&mut self) {
+        *lock(&self.back) = self.conn.take();
+    }
+}
+
+/// The slot to which a lent transaction is returned. If the caller no longer waits for it, its
+/// connection is closed.
+pub(super) struct Lent<DB: Database>(Arc<Mutex<Option<PooledConn<DB>>>>);
+
+impl<DB: Database> Lent<DB> {
+    pub fn returned(self) -> Option<PooledConn<DB>> {
+        lock(&self.0).take()
+    }
+}

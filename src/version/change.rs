@@ -1,0 +1,211 @@
+//! The attempts of a change: read, compute, compare and set.
+
+use std::time::Duration;
+
+use sqlx::Connection as _;
+use tokio::time::{Instant, timeout_at};
+
+use crate::{
+    action::Action,
+    error::Error,
+    key::Key,
+    metrics,
+    retry::outage_pause,
+    store::{
+        Database,
+        connection::PooledConn,
+        version::{KeyValue, Statements, Value, Write},
+    },
+    version::{
+        amount::decimals,
+        known::{Basis, Known},
+        lock::{Failed, answered},
+        table::VersionedTable,
+        update::{UpdateError, Updated, Versioned},
+    },
+};
+
+/// The number of changes after which the row is read again. The read leaves a gap in which other
+/// processes can change the row.
+const MAX_CHANGES_PER_READ: u32 = 4;
+
+/// How long a change waits for the preceding ones in this process. After that, the version alone
+/// decides which change succeeds.
+const MAX_QUEUE_WAIT: Duration = Duration::from_secs(1);
+
+impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
+    /// Makes one attempt in the caller's transaction.
+    pub(crate) async fn change_in<E>(
+        &self,
+        tx: &mut DB::Connection,
+        key: &Key,
+        mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
+    ) -> Result<Updated<V>, UpdateError<E>> {
+        if !tx.is_in_transaction() {
+            return Err(Error::NotInTransaction { key: key.clone() }.into());
+        }
+        let attempt = async {
+            let statements = self.rows.prepared_on(tx, self.rows.limit()).await?;
+            let row = (key, &statements.key(key)?);
+            let start = Start::Read { by: self.rows.limit() };
+            self.attempt(tx, statements, row, start, || self.rows.limit(), &mut compute).await
+        };
+        let conflict = || Error::conflict(key.clone(), 1).into();
+        match attempt.await {
+            Ok(Some(Versioned { value, version })) => Ok(Updated { value, version, attempts: 1 }),
+            Ok(None) => Err(conflict()),
+            Err(stop) if stop.is_contention() => Err(conflict()),
+            Err(stop) => Err(self.stopped(stop, key)),
+        }
+    }
+
+    /// Makes attempts over connections of the pool until one succeeds.
+    pub(crate) async fn change<E>(
+        &self,
+        key: &Key,
+        basis: Basis,
+        mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
+    ) -> Result<Updated<V>, UpdateError<E>> {
+        let mut tries = self.rows.retry.begin();
+        let until = tries.until;
+        // The limit of a statement, including the wait for a connection.
+        let limit = || self.rows.limit().min(until);
+        let queue = self.queues.queue(&[key.clone()].into(), false);
+        let mut permit = timeout_at(Instant::now() + MAX_QUEUE_WAIT.min(tries.left() / 2), queue.acquire()).await.ok();
+        loop {
+            let known = permit.as_mut().and_then(|permit| permit.note.take());
+            let known = known.filter(|known| basis == Basis::Known && known.conn.is_fresh());
+            let unread = known.is_some();
+            match self.attempt_over_own(key, limit, known, &mut compute).await {
+                Ok(Some((Versioned { value, version }, known))) => {
+                    if let (Some(permit), Basis::Known) = (&mut permit, basis) {
+                        permit.note = known;
+                    }
+                    return Ok(Updated { value, version, attempts: tries.attempt });
+                }
+                // The known row may be outdated; the next attempt reads it.
+                Ok(None) | Err(Stop::Computation(_) | Stop::BeforeWrite(_)) if unread => continue,
+                Ok(None) => {}
+                Err(stop) if stop.is_contention() => {}
+                // Nothing was changed over this connection: it was closed, gave no reply, or could
+                // not be obtained.
+                Err(Stop::BeforeWrite(failed)) if failed.is_connection_failure() && !tries.left().is_zero() => {
+                    outage_pause().await;
+                    continue;
+                }
+                Err(stop) => return Err(self.stopped(stop, key)),
+            }
+            metrics::conflict();
+            tracing::debug!(%key, attempt = tries.attempt, "conflict");
+            if !tries.again().await {
+                return Err(Error::conflict(key.clone(), tries.attempt).into());
+            }
+        }
+    }
+
+    /// Makes one attempt over a connection of its own. A successful change is returned with what it
+    /// leaves to the next one.
+    async fn attempt_over_own<E>(
+        &self,
+        key: &Key,
+        limit: impl Fn() -> Instant,
+        known: Option<Known<DB, V>>,
+        compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
+    ) -> Result<Option<(Versioned<V>, Option<Known<DB, V>>)>, Stop<E>> {
+        let statements = self.rows.prepared(limit()).await?;
+        let key = (key, &statements.key(key)?);
+        let (mut conn, start, age) = match known {
+            Some(Known { row, conn, age }) => (conn.lend(), Start::Known(row), age),
+            None => {
+                let by = limit();
+                (PooledConn::checkout(&self.rows.pool, by).await.map_err(Failed::from)?, Start::Read { by }, 0)
+            }
+        };
+        match self.attempt(conn.get(), statements, key, start, limit, compute).await {
+            Ok(Some(row)) if age + 1 < MAX_CHANGES_PER_READ => {
+                let known = conn.keep(&self.rows.pool).map(|conn| Known { row: row.clone(), conn, age: age + 1 });
+                Ok(Some((row, known)))
+            }
+            result => {
+                if !result.as_ref().is_err_and(Stop::may_still_run) {
+                    conn.give_back();
+                }
+                Ok(result?.map(|row| (row, None)))
+            }
+        }
+    }
+
+    /// Reads the row unless it is known, computes, and writes if the version is unchanged. Returns
+    /// `None` if another change came first.
+    async fn attempt<E>(
+        &self,
+        conn: &mut DB::Connection,
+        statements: &Statements,
+        (key, row): (&Key, &KeyValue),
+        start: Start<V>,
+        limit: impl Fn() -> Instant,
+        compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
+    ) -> Result<Option<Versioned<V>>, Stop<E>> {
+        let found = match start {
+            Start::Known(Versioned { value, version }) => Some((value, version)),
+            Start::Read { by } => answered(timeout_at(by, DB::read::<V>(conn, &statements.read, row)).await)?,
+        };
+        let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
+        let next = self.rows.next(key, version)?;
+        let write = compute(&value).map_err(Stop::Computation)?;
+        if let Some(most) = statements.scale.filter(|most| decimals(&write.value) > Some(*most)) {
+            let rule = format!("the column {} keeps {most} decimals", self.rows.names.value.as_str());
+            return Err(Error::InvalidAmount { key: key.clone(), amount: "more decimals".into(), rule }.into());
+        }
+        let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
+        let reply = timeout_at(limit(), DB::write(conn, sql, &write, row, version)).await;
+        let rows = answered(reply).map_err(Stop::DuringWrite)?;
+        Ok((rows > 0).then_some(Versioned { value: write.value, version: next }))
+    }
+
+    fn stopped<E>(&self, stop: Stop<E>, key: &Key) -> UpdateError<E> {
+        match stop {
+            Stop::Computation(error) => error,
+            Stop::BeforeWrite(failed) => self.rows.error(failed, Action::Read, key).into(),
+            Stop::DuringWrite(failed) => self.rows.error(failed, Action::Update, key).into(),
+        }
+    }
+}
+
+/// What an attempt starts from.
+enum Start<V> {
+    Known(Versioned<V>),
+    Read { by: Instant },
+}
+
+/// Why an attempt ended without a change.
+enum Stop<E> {
+    /// The computation returned this error.
+    Computation(UpdateError<E>),
+    /// The attempt failed before a statement that changes anything was sent.
+    BeforeWrite(Failed),
+    DuringWrite(Failed),
+}
+
+impl<E> Stop<E> {
+    fn failed(&self) -> Option<&Failed> {
+        match self {
+            Self::Computation(_) => None,
+            Self::BeforeWrite(failed) | Self::DuringWrite(failed) => Some(failed),
+        }
+    }
+
+    fn is_contention(&self) -> bool {
+        self.failed().is_some_and(Failed::is_contention)
+    }
+
+    fn may_still_run(&self) -> bool {
+        self.failed().is_some_and(Failed::may_still_run)
+    }
+}
+
+impl<E, F: Into<Failed>> From<F> for Stop<E> {
+    fn from(failed: F) -> Self {
+        Self::BeforeWrite(failed.into())
+    }
+}

@@ -1,0 +1,69 @@
+//! What is read of a row, and the result of a change.
+
+use crate::{error::Error, key::InvalidKey};
+
+/// A value and the version that it was read with, as
+/// [`VersionedTable::read`](crate::VersionedTable::read) returns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versioned<V> {
+    /// The value.
+    pub value: V,
+    /// The row's version.
+    pub version: i64,
+}
+
+/// A completed change, as [`VersionedTable::update`](crate::VersionedTable::update) and the other
+/// changes return it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Updated<V> {
+    /// The value that was written.
+    pub value: V,
+    /// The row's version after the change.
+    pub version: i64,
+    /// The number of attempts.
+    pub attempts: u32,
+}
+
+/// Why a value was not changed.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+/// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+/// # sqlx::query(sql).execute(&pool).await?;
+/// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
+/// # sqlx::query(sql).execute(&pool).await?;
+/// # use rowlock::Columns;
+/// # let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
+/// # let accounts = rowlock::VersionedTable::new(pool, columns)?;
+/// use rowlock::{Error, Insufficient, UpdateError};
+///
+/// match accounts.deduct("alice", 130).await {
+///     Ok(updated) => println!("{} left", updated.value),
+///     Err(UpdateError::Computation(Insufficient { balance, .. })) => println!("only {balance}"),
+///     Err(UpdateError::Failed(Error::NotFound { key, .. })) => println!("{key} has no account"),
+///     Err(UpdateError::Failed(error)) => return Err(error.into()),
+/// }
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "sqlite"))]
+/// # fn main() {}
+/// ```
+#[derive(Debug, thiserror::Error)]
+pub enum UpdateError<E> {
+    /// The computation returned this error; nothing was written.
+    #[error("{0}")]
+    Computation(E),
+    /// Any other error: [`Error::NotFound`], [`Error::Conflict`] when the attempts are used up, an
+    /// error of the database.
+    #[error(transparent)]
+    Failed(#[from] Error),
+}
+
+impl<E> From<InvalidKey> for UpdateError<E> {
+    fn from(error: InvalidKey) -> Self {
+        Self::Failed(error.into())
+    }
+}

@@ -1,0 +1,61 @@
+//! The tests of a module, by the servers that they stop and kill.
+
+use std::{
+    future::Future,
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
+
+use libtest_mimic::Trial;
+
+/// Servers in the folder that the variable names. Their tests run one after the other, because one
+/// kills what another would use. Tests on other servers run in parallel with them.
+pub struct Servers {
+    variable: &'static str,
+    in_use: Mutex<()>,
+}
+
+impl Servers {
+    const fn new(variable: &'static str) -> Self {
+        Self { variable, in_use: Mutex::new(()) }
+    }
+}
+
+pub static GALERA: Servers = Servers::new("GALERA");
+pub static POSTGRES: Servers = Servers::new("ALONE");
+pub static MARIADB: Servers = Servers::new("ALONE");
+pub static SYNCHRONOUS: Servers = Servers::new("SYNCHRONOUS");
+pub static ASYNCHRONOUS: Servers = Servers::new("ASYNCHRONOUS");
+
+/// Lists the tests of a module, as `SERVERS(name, ...), ...`, in a function `register` of that
+/// module.
+macro_rules! tests {
+    ($($servers:ident($($name:ident),+ $(,)?)),+ $(,)?) => {
+        /// Adds the tests of this module to the trials.
+        pub fn register(trials: &mut Vec<libtest_mimic::Trial>) {
+            let module = module_path!().rsplit("::").next().unwrap_or_default();
+            $($(
+                let name = format!("{module}::{}", stringify!($name));
+                trials.push($crate::suite::trial(&$crate::suite::$servers, name, $name));
+            )+)+
+        }
+    };
+}
+
+pub(crate) use tests;
+
+pub fn trial<F>(servers: &'static Servers, name: String, test: fn(PathBuf) -> F) -> Trial
+where
+    F: Future<Output = ()> + 'static,
+{
+    let folder = std::env::var_os(servers.variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let missing = folder.is_none();
+    let run = move || {
+        let _in_use = servers.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        runtime.block_on(test(folder.ok_or("no servers")?));
+        Ok(())
+    };
+    let kind = if missing { format!("needs {}: scripts/clusters", servers.variable) } else { String::new() };
+    Trial::test(name, run).with_ignored_flag(missing).with_kind(kind)
+}

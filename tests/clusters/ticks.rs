@@ -1,0 +1,136 @@
+//! Schedules while servers stop: instances with a tick each second, whose work is committed
+//! together with its tick, and what the table of runs and the effects show in the end.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use harness::TestDatabase;
+use rowlock::{CatchUp, Retries, RunStatus, Running, Schedule, Schedules, Tick};
+use sqlx::Pool;
+use tokio::time::{Instant, sleep};
+
+use crate::nodes::Cluster;
+
+crate::suite::tests!(GALERA(each_tick_runs_once_while_nodes_stop_and_return));
+
+/// How many schedules there are.
+const COUNT: usize = 5;
+const LEASE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Two instances at each node. One node is asked to stop, another is killed, and each restarts.
+async fn each_tick_runs_once_while_nodes_stop_and_return(folder: PathBuf) {
+    let cluster = Cluster::new(folder).await;
+    cluster.execute(TABLE).await;
+    let pools: Vec<_> = cluster.pools.iter().chain(&cluster.pools).cloned().collect();
+    let ticking = Ticking::start(&pools).await;
+    sleep(Duration::from_secs(4)).await;
+    for node in [2, 3] {
+        if node == 2 {
+            cluster.stop(node).await
+        } else {
+            cluster.kill(node).await
+        }
+        sleep(LEASE).await;
+        ticking.goes_on(&cluster.pools[0]).await;
+        cluster.start(node).await;
+        ticking.goes_on(&cluster.pools[node - 1]).await;
+    }
+    ticking.ends(&cluster.pools[0], "a node stopped, a node killed").await;
+    cluster.caught_up().await;
+    for node in [2, 3] {
+        judged(&cluster.pools[node - 1], "the same at another node").await;
+    }
+}
+
+/// The application's table: a row for each tick whose work was committed.
+pub const TABLE: &str = "CREATE TABLE tick_done (name varchar(20) NOT NULL, slot bigint NOT NULL)";
+
+/// Instances that run the same schedules.
+pub struct Ticking(Vec<Running>);
+
+impl Ticking {
+    /// Starts an instance on each pool.
+    pub async fn start<DB: TestDatabase>(pools: &[Pool<DB>]) -> Self {
+        let mut running = Vec::new();
+        for pool in pools {
+            running.push(schedules(pool).start().await.unwrap());
+        }
+        Self(running)
+    }
+
+    /// Waits until each schedule has caught up with the latest.
+    pub async fn goes_on<DB: TestDatabase>(&self, pool: &Pool<DB>) {
+        let (since, mut target) = (Instant::now(), None);
+        loop {
+            assert!(since.elapsed() < PATIENCE, "the schedules do not go on");
+            if let Ok(all) = Schedules::new(pool.clone()).list().await {
+                let latest = all.iter().map(|schedule| schedule.slot).max();
+                target = target.or(latest);
+                if all.len() == COUNT && all.iter().all(|schedule| Some(schedule.slot) > target) {
+                    return;
+                }
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Lets all instances end, and judges what they did.
+    pub async fn ends<DB: TestDatabase>(self, pool: &Pool<DB>, what: &str) {
+        self.goes_on(pool).await;
+        for running in self.0 {
+            running.shutdown(PATIENCE).await;
+        }
+        judged(pool, what).await;
+    }
+}
+
+fn schedules<DB: TestDatabase>(pool: &Pool<DB>) -> Schedules<DB> {
+    let mut schedules = Schedules::new(pool.clone()).lease(LEASE).unwrap().time_limit(Duration::from_secs(2)).unwrap();
+    for number in 0..COUNT {
+        let pause = Duration::from_millis(100);
+        let retries = Retries::times(1_000).backoff(pause, 10 * pause).unwrap();
+        let schedule = Schedule::every(&format!("s{number}"), Duration::from_secs(1)).unwrap();
+        let schedule = schedule.catch_up(CatchUp::All(1_000)).unwrap().retry(retries).unwrap();
+        let pool = pool.clone();
+        schedules = schedules.on(schedule, move |tick| work(pool.clone(), tick));
+    }
+    schedules
+}
+
+/// The work and its tick are committed together.
+async fn work<DB: TestDatabase>(pool: Pool<DB>, tick: Tick<DB>) -> Result<(), sqlx::Error> {
+    sleep(Duration::from_millis(fastrand::u64(5..200))).await;
+    let mut tx = pool.begin().await?;
+    let line = format!("INSERT INTO tick_done VALUES ('{}', {})", tick.name(), tick.slot().timestamp());
+    DB::execute_on(&mut tx, &line).await?;
+    tick.finish_in(&mut tx).await.map_err(|error| sqlx::Error::Protocol(error.to_string()))?;
+    tx.commit().await
+}
+
+/// Every slot from the first to the last has succeeded once, with one effect.
+async fn judged<DB: TestDatabase>(pool: &Pool<DB>, what: &str) {
+    let (mut ticks, mut others, mut latest) = (0, BTreeMap::new(), Duration::ZERO);
+    for number in 0..COUNT {
+        let name = format!("s{number}");
+        let mut successes: BTreeMap<i64, usize> = BTreeMap::new();
+        for run in Schedules::new(pool.clone()).history(&name, 100_000).await.unwrap() {
+            if run.status == RunStatus::Succeeded {
+                *successes.entry(run.slot.timestamp()).or_default() += 1;
+                latest = latest.max((run.began - run.slot).to_std().unwrap_or_default());
+            } else {
+                *others.entry(format!("{:?}", run.status)).or_insert(0) += 1;
+            }
+        }
+        let (first, last) = (*successes.keys().next().unwrap(), *successes.keys().next_back().unwrap());
+        for slot in first..=last {
+            assert_eq!(successes.get(&slot), Some(&1), "{what}: {name} at {slot}");
+            let effects = format!("SELECT COUNT(*) FROM tick_done WHERE name = '{name}' AND slot = {slot}");
+            assert_eq!(DB::number(pool, &effects).await, Some(1), "{what}: {name} at {slot}");
+        }
+        ticks += last - first + 1;
+        let effects = format!("SELECT COUNT(*) FROM tick_done WHERE name = '{name}'");
+        assert_eq!(DB::number(pool, &effects).await, Some(last - first + 1), "{what}: {name}");
+    }
+    println!("{what}: {ticks} ticks, each once; the latest began {latest:?} after its time; other runs: {others:?}");
+    assert!(ticks >= 10, "{what}: only {ticks} ticks");
+}

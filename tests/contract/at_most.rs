@@ -1,0 +1,406 @@
+//! Never more holders than a lock allows: the promises of every lock under the one trait, with one
+//! permit (a lease) and with several (a semaphore).
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use harness::{
+    PATIENCE, TestDatabase, TestDb, eventually,
+    proxy::{Proxy, Way},
+};
+use rowlock::{Attempt, Error, Grant, LeaseLock, Reason, ResourceLock, ResourceLockExt, RunOutcome, Status};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    bank::granted,
+    cancelled::{Stage, at_every_stop_between},
+    child::{self, say},
+    waiters::seconds,
+};
+
+harness::tests!(
+    everywhere(
+        no_more_than_allowed_and_as_many_as_allowed,
+        no_more_than_allowed_beside_crashes_and_losses,
+        as_many_are_granted_anew_after_crashes,
+        a_killed_process_gives_its_place_to_another,
+        a_dropped_attempt_takes_no_place,
+        a_dropped_wait_takes_no_place,
+        every_holder_can_commit_and_none_that_was_replaced,
+        run_and_run_within_work_under_each
+    ),
+    servers(a_lost_reply_takes_no_second_place, a_lost_request_takes_no_place)
+);
+
+const SHORT: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(60);
+
+/// The limit that stands for the writers of a read-write lock: one at a time.
+const WRITERS: usize = 0;
+
+/// A lock, and how many holders it allows.
+pub struct Limited<DB: TestDatabase> {
+    pub lock: Arc<dyn ResourceLock<DB>>,
+    pub most: usize,
+}
+
+/// Returns the name of a lock that allows this many holders of a key, for the jobs of processes.
+fn limits() -> [usize; 4] {
+    [WRITERS, 1, 3, 8]
+}
+
+/// Returns a lock that this many may hold at a time.
+fn limited<DB: TestDatabase>(lock: &LeaseLock<DB>, most: usize) -> Limited<DB> {
+    let lock: Arc<dyn ResourceLock<DB>> = match most {
+        WRITERS => Arc::new(lock.read_write("k").unwrap().writers()),
+        1 => Arc::new(lock.clone()),
+        _ => Arc::new(lock.semaphore("k", u32::try_from(most).unwrap()).unwrap()),
+    };
+    Limited { lock, most: most.max(1) }
+}
+
+fn every_lock<DB: TestDatabase>(lock: &LeaseLock<DB>) -> Vec<Limited<DB>> {
+    limits().map(|most| limited(lock, most)).into()
+}
+
+/// Returns as many grants as are allowed, and checks that there is no other one.
+async fn fill<DB: TestDatabase>(Limited { lock, most }: &Limited<DB>) -> Vec<Grant<DB>> {
+    let mut grants = Vec::new();
+    for _ in 0..*most {
+        grants.push(granted(lock.acquire("k", PATIENCE).await));
+    }
+    let refusal = lock.try_acquire("k").await.unwrap().refused().expect("all places are taken");
+    assert_eq!(refusal.reason, Reason::Held, "{refusal}");
+    grants
+}
+
+async fn release_all<DB: TestDatabase>(Limited { lock, .. }: &Limited<DB>, grants: Vec<Grant<DB>>) {
+    for grant in grants {
+        lock.release(grant, Status::Succeeded).await.unwrap();
+    }
+}
+
+/// Counts holders, and the most at any moment.
+#[derive(Default)]
+struct Count {
+    now: AtomicUsize,
+    highest: AtomicUsize,
+}
+
+impl Count {
+    fn begin(&self) {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.highest.fetch_max(now, Ordering::SeqCst);
+    }
+
+    fn end(&self) {
+        self.now.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Tasks of two locks, which share nothing but the database, as two processes do.
+async fn no_more_than_allowed_and_as_many_as_allowed<DB: TestDatabase>(db: TestDb<DB>) {
+    for most in limits() {
+        let (count, mut tasks) = (Arc::new(Count::default()), JoinSet::new());
+        for lock in [db.lock(), db.lock()] {
+            for _ in 0..8 {
+                let (count, limited) = (count.clone(), limited(&lock, most));
+                tasks.spawn(async move {
+                    for _ in 0..5 {
+                        let grant = granted(limited.lock.acquire("k", PATIENCE * 3).await);
+                        count.begin();
+                        eventually("as many as are allowed hold it at once", || async {
+                            count.highest.load(Ordering::SeqCst) >= limited.most
+                        })
+                        .await;
+                        sleep(Duration::from_millis(fastrand::u64(5..20))).await;
+                        count.end();
+                        limited.lock.release(grant, Status::Succeeded).await.unwrap();
+                    }
+                });
+            }
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended.unwrap();
+        }
+        let highest = count.highest.load(Ordering::SeqCst);
+        assert!(highest <= most.max(1), "{highest} at a time, and {most} are allowed");
+        let limited = limited(&db.lock(), most);
+        release_all(&limited, fill(&limited).await).await;
+    }
+}
+
+/// The times at which each holder certainly held its place.
+type Held = Arc<Mutex<Vec<(Instant, Instant)>>>;
+
+/// Works under the grant for this long, and records until when it was certainly held: not past the
+/// last deadline that was seen, however long the machine delayed this task.
+async fn work_under<DB: TestDatabase>(grant: &Grant<DB>, work: Duration, held: &Held) {
+    let (began, lease) = (Instant::now(), grant.lease().unwrap());
+    let mut trusted = began;
+    while began.elapsed() < work {
+        let (now, left) = (Instant::now(), lease.time_left());
+        if !left.is_zero() {
+            trusted = now + left;
+        }
+        sleep(work.min(Duration::from_millis(10))).await;
+    }
+    held.lock().unwrap().push((began, trusted.min(Instant::now())));
+}
+
+fn most_at_a_time(held: &Held) -> usize {
+    let held = held.lock().unwrap();
+    let at = |time: Instant| held.iter().filter(|(began, ended)| *began <= time && time < *ended).count();
+    held.iter().map(|(began, _)| at(*began)).max().unwrap_or_default()
+}
+
+/// Some holders crash (nothing renews or ends their claims), some are paused until their leases are
+/// over, and some renew.
+async fn no_more_than_allowed_beside_crashes_and_losses<DB: TestDatabase>(db: TestDb<DB>) {
+    for most in limits() {
+        let (held, mut tasks) = (Held::default(), JoinSet::new());
+        for number in 0..12 {
+            let lock = db.lock_for(SHORT / 2);
+            let (held, limited) = (held.clone(), limited(&lock, most));
+            tasks.spawn(async move {
+                let until = Instant::now() + seconds();
+                let mut turn = number;
+                while Instant::now() < until {
+                    let grant = match limited.lock.acquire("k", SHORT / 2).await {
+                        Ok(Attempt::Acquired(grant)) => grant,
+                        Ok(Attempt::Refused(_)) => continue,
+                        // A busy machine takes longer than the wait.
+                        Err(error) if error.is_retryable() => continue,
+                        Err(error) => panic!("{error}"),
+                    };
+                    turn += 1;
+                    match turn % 4 {
+                        0 => {
+                            let began = Instant::now();
+                            let lease = grant.into_lease().unwrap();
+                            let trusted = began + lease.time_left();
+                            lease.detach();
+                            held.lock().unwrap().push((began, trusted));
+                            tokio::time::sleep_until(trusted).await;
+                        }
+                        step => {
+                            let work = if step == 1 { SHORT } else { Duration::from_millis(fastrand::u64(1..20)) };
+                            work_under(&grant, work, &held).await;
+                            limited.lock.release(grant, Status::Succeeded).await.ok(); // it may be lost
+                        }
+                    }
+                }
+            });
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended.unwrap();
+        }
+        let highest = most_at_a_time(&held);
+        assert!(highest <= most.max(1), "{highest} at a time, and {most} are allowed");
+        assert!(highest >= most.min(2), "{highest} at a time: nothing was shared");
+        // No place is left behind by a holder that crashed.
+        let limited = limited(&db.lock(), most);
+        release_all(&limited, fill(&limited).await).await;
+    }
+}
+
+async fn as_many_are_granted_anew_after_crashes<DB: TestDatabase>(db: TestDb<DB>) {
+    for limited in every_lock(&db.lock_for(3 * SHORT)) {
+        let mut tokens = Vec::new();
+        for grant in fill(&limited).await {
+            tokens.push((grant.key().clone(), grant.token()));
+            grant.into_lease().unwrap().detach();
+        }
+        let mut again = Vec::new();
+        for _ in 0..limited.most {
+            let grant = granted(limited.lock.acquire("k", PATIENCE).await);
+            let (_, before) = tokens.iter().find(|(key, _)| key == grant.key()).expect("one of the same places");
+            assert!(grant.token() > *before && grant.taken_over_from().is_some());
+            tokens.retain(|(key, _)| key != grant.key());
+            again.push(grant);
+        }
+        assert!(tokens.is_empty(), "each place was taken over once");
+        release_all(&limited, again).await;
+        db.execute("DELETE FROM t_resource_lock").await;
+    }
+}
+
+/// The job of a process: holds a place until the process is killed.
+pub async fn hold<DB: TestDatabase>(pool: sqlx::Pool<DB>, most: &str) {
+    let lock = LeaseLock::new(pool).lease(3 * SHORT).unwrap();
+    let limited = limited(&lock, most.parse().unwrap());
+    let grant = granted(limited.lock.acquire("k", PATIENCE).await);
+    say(format!("{} {}", grant.key(), grant.token()));
+    grant.lost().await;
+}
+
+async fn a_killed_process_gives_its_place_to_another<DB: TestDatabase>(db: TestDb<DB>) {
+    let most = 3;
+    let mut places = Vec::new();
+    for _ in 0..most {
+        let mut process = child::start(&db, "hold a place", &most.to_string(), std::path::Path::new(""));
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap();
+        places.push((process, line.split_once(' ').unwrap().0.to_owned()));
+    }
+    let limited = limited(&db.lock(), most);
+    // All of them renew: after two leases there is no free place.
+    sleep(6 * SHORT).await;
+    assert!(limited.lock.try_acquire("k").await.unwrap().refused().is_some());
+    let (mut process, place) = places.swap_remove(fastrand::usize(..most));
+    process.kill().await.unwrap();
+    let grant = granted(limited.lock.acquire("k", PATIENCE).await);
+    assert_eq!(grant.key().as_str(), place, "the place of the process that was killed");
+    assert!(limited.lock.try_acquire("k").await.unwrap().refused().is_some(), "and no other one");
+}
+
+/// Each operation is dropped at one point after another. All places can be had afterwards.
+async fn at_each_stop<DB: TestDatabase>(db: TestDb<DB>, wait: Duration) {
+    for most in [WRITERS, 1, 3] {
+        let place = |stage: &Stage<'_, DB>| if most <= 1 { stage.key.clone() } else { format!("{}#1", stage.key) };
+        let prepare = async |stage: &Stage<'_, DB>| {
+            let limited = limited(&db.lock(), most);
+            let mut grants = Vec::new();
+            for _ in 0..limited.most {
+                grants.push(granted(limited.lock.acquire(&stage.key, PATIENCE).await));
+            }
+            release_all(&limited, grants).await;
+        };
+        let act = async |stage: &Stage<'_, DB>, ()| {
+            drop(granted(limited(&stage.lock, most).lock.acquire(&stage.key, wait).await));
+        };
+        at_every_stop_between(
+            &db,
+            prepare,
+            act,
+            async |_| {},
+            async |stage| {
+                stage.can_be_had(&place(stage)).await;
+                let limited = limited(&db.lock(), most);
+                let since = Instant::now();
+                let mut grants = Vec::new();
+                for _ in 0..limited.most {
+                    grants.push(granted(limited.lock.acquire(&stage.key, PATIENCE).await));
+                }
+                assert!(since.elapsed() < PATIENCE, "{}: no place is kept longer than a lease", stage.key);
+                release_all(&limited, grants).await;
+            },
+        )
+        .await;
+    }
+}
+
+async fn a_dropped_attempt_takes_no_place<DB: TestDatabase>(db: TestDb<DB>) {
+    at_each_stop(db, Duration::ZERO).await;
+}
+
+async fn a_dropped_wait_takes_no_place<DB: TestDatabase>(db: TestDb<DB>) {
+    at_each_stop(db, PATIENCE).await;
+}
+
+async fn confirmed<DB: TestDatabase>(limited: &Limited<DB>, grant: &Grant<DB>) -> Result<(), Error> {
+    let mut tx = limited.lock.pool().begin().await.unwrap();
+    limited.lock.confirm(grant.claim(), &mut tx).await?;
+    tx.commit().await.unwrap();
+    Ok(())
+}
+
+async fn every_holder_can_commit_and_none_that_was_replaced<DB: TestDatabase>(db: TestDb<DB>) {
+    for limited in every_lock(&db.lock_for(LONG)) {
+        let grants = fill(&limited).await;
+        for grant in &grants {
+            confirmed(&limited, grant).await.unwrap();
+        }
+        let replaced = &grants[fastrand::usize(..grants.len())];
+        db.take_from(replaced.key().as_str()).await;
+        for grant in &grants {
+            let committed = confirmed(&limited, grant).await;
+            match grant.key() == replaced.key() {
+                true => assert!(matches!(committed, Err(Error::Lost { .. })), "{committed:?}"),
+                false => committed.unwrap(),
+            }
+        }
+        let counted = limited.lock.transaction("other", |tx, _| async move {
+            drop(tx);
+            Ok::<_, sqlx::Error>(7)
+        });
+        assert_eq!(counted.await.unwrap(), 7);
+        db.execute("DELETE FROM t_resource_lock").await;
+    }
+}
+
+async fn run_and_run_within_work_under_each<DB: TestDatabase>(db: TestDb<DB>) {
+    for limited in every_lock(&db.lock_for(LONG)) {
+        let grants = fill(&limited).await;
+        let ran = limited.lock.run("k", async |_| Ok::<_, std::io::Error>(())).await.unwrap();
+        assert!(matches!(ran, RunOutcome::Refused(_)), "{ran:?}");
+        release_all(&limited, grants).await;
+        let work = async |grant: &Grant<DB>| Ok::<_, std::io::Error>(grant.key().clone());
+        let ran = limited.lock.run_within("k", PATIENCE, work).await.unwrap();
+        let RunOutcome::Ended { result: Ok(key), recorded: Ok(()) } = ran else { panic!("{ran:?}") };
+        assert!(key.as_str().starts_with('k'));
+        release_all(&limited, fill(&limited).await).await;
+    }
+}
+
+/// The reply of each of the statements is lost in turn. The attempt is granted one place, and all
+/// the others can be had by others.
+async fn a_lost_reply_takes_no_second_place<DB: TestDatabase>(db: TestDb<DB>) {
+    lost(&db, Way::Replies).await;
+}
+
+async fn a_lost_request_takes_no_place<DB: TestDatabase>(db: TestDb<DB>) {
+    lost(&db, Way::Requests).await;
+}
+
+async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way) {
+    for most in [WRITERS, 1, 3] {
+        for trip in 0.. {
+            let others = limited(&db.lock_for(LONG), most);
+            release_all(&others, fill(&others).await).await;
+            let proxy: Proxy = db.proxy().await;
+            let lock = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG).unwrap();
+            let limited = limited(&lock, most);
+            // The connection is open, and the table's shape is known.
+            limited.lock.release(granted(limited.lock.try_acquire("k").await), Status::Succeeded).await.unwrap();
+            proxy.hold_after(way, trip);
+            let attempt = limited.lock.acquire("k", PATIENCE);
+            tokio::pin!(attempt);
+            let (grant, was_held) = tokio::select! {
+                biased;
+                grant = &mut attempt => (grant, false),
+                () = proxy.held(way) => {
+                    proxy.cut();
+                    (attempt.await, true)
+                }
+            };
+            let grant = granted(grant);
+            let mut others_grants = Vec::new();
+            for _ in 1..most {
+                others_grants.push(granted(others.lock.try_acquire("k").await));
+            }
+            assert!(others.lock.try_acquire("k").await.unwrap().refused().is_some(), "no place is left over");
+            proxy.open();
+            drop(grant);
+            eventually("the place is free", || async {
+                others.lock.try_acquire("k").await.unwrap().acquired().is_some()
+            })
+            .await;
+            release_all(&others, others_grants).await;
+            db.execute("DELETE FROM t_resource_lock").await;
+            if !was_held {
+                assert!(trip > 0, "nothing was ever held");
+                break;
+            }
+        }
+    }
+}

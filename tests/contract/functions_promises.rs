@@ -1,0 +1,434 @@
+//! What the functions in SQL promise: the same row as the lock's, for callers in any language.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use harness::{DIRECT, TestDb, acquired, eventually, pool, refused};
+use rowlock::{Holder, Key, Reason, Status};
+use sqlx::Pool;
+use tokio::time::timeout;
+
+use crate::functions::{Answer, Ask, Functions};
+
+harness::tests!(
+    DB: Functions;
+    servers(
+        a_key_is_held_against_functions_and_locks_alike,
+        a_crashed_claim_is_taken_over_across_the_two,
+        the_same_holder_repeats_its_claim,
+        a_change_says_done_or_lost,
+        a_confirmation_keeps_the_claim_to_the_end_of_the_transaction,
+        a_claim_waits_for_no_locked_row,
+        one_of_many_first_claims_is_granted,
+        functions_and_locks_never_overlap,
+        keys_are_the_locks_keys,
+        the_list_shows_each_key
+    ),
+    servers[DIRECT](the_callers_rights_are_enough),
+    postgres(isolation_levels_grant_once),
+    postgres[DIRECT](the_table_is_found_on_any_path, a_release_notifies_a_waiter)
+);
+
+const SHORT: Duration = Duration::from_millis(300);
+const WAIT: Duration = Duration::from_secs(20);
+
+async fn installed<DB: Functions>(db: &TestDb<DB>) {
+    // Many instances may do this at once.
+    let all = (0..4).map(|_| {
+        let pool = db.pool.clone();
+        tokio::spawn(async move { rowlock::migrate_functions(&pool).await.unwrap() })
+    });
+    for one in all.collect::<Vec<_>>() {
+        one.await.unwrap();
+    }
+}
+
+async fn ask<DB: Functions>(pool: &Pool<DB>, ask: &Ask<'_>) -> Answer {
+    DB::call_try_acquire(&mut *pool.acquire().await.unwrap(), ask).await.unwrap()
+}
+
+async fn change<DB: Functions>(pool: &Pool<DB>, what: &str, key: &str, claim: &Answer, last: Option<&str>) -> String {
+    let mut conn = pool.acquire().await.unwrap();
+    let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
+    DB::call_change(&mut conn, what, key, holder, token, last).await.unwrap().unwrap_or_default()
+}
+
+async fn a_key_is_held_against_functions_and_locks_alike<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let lease = acquired(db.lock().try_acquire("k").await);
+    let answer = ask(&db.pool, &Ask::of("k")).await;
+    assert_eq!((answer.granted, answer.reason.as_deref()), (false, Some("held")));
+    assert!(answer.retry_after.unwrap() > Duration::from_secs(20), "{answer:?}");
+    let first = lease.token().get();
+    lease.release(Status::Succeeded).await.unwrap();
+
+    let claim = ask(&db.pool, &Ask { label: Some("psql"), ..Ask::of("k") }).await;
+    assert!(claim.granted && claim.token > Some(first), "{claim:?}");
+    let refusal = refused(db.lock().try_acquire("k").await);
+    assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::Held, "psql"));
+    // The lock takes the claim up, as that of any other process.
+    let lease = db.lock().resume("k", claim.holder.unwrap()).await.unwrap();
+    assert_eq!(Some(lease.token().get()), claim.token);
+    lease.release(Status::Failed).await.unwrap();
+    assert_eq!(change(&db.pool, "renew", "k", &claim, None).await, "lost");
+    let answer = ask(&db.pool, &Ask { rules: "article", ..Ask::of("k") }).await;
+    assert_eq!(answer.reason.as_deref(), Some("last_run_failed"));
+}
+
+async fn a_crashed_claim_is_taken_over_across_the_two<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let claim = ask(&db.pool, &Ask { lease: SHORT, label: Some("first"), ..Ask::of("k") }).await;
+    let second = db.lock_for(SHORT).acquire("k", Duration::from_secs(20)).await;
+    let second = acquired(second);
+    assert_eq!(second.taken_over_from().map(|prior| prior.token.get()), claim.token);
+    let token = second.token().get();
+    second.detach();
+    let mut third = ask(&db.pool, &Ask::of("k")).await;
+    while !third.granted {
+        tokio::time::sleep(third.retry_after.unwrap()).await;
+        third = ask(&db.pool, &Ask::of("k")).await;
+    }
+    assert_eq!(third.previous.as_ref().map(|previous| previous.0), Some(token));
+    assert!(third.token > Some(token));
+    for what in ["renew", "release", "abandon"] {
+        assert_eq!(change(&db.pool, what, "k", &claim, None).await, "lost", "{what}");
+    }
+    assert_eq!(change(&db.pool, "abandon", "k", &third, None).await, "done");
+    acquired(db.lock().try_acquire("k").await);
+}
+
+async fn the_same_holder_repeats_its_claim<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let again = Ask { holder: Some(Holder::unique()), ..Ask::of("k") };
+    let (one, two) = (ask(&db.pool, &again).await, ask(&db.pool, &again).await);
+    assert!(two.granted && one.token == two.token && one.expires_at < two.expires_at, "{one:?} {two:?}");
+}
+
+async fn a_change_says_done_or_lost<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let claim = ask(&db.pool, &Ask::of("k")).await;
+    let hour = if db.server.name == "postgres" { "1 hour" } else { "3600" };
+    assert_eq!(change(&db.pool, "renew", "k", &claim, Some(hour)).await, "done");
+    assert!(ask(&db.pool, &Ask::of("k")).await.retry_after.unwrap() > Duration::from_secs(3000));
+    // A renewal never shortens a lease.
+    assert_eq!(change(&db.pool, "renew", "k", &claim, None).await, "done");
+    assert!(ask(&db.pool, &Ask::of("k")).await.retry_after.unwrap() > Duration::from_secs(3000));
+    // A reply that was lost: the second request has the same outcome.
+    for _ in 0..2 {
+        assert_eq!(change(&db.pool, "release", "k", &claim, Some("F")).await, "done");
+    }
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("F"));
+    let next = ask(&db.pool, &Ask::of("k")).await;
+    for what in ["renew", "release", "abandon"] {
+        assert_eq!(change(&db.pool, what, "k", &claim, None).await, "lost", "{what}");
+        let other = Answer { holder: Some(Holder::unique()), ..next.clone() };
+        assert_eq!(change(&db.pool, what, "k", &other, None).await, "lost", "{what}, by another holder");
+    }
+    for _ in 0..2 {
+        assert_eq!(change(&db.pool, "abandon", "k", &next, None).await, "done");
+    }
+    assert!(ask(&db.pool, &Ask::of("k")).await.granted);
+}
+
+async fn a_confirmation_keeps_the_claim_to_the_end_of_the_transaction<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let claim = ask(&db.pool, &Ask { lease: SHORT, ..Ask::of("k") }).await;
+    let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
+    let mut conn = db.pool.acquire().await.unwrap();
+    DB::execute_on(&mut conn, "BEGIN").await.unwrap();
+    DB::call_change(&mut conn, "confirm", "k", holder, token, None).await.unwrap();
+    tokio::time::sleep(2 * SHORT).await;
+    // The lease is over, and still nothing takes the key: its row is locked.
+    assert_eq!(ask(&db.pool, &Ask::of("k")).await.reason.as_deref(), Some("busy"));
+    assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Busy);
+    assert_eq!(change(&db.pool, "renew", "k", &claim, None).await, "busy");
+    DB::execute_on(&mut conn, "COMMIT").await.unwrap();
+    let next = ask(&db.pool, &Ask::of("k")).await;
+    assert_eq!(next.previous.map(|previous| previous.0), Some(token));
+
+    DB::execute_on(&mut conn, "BEGIN").await.unwrap();
+    let error = DB::call_change(&mut conn, "confirm", "k", holder, token, None).await.unwrap_err();
+    assert!(error.to_string().contains("is lost"), "{error}");
+    let code = error.as_database_error().and_then(|error| error.code().map(|code| code.to_string()));
+    assert_eq!(code.as_deref(), Some(if db.server.name == "postgres" { "RL001" } else { "45000" }));
+    DB::execute_on(&mut conn, "ROLLBACK").await.unwrap();
+}
+
+async fn a_claim_waits_for_no_locked_row<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let claim = ask(&db.pool, &Ask::of("k")).await;
+    change(&db.pool, "release", "k", &claim, None).await;
+    let mut other = db.pool.acquire().await.unwrap();
+    DB::execute_on(&mut other, "BEGIN").await.unwrap();
+    DB::text_on(&mut other, "SELECT status FROM t_resource_lock WHERE key_resource = 'k' FOR UPDATE").await.unwrap();
+    let insert = "INSERT INTO t_resource_lock (key_resource, status, lock_flag) VALUES ('new', 'S', 0)";
+    DB::execute_on(&mut other, insert).await.unwrap();
+    for key in ["k", "new"] {
+        let answer = timeout(WAIT, ask(&db.pool, &Ask::of(key))).await.expect("it waits for nothing");
+        assert_eq!((answer.granted, answer.reason.as_deref()), (false, Some("busy")), "{key}");
+        assert!(answer.retry_after.is_some(), "{key}");
+    }
+    DB::execute_on(&mut other, "COMMIT").await.unwrap();
+    for key in ["k", "new"] {
+        assert!(ask(&db.pool, &Ask::of(key)).await.granted, "{key}");
+    }
+    // The wait for another's row changes no setting of the session.
+    let setting = if db.server.name == "postgres" { "lock_timeout" } else { "innodb_lock_wait_timeout" };
+    let sql = if db.server.name == "postgres" {
+        format!("SHOW {setting}")
+    } else {
+        format!("SELECT CAST(@@{setting} AS CHAR)")
+    };
+    let fresh = db.pool_of(1).await;
+    let mut used = db.pool.acquire().await.unwrap();
+    let before = DB::text_on(&mut *fresh.acquire().await.unwrap(), &sql).await.unwrap();
+    DB::call_try_acquire(&mut used, &Ask::of("newer")).await.unwrap();
+    assert_eq!(DB::text_on(&mut used, &sql).await.unwrap(), before);
+}
+
+async fn one_of_many_first_claims_is_granted<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    for round in 0..5 {
+        let key = format!("key {round}");
+        let claims = (0..8).map(|_| {
+            let (pool, key) = (db.pool.clone(), key.clone());
+            tokio::spawn(async move { ask(&pool, &Ask::of(&key)).await })
+        });
+        let mut granted = 0;
+        for claim in claims.collect::<Vec<_>>() {
+            let answer = claim.await.unwrap();
+            granted += i32::from(answer.granted);
+            assert!(answer.granted || ["held", "busy"].contains(&answer.reason.as_deref().unwrap()), "{answer:?}");
+        }
+        assert_eq!(granted, 1, "{key}");
+    }
+}
+
+/// Callers of the functions and locks, in turn on one key. A plain counter that they read and
+/// write under it is exact, and tokens only grow.
+async fn functions_and_locks_never_overlap<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let (inside, count, newest) =
+        (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
+    let work = move |token: i64| {
+        let (inside, count, newest) = (inside.clone(), count.clone(), newest.clone());
+        async move {
+            assert_eq!(inside.fetch_add(1, SeqCst), 0, "two hold the key");
+            assert!(newest.swap(token, SeqCst) < token, "a token fell");
+            let read = count.load(SeqCst);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            count.store(read + 1, SeqCst);
+            assert_eq!(inside.fetch_sub(1, SeqCst), 1);
+            read + 1
+        }
+    };
+    let (workers, rounds) = (4, 15);
+    let mut tasks = Vec::new();
+    for worker in 0..2 * workers {
+        let (pool, work, lock) = (db.pool.clone(), work.clone(), db.lock());
+        tasks.push(tokio::spawn(async move {
+            let mut last = 0;
+            for _ in 0..rounds {
+                if worker % 2 == 0 {
+                    let lease = acquired(lock.acquire("k", Duration::from_secs(60)).await);
+                    last = work(lease.token().get()).await;
+                    lease.release(Status::Succeeded).await.unwrap();
+                    continue;
+                }
+                let mut claim = ask(&pool, &Ask::of("k")).await;
+                while !claim.granted {
+                    tokio::time::sleep(Duration::from_millis(fastrand::u64(1..10))).await;
+                    claim = ask(&pool, &Ask::of("k")).await;
+                }
+                last = work(claim.token.unwrap()).await;
+                assert_eq!(change(&pool, "release", "k", &claim, None).await, "done");
+            }
+            last
+        }));
+    }
+    let mut most = 0;
+    for task in tasks {
+        most = most.max(task.await.unwrap());
+    }
+    assert_eq!(most, 2 * workers * rounds);
+}
+
+async fn keys_are_the_locks_keys<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let spaces = (1..0x3100u32).filter_map(char::from_u32).filter(|c| c.is_whitespace());
+    let mut keys: Vec<String> =
+        spaces.flat_map(|space| [format!("{space}k"), format!("k{space}"), format!("a{space}b")]).collect();
+    keys.extend(
+        ["", "'; DROP TABLE t_resource_lock; --", "%s $1 ? \\ \" `k`", "κλειδί", "a\u{200b}", "🔒"].map(String::from),
+    );
+    keys.extend([254, 255, 256].map(|length| "k".repeat(length)));
+    keys.extend(["é".repeat(127), "é".repeat(128)]);
+    for key in keys {
+        let (answer, is_key) = (DB::call_try_acquire(&mut conn, &Ask::of(&key)).await, Key::new(&key).is_ok());
+        assert_eq!(answer.is_ok(), is_key, "{key:?}: {answer:?}");
+        if is_key {
+            assert_eq!(refused(db.lock().try_acquire(&key).await).reason, Reason::Held, "{key:?}");
+        }
+    }
+    let day = Duration::from_secs(24 * 3600);
+    for bad in [
+        Ask { lease: Duration::from_millis(99), ..Ask::of("x") },
+        Ask { lease: 31 * day, ..Ask::of("x") },
+        Ask { min_interval: 3654 * day, ..Ask::of("x") },
+        Ask { rules: "none", ..Ask::of("x") },
+    ] {
+        DB::call_try_acquire(&mut conn, &bad).await.unwrap_err();
+    }
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'x'").await, Some(0));
+}
+
+async fn the_list_shows_each_key<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let held = ask(&db.pool, &Ask::of("a")).await;
+    let free = ask(&db.pool, &Ask::of("b")).await;
+    change(&db.pool, "release", "b", &free, None).await;
+    let over = ask(&db.pool, &Ask::of("c")).await;
+    change(&db.pool, "abandon", "c", &over, None).await;
+    let failed = ask(&db.pool, &Ask::of("d")).await;
+    change(&db.pool, "release", "d", &failed, Some("F")).await;
+    let list = DB::call_list(&mut *db.pool.acquire().await.unwrap()).await.unwrap();
+    let entries = [("a", "held", &held), ("b", "free", &free), ("c", "expired", &over), ("d", "failed", &failed)];
+    assert_eq!(list, entries.map(|(key, state, claim)| (key.to_owned(), state.to_owned(), claim.token.unwrap())));
+    for entry in db.lock().list(&rowlock::ListOptions::default()).await.unwrap() {
+        assert!(list.iter().any(|(key, state, _)| *key == entry.key && state == entry.state.name()), "{entry:?}");
+    }
+}
+
+/// The rights that `docs/languages.md` states.
+async fn the_callers_rights_are_enough<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let name = format!("rowlock_{:08x}", fastrand::u32(..));
+    let database = db.url.split('?').next().unwrap().rsplit('/').next().unwrap();
+    let (make, unmake) = if db.server.name == "postgres" {
+        let make = vec![
+            format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'"),
+            format!("GRANT SELECT, INSERT, UPDATE ON t_resource_lock TO {name}"),
+        ];
+        (make, vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
+    } else {
+        let from = |host: &str| {
+            [
+                format!("CREATE USER {name}@'{host}'"),
+                format!("GRANT SELECT, INSERT, UPDATE ON {database}.t_resource_lock TO {name}@'{host}'"),
+                format!("GRANT EXECUTE ON {database}.* TO {name}@'{host}'"),
+            ]
+        };
+        ([from("%"), from("localhost")].concat(), vec![format!("DROP USER {name}@'%', {name}@'localhost'")])
+    };
+    for statement in &make {
+        db.execute(statement).await;
+    }
+    let (scheme, rest) = db.url.split_once("://").unwrap();
+    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
+    // MySQL takes no password without TLS.
+    let password = if db.server.name == "postgres" { ":hunter2" } else { "" };
+    let own = pool::<DB>(&format!("{scheme}://{name}{password}@{address}"), 2).await;
+    let used = tokio::spawn(async move {
+        let claim = ask(&own, &Ask::of("k")).await;
+        assert_eq!(ask(&own, &Ask::of("k")).await.reason.as_deref(), Some("held"));
+        assert_eq!(change(&own, "renew", "k", &claim, None).await, "done");
+        change(&own, "confirm", "k", &claim, None).await;
+        assert_eq!(change(&own, "release", "k", &claim, None).await, "done");
+        assert_eq!(DB::call_list(&mut *own.acquire().await.unwrap()).await.unwrap().len(), 1);
+        own.close().await;
+    });
+    let used = used.await;
+    for statement in &unmake {
+        db.execute(statement).await;
+    }
+    used.unwrap();
+}
+
+/// A transaction that fails for contention is repeated, as at any other statement.
+async fn isolation_levels_grant_once<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        let mut old = db.pool.acquire().await.unwrap();
+        let begin = format!("BEGIN ISOLATION LEVEL {level}");
+        DB::execute_on(&mut old, &begin).await.unwrap();
+        DB::text_on(&mut old, "SELECT 'a snapshot' FROM t_resource_lock UNION SELECT 'is taken'").await.unwrap();
+        // Keys that are claimed and freed, or created, after the snapshot was taken.
+        let claim = ask(&db.pool, &Ask::of(level)).await;
+        let error = DB::call_try_acquire(&mut old, &Ask::of(level)).await.unwrap_err();
+        assert_eq!(
+            error.as_database_error().and_then(|error| error.code().map(|c| c.to_string())).as_deref(),
+            Some("40001")
+        );
+        DB::execute_on(&mut old, "ROLLBACK; ").await.unwrap();
+
+        DB::execute_on(&mut old, &begin).await.unwrap();
+        assert!(!DB::call_try_acquire(&mut old, &Ask::of(level)).await.unwrap().granted);
+        assert_eq!(change(&db.pool, "release", level, &claim, None).await, "done");
+        // Refused, by the old snapshot: never granted by it.
+        assert!(!DB::call_try_acquire(&mut old, &Ask::of(level)).await.is_ok_and(|answer| answer.granted));
+        DB::execute_on(&mut old, "ROLLBACK").await.unwrap();
+
+        DB::execute_on(&mut old, &begin).await.unwrap();
+        DB::text_on(&mut old, "SELECT status FROM t_resource_lock LIMIT 1").await.unwrap();
+        let claim = ask(&db.pool, &Ask::of(level)).await;
+        let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
+        let error = DB::call_change(&mut old, "confirm", level, holder, token, None).await.unwrap_err();
+        assert_eq!(
+            error.as_database_error().and_then(|error| error.code().map(|c| c.to_string())).as_deref(),
+            Some("40001")
+        );
+        DB::execute_on(&mut old, "ROLLBACK").await.unwrap();
+        DB::execute_on(&mut old, &begin).await.unwrap();
+        DB::call_change(&mut old, "confirm", level, holder, token, None).await.unwrap();
+        assert_eq!(
+            DB::call_change(&mut old, "release", level, holder, token, None).await.unwrap().as_deref(),
+            Some("done")
+        );
+        let again = DB::call_try_acquire(&mut old, &Ask::of(level)).await.unwrap();
+        assert!(again.granted && again.token > Some(token));
+        DB::execute_on(&mut old, "COMMIT").await.unwrap();
+        assert_eq!(ask(&db.pool, &Ask::of(level)).await.reason.as_deref(), Some("held"));
+    }
+}
+
+async fn the_table_is_found_on_any_path<DB: Functions>(db: TestDb<DB>) {
+    db.execute("CREATE SCHEMA \"An app\"").await;
+    let path = |path: &str| format!("{}?options[search_path]={path}", db.url);
+    let app = pool::<DB>(&path("\"An app\""), 2).await;
+    rowlock::migrate_functions(&app).await.unwrap();
+    let conn = &mut *db.pool.acquire().await.unwrap();
+    // Temporary tables and the caller's path mislead no function, and a session's time zone neither.
+    for misleading in [
+        "CREATE TEMP TABLE t_resource_lock (LIKE public.t_resource_lock INCLUDING ALL)",
+        "SET search_path = pg_temp, public, \"An app\"; SET TimeZone = 'Asia/Kolkata'",
+    ] {
+        DB::execute_on(conn, misleading).await.unwrap();
+    }
+    let answer = DB::call_try_acquire(conn, &Ask::of("k")).await.unwrap();
+    assert!(answer.granted);
+    assert_eq!(refused(rowlock::LeaseLock::new(app).try_acquire("k").await).reason, Reason::Held);
+    assert_eq!(db.number("SELECT count(*) FROM public.t_resource_lock").await, Some(0));
+    assert_eq!(DB::text_on(conn, "SHOW search_path").await.unwrap().as_deref(), Some("pg_temp, public, \"An app\""));
+}
+
+/// A task that waits in a lock marks the row; a release by a function notifies it.
+async fn a_release_notifies_a_waiter<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let claim = ask(&db.pool, &Ask::of("k")).await;
+    let lock = db.lock();
+    let waiting = tokio::spawn(async move { acquired(lock.acquire("k", WAIT).await) });
+    eventually("it waits", || async { db.column("k", "awaited::text").await.as_deref() == Some("true") }).await;
+    let mut heard = sqlx::postgres::PgListener::connect(&db.url).await.unwrap();
+    heard.listen("rowlock").await.unwrap();
+    assert_eq!(change(&db.pool, "release", "k", &claim, None).await, "done");
+    // The lease is kept until then: its end notifies too.
+    let lease = waiting.await.unwrap();
+    assert_eq!(timeout(WAIT, heard.recv()).await.expect("the release notifies").unwrap().payload(), "k");
+    assert!(Some(lease.token().get()) > claim.token);
+}

@@ -1,0 +1,296 @@
+//! A read-write lock beside dropped futures, lost messages and delayed statements.
+
+use std::time::Duration;
+
+use harness::{
+    PATIENCE, TestDatabase, TestDb, acquired, eventually,
+    proxy::{Proxy, Way},
+};
+use rowlock::{Attempt, Lease, LeaseLock, ReadWriteLock, ResourceLock, ResourceLockExt, Retry, RunOutcome, Status};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{
+    bank::granted,
+    cancelled::{Stage, at_every_stop_between},
+};
+
+harness::tests!(
+    everywhere(
+        a_dropped_try_of_a_reader_leaves_nothing,
+        a_dropped_wait_of_a_reader_leaves_nothing,
+        a_dropped_try_of_a_writer_leaves_nothing,
+        a_dropped_wait_of_a_writer_leaves_nothing,
+        a_dropped_wait_for_readers_leaves_nothing,
+        a_dropped_downgrade_leaves_nothing,
+        a_dropped_upgrade_leaves_nothing,
+        a_writer_that_loses_the_name_while_it_waits_is_not_let_in,
+        transactions_of_readers_and_writers_exclude_each_other,
+        run_and_run_within_work_on_both_sides
+    ),
+    servers(neither_side_is_let_in_beside_the_other_however_late_it_is, a_lost_message_lets_no_one_in_beside_the_other)
+);
+
+const SHORT: Duration = Duration::from_secs(1);
+const LONG: Duration = Duration::from_secs(60);
+
+fn of<DB: TestDatabase>(stage: &Stage<'_, DB>) -> ReadWriteLock<DB> {
+    stage.lock.read_write(&stage.key).unwrap()
+}
+
+/// Whether the name's row exists when the operation begins.
+#[derive(Clone, Copy, PartialEq)]
+enum Before {
+    Missing,
+    Free,
+    AbandonedByAWriter,
+}
+
+/// Drops the operation at one point after another. Both sides can be had afterwards.
+async fn at_each_stop<DB: TestDatabase, P>(
+    db: &TestDb<DB>,
+    before: Before,
+    prepare: impl AsyncFn(&Stage<'_, DB>) -> P,
+    act: impl AsyncFn(&Stage<'_, DB>, P),
+) {
+    let prepare = async |stage: &Stage<'_, DB>| {
+        let lock = db.lock_for(LONG).read_write(&stage.key).unwrap();
+        match before {
+            Before::Missing => {}
+            Before::Free => acquired(lock.try_write().await).release(Status::Succeeded).await.unwrap(),
+            Before::AbandonedByAWriter => acquired(lock.try_write().await).abandon().await.unwrap(),
+        }
+        prepare(stage).await
+    };
+    at_every_stop_between(
+        db,
+        prepare,
+        act,
+        async |_| {},
+        async |stage| {
+            let (since, lock) = (Instant::now(), db.lock_for(LONG).read_write(&stage.key).unwrap());
+            let writer = acquired(lock.write(PATIENCE).await);
+            writer.release(Status::Succeeded).await.unwrap();
+            acquired(lock.read(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+            assert!(since.elapsed() < PATIENCE, "{}: nothing is kept longer than a lease", stage.key);
+        },
+    )
+    .await;
+}
+
+async fn a_dropped_try_of_a_reader_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    for before in [Before::Missing, Before::Free, Before::AbandonedByAWriter] {
+        at_each_stop(&db, before, async |_| {}, async |stage, ()| drop(of(stage).try_read().await)).await;
+    }
+}
+
+async fn a_dropped_wait_of_a_reader_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    for before in [Before::Missing, Before::AbandonedByAWriter] {
+        at_each_stop(&db, before, async |_| {}, async |stage, ()| drop(acquired(of(stage).read(PATIENCE).await))).await;
+    }
+}
+
+async fn a_dropped_try_of_a_writer_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    at_each_stop(&db, Before::Free, async |_| {}, async |stage, ()| drop(of(stage).try_write().await)).await;
+}
+
+async fn a_dropped_wait_of_a_writer_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    at_each_stop(&db, Before::Missing, async |_| {}, async |stage, ()| drop(acquired(of(stage).write(PATIENCE).await)))
+        .await;
+}
+
+/// An expired reader is there, whose claim the writer takes over.
+async fn a_dropped_wait_for_readers_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    let prepare = async |stage: &Stage<'_, DB>| {
+        let lock = db.lock_for(LONG).read_write(&stage.key).unwrap();
+        acquired(lock.try_read().await).abandon().await.unwrap();
+    };
+    at_each_stop(&db, Before::Free, prepare, async |stage, ()| drop(acquired(of(stage).write(PATIENCE).await))).await;
+}
+
+async fn a_dropped_downgrade_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    let prepare = async |stage: &Stage<'_, DB>| acquired(of(stage).write(PATIENCE).await);
+    let act = async |stage: &Stage<'_, DB>, writer| drop(of(stage).downgrade(writer).await);
+    at_each_stop(&db, Before::Free, prepare, act).await;
+}
+
+async fn a_dropped_upgrade_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    let prepare = async |stage: &Stage<'_, DB>| acquired(of(stage).read(PATIENCE).await);
+    let act = async |stage: &Stage<'_, DB>, reader: Lease<DB>| drop(of(stage).try_upgrade(&reader).await);
+    at_each_stop(&db, Before::Free, prepare, act).await;
+}
+
+/// Another holder has the name when the readers have gone.
+async fn a_writer_that_loses_the_name_while_it_waits_is_not_let_in<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = || db.lock_for(SHORT).read_write("k").unwrap();
+    acquired(lock().try_write().await).release(Status::Succeeded).await.unwrap();
+    let reader = acquired(db.lock_for(LONG).read_write("k").unwrap().try_read().await);
+    let writing = lock();
+    let writer = tokio::spawn(async move { writing.write(PATIENCE).await });
+    let held = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND lock_flag = 1";
+    eventually("it waits for the reader", || async { db.number(held).await == Some(1) }).await;
+    db.lock().force_release("k", Status::Failed).await.unwrap();
+    let another = loop {
+        // The writer may claim the name again before this holder does.
+        match db.lock_for(LONG).try_acquire("k").await.unwrap() {
+            Attempt::Acquired(another) => break another,
+            Attempt::Refused(_) => {
+                db.lock().force_release("k", Status::Failed).await.unwrap();
+            }
+        }
+    };
+    // The writer learns of its loss when its lease is renewed, as after any forced release.
+    sleep(2 * SHORT).await;
+    reader.release(Status::Succeeded).await.unwrap();
+    sleep(2 * SHORT).await;
+    assert!(!writer.is_finished() && another.is_held());
+    another.release(Status::Succeeded).await.unwrap();
+    acquired(timeout(PATIENCE, writer).await.unwrap().unwrap());
+}
+
+async fn transactions_of_readers_and_writers_exclude_each_other<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("CREATE TABLE pair (id int PRIMARY KEY, value bigint)").await;
+    db.execute("INSERT INTO pair VALUES (1, 0), (2, 0)").await;
+    let mut tasks = tokio::task::JoinSet::new();
+    let retry = Retry { attempts: 100_000, within: 6 * PATIENCE };
+    for task in 0..6 {
+        let lock = db.lock_for(LONG).retry(retry).unwrap().read_write("k").unwrap();
+        tasks.spawn(async move {
+            for _ in 0..5 {
+                if task % 3 == 0 {
+                    let side = lock.writers();
+                    let written = side.transaction("k", |mut tx, _| async move {
+                        DB::execute_on(&mut tx, "UPDATE pair SET value = value + 1 WHERE id = 1").await?;
+                        sleep(Duration::from_millis(3)).await;
+                        DB::execute_on(&mut tx, "UPDATE pair SET value = value + 1 WHERE id = 2").await
+                    });
+                    written.await.unwrap();
+                } else {
+                    let side = lock.readers();
+                    let read = side.transaction("k", |mut tx, _| async move {
+                        let sql = |id| format!("SELECT CAST(value AS char(20)) FROM pair WHERE id = {id}");
+                        let first = DB::text_on(&mut tx, &sql(1)).await?;
+                        sleep(Duration::from_millis(3)).await;
+                        Ok::<_, sqlx::Error>((first, DB::text_on(&mut tx, &sql(2)).await?))
+                    });
+                    let (first, second) = read.await.unwrap();
+                    assert_eq!(first, second, "no writer committed in between");
+                }
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    assert_eq!(db.number("SELECT value FROM pair WHERE id = 1").await, Some(10));
+}
+
+async fn run_and_run_within_work_on_both_sides<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(LONG).read_write("k").unwrap();
+    for (side, excluded) in [(lock.readers(), lock.writers()), (lock.writers(), lock.readers())] {
+        let work = async |_: &rowlock::Grant<DB>| {
+            let refused = excluded.run("k", async |_| Ok::<_, std::io::Error>(())).await.unwrap();
+            assert!(matches!(refused, RunOutcome::Refused(_)), "{refused:?}");
+            Ok::<_, std::io::Error>(7)
+        };
+        for ran in [side.run("k", &work).await, side.run_within("k", PATIENCE, &work).await] {
+            let ran = ran.unwrap();
+            assert!(matches!(ran, RunOutcome::Ended { result: Ok(7), recorded: Ok(()) }), "{ran:?}");
+        }
+        let grant = granted(excluded.acquire("k", PATIENCE).await);
+        excluded.release(grant, Status::Succeeded).await.unwrap();
+    }
+}
+
+/// One of the messages of one side is held while the other side is let in. It then arrives late.
+async fn neither_side_is_let_in_beside_the_other_however_late_it_is<DB: TestDatabase>(db: TestDb<DB>) {
+    for way in [Way::Requests, Way::Replies] {
+        for writes in [false, true] {
+            for trip in 0.. {
+                if !late(&db, way, writes, trip).await {
+                    assert!(trip > 1, "claims and looks are messages of their own");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Returns whether the message was held.
+async fn late<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: usize) -> bool {
+    let others = db.lock_for(LONG).read_write("k").unwrap();
+    acquired(others.write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    let proxy: Proxy = db.proxy().await;
+    let delayed = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG).unwrap();
+    let lock = delayed.read_write("k").unwrap();
+    // The connection is open, and the rows exist.
+    acquired(lock.read(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    proxy.hold_after(way, trip);
+    let attempt = async { if writes { lock.write(PATIENCE).await } else { lock.read(PATIENCE).await } };
+    tokio::pin!(attempt);
+    let was_held = tokio::select! {
+        biased;
+        lease = &mut attempt => {
+            drop(acquired(lease));
+            false
+        }
+        () = proxy.held(way) => true,
+    };
+    if was_held {
+        let other = if writes { others.try_read().await } else { others.try_write().await };
+        proxy.open();
+        if let Attempt::Acquired(other) = other.unwrap() {
+            let early = timeout(Duration::from_millis(300), &mut attempt).await;
+            assert!(early.is_err(), "{way:?} {trip}: let in beside the other: {early:?}");
+            other.release(Status::Succeeded).await.unwrap();
+        }
+        let lease = acquired(timeout(PATIENCE, attempt).await.unwrap());
+        let other = if writes { others.try_read().await } else { others.try_write().await };
+        assert!(other.unwrap().refused().is_some(), "{way:?} {trip}");
+        drop(lease);
+    }
+    // What could not be ended through the proxy would keep its key until its lease ends.
+    delayed.shutdown(PATIENCE / 4).await;
+    db.execute("DELETE FROM t_resource_lock").await;
+    was_held
+}
+
+/// One of the messages of one side is lost, and is repeated.
+async fn a_lost_message_lets_no_one_in_beside_the_other<DB: TestDatabase>(db: TestDb<DB>) {
+    for way in [Way::Requests, Way::Replies] {
+        for writes in [false, true] {
+            for trip in 0.. {
+                if !lost(&db, way, writes, trip).await {
+                    assert!(trip > 1, "claims and looks are messages of their own");
+                    break;
+                }
+            }
+        }
+    }
+}
+
+async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: usize) -> bool {
+    let others = db.lock_for(LONG).read_write("k").unwrap();
+    acquired(others.write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    let proxy: Proxy = db.proxy().await;
+    let delayed = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG).unwrap();
+    let lock = delayed.read_write("k").unwrap();
+    acquired(lock.read(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    proxy.hold_after(way, trip);
+    let attempt = async { if writes { lock.write(PATIENCE).await } else { lock.read(PATIENCE).await } };
+    tokio::pin!(attempt);
+    let (lease, was_held) = tokio::select! {
+        biased;
+        lease = &mut attempt => (lease, false),
+        () = proxy.held(way) => {
+            proxy.cut();
+            (attempt.await, true)
+        }
+    };
+    let lease = acquired(lease);
+    let other = if writes { others.try_read().await } else { others.try_write().await };
+    assert!(other.unwrap().refused().is_some(), "{way:?} {trip}: let in beside the other");
+    drop(lease);
+    delayed.shutdown(PATIENCE / 4).await;
+    db.execute("DELETE FROM t_resource_lock").await;
+    was_held
+}

@@ -1,0 +1,174 @@
+//! What could run a tick once more, or before its time: ends that cannot be recorded as they are,
+//! claims that are undone, and times that are replaced between attempts.
+
+use std::time::Duration;
+
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
+use rowlock::{Error, Retries, Schedule, Status, Tick, TickOutcome};
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
+
+use crate::ticks::{LONG, Never, SHORT, back, due, idle, info, instance, runs, steal, told};
+
+harness::tests!(
+    everywhere(
+        a_claim_that_is_undone_under_other_times_waits_for_its_slot,
+        a_triggered_run_keeps_its_attempts_under_other_times,
+        other_times_have_no_slot_before_the_last_run,
+        work_that_ends_while_it_is_stopped_has_ended,
+        an_error_of_any_characters_is_recorded,
+        work_that_panics_before_it_begins_fails,
+        a_run_that_is_lost_after_it_could_not_finish_is_cancelled
+    ),
+    sqlite(a_look_that_fails_at_one_schedule_runs_those_before, a_claim_that_is_granted_after_the_shutdown_is_put_back),
+    mysql_and_mariadb(a_look_that_fails_at_one_schedule_runs_those_before)
+);
+
+/// The old instance is stopped while it waits for the key, after a new one has registered its
+/// times.
+async fn a_claim_that_is_undone_under_other_times_waits_for_its_slot<DB: TestDatabase>(db: TestDb<DB>) {
+    let old = due(&db, "k").await.exclusive_with("key").unwrap();
+    let by_hand = acquired(db.lock().try_acquire("key").await);
+    let old = idle(&db, old).start().await.unwrap();
+    eventually("it waits for the key", || async { info(&db, "k").await.running }).await;
+    let new = idle(&db, Schedule::every("k", 2 * LONG).unwrap());
+    assert!(matches!(new.try_tick("k").await.unwrap(), TickOutcome::NotDue { .. }), "it is run");
+    old.shutdown(SHORT).await;
+    let row = info(&db, "k").await;
+    assert!(!row.running && row.attempt == 0 && row.due == row.slot, "{row:?}");
+    assert!(matches!(new.try_tick("k").await.unwrap(), TickOutcome::NotDue { .. }), "before its time");
+    by_hand.release(Status::Succeeded).await.unwrap();
+}
+
+/// It would else be numbered from one again, and its end collide with what the history has.
+async fn a_triggered_run_keeps_its_attempts_under_other_times<DB: TestDatabase>(db: TestDb<DB>) {
+    let retries = Retries::times(1).backoff(LONG, LONG).unwrap();
+    let old = Schedule::every("k", LONG).unwrap().retry(retries).unwrap();
+    let old = instance(&db, "old").on(old, async |_| Err::<(), _>("no"));
+    assert!(matches!(old.try_tick("k").await.unwrap(), TickOutcome::NotDue { .. }));
+    old.trigger("k").await.unwrap();
+    assert!(matches!(old.try_tick("k").await.unwrap(), TickOutcome::Failed { again: true, .. }));
+    let new = idle(&db, Schedule::every("k", 2 * LONG).unwrap());
+    assert_eq!(timeout(PATIENCE, new.try_tick("k")).await.unwrap().unwrap(), TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "F1 S2");
+    let row = info(&db, "k").await;
+    assert!(row.triggered.is_none() && row.due == row.slot && row.attempt == 0, "{row:?}");
+}
+
+/// The server's clock was set back after a run, or a standby with a slower one was promoted.
+async fn other_times_have_no_slot_before_the_last_run<DB: TestDatabase>(db: TestDb<DB>) {
+    idle(&db, Schedule::every("k", LONG).unwrap()).try_tick("k").await.unwrap();
+    let last = info(&db, "k").await.slot;
+    db.execute("UPDATE t_resource_schedule SET run_slot = slot").await;
+    back(&db, "k", Duration::ZERO).await;
+    idle(&db, Schedule::every("k", LONG / 10).unwrap()).try_tick("k").await.unwrap();
+    let row = info(&db, "k").await;
+    assert!(row.slot > last && row.due == row.slot, "{last}, then {row:?}");
+}
+
+/// Work that does not let itself be dropped at once, and succeeds by then: a second run would
+/// repeat it.
+async fn work_that_ends_while_it_is_stopped_has_ended<DB: TestDatabase>(db: TestDb<DB>) {
+    for by_timeout in [false, true] {
+        let name = format!("by timeout {by_timeout}");
+        let mut schedule = due(&db, &name).await;
+        if by_timeout {
+            schedule = schedule.timeout(SHORT).unwrap();
+        }
+        let (began, mut begun) = mpsc::unbounded_channel();
+        let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
+            let began = began.clone();
+            async move {
+                began.send(()).unwrap();
+                while !tick.cancellation_token().is_cancelled() {
+                    std::thread::sleep(SHORT / 20);
+                }
+                Never::Ok(())
+            }
+        });
+        let running = schedules.start().await.unwrap();
+        timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+        if by_timeout {
+            eventually("it has ended", || async { !info(&db, &name).await.running }).await;
+        }
+        running.shutdown(SHORT).await;
+        assert_eq!(told(&db, &name).await, "S1", "{name}");
+        assert!(matches!(schedules.try_tick(&name).await.unwrap(), TickOutcome::NotDue { .. }), "{name}");
+    }
+}
+
+/// PostgreSQL's texts have no NUL, and those of a database in LATIN1 no arrow.
+async fn an_error_of_any_characters_is_recorded<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedules = instance(&db, "one").on(due(&db, "k").await, async |_| Err::<(), _>("left \0 \u{2192} right"));
+    let outcome = timeout(PATIENCE, schedules.try_tick("k")).await.unwrap().unwrap();
+    assert!(matches!(outcome, TickOutcome::Failed { again: false, .. }), "{outcome:?}");
+    let runs = runs(&db, "k").await;
+    let error = runs[0].error.as_deref().unwrap();
+    assert!(runs.len() == 1 && error.starts_with("left ") && error.ends_with(" right"), "{runs:?}");
+}
+
+async fn work_that_panics_before_it_begins_fails<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedules = instance(&db, "one").on(due(&db, "k").await, |tick: Tick<DB>| {
+        assert!(tick.attempt() > 1, "on purpose");
+        async { Never::Ok(()) }
+    });
+    let outcome = tokio::spawn(async move { schedules.try_tick("k").await.unwrap() }).await.unwrap();
+    assert!(matches!(&outcome, TickOutcome::Failed { error, .. } if error.contains("on purpose")), "{outcome:?}");
+    assert_eq!(told(&db, "k").await, "F1");
+}
+
+/// The statement waits for another writer while the instance is shut down.
+async fn a_claim_that_is_granted_after_the_shutdown_is_put_back<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedules = idle(&db, due(&db, "k").await);
+    let other = db.pool_of(1).await;
+    let mut conn = other.acquire().await.unwrap();
+    DB::execute_on(&mut conn, "BEGIN IMMEDIATE").await.unwrap();
+    let running = schedules.start().await.unwrap();
+    sleep(3 * SHORT).await;
+    let shutdown = tokio::spawn(running.shutdown(PATIENCE));
+    sleep(SHORT).await;
+    DB::execute_on(&mut conn, "COMMIT").await.unwrap();
+    assert!(timeout(PATIENCE, shutdown).await.unwrap().unwrap());
+    let row = info(&db, "k").await;
+    assert!(!row.running && row.attempt == 0 && row.due == row.slot, "{row:?}");
+    assert_eq!(told(&db, "k").await, "");
+}
+
+/// The work was told that the tick is lost, and goes on all the same.
+async fn a_run_that_is_lost_after_it_could_not_finish_is_cancelled<DB: TestDatabase>(db: TestDb<DB>) {
+    let (sender, mut ticks) = mpsc::unbounded_channel();
+    let schedules = instance(&db, "one").lease(20 * SHORT).unwrap();
+    let schedules = schedules.on(due(&db, "k").await, move |tick: Tick<DB>| {
+        sender.send(tick).unwrap();
+        std::future::pending::<Never>()
+    });
+    let running = tokio::spawn(async move { schedules.try_tick("k").await.unwrap() });
+    let tick = timeout(PATIENCE, ticks.recv()).await.unwrap().unwrap();
+    steal(&db, "k").await;
+    let mut tx = db.pool.begin().await.unwrap();
+    let error = tick.finish_in(&mut tx).await.unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    tx.rollback().await.unwrap();
+    assert_eq!(timeout(PATIENCE, running).await.unwrap().unwrap(), TickOutcome::Lost);
+}
+
+/// Claims are granted one by one. Those that were granted before the failure are runs like others.
+async fn a_look_that_fails_at_one_schedule_runs_those_before<DB: TestDatabase>(db: TestDb<DB>) {
+    let (first, second) = (due(&db, "first").await, due(&db, "second").await);
+    back(&db, "first", LONG).await;
+    let refuse = match db.server.name {
+        "sqlite" => "WHEN NEW.name = 'second' AND NEW.holder IS NOT NULL BEGIN SELECT RAISE(ABORT, 'refused'); END",
+        _ => "FOR EACH ROW IF NEW.name = 'second' AND NEW.holder IS NOT NULL THEN SIGNAL SQLSTATE '45000'; END IF",
+    };
+    db.execute(&format!("CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_schedule {refuse}")).await;
+    let schedules = instance(&db, "one").lease(Duration::from_secs(3600)).unwrap();
+    let schedules = schedules.on(first, async |_| Never::Ok(())).on(second, async |_| Never::Ok(()));
+    let running = schedules.start().await.unwrap();
+    eventually("the first is run", || async { told(&db, "first").await == "S1(1)" }).await;
+    assert_eq!(told(&db, "second").await, "");
+    db.execute("DROP TRIGGER refuse").await;
+    eventually("the second is run", || async { told(&db, "second").await == "S1" }).await;
+    assert!(running.shutdown(PATIENCE).await);
+}

@@ -1,0 +1,188 @@
+//! Runs whose connections fall silent, whose server gives no more of them, or whose runtime stands
+//! still.
+
+use std::{convert::Infallible, time::Duration};
+
+use harness::{
+    PATIENCE, TestDatabase, TestDb, eventually,
+    proxy::{Proxy, Way},
+};
+use rowlock::{Error, Schedule, Schedules, Tick, TickOutcome};
+use tokio::{
+    sync::{mpsc, watch},
+    task::{JoinHandle, JoinSet},
+    time::{Instant, sleep, timeout},
+};
+
+use crate::{
+    apart::still,
+    isolation::pool_of_at,
+    ticks::{due, idle, info, instance, told},
+};
+
+harness::tests!(
+    everywhere(a_runtime_that_stood_still_has_lost_its_run),
+    servers(
+        silent_connections_lose_no_run,
+        a_renewal_on_a_silent_connection_is_sent_on_another,
+        a_run_without_answers_is_lost_before_its_lease_ends,
+        a_run_is_renewed_though_no_connection_can_be_opened,
+        an_end_survives_connections_that_fall_silent,
+        each_tick_is_run_once_under_serializable
+    )
+);
+
+const LEASE: Duration = Duration::from_secs(6);
+
+/// A run over a pool that goes on until it is told to end.
+struct Run<DB: TestDatabase> {
+    tick: Tick<DB>,
+    finish: watch::Sender<bool>,
+    outcome: JoinHandle<Result<TickOutcome, Error>>,
+}
+
+impl<DB: TestDatabase> Run<DB> {
+    async fn begin(schedules: Schedules<DB>, schedule: Schedule) -> Self {
+        let (began, mut begun) = mpsc::unbounded_channel();
+        let (finish, finished) = watch::channel(false);
+        let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
+            began.send(tick).unwrap();
+            let mut finished = finished.clone();
+            async move { finished.wait_for(|finished| *finished).await.map(drop) }
+        });
+        let outcome = tokio::spawn(async move { schedules.try_tick("k").await });
+        let tick = timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+        Self { tick, finish, outcome }
+    }
+
+    async fn end(self) -> TickOutcome {
+        self.finish.send(true).unwrap();
+        timeout(PATIENCE, self.outcome).await.unwrap().unwrap().unwrap()
+    }
+}
+
+async fn through<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy) -> Run<DB> {
+    let schedule = due(db, "k").await;
+    let schedules = Schedules::new(proxy.pool(4)).lease(LEASE).unwrap().time_limit(LEASE / 4).unwrap();
+    Run::begin(schedules, schedule).await
+}
+
+/// Long before it is given up.
+async fn a_renewal_on_a_silent_connection_is_sent_on_another<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = 2 * LEASE;
+    let proxy = db.proxy().await;
+    let schedule = due(&db, "k").await;
+    let run = Run::begin(Schedules::<DB>::new(proxy.pool(4)).lease(lease).unwrap(), schedule).await;
+    let claimed = info(&db, "k").await.due;
+    eventually("a connection for renewals is open", || async { info(&db, "k").await.due > claimed }).await;
+    let before = info(&db, "k").await.due;
+    proxy.hold(Way::Requests);
+    proxy.held(Way::Requests).await;
+    let since = Instant::now();
+    proxy.let_others_pass();
+    eventually("it is renewed", || async { info(&db, "k").await.due > before }).await;
+    assert!(since.elapsed() < lease / 4, "{:?}", since.elapsed());
+    proxy.open();
+    assert_eq!(run.end().await, TickOutcome::Succeeded);
+}
+
+async fn a_run_without_answers_is_lost_before_its_lease_ends<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let run = through(&db, &proxy).await;
+    proxy.hold_everything();
+    timeout(LEASE, run.tick.cancellation_token().cancelled()).await.unwrap();
+    let outcome = timeout(PATIENCE, run.outcome).await.unwrap().unwrap();
+    assert_eq!(outcome.unwrap(), TickOutcome::Lost);
+}
+
+/// After a failover in a cloud, existing connections are neither answered nor closed.
+async fn silent_connections_lose_no_run<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let run = through(&db, &proxy).await;
+    for _ in 0..2 {
+        // A connection for renewals is open by then.
+        sleep(LEASE).await;
+        proxy.silence();
+    }
+    sleep(2 * LEASE).await;
+    assert!(!run.tick.cancellation_token().is_cancelled());
+    assert_eq!(run.end().await, TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "S1");
+}
+
+/// The connection that has claimed the tick serves its renewals.
+async fn a_run_is_renewed_though_no_connection_can_be_opened<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let run = through(&db, &proxy).await;
+    proxy.hold_new();
+    sleep(3 * LEASE).await;
+    assert!(!run.tick.cancellation_token().is_cancelled());
+    assert_eq!(run.end().await, TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "S1");
+}
+
+async fn an_end_survives_connections_that_fall_silent<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let run = through(&db, &proxy).await;
+    proxy.silence();
+    assert_eq!(run.end().await, TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "S1");
+}
+
+/// The runtime is not driven for longer than the lease, and another instance takes over. The work
+/// is cancelled when the runtime is driven again.
+async fn a_runtime_that_stood_still_has_lost_its_run<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = due(&db, "k").await;
+    let (url, theirs) = (db.url.clone(), schedule.clone());
+    let (runtime, run) = still(async move {
+        let pool = harness::pool::<DB>(&url, 2).await;
+        Run::begin(Schedules::new(pool).lease(LEASE).unwrap(), theirs).await
+    });
+    let other = idle(&db, schedule);
+    eventually("it is taken over", || async { other.try_tick("k").await.unwrap() == TickOutcome::Succeeded }).await;
+    let Run { tick, finish, outcome } = run;
+    let (runtime, outcome) = std::thread::spawn(move || {
+        let outcome = runtime.block_on(async { timeout(PATIENCE, outcome).await.unwrap().unwrap().unwrap() });
+        (runtime, outcome)
+    })
+    .join()
+    .unwrap();
+    assert!(outcome == TickOutcome::Lost && tick.cancellation_token().is_cancelled(), "{outcome:?}");
+    let mut tx = db.pool.begin().await.unwrap();
+    assert!(matches!(tick.finish_in(&mut tx).await, Err(Error::Lost { .. })));
+    tx.rollback().await.unwrap();
+    assert_eq!(told(&db, "k").await, "L1 S2");
+    drop(finish);
+    runtime.shutdown_background();
+}
+
+/// Statements that the server undoes for contention are sent again.
+async fn each_tick_is_run_once_under_serializable<DB: TestDatabase>(db: TestDb<DB>) {
+    const SCHEDULES: usize = 6;
+    let mut schedules = Vec::new();
+    for number in 0..SCHEDULES {
+        schedules.push(due(&db, &format!("k{number}")).await);
+    }
+    let serializable = db.over(pool_of_at(&db, 10, "serializable").await);
+    let mut instances = JoinSet::new();
+    for number in 0..8 {
+        let mut one = instance(&serializable, &format!("instance {number}")).lease(2 * LEASE).unwrap();
+        for schedule in &schedules {
+            one = one.on(schedule.clone(), async |_| {
+                sleep(3 * LEASE).await;
+                Ok::<_, Infallible>(())
+            });
+        }
+        instances.spawn(async move {
+            let running = one.start().await.unwrap();
+            sleep(LEASE).await;
+            running.shutdown(PATIENCE).await
+        });
+    }
+    assert!(instances.join_all().await.into_iter().all(|ended| ended));
+    for number in 0..SCHEDULES {
+        let name = format!("k{number}");
+        eventually("it has ended", || async { !info(&db, &name).await.running }).await;
+        assert_eq!(told(&db, &name).await, "S1");
+    }
+}

@@ -1,0 +1,213 @@
+//! How runs end: with a transaction of their own, and when an instance is shut down.
+
+use std::time::Duration;
+
+use harness::{PATIENCE, TestDatabase, TestDb};
+use rowlock::{Error, Retries, Schedule, Tick, TickOutcome};
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::ticks::{Never, SHORT, due, idle, info, instance, runs, steal, told};
+
+harness::tests!(everywhere(
+    the_work_and_its_tick_are_committed_together,
+    a_transaction_that_is_not_committed_fails_the_run,
+    a_lost_run_cannot_commit_its_tick,
+    a_tick_ends_only_in_a_transaction,
+    a_shutdown_waits_for_the_runs,
+    a_shutdown_hands_back_what_does_not_end,
+    instances_that_are_dropped_hand_back_too,
+    a_try_that_is_dropped_hands_back,
+    a_run_that_takes_too_long_is_stopped_and_fails
+));
+
+/// What the work does with its transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deed {
+    Commit,
+    CommitAndFail,
+    RollBack,
+    RollBackAndFail,
+    DropIt,
+}
+
+async fn work<DB: TestDatabase>(tick: Tick<DB>, url: String, deed: Deed) -> Result<(), String> {
+    let pool = harness::pool::<DB>(&url, 1).await;
+    let mut tx = pool.begin().await.unwrap();
+    DB::execute_on(&mut tx, "INSERT INTO effect (id) VALUES (1)").await.unwrap();
+    tick.finish_in(&mut tx).await.map_err(|error| format!("{error:?}"))?;
+    match deed {
+        Deed::Commit | Deed::CommitAndFail => tx.commit().await.unwrap(),
+        Deed::RollBack | Deed::RollBackAndFail => tx.rollback().await.unwrap(),
+        Deed::DropIt => drop(tx),
+    }
+    if matches!(deed, Deed::CommitAndFail | Deed::RollBackAndFail) { Err("no".to_owned()) } else { Ok(()) }
+}
+
+async fn done<DB: TestDatabase>(db: &TestDb<DB>, name: &str, deed: Deed) -> (TickOutcome, Option<i64>) {
+    let schedule = due(db, name).await;
+    let url = db.url.clone();
+    let schedules = instance(db, "one").on(schedule, move |tick| work::<DB>(tick, url.clone(), deed));
+    let outcome = timeout(PATIENCE, schedules.try_tick(name)).await.unwrap().unwrap();
+    (outcome, db.number("SELECT COUNT(*) FROM effect").await)
+}
+
+async fn the_work_and_its_tick_are_committed_together<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("CREATE TABLE effect (id BIGINT)").await;
+    for (number, deed) in [Deed::Commit, Deed::CommitAndFail].into_iter().enumerate() {
+        let name = format!("{deed:?}");
+        let (outcome, effects) = done(&db, &name, deed).await;
+        assert_eq!((outcome, effects), (TickOutcome::Succeeded, Some(i64::try_from(number).unwrap() + 1)), "{deed:?}");
+        let after = info(&db, &name).await;
+        assert!(!after.running && after.due == after.slot && after.attempt == 0, "{deed:?}: {after:?}");
+        assert_eq!(told(&db, &name).await, "S1", "{deed:?}");
+    }
+}
+
+async fn a_transaction_that_is_not_committed_fails_the_run<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("CREATE TABLE effect (id BIGINT)").await;
+    for deed in [Deed::RollBack, Deed::RollBackAndFail, Deed::DropIt] {
+        let name = format!("{deed:?}");
+        let (outcome, effects) = done(&db, &name, deed).await;
+        let expected = if deed == Deed::RollBackAndFail { "no" } else { "its transaction was not committed" };
+        assert_eq!(outcome, TickOutcome::Failed { error: expected.to_owned(), again: false }, "{deed:?}");
+        assert_eq!(effects, Some(0), "{deed:?}");
+        assert_eq!(told(&db, &name).await, "F1", "{deed:?}");
+    }
+}
+
+async fn a_lost_run_cannot_commit_its_tick<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = due(&db, "k").await;
+    let (sender, mut ticks) = mpsc::unbounded_channel();
+    let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
+        sender.send(tick).unwrap();
+        std::future::pending::<Never>()
+    });
+    let running = tokio::spawn(async move { schedules.try_tick("k").await });
+    let tick = timeout(PATIENCE, ticks.recv()).await.unwrap().unwrap();
+    steal(&db, "k").await;
+    let mut tx = db.pool.begin().await.unwrap();
+    let error = tick.finish_in(&mut tx).await.unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+    tx.rollback().await.unwrap();
+    running.abort();
+    assert_eq!(info(&db, "k").await.by, "thief");
+}
+
+async fn a_tick_ends_only_in_a_transaction<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = due(&db, "k").await;
+    let pool = db.pool_of(1).await;
+    let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
+        let pool = pool.clone();
+        async move {
+            let mut conn = pool.acquire().await.unwrap();
+            tick.finish_in(&mut conn).await.map_err(|error| error.to_string())
+        }
+    });
+    let outcome = schedules.try_tick("k").await.unwrap();
+    assert!(
+        matches!(&outcome, TickOutcome::Failed { error, .. } if error.contains("not in a transaction")),
+        "{outcome:?}"
+    );
+}
+
+async fn a_shutdown_waits_for_the_runs<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = due(&db, "k").await;
+    let (began, mut begun) = mpsc::unbounded_channel();
+    let schedules = instance(&db, "one").on(schedule, move |_| {
+        began.send(()).unwrap();
+        async {
+            sleep(3 * SHORT).await;
+            Never::Ok(())
+        }
+    });
+    let running = schedules.start().await.unwrap();
+    timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+    let next = due(&db, "l").await;
+    assert!(running.shutdown(PATIENCE).await);
+    assert_eq!(told(&db, "k").await, "S1");
+    assert_eq!(idle(&db, next).try_tick("l").await.unwrap(), TickOutcome::Succeeded);
+}
+
+/// The lease is long: the other instance need not wait for its end.
+async fn a_shutdown_hands_back_what_does_not_end<DB: TestDatabase>(db: TestDb<DB>) {
+    let (schedule, mut begun, running) = endless(&db).await;
+    timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+    assert!(!running.shutdown(SHORT).await);
+    assert!(begun.recv().await.is_none(), "the work was dropped");
+    assert_eq!(idle(&db, schedule).try_tick("k").await.unwrap(), TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "L1 S2");
+}
+
+async fn instances_that_are_dropped_hand_back_too<DB: TestDatabase>(db: TestDb<DB>) {
+    let (schedule, mut begun, running) = endless(&db).await;
+    timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+    drop(running);
+    let other = idle(&db, schedule);
+    harness::eventually("it is handed back", || async { other.try_tick("k").await.unwrap() == TickOutcome::Succeeded })
+        .await;
+    assert_eq!(told(&db, "k").await, "L1 S2");
+}
+
+/// The lease is long: the other instance need not wait for its end.
+async fn a_try_that_is_dropped_hands_back<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = due(&db, "k").await;
+    let (began, mut begun) = mpsc::unbounded_channel();
+    let schedules = instance(&db, "one").lease(Duration::from_secs(3600)).unwrap();
+    let schedules = schedules.on(schedule.clone(), move |tick: Tick<DB>| {
+        began.send(tick.cancellation_token()).unwrap();
+        std::future::pending::<Never>()
+    });
+    let trying = tokio::spawn(async move { schedules.try_tick("k").await });
+    let token = timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+    trying.abort();
+    timeout(PATIENCE, token.cancelled()).await.unwrap();
+    let other = idle(&db, schedule);
+    harness::eventually("it is handed back", || async { other.try_tick("k").await.unwrap() == TickOutcome::Succeeded })
+        .await;
+    assert!(begun.recv().await.is_none(), "the work was dropped");
+    assert_eq!(told(&db, "k").await, "L1 S2");
+}
+
+async fn a_run_that_takes_too_long_is_stopped_and_fails<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = due(&db, "k").await.timeout(2 * SHORT).unwrap().retry(Retries::times(1)).unwrap();
+    let (sender, mut stopped) = mpsc::unbounded_channel();
+    let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
+        let (sender, token, first) = (sender.clone(), tick.cancellation_token(), tick.attempt() == 1);
+        async move {
+            if first {
+                tokio::spawn(async move {
+                    token.cancelled().await;
+                    sender.send(()).unwrap();
+                });
+                std::future::pending::<()>().await;
+            }
+            Never::Ok(())
+        }
+    });
+    let error = "stopped: it took longer than its timeout of 200ms".to_owned();
+    let since = Instant::now();
+    let outcome = timeout(PATIENCE, schedules.try_tick("k")).await.unwrap().unwrap();
+    assert_eq!(outcome, TickOutcome::Failed { error: error.clone(), again: true });
+    assert!(since.elapsed() >= 2 * SHORT);
+    timeout(PATIENCE, stopped.recv()).await.unwrap().expect("the tasks of the work are told");
+    assert_eq!(runs(&db, "k").await[0].error, Some(error));
+    assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "F1 S2");
+}
+
+/// Starts work that does not end by itself.
+async fn endless<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedule, mpsc::UnboundedReceiver<()>, rowlock::Running) {
+    let schedule = due(db, "k").await;
+    let (began, begun) = mpsc::unbounded_channel();
+    let schedules = instance(db, "one").lease(Duration::from_secs(3600)).unwrap();
+    let schedules = schedules.on(schedule.clone(), move |_| {
+        began.send(()).unwrap();
+        std::future::pending::<Never>()
+    });
+    let running = schedules.start().await.unwrap();
+    drop(schedules);
+    (schedule, begun, running)
+}

@@ -1,0 +1,261 @@
+//! Runs that hold a key of t_resource_lock as well.
+
+use std::{path::Path, time::Duration};
+
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
+use rowlock::{Error, LeaseLock, Reason, Rules, Schedule, Schedules, Status, Tick, TickOutcome};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    child,
+    ticks::{LONG, Never, SHORT, due, info, instance, steal, told},
+};
+
+harness::tests!(everywhere(
+    a_run_and_another_program_exclude_each_other,
+    a_runner_that_is_killed_is_taken_over_from_with_both,
+    the_loss_of_the_key_cancels_the_work,
+    the_key_and_the_tick_are_confirmed_together,
+    a_run_that_is_stopped_while_it_waits_is_put_back,
+    a_run_that_is_lost_while_it_waits_takes_no_key,
+    two_schedules_with_one_key_exclude_each_other,
+    what_cannot_work_is_refused_at_the_door
+));
+
+/// Short enough for a test to wait for its end.
+const LEASE: Duration = Duration::from_secs(2);
+
+async fn due_with_key<DB: TestDatabase>(db: &TestDb<DB>) -> Schedule {
+    due(db, "k").await.exclusive_with("key").unwrap()
+}
+
+/// Work that tells of its tick, and goes on until it is told to end.
+struct Work<DB: TestDatabase> {
+    schedules: Schedules<DB>,
+    begun: mpsc::UnboundedReceiver<Tick<DB>>,
+    /// Whether the work succeeds.
+    finish: watch::Sender<Option<bool>>,
+}
+
+fn work<DB: TestDatabase>(db: &TestDb<DB>, label: &str, schedule: Schedule) -> Work<DB> {
+    let (began, begun) = mpsc::unbounded_channel();
+    let (finish, finished) = watch::channel(None);
+    let schedules = instance(db, label).lease(LEASE).unwrap().on(schedule, move |tick: Tick<DB>| {
+        began.send(tick).unwrap();
+        let mut finished = finished.clone();
+        async move {
+            let succeeds = finished.wait_for(Option::is_some).await.map_err(|error| error.to_string())?.unwrap();
+            if succeeds { Ok(()) } else { Err("no".to_owned()) }
+        }
+    });
+    Work { schedules, begun, finish }
+}
+
+impl<DB: TestDatabase> Work<DB> {
+    fn try_tick(&self) -> JoinHandle<TickOutcome> {
+        let schedules = self.schedules.clone();
+        tokio::spawn(async move { schedules.try_tick("k").await.unwrap() })
+    }
+
+    async fn tick(&mut self) -> Tick<DB> {
+        timeout(PATIENCE, self.begun.recv()).await.unwrap().unwrap()
+    }
+}
+
+async fn ended(run: JoinHandle<TickOutcome>) -> TickOutcome {
+    timeout(PATIENCE, run).await.unwrap().unwrap()
+}
+
+async fn is_run<DB: TestDatabase>(db: &TestDb<DB>) {
+    eventually("it is run", || async { info(db, "k").await.running }).await;
+}
+
+async fn a_run_and_another_program_exclude_each_other<DB: TestDatabase>(db: TestDb<DB>) {
+    for (number, succeeds) in [true, false].into_iter().enumerate() {
+        let mut one = work(&db, "one", due_with_key(&db).await);
+        db.execute("DELETE FROM t_resource_schedule_run").await;
+        let by_hand = acquired(db.lock().try_acquire("key").await);
+        let run = one.try_tick();
+        is_run(&db).await;
+        sleep(LEASE * 3 / 2).await;
+        let waiting = info(&db, "k").await;
+        assert!(waiting.running && waiting.attempt == 1, "the tick is kept while it waits: {waiting:?}");
+        assert!(one.begun.try_recv().is_err(), "the key is held by hand");
+        by_hand.release(Status::Succeeded).await.unwrap();
+        let tick = one.tick().await;
+        let claim = tick.exclusive_claim().unwrap();
+        assert_eq!(claim.key.as_str(), "key");
+        sleep(LEASE * 3 / 2).await;
+        let refusal = refused(db.lock().try_acquire("key").await);
+        assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::Held, "one"));
+        assert_eq!(db.number("SELECT token FROM t_resource_lock").await, Some(claim.token.get()));
+        one.finish.send(Some(succeeds)).unwrap();
+        let (outcome, status) = (ended(run).await, db.column("key", "status").await.unwrap());
+        let expected = if succeeds { "S" } else { "F" };
+        assert_eq!(outcome == TickOutcome::Succeeded, succeeds, "{number}: {outcome:?}");
+        assert_eq!((status.trim(), told(&db, "k").await), (expected, format!("{expected}1")));
+        acquired(db.lock().try_acquire("key").await).release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// The job of a process: it runs the tick, and does not end.
+pub async fn hold<DB: TestDatabase>(pool: sqlx::Pool<DB>) {
+    let schedule = Schedule::every("k", LONG).unwrap().exclusive_with("key").unwrap();
+    let schedules = Schedules::new(pool).label("victim").unwrap().lease(LEASE).unwrap();
+    let schedules = schedules.on(schedule, async |tick: Tick<DB>| {
+        child::say(tick.exclusive_claim().unwrap().token);
+        std::future::pending::<Never>().await
+    });
+    schedules.try_tick("k").await.unwrap();
+}
+
+async fn a_runner_that_is_killed_is_taken_over_from_with_both<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = due_with_key(&db).await;
+    let mut victim = child::start(&db, "hold a tick", "", Path::new(""));
+    let mut said = BufReader::new(victim.stdout.take().unwrap()).lines();
+    let token = timeout(PATIENCE, said.next_line()).await.unwrap().unwrap().unwrap();
+    let mut second = work(&db, "second", schedule);
+    let running = second.schedules.start().await.unwrap();
+    victim.kill().await.unwrap();
+    let tick = second.tick().await;
+    assert_eq!((tick.attempt(), tick.taken_over_from().unwrap().label.as_str()), (2, "victim"));
+    assert!(tick.exclusive_claim().unwrap().token.get() > token.parse().unwrap());
+    assert_eq!(refused(db.lock().try_acquire("key").await).by, "second");
+    second.finish.send(Some(true)).unwrap();
+    assert!(running.shutdown(PATIENCE).await);
+    assert_eq!(told(&db, "k").await, "L1 S2");
+}
+
+async fn the_loss_of_the_key_cancels_the_work<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut one = work(&db, "one", due_with_key(&db).await);
+    let run = one.try_tick();
+    let tick = one.tick().await;
+    db.lock().force_release("key", Status::Failed).await.unwrap().unwrap();
+    timeout(PATIENCE, tick.cancellation_token().cancelled()).await.unwrap();
+    let mut tx = db.pool.begin().await.unwrap();
+    let error = tick.finish_in(&mut tx).await.unwrap_err();
+    assert!(matches!(&error, Error::Lost { key, .. } if key.as_str() == "key"), "{error:?}");
+    tx.rollback().await.unwrap();
+    assert_eq!(ended(run).await, TickOutcome::Lost);
+    let again = one.try_tick();
+    assert_eq!(one.tick().await.attempt(), 2, "the tick was handed back");
+    one.finish.send(Some(true)).unwrap();
+    assert_eq!(ended(again).await, TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "L1 S2");
+}
+
+/// The key is lost before the run has noticed it.
+async fn the_key_and_the_tick_are_confirmed_together<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut one = work(&db, "one", due_with_key(&db).await);
+    let lock = db.lock().lease(PATIENCE).unwrap();
+    one.schedules = one.schedules.lock(lock).unwrap();
+    for lose in [true, false] {
+        let run = one.try_tick();
+        let tick = one.tick().await;
+        if lose {
+            db.take_from("key").await;
+        }
+        let mut tx = db.pool.begin().await.unwrap();
+        let finished = tick.finish_in(&mut tx).await;
+        if lose {
+            assert!(matches!(&finished, Err(Error::Lost { key, .. }) if key.as_str() == "key"), "{finished:?}");
+            tx.rollback().await.unwrap();
+            run.abort();
+            eventually("it is handed back", || async { info(&db, "k").await.due <= chrono::Utc::now() }).await;
+            db.lock().force_release("key", Status::Failed).await.unwrap().unwrap();
+        } else {
+            finished.unwrap();
+            tx.commit().await.unwrap();
+            one.finish.send(Some(true)).unwrap();
+            assert_eq!(ended(run).await, TickOutcome::Succeeded);
+        }
+    }
+    assert_eq!(told(&db, "k").await, "L1 S2");
+    acquired(db.lock().try_acquire("key").await);
+}
+
+async fn a_run_that_is_stopped_while_it_waits_is_put_back<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut one = work(&db, "one", due_with_key(&db).await);
+    one.schedules = one.schedules.lease(Duration::from_secs(3600)).unwrap();
+    let by_hand = acquired(db.lock().try_acquire("key").await);
+    for dropped in [true, false] {
+        let (run, running) = match dropped {
+            true => (Some(one.try_tick()), None),
+            false => (None, Some(one.schedules.start().await.unwrap())),
+        };
+        is_run(&db).await;
+        if let Some(run) = run {
+            run.abort();
+        }
+        if let Some(running) = running {
+            // The claim may have been seen before its reply, and is then undone at once.
+            running.shutdown(SHORT).await;
+        }
+        eventually("it is put back", || async { !info(&db, "k").await.running }).await;
+        let row = info(&db, "k").await;
+        assert!(row.attempt == 0 && row.due <= chrono::Utc::now() + SHORT, "{row:?}");
+    }
+    by_hand.release(Status::Succeeded).await.unwrap();
+    one.finish.send(Some(true)).unwrap();
+    assert_eq!(ended(one.try_tick()).await, TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "S1");
+}
+
+async fn a_run_that_is_lost_while_it_waits_takes_no_key<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut one = work(&db, "one", due_with_key(&db).await);
+    let by_hand = acquired(db.lock().try_acquire("key").await);
+    let run = one.try_tick();
+    is_run(&db).await;
+    steal(&db, "k").await;
+    assert_eq!(ended(run).await, TickOutcome::Lost);
+    by_hand.release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("key").await);
+    assert!(one.begun.try_recv().is_err());
+    assert_eq!(info(&db, "k").await.by, "thief");
+}
+
+async fn two_schedules_with_one_key_exclude_each_other<DB: TestDatabase>(db: TestDb<DB>) {
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let mut schedules = instance(&db, "one");
+    for name in ["k", "l"] {
+        let (schedule, sender) = (due(&db, name).await.exclusive_with("key").unwrap(), sender.clone());
+        schedules = schedules.on(schedule, move |_| {
+            let sender = sender.clone();
+            async move {
+                sender.send("begin").unwrap();
+                sleep(3 * SHORT).await;
+                sender.send("end").unwrap();
+                Never::Ok(())
+            }
+        });
+    }
+    let running = schedules.start().await.unwrap();
+    for expected in ["begin", "end", "begin", "end"] {
+        assert_eq!(timeout(PATIENCE, events.recv()).await.unwrap(), Some(expected));
+    }
+    assert!(running.shutdown(PATIENCE).await);
+    assert_eq!((told(&db, "k").await, told(&db, "l").await), ("S1".to_owned(), "S1".to_owned()));
+}
+
+async fn what_cannot_work_is_refused_at_the_door<DB: TestDatabase>(db: TestDb<DB>) {
+    let other = LeaseLock::new(db.pool_of(1).await);
+    for (lock, says) in [
+        (other, "another pool"),
+        (db.lock().min_interval(SHORT).unwrap(), "a minimum interval"),
+        (db.lock().rules(Rules::Article), "Rules::Article"),
+    ] {
+        let error = instance(&db, "one").lock(lock).unwrap_err();
+        assert!(matches!(error, Error::InvalidSetting { .. }) && error.to_string().contains(says), "{error}");
+    }
+    db.execute("DROP TABLE t_resource_lock").await;
+    let schedule = due(&db, "k").await.exclusive_with("key").unwrap();
+    let one = work(&db, "one", schedule).schedules;
+    for error in [one.start().await.unwrap_err(), one.try_tick("k").await.unwrap_err()] {
+        assert!(matches!(error, Error::TableMissing), "{error:?}");
+    }
+}

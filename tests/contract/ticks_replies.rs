@@ -1,0 +1,136 @@
+//! Messages that are held or lost, at each point of a run: a tick has one success, and none is left
+//! out.
+
+use std::{convert::Infallible, time::Duration};
+
+use chrono::{DateTime, Utc};
+use harness::{
+    PATIENCE, TestDatabase, TestDb, eventually,
+    proxy::{Proxy, Way},
+};
+use rowlock::{CatchUp, RunStatus, Schedule, Schedules, Tick, TickOutcome};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use crate::ticks::{LONG, SHORT, back, due, idle, info, instance, runs, told};
+
+harness::tests!(servers(
+    an_end_between_a_look_and_a_claim_is_seen,
+    a_message_that_is_lost_loses_no_tick_and_repeats_no_success
+));
+
+/// More than a run has.
+const MESSAGES: usize = 14;
+
+/// Makes two ticks of a schedule due that are both to be run.
+async fn two_due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {
+    let schedule = due(db, name).await.catch_up(CatchUp::All(1_000)).unwrap();
+    back(db, name, LONG).await;
+    schedule
+}
+
+/// An instance behind the proxy, whose connection has sent each statement before. Its lease is so
+/// long that no test waits for its end.
+async fn behind<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy, schedule: &Schedule) -> Schedules<DB> {
+    let over = db.over(proxy.pool(1));
+    let schedules = instance(&over, "behind").share_pool().time_limit(4 * SHORT).unwrap().lease(LONG / 10).unwrap();
+    let warm = Schedule::after("warm", SHORT).unwrap();
+    let schedules = schedules.on(schedule.clone(), async |_| Ok::<_, Infallible>(()));
+    let schedules = schedules.on(warm, async |_| Ok::<_, Infallible>(()));
+    eventually("it is warm", || async { matches!(schedules.try_tick("warm").await, Ok(TickOutcome::Succeeded)) }).await;
+    schedules
+}
+
+/// Waits until a message is held, or the task has ended without it.
+async fn held_or_over<T>(proxy: &Proxy, way: Way, task: &JoinHandle<T>) {
+    let over = async {
+        while !task.is_finished() {
+            sleep(SHORT / 20).await;
+        }
+    };
+    tokio::select! {
+        () = proxy.held(way) => {}
+        () = over => {}
+    }
+}
+
+/// Each slot of the history has one success, and none is left out before the slot that is next.
+async fn assert_once<DB: TestDatabase>(db: &TestDb<DB>, name: &str, first: DateTime<Utc>, at: &str) {
+    let runs = runs(db, name).await;
+    let succeeded = runs.iter().filter(|run| run.status == RunStatus::Succeeded).map(|run| run.slot);
+    let mut expected = first;
+    for slot in succeeded {
+        assert_eq!(slot, expected, "{at}: {runs:?}");
+        expected = slot + LONG;
+    }
+    assert_eq!(info(db, name).await.slot, expected, "{at}: {runs:?}");
+}
+
+/// A run ends after its lease, while another instance is between any two of its messages. The end
+/// leaves the token as it is, moves the slot, and leaves the row due.
+async fn an_end_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    for passed in 0..MESSAGES {
+        let name = format!("k{passed}");
+        let schedule = two_due(&db, &name).await;
+        let first = info(&db, &name).await.slot;
+        let (began, mut begun) = mpsc::unbounded_channel();
+        let (finish, finished) = watch::channel(false);
+        let late = instance(&db, "late").lease(PATIENCE).unwrap().on(schedule.clone(), move |tick: Tick<DB>| {
+            began.send(tick).unwrap();
+            let mut finished = finished.clone();
+            async move { finished.wait_for(|finished| *finished).await.map(drop) }
+        });
+        let own = name.clone();
+        let late = tokio::spawn(async move { late.try_tick(&own).await.unwrap() });
+        timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+        let schedules = behind(&db, &proxy, &schedule).await;
+        let ended = DB::ago(1);
+        db.execute(&format!("UPDATE t_resource_schedule SET due_at = {ended} WHERE name = '{name}'")).await;
+        proxy.hold_after(Way::Replies, passed);
+        let own = name.clone();
+        let other = tokio::spawn(async move { schedules.try_tick(&own).await });
+        held_or_over(&proxy, Way::Replies, &other).await;
+        finish.send(true).unwrap();
+        let late = timeout(PATIENCE, late).await.unwrap().unwrap();
+        proxy.open();
+        let other = timeout(PATIENCE, other).await.unwrap().unwrap();
+        assert_once(&db, &name, first, &format!("{passed} replies, then {late:?}, {other:?}")).await;
+    }
+}
+
+/// The connection is lost at each message of a run, before or after the server has executed it.
+async fn a_message_that_is_lost_loses_no_tick_and_repeats_no_success<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let points = [Way::Requests, Way::Replies].into_iter().flat_map(|way| (0..MESSAGES).map(move |n| (way, n)));
+    for (way, passed) in points {
+        let name = format!("{way:?}{passed}");
+        let schedule = two_due(&db, &name).await;
+        let first = info(&db, &name).await.slot;
+        let schedules = behind(&db, &proxy, &schedule).await;
+        proxy.hold_after(way, passed);
+        let own = name.clone();
+        let cut = tokio::spawn(async move { schedules.try_tick(&own).await });
+        held_or_over(&proxy, way, &cut).await;
+        proxy.cut();
+        let outcome = timeout(PATIENCE, cut).await.unwrap().unwrap();
+        let other = idle(&db, schedule);
+        eventually("all ticks are past", || async {
+            let outcome = other.try_tick(&name).await.unwrap();
+            let later = |after: Duration| after > Duration::from_secs(60);
+            // A claim whose reply was lost stands until it is undone in the background, perhaps
+            // just now.
+            let row = info(&db, &name).await;
+            matches!(outcome, TickOutcome::NotDue { retry_after: Some(after) } if later(after))
+                && !row.running
+                && row.due > Utc::now()
+        })
+        .await;
+        let at = format!("{way:?} {passed}, then {outcome:?}, {}", told(&db, &name).await);
+        assert_once(&db, &name, first, &at).await;
+        assert_eq!(info(&db, &name).await.slot, first + 2 * LONG, "{at}");
+    }
+}

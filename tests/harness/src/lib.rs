@@ -1,0 +1,146 @@
+//! What the test suites share.
+//!
+//! Each test has a database of its own ([`TestDb`]), and plain SQL that reads and changes it
+//! without the lock. [`Proxy`](proxy::Proxy) stands between a lock and its server. A module lists
+//! its tests with [`tests!`]; a [`Suite`] has those of one server.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+// The futures of tests are run by `block_on`, which does not need them to be `Send`.
+#![allow(async_fn_in_trait)]
+
+mod database;
+pub mod events;
+pub mod proxy;
+mod server;
+mod suite;
+
+use std::{fmt::Debug, future::Future, sync::Mutex, time::Duration};
+
+use proptest::{
+    strategy::Strategy,
+    test_runner::{Config, TestCaseError, TestRunner},
+};
+use rowlock::{Attempt, Lease, LeaseLock, LeaseLockBuilder};
+use sqlx::{Pool, pool::PoolOptions};
+use tokio::{runtime::Handle, task::block_in_place};
+
+pub use database::{Holds, Named, Table, TestDatabase};
+pub use server::{Server, database_of, direct_url, with_database};
+pub use suite::{DIRECT, Group, Need, Suite, run};
+
+/// How long a test waits for an event that must happen.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The database of one test, with the table in it.
+pub struct TestDb<DB: TestDatabase> {
+    pub server: Server,
+    pub pool: Pool<DB>,
+    pub url: String,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl<DB: TestDatabase> TestDb<DB> {
+    pub fn lock(&self) -> LeaseLock<DB> {
+        LeaseLock::new(self.pool.clone())
+    }
+
+    pub fn builder(&self) -> LeaseLockBuilder<DB> {
+        LeaseLock::builder(self.pool.clone())
+    }
+
+    pub fn lock_for(&self, lease: Duration) -> LeaseLock<DB> {
+        self.lock().lease(lease).unwrap()
+    }
+
+    /// Returns the same database, accessed through another pool.
+    pub fn over(&self, pool: Pool<DB>) -> Self {
+        Self { server: self.server, pool, url: self.url.clone(), _folder: None }
+    }
+
+    /// Returns a separate pool on the same database.
+    pub async fn pool_of(&self, connections: u32) -> Pool<DB> {
+        pool(&self.url, connections).await
+    }
+
+    pub async fn execute(&self, sql: &str) -> u64 {
+        DB::execute(&self.pool, sql).await.unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    pub async fn number(&self, sql: &str) -> Option<i64> {
+        DB::number(&self.pool, sql).await
+    }
+
+    pub async fn text(&self, sql: &str) -> Option<String> {
+        DB::text(&self.pool, sql).await
+    }
+
+    /// Returns the value of an expression in a table's rows, as text.
+    pub async fn cell(&self, expression: &str, rest: &str) -> Option<String> {
+        let text = self.text(&format!("SELECT CAST({expression} AS char(80)) FROM {rest}")).await;
+        text.map(|text| text.trim().to_owned())
+    }
+
+    /// Returns one column of a key's row.
+    pub async fn column(&self, key: &str, column: &str) -> Option<String> {
+        self.text(&format!("SELECT {column} FROM t_resource_lock WHERE key_resource = '{key}'")).await
+    }
+
+    /// Sets columns of a key's row.
+    pub async fn set(&self, key: &str, set: &str) {
+        let rows = self.execute(&format!("UPDATE t_resource_lock SET {set} WHERE key_resource = '{key}'")).await;
+        assert_eq!(rows, 1, "{key} has one row");
+    }
+
+    /// Changes the row as if another instance had taken the key over: a new holder, a higher token.
+    pub async fn take_from(&self, key: &str) {
+        let holder = DB::uuid("0123456789abcdef0123456789abcdef");
+        self.set(key, &format!("holder = {holder}, token = token + 1, client_ip = 'thief'")).await;
+    }
+}
+
+pub async fn pool<DB: TestDatabase>(url: &str, connections: u32) -> Pool<DB> {
+    let options = PoolOptions::new().max_connections(connections).test_before_acquire(false);
+    options.connect(url).await.unwrap_or_else(|error| panic!("{url}: {error}"))
+}
+
+/// Returns the lease. Panics if there is none.
+#[track_caller]
+pub fn acquired<DB: TestDatabase, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> Lease<DB> {
+    match attempt {
+        Ok(Attempt::Acquired(lease)) => lease,
+        other => panic!("not acquired: {other:?}"),
+    }
+}
+
+#[track_caller]
+pub fn refused<DB: TestDatabase, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> rowlock::Refusal {
+    match attempt {
+        Ok(Attempt::Refused(refusal)) => refusal,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// Waits for a condition, not for a fixed time. Panics if it does not hold within 20 s.
+pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let started = tokio::time::Instant::now();
+    while !holds().await {
+        assert!(started.elapsed() < 3 * PATIENCE, "{what}: not within {:?}", 3 * PATIENCE);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Runs a future to completion within a call that cannot be awaited.
+pub fn between<T>(work: impl Future<Output = T>) -> T {
+    tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(work))
+}
+
+/// Checks this many values, one after the other.
+pub fn each<S: Strategy, F: Future<Output = ()>>(cases: u32, values: S, mut check: impl FnMut(S::Value) -> F) {
+    let check = Mutex::new(&mut check);
+    let tried =
+        TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() }).run(&values, |value| {
+            let check = || block_in_place(|| Handle::current().block_on((check.lock().unwrap())(value)));
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).map_err(|_| TestCaseError::fail("see above"))
+        });
+    tried.unwrap_or_else(|failure| panic!("{failure}"));
+}

@@ -1,0 +1,334 @@
+//! A proxy on loopback between a pool and its server, which holds or cuts what passes.
+//!
+//! The proxy recognizes two things in the protocols, which it neither holds nor counts: the pool's
+//! own ping of a connection that is given back, and the lock's own check of a shared one. The unit
+//! that is held is a chunk, that is, the result of one read: a client sends a request in one piece
+//! and waits for its reply. A chunk that is held and then let through arrives even after its sender
+//! has disconnected, as on a slow network.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use sqlx::pool::PoolOptions;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    join,
+    net::{
+        TcpListener, TcpStream,
+        tcp::{ReadHalf, WriteHalf},
+    },
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+use crate::{PATIENCE, TestDatabase, TestDb};
+
+/// The direction of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// To the server.
+    Requests,
+    /// To the client.
+    Replies,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// How many chunks may still pass in each direction before they are held. `None` is any number.
+    left: [Option<usize>; 2],
+    /// The only connections that are held. `None` is all of them.
+    only: Option<Vec<u64>>,
+    /// Connections below this number are cut.
+    cut_below: u64,
+    accepted: u64,
+    /// The connections that are open.
+    open: Vec<u64>,
+    /// What is held at this moment.
+    held: Vec<(Way, u64)>,
+    /// The connections on which LISTEN was sent.
+    listeners: Vec<u64>,
+    /// The delay of the first reply on a connection.
+    delay: Duration,
+    /// In requests, the first text is replaced by the second, which has the same length.
+    replaced: Option<(&'static str, &'static str)>,
+}
+
+impl State {
+    fn holds(&self, way: Way, number: u64) -> bool {
+        self.left[way as usize] == Some(0) && self.only.as_ref().is_none_or(|only| only.contains(&number))
+    }
+}
+
+#[derive(Clone)]
+struct Shared(Arc<watch::Sender<State>>);
+
+/// On drop, all connections are cut, and no more are accepted.
+pub struct Proxy {
+    shared: Shared,
+    pub url: String,
+    accepting: tokio::task::AbortHandle,
+}
+
+impl Proxy {
+    /// Between the clients of its [`pool`](Self::pool) and the server of this URL.
+    pub async fn to(url: &str) -> Self {
+        let (scheme, rest) = url.split_once("://").expect("a URL");
+        let (authority, database) = rest.split_once('/').expect("a URL with a database");
+        let (user, host) = authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
+        assert!(!host.is_empty(), "{url} names a host: the proxy speaks TCP");
+        // Without TLS: encrypted data is not split into the chunks of the protocol.
+        let (port, plain) =
+            if scheme.starts_with("postgres") { (5432, "sslmode=disable") } else { (3306, "ssl-mode=DISABLED") };
+        let plain = format!("{}{plain}", if database.contains('?') { '&' } else { '?' });
+        let server = if host.contains(':') { host.to_owned() } else { format!("{host}:{port}") };
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let user = user.map(|user| format!("{user}@")).unwrap_or_default();
+        let shared = Shared(Arc::new(watch::Sender::new(State::default())));
+        let accepting = tokio::spawn(accept(listener, shared.clone(), server)).abort_handle();
+        Self { shared, url: format!("{scheme}://{user}{address}/{database}{plain}"), accepting }
+    }
+
+    /// A pool that reaches its database through this proxy. It connects when it is first used.
+    pub fn pool<DB: TestDatabase>(&self, connections: u32) -> sqlx::Pool<DB> {
+        let options = PoolOptions::new().max_connections(connections).test_before_acquire(false);
+        options.connect_lazy(&self.url).unwrap()
+    }
+
+    /// Lets the given number of chunks pass, then holds all that follow, on every connection.
+    pub fn hold_after(&self, way: Way, chunks: usize) {
+        self.shared.0.send_modify(|state| {
+            state.left[way as usize] = Some(chunks);
+            state.only = None;
+        });
+    }
+
+    /// Holds everything on the existing connections. They stay open, and nothing is delivered on
+    /// them. New connections pass.
+    pub fn silence(&self) {
+        self.shared.0.send_modify(|state| {
+            state.left = [Some(0); 2];
+            state.only = Some((0..state.accepted).collect());
+        });
+    }
+
+    /// Holds everything on connections that do not exist yet, so that none can be opened.
+    pub fn hold_new(&self) {
+        self.shared.0.send_modify(|state| {
+            state.left = [Some(0); 2];
+            state.only = Some((state.accepted..state.accepted + 1000).collect());
+        });
+    }
+
+    /// From now on delays the server's first reply on each connection.
+    pub fn delay_first(&self, delay: Duration) {
+        self.shared.0.send_modify(|state| state.delay = delay);
+    }
+
+    /// Holds everything on the connections that listen. They stay open, and nothing is delivered on
+    /// them.
+    pub fn swallow_listeners(&self) {
+        self.shared.0.send_modify(|state| {
+            state.left = [Some(0); 2];
+            state.only = Some(state.listeners.clone());
+        });
+    }
+
+    pub fn hold(&self, way: Way) {
+        self.hold_after(way, 0);
+    }
+
+    /// Neither answers nor closes connections, old or new.
+    pub fn hold_everything(&self) {
+        self.hold(Way::Requests);
+        self.hold(Way::Replies);
+    }
+
+    /// Waits until a chunk is held. When a reply is held, the server has executed the request.
+    pub async fn held(&self, way: Way) {
+        let mut states = self.shared.0.subscribe();
+        let held = states.wait_for(|state| state.held.iter().any(|held| held.0 == way));
+        timeout(PATIENCE, held).await.unwrap_or_else(|_| panic!("no {way:?} came to be held")).unwrap();
+    }
+
+    /// Runs `work`. Runs `between` once a chunk is held in this direction, after the given number
+    /// has passed.
+    pub async fn during<T>(
+        &self,
+        way: Way,
+        after: usize,
+        work: impl Future<Output = T>,
+        between: impl AsyncFnOnce(&Self),
+    ) -> T {
+        self.hold_after(way, after);
+        let between = async {
+            self.held(way).await;
+            between(self).await;
+        };
+        let both = async { join!(work, between).0 };
+        timeout(PATIENCE, both).await.expect("it ends")
+    }
+
+    /// From now on replaces one text with another of the same length in every request.
+    pub fn replace(&self, text: &'static str, with: &'static str) {
+        assert_eq!(text.len(), with.len());
+        self.shared.0.send_modify(|state| state.replaced = Some((text, with)));
+    }
+
+    /// Continues to hold the connections on which a chunk is held. All others, and new ones, pass.
+    pub fn let_others_pass(&self) {
+        self.shared.0.send_modify(|state| state.only = Some(state.held.iter().map(|held| held.1).collect()));
+    }
+
+    /// Lets everything pass, the held chunks first.
+    pub fn open(&self) {
+        self.shared.0.send_modify(|state| state.left = [None; 2]);
+    }
+
+    /// Cuts all connections. Held chunks are lost. New connections pass.
+    pub fn cut(&self) {
+        self.shared.0.send_modify(|state| {
+            state.cut_below = state.accepted;
+            state.left = [None; 2];
+            state.held.clear();
+        });
+    }
+}
+
+impl Proxy {
+    /// Cuts all connections, and waits until none of them passes anything any more.
+    pub async fn cut_off(&self) {
+        self.cut();
+        let mut states = self.shared.0.subscribe();
+        let off = states.wait_for(|state| state.open.iter().all(|open| *open >= state.cut_below));
+        timeout(PATIENCE, off).await.expect("the connections end").unwrap();
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        self.cut();
+    }
+}
+
+impl Shared {
+    /// Waits while chunks of this connection are held.
+    async fn pass(&self, way: Way, number: u64) {
+        let mut held = false;
+        self.0.send_modify(|state| {
+            held = state.holds(way, number);
+            if held {
+                state.held.push((way, number));
+            } else if let Some(left) = state.left[way as usize].as_mut().filter(|left| **left > 0) {
+                *left -= 1;
+            }
+        });
+        if held {
+            let is_cut = |state: &State| number < state.cut_below;
+            let mut states = self.0.subscribe();
+            // `self` owns the sender, so that `wait_for` cannot fail.
+            let state = states.wait_for(|state| is_cut(state) || !state.holds(way, number)).await;
+            if state.is_ok_and(|state| is_cut(&state)) {
+                std::future::pending::<()>().await;
+            }
+            self.0.send_modify(|state| state.held.retain(|held| *held != (way, number)));
+        }
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Shared, server: String) {
+    loop {
+        let (client, _) = listener.accept().await.unwrap();
+        let mut number = 0;
+        shared.0.send_modify(|state| {
+            number = state.accepted;
+            state.accepted += 1;
+            state.open.push(number);
+        });
+        let (passing, server) = (shared.clone(), server.clone());
+        tokio::spawn(async move {
+            connection(passing.clone(), number, client, server).await;
+            passing.0.send_modify(|state| state.open.retain(|open| *open != number));
+        });
+    }
+}
+
+async fn connection(shared: Shared, number: u64, mut client: TcpStream, server: String) {
+    let Ok(mut server) = TcpStream::connect(server).await else { return };
+    for stream in [&client, &server] {
+        stream.set_nodelay(true).unwrap();
+    }
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = server.split();
+    let pinged = AtomicBool::new(false);
+    let requests = pump(&shared, Way::Requests, number, from_client, to_server, &pinged);
+    let replies = pump(&shared, Way::Replies, number, from_server, to_client, &pinged);
+    let mut states = shared.0.subscribe();
+    tokio::select! {
+        _ = states.wait_for(|state| number < state.cut_below) => {}
+        ((), ()) = async { tokio::join!(requests, replies) } => {}
+    }
+}
+
+async fn pump(
+    shared: &Shared,
+    way: Way,
+    number: u64,
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    pinged: &AtomicBool,
+) {
+    let (mut chunk, mut is_first) = (vec![0; 1 << 16], true);
+    while let Ok(length @ 1..) = from.read(&mut chunk).await {
+        let free = match way {
+            Way::Requests => {
+                if chunk[..length].windows(6).any(|text| text == b"LISTEN") {
+                    shared.0.send_modify(|state| state.listeners.push(number));
+                }
+                let ping = is_ping(&chunk[..length]);
+                pinged.store(ping, Ordering::SeqCst);
+                ping
+            }
+            // The reply to a ping may arrive in several chunks.
+            Way::Replies => pinged.load(Ordering::SeqCst),
+        };
+        if std::mem::take(&mut is_first) && way == Way::Replies {
+            let delay = shared.0.borrow().delay;
+            sleep(delay).await;
+        }
+        if !free {
+            shared.pass(way, number).await;
+        }
+        let replaced = shared.0.borrow().replaced.filter(|_| way == Way::Requests);
+        if let Some((text, with)) = replaced {
+            let found = |at: &usize| chunk[*at..length].starts_with(text.as_bytes());
+            for at in (0..length).filter(found).collect::<Vec<_>>() {
+                chunk[at..at + with.len()].copy_from_slice(with.as_bytes());
+            }
+        }
+        // A receiver that has closed its end does not stop the sender.
+        let _ = to.write_all(&chunk[..length]).await;
+    }
+    let _ = to.shutdown().await;
+}
+
+/// What a pool sends when a connection is given back (PostgreSQL's Sync alone, MySQL's COM_PING),
+/// and what a lock sends before it uses a connection of a pool that it shares.
+fn is_ping(chunk: &[u8]) -> bool {
+    let begins = |text: &[u8]| chunk.get(5..).is_some_and(|rest| rest.starts_with(text));
+    matches!(chunk, [b'S', 0, 0, 0, 4] | [1, 0, 0, 0, 0x0e])
+        || begins(b"SELECT now() = statement_timestamp()")
+        || begins(b"ROLLBACK; SELECT CAST(@@autocommit")
+}
+
+impl<DB: TestDatabase> TestDb<DB> {
+    pub async fn proxy(&self) -> Proxy {
+        Proxy::to(&self.url).await
+    }
+}

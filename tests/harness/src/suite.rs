@@ -1,0 +1,203 @@
+//! The tests of a suite, as trials of libtest-mimic.
+//!
+//! Most tests spend most of their time waiting, so many more run in parallel than there are
+//! processors. A test that measures a duration, or counts events within a period, runs alone, after
+//! all others.
+
+use std::{
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{PoisonError, RwLock},
+    time::Duration,
+};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use tokio::{runtime::Builder, time::timeout};
+
+use crate::{Server, TestDatabase, TestDb, direct_url, pool};
+
+/// How many tests run in parallel, unless `--test-threads` is given.
+const AT_ONCE: usize = 6;
+
+static MACHINE: RwLock<()> = RwLock::new(());
+
+/// Lists the tests of a module, by where they run, as a function `register` of that module:
+///
+/// ```ignore
+/// tests!(
+///     everywhere(a_key_is_acquired, a_held_key_is_refused),
+///     everywhere.alone(a_lease_is_renewed_in_time),
+///     postgres[DIRECT](a_release_is_notified),
+/// );
+/// ```
+///
+/// A group is a constructor of [`Group`]. A [`Need`] in brackets and `.alone` are optional. If the
+/// tests need more than [`TestDatabase`], the list begins with `DB: Bound;`.
+#[macro_export]
+macro_rules! tests {
+    (DB: $bound:path; $($group:ident $([$need:expr])? $(. $alone:ident)? ($($name:ident),+ $(,)?)),+ $(,)?) => {
+        /// Adds the tests of this module to the suite.
+        pub fn register<DB: $bound>(suite: &mut $crate::Suite) {
+            $(
+                let group = $crate::Group::$group(module_path!())$(.needs($need))?$(.$alone())?;
+                $(suite.add::<DB, _>(&group, stringify!($name), $name);)+
+            )+
+        }
+    };
+    (DB: $($other:tt)*) => {
+        compile_error!("a list of tests is written as `DB: Bound; group(name, ...), ...`");
+    };
+    ($($list:tt)+) => {
+        $crate::tests! { DB: $crate::TestDatabase; $($list)+ }
+    };
+}
+
+/// What a test needs besides its server. Where it is missing, the test is shown as ignored.
+#[derive(Clone, Copy, Debug)]
+pub struct Need {
+    pub what: &'static str,
+    pub is_met: fn(Server) -> bool,
+}
+
+/// A PostgreSQL that is not behind a pooler in transaction mode, which hides notifications of
+/// releases, settings and locks of a session, the user of a session, the number of connections, the
+/// number of statements (the pooler sends some of its own), and a request that arrives after its
+/// sender has gone. On other servers the need is always met.
+pub const DIRECT: Need =
+    Need { what: "a direct connection", is_met: |server| server.name != "postgres" || direct_url().is_none() };
+
+/// Tests of one module that run on the same servers, under the same conditions.
+#[derive(Clone, Copy, Debug)]
+pub struct Group {
+    module: &'static str,
+    runs_on: fn(&str) -> bool,
+    need: Option<Need>,
+    alone: bool,
+}
+
+impl Group {
+    fn new(path: &'static str, runs_on: fn(&str) -> bool) -> Self {
+        let module = path.rsplit("::").next().unwrap_or(path);
+        Self { module, runs_on, need: None, alone: false }
+    }
+
+    pub fn everywhere(path: &'static str) -> Self {
+        Self::new(path, |_| true)
+    }
+
+    /// The databases with a network: all but SQLite.
+    pub fn servers(path: &'static str) -> Self {
+        Self::new(path, |name| name != "sqlite")
+    }
+
+    pub fn sqlite(path: &'static str) -> Self {
+        Self::new(path, |name| name == "sqlite")
+    }
+
+    pub fn postgres(path: &'static str) -> Self {
+        Self::new(path, |name| name == "postgres")
+    }
+
+    pub fn mysql_and_mariadb(path: &'static str) -> Self {
+        Self::new(path, |name| ["mysql", "mariadb"].contains(&name))
+    }
+
+    pub fn mariadb(path: &'static str) -> Self {
+        Self::new(path, |name| name == "mariadb")
+    }
+
+    #[must_use]
+    pub fn needs(self, need: Need) -> Self {
+        Self { need: Some(need), ..self }
+    }
+
+    /// No other test runs beside these.
+    #[must_use]
+    pub fn alone(self) -> Self {
+        Self { alone: true, ..self }
+    }
+}
+
+/// The tests on one server.
+pub struct Suite {
+    server: Server,
+    parallel: Vec<Trial>,
+    alone: Vec<Trial>,
+}
+
+impl Suite {
+    pub fn new(server: Server) -> Self {
+        Self { server, parallel: Vec::new(), alone: Vec::new() }
+    }
+
+    /// Adds a test, unless its group does not run on this server. The trial creates a database for
+    /// the test and drops it afterwards.
+    pub fn add<DB: TestDatabase, F>(&mut self, group: &Group, name: &str, test: fn(TestDb<DB>) -> F)
+    where
+        F: Future<Output = ()> + 'static,
+    {
+        let (server, alone) = (self.server, group.alone);
+        if !(group.runs_on)(server.name) {
+            return;
+        }
+        let url = server.url();
+        let missing = match server.variable {
+            Some(variable) if url.is_none() => Some(variable),
+            _ => group.need.filter(|need| !(need.is_met)(server)).map(|need| need.what),
+        };
+        let run = move || {
+            if alone {
+                let _machine = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+                on_its_own_database(server, url, test)
+            } else {
+                let _machine = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
+                on_its_own_database(server, url, test)
+            }
+        };
+        let trial = Trial::test(format!("{}::{}::{name}", server.name, group.module), run);
+        let trial = trial.with_ignored_flag(missing.is_some());
+        let trial = trial.with_kind(missing.map(|what| format!("needs {what}")).unwrap_or_default());
+        if alone { self.alone.push(trial) } else { self.parallel.push(trial) }
+    }
+}
+
+fn on_its_own_database<DB: TestDatabase, F>(
+    server: Server,
+    url: Option<String>,
+    test: fn(TestDb<DB>) -> F,
+) -> Result<(), Failed>
+where
+    F: Future<Output = ()> + 'static,
+{
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let url = url.ok_or("no URL")?;
+    let (own, folder) = runtime.block_on(DB::create_database(&server, &url));
+    // A failed test leaves no database behind.
+    let passed = catch_unwind(AssertUnwindSafe(|| {
+        runtime.block_on(async {
+            let pool = pool(&own, 10).await;
+            rowlock::migrate(&pool).await.unwrap();
+            test(TestDb { server, pool: pool.clone(), url: own.clone(), _folder: folder }).await;
+            timeout(Duration::from_secs(5), pool.close()).await.ok();
+        });
+    }));
+    runtime.block_on(DB::drop_database(&url, &own));
+    passed.map_err(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default().into()
+    })
+}
+
+/// Runs the suites, and trials without a database, as the command line says. Tests that run alone
+/// come last, so that no other test waits for them.
+pub fn run(suites: impl IntoIterator<Item = Suite>, mut trials: Vec<Trial>) -> ! {
+    let mut alone = Vec::new();
+    for suite in suites {
+        trials.extend(suite.parallel);
+        alone.extend(suite.alone);
+    }
+    trials.append(&mut alone);
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(AT_ONCE);
+    libtest_mimic::run(&arguments, trials).exit()
+}

@@ -1,0 +1,254 @@
+//! The rules that must hold for every schedule, whatever faults the processes suffered. They are
+//! decided from the whole history.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use rowlock::CatchUp;
+
+use crate::ticks::{
+    record::{Effect, History, How, Run, Suffered, Told},
+    terms::RETRIES,
+};
+
+/// The latest time after the end of its lease at which a crashed run is taken over, on a busy
+/// machine. With [`CatchUp::Skip`] that may be the next tick.
+pub const GRACE: Duration = Duration::from_secs(10);
+/// A tick is taken over at most this many times in addition to its retries.
+const TAKEOVERS: u32 = 10;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rule {
+    /// No slot succeeds twice, or succeeds and counts as missed.
+    OneSuccess,
+    /// Each slot has come to its end, or is counted as its catch-up says.
+    NothingLost,
+    /// Slots and tokens never fall.
+    Grows,
+    /// The attempts at a slot are numbered from 1, without a hole.
+    AttemptsWhole,
+    /// Two runs of a schedule never overlap, unless the process of the earlier one was stalled.
+    NoOverlap,
+    /// Work that ends its tick in a transaction has one effect for each success, and no other.
+    OneEffect,
+    /// What the table says of a run is what its process did.
+    OutcomesAreTrue,
+    /// The schedule of a killed process runs again within the lease and the grace.
+    CrashesAreTakenOver,
+}
+
+#[derive(Clone)]
+pub struct Violation {
+    pub rule: Rule,
+    pub text: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.rule, self.text)
+    }
+}
+
+/// What a history contains, so that an empty history does not pass as a valid one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    pub slots: usize,
+    pub successes: usize,
+    /// Runs of killed processes that were taken over in time.
+    pub crashes: usize,
+    /// Attempts whose lease ended.
+    pub losses: usize,
+    /// Successes after a failure or a loss.
+    pub retried: usize,
+    /// Ticks for which a later one stands, or that were passed over.
+    pub missed: usize,
+    pub effects: usize,
+}
+
+#[derive(Default)]
+pub struct Verdict {
+    pub violations: Vec<Violation>,
+    pub seen: Seen,
+}
+
+pub fn check(histories: &[History], suffered: &Suffered) -> Verdict {
+    let mut verdict = Verdict::default();
+    for history in histories {
+        let view = View { history, suffered };
+        view.slots(&mut verdict);
+        view.grows(&mut verdict);
+        view.attempts(&mut verdict);
+        view.no_overlap(&mut verdict);
+        view.effects(&mut verdict);
+        view.outcomes(&mut verdict);
+        view.crashes(&mut verdict);
+    }
+    verdict
+}
+
+impl Verdict {
+    fn breaks(&mut self, rule: Rule, text: impl fmt::Display) {
+        self.violations.push(Violation { rule, text: text.to_string() });
+    }
+}
+
+/// Whether the row is the end of its tick.
+fn ends(told: &Told) -> bool {
+    told.status == 'S' || (told.status == 'F' && told.attempt > RETRIES)
+}
+
+struct View<'a> {
+    history: &'a History,
+    suffered: &'a Suffered,
+}
+
+impl View<'_> {
+    fn name(&self) -> &str {
+        &self.history.terms.name
+    }
+
+    /// Counts how often each slot has ended, or is counted as missed.
+    fn ended(&self, verdict: &mut Verdict) -> BTreeMap<i64, usize> {
+        let mut ended: BTreeMap<i64, usize> = BTreeMap::new();
+        for told in &self.history.told {
+            let missed = i64::from(told.missed);
+            let slots = match told.status {
+                'M' => told.slot..told.slot + missed,
+                _ if ends(told) => told.slot - missed..told.slot + 1,
+                _ => continue,
+            };
+            let may = match self.history.terms.catch_up {
+                CatchUp::Skip => told.status == 'M' || missed == 0,
+                CatchUp::Once => told.status != 'M',
+                _ => told.status != 'M' && missed == 0,
+            };
+            if !may {
+                let (name, catch_up) = (self.name(), self.history.terms.catch_up);
+                verdict.breaks(Rule::NothingLost, format!("{name}: {catch_up:?} has {told:?}"));
+            }
+            verdict.seen.missed += told.missed as usize;
+            slots.for_each(|slot| *ended.entry(slot).or_default() += 1);
+        }
+        ended
+    }
+
+    fn slots(&self, verdict: &mut Verdict) {
+        let (name, ended) = (self.name(), self.ended(verdict));
+        verdict.seen.slots += ended.len();
+        for (slot, _) in ended.iter().filter(|(_, count)| **count > 1) {
+            verdict.breaks(Rule::OneSuccess, format!("{name}: {slot} has come to its end more than once"));
+        }
+        let first = ended.keys().next().copied().unwrap_or(self.history.first).min(self.history.first);
+        for slot in (first..self.history.next).filter(|slot| !ended.contains_key(slot)) {
+            verdict.breaks(Rule::NothingLost, format!("{name}: {slot} is lost"));
+        }
+        if let Some((slot, _)) = ended.range(self.history.next..).next() {
+            verdict.breaks(Rule::Grows, format!("{name}: {slot} has ended, and {} is the next", self.history.next));
+        }
+        for told in self.history.told.iter().filter(|told| told.status == 'S') {
+            verdict.seen.successes += 1;
+            verdict.seen.retried += usize::from(told.attempt > 1);
+        }
+        verdict.seen.losses += self.history.told.iter().filter(|told| told.status == 'L').count();
+    }
+
+    /// In the order of tokens, slots and attempts never fall, and each attempt has a token of its
+    /// own.
+    fn grows(&self, verdict: &mut Verdict) {
+        let mut told: Vec<&Told> = self.history.told.iter().filter(|told| told.status != 'M').collect();
+        told.sort_by_key(|told| (told.token, told.slot, told.attempt));
+        for pair in told.windows(2) {
+            let at = |told: &Told| (told.slot, told.attempt);
+            if pair[0].token == pair[1].token || at(pair[1]) <= at(pair[0]) {
+                verdict.breaks(Rule::Grows, format!("{}: {:?} after {:?}", self.name(), pair[1], pair[0]));
+            }
+        }
+    }
+
+    fn attempts(&self, verdict: &mut Verdict) {
+        let mut attempts: BTreeMap<i64, Vec<u32>> = BTreeMap::new();
+        for told in self.history.told.iter().filter(|told| told.status != 'M') {
+            attempts.entry(told.slot).or_default().push(told.attempt);
+        }
+        for (slot, mut attempts) in attempts {
+            attempts.sort_unstable();
+            if !attempts.iter().copied().eq(1..=u32::try_from(attempts.len()).unwrap()) {
+                verdict.breaks(Rule::AttemptsWhole, format!("{}: {slot} has the attempts {attempts:?}", self.name()));
+            }
+        }
+    }
+
+    /// Returns when the work sent the commit that ends its tick, ended, or was killed. Once the
+    /// server has committed, the next run may begin before the reply has arrived.
+    fn end(&self, run: &Run) -> Duration {
+        let ended = run.commits.or(run.ended.map(|ended| ended.0));
+        ended.or_else(|| self.suffered.death(run.process)).unwrap_or(Duration::MAX)
+    }
+
+    fn no_overlap(&self, verdict: &mut Verdict) {
+        let mut runs: Vec<&Run> = self.history.runs.iter().collect();
+        runs.sort_by_key(|run| run.token);
+        for pair in runs.windows(2) {
+            let (one, next, end) = (pair[0], pair[1], self.end(pair[0]));
+            if one.token == next.token {
+                verdict.breaks(Rule::Grows, format!("{}: {one:?} and {next:?}", self.name()));
+            }
+            let since = one.began.min(next.began).saturating_sub(self.suffered.lease);
+            let until = one.began.max(next.began);
+            if next.began < end && !self.suffered.stalled(one.process, (since, until), Duration::ZERO) {
+                verdict.breaks(Rule::NoOverlap, format!("{}: {next:?} within {one:?}", self.name()));
+            }
+        }
+    }
+
+    fn effects(&self, verdict: &mut Verdict) {
+        let effects = &self.history.effects;
+        verdict.seen.effects += effects.len();
+        let same = |told: &Told, effect: &Effect| (told.slot, told.token) == (effect.slot, effect.token);
+        let successes: Vec<&Told> = self.history.told.iter().filter(|told| told.status == 'S').collect();
+        for told in successes.iter().filter(|_| self.history.terms.in_transaction) {
+            let count = effects.iter().filter(|effect| same(told, effect)).count();
+            if count != 1 {
+                verdict.breaks(Rule::OneEffect, format!("{}: {told:?} has {count} effects", self.name()));
+            }
+        }
+        for effect in effects.iter().filter(|effect| !successes.iter().any(|told| same(told, effect))) {
+            verdict.breaks(Rule::OneEffect, format!("{effect:?} of no success"));
+        }
+    }
+
+    fn outcomes(&self, verdict: &mut Verdict) {
+        let told = self.history.told.iter().filter(|told| ['S', 'F'].contains(&told.status));
+        for told in told.filter(|told| told.attempt <= 1 + RETRIES + TAKEOVERS) {
+            let is = |run: &&Run| {
+                (run.token, run.process, run.slot, run.attempt) == (told.token, told.process, told.slot, told.attempt)
+            };
+            let how = self.history.runs.iter().find(is).map(|run| run.ended.map(|ended| ended.1));
+            let true_ = match (told.status, how) {
+                (_, None) => false,
+                // A commit whose reply was lost ends the tick all the same.
+                ('S', Some(how)) => how == Some(How::Succeeded) || self.history.terms.in_transaction,
+                (_, Some(how)) => how == Some(How::Failed),
+            };
+            if !true_ {
+                verdict.breaks(Rule::OutcomesAreTrue, format!("{}: {told:?}, and the work: {how:?}", self.name()));
+            }
+        }
+    }
+
+    fn crashes(&self, verdict: &mut Verdict) {
+        for run in self.history.runs.iter().filter(|run| run.ended.is_none()) {
+            let Some(at) = self.suffered.death(run.process) else { continue };
+            let until = at + self.suffered.lease + GRACE;
+            let others = || self.history.runs.iter().filter(|other| other.process != run.process);
+            let able = |other: &Run| {
+                self.suffered.death(other.process).is_none_or(|death| death > until)
+                    && !self.suffered.stalled(other.process, (at, until), GRACE / 4)
+            };
+            if others().any(|other| (at..=until).contains(&other.began)) {
+                verdict.seen.crashes += 1;
+            } else if others().any(|other| other.began < at && able(other)) {
+                verdict.breaks(Rule::CrashesAreTakenOver, format!("{}: not by {until:?}: {run:?}", self.name()));
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Histories of schedules under faults.
+
+use std::{collections::BTreeMap, io::Write as _, time::Duration};
+
+use harness::{Server, TestDb};
+use tokio::time::sleep;
+
+use crate::{
+    crew::Books,
+    history::number,
+    record::now,
+    ticks::{
+        checker::{Verdict, check},
+        crew::Crew,
+        faults::Fault,
+        record::{Entry, History, Suffered},
+        terms::LEASE,
+    },
+};
+
+harness::tests! {
+    DB: Books;
+    everywhere(each_tick_runs_once_while_processes_are_troubled),
+}
+
+const PROCESSES: usize = 3;
+/// The least time of faults.
+const SECONDS: u64 = 20;
+
+/// Injects every fault once, in any order, and goes on with this until the time is over and kills have
+/// interrupted runs. On a busy machine a run may end before its worker is killed.
+async fn each_tick_runs_once_while_processes_are_troubled<DB: Books>(db: TestDb<DB>) {
+    let seed = number("ROWLOCK_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
+    let long = Duration::from_secs(number("ROWLOCK_LONG").unwrap_or(SECONDS));
+    let began = now();
+    let mut crew = Crew::new(&db, seed, PROCESSES).await;
+    let mut faults: BTreeMap<Fault, usize> = BTreeMap::new();
+    'faults: for round in 0.. {
+        let mut all = Fault::all(&db.server);
+        crew.random.shuffle(&mut all);
+        for fault in all {
+            if round > 0 && now() - began >= long && crew.interrupted > 1 {
+                break 'faults;
+            }
+            sleep(Duration::from_millis(crew.random.u64(50..500))).await;
+            crew.trouble(fault).await;
+            *faults.entry(fault).or_default() += 1;
+        }
+    }
+    let (histories, entries) = crew.ends().await;
+    let verdict = check(&histories, &Suffered::new(LEASE, &entries));
+    tell(&db.server, seed, now() - began, &faults, &verdict);
+    let seen = verdict.seen;
+    let enough = [seen.crashes, seen.losses, seen.retried, seen.missed, seen.effects].iter().all(|count| *count > 0);
+    if !verdict.violations.is_empty() || !enough {
+        let file = keep(&db.server, seed, &entries, &histories);
+        let count = verdict.violations.len();
+        let first: Vec<String> = verdict.violations.iter().take(20).map(ToString::to_string).collect();
+        panic!("{count} violations, seed {seed}, enough happened: {enough}, history in {file}:\n{}", first.join("\n"));
+    }
+}
+
+fn tell(server: &Server, seed: u64, took: Duration, faults: &BTreeMap<Fault, usize>, verdict: &Verdict) {
+    let faults: Vec<String> = faults.iter().map(|(fault, count)| format!("{fault:?} {count}")).collect();
+    let seen = &verdict.seen;
+    println!(
+        "\nverdict: {}: {:.0} s, seed {seed}: {} slots, {} successes, {} of them after another attempt, {} effects; faults: {}; \
+         {} crashes taken over, {} leases lost, {} ticks missed; {} violations",
+        server.name,
+        took.as_secs_f64(),
+        seen.slots,
+        seen.successes,
+        seen.retried,
+        seen.effects,
+        faults.join(", "),
+        seen.crashes,
+        seen.losses,
+        seen.missed,
+        verdict.violations.len(),
+    );
+}
+
+/// Writes the whole history to a file, and returns its path.
+fn keep(server: &Server, seed: u64, entries: &[Entry], histories: &[History]) -> String {
+    let path = std::env::temp_dir().join(format!("rowlock-ticks-{}-{seed}.txt", server.name));
+    let mut text: String = entries.iter().map(|entry| format!("{entry}\n")).collect();
+    for history in histories {
+        text += &format!("{:?} {} {}\n", history.terms, history.first, history.next);
+        for told in &history.told {
+            text += &format!("{told:?}\n");
+        }
+    }
+    std::fs::File::create(&path).and_then(|mut file| file.write_all(text.as_bytes())).unwrap();
+    path.display().to_string()
+}
