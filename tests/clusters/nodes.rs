@@ -26,6 +26,11 @@ impl Cluster {
         let name = format!("rowlock_{}", uuid::Uuid::new_v4().simple());
         let server = |node: usize| fs::read_to_string(folder.join(node.to_string()).join("url")).unwrap();
         let servers: Vec<String> = (1..=3).map(|node| server(node).trim().to_owned()).collect();
+        for node in 1..=3 {
+            // A test that failed may have left it stopped.
+            fs::remove_file(folder.join(node.to_string()).join("stopped")).ok();
+            synced(&servers[node - 1], node).await;
+        }
         let first = MySqlPool::connect(&servers[0]).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&first).await.unwrap();
         let urls: Vec<String> = servers.iter().map(|url| url.replace("/test", &format!("/{name}"))).collect();
@@ -34,9 +39,6 @@ impl Cluster {
             pools.push(pool(url));
         }
         let cluster = Self { folder, urls, pools };
-        for node in 1..=3 {
-            cluster.synced(node).await;
-        }
         rowlock::migrate(&cluster.pools[0]).await.unwrap();
         cluster.execute("CREATE TABLE account (id int PRIMARY KEY, balance bigint NOT NULL)").await;
         cluster.execute("CREATE TABLE payment (id int AUTO_INCREMENT PRIMARY KEY, token bigint NOT NULL)").await;
@@ -97,15 +99,7 @@ impl Cluster {
     /// Restarts the node, and waits until it is synced.
     pub async fn start(&self, node: usize) {
         fs::remove_file(self.node(node).join("stopped")).unwrap();
-        self.synced(node).await;
-    }
-
-    async fn synced(&self, node: usize) {
-        let since = Instant::now();
-        while !is_synced(&self.urls[node - 1]).await {
-            assert!(since.elapsed() < PATIENCE, "node {node} does not come back");
-            sleep(Duration::from_millis(100)).await;
-        }
+        synced(&self.urls[node - 1], node).await;
     }
 
     fn node(&self, node: usize) -> PathBuf {
@@ -129,6 +123,14 @@ impl Cluster {
 impl Behind {
     pub async fn over(mut self) {
         sqlx::raw_sql("UNLOCK TABLES").execute(&mut *self.0).await.unwrap();
+    }
+}
+
+async fn synced(url: &str, node: usize) {
+    let since = Instant::now();
+    while !is_synced(url).await {
+        assert!(since.elapsed() < PATIENCE, "node {node} does not come back");
+        sleep(Duration::from_millis(100)).await;
     }
 }
 

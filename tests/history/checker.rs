@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::record::{History, How, Kind, Op, Outcome, Promised, Span, Write};
+use crate::record::{DATABASE, History, How, Kind, Op, Outcome, Promised, Span, Write};
 
 /// The latest time after the end of its lease at which a crashed holder is replaced.
 pub const GRACE: Duration = Duration::from_secs(1);
@@ -176,6 +176,12 @@ impl<'a> View<'a> {
         killed || (still.peek().is_some() && still.sum::<Duration>() >= so_long)
     }
 
+    /// Whether the process or the database was stalled for so long that the time of a grant cannot be
+    /// judged.
+    pub fn was_slow(&self, process: usize, within: Span) -> bool {
+        [process, DATABASE].iter().any(|who| self.stood_still(*who, within, GRACE / 2))
+    }
+
     /// A lease is held until its holder ends it, is notified of its loss, or has no time left. Work
     /// that was committed kept the row locked.
     pub fn holds(&self) -> Vec<Hold<'a>> {
@@ -297,7 +303,7 @@ impl<'a> View<'a> {
                 op.process != *process
                     && op.kind != Kind::Try
                     && goes_on
-                    && !self.stood_still(op.process, (*at, over.min(until)), GRACE / 2)
+                    && !self.was_slow(op.process, (*at, over.min(until)))
             };
             let Some(asking) = self.ops.iter().find(asks) else { continue };
             verdict.seen.crashes += 1;

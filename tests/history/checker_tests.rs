@@ -332,6 +332,9 @@ fn a_crash_that_is_not_freed_is_caught() {
     breaks(Rule::CrashesAreFreed, &crashed(2101), &[]);
     // No process asked during the whole time, or the only one was stopped for half of the second.
     assert_eq!(holds(&judged(&format!("{}\n500 2 0 stopped\n1000 2 0 continued", crashed(2101)), &[])).crashes, 0);
+    // The database was slow for half of the second, or for less.
+    assert_eq!(holds(&judged(&format!("{}\n1000 999 0 held-up 500", crashed(2101)), &[])).crashes, 0);
+    breaks(Rule::CrashesAreFreed, &format!("{}\n999 999 0 held-up 500", crashed(2101)), &[]);
 }
 
 fn a_loss_that_is_told_too_late_is_caught() {

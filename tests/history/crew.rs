@@ -14,15 +14,18 @@ use sqlx::Pool;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     process::{Child, ChildStdin},
-    task::JoinHandle,
+    task::{JoinHandle, JoinSet},
     time::{sleep, timeout},
 };
 
 use crate::{
-    record::{Entry, History, How, Kind, Outcome, Step, Write, now},
+    record::{DATABASE, Entry, History, How, Kind, Outcome, Step, Write, now},
     used::Used,
     worker,
 };
+
+/// A write that takes longer than this is recorded.
+const SLOW: Duration = Duration::from_millis(40);
 
 pub struct Member {
     pub number: usize,
@@ -115,13 +118,16 @@ pub struct Crew<'a, DB: TestDatabase> {
     pub used: Used,
     log: Arc<Mutex<Log>>,
     started: usize,
+    /// Ends with the crew.
+    watch: JoinSet<()>,
 }
 
 impl<'a, DB: TestDatabase> Crew<'a, DB> {
     pub async fn new(db: &'a TestDb<DB>, used: Used, seed: u64) -> Self {
         worker::tables(db).await;
-        let (pool, random) = (db.pool_of(1).await, fastrand::Rng::with_seed(seed));
-        Self { db, pool, members: Vec::new(), random, used, log: Arc::default(), started: 0 }
+        let (pool, random, log) = (db.pool_of(1).await, fastrand::Rng::with_seed(seed), Arc::default());
+        let watch = JoinSet::from_iter([watch(db.pool_of(1).await, Arc::clone(&log))]);
+        Self { db, pool, members: Vec::new(), random, used, log, started: 0, watch }
     }
 
     /// Starts one more worker, which acts at random or on orders.
@@ -224,16 +230,37 @@ impl<'a, DB: TestDatabase> Crew<'a, DB> {
             lease.release(Status::Succeeded).await.unwrap();
             self.tell(0, op, Step::Done(Outcome::Done));
         }
-        let mut entries = std::mem::take(&mut self.log.lock().unwrap().entries);
+        self.watch.shutdown().await;
+        self.so_far().await
+    }
+
+    /// The history as it was recorded until now.
+    pub async fn so_far(&self) -> (History, Vec<Entry>)
+    where
+        DB: Books,
+    {
+        let mut entries = self.log.lock().unwrap().entries.clone();
         // The lines of one process are in order; those of several are in the order in which they
         // were read.
         entries.sort_by_key(|entry| entry.at);
-        let history = History::new(
-            self.used.promised(),
-            &entries,
-            DB::lines(&self.pool).await.iter().map(|line| Write::parse(line)).collect(),
-        );
-        (history, entries)
+        let writes = DB::lines(&self.pool).await;
+        let writes = writes.iter().map(|line| Write::parse(line)).collect();
+        (History::new(self.used.promised(), &entries, writes), entries)
+    }
+}
+
+/// Records when the database is slow: promises about the time of a grant hold for a database that
+/// executes statements.
+async fn watch<DB: TestDatabase>(pool: Pool<DB>, log: Arc<Mutex<Log>>) {
+    loop {
+        let since = now();
+        // A fault may have ended its connection.
+        let _ = DB::execute(&pool, "UPDATE watched SET number = number + 1").await;
+        let at = now();
+        if at - since > SLOW {
+            log.lock().unwrap().add(Entry { at, process: DATABASE, op: 0, step: Step::HeldUp { since } });
+        }
+        sleep(SLOW).await;
     }
 }
 

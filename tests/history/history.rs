@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use tokio::time::sleep;
 
 use crate::{
-    checker::{Rule, Verdict, check},
+    checker::{Rule, Seen, Verdict, check},
     crew::{Books, Crew},
     faults::{Fault, kill_connections},
     record::{Entry, Step, now},
@@ -29,6 +29,8 @@ harness::tests! {
 }
 
 const PROCESSES: usize = 4;
+/// How many times each fault is injected at most, unless a longer time is asked for.
+const ROUNDS: usize = 8;
 
 pub fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().and_then(|number| number.parse().ok())
@@ -64,7 +66,7 @@ async fn troubled<DB: Books>(db: &TestDb<DB>, used: Used) {
         crew.start(true).await;
     }
     let mut faults: BTreeMap<Fault, usize> = BTreeMap::new();
-    // Two rounds contain enough events, even if one of them was stalled.
+    // Two rounds contain enough events, unless the machine was stalled.
     for round in 1.. {
         let mut all = Fault::all(&db.server, used);
         crew.random.shuffle(&mut all);
@@ -73,18 +75,14 @@ async fn troubled<DB: Books>(db: &TestDb<DB>, used: Used) {
             crew.trouble(fault).await;
             *faults.entry(fault).or_default() += 1;
         }
-        if round > 1 && now() - began >= long {
+        if round > 1 && now() - began >= long && (enough(used, check(&crew.so_far().await.0).seen) || round >= ROUNDS) {
             break;
         }
     }
     let (history, entries) = crew.ends().await;
     let verdict = check(&history);
     tell(&db.server, used, seed, now() - began, &faults, &verdict);
-    let seen = verdict.seen;
-    let enough = (seen.writes > 0 || !used.has_transactions())
-        && (seen.waits > 0 || used != Used::ReadWrite)
-        && seen.crashes > 0
-        && seen.losses > 0;
+    let enough = enough(used, verdict.seen);
     if !verdict.violations.is_empty() || !enough {
         let file = keep(&db.server, used, seed, &entries, &history.writes);
         let count = verdict.violations.len();
@@ -93,6 +91,14 @@ async fn troubled<DB: Books>(db: &TestDb<DB>, used: Used) {
             verdict.violations
         );
     }
+}
+
+/// Whether the history contains each event that its rules judge.
+fn enough(used: Used, seen: Seen) -> bool {
+    (seen.writes > 0 || !used.has_transactions())
+        && (seen.waits > 0 || used != Used::ReadWrite)
+        && seen.crashes > 0
+        && seen.losses > 0
 }
 
 fn tell(server: &Server, used: Used, seed: u64, took: Duration, faults: &BTreeMap<Fault, usize>, verdict: &Verdict) {

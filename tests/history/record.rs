@@ -254,6 +254,9 @@ pub struct Op {
     pub done: Option<(Duration, Outcome)>,
 }
 
+/// In place of a process: what the database itself suffered.
+pub const DATABASE: usize = 999;
+
 /// From, to.
 pub type Span = (Duration, Duration);
 
@@ -275,7 +278,7 @@ pub struct History {
     pub promised: Promised,
     pub ops: Vec<Op>,
     pub killed: Vec<(usize, Duration)>,
-    /// Processes that were stalled.
+    /// Processes that were stalled, or the database.
     pub stood_still: Vec<(usize, Span)>,
     /// Processes that had no connection.
     pub cut_off: Vec<(usize, Span)>,

@@ -46,7 +46,7 @@ impl<'a> View<'a> {
     }
 
     /// The wait counts from the end of the last other writer. It is not judged if another writer
-    /// goes on beside it, or if the writer had no connection or stood still, and waited for itself.
+    /// goes on beside it, if the writer had no connection, or if it or the database stood still.
     fn writers_get_in(&self, verdict: &mut Verdict) {
         let holds = self.holds();
         for op in self.ops.iter().filter(|op| op.kind == Kind::Write) {
@@ -57,7 +57,7 @@ impl<'a> View<'a> {
             let last = others.map(|time| time.1).max().unwrap_or_default();
             let wait = (last.max(op.asked), over);
             let cut_off = self.history.cut_off.iter().any(|(who, span)| *who == op.process && meet(*span, wait));
-            if last >= over || cut_off || self.stood_still(op.process, wait, GRACE / 2) {
+            if last >= over || cut_off || self.was_slow(op.process, wait) {
                 continue;
             }
             let readers: Vec<Duration> = holds

@@ -121,6 +121,8 @@ fn a_writer_that_waits_too_long_is_caught() {
     judged(&waits(2596, "200 2 0 cut-off\n400 2 0 reached"), None);
     judged(&waits(2596, "200 3 0 cut-off\n400 3 0 reached"), Rule::WritersGetIn);
     judged(&waits(2596, "200 2 0 stopped\n700 2 0 continued"), None);
+    judged(&waits(2596, "700 999 0 held-up 200"), None);
+    judged(&waits(2596, "699 999 0 held-up 200"), Rule::WritersGetIn);
     // It gave up.
     let gave_up = waits(2596, "").replace("2596 2 1 permit k\n", "").replace("granted 20 950", "done Refused");
     judged(&gave_up, Rule::WritersGetIn);

@@ -38,10 +38,13 @@ const LIMIT: Duration = Duration::from_secs(1);
 pub const WAIT: Duration = Duration::from_secs(15);
 const CONNECTIONS: u32 = 3;
 
-/// The application's table, and a record of each write that was accepted.
+/// The application's table, a record of each write that was accepted, and a row to measure the
+/// database by.
 pub async fn tables<DB: TestDatabase>(db: &TestDb<DB>) {
     db.execute("CREATE TABLE work (id varchar(10) PRIMARY KEY, number bigint NOT NULL)").await;
     db.execute("CREATE TABLE work_done (line varchar(100) NOT NULL)").await;
+    db.execute("CREATE TABLE watched (number bigint NOT NULL)").await;
+    db.execute("INSERT INTO watched VALUES (0)").await;
     for key in KEYS {
         db.execute(&format!("INSERT INTO work VALUES ('{key}', 0)")).await;
     }

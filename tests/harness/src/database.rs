@@ -51,7 +51,7 @@ pub trait TestDatabase:
     }
     async fn create_database(server: &Server, url: &str) -> (String, Option<tempfile::TempDir>);
     async fn drop_database(url: &str, database: &str);
-    async fn execute(pool: &Pool<Self>, sql: &str) -> Result<u64, sqlx::Error>;
+    fn execute(pool: &Pool<Self>, sql: &str) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
     fn execute_on(conn: &mut Self::Connection, sql: &str) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
     async fn number(pool: &Pool<Self>, sql: &str) -> Option<i64>;
     fn text_on(
