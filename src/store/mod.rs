@@ -69,7 +69,7 @@ fn is_apart(requests: &[ClaimRequest]) -> bool {
 
 /// Returns whether the last of these claims was refused. For a holder that gets all or nothing, no
 /// further key is claimed after that.
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
+#[cfg(feature = "mysql")]
 fn is_refused(answers: &[ClaimReply]) -> bool {
     matches!(answers.last(), Some(ClaimReply::Seen { .. }))
 }

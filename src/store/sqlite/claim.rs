@@ -1,4 +1,5 @@
-//! Claims: a read, a judgement by the rules, and a compare-and-set of the row that was judged.
+//! Claims: one read of the rows, a judgement by the rules, and one compare-and-set of the rows that
+//! were judged.
 
 use std::collections::HashMap;
 
@@ -11,8 +12,8 @@ use crate::{
     store::{
         ClaimReply, ClaimRequest, Reply,
         fault::{Fault, fault},
-        is_apart, is_refused, put_back,
-        sqlite::row::{as_micros, hex, json, kept, micros, now, read, read_row, read_rows, time, written},
+        is_apart, put_back,
+        sqlite::row::{as_micros, hex, json, kept, keys, micros, now, read, read_rows, time},
         unanswered,
     },
 };
@@ -29,72 +30,203 @@ SELECT CAST(unhex(value) AS TEXT), 'S', 0, ",
 ON CONFLICT (key_resource) DO NOTHING"
 );
 
-/// ?2 is the holder. ?3 to ?6 are what the row becomes; from ?7 on, what was seen of it.
+/// ?1 lists what [`expected`] writes for each row. ?2 to ?4 are what the rows become.
 const TAKE: &str = concat!(
     "
 UPDATE t_resource_lock
-SET lock_flag = 1, status = 'P', client_ip = ?3, holder = ?2, end_time = NULL,
-    begin_time = CASE WHEN ?6 = 'same' THEN begin_time ELSE ",
-    kept!("begin_time", now!(), " + ?5"),
+SET lock_flag = 1, status = 'P', client_ip = ?2, holder = unhex(j.value ->> 1), end_time = NULL,
+    begin_time = CASE WHEN j.value ->> 2 = 'same' THEN begin_time ELSE ",
+    kept!("begin_time", now!(), " + ?4"),
     " END,
-    claimed_at = CASE WHEN ?6 = 'same' THEN begin_time ELSE ",
-    kept!("begin_time", now!(), " + ?5"),
+    claimed_at = CASE WHEN j.value ->> 2 = 'same' THEN begin_time ELSE ",
+    kept!("begin_time", now!(), " + ?4"),
     " END,
-    token = CASE WHEN ?6 = 'same' THEN token ELSE max(token + 1, ",
+    token = CASE WHEN j.value ->> 2 = 'same' THEN token ELSE max(token + 1, ",
     now!(),
     ") END,
-    prior_token = CASE ?6 WHEN 'same' THEN prior_token WHEN 'taken over' THEN token END,
-    prior_client_ip = CASE WHEN ?6 = 'same' THEN prior_client_ip ELSE client_ip END,
-    prior_status = CASE WHEN ?6 = 'same' THEN prior_status ELSE status END,
-    prior_begin_time = CASE WHEN ?6 = 'same' THEN prior_begin_time ELSE begin_time END,
-    prior_end_time = CASE WHEN ?6 = 'same' THEN prior_end_time ELSE end_time END,
+    prior_token = CASE j.value ->> 2 WHEN 'same' THEN prior_token WHEN 'taken over' THEN token END,
+    prior_client_ip = CASE WHEN j.value ->> 2 = 'same' THEN prior_client_ip ELSE client_ip END,
+    prior_status = CASE WHEN j.value ->> 2 = 'same' THEN prior_status ELSE status END,
+    prior_begin_time = CASE WHEN j.value ->> 2 = 'same' THEN prior_begin_time ELSE begin_time END,
+    prior_end_time = CASE WHEN j.value ->> 2 = 'same' THEN prior_end_time ELSE end_time END,
     expires_at = ",
     now!(),
-    " + ?4
-WHERE key_resource = ?1 AND token = ?7 AND COALESCE(lock_flag = 1, 0) = ?8 AND holder IS ?9 AND status IS ?10
-  AND ",
+    " + ?3
+FROM json_each(?1) AS j
+WHERE key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND token = j.value ->> 3
+  AND COALESCE(lock_flag = 1, 0) = j.value ->> 4 AND holder IS unhex(j.value ->> 5)
+  AND status IS CAST(unhex(j.value ->> 6) AS TEXT) AND ",
     as_micros!("begin_time"),
-    " IS ?11 AND ",
+    " IS j.value ->> 7 AND ",
     as_micros!("claimed_at"),
-    " IS ?12 AND expires_at IS ?13 AND (end_time IS NOT NULL) = ?14
-RETURNING token, prior_token, prior_client_ip"
+    " IS j.value ->> 8 AND expires_at IS j.value ->> 9 AND (end_time IS NOT NULL) = j.value ->> 10
+RETURNING key_resource, token, prior_token, prior_client_ip"
 );
 
-/// A row that may be claimed, as it was judged.
-struct Free {
-    found: SqliteRow,
+/// A row that was read, as the rules judge it.
+struct Found {
     row: Row,
     now: DateTime<Utc>,
-    verdict: &'static str,
+    /// What the compare-and-set expects, if the rules grant the row.
+    free: Option<String>,
 }
 
-impl Free {
-    fn seen(self) -> ClaimReply {
-        ClaimReply::Seen { row: Some(self.row), now: self.now }
+impl Found {
+    fn read(found: &SqliteRow, request: &ClaimRequest, terms: &Terms) -> Reply<Self> {
+        let row = read(found, terms)?;
+        let now = time(found, "now")?.unwrap_or_default();
+        let verdict = match judge(Some(&row), now, request.holder, terms) {
+            Verdict::Acquire => Some("acquired"),
+            Verdict::Same => Some("same"),
+            Verdict::TakeOver => Some("taken over"),
+            Verdict::Create | Verdict::Refuse(..) => None,
+        };
+        let free = verdict.map(|verdict| expected(found, &row, request, verdict)).transpose()?;
+        Ok(Self { row, now, free })
+    }
+
+    fn is_free(found: &Option<Self>) -> bool {
+        found.as_ref().is_some_and(|found| found.free.is_some())
+    }
+
+    fn seen(found: Option<Self>) -> ClaimReply {
+        let now = found.as_ref().map_or(DateTime::UNIX_EPOCH, |found| found.now);
+        ClaimReply::Seen { row: found.map(|found| found.row), now }
     }
 }
 
-async fn claim_one(conn: &mut SqliteConnection, request: &ClaimRequest, terms: &Terms) -> Reply<ClaimReply> {
-    match find(conn, request, terms).await? {
-        Ok(free) => take(conn, request, terms, free).await,
-        Err(answer) => Ok(answer),
+/// Names the key, its holder and the verdict, and then what was seen of the row.
+fn expected(found: &SqliteRow, row: &Row, request: &ClaimRequest, verdict: &str) -> Reply<String> {
+    let text = |text: Option<String>| text.map_or_else(|| "null".to_owned(), |text| format!("\"{text}\""));
+    let time = |name| -> Reply<String> {
+        let micros: Option<i64> = found.try_get(name)?;
+        Ok(micros.map_or_else(|| "null".to_owned(), |micros| micros.to_string()))
+    };
+    Ok(format!(
+        r#"["{}","{}","{verdict}",{},{},{},{},{},{},{},{}]"#,
+        hex(request.key.as_str()),
+        request.holder.as_uuid().simple(),
+        row.token,
+        u8::from(row.locked),
+        text(row.holder.map(|holder| holder.simple().to_string())),
+        text(found.try_get::<Option<&str>, _>("status")?.map(hex)),
+        time("begin_time")?,
+        time("claimed_at")?,
+        time("expires_at")?,
+        u8::from(row.ended),
+    ))
+}
+
+/// Claims the rows that the rules grant, for a single holder all of them or none. If nothing can be
+/// granted, nothing is written.
+pub(super) async fn claim(
+    conn: &mut SqliteConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+) -> Reply<Vec<ClaimReply>> {
+    let apart = is_apart(requests);
+    let (busy_timeout, mut found) = find(conn, requests, terms).await?;
+    let worth_it = if apart { found.iter().any(Found::is_free) } else { found.iter().all(Found::is_free) };
+    if !worth_it {
+        let refused = |found| if Found::is_free(&found) { ClaimReply::Withheld } else { Found::seen(found) };
+        return Ok(found.into_iter().map(refused).collect());
+    }
+    let take = Take {
+        free: json(found.iter_mut().flatten().filter_map(|found| found.free.take())),
+        of_a_set: (!apart && requests.len() > 1).then_some(requests.len()),
+        busy_timeout,
+        terms,
+    };
+    let taken = match take.execute(conn).await {
+        // Another connection writes. Requests that are refused still get the reason.
+        Err(error) if apart && fault(&error) == Fault::Contention => HashMap::new(),
+        taken => taken?,
+    };
+    let reply = |(request, found): (&ClaimRequest, _)| match taken.get(request.key.as_str()) {
+        Some(granted) => granted.clone(),
+        None => Found::seen(found),
+    };
+    let replies = requests.iter().zip(found).map(reply).collect();
+    Ok(if take.is_kept(&taken) { replies } else { put_back(replies, requests.len()) })
+}
+
+/// Reads and judges the rows of the requests. Returns the connection's busy timeout too.
+async fn find(
+    conn: &mut SqliteConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+) -> Reply<(i64, Vec<Option<Found>>)> {
+    let keys = keys(requests.iter().map(|request| &request.key));
+    let mut rows = sqlx::query(concat!("PRAGMA busy_timeout;", read_rows!())).bind(keys).fetch_all(conn).await?;
+    let busy_timeout = rows.remove(0).try_get(0)?;
+    let by_key = by_key(&rows)?;
+    let found = |request: &ClaimRequest| {
+        by_key.get(request.key.as_str()).map(|row| Found::read(row, request, terms)).transpose()
+    };
+    Ok((busy_timeout, requests.iter().map(found).collect::<Reply<_>>()?))
+}
+
+/// A compare-and-set of the rows that may be claimed.
+struct Take<'a> {
+    free: String,
+    /// How many keys a single holder asks for, if there are several.
+    of_a_set: Option<usize>,
+    /// The connection's own, in milliseconds.
+    busy_timeout: i64,
+    terms: &'a Terms,
+}
+
+impl Take<'_> {
+    /// Returns the claims by key.
+    async fn execute(&self, conn: &mut SqliteConnection) -> Reply<HashMap<String, ClaimReply>> {
+        let taken = match self.of_a_set {
+            None => self.briefly(TAKE, conn).await,
+            Some(_) => self.set(conn).await,
+        };
+        if taken.is_err() {
+            // A pragma takes no parameters.
+            let restore = format!("PRAGMA busy_timeout = {}", self.busy_timeout);
+            sqlx::raw_sql(AssertSqlSafe(restore)).execute(conn).await?;
+        }
+        taken
+    }
+
+    /// Claims in a transaction, which is rolled back unless every key was claimed.
+    async fn set(&self, conn: &mut SqliteConnection) -> Reply<HashMap<String, ClaimReply>> {
+        self.briefly("BEGIN IMMEDIATE", conn).await?;
+        let mut taken = self.briefly(TAKE, conn).await;
+        if taken.as_ref().is_ok_and(|taken| self.is_kept(taken)) {
+            match self.briefly("COMMIT", conn).await {
+                Ok(_) => return taken,
+                // A COMMIT that fails leaves the transaction open.
+                Err(error) => taken = Err(error),
+            }
+        }
+        sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
+        taken
+    }
+
+    fn is_kept(&self, taken: &HashMap<String, ClaimReply>) -> bool {
+        self.of_a_set.is_none_or(|count| taken.len() == count)
+    }
+
+    /// Executes the statement, which waits for another connection's write for [`TRY_MILLIS`] at
+    /// most. All rows are fetched: only at its end does SQLite commit, which may fail.
+    async fn briefly(&self, sql: &str, conn: &mut SqliteConnection) -> Reply<HashMap<String, ClaimReply>> {
+        let own = self.busy_timeout;
+        let sql = format!("PRAGMA busy_timeout = {}; {sql}; PRAGMA busy_timeout = {own}", own.min(TRY_MILLIS));
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(&self.free).bind(&self.terms.label);
+        let query = query.bind(micros(self.terms.lease)).bind(micros(self.terms.offset()));
+        let rows = query.fetch_all(conn).await?;
+        rows.iter().filter(|row| row.len() > 1).map(granted).collect()
     }
 }
 
-/// Reads and judges the row. A row that cannot be claimed gives the reply.
-async fn find(conn: &mut SqliteConnection, request: &ClaimRequest, terms: &Terms) -> Reply<Result<Free, ClaimReply>> {
-    let Some(found) = read_row(conn, &request.key).await? else {
-        return Ok(Err(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }));
-    };
-    let row = read(&found, terms)?;
-    let now = time(&found, "now")?.unwrap_or_default();
-    let verdict = match judge(Some(&row), now, request.holder, terms) {
-        Verdict::Acquire => "acquired",
-        Verdict::Same => "same",
-        Verdict::TakeOver => "taken over",
-        Verdict::Create | Verdict::Refuse(..) => return Ok(Err(ClaimReply::Seen { row: Some(row), now })),
-    };
-    Ok(Ok(Free { found, row, now, verdict }))
+fn granted(row: &SqliteRow) -> Reply<(String, ClaimReply)> {
+    let prior: Option<i64> = row.try_get("prior_token")?;
+    let label: Option<String> = row.try_get("prior_client_ip")?;
+    let prior = prior.map(|token| PreviousClaim { token: Token::new(token), label: label.unwrap_or_default() });
+    Ok((row.try_get("key_resource")?, ClaimReply::Granted { token: Token::new(row.try_get("token")?), prior }))
 }
 
 /// Reads the rows, and takes no lock.
@@ -103,123 +235,20 @@ pub(super) async fn look(
     requests: &[ClaimRequest],
     terms: &Terms,
 ) -> Reply<Vec<ClaimReply>> {
-    let keys: Vec<&Key> = requests.iter().map(|request| &request.key).collect();
-    let mut rows = HashMap::new();
-    for found in read_rows(conn, &keys).await? {
-        let now = time(&found, "now")?.unwrap_or_default();
-        rows.insert(found.try_get::<String, _>("key_resource")?, (read(&found, terms)?, now));
-    }
-    let seen = |request: &ClaimRequest| match rows.remove(request.key.as_str()) {
-        Some((row, now)) => ClaimReply::Seen { row: Some(row), now },
-        None => ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH },
+    let keys = keys(requests.iter().map(|request| &request.key));
+    let rows = sqlx::query(read_rows!()).bind(keys).fetch_all(conn).await?;
+    let by_key = by_key(&rows)?;
+    let seen = |request: &ClaimRequest| {
+        let found = by_key.get(request.key.as_str()).map(|row| Found::read(row, request, terms));
+        Ok(Found::seen(found.transpose()?))
     };
-    Ok(requests.iter().map(seen).collect())
+    requests.iter().map(seen).collect()
 }
 
-/// Claims in one transaction, which is rolled back if one key of a single holder is refused. If
-/// nothing can be granted, no transaction is begun.
-async fn claim_several(
-    conn: &mut SqliteConnection,
-    requests: &[ClaimRequest],
-    terms: &Terms,
-) -> Reply<Vec<ClaimReply>> {
-    let apart = is_apart(requests);
-    let mut found = Vec::with_capacity(requests.len());
-    for request in requests {
-        found.push(find(conn, request, terms).await?);
-    }
-    let hopeless = if apart { found.iter().all(Result::is_err) } else { found.iter().any(Result::is_err) };
-    if hopeless {
-        return Ok(found.into_iter().map(|found| found.err().unwrap_or(ClaimReply::Withheld)).collect());
-    }
-    match sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *conn).await {
-        // Another connection writes. Requests that are refused still get the reason.
-        Err(error) if apart && fault(&error) == Fault::Contention => {
-            return Ok(found.into_iter().map(|found| found.map_or_else(|answer| answer, Free::seen)).collect());
-        }
-        begun => begun?,
-    };
-    let mut claimed = take_each(conn, requests, terms, found).await;
-    if claimed.as_ref().is_ok_and(|answers| apart || !is_refused(answers)) {
-        match sqlx::raw_sql("COMMIT").execute(&mut *conn).await {
-            Ok(_) => return claimed,
-            // A COMMIT that fails leaves the transaction open.
-            Err(error) => claimed = Err(error),
-        }
-    }
-    sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
-    claimed.map(|answers| put_back(answers, requests.len()))
+fn by_key(rows: &[SqliteRow]) -> Reply<HashMap<&str, &SqliteRow>> {
+    rows.iter().map(|row| Ok((row.try_get("key_resource")?, row))).collect()
 }
 
-/// Takes the rows; those of a single holder, up to the first refusal.
-async fn take_each(
-    conn: &mut SqliteConnection,
-    requests: &[ClaimRequest],
-    terms: &Terms,
-    found: Vec<Result<Free, ClaimReply>>,
-) -> Reply<Vec<ClaimReply>> {
-    let apart = is_apart(requests);
-    let mut answers = Vec::with_capacity(requests.len());
-    for (request, found) in requests.iter().zip(found) {
-        answers.push(match found {
-            Ok(free) => take(conn, request, terms, free).await?,
-            Err(answer) => answer,
-        });
-        if !apart && is_refused(&answers) {
-            break;
-        }
-    }
-    Ok(answers)
-}
-
-/// A pragma takes no parameters. The number is from SQLite, or a constant.
-async fn set_busy_timeout(conn: &mut SqliteConnection, millis: i64) -> Reply<()> {
-    sqlx::raw_sql(AssertSqlSafe(format!("PRAGMA busy_timeout = {millis}"))).execute(conn).await.map(drop)
-}
-
-/// Updates the row by compare-and-set. Nothing is granted if the row is no longer as it was judged.
-async fn take(conn: &mut SqliteConnection, request: &ClaimRequest, terms: &Terms, free: Free) -> Reply<ClaimReply> {
-    let Free { found, row, now, verdict } = free;
-    let query = sqlx::query(TAKE)
-        .bind(request.key.as_str())
-        .bind(*request.holder.as_uuid())
-        .bind(&terms.label)
-        .bind(micros(terms.lease))
-        .bind(micros(terms.offset()))
-        .bind(verdict)
-        .bind(row.token)
-        .bind(row.locked)
-        .bind(row.holder)
-        .bind(found.try_get::<Option<String>, _>("status")?)
-        .bind(found.try_get::<Option<i64>, _>("begin_time")?)
-        .bind(found.try_get::<Option<i64>, _>("claimed_at")?)
-        .bind(found.try_get::<Option<i64>, _>("expires_at")?)
-        .bind(row.ended);
-    let Some(taken) = written(query, conn).await? else { return Ok(ClaimReply::Seen { row: Some(row), now }) };
-    let prior: Option<i64> = taken.try_get("prior_token")?;
-    let label: Option<String> = taken.try_get("prior_client_ip")?;
-    Ok(ClaimReply::Granted {
-        token: Token::new(taken.try_get("token")?),
-        prior: prior.map(|token| PreviousClaim { token: Token::new(token), label: label.unwrap_or_default() }),
-    })
-}
-
-pub(super) async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32) -> Reply<()> {
-    let keys = json(keys.iter().map(|key| format!("\"{}\"", hex(key.as_str()))));
-    sqlx::query(CREATE).bind(keys).bind(minutes).execute(conn).await.map(drop)
-}
-
-pub(super) async fn claim(
-    conn: &mut SqliteConnection,
-    requests: &[ClaimRequest],
-    terms: &Terms,
-) -> Reply<Vec<ClaimReply>> {
-    let busy_timeout: i64 = sqlx::query("PRAGMA busy_timeout").fetch_one(&mut *conn).await?.try_get(0)?;
-    set_busy_timeout(conn, busy_timeout.min(TRY_MILLIS)).await?;
-    let answers = match requests {
-        [request] => claim_one(conn, request, terms).await.map(|answer| vec![answer]),
-        _ => claim_several(conn, requests, terms).await,
-    };
-    set_busy_timeout(conn, busy_timeout).await?;
-    answers
+pub(super) async fn create(conn: &mut SqliteConnection, new: &[Key], minutes: i32) -> Reply<()> {
+    sqlx::query(CREATE).bind(keys(new)).bind(minutes).execute(conn).await.map(drop)
 }

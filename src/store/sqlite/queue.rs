@@ -5,7 +5,7 @@ use crate::{
     key::Key,
     store::{
         Reply,
-        sqlite::row::{hex, json, now, written},
+        sqlite::row::{self, json, now, written},
     },
 };
 
@@ -47,7 +47,7 @@ impl QueueStore for Sqlite {
     type Notifications = ();
 
     async fn join(conn: &mut SqliteConnection, keys: &[Key]) -> Reply<i64> {
-        let query = sqlx::query(JOIN).bind(names(keys)).bind(seconds(ALIVE_SECONDS));
+        let query = sqlx::query(JOIN).bind(row::keys(keys)).bind(seconds(ALIVE_SECONDS));
         written(query, conn).await?.ok_or(sqlx::Error::RowNotFound)?.try_get(0)
     }
 
@@ -85,10 +85,6 @@ impl QueueStore for Sqlite {
 
 fn seconds(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
-}
-
-fn names(keys: &[Key]) -> String {
-    json(keys.iter().map(|key| format!("\"{}\"", hex(key.as_str()))))
 }
 
 fn array(numbers: &[i64]) -> String {

@@ -74,18 +74,21 @@ FROM t_resource_lock WHERE ",
     };
 }
 
-const READ_ROW: &str = read_where!("key_resource = ?1");
-const READ_ROWS: &str = read_where!("key_resource IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))");
+/// ?1 lists the keys, as [`keys`] writes them.
+macro_rules! read_rows {
+    () => {
+        $crate::store::sqlite::row::read_where!(
+            "key_resource IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))"
+        )
+    };
+}
+
+pub(super) use {read_rows, read_where};
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
 
 pub(super) async fn read_row(conn: &mut SqliteConnection, key: &Key) -> Reply<Option<SqliteRow>> {
-    sqlx::query(READ_ROW).bind(key.as_str()).fetch_optional(conn).await
-}
-
-pub(super) async fn read_rows(conn: &mut SqliteConnection, keys: &[&Key]) -> Reply<Vec<SqliteRow>> {
-    let keys = json(keys.iter().map(|key| format!("\"{}\"", hex(key.as_str()))));
-    sqlx::query(READ_ROWS).bind(keys).fetch_all(conn).await
+    sqlx::query(read_where!("key_resource = ?1")).bind(key.as_str()).fetch_optional(conn).await
 }
 
 /// Returns the row of a statement that writes. The statement has to be run to its end: only there
@@ -124,6 +127,10 @@ pub(super) fn micros(time: TimeDelta) -> i64 {
 /// Builds a JSON array. Keys and ids are passed as hex, so that nothing in them needs escaping.
 pub(super) fn json(items: impl Iterator<Item = String>) -> String {
     format!("[{}]", items.collect::<Vec<_>>().join(","))
+}
+
+pub(super) fn keys<'a>(keys: impl IntoIterator<Item = &'a Key>) -> String {
+    json(keys.into_iter().map(|key| format!("\"{}\"", hex(key.as_str()))))
 }
 
 pub(super) fn hex(text: &str) -> String {
