@@ -96,7 +96,7 @@ fn lines(entry: &LockInfo) -> Vec<(Style, [String; 2])> {
 
 fn about(schedule: &ScheduleInfo) -> String {
     let (times, next) = (schedule::show::times(schedule), clock(schedule.slot));
-    let state = schedule::show::state(schedule);
+    let state = schedule::show::described(schedule);
     format!("schedule {}: {}, {state}, next at {next}", printable(&schedule.name), printable(&times))
 }
 

@@ -46,6 +46,9 @@ pub struct ScheduleInfo {
     pub triggered: Option<DateTime<Utc>>,
     /// Whether a run is under way. The end of its lease is [`due`](Self::due).
     pub running: bool,
+    /// When the lease of a run ended that has no recorded end: its instance died, or no longer
+    /// reaches the database. The next instance that looks takes the run over.
+    pub lost_since: Option<DateTime<Utc>>,
     /// The slot of the run that is under way or that failed and is run again.
     pub run_slot: Option<DateTime<Utc>>,
     /// The number of the attempt at that slot; 0 if the last tick has ended.
@@ -58,10 +61,14 @@ pub struct ScheduleInfo {
     pub since: Option<DateTime<Utc>>,
     /// The highest token assigned so far.
     pub token: Token,
+    /// When the row was read.
+    pub now: DateTime<Utc>,
 }
 
 impl ScheduleInfo {
     fn new(listed: ListedSchedule) -> Self {
+        // The database's clock decides, as it does for the claim that takes the run over.
+        let is_over = listed.due_at <= listed.now;
         Self {
             name: listed.times.name.as_str().to_owned(),
             times: listed.times.spec,
@@ -71,13 +78,15 @@ impl ScheduleInfo {
             due: listed.due_at,
             paused: listed.paused,
             triggered: listed.triggered_at,
-            running: listed.running,
+            running: listed.running && !is_over,
+            lost_since: Some(listed.due_at).filter(|_| listed.running && is_over),
             run_slot: listed.run_slot.filter(|_| listed.attempt > 0),
             attempt: listed.attempt,
             missed: listed.missed,
             by: listed.label,
             since: listed.begin_time,
             token: listed.token,
+            now: listed.now,
         }
     }
 }

@@ -20,7 +20,8 @@ pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &args::Schedule
     }
     let row = |info: &ScheduleInfo| {
         let who = if info.by.is_empty() { "-" } else { &info.by };
-        let cells = [info.name.as_str(), &times(info), state(info), &clock(info.slot), who, &info.token.to_string()];
+        let (times, token) = (times(info), info.token.to_string());
+        let cells = [info.name.as_str(), &times, &described(info), &clock(info.slot), who, &token];
         (style(state(info)), cells.map(printable))
     };
     out::say(aligned(&with_header(HEADER, all.iter().map(row))))?;
@@ -38,7 +39,22 @@ pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &args::Runs) ->
         return Ok(exit::OK);
     }
     out::say(table(&history))?;
+    // The history has a run once it has ended, or was taken over.
+    if let Some(info) = schedules.inspect(runs.name.as_str()).await? {
+        tell_lost(&info);
+    }
     Ok(exit::OK)
+}
+
+/// Says that the lease of a run is over, and that no instance has taken it over.
+fn tell_lost(info: &ScheduleInfo) {
+    if let (Some(lost), Some(since)) = (info.lost_since, info.since) {
+        let (began, lost) = (clock(since), clock(lost));
+        out::print_error(format_args!(
+            "{}: the run that {} began at {began} is lost: its lease is over since {lost}, and no instance has taken it over",
+            info.name, info.by
+        ));
+    }
 }
 
 /// Returns runs as a table.
@@ -112,6 +128,8 @@ fn with_header<const N: usize>(
 pub fn state(info: &ScheduleInfo) -> &'static str {
     if info.running {
         "running"
+    } else if info.lost_since.is_some() {
+        "lost"
     } else if info.paused {
         "paused"
     } else if info.triggered.is_some() {
@@ -121,6 +139,12 @@ pub fn state(info: &ScheduleInfo) -> &'static str {
     } else {
         "waiting"
     }
+}
+
+/// Returns the state with what explains it.
+pub fn described(info: &ScheduleInfo) -> String {
+    let state = state(info);
+    info.lost_since.map_or_else(|| state.to_owned(), |lost| format!("{state}, lease over since {}", clock(lost)))
 }
 
 fn status(status: RunStatus) -> &'static str {
@@ -153,6 +177,7 @@ pub fn object(info: &ScheduleInfo) -> Value {
         "paused": info.paused,
         "triggered": info.triggered.map(precise),
         "running": info.running,
+        "lost_since": info.lost_since.map(precise),
         "run_slot": info.run_slot.map(precise),
         "attempt": info.attempt,
         "missed": info.missed,

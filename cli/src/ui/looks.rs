@@ -7,7 +7,7 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rowlock::{Database, Error, ListOptions, LockInfo, Schedules};
+use rowlock::{Database, Error, ListOptions, Schedules};
 use tokio::{
     sync::{Notify, watch},
     time::sleep,
@@ -170,16 +170,19 @@ impl<DB: Database> Reader<DB> {
         // A table of another program's may have an order of its own.
         locks.sort_by(|one, other| one.key.cmp(&other.key));
         let waiting = self.lock.queue_lengths().await?.into_iter().collect();
-        let now = locks.iter().map(|lock: &LockInfo| lock.now).max().unwrap_or_else(Utc::now);
         let jobs = match self.schedules.list().await {
-            Err(Error::ScheduleTablesMissing) => Vec::new(),
+            Err(Error::ScheduleTablesMissing) => None,
             jobs => {
                 *statements += u32::try_from(jobs.as_ref().map_or(0, Vec::len) / SCHEDULES).unwrap_or_default() + 2;
-                let jobs = jobs?;
-                *statements += self.read_runs(now).await?;
-                jobs
+                Some(jobs?)
             }
         };
+        let times = locks.iter().map(|lock| lock.now).chain(jobs.iter().flatten().map(|job| job.now));
+        let now = times.max().unwrap_or_else(Utc::now);
+        if jobs.is_some() {
+            *statements += self.read_runs(now).await?;
+        }
+        let jobs = jobs.unwrap_or_default();
         Ok(Snapshot { now, locks, waiting, jobs, runs: self.runs.clone() })
     }
 

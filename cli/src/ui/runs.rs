@@ -11,7 +11,7 @@ use crate::{
         jobs::job_address,
         live::Page,
         locks::pages,
-        plot::{Bar, Window, bars, marks},
+        plot::{Bar, Open, Window, bars, marks},
         snapshot::{Snapshot, WEEK},
     },
 };
@@ -87,8 +87,9 @@ impl Page for Runs {
         let rows: Vec<(&str, Vec<Bar>)> = jobs
             .into_iter()
             .map(|job| {
-                let running = job.since.filter(|_| job.running);
-                (job.name.as_str(), bars(snapshot.runs.of(&job.name), running, window))
+                let open = job.since.filter(|_| job.running || job.lost_since.is_some());
+                let open = open.map(|since| Open { since, lost: job.lost_since });
+                (job.name.as_str(), bars(snapshot.runs.of(&job.name), open, window))
             })
             .collect();
         html! {

@@ -14,6 +14,7 @@ mod program_hold;
 mod program_input;
 mod program_lead;
 mod program_limits;
+mod program_lost;
 mod program_run;
 mod program_schedules;
 mod program_shared;
@@ -50,6 +51,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_hold::register::<DB>(suite);
     program_terminal::register::<DB>(suite);
     program_input::register::<DB>(suite);
+    program_lost::register::<DB>(suite);
     program_lead::register::<DB>(suite);
     program_limits::register::<DB>(suite);
     program_cron::register::<DB>(suite);

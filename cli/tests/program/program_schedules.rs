@@ -31,12 +31,12 @@ harness::tests!(everywhere(
 /// A pattern that is not due while the tests run, unless they run at the turn of a year.
 const YEARLY: [&str; 2] = ["--cron", "0 0 1 1 *"];
 
-async fn schedule<DB: TestDatabase>(db: &TestDb<DB>) -> Value {
+pub async fn schedule<DB: TestDatabase>(db: &TestDb<DB>) -> Value {
     db.rowlock("schedules --json", &[]).await.with(0).json()[0].clone()
 }
 
 /// Registers the yearly schedule `k`, whose tick is then due.
-async fn due<DB: TestDatabase>(db: &TestDb<DB>) {
+pub async fn due<DB: TestDatabase>(db: &TestDb<DB>) {
     db.rowlock("run k", &[YEARLY[0], YEARLY[1], "--", "true"]).await.with(75);
     let ago = DB::ago(1000);
     db.execute(&format!("UPDATE t_resource_schedule SET slot = {ago}, due_at = {ago}")).await;
