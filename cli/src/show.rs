@@ -166,6 +166,18 @@ pub fn aligned<const N: usize>(rows: &[(Style, [String; N])]) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
+/// Describes the claim of a row: its state, by whom, and since when.
+pub fn claim(row: &LockInfo) -> String {
+    let by = if row.by.is_empty() { String::new() } else { format!(" by {}", row.by) };
+    let since = row.since.map(|since| format!(" since {}", clock(since))).unwrap_or_default();
+    let verb = if is_claimed(row.state) { "" } else { ", last taken" };
+    format!("{}{verb}{by}{since}", row.state)
+}
+
+pub fn is_claimed(state: State) -> bool {
+    matches!(state, State::Held | State::Expired | State::HeldByAnotherProgram)
+}
+
 fn style(state: State) -> Style {
     let colour = match state {
         State::Held => AnsiColor::Green,

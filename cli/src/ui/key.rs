@@ -6,9 +6,10 @@ use serde::Deserialize;
 
 use crate::{
     out::printable,
+    show::is_claimed,
     ui::{
         live::Page,
-        locks::{badge, holder, is_claimed, key_address, so_far, time_left},
+        locks::{badge, holder, key_address, so_far, time_left},
         snapshot::{Kind, Snapshot, kind},
         text::{counted, encoded, span, when},
     },

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::{
     out::printable,
+    show::is_claimed,
     ui::{
         live::Page,
         snapshot::{InUse, Kind, Snapshot, kind},
@@ -134,10 +135,6 @@ fn place(state: State) -> usize {
 /// Returns the end of a claim.
 fn left(lock: &LockInfo) -> Option<DateTime<Utc>> {
     lock.until.filter(|_| is_claimed(lock.state))
-}
-
-pub fn is_claimed(state: State) -> bool {
-    matches!(state, State::Held | State::Expired | State::HeldByAnotherProgram)
 }
 
 /// Shows a state in words, with a colour.

@@ -10,6 +10,7 @@ mod program_claims;
 mod program_cron;
 mod program_doctor;
 mod program_end;
+mod program_forced;
 mod program_hold;
 mod program_input;
 mod program_lead;
@@ -48,6 +49,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_claims::register::<DB>(suite);
     program_doctor::register::<DB>(suite);
     program_end::register::<DB>(suite);
+    program_forced::register::<DB>(suite);
     program_hold::register::<DB>(suite);
     program_terminal::register::<DB>(suite);
     program_input::register::<DB>(suite);
