@@ -12,6 +12,8 @@ mod forced;
 mod front;
 mod hold;
 mod lead;
+mod names;
+mod one;
 mod operators;
 mod out;
 mod schedule;
@@ -169,7 +171,7 @@ async fn act_on<DB: Database>(
         Action::Renew(renew) => claims::renew(pool, renew).await,
         Action::Release(release) => claims::release(pool, release).await,
         Action::List(list) => show::list(&list.judged_by.lock(pool)?, &list).await,
-        Action::Show(one) => show::one(&one.judged_by.lock(pool.clone())?, &Schedules::new(pool), &one).await,
+        Action::Show(one) => one::show(&one.judged_by.lock(pool.clone())?, &Schedules::new(pool), &one).await,
         Action::Watch(watch) => show::watch(&watch.judged_by.lock(pool)?, &watch).await,
         Action::Forget { older_than, runs, judged_by } => {
             let rows = match runs {

@@ -1,18 +1,17 @@
-//! `list`, `show` and `watch`: the table, for people and for programs.
+//! `list` and `watch`: the table, for people and for programs.
 
 use std::{io::IsTerminal as _, time::Duration};
 
 use anstyle::{AnsiColor, Style};
 use chrono::{DateTime, SecondsFormat, Utc};
-use rowlock::{Database, Error, LeaseLock, ListOptions, LockInfo, ScheduleInfo, Schedules, State};
+use rowlock::{Database, Error, LeaseLock, ListOptions, LockInfo, State};
 use serde_json::{Value, json};
 use unicode_width::UnicodeWidthStr as _;
 
 use crate::{
     exit::{self, Failure},
-    operators::{List, Show, Watch},
+    operators::{List, Watch},
     out::{self, printable},
-    schedule,
 };
 
 pub async fn list<DB: Database>(lock: &LeaseLock<DB>, list: &List) -> Result<u8, Failure> {
@@ -25,90 +24,9 @@ pub async fn list<DB: Database>(lock: &LeaseLock<DB>, list: &List) -> Result<u8,
     Ok(exit::OK)
 }
 
-/// Shows a key, and the schedule of that name with its last runs.
-pub async fn one<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>, show: &Show) -> Result<u8, Failure> {
-    let key = show.key.as_str();
-    let entry = lock.inspect(key).await?;
-    let schedule = match schedules.inspect(key).await {
-        Err(Error::ScheduleTablesMissing) => None,
-        // Rights on the table of locks are enough for a key.
-        Err(error) if entry.is_some() => {
-            out::print_error(format_args!("{key}: whether a schedule has this name is not known: {error:?}"));
-            None
-        }
-        found => found?,
-    };
-    if entry.is_none() && schedule.is_none() {
-        let text =
-            format_args!("{key:?} has no row: it was never taken, or was forgotten; and no schedule has this name");
-        return Err(Failure::new(exit::REFUSED, text));
-    }
-    let runs = if schedule.is_some() { schedules.history(key, RUNS).await? } else { Vec::new() };
-    if show.json {
-        let mut shown = entry.as_ref().map_or_else(|| json!({ "key": key }), object);
-        shown["schedule"] = schedule.as_ref().map_or(Value::Null, schedule::show::object);
-        shown["runs"] = runs.iter().map(schedule::show::run_object).collect();
-        out::say_json(&shown)?;
-        return Ok(exit::OK);
-    }
-    let entry = entry.map(|entry| aligned(&lines(&entry)));
-    let schedule = schedule.map(|schedule| about(&schedule));
-    let runs = (!runs.is_empty()).then(|| schedule::show::table(&runs));
-    out::say(entry.into_iter().chain(schedule).chain(runs).collect::<Vec<_>>().join("\n\n"))?;
-    Ok(exit::OK)
-}
-
-/// How many runs of a schedule are shown with it.
-const RUNS: u32 = 10;
-
-/// Describes a key, one fact a line.
-fn lines(entry: &LockInfo) -> Vec<(Style, [String; 2])> {
-    let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
-    let status = match entry.status.as_str() {
-        "S" => "succeeded",
-        "F" => "failed",
-        "P" if entry.state == State::Held => "in progress",
-        "P" => "not ended",
-        other => other,
-    };
-    let so_far = || (entry.now - entry.since?).to_std().ok().filter(|_| entry.state == State::Held);
-    let took = match (duration(entry), so_far()) {
-        (Some(took), _) => text(took),
-        (None, Some(took)) => format!("{} so far", text(took)),
-        (None, None) => "-".to_owned(),
-    };
-    let who = if entry.by.is_empty() { "-" } else { &entry.by };
-    let line = |name: &str, value: &str| (Style::new(), [name.to_owned(), printable(value)]);
-    let mut lines = vec![
-        line("KEY", &entry.key),
-        line("STATE", &entry.state.to_string()),
-        line("STATUS", status),
-        line("WHO", who),
-        line("SINCE", &time(entry.since)),
-        line("UNTIL", &time(entry.until)),
-        line("ENDED", &time(entry.ended)),
-        line("DURATION", &took),
-        line("TOKEN", &entry.token.to_string()),
-    ];
-    lines[1].0 = style(entry.state);
-    lines
-}
-
-fn about(schedule: &ScheduleInfo) -> String {
-    let (times, next) = (schedule::show::times(schedule), clock(schedule.slot));
-    let state = schedule::show::described(schedule);
-    format!("schedule {}: {}, {state}, next at {next}", printable(&schedule.name), printable(&times))
-}
-
 /// Returns how long the last claim lasted, if it has ended.
-fn duration(entry: &LockInfo) -> Option<Duration> {
+pub fn duration(entry: &LockInfo) -> Option<Duration> {
     (entry.ended.filter(|_| entry.holder.is_none())? - entry.since?).to_std().ok()
-}
-
-/// Milliseconds are enough for a person.
-fn text(duration: Duration) -> String {
-    let millis = Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
-    humantime::format_duration(millis).to_string()
 }
 
 pub async fn watch<DB: Database>(lock: &LeaseLock<DB>, watch: &Watch) -> Result<u8, Failure> {
@@ -121,9 +39,13 @@ pub async fn watch<DB: Database>(lock: &LeaseLock<DB>, watch: &Watch) -> Result<
     }
 }
 
-async fn all<DB: Database>(lock: &LeaseLock<DB>, held: bool) -> Result<Vec<LockInfo>, Failure> {
+async fn all<DB: Database>(lock: &LeaseLock<DB>, held: bool) -> Result<Vec<LockInfo>, Error> {
+    pages(lock, &if held { ListOptions::default().held() } else { ListOptions::default() }).await
+}
+
+/// Returns all rows that are selected, page by page.
+pub async fn pages<DB: Database>(lock: &LeaseLock<DB>, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {
     const PAGE: u32 = 1000;
-    let filter = if held { ListOptions::default().held() } else { ListOptions::default() };
     let mut entries: Vec<LockInfo> = Vec::new();
     loop {
         let after = entries.last().map(|entry| entry.key.clone()).unwrap_or_default();
@@ -136,7 +58,7 @@ async fn all<DB: Database>(lock: &LeaseLock<DB>, held: bool) -> Result<Vec<LockI
     }
 }
 
-fn table(entries: &[LockInfo]) -> String {
+pub fn table(entries: &[LockInfo]) -> String {
     const HEADER: [&str; 6] = ["KEY", "STATE", "SINCE", "UNTIL", "WHO", "TOKEN"];
     let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
     let rows: Vec<(Style, [String; 6])> = std::iter::once((Style::new().bold(), HEADER.map(str::to_owned)))
@@ -178,7 +100,7 @@ pub fn is_claimed(state: State) -> bool {
     matches!(state, State::Held | State::Expired | State::HeldByAnotherProgram)
 }
 
-fn style(state: State) -> Style {
+pub fn style(state: State) -> Style {
     let colour = match state {
         State::Held => AnsiColor::Green,
         State::Expired | State::WithinWindow => AnsiColor::Yellow,
@@ -189,7 +111,7 @@ fn style(state: State) -> Style {
     Style::new().fg_color(Some(colour.into()))
 }
 
-fn object(entry: &LockInfo) -> Value {
+pub fn object(entry: &LockInfo) -> Value {
     json!({
         "key": entry.key,
         "state": entry.state.name(),

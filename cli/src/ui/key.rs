@@ -5,12 +5,13 @@ use rowlock::LockInfo;
 use serde::Deserialize;
 
 use crate::{
+    names::{Kind, kind},
     out::printable,
     show::is_claimed,
     ui::{
         live::Page,
         locks::{badge, holder, key_address, so_far, time_left},
-        snapshot::{Kind, Snapshot, kind},
+        snapshot::Snapshot,
         text::{counted, encoded, span, when},
     },
 };

@@ -8,11 +8,12 @@ use rowlock::{LockInfo, State};
 use serde::Deserialize;
 
 use crate::{
+    names::{Kind, kind},
     out::printable,
     show::is_claimed,
     ui::{
         live::Page,
-        snapshot::{InUse, Kind, Snapshot, kind},
+        snapshot::{InUse, Snapshot},
         text::{counted, encoded, grouped, lasting, span, when},
     },
 };

@@ -9,6 +9,8 @@ use std::{
 use chrono::{DateTime, TimeDelta, Utc};
 use rowlock::{LockInfo, RunInfo, RunStatus, ScheduleInfo, State};
 
+use crate::names::{Kind, kind};
+
 /// How long runs are kept, so that a page can show a week of them.
 pub const WEEK: TimeDelta = TimeDelta::days(7);
 /// How many runs are kept, beside those of [`EACH`].
@@ -27,24 +29,6 @@ pub struct Snapshot {
     /// In the order of their names.
     pub jobs: Vec<ScheduleInfo>,
     pub runs: Arc<Runs>,
-}
-
-/// What a key is, by its suffix: `NAME#3` is a permit of a semaphore, `NAME#r3` a reader's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind<'a> {
-    Lock,
-    Permit { of: &'a str },
-    Reader { of: &'a str },
-}
-
-pub fn kind(key: &str) -> Kind<'_> {
-    let Some((of, number)) = key.rsplit_once('#') else { return Kind::Lock };
-    let is_number = |text: &str| !text.is_empty() && !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
-    match number.strip_prefix('r') {
-        _ if is_number(number) => Kind::Permit { of },
-        Some(number) if is_number(number) => Kind::Reader { of },
-        _ => Kind::Lock,
-    }
 }
 
 impl Kind<'_> {
@@ -138,27 +122,5 @@ impl Runs {
             });
         }
         self.by_job.retain(|_, runs| !runs.is_empty());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kind_of_a_key_is_told_by_its_suffix() {
-        let kinds = [
-            ("k", Kind::Lock),
-            ("k#3", Kind::Permit { of: "k" }),
-            ("a#1#12", Kind::Permit { of: "a#1" }),
-            ("k#r3", Kind::Reader { of: "k" }),
-            ("k#", Kind::Lock),
-            ("k#r", Kind::Lock),
-            ("k#03", Kind::Lock),
-            ("k#x3", Kind::Lock),
-        ];
-        for (key, of) in kinds {
-            assert_eq!(kind(key), of, "{key}");
-        }
     }
 }

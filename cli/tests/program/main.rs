@@ -16,6 +16,7 @@ mod program_input;
 mod program_lead;
 mod program_limits;
 mod program_lost;
+mod program_names;
 mod program_run;
 mod program_schedules;
 mod program_shared;
@@ -54,6 +55,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_terminal::register::<DB>(suite);
     program_input::register::<DB>(suite);
     program_lost::register::<DB>(suite);
+    program_names::register::<DB>(suite);
     program_lead::register::<DB>(suite);
     program_limits::register::<DB>(suite);
     program_cron::register::<DB>(suite);
