@@ -16,6 +16,18 @@ use crate::{
 const EXITS: &str = "Exit codes: 0 done, 2 bad arguments, 69 database unreachable or failed, 73 output cannot be written, 74 claim lost, \
 75 refused, 78 table missing or unusable; run: the command's own, 124 after --timeout, 128+n if signal n ended it, 126 not executable, 127 not found.";
 
+const CRON: &str = "Example: rowlock cron /etc/rowlock/jobs.toml
+
+A file with one job; each section is a job:
+
+[nightly-report]
+cron = \"30 2 * * *\"                           # or: every = \"30s\", after = \"10m\"
+zone = \"Europe/Berlin\"                        # default: UTC
+command = [\"/opt/app/report\", \"--full\"]       # no shell reads it
+retry = 3                                      # default: 0
+timeout = \"2h\"                                 # default: none
+# Further keys: catch_up, max, grace, backoff, lease, exclusive_with";
+
 /// Locks in the SQL database that you already have: PostgreSQL, MySQL, MariaDB, SQLite.
 #[derive(Debug, Parser)]
 #[command(name = "rowlock", version, after_help = EXITS, disable_help_subcommand = true)]
@@ -110,7 +122,7 @@ pub enum Action {
         judged_by: MinInterval,
     },
     /// Run the jobs of a file at their times, each tick on one of the machines that do so
-    #[command(after_help = "Example: rowlock cron /etc/rowlock/jobs.toml")]
+    #[command(after_help = CRON)]
     Cron(Cron),
     /// List schedules: their times, what runs, what is next
     #[command(after_help = "Example: rowlock schedules --json")]

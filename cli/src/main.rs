@@ -16,6 +16,7 @@ mod names;
 mod one;
 mod operators;
 mod out;
+mod queues;
 mod schedule;
 mod show;
 mod signals;

@@ -12,8 +12,9 @@ use crate::{
     names::Parts,
     operators::Show,
     out::{self, printable},
+    queues::{self, Queues},
     schedule,
-    show::{aligned, clock, duration, object, style, table},
+    show::{aligned, clock, duration, object, objects, style, table},
 };
 
 /// Shows a key, the permits and readers of that name, and its schedule with its last runs.
@@ -30,6 +31,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
         found => found?,
     };
     let parts = Parts::of(lock, key).await?;
+    let queues = Queues::if_possible(lock).await;
     if entry.is_none() && parts.is_empty() && schedule.is_none() {
         let text =
             format_args!("{key:?} has no row: it was never taken, or was forgotten; and no schedule has this name");
@@ -37,19 +39,20 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
     }
     let runs = if schedule.is_some() { schedules.history(key, RUNS).await? } else { Vec::new() };
     if asked.json {
-        let mut shown = entry.as_ref().map_or_else(|| json!({ "key": key }), object);
-        shown["permits"] = parts.permits.iter().map(object).collect();
-        shown["readers"] = parts.readers.iter().map(object).collect();
+        let mut shown = entry.as_ref().map_or_else(|| json!({ "key": key }), |entry| object(entry, None));
+        shown["waiting"] = queues.of_name(key).into();
+        shown["permits"] = objects(&parts.permits, &queues).into();
+        shown["readers"] = objects(&parts.readers, &queues).into();
         shown["schedule"] = schedule.as_ref().map_or(Value::Null, schedule::show::object);
         shown["runs"] = runs.iter().map(schedule::show::run_object).collect();
         out::say_json(&shown)?;
         return Ok(exit::OK);
     }
-    let entry = entry.map(|entry| aligned(&lines(&entry)));
+    let entry = entry.map(|entry| aligned(&lines(&entry, queues.of_name(key))));
     let schedule = schedule.map(|schedule| about(&schedule));
     let runs = (!runs.is_empty()).then(|| schedule::show::table(&runs));
     let parts = parts.described(&printable(key)).into_iter().flat_map(|(what, rows)| {
-        let rows = (!rows.is_empty()).then(|| table(rows));
+        let rows = (!rows.is_empty()).then(|| table(rows, &queues));
         std::iter::once(what).chain(rows)
     });
     let shown = entry.into_iter().chain(parts).chain(schedule).chain(runs);
@@ -61,7 +64,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
 const RUNS: u32 = 10;
 
 /// Describes a key, one fact a line.
-fn lines(entry: &LockInfo) -> Vec<(Style, [String; 2])> {
+fn lines(entry: &LockInfo, waiting: Option<u64>) -> Vec<(Style, [String; 2])> {
     let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
     let status = match entry.status.as_str() {
         "S" => "succeeded",
@@ -87,6 +90,7 @@ fn lines(entry: &LockInfo) -> Vec<(Style, [String; 2])> {
         line("UNTIL", &time(entry.until)),
         line("ENDED", &time(entry.ended)),
         line("DURATION", &took),
+        line("WAITING", &queues::text(waiting)),
         line("TOKEN", &entry.token.to_string()),
     ];
     lines[1].0 = style(entry.state);

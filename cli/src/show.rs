@@ -12,14 +12,16 @@ use crate::{
     exit::{self, Failure},
     operators::{List, Watch},
     out::{self, printable},
+    queues::{Queues, text},
 };
 
 pub async fn list<DB: Database>(lock: &LeaseLock<DB>, list: &List) -> Result<u8, Failure> {
     let entries = all(lock, list.held).await?;
+    let queues = Queues::if_possible(lock).await;
     if list.json {
-        out::say_json(&Value::Array(entries.iter().map(object).collect()))?;
+        out::say_json(&Value::Array(objects(&entries, &queues)))?;
     } else {
-        out::say(table(&entries))?;
+        out::say(table(&entries, &queues))?;
     }
     Ok(exit::OK)
 }
@@ -33,8 +35,9 @@ pub async fn watch<DB: Database>(lock: &LeaseLock<DB>, watch: &Watch) -> Result<
     // The screen is cleared together with the output of the table, to avoid flicker.
     let (top, rest) = if std::io::stdout().is_terminal() { ("\x1b[H\x1b[2J", "") } else { ("", "\n") };
     loop {
-        let entries = all(lock, watch.held).await?;
-        out::say(format_args!("{top}{}  {} keys\n{}{rest}", clock(Utc::now()), entries.len(), table(&entries)))?;
+        let (entries, queues) = (all(lock, watch.held).await?, Queues::read(lock).await.unwrap_or_default());
+        let table = table(&entries, &queues);
+        out::say(format_args!("{top}{}  {} keys\n{table}{rest}", clock(Utc::now()), entries.len()))?;
         tokio::time::sleep(watch.every).await;
     }
 }
@@ -58,15 +61,15 @@ pub async fn pages<DB: Database>(lock: &LeaseLock<DB>, filter: &ListOptions) -> 
     }
 }
 
-pub fn table(entries: &[LockInfo]) -> String {
-    const HEADER: [&str; 6] = ["KEY", "STATE", "SINCE", "UNTIL", "WHO", "TOKEN"];
+pub fn table(entries: &[LockInfo], queues: &Queues) -> String {
+    const HEADER: [&str; 7] = ["KEY", "STATE", "SINCE", "UNTIL", "WHO", "WAITING", "TOKEN"];
     let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
-    let rows: Vec<(Style, [String; 6])> = std::iter::once((Style::new().bold(), HEADER.map(str::to_owned)))
+    let rows: Vec<(Style, [String; 7])> = std::iter::once((Style::new().bold(), HEADER.map(str::to_owned)))
         .chain(entries.iter().map(|entry| {
             let who = if entry.by.is_empty() { "-" } else { &entry.by };
             let (state, token) = (entry.state.to_string(), entry.token.to_string());
-            let cells = [printable(&entry.key), state, time(entry.since), time(entry.until), printable(who), token];
-            (style(entry.state), cells)
+            let (key, who, waiting) = (printable(&entry.key), printable(who), text(queues.of(&entry.key)));
+            (style(entry.state), [key, state, time(entry.since), time(entry.until), who, waiting, token])
         }))
         .collect();
     aligned(&rows)
@@ -111,7 +114,11 @@ pub fn style(state: State) -> Style {
     Style::new().fg_color(Some(colour.into()))
 }
 
-pub fn object(entry: &LockInfo) -> Value {
+pub fn objects(entries: &[LockInfo], queues: &Queues) -> Vec<Value> {
+    entries.iter().map(|entry| object(entry, queues.of(&entry.key))).collect()
+}
+
+pub fn object(entry: &LockInfo, waiting: Option<u64>) -> Value {
     json!({
         "key": entry.key,
         "state": entry.state.name(),
@@ -120,6 +127,7 @@ pub fn object(entry: &LockInfo) -> Value {
         "until": entry.until.map(precise),
         "ended": entry.ended.map(precise),
         "by": entry.by,
+        "waiting": waiting,
         "token": entry.token.get(),
         "holder": entry.holder.map(|holder| holder.to_string()),
         "duration": duration(entry).map(|duration| duration.as_secs_f64()),

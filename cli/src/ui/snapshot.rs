@@ -9,7 +9,10 @@ use std::{
 use chrono::{DateTime, TimeDelta, Utc};
 use rowlock::{LockInfo, RunInfo, RunStatus, ScheduleInfo, State};
 
-use crate::names::{Kind, kind};
+use crate::{
+    names::{Kind, kind},
+    queues::queue,
+};
 
 /// How long runs are kept, so that a page can show a week of them.
 pub const WEEK: TimeDelta = TimeDelta::days(7);
@@ -58,7 +61,7 @@ impl Snapshot {
     }
 
     pub fn waiting(&self, key: &str) -> u64 {
-        self.waiting.get(key).copied().unwrap_or_default()
+        self.waiting.get(&*queue(key)).copied().unwrap_or_default()
     }
 
     /// Counts the permits and readers of each name that has any.

@@ -22,6 +22,7 @@ mod program_schedules;
 mod program_shared;
 mod program_stop;
 mod program_terminal;
+mod program_waiting;
 mod ui;
 mod ui_browser;
 mod ui_changes;
@@ -56,6 +57,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_input::register::<DB>(suite);
     program_lost::register::<DB>(suite);
     program_names::register::<DB>(suite);
+    program_waiting::register::<DB>(suite);
     program_lead::register::<DB>(suite);
     program_limits::register::<DB>(suite);
     program_cron::register::<DB>(suite);
