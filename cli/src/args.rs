@@ -115,7 +115,7 @@ pub enum Action {
         /// How long ago they were released, or the runs ended, at least
         #[arg(long, value_name = "D", value_parser = duration)]
         older_than: Duration,
-        /// Delete the runs of schedules instead
+        /// Delete the runs of schedules instead; the last success of each stays
         #[arg(long, conflicts_with = "min_interval")]
         runs: bool,
         #[command(flatten)]

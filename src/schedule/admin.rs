@@ -330,7 +330,8 @@ impl<DB: Database> Schedules<DB> {
         Ok(runs.into_iter().map(RunInfo::new).collect())
     }
 
-    /// Deletes the runs that ended longer than `older_than` ago, and returns their number.
+    /// Deletes the runs that ended longer than `older_than` ago, and returns their number. The last
+    /// success of each schedule stays, however old it is.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for more than ten years; otherwise as [`list`](Self::list).

@@ -276,7 +276,8 @@ pub trait ScheduleStore: Store {
         limit: u32,
     ) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
 
-    /// Deletes at most [`STEP`] runs that ended before `older_than`, and returns their number.
+    /// Deletes at most [`STEP`] runs that ended before `older_than`, and returns their number. The
+    /// last success of each schedule stays.
     fn forget_history(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }
 

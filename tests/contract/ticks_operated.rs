@@ -22,7 +22,8 @@ harness::tests!(everywhere(
     schedules_are_listed_in_the_order_of_their_names,
     the_latest_runs_of_all_schedules_have_the_last_success,
     the_runs_since_a_time_come_latest_first,
-    the_history_is_forgotten_by_age
+    the_history_is_forgotten_by_age,
+    the_last_success_of_a_schedule_is_not_forgotten
 ));
 
 async fn a_paused_schedule_runs_when_it_is_resumed<DB: TestDatabase>(db: TestDb<DB>) {
@@ -311,4 +312,18 @@ async fn the_history_is_forgotten_by_age<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(schedules.forget_history(Duration::from_secs(1_800)).await.unwrap(), 1_099);
     assert_eq!(told(&db, "k").await, "S1");
     assert!(schedules.forget_history(LONG * 99).await.is_err());
+}
+
+/// That of a schedule whose row was deleted is forgotten.
+async fn the_last_success_of_a_schedule_is_not_forgotten<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedules = instance(&db, "reader");
+    for name in ["a", "b", "c"] {
+        idle(&db, Schedule::every(name, LONG).unwrap()).try_tick(name).await.unwrap();
+    }
+    ran(&db, &[("a", 60, 1, "S"), ("a", 50, 1, "S"), ("a", 40, 1, "F"), ("a", 30, 0, "M"), ("b", 20, 1, "S")]).await;
+    ran(&db, &[("b", 15, 1, "L"), ("c", 9, 1, "F"), ("removed", 5, 1, "S")]).await;
+    for deleted in [6, 0] {
+        assert_eq!(schedules.forget_history(Duration::ZERO).await.unwrap(), deleted);
+        assert_eq!(named(&schedules.runs_since(DateTime::UNIX_EPOCH, 99).await.unwrap()), ["b20", "a50"]);
+    }
 }

@@ -193,8 +193,11 @@ const SINCE: &str =
 
 const FORGET: &str = "
 DELETE FROM t_resource_schedule_run WHERE (name, slot, attempt) IN (
-    SELECT name, slot, attempt FROM t_resource_schedule_run WHERE end_time < clock_timestamp() - $1::interval
-    LIMIT $2 FOR UPDATE SKIP LOCKED)";
+    SELECT r.name, r.slot, r.attempt FROM t_resource_schedule_run r
+    WHERE r.end_time < clock_timestamp() - $1::interval AND NOT (
+        r.status = 'S' AND EXISTS (SELECT FROM t_resource_schedule s WHERE s.name = r.name)
+        AND NOT EXISTS (SELECT FROM t_resource_schedule_run x WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))
+    LIMIT $2 FOR UPDATE OF r SKIP LOCKED)";
 
 type Query<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
 

@@ -171,7 +171,10 @@ pub(super) const SINCE: &str =
 pub(super) const FORGET: &str = concat!(
     "
 DELETE FROM t_resource_schedule_run WHERE rowid IN (
-    SELECT rowid FROM t_resource_schedule_run WHERE end_time < ",
+    SELECT r.rowid FROM t_resource_schedule_run r WHERE r.end_time < ",
     now!(),
-    " - ?1 LIMIT ?2)"
+    " - ?1 AND NOT (
+        r.status = 'S' AND EXISTS (SELECT 1 FROM t_resource_schedule s WHERE s.name = r.name)
+        AND NOT EXISTS (SELECT 1 FROM t_resource_schedule_run x WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))
+    LIMIT ?2)"
 );
