@@ -127,8 +127,10 @@ pub enum Action {
     /// List schedules: their times, what runs, what is next
     #[command(after_help = "Example: rowlock schedules --json")]
     Schedules(Schedules),
-    /// List the last runs of a schedule
-    #[command(after_help = "Example: rowlock runs nightly-report --limit 100")]
+    /// List the last runs of a schedule, or of all schedules
+    #[command(
+        after_help = "Examples: rowlock runs nightly-report --limit 100\n          rowlock runs --failed --since 24h"
+    )]
     Runs(Runs),
     /// Pause a schedule: no run begins until it is resumed; one that is under way goes on
     #[command(after_help = "Example: rowlock pause nightly-report")]

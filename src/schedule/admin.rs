@@ -12,10 +12,11 @@ use crate::{
     schedule::{
         core::{answered, quoted},
         schedules::Schedules,
+        selection::RunOptions,
     },
     store::{
         Database,
-        schedule::{ListedRun, ListedSchedule, STEP},
+        schedule::{ListedRun, ListedSchedule, RunPage, STEP},
     },
 };
 
@@ -157,6 +158,10 @@ impl RunInfo {
     fn order(&self) -> (&str, DateTime<Utc>, u32) {
         (&self.name, self.slot, self.attempt)
     }
+}
+
+fn age(age: Duration) -> Result<TimeDelta, Error> {
+    within("an age", age, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")
 }
 
 /// Operations for operators, on all schedules of the database.
@@ -330,6 +335,22 @@ impl<DB: Database> Schedules<DB> {
         Ok(runs.into_iter().map(RunInfo::new).collect())
     }
 
+    /// Returns the runs that are selected, the latest end first.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`]; [`Error::InvalidSetting`] for an age of more than ten years; otherwise
+    /// as [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// The method only reads.
+    pub async fn runs(&self, options: &RunOptions) -> Result<Vec<RunInfo>, Error> {
+        let (core, name) = (self.core(), options.name.as_deref().map(Key::new).transpose()?);
+        let within = options.within.map(age).transpose()?;
+        let page = RunPage { name, unsuccessful: options.unsuccessful, within, limit: options.limit };
+        let runs = answered!(&*core, Action::Inspect, HISTORY, conn => DB::runs(conn, &page))?;
+        Ok(runs.into_iter().map(RunInfo::new).collect())
+    }
+
     /// Deletes the runs that ended longer than `older_than` ago, and returns their number. The last
     /// success of each schedule stays, however old it is.
     ///
@@ -339,9 +360,7 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// If the future is dropped, some of the rows may be deleted. Another call deletes the rest.
     pub async fn forget_history(&self, older_than: Duration) -> Result<u64, Error> {
-        let older_than: TimeDelta =
-            within("an age", older_than, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
-        let (core, mut rows) = (self.core(), 0);
+        let (older_than, core, mut rows) = (age(older_than)?, self.core(), 0);
         loop {
             let step = answered!(&*core, Action::Forget, HISTORY, conn => DB::forget_history(conn, older_than))?;
             rows += step;

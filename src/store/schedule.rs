@@ -192,6 +192,16 @@ pub struct ListedRun {
     pub error: Option<String>,
 }
 
+/// Which runs are read.
+#[derive(Clone, Debug)]
+pub struct RunPage {
+    pub name: Option<Key>,
+    pub unsuccessful: bool,
+    /// How long ago a run ended at most.
+    pub within: Option<TimeDelta>,
+    pub limit: u32,
+}
+
 /// The schedules' operations of a [`Store`].
 pub trait ScheduleStore: Store {
     /// Looks whether the tables exist.
@@ -275,6 +285,9 @@ pub trait ScheduleStore: Store {
         since: DateTime<Utc>,
         limit: u32,
     ) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
+
+    /// Reads the runs that are selected, the latest end first.
+    fn runs(conn: &mut Self::Connection, page: &RunPage) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
 
     /// Deletes at most [`STEP`] runs that ended before `older_than`, and returns their number. The
     /// last success of each schedule stays.

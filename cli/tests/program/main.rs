@@ -18,6 +18,7 @@ mod program_limits;
 mod program_lost;
 mod program_names;
 mod program_run;
+mod program_runs;
 mod program_schedules;
 mod program_shared;
 mod program_stop;
@@ -57,6 +58,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_input::register::<DB>(suite);
     program_lost::register::<DB>(suite);
     program_names::register::<DB>(suite);
+    program_runs::register::<DB>(suite);
     program_waiting::register::<DB>(suite);
     program_lead::register::<DB>(suite);
     program_limits::register::<DB>(suite);

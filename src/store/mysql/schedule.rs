@@ -12,12 +12,12 @@ use crate::{
             row::{Query, commit, marks, micros},
             schedule_sql::{
                 CLAIM, END, EXTEND, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, OLD, PASS, PAUSE,
-                PUT_BACK, REGISTER, SINCE, TABLES, TELL, TOLD, TRIGGER,
+                PUT_BACK, REGISTER, SELECTED, SINCE, TABLES, TELL, TOLD, TRIGGER,
             },
         },
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, LOST, ListedRun, ListedSchedule, LostRun, Pass, Registered,
-            Registration, STEP, ScheduleStore, Times, count, counted, named,
+            Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
         },
         servers::{Support, refusal, support},
         unanswered,
@@ -140,6 +140,13 @@ impl ScheduleStore for MySql {
 
     async fn runs_since(conn: &mut MySqlConnection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<ListedRun>> {
         let rows = sqlx::query(SINCE).bind(since.naive_utc()).bind(limit).fetch_all(conn).await?;
+        rows.iter().map(run).collect()
+    }
+
+    async fn runs(conn: &mut MySqlConnection, page: &RunPage) -> Reply<Vec<ListedRun>> {
+        let (name, within) = (page.name.as_ref().map(Key::as_str), page.within.map(micros));
+        let query = sqlx::query(SELECTED).bind(name).bind(name).bind(page.unsuccessful).bind(within).bind(within);
+        let rows = query.bind(page.limit).fetch_all(conn).await?;
         rows.iter().map(run).collect()
     }
 

@@ -144,6 +144,13 @@ pub(super) const LAST_SUCCESSES: &str = select_runs!(
 pub(super) const SINCE: &str =
     select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= ? ORDER BY r.end_time DESC LIMIT ?");
 
+pub(super) const SELECTED: &str = select_runs!(
+    "FROM t_resource_schedule_run r
+     WHERE (? IS NULL OR r.name = ?) AND (NOT ? OR r.status <> 'S')
+       AND (? IS NULL OR r.end_time >= UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND)
+     ORDER BY r.end_time DESC LIMIT ?"
+);
+
 /// Rows that may be deleted. The statement that deletes them names them, since one that looked for
 /// them would lock what it reads.
 pub(super) const OLD: &str = "

@@ -168,6 +168,15 @@ pub(super) const LAST_SUCCESSES: &str = select_runs!(
 pub(super) const SINCE: &str =
     select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= ?1 ORDER BY r.end_time DESC LIMIT ?2");
 
+pub(super) const SELECTED: &str = concat!(
+    select_runs!(
+        "FROM t_resource_schedule_run r
+         WHERE (?1 IS NULL OR r.name = ?1) AND (NOT ?2 OR r.status <> 'S') AND (?3 IS NULL OR r.end_time >= "
+    ),
+    now!(),
+    " - ?3) ORDER BY r.end_time DESC LIMIT ?4"
+);
+
 pub(super) const FORGET: &str = concat!(
     "
 DELETE FROM t_resource_schedule_run WHERE rowid IN (
