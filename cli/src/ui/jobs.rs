@@ -11,7 +11,7 @@ use crate::{
         live::Page,
         locks::pages,
         plot::{durations, outcome},
-        snapshot::{Runs, Snapshot, WEEK},
+        snapshot::{Part, Runs, Snapshot, WEEK},
         text::{counted, encoded, span, when},
     },
 };
@@ -79,6 +79,7 @@ fn row(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
 impl Page for Jobs {
     const PATH: &'static str = "/jobs";
     const EVENTS: &'static str = "/events/jobs";
+    const NEEDS: Part = Part::Schedules;
 
     fn title(&self) -> String {
         "Jobs".to_owned()

@@ -21,6 +21,35 @@ pub const MOST_RUNS: u32 = 20_000;
 /// How many runs of each schedule are kept, however old they are.
 pub const EACH: u32 = 30;
 
+/// What a look reads: each part is a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Locks,
+    Queues,
+    Schedules,
+    Runs,
+}
+
+impl Part {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Locks => "Locks",
+            Self::Queues => "Queues",
+            Self::Schedules => "Schedules",
+            Self::Runs => "Runs",
+        }
+    }
+}
+
+/// A part that could not be read, and why.
+#[derive(Clone, Debug)]
+pub struct Unread {
+    pub part: Part,
+    pub why: String,
+    /// Whether the cause may pass by itself.
+    pub passes: bool,
+}
+
 #[derive(Debug)]
 pub struct Snapshot {
     /// When it was read, by the database's clock where a row tells it.
@@ -32,6 +61,8 @@ pub struct Snapshot {
     /// In the order of their names.
     pub jobs: Vec<ScheduleInfo>,
     pub runs: Arc<Runs>,
+    /// What could not be read. The rest was.
+    pub unread: Vec<Unread>,
 }
 
 impl Kind<'_> {
@@ -52,6 +83,10 @@ pub struct InUse {
 }
 
 impl Snapshot {
+    pub fn lacks(&self, part: Part) -> bool {
+        self.unread.iter().any(|unread| unread.part == part)
+    }
+
     pub fn lock(&self, key: &str) -> Option<&LockInfo> {
         self.locks.binary_search_by(|lock| lock.key.as_str().cmp(key)).ok().and_then(|index| self.locks.get(index))
     }
