@@ -5,7 +5,7 @@ use std::{error::Error as _, fmt, time::Duration};
 use crate::{
     action::{Action, Certainty, describe_outcome},
     key::{Holder, InvalidHolder, InvalidKey, Key, Token},
-    store::fault::{Contention, fault},
+    store::fault::{self, Contention, fault},
 };
 
 /// An error of a call. A refusal is not an error, but a regular result; a failure of the database
@@ -321,11 +321,14 @@ impl fmt::Debug for Error {
         f.write_str(&said)?;
         let mut source = self.source();
         while let Some(error) = source {
-            let text = error.to_string();
+            let of_driver = error.downcast_ref::<sqlx::Error>();
+            let text = of_driver.map_or_else(|| error.to_string(), fault::said);
             if !said.ends_with(&text) {
                 write!(f, ": {text}")?;
             }
-            (said, source) = (text, error.source());
+            // The server's own error is a part of the text.
+            let is_servers = of_driver.is_some_and(|error| error.as_database_error().is_some());
+            (said, source) = (text, error.source().filter(|_| !is_servers));
         }
         Ok(())
     }

@@ -212,6 +212,7 @@ pub use schedule::{
     admin::{RunInfo, RunStatus, ScheduleInfo},
     runner::Running,
     schedules::Schedules,
+    selection::RunOptions,
     spec::{CatchUp, Retries, Schedule},
     tick::Tick,
     try_tick::TickOutcome,

@@ -369,7 +369,8 @@ fn later(from: DateTime<Utc>, distance: TimeDelta) -> DateTime<Utc> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Refusal {
-    /// The requested key.
+    /// The requested key. Of a semaphore, the permit that may be free first, or its name if other
+    /// waiters precede the request.
     pub key: Key,
     /// Why the claim was refused.
     pub reason: Reason,

@@ -119,7 +119,8 @@ impl<DB: Database> Semaphore<DB> {
     ///
     /// It takes one round trip if the permit that it claims first is free. This process chooses it
     /// among those that it believes to be free. Otherwise it takes two more: a look at all permits,
-    /// and the claim on a free one. The refusal names the permit that may be free first.
+    /// and the claim on a free one. The refusal names the permit that may be free first, or the
+    /// semaphore if other waiters precede the call.
     ///
     /// # Errors
     /// As [`LeaseLock::try_acquire`].
@@ -156,7 +157,7 @@ impl<DB: Database> Semaphore<DB> {
 /// instances with different numbers of permits wait in one queue.
 fn permits_of(name: &str, permits: u32) -> Result<Wanted, Error> {
     let keys = (1..=permits).map(|number| Key::new(&format!("{name}#{number}"))).collect::<Result<Vec<_>, _>>()?;
-    Ok(Wanted::any(keys.into(), Key::new(&format!("{name}#"))?))
+    Ok(Wanted::any(keys.into(), Key::new(&format!("{name}#"))?, Key::new(name)?))
 }
 
 impl<DB: Database> ResourceLock<DB> for Semaphore<DB> {

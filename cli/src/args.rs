@@ -16,6 +16,18 @@ use crate::{
 const EXITS: &str = "Exit codes: 0 done, 2 bad arguments, 69 database unreachable or failed, 73 output cannot be written, 74 claim lost, \
 75 refused, 78 table missing or unusable; run: the command's own, 124 after --timeout, 128+n if signal n ended it, 126 not executable, 127 not found.";
 
+const CRON: &str = "Example: rowlock cron /etc/rowlock/jobs.toml
+
+A file with one job; each section is a job:
+
+[nightly-report]
+cron = \"30 2 * * *\"                           # or: every = \"30s\", after = \"10m\"
+zone = \"Europe/Berlin\"                        # default: UTC
+command = [\"/opt/app/report\", \"--full\"]       # no shell reads it
+retry = 3                                      # default: 0
+timeout = \"2h\"                                 # default: none
+# Further keys: catch_up, max, grace, backoff, lease, exclusive_with";
+
 /// Locks in the SQL database that you already have: PostgreSQL, MySQL, MariaDB, SQLite.
 #[derive(Debug, Parser)]
 #[command(name = "rowlock", version, after_help = EXITS, disable_help_subcommand = true)]
@@ -86,7 +98,8 @@ pub enum Action {
     /// List keys: who holds what, since when, until when
     #[command(after_help = "Example: rowlock list --held")]
     List(List),
-    /// Show one key: its claim, how long it lasted, and the last runs of the schedule of that name
+    /// Show one key: its claim, how long it lasted, the permits or readers of that name, and the last
+    /// runs of the schedule of that name
     #[command(after_help = "Example: rowlock show nightly-report --json")]
     Show(Show),
     /// Show the list, live
@@ -102,20 +115,22 @@ pub enum Action {
         /// How long ago they were released, or the runs ended, at least
         #[arg(long, value_name = "D", value_parser = duration)]
         older_than: Duration,
-        /// Delete the runs of schedules instead
+        /// Delete the runs of schedules instead; the last success of each stays
         #[arg(long, conflicts_with = "min_interval")]
         runs: bool,
         #[command(flatten)]
         judged_by: MinInterval,
     },
     /// Run the jobs of a file at their times, each tick on one of the machines that do so
-    #[command(after_help = "Example: rowlock cron /etc/rowlock/jobs.toml")]
+    #[command(after_help = CRON)]
     Cron(Cron),
     /// List schedules: their times, what runs, what is next
     #[command(after_help = "Example: rowlock schedules --json")]
     Schedules(Schedules),
-    /// List the last runs of a schedule
-    #[command(after_help = "Example: rowlock runs nightly-report --limit 100")]
+    /// List the last runs of a schedule, or of all schedules
+    #[command(
+        after_help = "Examples: rowlock runs nightly-report --limit 100\n          rowlock runs --failed --since 24h"
+    )]
     Runs(Runs),
     /// Pause a schedule: no run begins until it is resumed; one that is under way goes on
     #[command(after_help = "Example: rowlock pause nightly-report")]

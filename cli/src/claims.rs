@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
-use rowlock::{Claim, Database, LeaseLock, PreviousClaim};
+use rowlock::{Claim, Database, LeaseLock, PreviousClaim, Schedules};
 use serde_json::{Value, json};
 use sqlx::Pool;
 
 use crate::{
     args::Acquire,
     exit::{self, Failure},
+    forced,
     operators::{Release, Renew},
     out, show,
     signals::StopSignals,
@@ -57,14 +58,11 @@ pub async fn renew<DB: Database>(pool: Pool<DB>, renew: Renew) -> Result<u8, Fai
     print(&lock, &claim, None).await
 }
 
-pub async fn release<DB: Database>(lock: LeaseLock<DB>, release: Release) -> Result<u8, Failure> {
-    let key = release.key.as_str();
+pub async fn release<DB: Database>(pool: Pool<DB>, release: Release) -> Result<u8, Failure> {
+    let lock = LeaseLock::new(pool.clone());
     match release.holder {
-        Some(holder) => lock.resume(key, holder).await?.release(release.status.into()).await?,
-        None => match lock.force_release(key, release.status.into()).await? {
-            Some(token) => out::say(format_args!("{} is free; its token is {token}", out::printable(key)))?,
-            None => return Err(Failure::new(exit::REFUSED, format_args!("{key:?} has no row"))),
-        },
+        Some(holder) => lock.resume(release.key.as_str(), holder).await?.release(release.status.into()).await?,
+        None => return forced::release(&lock, &Schedules::new(pool), &release).await,
     }
     Ok(exit::OK)
 }

@@ -1,13 +1,13 @@
 //! The choice of the database, and the connection to it.
 
-use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, str::FromStr as _, time::Duration};
+use std::{io::ErrorKind, os::unix::fs::DirBuilderExt as _, path::PathBuf, str::FromStr as _, time::Duration};
 
 use rowlock::{Action, Certainty};
 use sqlx::{
     ConnectOptions, Connection, Pool,
-    mysql::MySqlConnectOptions,
+    mysql::{MySqlConnectOptions, MySqlDatabaseError},
     pool::PoolOptions,
-    postgres::PgConnectOptions,
+    postgres::{PgConnectOptions, PgDatabaseError},
     sqlite::{SqliteConnectOptions, SqliteJournalMode},
 };
 
@@ -128,6 +128,15 @@ impl Address for MySqlConnectOptions {
     }
 }
 
+/// Describes a driver's error. The text of PostgreSQL's driver also names a line of the server's
+/// source, which means nothing to a user.
+pub fn said(error: &sqlx::Error) -> String {
+    match error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>()) {
+        Some(error) => format!("error returned from database: {}", error.message()),
+        None => error.to_string(),
+    }
+}
+
 /// Opens a single connection first: its error states the cause, whereas a pool reports only a
 /// timeout.
 async fn connect<DB, O>(
@@ -142,17 +151,62 @@ where
 {
     let address = address.map(|address| format!(" at {address}")).unwrap_or_default();
     let place = format!("{}{address}", DB::NAME);
-    let failed = |why: &dyn std::fmt::Display| {
+    let failed = |why: &dyn std::fmt::Display, next: &str| {
         Failure::new(UNAVAILABLE, format_args!("no connection to {place}: {why}; {next}"))
     };
     match tokio::time::timeout(timeout, options.connect()).await {
         Ok(Ok(conn)) => within_second(conn.close()).await,
-        Ok(Err(error)) => return Err(failed(&error).passing(may_pass(error))),
-        Err(_) => return Err(failed(&format_args!("no reply within {timeout:?}")).passing(true)),
+        Ok(Err(error)) => {
+            return Err(failed(&said(&error), advice(&error).unwrap_or(next)).passing(may_pass(error)));
+        }
+        Err(_) => {
+            let next = "check the host and the port of the database URL, and whether a firewall is in between";
+            return Err(failed(&format_args!("no reply within {timeout:?}"), next).passing(true));
+        }
     }
     // One connection is for the claim, one for its renewal.
     let pool = PoolOptions::<DB>::new().max_connections(2).test_before_acquire(false).acquire_timeout(timeout);
     Ok(Opened { pool: pool.connect_lazy_with(options), place })
+}
+
+/// Returns what to do about a connection that failed, if the error tells that.
+fn advice(error: &sqlx::Error) -> Option<&'static str> {
+    match error {
+        sqlx::Error::Io(error) if error.to_string().contains("failed to lookup address") => {
+            Some("no address is known for the host: check the host in the database URL")
+        }
+        sqlx::Error::Io(error) => match error.kind() {
+            ErrorKind::ConnectionRefused => {
+                Some("no program listens there: check that the server runs, and the host and port in the database URL")
+            }
+            ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::TimedOut => {
+                Some("check the network, and the host in the database URL")
+            }
+            _ => None,
+        },
+        sqlx::Error::Database(error) => {
+            let number = error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number);
+            refused(error.code().as_deref().unwrap_or_default(), number)
+        }
+        _ => None,
+    }
+}
+
+/// Returns what to do about a server's refusal: by the SQLSTATE, and by MySQL's own number.
+fn refused(state: &str, number: Option<u16>) -> Option<&'static str> {
+    match (number, state) {
+        (Some(1045), _) | (None, "28P01" | "28000") => Some(
+            "the server refuses the user or the password: check them in the database URL, and from where the user may connect",
+        ),
+        (Some(1049), _) | (None, "3D000") => Some("create the database, or check its name in the database URL"),
+        (Some(1044), _) | (None, "42501") => {
+            Some("GRANT the user access to the database, or check its name in the database URL")
+        }
+        (Some(1040 | 1203 | 1226), _) | (None, "53300") => {
+            Some("the server, or the user, has as many connections as it may have: close others, or raise the limit")
+        }
+        _ => None,
+    }
 }
 
 /// Returns whether a later attempt to connect may succeed, by the library's own judgement.
@@ -175,4 +229,31 @@ fn unreadable(_: sqlx::Error) -> Failure {
         USAGE,
         "the database URL cannot be read: write it like postgres://user:password@host:5432/database, with special characters percent-encoded",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_advice_depends_on_the_servers_code() {
+        for (state, number, says) in [
+            ("28P01", None, Some("the password")),
+            ("28000", Some(1045), Some("the password")),
+            ("3D000", None, Some("create the database")),
+            ("42000", Some(1049), Some("create the database")),
+            ("42000", Some(1044), Some("GRANT")),
+            ("53300", None, Some("as many connections")),
+            ("08004", Some(1040), Some("as many connections")),
+            ("42000", Some(1064), None),
+            ("57P03", None, None),
+        ] {
+            let advice = refused(state, number);
+            let fits = match (advice, says) {
+                (Some(advice), Some(says)) => advice.contains(says) && !advice.contains("; "),
+                (advice, says) => advice.is_none() && says.is_none(),
+            };
+            assert!(fits, "{state} {number:?}: {advice:?}");
+        }
+    }
 }

@@ -8,11 +8,15 @@ mod descendants;
 mod doctor;
 mod exit;
 mod find;
+mod forced;
 mod front;
 mod hold;
 mod lead;
+mod names;
+mod one;
 mod operators;
 mod out;
+mod queues;
 mod schedule;
 mod show;
 mod signals;
@@ -166,9 +170,9 @@ async fn act_on<DB: Database>(
         Action::Acquire(acquire) => claims::acquire(acquire.terms.lock(pool)?, acquire).await,
         Action::Hold(hold) => hold::hold(hold.terms.lock(pool)?.lock_delay(hold.lock_delay)?, hold).await,
         Action::Renew(renew) => claims::renew(pool, renew).await,
-        Action::Release(release) => claims::release(LeaseLock::new(pool), release).await,
+        Action::Release(release) => claims::release(pool, release).await,
         Action::List(list) => show::list(&list.judged_by.lock(pool)?, &list).await,
-        Action::Show(one) => show::one(&one.judged_by.lock(pool.clone())?, &Schedules::new(pool), &one).await,
+        Action::Show(one) => one::show(&one.judged_by.lock(pool.clone())?, &Schedules::new(pool), &one).await,
         Action::Watch(watch) => show::watch(&watch.judged_by.lock(pool)?, &watch).await,
         Action::Forget { older_than, runs, judged_by } => {
             let rows = match runs {

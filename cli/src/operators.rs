@@ -74,7 +74,8 @@ impl MinInterval {
 
 #[derive(Debug, Args)]
 pub struct List {
-    /// Only keys that are held
+    /// Only keys that are claimed: held, expired, or held by another program. An expired claim was
+    /// neither ended nor taken over
     #[arg(long)]
     pub held: bool,
     /// Print one JSON array
@@ -98,7 +99,8 @@ pub struct Show {
 
 #[derive(Debug, Args)]
 pub struct Watch {
-    /// Only keys that are held
+    /// Only keys that are claimed: held, expired, or held by another program. An expired claim was
+    /// neither ended nor taken over
     #[arg(long)]
     pub held: bool,
     /// The interval between two reads

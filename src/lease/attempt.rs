@@ -362,7 +362,7 @@ impl<'a, DB: Database> Try<'a, DB> {
     async fn check_queue(&self) -> Result<Option<Refusal>, Error> {
         let position = self.lock.waiting.tickets.position(&self.wanted.queues, i64::MAX, self.limit).await;
         Ok(match position.map_err(|failure| self.error(failure))? {
-            Position::Behind { key, left, .. } => Some(queued(key, left)),
+            Position::Behind { key, left, .. } => Some(queued(self.wanted.asked(key), left)),
             Position::First | Position::TicketMissing | Position::Unknown => None,
         })
     }

@@ -308,7 +308,9 @@ impl<DB: Database> PendingAcquire<'_, DB> {
                 Position::Behind { number, .. } if self.queue.has_waiting(number) => {
                     return Ok(PollOutcome::BehindLocalWaiter);
                 }
-                Position::Behind { key, number, left } => return Ok(PollOutcome::Refused(queued(key, left), number)),
+                Position::Behind { key, number, left } => {
+                    return Ok(PollOutcome::Refused(queued(self.wanted.asked(key), left), number));
+                }
                 Position::TicketMissing | Position::Unknown => return Ok(PollOutcome::TicketLost),
             }
         }

@@ -16,16 +16,23 @@ pub(crate) struct Wanted {
     pub queues: Arc<[Key]>,
     /// One of the keys is enough.
     pub any: bool,
+    /// The name that was asked for, if it is none of the keys.
+    pub name: Option<Key>,
 }
 
 impl Wanted {
     pub fn all(keys: Arc<[Key]>) -> Self {
-        Self { queues: keys.clone(), keys, any: false }
+        Self { queues: keys.clone(), keys, any: false, name: None }
     }
 
-    /// Any one of these keys, for which waiters queue under one key.
-    pub fn any(keys: Arc<[Key]>, queue: Key) -> Self {
-        Self { any: keys.len() > 1, keys, queues: [queue].into() }
+    /// Any one of these keys of a name, for which waiters queue under one key.
+    pub fn any(keys: Arc<[Key]>, queue: Key, name: Key) -> Self {
+        Self { any: keys.len() > 1, keys, queues: [queue].into(), name: Some(name) }
+    }
+
+    /// Returns what a refusal by a queue is about: what was asked for.
+    pub fn asked(&self, queue: Key) -> Key {
+        self.name.clone().unwrap_or(queue)
     }
 }
 

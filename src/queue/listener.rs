@@ -18,7 +18,7 @@ use tokio::{
 use crate::{
     queue::local::Wakeups,
     retry::Backoff,
-    store::Database,
+    store::{Database, fault::said},
     sync::lock,
     task::{self, Duty, InFlight, Role, Work},
 };
@@ -105,7 +105,7 @@ impl<DB: Database> Listener<DB> {
                 let _ = timeout(LIMIT, DB::stop_listening(notifications)).await;
             }
             failed => {
-                let error = failed.map(|opened| opened.err());
+                let error = failed.map(|opened| opened.err().map(|error| said(&error)));
                 tracing::warn!(?error, "releases cannot be notified; waiters poll");
             }
         }

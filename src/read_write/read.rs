@@ -221,7 +221,7 @@ impl<DB: Database> Call<'_, DB> {
     async fn claim_number(&self, number: Number<DB>, ahead_of_queue: bool) -> Result<Attempt<Granted<DB>>, Error> {
         let key = self.names.reader(number.number)?;
         // A fair reader does not precede those that wait for the name.
-        let wanted = Wanted { keys: [key].into(), queues: [self.names.name.clone()].into(), any: false };
+        let wanted = Wanted { keys: [key].into(), queues: [self.names.name.clone()].into(), any: false, name: None };
         let until = (!self.is_one_attempt()).then(|| self.limit());
         let mut attempt = Try::new(&self.lock.shared, &self.lock.on, &wanted, None, until, None)?;
         if ahead_of_queue {

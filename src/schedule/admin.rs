@@ -12,10 +12,11 @@ use crate::{
     schedule::{
         core::{answered, quoted},
         schedules::Schedules,
+        selection::RunOptions,
     },
     store::{
         Database,
-        schedule::{ListedRun, ListedSchedule, STEP},
+        schedule::{ListedRun, ListedSchedule, RunPage, STEP},
     },
 };
 
@@ -46,6 +47,9 @@ pub struct ScheduleInfo {
     pub triggered: Option<DateTime<Utc>>,
     /// Whether a run is under way. The end of its lease is [`due`](Self::due).
     pub running: bool,
+    /// When the lease of a run ended that has no recorded end: its instance died, or no longer
+    /// reaches the database. The next instance that looks takes the run over.
+    pub lost_since: Option<DateTime<Utc>>,
     /// The slot of the run that is under way or that failed and is run again.
     pub run_slot: Option<DateTime<Utc>>,
     /// The number of the attempt at that slot; 0 if the last tick has ended.
@@ -58,10 +62,14 @@ pub struct ScheduleInfo {
     pub since: Option<DateTime<Utc>>,
     /// The highest token assigned so far.
     pub token: Token,
+    /// When the row was read.
+    pub now: DateTime<Utc>,
 }
 
 impl ScheduleInfo {
     fn new(listed: ListedSchedule) -> Self {
+        // The database's clock decides, as it does for the claim that takes the run over.
+        let is_over = listed.due_at <= listed.now;
         Self {
             name: listed.times.name.as_str().to_owned(),
             times: listed.times.spec,
@@ -71,13 +79,15 @@ impl ScheduleInfo {
             due: listed.due_at,
             paused: listed.paused,
             triggered: listed.triggered_at,
-            running: listed.running,
+            running: listed.running && !is_over,
+            lost_since: Some(listed.due_at).filter(|_| listed.running && is_over),
             run_slot: listed.run_slot.filter(|_| listed.attempt > 0),
             attempt: listed.attempt,
             missed: listed.missed,
             by: listed.label,
             since: listed.begin_time,
             token: listed.token,
+            now: listed.now,
         }
     }
 }
@@ -148,6 +158,10 @@ impl RunInfo {
     fn order(&self) -> (&str, DateTime<Utc>, u32) {
         (&self.name, self.slot, self.attempt)
     }
+}
+
+fn age(age: Duration) -> Result<TimeDelta, Error> {
+    within("an age", age, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")
 }
 
 /// Operations for operators, on all schedules of the database.
@@ -321,7 +335,24 @@ impl<DB: Database> Schedules<DB> {
         Ok(runs.into_iter().map(RunInfo::new).collect())
     }
 
-    /// Deletes the runs that ended longer than `older_than` ago, and returns their number.
+    /// Returns the runs that are selected, the latest end first.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`]; [`Error::InvalidSetting`] for an age of more than ten years; otherwise
+    /// as [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// The method only reads.
+    pub async fn runs(&self, options: &RunOptions) -> Result<Vec<RunInfo>, Error> {
+        let (core, name) = (self.core(), options.name.as_deref().map(Key::new).transpose()?);
+        let within = options.within.map(age).transpose()?;
+        let page = RunPage { name, unsuccessful: options.unsuccessful, within, limit: options.limit };
+        let runs = answered!(&*core, Action::Inspect, HISTORY, conn => DB::runs(conn, &page))?;
+        Ok(runs.into_iter().map(RunInfo::new).collect())
+    }
+
+    /// Deletes the runs that ended longer than `older_than` ago, and returns their number. The last
+    /// success of each schedule stays, however old it is.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for more than ten years; otherwise as [`list`](Self::list).
@@ -329,9 +360,7 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// If the future is dropped, some of the rows may be deleted. Another call deletes the rest.
     pub async fn forget_history(&self, older_than: Duration) -> Result<u64, Error> {
-        let older_than: TimeDelta =
-            within("an age", older_than, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
-        let (core, mut rows) = (self.core(), 0);
+        let (older_than, core, mut rows) = (age(older_than)?, self.core(), 0);
         loop {
             let step = answered!(&*core, Action::Forget, HISTORY, conn => DB::forget_history(conn, older_than))?;
             rows += step;

@@ -13,6 +13,7 @@ mod registration;
 mod run;
 pub mod runner;
 pub mod schedules;
+pub mod selection;
 pub mod spec;
 pub mod tick;
 pub mod try_tick;

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use crate::{
     action::{Action, Certainty},
     error::Error,
-    store::fault::{self, Fault, fault},
+    store::fault::{self, Fault, fault, said},
 };
 
 /// Why there is no result.
@@ -24,9 +24,9 @@ pub enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoConnection(error) => write!(f, "no connection: {error}"),
+            Self::NoConnection(error) => write!(f, "no connection: {}", said(error)),
             Self::NoReply => f.write_str("no reply in time"),
-            Self::Failed(error) => error.fmt(f),
+            Self::Failed(error) => f.write_str(&said(error)),
             Self::Undone => f.write_str("undone for contention"),
         }
     }
@@ -86,7 +86,7 @@ impl Failure {
             Self::NoReply => timed_out(Certainty::Unknown),
             Self::Failed(source) => match fault {
                 Fault::MissingTable => Error::TableMissing,
-                Fault::MissingColumn => Error::ColumnMissing { columns: source.to_string() },
+                Fault::MissingColumn => Error::ColumnMissing { columns: said(&source) },
                 Fault::ReadOnly => Error::ReadOnly { source },
                 Fault::Contention | Fault::NoConnection | Fault::Denied | Fault::Other | Fault::Outage => {
                     // The server's own error undid its statement. After any other error the effect

@@ -39,6 +39,17 @@ pub enum Fault {
     Other,
 }
 
+/// Describes a driver's error. The text of PostgreSQL's driver also names a line of the server's
+/// source, which means nothing to a user.
+pub fn said(error: &sqlx::Error) -> String {
+    #[cfg(feature = "postgres")]
+    if let Some(error) = error.as_database_error().and_then(|error| error.try_downcast_ref()) {
+        let error: &sqlx::postgres::PgDatabaseError = error;
+        return format!("error returned from database: {}", error.message());
+    }
+    error.to_string()
+}
+
 impl Fault {
     /// Returns a short name for programs. It never changes.
     pub fn name(self) -> &'static str {

@@ -9,7 +9,7 @@ use std::future::Future;
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::key::{Claim, Holder, Key, Token};
-use crate::store::{Outcome, Reply, Store};
+use crate::store::{Outcome, Reply, Store, fault::said};
 
 /// The error that the history records for a run whose process died.
 pub const LOST: &str = "taken over: its lease ended, or it was handed back";
@@ -116,7 +116,8 @@ impl DueReply {
             Ok(None) => self.next_in = Some(left),
             // Those before were granted, and are run.
             Err(error) if !self.claimed.is_empty() && crate::store::is_undone(&error) => {
-                tracing::warn!(%error, "a schedule could not be claimed; trying again");
+                let error = said(&error);
+                tracing::warn!(error, "a schedule could not be claimed; trying again");
                 self.next_in = Some(left);
                 return Ok(false);
             }
@@ -190,6 +191,16 @@ pub struct ListedRun {
     pub status: String,
     pub missed: u32,
     pub error: Option<String>,
+}
+
+/// Which runs are read.
+#[derive(Clone, Debug)]
+pub struct RunPage {
+    pub name: Option<Key>,
+    pub unsuccessful: bool,
+    /// How long ago a run ended at most.
+    pub within: Option<TimeDelta>,
+    pub limit: u32,
 }
 
 /// The schedules' operations of a [`Store`].
@@ -276,7 +287,11 @@ pub trait ScheduleStore: Store {
         limit: u32,
     ) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
 
-    /// Deletes at most [`STEP`] runs that ended before `older_than`, and returns their number.
+    /// Reads the runs that are selected, the latest end first.
+    fn runs(conn: &mut Self::Connection, page: &RunPage) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
+
+    /// Deletes at most [`STEP`] runs that ended before `older_than`, and returns their number. The
+    /// last success of each schedule stays.
     fn forget_history(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }
 

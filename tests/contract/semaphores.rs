@@ -49,7 +49,8 @@ async fn permits_are_granted_in_the_order_of_arrival<DB: TestDatabase>(db: TestD
         let tickets = "SELECT COUNT(*) FROM t_resource_lock_queue";
         eventually("it waits", || async { db.number(tickets).await == Some(number + 1) }).await;
     }
-    assert_eq!(refused(fair().try_acquire().await).reason, Reason::Queued);
+    let queued = refused(fair().try_acquire().await);
+    assert_eq!((queued.reason, queued.key.as_str()), (Reason::Queued, "k"), "it names the semaphore");
     for number in 0..6 {
         held.remove(0).release(Status::Succeeded).await.unwrap();
         let (next, lease) = timeout(PATIENCE, grants.recv()).await.unwrap().unwrap();

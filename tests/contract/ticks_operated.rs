@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta};
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{Error, RunInfo, RunStatus, Schedule, Tick, TickOutcome};
+use rowlock::{Error, RunInfo, RunOptions, RunStatus, Schedule, Tick, TickOutcome};
 use tokio::{sync::mpsc, time::timeout};
 
 use crate::ticks::{LONG, Never, SHORT, back, back_and_due, due, idle, info, instance, runs, told};
@@ -22,7 +22,9 @@ harness::tests!(everywhere(
     schedules_are_listed_in_the_order_of_their_names,
     the_latest_runs_of_all_schedules_have_the_last_success,
     the_runs_since_a_time_come_latest_first,
-    the_history_is_forgotten_by_age
+    runs_are_selected_by_name_outcome_and_age,
+    the_history_is_forgotten_by_age,
+    the_last_success_of_a_schedule_is_not_forgotten
 ));
 
 async fn a_paused_schedule_runs_when_it_is_resumed<DB: TestDatabase>(db: TestDb<DB>) {
@@ -292,6 +294,23 @@ async fn the_runs_since_a_time_come_latest_first<DB: TestDatabase>(db: TestDb<DB
     assert!(since(all[0].ended + TimeDelta::microseconds(1), 99).await.is_empty());
 }
 
+async fn runs_are_selected_by_name_outcome_and_age<DB: TestDatabase>(db: TestDb<DB>) {
+    ran(&db, &[("a", 40, 1, "F"), ("b", 10, 1, "S"), ("removed", 20, 1, "L"), ("a", 30, 0, "M"), ("a", 5, 1, "S")])
+        .await;
+    let schedules = instance(&db, "reader");
+    let selected = async |options: RunOptions| named(&schedules.runs(&options).await.unwrap());
+    let all = RunOptions::default;
+    assert_eq!(selected(all()).await, ["a5", "b10", "removed20", "a30", "a40"]);
+    assert_eq!(selected(all().limit(2)).await, ["a5", "b10"]);
+    assert_eq!(selected(all().unsuccessful()).await, ["removed20", "a30", "a40"]);
+    assert_eq!(selected(all().of("a")).await, ["a5", "a30", "a40"]);
+    assert_eq!(selected(all().within(Duration::from_secs(25 * 60))).await, ["a5", "b10", "removed20"]);
+    let some = all().of("a").unsuccessful().within(Duration::from_secs(35 * 60)).limit(9);
+    assert_eq!(selected(some).await, ["a30"]);
+    assert!(selected(all().of("A")).await.is_empty(), "names are compared byte by byte");
+    assert!(schedules.runs(&all().within(LONG * 99)).await.is_err());
+}
+
 async fn the_history_is_forgotten_by_age<DB: TestDatabase>(db: TestDb<DB>) {
     let schedules = idle(&db, due(&db, "k").await);
     schedules.try_tick("k").await.unwrap();
@@ -311,4 +330,18 @@ async fn the_history_is_forgotten_by_age<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(schedules.forget_history(Duration::from_secs(1_800)).await.unwrap(), 1_099);
     assert_eq!(told(&db, "k").await, "S1");
     assert!(schedules.forget_history(LONG * 99).await.is_err());
+}
+
+/// That of a schedule whose row was deleted is forgotten.
+async fn the_last_success_of_a_schedule_is_not_forgotten<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedules = instance(&db, "reader");
+    for name in ["a", "b", "c"] {
+        idle(&db, Schedule::every(name, LONG).unwrap()).try_tick(name).await.unwrap();
+    }
+    ran(&db, &[("a", 60, 1, "S"), ("a", 50, 1, "S"), ("a", 40, 1, "F"), ("a", 30, 0, "M"), ("b", 20, 1, "S")]).await;
+    ran(&db, &[("b", 15, 1, "L"), ("c", 9, 1, "F"), ("removed", 5, 1, "S")]).await;
+    for deleted in [6, 0] {
+        assert_eq!(schedules.forget_history(Duration::ZERO).await.unwrap(), deleted);
+        assert_eq!(named(&schedules.runs_since(DateTime::UNIX_EPOCH, 99).await.unwrap()), ["b20", "a50"]);
+    }
 }

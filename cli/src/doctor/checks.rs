@@ -6,6 +6,7 @@ use rowlock::{Error, LeaseLock, ListOptions, Schedules};
 use sqlx::Pool;
 
 use crate::{
+    database::said,
     doctor::{
         Finding,
         servers::{Notifications, Server},
@@ -95,7 +96,7 @@ pub async fn all<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
         Ok(conn) => conn,
         Err(error) => {
             let advice = "repeat the call: the first connection was made";
-            return vec![Finding::problem("connection", error.to_string(), advice)];
+            return vec![Finding::problem("connection", said(&error), advice)];
         }
     };
     findings.push(server::<DB>(&mut conn).await);
@@ -119,7 +120,7 @@ pub async fn all<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
 }
 
 fn unread(check: &'static str, error: &sqlx::Error) -> Finding {
-    Finding::problem(check, error.to_string(), "look at the server's log; a pooler or a proxy may refuse the statement")
+    Finding::problem(check, said(error), "look at the server's log; a pooler or a proxy may refuse the statement")
 }
 
 async fn server<DB: Server>(conn: &mut DB::Connection) -> Finding {
@@ -184,9 +185,12 @@ async fn may<DB: Server>(conn: &mut DB::Connection, rights: &Rights) -> Finding 
     if !missing.is_empty() {
         let missing = missing.join(", ");
         let found = format!("{missing} on {table} is denied, which {needed_by} needs");
-        let advice = format!(
-            "GRANT {missing} ON {table} to the user; if it has them, the database only reads: connect to the primary"
-        );
+        let advice = match grantee::<DB>(conn).await {
+            Some(user) => format!(
+                "GRANT {missing} ON {table} TO {user}; if it has them, the database only reads: connect to the primary"
+            ),
+            None => "check the permissions of the file and of its folder, and `mode` in the database URL".to_owned(),
+        };
         return Finding::problem(check, found, advice);
     }
     match deleted_by {
@@ -195,6 +199,12 @@ async fn may<DB: Server>(conn: &mut DB::Connection, rights: &Rights) -> Finding 
         }
         _ => Finding::good(check, format!("{} on {table}", needed.join(", "))),
     }
+}
+
+/// Returns the user of the connection, as GRANT takes it. SQLite has none.
+async fn grantee<DB: Server>(conn: &mut DB::Connection) -> Option<String> {
+    let user = DB::text(conn, DB::USER?).await.ok().flatten();
+    Some(user.unwrap_or_else(|| "the user".to_owned()))
 }
 
 async fn is_denied<DB: Server>(conn: &mut DB::Connection, sql: &'static str) -> bool {

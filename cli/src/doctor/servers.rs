@@ -10,6 +10,8 @@ use sqlx::{
 };
 use tokio::time::timeout;
 
+use crate::database::{said, within_second};
+
 /// How long a notification may take.
 const NOTIFIED: Duration = Duration::from_secs(5);
 
@@ -35,6 +37,9 @@ pub trait Server: Database {
     /// Reads a pooler's version. A server that is not behind one refuses the statement.
     const POOLER: Option<&'static str> = None;
 
+    /// Reads the user of the connection as GRANT takes it; `None` where there are no users.
+    const USER: Option<&'static str>;
+
     /// The rights that a run of a schedule needs on the history.
     const RECORDS_RUNS: &'static [&'static str] = &["SELECT", "INSERT"];
 
@@ -57,6 +62,7 @@ impl Server for Postgres {
         WHERE oid = to_regclass('t_resource_lock')), current_schema()::text, 'none: the search_path leads nowhere')";
     const NOW: Option<&'static str> = Some("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text");
     const POOLER: Option<&'static str> = Some("SHOW pool_version");
+    const USER: Option<&'static str> = Some("SELECT quote_ident(current_user)");
 
     async fn text(conn: &mut PgConnection, sql: &'static str) -> Result<Option<String>, sqlx::Error> {
         sqlx::raw_sql(sql).fetch_optional(conn).await?.map(|row| row.try_get(0)).transpose()
@@ -76,7 +82,7 @@ impl Server for Postgres {
         let own = match sqlx::pool::PoolOptions::new().max_connections(2).connect_with(options).await {
             Ok(own) => own,
             Err(error) if refuses_settings(&error) => return Notifications::Pooled,
-            Err(error) => return Notifications::Missing(error.to_string()),
+            Err(error) => return Notifications::Missing(said(&error)),
         };
         let found = async {
             let mut conn = own.acquire().await?;
@@ -91,8 +97,8 @@ impl Server for Postgres {
                 Err(_) => Notifications::Missing(format!("no notification within {NOTIFIED:?}")),
             })
         };
-        let found = found.await.unwrap_or_else(|error| Notifications::Missing(error.to_string()));
-        crate::database::within_second(own.close()).await;
+        let found = found.await.unwrap_or_else(|error| Notifications::Missing(said(&error)));
+        within_second(own.close()).await;
         found
     }
 }
@@ -109,6 +115,13 @@ impl Server for MySql {
         "SELECT CONVERT(CONCAT('database ', COALESCE(DATABASE(), 'none: the URL names none')) USING utf8mb4)";
     const NOW: Option<&'static str> =
         Some("SELECT CONVERT(CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) USING utf8mb4)");
+
+    const USER: Option<&'static str> = Some(
+        "SELECT CONVERT(CONCAT(
+             '`', REPLACE(LEFT(CURRENT_USER(), CHAR_LENGTH(CURRENT_USER()) - CHAR_LENGTH(SUBSTRING_INDEX(CURRENT_USER(), '@', -1)) - 1),
+                          '`', '``'),
+             '`@`', SUBSTRING_INDEX(CURRENT_USER(), '@', -1), '`') USING utf8mb4)",
+    );
 
     const RECORDS_RUNS: &'static [&'static str] = &["SELECT", "INSERT", "UPDATE"];
 
@@ -134,6 +147,7 @@ impl Server for Sqlite {
     const VERSION: &'static str = "SELECT 'SQLite ' || sqlite_version()";
     const PLACE: &'static str = "SELECT 'journal mode ' || (SELECT journal_mode FROM pragma_journal_mode)";
     const NOW: Option<&'static str> = None;
+    const USER: Option<&'static str> = None;
 
     async fn text(conn: &mut SqliteConnection, sql: &'static str) -> Result<Option<String>, sqlx::Error> {
         sqlx::raw_sql(sql).fetch_optional(conn).await?.map(|row| row.try_get(0)).transpose()

@@ -82,12 +82,18 @@ pub struct Schedules {
 
 #[derive(Debug, Args)]
 pub struct Runs {
-    /// The schedule
+    /// The schedule [default: all schedules]
     #[arg(value_parser = key)]
-    pub name: Key,
+    pub name: Option<Key>,
     /// How many at most
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub limit: u32,
+    /// Only runs that have not succeeded: failed, lost and missed ones
+    #[arg(long)]
+    pub failed: bool,
+    /// Only runs that ended at most this long ago
+    #[arg(long, value_name = "D", value_parser = duration)]
+    pub since: Option<Duration>,
     /// Print one JSON array
     #[arg(long)]
     pub json: bool,

@@ -6,7 +6,7 @@
 use std::{
     path::PathBuf,
     process::{ExitStatus, Stdio},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -31,6 +31,8 @@ use crate::{
 const LAST_OUTPUT: Duration = Duration::from_secs(1);
 /// The longest line that is passed on as one.
 const LINE: u64 = 64 * 1024;
+/// How many bytes of the last line of stderr are recorded with a failure.
+const RECORDED: usize = 200;
 
 /// What all commands of the program share.
 #[derive(Clone)]
@@ -63,7 +65,11 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
 struct Started {
     child: Child,
     output: JoinSet<()>,
+    /// The last line of stderr that is not blank.
+    last_line: LastLine,
 }
+
+type LastLine = Arc<Mutex<String>>;
 
 impl Started {
     fn start(job: &Job, environment: &[(&'static str, String)], grace: Duration) -> Result<Self, String> {
@@ -85,14 +91,14 @@ impl Started {
             .process_group(0)
             .kill_on_drop(true);
         let mut child = command.spawn().map_err(cannot)?;
-        let mut output = JoinSet::new();
+        let (mut output, last_line) = (JoinSet::new(), LastLine::default());
         if let Some(from) = child.stdout.take() {
-            output.spawn(pass_on(name.to_owned(), from, tokio::io::stdout()));
+            output.spawn(pass_on(name.to_owned(), from, tokio::io::stdout(), None));
         }
         if let Some(from) = child.stderr.take() {
-            output.spawn(pass_on(name.to_owned(), from, tokio::io::stderr()));
+            output.spawn(pass_on(name.to_owned(), from, tokio::io::stderr(), Some(last_line.clone())));
         }
-        Ok(Self { child, output })
+        Ok(Self { child, output, last_line })
     }
 
     /// Waits for the command's end, and stops it when its run is lost, takes too long, or ends with
@@ -104,9 +110,9 @@ impl Started {
         mut reply: oneshot::Sender<Result<(), String>>,
     ) {
         let name = job.schedule.name();
-        let result = tokio::select! {
+        let (result, by_itself) = tokio::select! {
             biased;
-            status = self.child.wait() => ended(status),
+            status = self.child.wait() => (ended(status), true),
             () = async { drop(stop.wait_for(|stop| *stop).await) } => {
                 self.stop().await;
                 // Without a reply, the run is not recorded.
@@ -120,14 +126,21 @@ impl Started {
             }
             limit = expired(job.timeout) => {
                 self.stop().await;
-                Err(format!("stopped after its timeout of {limit:?}"))
+                (Err(format!("stopped after its timeout of {limit:?}")), false)
             }
         };
         self.last_output().await;
         if let Err(error) = &result {
             out::print_error(format_args!("{name}: {error}"));
         }
-        let _ = reply.send(result);
+        // Of a command that was stopped, the cause is known.
+        let _ = reply.send(result.map_err(|error| if by_itself { self.with_last_line(error) } else { error }));
+    }
+
+    /// Adds what the command said last to the error that is recorded.
+    fn with_last_line(&self, error: String) -> String {
+        let line = self.last_line.lock().unwrap_or_else(PoisonError::into_inner);
+        if line.is_empty() { error } else { format!("{error}: {line}") }
     }
 
     /// Asks the process above the command to stop it.
@@ -159,9 +172,22 @@ fn ended(status: std::io::Result<ExitStatus>) -> Result<(), String> {
     }
 }
 
+/// Returns a line as the history has it, unless it is blank.
+fn recorded(line: &[u8]) -> Option<String> {
+    let line = String::from_utf8_lossy(line);
+    let line = out::printable(line.trim());
+    let end = line.floor_char_boundary(RECORDED);
+    Some(line[..end].to_owned()).filter(|line| !line.is_empty())
+}
+
 /// Passes output on by lines, each behind the job's name. If it cannot be written, it is dropped,
 /// since the command must not wait for a reader that is gone.
-async fn pass_on(name: String, from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
+async fn pass_on(
+    name: String,
+    from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    last_line: Option<LastLine>,
+) {
     let mut from = BufReader::new(from);
     let prefix = format!("{}: ", out::printable(&name));
     loop {
@@ -169,6 +195,9 @@ async fn pass_on(name: String, from: impl AsyncRead + Unpin, mut to: impl AsyncW
         match (&mut from).take(LINE).read_until(b'\n', &mut line).await {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
+        }
+        if let Some((last_line, said)) = last_line.as_ref().zip(recorded(&line[prefix.len()..])) {
+            *last_line.lock().unwrap_or_else(PoisonError::into_inner) = said;
         }
         if !line.ends_with(b"\n") {
             line.push(b'\n');

@@ -1,7 +1,7 @@
 //! `schedules`, `runs`, `pause`, `resume` and `trigger`.
 
 use anstyle::{AnsiColor, Style};
-use rowlock::{Database, RunInfo, RunStatus, ScheduleInfo, Schedules};
+use rowlock::{Database, RunInfo, RunOptions, RunStatus, ScheduleInfo, Schedules};
 use serde_json::{Value, json};
 
 use crate::{
@@ -20,7 +20,8 @@ pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &args::Schedule
     }
     let row = |info: &ScheduleInfo| {
         let who = if info.by.is_empty() { "-" } else { &info.by };
-        let cells = [info.name.as_str(), &times(info), state(info), &clock(info.slot), who, &info.token.to_string()];
+        let (times, token) = (times(info), info.token.to_string());
+        let cells = [info.name.as_str(), &times, &described(info), &clock(info.slot), who, &token];
         (style(state(info)), cells.map(printable))
     };
     out::say(aligned(&with_header(HEADER, all.iter().map(row))))?;
@@ -28,31 +29,80 @@ pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &args::Schedule
 }
 
 pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &args::Runs) -> Result<u8, Failure> {
-    let history = schedules.history(runs.name.as_str(), runs.limit).await?;
-    if history.is_empty() {
+    let mut options = RunOptions::default().limit(runs.limit);
+    if runs.failed {
+        options = options.unsuccessful();
+    }
+    if let Some(since) = runs.since {
+        options = options.within(since);
+    }
+    let history = match &runs.name {
+        Some(name) if !runs.failed && runs.since.is_none() => schedules.history(name.as_str(), runs.limit).await?,
+        Some(name) => schedules.runs(&options.of(name.as_str())).await?,
+        None => schedules.runs(&options).await?,
+    };
+    if let Some(name) = runs.name.as_ref().filter(|_| history.is_empty()) {
         // A schedule without runs is not one that does not exist.
-        find(schedules, runs.name.as_str()).await?;
+        find(schedules, name.as_str()).await?;
     }
     if runs.json {
         out::say_json(&Value::Array(history.iter().map(run_object).collect()))?;
         return Ok(exit::OK);
     }
-    out::say(table(&history))?;
+    // The history has a run once it has ended, or was taken over.
+    let known = match &runs.name {
+        Some(name) => {
+            out::say(table(&history))?;
+            schedules.inspect(name.as_str()).await?.into_iter().collect()
+        }
+        None => {
+            out::say(table_of_all(&history))?;
+            schedules.list().await?
+        }
+    };
+    known.iter().for_each(tell_lost);
     Ok(exit::OK)
 }
 
-/// Returns runs as a table.
+/// Says that the lease of a run is over, and that no instance has taken it over.
+fn tell_lost(info: &ScheduleInfo) {
+    if let (Some(lost), Some(since)) = (info.lost_since, info.since) {
+        let (began, lost) = (clock(since), clock(lost));
+        out::print_error(format_args!(
+            "{}: the run that {} began at {began} is lost: its lease is over since {lost}, and no instance has taken it over",
+            info.name, info.by
+        ));
+    }
+}
+
+const RUN: [&str; 8] = ["SLOT", "ATTEMPT", "STATUS", "BEGAN", "ENDED", "MISSED", "WHO", "ERROR"];
+
+/// Returns runs of one schedule as a table.
 pub fn table(history: &[RunInfo]) -> String {
-    const HEADER: [&str; 8] = ["SLOT", "ATTEMPT", "STATUS", "BEGAN", "ENDED", "MISSED", "WHO", "ERROR"];
-    let row = |run: &RunInfo| {
-        let status = status(run.status);
-        let (attempt, missed) = (run.attempt.to_string(), run.missed.to_string());
-        let error = run.error.as_deref().unwrap_or_default();
-        let (slot, began, ended) = (clock(run.slot), clock(run.began), clock(run.ended));
-        let cells = [slot.as_str(), &attempt, status, &began, &ended, &missed, run.by.as_str(), error];
-        (style(status), cells.map(printable))
+    aligned(&with_header(RUN, history.iter().map(row)))
+}
+
+/// Returns runs of all schedules as a table.
+fn table_of_all(history: &[RunInfo]) -> String {
+    let named = |name: &str, cells: [String; 8]| -> [String; 9] {
+        let mut cells = std::iter::once(printable(name)).chain(cells);
+        std::array::from_fn(|_| cells.next().unwrap_or_default())
     };
-    aligned(&with_header(HEADER, history.iter().map(row)))
+    let header = named("NAME", RUN.map(str::to_owned));
+    let rows = history.iter().map(|run| {
+        let (style, cells) = row(run);
+        (style, named(&run.name, cells))
+    });
+    aligned(&with_header(header.each_ref().map(String::as_str), rows))
+}
+
+fn row(run: &RunInfo) -> (Style, [String; 8]) {
+    let status = status(run.status);
+    let (attempt, missed) = (run.attempt.to_string(), run.missed.to_string());
+    let error = run.error.as_deref().unwrap_or_default();
+    let (slot, began, ended) = (clock(run.slot), clock(run.began), clock(run.ended));
+    let cells = [slot.as_str(), &attempt, status, &began, &ended, &missed, run.by.as_str(), error];
+    (style(status), cells.map(printable))
 }
 
 /// Returns the times of a schedule, with their zone.
@@ -112,6 +162,8 @@ fn with_header<const N: usize>(
 pub fn state(info: &ScheduleInfo) -> &'static str {
     if info.running {
         "running"
+    } else if info.lost_since.is_some() {
+        "lost"
     } else if info.paused {
         "paused"
     } else if info.triggered.is_some() {
@@ -121,6 +173,12 @@ pub fn state(info: &ScheduleInfo) -> &'static str {
     } else {
         "waiting"
     }
+}
+
+/// Returns the state with what explains it.
+pub fn described(info: &ScheduleInfo) -> String {
+    let state = state(info);
+    info.lost_since.map_or_else(|| state.to_owned(), |lost| format!("{state}, lease over since {}", clock(lost)))
 }
 
 fn status(status: RunStatus) -> &'static str {
@@ -153,6 +211,7 @@ pub fn object(info: &ScheduleInfo) -> Value {
         "paused": info.paused,
         "triggered": info.triggered.map(precise),
         "running": info.running,
+        "lost_since": info.lost_since.map(precise),
         "run_slot": info.run_slot.map(precise),
         "attempt": info.attempt,
         "missed": info.missed,
@@ -164,6 +223,7 @@ pub fn object(info: &ScheduleInfo) -> Value {
 
 pub fn run_object(run: &RunInfo) -> Value {
     json!({
+        "name": run.name,
         "slot": precise(run.slot),
         "attempt": run.attempt,
         "status": status(run.status),

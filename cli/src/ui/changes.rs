@@ -18,14 +18,14 @@ use serde::Deserialize;
 use crate::{
     exit::{Failure, REFUSED},
     out::printable,
-    show::clock,
+    show,
     ui::{
         Lock,
         app::App,
         guard::Who,
         jobs::job_address,
         layout,
-        locks::{holder, is_claimed, key_address, time_left},
+        locks::{holder, key_address, time_left},
         text::when,
     },
 };
@@ -93,12 +93,7 @@ fn seen(row: &LockInfo) -> String {
 fn changed(now: Option<&LockInfo>) -> Failure {
     let now = match now {
         None => "its row was deleted".to_owned(),
-        Some(row) => {
-            let by = if row.by.is_empty() { String::new() } else { format!(" by {}", row.by) };
-            let since = row.since.map(|since| format!(" since {}", clock(since))).unwrap_or_default();
-            let verb = if is_claimed(row.state) { "" } else { ", last taken" };
-            format!("it is now {}{verb}{by}{since}", row.state)
-        }
+        Some(row) => format!("it is now {}", show::claim(row)),
     };
     let text = format!("the key has changed hands since the page was shown, and was left alone: {now}");
     Failure::new(REFUSED, text)

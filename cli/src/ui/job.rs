@@ -12,7 +12,7 @@ use crate::{
         live::Page,
         locks::key_address,
         plot::durations,
-        snapshot::{EACH, Snapshot},
+        snapshot::{EACH, Part, Snapshot},
         text::{encoded, span, when},
     },
 };
@@ -30,6 +30,7 @@ pub struct OneJob {
 impl Page for OneJob {
     const PATH: &'static str = "/job";
     const EVENTS: &'static str = "/events/job";
+    const NEEDS: Part = Part::Schedules;
 
     fn title(&self) -> String {
         format!("{} · job", printable(&self.name))
@@ -61,7 +62,7 @@ impl Page for OneJob {
             h2 { "Durations" }
             div.wide { (durations(snapshot.runs.of(&job.name), EACH as usize)) }
             h2 { "Runs" }
-            @if runs.is_empty() { p.empty { "It has not run so far." } } @else { (history(&runs)) }
+            @if runs.is_empty() { p.empty { (if snapshot.lacks(Part::Runs) { "Its runs are not known." } else { "It has not run so far." }) } } @else { (history(&runs)) }
         }
     }
 }
@@ -79,7 +80,7 @@ fn facts(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
             @if let Some(since) = job.since {
                 div { dt { (if job.running { "Running" } else { "Last begun" }) } dd { (when(since, snapshot.now)) " by " (printable(&job.by)) } }
             }
-            div { dt { "Last success" } dd { @if let Some(success) = success { (when(success, snapshot.now)) } @else { "none known" } } }
+            div { dt { "Last success" } dd { @if let Some(success) = success { (when(success, snapshot.now)) } @else if snapshot.lacks(Part::Runs) { "not known" } @else { "none known" } } }
             div { dt { "Missed in a week" } dd { (missed(&snapshot.runs, snapshot, &job.name)) } }
             div { dt { "Token" } dd.number { (job.token) } }
         }

@@ -11,7 +11,7 @@ use crate::{
         live::Page,
         locks::pages,
         plot::{durations, outcome},
-        snapshot::{Runs, Snapshot, WEEK},
+        snapshot::{Part, Runs, Snapshot, WEEK},
         text::{counted, encoded, span, when},
     },
 };
@@ -34,11 +34,12 @@ pub fn job_address(name: &str) -> String {
     format!("/job?name={}", encoded(name))
 }
 
-/// Shows the state of a schedule. One that runs may be paused too.
+/// Shows the state of a schedule. One that runs, or whose run is lost, may be paused too.
 pub fn job_badge(job: &ScheduleInfo) -> Markup {
     html! {
         span class={ "badge " (state(job)) } { (state(job)) }
-        @if job.paused && job.running { " " span.badge.paused { "paused" } }
+        @if job.paused && (job.running || job.lost_since.is_some()) { " " span.badge.paused { "paused" } }
+        @if let Some(lost) = job.lost_since { small { " lease ended " (when(lost, job.now)) } }
     }
 }
 
@@ -78,6 +79,7 @@ fn row(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
 impl Page for Jobs {
     const PATH: &'static str = "/jobs";
     const EVENTS: &'static str = "/events/jobs";
+    const NEEDS: Part = Part::Schedules;
 
     fn title(&self) -> String {
         "Jobs".to_owned()
@@ -102,7 +104,9 @@ impl Page for Jobs {
         let count = |wanted: fn(&ScheduleInfo) -> bool| snapshot.jobs.iter().filter(|job| wanted(job)).count();
         html! {
             p.summary {
-                strong { (counted(snapshot.jobs.len(), "job")) } ", " (count(|job| job.running)) " running, " (count(|job| job.paused)) " paused"
+                strong { (counted(snapshot.jobs.len(), "job")) } ", " (count(|job| job.running)) " running, "
+                @if count(|job| job.lost_since.is_some()) > 0 { (count(|job| job.lost_since.is_some())) " lost, " }
+                (count(|job| job.paused)) " paused"
             }
             @if found.is_empty() {
                 p.empty { (if snapshot.jobs.is_empty() { "No job is registered." } else { "No job matches." }) }

@@ -5,11 +5,13 @@ use rowlock::LockInfo;
 use serde::Deserialize;
 
 use crate::{
+    names::{Kind, kind},
     out::printable,
+    show::is_claimed,
     ui::{
         live::Page,
-        locks::{badge, holder, is_claimed, key_address, so_far, time_left},
-        snapshot::{Kind, Snapshot, kind},
+        locks::{badge, holder, key_address, so_far, time_left},
+        snapshot::{Part, Snapshot},
         text::{counted, encoded, span, when},
     },
 };
@@ -27,6 +29,7 @@ pub struct OneKey {
 impl Page for OneKey {
     const PATH: &'static str = "/key";
     const EVENTS: &'static str = "/events/key";
+    const NEEDS: Part = Part::Locks;
 
     fn title(&self) -> String {
         format!("{} · key", printable(&self.key))
@@ -46,7 +49,7 @@ impl Page for OneKey {
         let lock = snapshot.lock(&self.key);
         html! {
             @match lock {
-                Some(lock) => { (facts(lock, snapshot.waiting(&self.key))) }
+                Some(lock) => { (facts(lock, Some(snapshot.waiting(&self.key)).filter(|_| !snapshot.lacks(Part::Queues)))) }
                 None => { p.empty { "This key has no row: it was never taken, or it was forgotten." } }
             }
             @if snapshot.job(&self.key).is_some() {
@@ -60,7 +63,7 @@ impl Page for OneKey {
     }
 }
 
-fn facts(lock: &LockInfo, waiting: u64) -> Markup {
+fn facts(lock: &LockInfo, waiting: Option<u64>) -> Markup {
     let status = match lock.status.as_str() {
         "S" => "succeeded",
         "F" => "failed",
@@ -81,7 +84,7 @@ fn facts(lock: &LockInfo, waiting: u64) -> Markup {
             @if let Some(took) = took {
                 div { dt { "Released" } dd { @if let Some(ended) = lock.ended { (when(ended, lock.now)) ", after " (took) } } }
             }
-            div { dt { "Waiting" } dd { @if waiting > 0 { (waiting) " in the queue" } @else { "none in the queue" } } }
+            div { dt { "Waiting" } dd { @match waiting { Some(0) => { "none in the queue" } Some(waiting) => { (waiting) " in the queue" } None => { "not known" } } } }
             div { dt { "Token" } dd.number { (lock.token) } }
             @if let Some(holder) = lock.holder { div { dt { "Claim" } dd { code { (holder) } } } }
         }

@@ -15,7 +15,7 @@ use crate::{
     exit::{self, Failure},
     out::printable,
     show::clock,
-    ui::{app::App, looks::View},
+    ui::{app::App, looks::View, snapshot::Unread},
 };
 
 const STYLE: &str = include_str!("style.css");
@@ -77,7 +77,12 @@ pub fn state_of(view: &View) -> Markup {
                 "This page tries again every few seconds."
             }
         },
-        (None, Some(from)) => html! { p.asof { "As of " (from) } },
+        (None, Some(from)) => html! {
+            p.asof { "As of " (from) }
+            @for Unread { part, why, .. } in view.snapshot.iter().flat_map(|snapshot| &snapshot.unread) {
+                div.problem role="alert" { strong { (part.name()) " could not be read." } " " (printable(why)) }
+            }
+        },
         (None, None) => html! {},
     }
 }

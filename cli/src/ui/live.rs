@@ -16,13 +16,20 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::ui::{app::App, layout, looks::View, snapshot::Snapshot};
+use crate::ui::{
+    app::App,
+    layout,
+    looks::View,
+    snapshot::{Part, Snapshot},
+};
 
 /// A page, by what its address says beside the path.
 pub trait Page: DeserializeOwned + Send + Sync + 'static {
     const PATH: &'static str;
     /// Where its events are.
     const EVENTS: &'static str;
+    /// Without this part of a look there is nothing to show.
+    const NEEDS: Part;
 
     fn title(&self) -> String;
 
@@ -70,7 +77,8 @@ async fn events<P: Page>(State(app): State<Arc<App>>, RawQuery(raw): RawQuery, Q
 
 fn rendered<P: Page>(app: &App, view: &View, raw: &str, page: &P) -> Arc<str> {
     let render = || {
-        let live = view.snapshot.as_ref().map(|snapshot| page.live(snapshot, app.allows_changes()));
+        let snapshot = view.snapshot.as_ref().filter(|snapshot| !snapshot.lacks(P::NEEDS));
+        let live = snapshot.map(|snapshot| page.live(snapshot, app.allows_changes()));
         html! {
             (layout::state_of(view))
             @if let Some(live) = live { div.stale[view.problem.is_some()] { (live) } }

@@ -8,10 +8,12 @@ use rowlock::{LockInfo, State};
 use serde::Deserialize;
 
 use crate::{
+    names::{Kind, kind},
     out::printable,
+    show::is_claimed,
     ui::{
         live::Page,
-        snapshot::{InUse, Kind, Snapshot, kind},
+        snapshot::{InUse, Part, Snapshot},
         text::{counted, encoded, grouped, lasting, span, when},
     },
 };
@@ -25,7 +27,7 @@ const ROWS: usize = 50;
 pub struct Locks {
     /// A part of the key or of its holder.
     q: String,
-    /// The name of a state, or nothing for all.
+    /// The name of a state, [`WAITING`], or nothing for all.
     state: String,
     sort: Column,
     desc: bool,
@@ -61,6 +63,9 @@ const COLUMNS: [(Column, &str, &str); 8] = [
 const STATES: [State; 6] =
     [State::Held, State::Expired, State::HeldByAnotherProgram, State::Failed, State::WithinWindow, State::Free];
 
+/// In place of a state: the keys that are waited for.
+const WAITING: &str = "waiting";
+
 /// A page of keys, and how many there are.
 struct Shown<'a> {
     rows: Vec<&'a LockInfo>,
@@ -75,7 +80,7 @@ impl Locks {
         let q = self.q.to_lowercase();
         let has = |text: &str| text.to_lowercase().contains(&q);
         let wanted = |lock: &&LockInfo| {
-            (self.state.is_empty() || lock.state.name() == self.state)
+            (self.state.is_empty() || self.has_state(snapshot, lock))
                 && (q.is_empty() || has(&lock.key) || has(&lock.by))
         };
         let mut rows: Vec<&LockInfo> = snapshot.locks.iter().filter(wanted).collect();
@@ -89,6 +94,10 @@ impl Locks {
         let last = found.div_ceil(ROWS).max(1);
         let page = self.page.clamp(1, last);
         Shown { rows: rows.into_iter().skip((page - 1) * ROWS).take(ROWS).collect(), found, page, last }
+    }
+
+    fn has_state(&self, snapshot: &Snapshot, lock: &LockInfo) -> bool {
+        if self.state == WAITING { snapshot.waiting(&lock.key) > 0 } else { lock.state.name() == self.state }
     }
 
     fn order(&self, snapshot: &Snapshot, one: &LockInfo, other: &LockInfo) -> Ordering {
@@ -134,10 +143,6 @@ fn place(state: State) -> usize {
 /// Returns the end of a claim.
 fn left(lock: &LockInfo) -> Option<DateTime<Utc>> {
     lock.until.filter(|_| is_claimed(lock.state))
-}
-
-pub fn is_claimed(state: State) -> bool {
-    matches!(state, State::Held | State::Expired | State::HeldByAnotherProgram)
 }
 
 /// Shows a state in words, with a colour.
@@ -187,6 +192,7 @@ fn row(lock: &LockInfo, waiting: u64, used: InUse) -> Markup {
 impl Page for Locks {
     const PATH: &'static str = "/";
     const EVENTS: &'static str = "/events/locks";
+    const NEEDS: Part = Part::Locks;
 
     fn title(&self) -> String {
         "Locks".to_owned()
@@ -202,6 +208,7 @@ impl Page for Locks {
                     select name="state" {
                         option value="" { "all" }
                         @for state in STATES { option value=(state.name()) selected[state.name() == self.state] { (state) } }
+                        option value=(WAITING) selected[self.state == WAITING] { "waited for" }
                     }
                 }
                 button { "Search" }
@@ -216,11 +223,17 @@ impl Page for Locks {
             Kind::Permit { of } | Kind::Reader { of } => used.get(of).copied().unwrap_or_default(),
             Kind::Lock => used.get(lock.key.as_str()).copied().unwrap_or_default(),
         };
-        let held = snapshot.locks.iter().filter(|lock| lock.state == State::Held).count();
+        let in_state = |state| snapshot.locks.iter().filter(|lock| lock.state == state).count();
+        // What needs attention is counted if there is any.
+        let counts = STATES.iter().filter(|state| !matches!(state, State::WithinWindow | State::Free));
+        let counts = counts.map(|state| (*state, in_state(*state)));
+        let counts = counts.filter(|(state, count)| *state == State::Held || *count > 0);
         let waiting: u64 = snapshot.waiting.values().sum();
         html! {
             p.summary {
-                strong { (counted(snapshot.locks.len(), "key")) } ", " (grouped(held)) " held, " (waiting) " waiting"
+                a href="/" { strong { (counted(snapshot.locks.len(), "key")) } }
+                @for (state, count) in counts { ", " a href={ "/?state=" (state.name()) } { (grouped(count)) " " (state) } }
+                @if !snapshot.lacks(Part::Queues) { ", " a href={ "/?state=" (WAITING) } { (waiting) " waiting" } }
                 @if shown.found < snapshot.locks.len() { ". " (grouped(shown.found)) " match." }
             }
             @if shown.rows.is_empty() {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rowlock::{Database, Error, ListOptions, LockInfo, Schedules};
+use rowlock::{Database, Error, ListOptions, Schedules};
 use tokio::{
     sync::{Notify, watch},
     time::sleep,
@@ -17,7 +17,7 @@ use crate::{
     exit::Failure,
     ui::{
         Lock,
-        snapshot::{EACH, MOST_RUNS, Runs, Snapshot, WEEK},
+        snapshot::{EACH, MOST_RUNS, Part, Runs, Snapshot, Unread, WEEK},
     },
 };
 
@@ -165,22 +165,47 @@ impl<DB: Database> Reader<DB> {
         (read.map_err(Failure::from), statements)
     }
 
+    /// Reads what can be read. A database that does not answer is an error, and so is one of which
+    /// neither locks nor schedules can be read.
     async fn read_all(&mut self, statements: &mut u32) -> Result<Snapshot, Error> {
-        let mut locks = self.lock.list(&ListOptions::default().limit(u32::MAX >> 1)).await?;
-        // A table of another program's may have an order of its own.
-        locks.sort_by(|one, other| one.key.cmp(&other.key));
-        let waiting = self.lock.queue_lengths().await?.into_iter().collect();
-        let now = locks.iter().map(|lock: &LockInfo| lock.now).max().unwrap_or_else(Utc::now);
+        let mut unread = Vec::new();
+        let locks = match self.lock.list(&ListOptions::default().limit(u32::MAX >> 1)).await {
+            Err(error) if error.is_retryable() => return Err(error),
+            locks => locks,
+        };
+        let waiting = match &locks {
+            Ok(_) => or_unread(self.lock.queue_lengths().await, Part::Queues, &mut unread),
+            Err(_) => Vec::new(),
+        };
         let jobs = match self.schedules.list().await {
-            Err(Error::ScheduleTablesMissing) => Vec::new(),
+            Err(Error::ScheduleTablesMissing) => None,
             jobs => {
                 *statements += u32::try_from(jobs.as_ref().map_or(0, Vec::len) / SCHEDULES).unwrap_or_default() + 2;
-                let jobs = jobs?;
-                *statements += self.read_runs(now).await?;
-                jobs
+                Some(jobs)
             }
         };
-        Ok(Snapshot { now, locks, waiting, jobs, runs: self.runs.clone() })
+        let reads_runs = matches!(jobs, Some(Ok(_)));
+        let mut locks = match locks {
+            Err(error) if !reads_runs => return Err(error),
+            locks => or_unread(locks, Part::Locks, &mut unread),
+        };
+        // A table of another program's may have an order of its own.
+        locks.sort_by(|one, other| one.key.cmp(&other.key));
+        let jobs = or_unread(jobs.unwrap_or(Ok(Vec::new())), Part::Schedules, &mut unread);
+        let times = locks.iter().map(|lock| lock.now).chain(jobs.iter().map(|job| job.now));
+        let now = times.max().unwrap_or_else(Utc::now);
+        if reads_runs {
+            match self.read_runs(now).await {
+                Ok(more) => *statements += more,
+                Err(error) => unread.push(Unread::new(Part::Runs, error)),
+            }
+        }
+        if unread.iter().any(|unread| unread.passes) {
+            // The database may have gone away after the locks were read.
+            self.lock.list(&ListOptions::default().limit(1)).await?;
+        }
+        let waiting = waiting.into_iter().collect();
+        Ok(Snapshot { now, locks, waiting, jobs, runs: self.runs.clone(), unread })
     }
 
     /// Reads the runs that are new, or at first those of a week. Returns how many statements it
@@ -198,6 +223,21 @@ impl<DB: Database> Reader<DB> {
         }
         self.is_complete = true;
         Ok(if more { 2 } else { 0 })
+    }
+}
+
+/// Returns what was read, or nothing and records why.
+fn or_unread<T>(read: Result<Vec<T>, Error>, part: Part, unread: &mut Vec<Unread>) -> Vec<T> {
+    read.unwrap_or_else(|error| {
+        unread.push(Unread::new(part, error));
+        Vec::new()
+    })
+}
+
+impl Unread {
+    fn new(part: Part, error: Error) -> Self {
+        let failure = Failure::from(error);
+        Self { part, why: failure.to_string(), passes: failure.passes }
     }
 }
 

@@ -23,7 +23,7 @@ use rowlock::{RunStatus, State as LockState};
 use crate::ui::{
     app::App,
     looks::View,
-    snapshot::{Snapshot, WEEK},
+    snapshot::{Part, Snapshot, WEEK},
 };
 
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -55,15 +55,26 @@ struct OfJob {
     job: String,
 }
 
-/// Returns all numbers. While the database does not answer, there is one: `rowlock_up`.
+/// Returns all numbers. While the database does not answer, there is one: `rowlock_up`. The numbers of
+/// a table that could not be read are left out.
 fn text(view: &View) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("rowlock");
     let up = Number::default();
-    registry.register("up", "Whether the last look at the database succeeded", up.clone());
+    registry.register("up", "Whether the last look at the database could read everything", up.clone());
     if let (Some(snapshot), None) = (&view.snapshot, &view.problem) {
-        up.set(1);
-        of_locks(&mut registry, snapshot);
-        of_jobs(&mut registry, snapshot);
+        up.set(snapshot.unread.is_empty().into());
+        if !snapshot.lacks(Part::Locks) {
+            of_locks(&mut registry, snapshot);
+        }
+        if !snapshot.lacks(Part::Locks) && !snapshot.lacks(Part::Queues) {
+            of_queues(&mut registry, snapshot);
+        }
+        if !snapshot.lacks(Part::Schedules) {
+            of_jobs(&mut registry, snapshot);
+        }
+        if !snapshot.lacks(Part::Schedules) && !snapshot.lacks(Part::Runs) {
+            of_runs(&mut registry, snapshot);
+        }
     }
     let mut text = String::new();
     encode(&mut text, &registry)?;
@@ -85,13 +96,6 @@ fn of_locks(registry: &mut Registry, snapshot: &Snapshot) {
     }
     registry.register("keys", "Keys with a row, by their state", keys);
 
-    let waiting = Number::default();
-    waiting.set(number(snapshot.waiting.values().sum::<u64>()));
-    registry.register("queued", "Waiters in the queues of all keys: those that wait in order", waiting);
-    let longest = Number::default();
-    longest.set(number(snapshot.waiting.values().max().copied().unwrap_or_default()));
-    registry.register("longest_queue", "Waiters of the key that has the most", longest);
-
     let (permits, readers) = (Family::<OfName, Number>::default(), Number::default());
     let in_use = snapshot.in_use();
     for (name, used) in in_use.iter().filter(|(_, used)| used.permits > 0).take(MOST_NAMES) {
@@ -102,15 +106,36 @@ fn of_locks(registry: &mut Registry, snapshot: &Snapshot) {
     registry.register("readers", "Readers of all read-write locks", readers);
 }
 
+fn of_queues(registry: &mut Registry, snapshot: &Snapshot) {
+    let waiting = Number::default();
+    waiting.set(number(snapshot.waiting.values().sum::<u64>()));
+    registry.register("queued", "Waiters in the queues of all keys: those that wait in order", waiting);
+    let longest = Number::default();
+    longest.set(number(snapshot.waiting.values().max().copied().unwrap_or_default()));
+    registry.register("longest_queue", "Waiters of the key that has the most", longest);
+}
+
 fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
-    let [paused, running, failed, missed] = std::array::from_fn(|_| Family::<OfJob, Number>::default());
-    let [success, duration, late] = std::array::from_fn(|_| Family::<OfJob, Seconds>::default());
+    let [paused, running] = std::array::from_fn(|_| Family::<OfJob, Number>::default());
+    let late = Family::<OfJob, Seconds>::default();
     for job in &snapshot.jobs {
         let of = OfJob { job: job.name.clone() };
         paused.get_or_create(&of).set(job.paused.into());
         running.get_or_create(&of).set(job.running.into());
         let overdue = if job.paused || job.running { 0.0 } else { seconds(snapshot.now - job.due) };
         late.get_or_create(&of).set(overdue);
+    }
+    registry.register("job_paused", "Whether the job is paused", paused);
+    registry.register("job_running", "Whether a run is under way", running);
+    let help = "Time since the job was due without being run";
+    registry.register_with_unit("job_late", help, Unit::Seconds, late);
+}
+
+fn of_runs(registry: &mut Registry, snapshot: &Snapshot) {
+    let [failed, missed] = std::array::from_fn(|_| Family::<OfJob, Number>::default());
+    let [success, duration] = std::array::from_fn(|_| Family::<OfJob, Seconds>::default());
+    for job in &snapshot.jobs {
+        let of = OfJob { job: job.name.clone() };
         let recent = snapshot.runs.of(&job.name).filter(|run| run.ended > snapshot.now - WEEK);
         missed.get_or_create(&of).set(number(recent.map(|run| u64::from(run.missed)).sum::<u64>()));
         let last = snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
@@ -122,14 +147,11 @@ fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
             success.get_or_create(&of).set(seconds(snapshot.now - ended));
         }
     }
-    registry.register("job_paused", "Whether the job is paused", paused);
-    registry.register("job_running", "Whether a run is under way", running);
     registry.register("job_failed", "Whether the last run failed or was lost", failed);
     registry.register("job_missed", "Ticks of the last week that were not run in time", missed);
     let mut in_seconds = |name, help, family| registry.register_with_unit(name, help, Unit::Seconds, family);
     in_seconds("job_since_success", "Time since the last success ended", success);
     in_seconds("job_last_duration", "Duration of the last run", duration);
-    in_seconds("job_late", "Time since the job was due without being run", late);
 }
 
 fn seconds(duration: chrono::TimeDelta) -> f64 {

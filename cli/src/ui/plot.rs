@@ -78,9 +78,29 @@ pub struct Bar {
 /// The least width of a bar, in percent.
 const LEAST: f64 = 0.5;
 
+/// A run that has no recorded end.
+#[derive(Clone, Copy, Debug)]
+pub struct Open {
+    pub since: DateTime<Utc>,
+    /// When its lease ended, if it is lost.
+    pub lost: Option<DateTime<Utc>>,
+}
+
+impl Open {
+    fn bar(self, window: Window) -> Bar {
+        let (class, end, text) = match self.lost {
+            None => ("running", window.to, format!("running for {}", span(window.to - self.since))),
+            Some(end) => ("lost", end, format!("lost, lease over since {}", end.format("%a %H:%M:%S"))),
+        };
+        let x = window.percent(self.since).min(100.0 - LEAST);
+        let title = format!("{}: {text}", self.since.format("%a %H:%M:%S"));
+        Bar { x, width: (window.percent(end) - x).max(LEAST), class, title, runs: 1 }
+    }
+}
+
 /// Lays out the runs of a job, the earliest first. Runs that would cover each other become one bar,
 /// which shows the worst of their outcomes.
-pub fn bars<'a>(runs: impl Iterator<Item = &'a RunInfo>, running: Option<DateTime<Utc>>, window: Window) -> Vec<Bar> {
+pub fn bars<'a>(runs: impl Iterator<Item = &'a RunInfo>, open: Option<Open>, window: Window) -> Vec<Bar> {
     let mut runs: Vec<&RunInfo> = runs.filter(|run| run.ended >= window.from && run.began <= window.to).collect();
     runs.sort_by_key(|run| run.began);
     let mut bars: Vec<Bar> = Vec::new();
@@ -93,11 +113,7 @@ pub fn bars<'a>(runs: impl Iterator<Item = &'a RunInfo>, running: Option<DateTim
             _ => bars.push(bar),
         }
     }
-    bars.extend(running.map(|since| {
-        let x = window.percent(since).min(100.0 - LEAST);
-        let title = format!("{}: running for {}", since.format("%a %H:%M:%S"), span(window.to - since));
-        Bar { x, width: 100.0 - x, class: "running", title, runs: 1 }
-    }));
+    bars.extend(open.filter(|run| run.lost.is_none_or(|lost| lost >= window.from)).map(|run| run.bar(window)));
     bars
 }
 

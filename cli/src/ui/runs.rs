@@ -11,8 +11,8 @@ use crate::{
         jobs::job_address,
         live::Page,
         locks::pages,
-        plot::{Bar, Window, bars, marks},
-        snapshot::{Snapshot, WEEK},
+        plot::{Bar, Open, Window, bars, marks},
+        snapshot::{Part, Snapshot, WEEK},
     },
 };
 
@@ -62,6 +62,7 @@ impl Zoom {
 impl Page for Runs {
     const PATH: &'static str = "/runs";
     const EVENTS: &'static str = "/events/runs";
+    const NEEDS: Part = Part::Schedules;
 
     fn title(&self) -> String {
         "Runs".to_owned()
@@ -87,8 +88,9 @@ impl Page for Runs {
         let rows: Vec<(&str, Vec<Bar>)> = jobs
             .into_iter()
             .map(|job| {
-                let running = job.since.filter(|_| job.running);
-                (job.name.as_str(), bars(snapshot.runs.of(&job.name), running, window))
+                let open = job.since.filter(|_| job.running || job.lost_since.is_some());
+                let open = open.map(|since| Open { since, lost: job.lost_since });
+                (job.name.as_str(), bars(snapshot.runs.of(&job.name), open, window))
             })
             .collect();
         html! {
@@ -126,8 +128,11 @@ fn timeline(rows: &[(&str, Vec<Bar>)], marks: &[(f64, String)]) -> Markup {
                 a href=(job_address(name)) { text.job x="0" y=(top + 15) { (printable(name)) } }
                 rect.track x="0" width="100%" y=(top + BAR) height=(BAR_HEIGHT) rx="2" {}
                 @for bar in bars {
-                    rect class=(bar.class) x=(percent(bar.x)) width=(percent(bar.width)) y=(top + BAR) height=(BAR_HEIGHT) rx="1.5" {
-                        title { (printable(name)) ", " (bar.title) }
+                    // The name is the link that the keyboard reaches.
+                    a href=(job_address(name)) tabindex="-1" {
+                        rect class=(bar.class) x=(percent(bar.x)) width=(percent(bar.width)) y=(top + BAR) height=(BAR_HEIGHT) rx="1.5" {
+                            title { (printable(name)) ", " (bar.title) }
+                        }
                     }
                 }
             }

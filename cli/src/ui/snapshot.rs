@@ -9,12 +9,46 @@ use std::{
 use chrono::{DateTime, TimeDelta, Utc};
 use rowlock::{LockInfo, RunInfo, RunStatus, ScheduleInfo, State};
 
+use crate::{
+    names::{Kind, kind},
+    queues::queue,
+};
+
 /// How long runs are kept, so that a page can show a week of them.
 pub const WEEK: TimeDelta = TimeDelta::days(7);
 /// How many runs are kept, beside those of [`EACH`].
 pub const MOST_RUNS: u32 = 20_000;
 /// How many runs of each schedule are kept, however old they are.
 pub const EACH: u32 = 30;
+
+/// What a look reads: each part is a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Locks,
+    Queues,
+    Schedules,
+    Runs,
+}
+
+impl Part {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Locks => "Locks",
+            Self::Queues => "Queues",
+            Self::Schedules => "Schedules",
+            Self::Runs => "Runs",
+        }
+    }
+}
+
+/// A part that could not be read, and why.
+#[derive(Clone, Debug)]
+pub struct Unread {
+    pub part: Part,
+    pub why: String,
+    /// Whether the cause may pass by itself.
+    pub passes: bool,
+}
 
 #[derive(Debug)]
 pub struct Snapshot {
@@ -27,24 +61,8 @@ pub struct Snapshot {
     /// In the order of their names.
     pub jobs: Vec<ScheduleInfo>,
     pub runs: Arc<Runs>,
-}
-
-/// What a key is, by its suffix: `NAME#3` is a permit of a semaphore, `NAME#r3` a reader's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind<'a> {
-    Lock,
-    Permit { of: &'a str },
-    Reader { of: &'a str },
-}
-
-pub fn kind(key: &str) -> Kind<'_> {
-    let Some((of, number)) = key.rsplit_once('#') else { return Kind::Lock };
-    let is_number = |text: &str| !text.is_empty() && !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
-    match number.strip_prefix('r') {
-        _ if is_number(number) => Kind::Permit { of },
-        Some(number) if is_number(number) => Kind::Reader { of },
-        _ => Kind::Lock,
-    }
+    /// What could not be read. The rest was.
+    pub unread: Vec<Unread>,
 }
 
 impl Kind<'_> {
@@ -65,6 +83,10 @@ pub struct InUse {
 }
 
 impl Snapshot {
+    pub fn lacks(&self, part: Part) -> bool {
+        self.unread.iter().any(|unread| unread.part == part)
+    }
+
     pub fn lock(&self, key: &str) -> Option<&LockInfo> {
         self.locks.binary_search_by(|lock| lock.key.as_str().cmp(key)).ok().and_then(|index| self.locks.get(index))
     }
@@ -74,7 +96,7 @@ impl Snapshot {
     }
 
     pub fn waiting(&self, key: &str) -> u64 {
-        self.waiting.get(key).copied().unwrap_or_default()
+        self.waiting.get(&*queue(key)).copied().unwrap_or_default()
     }
 
     /// Counts the permits and readers of each name that has any.
@@ -138,27 +160,5 @@ impl Runs {
             });
         }
         self.by_job.retain(|_, runs| !runs.is_empty());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kind_of_a_key_is_told_by_its_suffix() {
-        let kinds = [
-            ("k", Kind::Lock),
-            ("k#3", Kind::Permit { of: "k" }),
-            ("a#1#12", Kind::Permit { of: "a#1" }),
-            ("k#r3", Kind::Reader { of: "k" }),
-            ("k#", Kind::Lock),
-            ("k#r", Kind::Lock),
-            ("k#03", Kind::Lock),
-            ("k#x3", Kind::Lock),
-        ];
-        for (key, of) in kinds {
-            assert_eq!(kind(key), of, "{key}");
-        }
     }
 }

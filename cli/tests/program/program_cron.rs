@@ -20,6 +20,7 @@ harness::tests!(
         what_does_not_end_within_the_grace_is_stopped_and_run_elsewhere,
         a_run_that_is_lost_is_stopped,
         a_run_that_takes_too_long_is_stopped_and_fails,
+        a_failure_is_recorded_with_the_last_line_of_stderr,
         a_tick_is_finished_elsewhere_after_a_kill,
         a_job_that_is_exclusive_waits_for_its_key,
         the_files_of_the_guide_survive_a_kill,
@@ -79,7 +80,7 @@ async fn a_command_sees_its_tick_and_its_output_has_its_name<DB: TestDatabase>(d
     cron.signal(Signal::TERM);
     let ended = cron.ended().await.with(0);
     let run = ended_as(&db, "nightly report", "failed").await;
-    assert_eq!((&run["error"], &run["by"]), (&"exit code 3".into(), &"node-1".into()));
+    assert_eq!((&run["error"], &run["by"]), (&"exit code 3: oh".into(), &"node-1".into()));
     let (slot, token) = (run["slot"].as_str().unwrap(), &run["token"]);
     let line = format!("nightly report: nightly report/1/0/{slot}/{token}\nnightly report: end\n");
     assert_eq!(ended.out, line);
@@ -143,6 +144,33 @@ async fn a_run_that_takes_too_long_is_stopped_and_fails<DB: TestDatabase>(db: Te
     cron.signal(Signal::TERM);
     let ended = cron.ended().await.with(0);
     assert!(ended.err.contains("k: rowlock: not ended within 500ms: killed\n"), "the name comes once: {ended:?}");
+}
+
+async fn a_failure_is_recorded_with_the_last_line_of_stderr<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let long = "ä".repeat(300);
+    let says = |text: &str| format!("echo first >&2; printf '{text}' >&2; exit 3");
+    let file = jobs(
+        &stage,
+        &[
+            ("short", "every = \"1s\"", &says("disk \\033full\\n\\n")),
+            ("long", "every = \"1s\"", &says(&long)),
+            ("silent", "every = \"1s\"", "exit 3"),
+        ],
+    );
+    let _running = cron(&db, "", &file);
+    for (name, error) in [
+        ("short", "exit code 3: disk ?full".to_owned()),
+        ("long", format!("exit code 3: {}", "ä".repeat(100))),
+        ("silent", "exit code 3".to_owned()),
+    ] {
+        eventually("it has failed", async || {
+            let runs = db.rowlock("runs --json", &[name]).await;
+            runs.code == 0 && runs.out.contains("failed")
+        })
+        .await;
+        assert_eq!(runs(&db, name).await[0]["error"], error.as_str());
+    }
 }
 
 async fn a_tick_is_finished_elsewhere_after_a_kill<DB: TestDatabase>(db: TestDb<DB>) {

@@ -9,7 +9,7 @@ harness::tests!(
     everywhere(a_healthy_database_has_no_problem, what_is_missing_is_named),
     sqlite(a_database_that_only_reads_is_a_problem),
     servers(a_server_out_of_reach_is_a_problem),
-    servers[DIRECT](rights_that_are_missing_are_named),
+    servers[DIRECT](rights_that_are_missing_are_named, the_advice_for_a_connection_depends_on_its_error),
     postgres[DIRECT](notifications_are_tried)
 );
 
@@ -150,6 +150,9 @@ async fn rights_that_are_missing_are_named<DB: TestDatabase>(db: TestDb<DB>) {
     let queue = result(&found, "rights to queue");
     let says = "INSERT, UPDATE, DELETE on t_resource_lock_queue is denied, which `--fair` needs";
     assert_eq!((&queue["result"], queue["found"].as_str()), (&"problem".into(), Some(says)));
+    let grantee = if db.server.name == "postgres" { name.clone() } else { format!("`{name}`@`") };
+    let grant = format!("GRANT INSERT, UPDATE, DELETE ON t_resource_lock_queue TO {grantee}");
+    assert!(queue["advice"].as_str().unwrap().starts_with(&grant), "{queue}");
     let schedule = result(&found, "rights to schedule");
     assert!(schedule["found"].as_str().unwrap().starts_with("INSERT, UPDATE on t_resource_schedule is"), "{found}");
 }
@@ -159,4 +162,28 @@ async fn notifications_are_tried<DB: TestDatabase>(db: TestDb<DB>) {
     let works = result(&found, "notifications");
     assert_eq!((&works["result"], &works["advice"]), (&"ok".into(), &Value::Null), "{works}");
     assert!(found["checks"].as_array().unwrap().iter().all(|of| of["check"] != "pooler"), "{found}");
+}
+
+async fn the_advice_for_a_connection_depends_on_its_error<DB: TestDatabase>(db: TestDb<DB>) {
+    let (scheme, rest) = db.url.split_once("://").unwrap();
+    let (user, address) = rest.rsplit_once('@').unwrap();
+    let server = address.split('/').next().unwrap();
+    // A server may trust every password, but it knows no such user.
+    let stranger = "rowlock_stranger:hunter2";
+    for (url, advice) in [
+        (format!("{scheme}://{user}@no-such-host.invalid/db"), "no address is known for the host"),
+        (format!("{scheme}://{user}@127.0.0.1:1/db"), "no program listens there"),
+        (format!("{scheme}://{user}@{server}/rowlock_absent"), "create the database"),
+        (format!("{scheme}://{stranger}@{address}"), "the user or the password"),
+    ] {
+        let ended = doctor(&url).await.with(69);
+        let found = ended.json();
+        let connection = result(&found, "connection");
+        assert!(connection["advice"].as_str().unwrap().contains(advice), "{connection}");
+        assert!(!ended.out.contains("hunter2") && !ended.out.contains(" at line "), "{ended:?}");
+        let mut command = rowlock("list", &[]);
+        command.env("DATABASE_URL", &url);
+        let list = crate::program::ended(command).await.with(69);
+        assert!(list.err.contains(advice) && !list.err.contains(" at line "), "{list:?}");
+    }
 }

@@ -31,12 +31,12 @@ harness::tests!(everywhere(
 /// A pattern that is not due while the tests run, unless they run at the turn of a year.
 const YEARLY: [&str; 2] = ["--cron", "0 0 1 1 *"];
 
-async fn schedule<DB: TestDatabase>(db: &TestDb<DB>) -> Value {
+pub async fn schedule<DB: TestDatabase>(db: &TestDb<DB>) -> Value {
     db.rowlock("schedules --json", &[]).await.with(0).json()[0].clone()
 }
 
 /// Registers the yearly schedule `k`, whose tick is then due.
-async fn due<DB: TestDatabase>(db: &TestDb<DB>) {
+pub async fn due<DB: TestDatabase>(db: &TestDb<DB>) {
     db.rowlock("run k", &[YEARLY[0], YEARLY[1], "--", "true"]).await.with(75);
     let ago = DB::ago(1000);
     db.execute(&format!("UPDATE t_resource_schedule SET slot = {ago}, due_at = {ago}")).await;
@@ -148,14 +148,18 @@ async fn all_ticks_that_were_missed_are_run_one_after_another<DB: TestDatabase>(
     assert_eq!((ended.out, ended.err.as_str()), ("tick\n".repeat(runs.len() - 1), ""));
 }
 
+/// The last success stays, so that the schedule is not shown as one that never succeeded.
 async fn old_runs_are_forgotten<DB: TestDatabase>(db: TestDb<DB>) {
-    due(&db).await;
     let stage = Stage::new();
-    db.rowlock("run k", &yearly("true", &stage)).await.with(0);
-    for (age, says) in [("1h", "0 forgotten\n"), ("0s", "1 forgotten\n")] {
+    for (script, code) in [("true", 0), ("true", 0), ("exit 3", 3)] {
+        due(&db).await;
+        db.rowlock("run k", &yearly(script, &stage)).await.with(code);
+    }
+    for (age, says) in [("1h", "0 forgotten\n"), ("0s", "2 forgotten\n"), ("0s", "0 forgotten\n")] {
         assert_eq!(db.rowlock("forget --runs --older-than", &[age]).await.with(0).out, says);
     }
-    assert!(runs(&db, "k").await.is_empty() && schedule(&db).await["name"] == "k");
+    let left = runs(&db, "k").await;
+    assert!(left.len() == 1 && left[0]["status"] == "succeeded" && schedule(&db).await["name"] == "k", "{left:?}");
     db.rowlock("forget --runs --min-interval 1h --older-than 1h", &[]).await.with(2);
 }
 

@@ -6,6 +6,7 @@ use rowlock::Status;
 use crate::{
     program::{Program as _, Stage},
     program_cron::{cron, job},
+    program_schedules::due,
     ui::{ESCAPED, SCRIPT, open, open_at},
 };
 
@@ -16,7 +17,10 @@ harness::tests!(
         jobs_and_their_runs_are_shown,
         an_open_page_follows_the_database,
         the_numbers_are_those_of_the_database,
+        counts_and_bars_are_links,
         a_table_that_is_missing_is_told,
+        schedules_that_cannot_be_read_leave_the_locks,
+        locks_that_cannot_be_read_leave_the_schedules,
         what_cannot_be_served_is_refused
     ),
     servers(a_lost_database_is_told_and_comes_back)
@@ -153,6 +157,57 @@ async fn a_table_that_is_missing_is_told<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(numbers.contains("rowlock_up 0") && !numbers.contains("rowlock_keys"), "{numbers}");
     db.rowlock("migrate", &[]).await.with(0);
     eventually("it is back", async || !ui.get("/").await.with(200).body.contains("does not answer")).await;
+}
+
+async fn counts_and_bars_are_links<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
+    let _held = [acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await)];
+    acquired(lock.try_acquire("f").await).release(Status::Failed).await.unwrap();
+    let waiting = db.start("run k --fair --wait 10m -- true", &[]);
+    due(&db).await;
+    db.rowlock("run k --cron", &["0 0 1 1 *", "--", "sh", "-c", "exit 3"]).await.with(3);
+    let ui = open(&db, "").await;
+    for (state, count, keys) in
+        [("held", "2 held", ["k", "l"].as_slice()), ("failed", "1 failed", &["f"]), ("waiting", "1 waiting", &["k"])]
+    {
+        let link = format!("<a href=\"/?state={state}\">{count}</a>");
+        eventually("the count is a link", async || ui.get("/").await.with(200).body.contains(&link)).await;
+        let page = ui.get(&format!("/?state={state}")).await.with(200).body;
+        for key in ["f", "k", "l"] {
+            assert_eq!(page.contains(&format!("/key?key={key}\"")), keys.contains(&key), "{state}: {page}");
+        }
+    }
+    let runs = ui.get("/runs?zoom=hour").await.with(200).body;
+    assert!(runs.contains("<a href=\"/job?name=k\" tabindex=\"-1\"><rect class=\"failed\""), "{runs}");
+    drop(waiting);
+}
+
+async fn schedules_that_cannot_be_read_leave_the_locks<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock().try_acquire("k").await);
+    due(&db).await;
+    let ui = open(&db, "").await;
+    db.execute("ALTER TABLE t_resource_schedule RENAME COLUMN zone TO zonk").await;
+    eventually("it is told", async || ui.get("/").await.with(200).body.contains("Schedules could not be read.")).await;
+    let locks = ui.get("/").await.with(200).body;
+    assert!(locks.contains("/key?key=k\"") && !locks.contains("does not answer"), "{locks}");
+    let jobs = ui.get("/jobs").await.with(200).body;
+    assert!(jobs.contains("Schedules could not be read.") && !jobs.contains("No job"), "{jobs}");
+    let numbers = ui.get("/metrics").await.with(200).body;
+    assert!(numbers.contains("rowlock_up 0") && numbers.contains("rowlock_keys{state=\"held\"} 1"), "{numbers}");
+    assert!(!numbers.contains("rowlock_job_"), "{numbers}");
+}
+
+async fn locks_that_cannot_be_read_leave_the_schedules<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock().try_acquire("k").await);
+    due(&db).await;
+    let ui = open(&db, "").await;
+    assert!(ui.get("/metrics").await.with(200).body.contains("rowlock_up 1"));
+    db.execute("ALTER TABLE t_resource_lock RENAME COLUMN client_ip TO client").await;
+    eventually("it is told", async || ui.get("/").await.with(200).body.contains("Locks could not be read.")).await;
+    assert!(!ui.get("/").await.with(200).body.contains("No key"), "nothing is known of keys");
+    assert!(ui.get("/jobs").await.with(200).body.contains("/job?name=k\""));
+    let numbers = ui.get("/metrics").await.with(200).body;
+    assert!(numbers.contains("rowlock_job_running{job=\"k\"} 0") && !numbers.contains("rowlock_keys"), "{numbers}");
 }
 
 async fn what_cannot_be_served_is_refused<DB: TestDatabase>(db: TestDb<DB>) {

@@ -11,13 +11,13 @@ use crate::{
         mysql::{
             row::{Query, commit, marks, micros},
             schedule_sql::{
-                CLAIM, END, EXTEND, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, PASS, PAUSE, PUT_BACK,
-                REGISTER, SINCE, TABLES, TELL, TOLD, TRIGGER,
+                CLAIM, END, EXTEND, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, OLD, PASS, PAUSE,
+                PUT_BACK, REGISTER, SELECTED, SINCE, TABLES, TELL, TOLD, TRIGGER,
             },
         },
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, LOST, ListedRun, ListedSchedule, LostRun, Pass, Registered,
-            Registration, STEP, ScheduleStore, Times, count, counted, named,
+            Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
         },
         servers::{Support, refusal, support},
         unanswered,
@@ -143,10 +143,26 @@ impl ScheduleStore for MySql {
         rows.iter().map(run).collect()
     }
 
+    async fn runs(conn: &mut MySqlConnection, page: &RunPage) -> Reply<Vec<ListedRun>> {
+        let (name, within) = (page.name.as_ref().map(Key::as_str), page.within.map(micros));
+        let query = sqlx::query(SELECTED).bind(name).bind(name).bind(page.unsuccessful).bind(within).bind(within);
+        let rows = query.bind(page.limit).fetch_all(conn).await?;
+        rows.iter().map(run).collect()
+    }
+
     async fn forget_history(conn: &mut MySqlConnection, older_than: TimeDelta) -> Reply<u64> {
-        let sql = "DELETE FROM t_resource_schedule_run WHERE end_time < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND
-                   ORDER BY end_time LIMIT ?";
-        Ok(sqlx::query(sql).bind(micros(older_than)).bind(STEP).execute(conn).await?.rows_affected())
+        let old = sqlx::query_as::<_, (Vec<u8>, NaiveDateTime, i32)>(OLD).bind(micros(older_than)).bind(STEP);
+        let old = old.fetch_all(&mut *conn).await?;
+        if old.is_empty() {
+            return Ok(0);
+        }
+        let rows = marks("(?, ?, ?)", old.len());
+        let sql = format!("DELETE FROM t_resource_schedule_run WHERE (name, slot, attempt) IN ({rows})");
+        let query =
+            old.into_iter().fold(sqlx::query(AssertSqlSafe(sql)).persistent(false), |query, (name, slot, attempt)| {
+                query.bind(name).bind(slot).bind(attempt)
+            });
+        Ok(query.execute(conn).await?.rows_affected())
     }
 }
 

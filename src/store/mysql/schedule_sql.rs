@@ -143,3 +143,19 @@ pub(super) const LAST_SUCCESSES: &str = select_runs!(
 
 pub(super) const SINCE: &str =
     select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= ? ORDER BY r.end_time DESC LIMIT ?");
+
+pub(super) const SELECTED: &str = select_runs!(
+    "FROM t_resource_schedule_run r
+     WHERE (? IS NULL OR r.name = ?) AND (NOT ? OR r.status <> 'S')
+       AND (? IS NULL OR r.end_time >= UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND)
+     ORDER BY r.end_time DESC LIMIT ?"
+);
+
+/// Rows that may be deleted. The statement that deletes them names them, since one that looked for
+/// them would lock what it reads.
+pub(super) const OLD: &str = "
+SELECT r.name, r.slot, r.attempt FROM t_resource_schedule_run r
+WHERE r.end_time < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND AND NOT (
+    r.status = 'S' AND EXISTS (SELECT 1 FROM t_resource_schedule s WHERE s.name = r.name)
+    AND NOT EXISTS (SELECT 1 FROM t_resource_schedule_run x WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))
+ORDER BY r.end_time LIMIT ?";

@@ -10,7 +10,7 @@ use crate::{
         Outcome, Reply,
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, LOST, ListedRun, ListedSchedule, LostRun, Pass, Registered,
-            Registration, STEP, ScheduleStore, Times, count, counted, named,
+            Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
         },
         servers::{Support, refusal, support},
     },
@@ -191,10 +191,20 @@ const LAST_SUCCESSES: &str = select_runs!(
 const SINCE: &str =
     select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= $1 ORDER BY r.end_time DESC LIMIT $2");
 
+const SELECTED: &str = select_runs!(
+    "FROM t_resource_schedule_run r
+     WHERE ($1::text IS NULL OR r.name = $1) AND (NOT $2::boolean OR r.status <> 'S')
+       AND ($3::interval IS NULL OR r.end_time >= now() - $3::interval)
+     ORDER BY r.end_time DESC LIMIT $4"
+);
+
 const FORGET: &str = "
 DELETE FROM t_resource_schedule_run WHERE (name, slot, attempt) IN (
-    SELECT name, slot, attempt FROM t_resource_schedule_run WHERE end_time < clock_timestamp() - $1::interval
-    LIMIT $2 FOR UPDATE SKIP LOCKED)";
+    SELECT r.name, r.slot, r.attempt FROM t_resource_schedule_run r
+    WHERE r.end_time < clock_timestamp() - $1::interval AND NOT (
+        r.status = 'S' AND EXISTS (SELECT FROM t_resource_schedule s WHERE s.name = r.name)
+        AND NOT EXISTS (SELECT FROM t_resource_schedule_run x WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))
+    LIMIT $2 FOR UPDATE OF r SKIP LOCKED)";
 
 type Query<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
 
@@ -302,6 +312,12 @@ impl ScheduleStore for Postgres {
 
     async fn runs_since(conn: &mut PgConnection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<ListedRun>> {
         let rows = sqlx::query(SINCE).bind(since).bind(i64::from(limit)).fetch_all(conn).await?;
+        rows.iter().map(run).collect()
+    }
+
+    async fn runs(conn: &mut PgConnection, page: &RunPage) -> Reply<Vec<ListedRun>> {
+        let query = sqlx::query(SELECTED).bind(page.name.as_ref().map(Key::as_str)).bind(page.unsuccessful);
+        let rows = query.bind(page.within).bind(i64::from(page.limit)).fetch_all(conn).await?;
         rows.iter().map(run).collect()
     }
 

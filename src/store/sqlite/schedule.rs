@@ -10,13 +10,13 @@ use crate::{
         Outcome, Reply,
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, LOST, ListedRun, ListedSchedule, LostRun, Pass, Registered,
-            Registration, STEP, ScheduleStore, Times, count, counted, named,
+            Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
         },
         sqlite::{
             row::{Query, hex, json, micros, time},
             schedule_sql::{
                 CLAIM, END, EXTEND, FORGET, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, NOW, PASS,
-                PAUSE, PUT_BACK, REGISTER, REGISTERED, SINCE, TABLES, TELL, TOLD, TRIGGER,
+                PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED, SINCE, TABLES, TELL, TOLD, TRIGGER,
             },
         },
         unanswered,
@@ -117,6 +117,12 @@ impl ScheduleStore for Sqlite {
 
     async fn runs_since(conn: &mut SqliteConnection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<ListedRun>> {
         let rows = sqlx::query(SINCE).bind(since.timestamp_micros()).bind(limit).fetch_all(conn).await?;
+        rows.iter().map(run).collect()
+    }
+
+    async fn runs(conn: &mut SqliteConnection, page: &RunPage) -> Reply<Vec<ListedRun>> {
+        let query = sqlx::query(SELECTED).bind(page.name.as_ref().map(Key::as_str)).bind(page.unsuccessful);
+        let rows = query.bind(page.within.map(micros)).bind(page.limit).fetch_all(conn).await?;
         rows.iter().map(run).collect()
     }
 

@@ -168,10 +168,22 @@ pub(super) const LAST_SUCCESSES: &str = select_runs!(
 pub(super) const SINCE: &str =
     select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= ?1 ORDER BY r.end_time DESC LIMIT ?2");
 
+pub(super) const SELECTED: &str = concat!(
+    select_runs!(
+        "FROM t_resource_schedule_run r
+         WHERE (?1 IS NULL OR r.name = ?1) AND (NOT ?2 OR r.status <> 'S') AND (?3 IS NULL OR r.end_time >= "
+    ),
+    now!(),
+    " - ?3) ORDER BY r.end_time DESC LIMIT ?4"
+);
+
 pub(super) const FORGET: &str = concat!(
     "
 DELETE FROM t_resource_schedule_run WHERE rowid IN (
-    SELECT rowid FROM t_resource_schedule_run WHERE end_time < ",
+    SELECT r.rowid FROM t_resource_schedule_run r WHERE r.end_time < ",
     now!(),
-    " - ?1 LIMIT ?2)"
+    " - ?1 AND NOT (
+        r.status = 'S' AND EXISTS (SELECT 1 FROM t_resource_schedule s WHERE s.name = r.name)
+        AND NOT EXISTS (SELECT 1 FROM t_resource_schedule_run x WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))
+    LIMIT ?2)"
 );

@@ -1,0 +1,82 @@
+//! `release --force`: an operator frees a key, whichever claim holds it.
+
+use rowlock::{Database, Error, ForcedRelease, LeaseLock, LockInfo, Schedules, Status, Token};
+
+use crate::{
+    exit::{self, Failure},
+    operators::Release,
+    out::{self, printable},
+    show::{claim, is_claimed},
+};
+
+/// How often the key may change hands before it is released without a look at its row.
+const LOOKS: u32 = 5;
+
+pub async fn release<DB: Database>(
+    lock: &LeaseLock<DB>,
+    schedules: &Schedules<DB>,
+    release: &Release,
+) -> Result<u8, Failure> {
+    let key = release.key.as_str();
+    let (change, by, host) = ("release", operator(), rustix::system::uname());
+    let from = host.nodename().to_string_lossy();
+    let (token, row) = match free(lock, key, release.status.into()).await {
+        Ok(Some(freed)) => freed,
+        Ok(None) => return Err(no_row(schedules, key).await),
+        Err(error) => {
+            let failure = Failure::from(error);
+            tracing::warn!(change, of = ?key, by = ?by, %from, %failure, "not changed on the command line");
+            return Err(failure);
+        }
+    };
+    let was = row.as_ref().map(taken_from);
+    tracing::warn!(change, of = ?key, by = ?by, %from, was = ?was.as_deref().unwrap_or("-"), "changed on the command line");
+    let was = was.map(|was| format!("; it was {was}")).unwrap_or_default();
+    out::say(format_args!("{} is free; its token is {token}{was}", printable(key)))?;
+    Ok(exit::OK)
+}
+
+/// Frees the key. Returns its new token and the row that was there before.
+async fn free<DB: Database>(
+    lock: &LeaseLock<DB>,
+    key: &str,
+    status: Status,
+) -> Result<Option<(Token, Option<LockInfo>)>, Error> {
+    let mut seen = lock.inspect(key).await?;
+    for _ in 0..LOOKS {
+        let Some(row) = seen else { return Ok(None) };
+        match lock.force_release_if_unchanged(&row, status).await? {
+            ForcedRelease::Released(token) => return Ok(Some((token, Some(row)))),
+            ForcedRelease::Changed(now) => seen = now,
+        }
+    }
+    Ok(lock.force_release(key, status).await?.map(|token| (token, None)))
+}
+
+/// Describes the claim that a key was taken from.
+fn taken_from(row: &LockInfo) -> String {
+    let holder = row.holder.map(|holder| format!(", holder {holder}")).unwrap_or_default();
+    let under = if is_claimed(row.state) { format!(" under token {}{holder}", row.token) } else { String::new() };
+    printable(&format!("{}{under}", claim(row)))
+}
+
+/// Says what the name is instead.
+async fn no_row<DB: Database>(schedules: &Schedules<DB>, key: &str) -> Failure {
+    // Without rights on the tables of schedules, the name is that of a key without a row.
+    match schedules.inspect(key).await {
+        Ok(Some(_)) => {
+            let text = format_args!(
+                "{key:?} is no key, but a schedule: `rowlock pause {key}` lets no run begin, and `rowlock trigger {key}` asks for one"
+            );
+            Failure::new(exit::REFUSED, text)
+        }
+        _ => Failure::new(exit::REFUSED, format_args!("{key:?} has no row")),
+    }
+}
+
+/// Returns the name of the user who runs the program, as the environment tells it.
+fn operator() -> String {
+    let names = ["SUDO_USER", "USER", "LOGNAME"].into_iter().filter_map(|variable| std::env::var(variable).ok());
+    let mut names = names.filter(|name| !name.is_empty());
+    names.next().unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+}

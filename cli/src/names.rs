@@ -1,0 +1,97 @@
+//! What keys are, by their names: `NAME#3` is a permit of a semaphore, `NAME#r3` a reader's.
+
+use rowlock::{Database, Error, LeaseLock, ListOptions, LockInfo, State};
+
+use crate::show::{is_claimed, pages};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind<'a> {
+    Lock,
+    Permit { of: &'a str },
+    Reader { of: &'a str },
+}
+
+pub fn kind(key: &str) -> Kind<'_> {
+    let Some((of, number)) = key.rsplit_once('#') else { return Kind::Lock };
+    let is_number = |text: &str| !text.is_empty() && !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
+    match number.strip_prefix('r') {
+        _ if is_number(number) => Kind::Permit { of },
+        Some(number) if is_number(number) => Kind::Reader { of },
+        _ => Kind::Lock,
+    }
+}
+
+/// The rows of a name's permits and readers.
+pub struct Parts {
+    /// Whether the name has, or had, permits.
+    is_semaphore: bool,
+    /// Whether the name has, or had, readers.
+    is_read_write: bool,
+    /// The rows that are claimed.
+    pub permits: Vec<LockInfo>,
+    pub readers: Vec<LockInfo>,
+}
+
+impl Parts {
+    pub async fn of<DB: Database>(lock: &LeaseLock<DB>, name: &str) -> Result<Self, Error> {
+        let rows = pages(lock, &ListOptions::default().prefix(&format!("{name}#"))).await?;
+        let (mut permits, mut readers) = (Vec::new(), Vec::new());
+        for row in rows {
+            match kind(&row.key) {
+                Kind::Permit { of } if of == name => permits.push(row),
+                Kind::Reader { of } if of == name => readers.push(row),
+                _ => {}
+            }
+        }
+        let (is_semaphore, is_read_write) = (!permits.is_empty(), !readers.is_empty());
+        for rows in [&mut permits, &mut readers] {
+            rows.retain(|row| is_claimed(row.state));
+        }
+        Ok(Self { is_semaphore, is_read_write, permits, readers })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        !self.is_semaphore && !self.is_read_write
+    }
+
+    /// Says what the name is, with the rows that are claimed.
+    pub fn described(&self, name: &str) -> Vec<(String, &[LockInfo])> {
+        let held = |rows: &[LockInfo]| rows.iter().filter(|row| row.state == State::Held).count();
+        let permits = match held(&self.permits) {
+            0 => "no permit is held".to_owned(),
+            1 => "1 permit is held".to_owned(),
+            number => format!("{number} permits are held"),
+        };
+        let readers = match held(&self.readers) {
+            0 => "no reader".to_owned(),
+            1 => "1 reader".to_owned(),
+            number => format!("{number} readers"),
+        };
+        let semaphore = (format!("{name} is the name of a semaphore: {permits}"), self.permits.as_slice());
+        let read_write = (format!("{name} is the name of a read-write lock: {readers}"), self.readers.as_slice());
+        let kinds = [(self.is_semaphore, semaphore), (self.is_read_write, read_write)];
+        kinds.into_iter().filter_map(|(is_used, part)| is_used.then_some(part)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_of_a_key_is_told_by_its_suffix() {
+        let kinds = [
+            ("k", Kind::Lock),
+            ("k#3", Kind::Permit { of: "k" }),
+            ("a#1#12", Kind::Permit { of: "a#1" }),
+            ("k#r3", Kind::Reader { of: "k" }),
+            ("k#", Kind::Lock),
+            ("k#r", Kind::Lock),
+            ("k#03", Kind::Lock),
+            ("k#x3", Kind::Lock),
+        ];
+        for (key, of) in kinds {
+            assert_eq!(kind(key), of, "{key}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! `show`: one key, and what else has its name.
+
+use std::time::Duration;
+
+use anstyle::Style;
+use chrono::{DateTime, Utc};
+use rowlock::{Database, Error, LeaseLock, LockInfo, ScheduleInfo, Schedules, State};
+use serde_json::{Value, json};
+
+use crate::{
+    exit::{self, Failure},
+    names::Parts,
+    operators::Show,
+    out::{self, printable},
+    queues::{self, Queues},
+    schedule,
+    show::{aligned, clock, duration, object, objects, style, table},
+};
+
+/// Shows a key, the permits and readers of that name, and its schedule with its last runs.
+pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>, asked: &Show) -> Result<u8, Failure> {
+    let key = asked.key.as_str();
+    let entry = lock.inspect(key).await?;
+    let schedule = match schedules.inspect(key).await {
+        Err(Error::ScheduleTablesMissing) => None,
+        // Rights on the table of locks are enough for a key.
+        Err(error) if entry.is_some() => {
+            out::print_error(format_args!("{key}: whether a schedule has this name is not known: {error:?}"));
+            None
+        }
+        found => found?,
+    };
+    let parts = Parts::of(lock, key).await?;
+    let queues = Queues::if_possible(lock).await;
+    if entry.is_none() && parts.is_empty() && schedule.is_none() {
+        let text =
+            format_args!("{key:?} has no row: it was never taken, or was forgotten; and no schedule has this name");
+        return Err(Failure::new(exit::REFUSED, text));
+    }
+    let runs = if schedule.is_some() { schedules.history(key, RUNS).await? } else { Vec::new() };
+    if asked.json {
+        let mut shown = entry.as_ref().map_or_else(|| json!({ "key": key }), |entry| object(entry, None));
+        shown["waiting"] = queues.of_name(key).into();
+        shown["permits"] = objects(&parts.permits, &queues).into();
+        shown["readers"] = objects(&parts.readers, &queues).into();
+        shown["schedule"] = schedule.as_ref().map_or(Value::Null, schedule::show::object);
+        shown["runs"] = runs.iter().map(schedule::show::run_object).collect();
+        out::say_json(&shown)?;
+        return Ok(exit::OK);
+    }
+    let entry = entry.map(|entry| aligned(&lines(&entry, queues.of_name(key))));
+    let schedule = schedule.map(|schedule| about(&schedule));
+    let runs = (!runs.is_empty()).then(|| schedule::show::table(&runs));
+    let parts = parts.described(&printable(key)).into_iter().flat_map(|(what, rows)| {
+        let rows = (!rows.is_empty()).then(|| table(rows, &queues));
+        std::iter::once(what).chain(rows)
+    });
+    let shown = entry.into_iter().chain(parts).chain(schedule).chain(runs);
+    out::say(shown.collect::<Vec<_>>().join("\n\n"))?;
+    Ok(exit::OK)
+}
+
+/// How many runs of a schedule are shown with it.
+const RUNS: u32 = 10;
+
+/// Describes a key, one fact a line.
+fn lines(entry: &LockInfo, waiting: Option<u64>) -> Vec<(Style, [String; 2])> {
+    let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
+    let status = match entry.status.as_str() {
+        "S" => "succeeded",
+        "F" => "failed",
+        "P" if entry.state == State::Held => "in progress",
+        "P" => "not ended",
+        other => other,
+    };
+    let so_far = || (entry.now - entry.since?).to_std().ok().filter(|_| entry.state == State::Held);
+    let took = match (duration(entry), so_far()) {
+        (Some(took), _) => text(took),
+        (None, Some(took)) => format!("{} so far", text(took)),
+        (None, None) => "-".to_owned(),
+    };
+    let who = if entry.by.is_empty() { "-" } else { &entry.by };
+    let line = |name: &str, value: &str| (Style::new(), [name.to_owned(), printable(value)]);
+    let mut lines = vec![
+        line("KEY", &entry.key),
+        line("STATE", &entry.state.to_string()),
+        line("STATUS", status),
+        line("WHO", who),
+        line("SINCE", &time(entry.since)),
+        line("UNTIL", &time(entry.until)),
+        line("ENDED", &time(entry.ended)),
+        line("DURATION", &took),
+        line("WAITING", &queues::text(waiting)),
+        line("TOKEN", &entry.token.to_string()),
+    ];
+    lines[1].0 = style(entry.state);
+    lines
+}
+
+fn about(schedule: &ScheduleInfo) -> String {
+    let (times, next) = (schedule::show::times(schedule), clock(schedule.slot));
+    let state = schedule::show::described(schedule);
+    format!("schedule {}: {}, {state}, next at {next}", printable(&schedule.name), printable(&times))
+}
+
+/// Milliseconds are enough for a person.
+fn text(duration: Duration) -> String {
+    let millis = Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
+    humantime::format_duration(millis).to_string()
+}

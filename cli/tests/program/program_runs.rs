@@ -1,0 +1,60 @@
+//! `rowlock runs`: of one schedule or of all, and which of them.
+
+use harness::{TestDatabase, TestDb};
+use serde_json::Value;
+
+use crate::program::Program as _;
+
+harness::tests!(everywhere(
+    without_a_name_the_latest_runs_of_all_schedules_are_listed,
+    runs_are_selected_by_outcome_and_age
+));
+
+/// Writes runs into the history: the schedule, how many minutes ago each ended, the status. Their
+/// tokens are their ages.
+async fn ran<DB: TestDatabase>(db: &TestDb<DB>, runs: &[(&str, i64, &str)]) {
+    for (name, ago, status) in runs {
+        let (slot, end) = (DB::ago((ago + 1) * 60_000), DB::ago(ago * 60_000));
+        db.execute(&format!(
+            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status)
+             VALUES ('{name}', {slot}, 1, {ago}, 'me', {slot}, {end}, '{status}')"
+        ))
+        .await;
+    }
+}
+
+async fn listed<DB: TestDatabase>(db: &TestDb<DB>, words: &str) -> Vec<String> {
+    let runs = db.rowlock(&format!("runs --json {words}"), &[]).await.with(0).json();
+    let named = |run: &Value| format!("{}{}", run["name"].as_str().unwrap(), run["token"]);
+    runs.as_array().unwrap().iter().map(named).collect()
+}
+
+async fn without_a_name_the_latest_runs_of_all_schedules_are_listed<DB: TestDatabase>(db: TestDb<DB>) {
+    assert_eq!(db.rowlock("runs", &[]).await.with(0).out.lines().count(), 1, "the header");
+    let minutes: Vec<_> = (10..40).map(|ago| ("b", ago, "S")).collect();
+    ran(&db, &minutes).await;
+    ran(&db, &[("a", 1, "S"), ("c", 12, "F")]).await;
+    let all = listed(&db, "").await;
+    assert_eq!((all.len(), &all[..3]), (20, &["a1", "b10", "b11"].map(str::to_owned)[..]));
+    assert_eq!(listed(&db, "--limit 2").await, ["a1", "b10"]);
+    let table = db.rowlock("runs --limit 2", &[]).await.with(0).out;
+    let first: Vec<&str> = table.lines().map(|line| line.split("  ").next().unwrap()).collect();
+    assert_eq!(first, ["NAME", "a", "b"], "{table}");
+    let one = db.rowlock("runs a", &[]).await.with(0).out;
+    assert!(one.starts_with("SLOT"), "{one}");
+}
+
+async fn runs_are_selected_by_outcome_and_age<DB: TestDatabase>(db: TestDb<DB>) {
+    let minutes: Vec<_> = (10..40).map(|ago| ("a", ago, "S")).collect();
+    ran(&db, &minutes).await;
+    ran(&db, &[("a", 5, "F"), ("a", 100, "L"), ("b", 50, "M"), ("b", 7, "S"), ("b", 200, "F")]).await;
+    assert_eq!(listed(&db, "--failed").await, ["a5", "b50", "a100", "b200"]);
+    assert_eq!(listed(&db, "--failed --limit 1").await, ["a5"]);
+    assert_eq!(listed(&db, "--failed --since 75m").await, ["a5", "b50"]);
+    assert_eq!(listed(&db, "--since 9m").await, ["a5", "b7"]);
+    assert_eq!(listed(&db, "a --failed").await, ["a5", "a100"]);
+    assert_eq!(listed(&db, "b --since 75m").await, ["b7", "b50"]);
+    let none = db.rowlock("runs none --failed", &[]).await.with(75);
+    assert!(none.err.contains("there is no schedule \"none\""), "{none:?}");
+    assert_eq!(db.rowlock("runs --failed --since 1s --json", &[]).await.with(0).json(), Value::Array(Vec::new()));
+}
