@@ -98,8 +98,8 @@ pub enum Action {
     /// List keys: who holds what, since when, until when
     #[command(after_help = "Example: rowlock list --held")]
     List(List),
-    /// Show one key: its claim, how long it lasted, the permits or readers of that name, and the last
-    /// runs of the schedule of that name
+    /// Show one key: its claim, how long it lasted, the permits or readers of that name, and the
+    /// last runs of the schedule of that name
     #[command(after_help = "Example: rowlock show nightly-report --json")]
     Show(Show),
     /// Show the list, live

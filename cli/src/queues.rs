@@ -18,8 +18,8 @@ impl Queues {
         Ok(Self(Some(lock.queue_lengths().await?.into_iter().collect())))
     }
 
-    /// Reads the queues, or says why they are not known. Rights on the table of locks are enough for
-    /// a key.
+    /// Reads the queues, or says why they are not known. Rights on the table of locks are enough
+    /// for a key.
     pub async fn if_possible<DB: Database>(lock: &LeaseLock<DB>) -> Self {
         Self::read(lock).await.unwrap_or_else(|error| {
             out::print_error(format_args!("how many wait is not known: {error:?}"));

@@ -338,8 +338,8 @@ impl<DB: Database> Schedules<DB> {
     /// Returns the runs that are selected, the latest end first.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`]; [`Error::InvalidSetting`] for an age of more than ten years; otherwise
-    /// as [`list`](Self::list).
+    /// [`Error::InvalidKey`]; [`Error::InvalidSetting`] for an age of more than ten years;
+    /// otherwise as [`list`](Self::list).
     ///
     /// # Cancel safety
     /// The method only reads.

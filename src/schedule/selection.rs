@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-/// Selects the runs that [`Schedules::runs`](crate::Schedules::runs) returns: the last hundred of all
-/// schedules, by default.
+/// Selects the runs that [`Schedules::runs`](crate::Schedules::runs) returns: the last hundred of
+/// all schedules, by default.
 ///
 /// ```
 /// use std::time::Duration;
 ///
 /// use rowlock::RunOptions;
 ///
-/// let bad = RunOptions::default().of("nightly-report").unsuccessful().within(Duration::from_secs(86_400));
+/// let day = Duration::from_secs(24 * 60 * 60);
+/// let bad = RunOptions::default().of("nightly-report").unsuccessful().within(day);
 /// ```
 #[derive(Clone, Debug)]
 pub struct RunOptions {

@@ -9,7 +9,7 @@ use std::future::Future;
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::key::{Claim, Holder, Key, Token};
-use crate::store::{Outcome, Reply, Store, fault::said};
+use crate::store::{Outcome, Reply, Store};
 
 /// The error that the history records for a run whose process died.
 pub const LOST: &str = "taken over: its lease ended, or it was handed back";
@@ -116,7 +116,7 @@ impl DueReply {
             Ok(None) => self.next_in = Some(left),
             // Those before were granted, and are run.
             Err(error) if !self.claimed.is_empty() && crate::store::is_undone(&error) => {
-                let error = said(&error);
+                let error = crate::store::fault::said(&error);
                 tracing::warn!(error, "a schedule could not be claimed; trying again");
                 self.next_in = Some(left);
                 return Ok(false);

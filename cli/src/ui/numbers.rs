@@ -55,8 +55,8 @@ struct OfJob {
     job: String,
 }
 
-/// Returns all numbers. While the database does not answer, there is one: `rowlock_up`. The numbers of
-/// a table that could not be read are left out.
+/// Returns all numbers. While the database does not answer, there is one: `rowlock_up`. The numbers
+/// of a table that could not be read are left out.
 fn text(view: &View) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("rowlock");
     let up = Number::default();
