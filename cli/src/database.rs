@@ -160,7 +160,8 @@ where
             return Err(failed(&said(&error), advice(&error).unwrap_or(next)).passing(may_pass(error)));
         }
         Err(_) => {
-            let next = "check that the server runs, the host and the port in the database URL, and firewalls in between";
+            let next =
+                "check that the server runs, the host and the port in the database URL, and firewalls in between";
             return Err(failed(&format_args!("no reply within {timeout:?}"), next).passing(true));
         }
     }
