@@ -117,13 +117,15 @@ pub enum Error {
     )]
     TableMissing,
 
-    /// The table exists, but lacks columns.
+    /// A table exists, but lacks columns.
     #[non_exhaustive]
     #[error(
-        "the table t_resource_lock is not complete, it lacks {columns}: call rowlock::migrate(&pool) once, or run `sqlx migrate run` with rowlock's migrations"
+        "{table} lacks {columns}: call rowlock::migrate(&pool) once, or run `sqlx migrate run` with rowlock's migrations"
     )]
     ColumnMissing {
-        /// The missing columns.
+        /// The table, or those of schedules.
+        table: &'static str,
+        /// The missing columns, or what the server said of one.
         columns: String,
     },
 

@@ -264,7 +264,7 @@ impl Table {
         }
         let missing = schema.missing();
         if !missing.is_empty() {
-            return Err(Error::ColumnMissing { columns: missing.join(", ") });
+            return Err(Error::ColumnMissing { table: "t_resource_lock", columns: missing.join(", ") });
         }
         if let Some(wrong) = schema.wrong {
             return Err(Error::Unsuitable { wrong });

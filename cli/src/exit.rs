@@ -77,11 +77,8 @@ impl From<Error> for Failure {
             Error::TableMissing => {
                 return Self::new(UNFIT, "the table t_resource_lock does not exist here: run `rowlock migrate` once");
             }
-            Error::ColumnMissing { columns, .. } => {
-                return Self::new(
-                    UNFIT,
-                    format_args!("the table t_resource_lock lacks {columns}: run `rowlock migrate` once"),
-                );
+            Error::ColumnMissing { table, columns, .. } => {
+                return Self::new(UNFIT, format_args!("{table} lacks {columns}: run `rowlock migrate` once"));
             }
             Error::ScheduleTablesMissing => {
                 let text = "the tables of schedules do not exist here: run `rowlock migrate` once";

@@ -174,6 +174,17 @@ impl Work {
             self.target.send(Signal::KILL);
             told(key, format_args!("not ended within {grace:?}: killed"));
         }
+        self.gone().await
+    }
+
+    /// Kills the command and all its descendants.
+    pub async fn killed(&mut self) -> Result<ExitStatus, Failure> {
+        self.target.send(Signal::KILL);
+        self.gone().await
+    }
+
+    /// Waits for the command, which ends, and kills its descendants.
+    async fn gone(&mut self) -> Result<ExitStatus, Failure> {
         let status = self.child.wait().await.map_err(wait_failed)?;
         self.kill(|_| true).await;
         Ok(status)

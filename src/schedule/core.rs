@@ -80,6 +80,9 @@ impl<DB: Database> Core<DB> {
     pub fn failed(&self, failure: Failure, action: Action, subject: &str) -> Error {
         match failure.into_error(action, subject.to_owned(), self.time_limit, Certainty::NothingChanged) {
             Error::TableMissing => Error::ScheduleTablesMissing,
+            Error::ColumnMissing { columns, .. } => {
+                Error::ColumnMissing { table: "t_resource_schedule or t_resource_schedule_run", columns }
+            }
             error => error,
         }
     }

@@ -86,7 +86,9 @@ impl Failure {
             Self::NoReply => timed_out(Certainty::Unknown),
             Self::Failed(source) => match fault {
                 Fault::MissingTable => Error::TableMissing,
-                Fault::MissingColumn => Error::ColumnMissing { columns: said(&source) },
+                Fault::MissingColumn => {
+                    Error::ColumnMissing { table: "t_resource_lock", columns: format!("a column ({})", said(&source)) }
+                }
                 Fault::ReadOnly => Error::ReadOnly { source },
                 Fault::Contention | Fault::NoConnection | Fault::Denied | Fault::Other | Fault::Outage => {
                     // The server's own error undid its statement. After any other error the effect

@@ -175,15 +175,18 @@ async fn a_failure_is_recorded_with_the_last_line_of_stderr<DB: TestDatabase>(db
 
 async fn a_tick_is_finished_elsewhere_after_a_kill<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let script = r#"echo "attempt $ROWLOCK_ATTEMPT of $ROWLOCK_SLOT"; touch "$0/up"
+    let script = r#"echo "attempt $ROWLOCK_ATTEMPT of $ROWLOCK_SLOT"
+        if [ $ROWLOCK_ATTEMPT = 1 ]; then setsid sh -c 'echo $$ > "$0/new"; mv "$0/new" "$0/up"; exec sleep 1000' "$0" & fi
         while [ $ROWLOCK_ATTEMPT = 1 ]; do sleep 0.05; done"#;
     let file = job(&stage, "k", "after = \"1h\"\nlease = \"2s\"", script);
     let mut first = cron(&db, "--label first", &file);
     first.says("k: attempt 1", 1).await;
     let mut second = cron(&db, "--label second", &file);
     second.complains("1 job").await;
+    let of_left = PathBuf::from(format!("/proc/{}", stage.up().await));
     first.signal(Signal::KILL);
     let first = first.ended().await.with(-9);
+    eventually("what the command started is killed too", async || !of_left.exists()).await;
     second.says("k: attempt 2", 1).await;
     let run = ended_as(&db, "k", "succeeded").await;
     second.signal(Signal::TERM);

@@ -74,6 +74,10 @@ async fn what_is_missing_is_named<DB: TestDatabase>(db: TestDb<DB>) {
         assert!(of["found"].as_str().unwrap().contains(says), "{says}: {of}");
         assert!(of["advice"].as_str().unwrap().contains("run `rowlock migrate` once"), "{of}");
     };
+    db.execute("ALTER TABLE t_resource_schedule RENAME COLUMN paused TO pasued").await;
+    let listed = db.rowlock("schedules", &[]).await.with(78);
+    assert!(listed.err.starts_with("rowlock: t_resource_schedule or t_resource_schedule_run lacks"), "{listed:?}");
+    assert!(listed.err.contains("paused") && listed.err.contains("run `rowlock migrate` once"), "{listed:?}");
     db.execute("DROP TABLE t_resource_schedule").await;
     problem("tables of schedules", "do not exist").await;
     db.execute("ALTER TABLE t_resource_lock RENAME COLUMN confirms TO confrims").await;
