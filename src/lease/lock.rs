@@ -2,28 +2,24 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use sqlx::Pool;
 use tokio::{runtime::Handle, time::Instant};
 use tracing::Instrument as _;
 
 use crate::{
     error::Error,
-    grant::{Attempt, Grant},
+    grant::Attempt,
     key::{Claim, Holder, Key},
     lease::{
         attempt::Try,
         claims::Granted,
-        confirm,
         guard::{Lease, LeaseSet},
         shared::Shared,
         terms::KeyTerms,
         wait::{table_within, wait_for},
         wanted::Wanted,
     },
-    lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
     metrics,
     retry::Retry,
-    rules::Status,
     spans,
     store::Database,
 };
@@ -410,62 +406,5 @@ impl<DB: Database> LeaseLock<DB> {
         self.shared.settings.pool.close_idle().await;
         self.shared.settings.renewals.close_idle().await;
         settled
-    }
-}
-
-impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
-    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        Box::pin(async move { Ok(LeaseLock::try_acquire(self, key).await?.map(Grant::from)) })
-    }
-
-    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        Box::pin(async move { Ok(LeaseLock::acquire(self, key, wait).await?.map(Grant::from)) })
-    }
-
-    fn confirm<'a>(
-        &'a self,
-        claim: &'a Claim,
-        tx: &'a mut DB::Connection,
-    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
-        Box::pin(confirm::confirm::<DB>(claim, tx, self.shared.settings.time_limit))
-    }
-
-    fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(async move {
-            let Claim { key, token, .. } = grant.claim().clone();
-            match grant.into_lease() {
-                Some(lease) => lease.release(status).await,
-                None => Err(Error::Lost { key, token }),
-            }
-        })
-    }
-
-    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        Box::pin(async move { Ok(LeaseLock::acquire_for_run(self, key, wait).await?.map(Grant::from)) })
-    }
-
-    fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
-        Box::pin(confirm::commit_outcome(
-            &self.shared.settings.pool,
-            claim,
-            confirmation,
-            self.shared.settings.time_limit,
-        ))
-    }
-
-    fn confirm_at(&self) -> ConfirmAt {
-        ConfirmAt::First
-    }
-
-    fn retry(&self) -> Retry {
-        self.retry
-    }
-
-    fn time_limit(&self) -> Duration {
-        self.shared.settings.time_limit
-    }
-
-    fn pool(&self) -> &Pool<DB> {
-        self.shared.settings.pool.application()
     }
 }

@@ -18,6 +18,7 @@ pub(crate) mod readers;
 pub(crate) mod releases;
 pub(crate) mod renewer;
 pub(crate) mod replies;
+mod resource_lock;
 pub(crate) mod settings;
 pub(crate) mod shared;
 pub(crate) mod state;
