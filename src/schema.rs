@@ -244,8 +244,8 @@ pub(crate) struct Table {
     key_type: String,
     key_limit: KeyLimit,
     label_chars: usize,
-    /// Whether a statement can be instructed not to wait for a locked row.
-    pub nowait: bool,
+    /// As in [`Schema`].
+    pub special: bool,
 }
 
 impl Table {
@@ -272,8 +272,8 @@ impl Table {
         if let Some((server, version)) = schema.untried {
             tracing::warn!(server, version, "this server is not tested with rowlock");
         }
-        let Schema { key_type, key_limit, label_chars, nowait, .. } = schema;
-        Ok(Self { key_type, key_limit, label_chars, nowait })
+        let Schema { key_type, key_limit, label_chars, special, .. } = schema;
+        Ok(Self { key_type, key_limit, label_chars, special })
     }
 
     pub fn admits(&self, key: &Key, label: &str) -> Result<(), Error> {

@@ -100,10 +100,10 @@ impl<DB: Database> BatchOp<DB> for Claims {
         let Some(ClaimSet { on, .. }) = sets.first() else { return Ok(Vec::new()) };
         sets.iter().for_each(|set| set.sent.store(!set.look, Ordering::Relaxed));
         let requests: Vec<ClaimRequest> = sets.iter().flat_map(|set| set.requests.clone()).collect();
-        let nowait = self.table.get().is_some_and(|table| table.nowait);
+        let special = self.table.get().is_some_and(|table| table.special);
         let replies = match sets {
             [ClaimSet { look: true, .. }] => DB::look(conn, &requests, &on.terms).await?,
-            _ => DB::claim(conn, &requests, &on.terms, nowait).await?,
+            _ => DB::claim(conn, &requests, &on.terms, special).await?,
         };
         let mut replies = replies.into_iter();
         let mut claimed = |set: &ClaimSet<DB>| set.claimed(replies.by_ref().take(set.requests.len()).collect(), sent);

@@ -99,12 +99,12 @@ pub trait AdminStore: Store {
 
     /// Reads the rows of these keys; of several keys, only the locked rows. Locks nothing. It shows
     /// every claim that was committed before it began, on whichever server of a cluster.
-    /// `nowait` is as for [`claim`](Store::claim).
+    /// `special` is as for [`claim`](Store::claim).
     fn read_range(
         conn: &mut Self::Connection,
         keys: &KeyRange,
         terms: &Terms,
-        nowait: bool,
+        special: bool,
     ) -> impl Future<Output = Reply<Vec<Listed>>> + Send;
 
     /// Reads one row. Locks nothing.

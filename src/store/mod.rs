@@ -250,13 +250,13 @@ pub trait Store: sqlx::Database {
 
     /// Claims the rows that the rules grant. Returns one reply per request, in order. The requests
     /// are either of one holder, which gets all of them or none, or each of another holder for
-    /// another key, and then independent of each other. `nowait`: a statement can be made to fail
-    /// at a locked row instead of waiting.
+    /// another key, and then independent of each other. `special` is the one of the
+    /// [`Schema`](schema::Schema).
     fn claim(
         conn: &mut Self::Connection,
         requests: &[ClaimRequest],
         terms: &Terms,
-        nowait: bool,
+        special: bool,
     ) -> impl Future<Output = Reply<Vec<ClaimReply>>> + Send;
 
     /// Reads the rows without locking them. A locking read of several rows would keep those that are
@@ -279,12 +279,12 @@ pub trait Store: sqlx::Database {
     fn confirms(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Option<i64>>> + Send;
 
     /// Applies one change to all claims that stand. Returns one outcome per claim, in order.
-    /// `nowait` is as for [`claim`](Self::claim).
+    /// `special` is as for [`claim`](Self::claim).
     fn change(
         conn: &mut Self::Connection,
         claims: &[Claim],
         change: Change,
-        nowait: bool,
+        special: bool,
     ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send;
 }
 

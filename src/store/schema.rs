@@ -21,8 +21,9 @@ pub struct Schema {
     pub key_limit: KeyLimit,
     /// How many characters the column `client_ip` holds.
     pub label_chars: usize,
-    /// Whether a statement can be made to fail at a locked row instead of waiting (MariaDB).
-    pub nowait: bool,
+    /// Whether the store can send its special statements: on MariaDB those that fail at a locked
+    /// row instead of waiting, on SQLite those for a table that keeps times as integers.
+    pub special: bool,
     /// Why the table or the connection is unusable.
     pub wrong: Option<String>,
     /// Why the database is unusable, whatever its table.
@@ -79,7 +80,7 @@ impl Schema {
             key_type: String::new(),
             key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
             label_chars: usize::MAX,
-            nowait: false,
+            special: false,
             wrong: None,
             refused: None,
             untried: None,

@@ -12,14 +12,14 @@ pub enum Support {
     Refused(&'static str),
 }
 
-/// TiDB accepts `FOR UPDATE SKIP LOCKED` and drops the lock (pingcap/tidb issue 69720).
-const REFUSED: [(&str, &str); 1] = [("tidb", "TiDB")];
+/// TiDB accepts `FOR UPDATE SKIP LOCKED` and drops the lock (pingcap/tidb issue 69720). Aurora DSQL
+/// has no locks, and resolves conflicts at COMMIT.
+const REFUSED: [(&str, &str); 2] = [("tidb", "TiDB"), ("dsql", "Aurora DSQL")];
 
 /// Substrings of the banners of other servers, and the servers' names.
-const UNTRIED: [(&str, &str); 11] = [
+const UNTRIED: [(&str, &str); 10] = [
     ("cockroachdb", "CockroachDB"),
     ("-yb-", "YugabyteDB"),
-    ("dsql", "Aurora DSQL"),
     ("redshift", "Redshift"),
     ("greenplum", "Greenplum"),
     ("vitess", "Vitess"),

@@ -31,7 +31,7 @@ impl SchemaStore for MySql {
                     "the connection's autocommit is off, so that a claim would not be committed; switch it on".into(),
                 );
             }
-            schema.nowait = row.try_get::<i64, _>("mariadb")? == 1;
+            schema.special = row.try_get::<i64, _>("mariadb")? == 1;
             schema.queue = row.try_get::<i64, _>("queue")? > 0;
             let column_type: String = row.try_get("type")?;
             let data_type: String = row.try_get("data_type")?;

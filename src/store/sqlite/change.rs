@@ -29,13 +29,22 @@ macro_rules! change {
     };
 }
 
+/// `$end` is the time of the release in the form of the column.
+macro_rules! release {
+    ($($end:expr),+) => {
+        change!(concat!(
+            "lock_flag = 0, status = ?2, end_time = ",
+            $($end,)+
+            ", holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL"
+        ))
+    };
+}
+
 const RENEW: &str = change!(concat!("expires_at = max(ifnull(expires_at, 0), ", now!(), " + ?2)"));
 const RESUME: &str = change!(concat!("expires_at = ", now!(), " + ?2"));
-const RELEASE: &str = change!(concat!(
-    "lock_flag = 0, status = ?2, end_time = ",
-    kept!("end_time", now!(), " + ?3"),
-    ", holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL"
-));
+const RELEASE: &str = release!(kept!("end_time", now!(), " + ?3"));
+/// The same for a table that keeps times as integers.
+const RELEASE_MICROS: &str = release!(now!(), " + ?3");
 const ABANDON: &str = change!(concat!("expires_at = min(expires_at, ", now!(), " + ?2)"));
 
 const PUT_BACK: &str = change!(
@@ -83,7 +92,13 @@ pub(super) async fn confirms(conn: &mut SqliteConnection, claim: &Claim) -> Repl
     still_confirms(conn, confirms!("confirms"), claim).await
 }
 
-pub(super) async fn change(conn: &mut SqliteConnection, claims: &[Claim], change: Change) -> Reply<Vec<Outcome>> {
+/// `in_micros`: the table keeps times as integers.
+pub(super) async fn change(
+    conn: &mut SqliteConnection,
+    claims: &[Claim],
+    change: Change,
+    in_micros: bool,
+) -> Reply<Vec<Outcome>> {
     let named = json(claims.iter().map(|claim| {
         format!("[\"{}\",\"{}\",{}]", hex(claim.key.as_str()), claim.holder.as_uuid().simple(), claim.token)
     }));
@@ -91,7 +106,8 @@ pub(super) async fn change(conn: &mut SqliteConnection, claims: &[Claim], change
         Change::Renew(lease) => sqlx::query(RENEW).bind(named).bind(micros(lease)),
         Change::Resume(lease) => sqlx::query(RESUME).bind(named).bind(micros(lease)),
         Change::Release { status, offset, .. } => {
-            sqlx::query(RELEASE).bind(named).bind(status.letter()).bind(micros(offset))
+            let release = if in_micros { RELEASE_MICROS } else { RELEASE };
+            sqlx::query(release).bind(named).bind(status.letter()).bind(micros(offset))
         }
         Change::Abandon(delay) => sqlx::query(ABANDON).bind(named).bind(micros(delay)),
         Change::PutBack => sqlx::query(PUT_BACK).bind(named),

@@ -30,38 +30,47 @@ SELECT CAST(unhex(value) AS TEXT), 'S', 0, ",
 ON CONFLICT (key_resource) DO NOTHING"
 );
 
-/// ?1 lists what [`expected`] writes for each row. ?2 to ?4 are what the rows become.
-const TAKE: &str = concat!(
-    "
+/// ?1 lists what [`expected`] writes for each row. ?2 to ?4 are what the rows become. `$begin` is
+/// the time of the claim in the form of the column.
+macro_rules! take {
+    ($($begin:expr),+) => {
+        concat!(
+            "
 UPDATE t_resource_lock
 SET lock_flag = 1, status = 'P', client_ip = ?2, holder = unhex(j.value ->> 1), end_time = NULL,
     begin_time = CASE WHEN j.value ->> 2 = 'same' THEN begin_time ELSE ",
-    kept!("begin_time", now!(), " + ?4"),
-    " END,
+            $($begin,)+
+            " END,
     claimed_at = CASE WHEN j.value ->> 2 = 'same' THEN begin_time ELSE ",
-    kept!("begin_time", now!(), " + ?4"),
-    " END,
+            $($begin,)+
+            " END,
     token = CASE WHEN j.value ->> 2 = 'same' THEN token ELSE max(token + 1, ",
-    now!(),
-    ") END,
+            now!(),
+            ") END,
     prior_token = CASE j.value ->> 2 WHEN 'same' THEN prior_token WHEN 'taken over' THEN token END,
     prior_client_ip = CASE WHEN j.value ->> 2 = 'same' THEN prior_client_ip ELSE client_ip END,
     prior_status = CASE WHEN j.value ->> 2 = 'same' THEN prior_status ELSE status END,
     prior_begin_time = CASE WHEN j.value ->> 2 = 'same' THEN prior_begin_time ELSE begin_time END,
     prior_end_time = CASE WHEN j.value ->> 2 = 'same' THEN prior_end_time ELSE end_time END,
     expires_at = ",
-    now!(),
-    " + ?3
+            now!(),
+            " + ?3
 FROM json_each(?1) AS j
 WHERE key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND token = j.value ->> 3
   AND COALESCE(lock_flag = 1, 0) = j.value ->> 4 AND holder IS unhex(j.value ->> 5)
   AND status IS CAST(unhex(j.value ->> 6) AS TEXT) AND ",
-    as_micros!("begin_time"),
-    " IS j.value ->> 7 AND ",
-    as_micros!("claimed_at"),
-    " IS j.value ->> 8 AND expires_at IS j.value ->> 9 AND (end_time IS NOT NULL) = j.value ->> 10
+            as_micros!("begin_time"),
+            " IS j.value ->> 7 AND ",
+            as_micros!("claimed_at"),
+            " IS j.value ->> 8 AND expires_at IS j.value ->> 9 AND (end_time IS NOT NULL) = j.value ->> 10
 RETURNING key_resource, token, prior_token, prior_client_ip"
-);
+        )
+    };
+}
+
+const TAKE: &str = take!(kept!("begin_time", now!(), " + ?4"));
+/// The same for a table that keeps times as integers.
+const TAKE_MICROS: &str = take!(now!(), " + ?4");
 
 /// A row that was read, as the rules judge it.
 struct Found {
@@ -118,11 +127,12 @@ fn expected(found: &SqliteRow, row: &Row, request: &ClaimRequest, verdict: &str)
 }
 
 /// Claims the rows that the rules grant, for a single holder all of them or none. If nothing can be
-/// granted, nothing is written.
+/// granted, nothing is written. `in_micros`: the table keeps times as integers.
 pub(super) async fn claim(
     conn: &mut SqliteConnection,
     requests: &[ClaimRequest],
     terms: &Terms,
+    in_micros: bool,
 ) -> Reply<Vec<ClaimReply>> {
     let apart = is_apart(requests);
     let (busy_timeout, mut found) = find(conn, requests, terms).await?;
@@ -135,6 +145,7 @@ pub(super) async fn claim(
         free: json(found.iter_mut().flatten().filter_map(|found| found.free.take())),
         of_a_set: (!apart && requests.len() > 1).then_some(requests.len()),
         busy_timeout,
+        sql: if in_micros { TAKE_MICROS } else { TAKE },
         terms,
     };
     let taken = match take.execute(conn).await {
@@ -173,6 +184,7 @@ struct Take<'a> {
     of_a_set: Option<usize>,
     /// The connection's own, in milliseconds.
     busy_timeout: i64,
+    sql: &'static str,
     terms: &'a Terms,
 }
 
@@ -180,7 +192,7 @@ impl Take<'_> {
     /// Returns the claims by key.
     async fn execute(&self, conn: &mut SqliteConnection) -> Reply<HashMap<String, ClaimReply>> {
         let taken = match self.of_a_set {
-            None => self.briefly(TAKE, conn).await,
+            None => self.briefly(self.sql, conn).await,
             Some(_) => self.set(conn).await,
         };
         if taken.is_err() {
@@ -194,7 +206,7 @@ impl Take<'_> {
     /// Claims in a transaction, which is rolled back unless every key was claimed.
     async fn set(&self, conn: &mut SqliteConnection) -> Reply<HashMap<String, ClaimReply>> {
         self.briefly("BEGIN IMMEDIATE", conn).await?;
-        let mut taken = self.briefly(TAKE, conn).await;
+        let mut taken = self.briefly(self.sql, conn).await;
         if taken.as_ref().is_ok_and(|taken| self.is_kept(taken)) {
             match self.briefly("COMMIT", conn).await {
                 Ok(_) => return taken,

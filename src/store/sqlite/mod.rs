@@ -69,9 +69,9 @@ impl Store for Sqlite {
         conn: &mut SqliteConnection,
         requests: &[ClaimRequest],
         terms: &Terms,
-        _: bool,
+        special: bool,
     ) -> Reply<Vec<ClaimReply>> {
-        claim::claim(conn, requests, terms).await
+        claim::claim(conn, requests, terms, special).await
     }
 
     async fn look(conn: &mut SqliteConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
@@ -90,7 +90,12 @@ impl Store for Sqlite {
         change::confirms(conn, claim).await
     }
 
-    async fn change(conn: &mut SqliteConnection, claims: &[Claim], change: Change, _: bool) -> Reply<Vec<Outcome>> {
-        change::change(conn, claims, change).await
+    async fn change(
+        conn: &mut SqliteConnection,
+        claims: &[Claim],
+        change: Change,
+        special: bool,
+    ) -> Reply<Vec<Outcome>> {
+        change::change(conn, claims, change, special).await
     }
 }

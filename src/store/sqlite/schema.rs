@@ -45,12 +45,16 @@ impl SchemaStore for Sqlite {
         if schema.refused.is_some() {
             return Ok(schema);
         }
+        schema.special = true;
         for row in sqlx::query(SCHEMA).fetch_all(conn).await? {
             schema.queue = row.try_get("queue")?;
             let name: String = row.try_get("name")?;
             let column_type: String = row.try_get("type")?;
             if let Some(fit) = misfit(&name, &column_type) {
                 schema.wrong = Some(unfit(&name, &column_type, fit));
+            }
+            if name == "begin_time" || name == "end_time" {
+                schema.special &= column_type.contains("INT");
             }
             if name == "key_resource" {
                 schema.key_type = column_type;
