@@ -11,7 +11,7 @@ CREATE PROCEDURE rowlock_try_acquire(
     p_label VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_min_interval DECIMAL(20, 6),
     p_rules VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin)
 MODIFIES SQL DATA SQL SECURITY INVOKER
-BEGIN
+claim: BEGIN
     DECLARE v_key VARBINARY(4096) DEFAULT CAST(p_key AS BINARY);
     DECLARE v_length BIGINT DEFAULT COALESCE(p_lease, 30) * 1000000;
     DECLARE v_gap BIGINT DEFAULT COALESCE(p_min_interval, 0) * 1000000;
@@ -19,137 +19,204 @@ BEGIN
     DECLARE v_label VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
         DEFAULT COALESCE(p_label, LEFT(CONCAT(USER(), '/', CONNECTION_ID()), 45));
     DECLARE v_asker BINARY(16);
-    DECLARE v_left INT DEFAULT 20;
-    DECLARE v_granted, v_exists, v_stands, v_locked, v_same, v_rolls_back BOOLEAN DEFAULT FALSE;
-    DECLARE v_reason VARCHAR(30) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
-    DECLARE v_status VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
-    DECLARE v_by, v_previous_label VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
-    DECLARE v_token, v_previous_token BIGINT;
-    DECLARE v_begun, v_expires, v_now, v_until DATETIME(6);
-    DECLARE v_timeout INT;
-    DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_exists = FALSE;
+    DECLARE v_granted BOOLEAN DEFAULT FALSE;
+    DECLARE v_token BIGINT;
+    DECLARE v_now, v_expires DATETIME(6);
 
-    -- White space at an end: that of one byte, then that of UTF-8 with two bytes and with three.
-    IF p_key IS NULL OR OCTET_LENGTH(v_key) NOT BETWEEN 1 AND 255 OR LOCATE(0x00, v_key) > 0
-       OR LOCATE(LEFT(v_key, 1), 0x090A0B0C0D20) > 0 OR LOCATE(RIGHT(v_key, 1), 0x090A0B0C0D20) > 0
-       OR HEX(LEFT(v_key, 2)) IN ('C285', 'C2A0') OR HEX(RIGHT(v_key, 2)) IN ('C285', 'C2A0')
-       OR HEX(LEFT(v_key, 3)) IN ('E19A80', 'E28080', 'E28081', 'E28082', 'E28083', 'E28084', 'E28085', 'E28086', 'E28087', 'E28088', 'E28089', 'E2808A', 'E280A8', 'E280A9', 'E280AF', 'E2819F', 'E38080')
-       OR HEX(RIGHT(v_key, 3)) IN ('E19A80', 'E28080', 'E28081', 'E28082', 'E28083', 'E28084', 'E28085', 'E28086', 'E28087', 'E28088', 'E28089', 'E2808A', 'E280A8', 'E280A9', 'E280AF', 'E2819F', 'E38080') THEN
+    -- White space at an end: that of one byte, then that of UTF-8 with two bytes and with three. A
+    -- visible character of ASCII is none.
+    IF ASCII(v_key) NOT BETWEEN 33 AND 126 OR ASCII(RIGHT(v_key, 1)) NOT BETWEEN 33 AND 126 THEN
+        IF LOCATE(LEFT(v_key, 1), 0x090A0B0C0D20) > 0 OR LOCATE(RIGHT(v_key, 1), 0x090A0B0C0D20) > 0
+            OR HEX(LEFT(v_key, 2)) IN ('C285', 'C2A0') OR HEX(RIGHT(v_key, 2)) IN ('C285', 'C2A0')
+            OR HEX(LEFT(v_key, 3)) IN ('E19A80', 'E28080', 'E28081', 'E28082', 'E28083', 'E28084', 'E28085', 'E28086', 'E28087', 'E28088', 'E28089', 'E2808A', 'E280A8', 'E280A9', 'E280AF', 'E2819F', 'E38080')
+            OR HEX(RIGHT(v_key, 3)) IN ('E19A80', 'E28080', 'E28081', 'E28082', 'E28083', 'E28084', 'E28085', 'E28086', 'E28087', 'E28088', 'E28089', 'E2808A', 'E280A8', 'E280A9', 'E280AF', 'E2819F', 'E38080') THEN
+            SET v_key = NULL;
+        END IF;
+    END IF;
+    IF v_key IS NULL OR OCTET_LENGTH(v_key) NOT BETWEEN 1 AND 255 OR LOCATE(0x00, v_key) > 0 THEN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the key is not valid: use 1 to 255 bytes of UTF-8, without NUL and without white space at the ends';
     ELSEIF v_length NOT BETWEEN 100000 AND 2592000000000 THEN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the lease is not valid: it has to be from 0.1 s to 30 days';
     ELSEIF v_gap NOT BETWEEN 0 AND 315619200000000 THEN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the min_interval is not valid: it has to be from zero to ten years';
-    ELSEIF COALESCE(p_rules, 'recover') NOT IN ('recover', 'article') THEN
+    ELSEIF NOT v_recover AND p_rules <> 'article' THEN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'these rules are not known: they are recover or article';
-    ELSEIF p_holder IS NOT NULL AND LOWER(p_holder) NOT REGEXP '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN
+    ELSEIF p_holder IS NULL THEN
+        SET p_holder = INSERT(INSERT(INSERT(INSERT(LEFT(SHA2(CONCAT(UUID(), RAND()), 256), 32), 21, 0, '-'), 17, 0, '-'), 13, 0, '-'), 9, 0, '-');
+    ELSEIF LOWER(p_holder) NOT REGEXP '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the holder is not valid: use a UUID, or NULL for a new one';
     END IF;
-    SET v_asker = UNHEX(REPLACE(COALESCE(p_holder, LEFT(SHA2(CONCAT(UUID(), RAND()), 256), 32)), '-', ''));
-    attempts: LOOP
-        -- A row that is refused is not locked: within a transaction of the caller it would stay
-        -- locked. The time is the earlier one of two: SET timestamp changes UTC_TIMESTAMP, and a
-        -- clock change of the time zone may fall between the start of the statement and SYSDATE.
-        SET v_exists = TRUE, v_reason = 'busy', v_until = NULL;
-        SELECT COALESCE(c.lock_flag = 1, FALSE), CONVERT(c.status USING utf8mb4), CONVERT(c.client_ip USING utf8mb4),
-               COALESCE(c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE),
-               COALESCE(c.holder = v_asker, FALSE), IF(c.begin_time >= '1000-01-01', c.begin_time, NULL), c.expires_at,
-               LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND)
-        INTO v_locked, v_status, v_by, v_stands, v_same, v_begun, v_expires, v_now
-        FROM t_resource_lock c WHERE c.key_resource = v_key;
-        IF NOT v_exists THEN
-            BEGIN
-                -- A row that another transaction is creating is waited for only briefly.
-                DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN
-                    SET SESSION innodb_lock_wait_timeout = v_timeout;
-                    RESIGNAL;
-                END;
-                DECLARE CONTINUE HANDLER FOR 1205 BEGIN
-                    IF @@GLOBAL.innodb_rollback_on_timeout THEN
+    SET v_asker = UNHEX(REPLACE(p_holder, '-', ''));
+
+    -- A free row is taken under a token and until a time that are chosen before: then it need not be
+    -- read afterwards. Every other row, also one whose token is not below the clock, is left to the
+    -- loop. A row that is refused is not locked: within a transaction of the caller it would stay
+    -- locked. So MySQL looks first, by a SELECT; a query within IF would lock the row. MariaDB tells
+    -- whether there is a transaction, and outside of one uses a statement that does not wait. Its
+    -- error would end a transaction under innodb_rollback_on_timeout.
+    -- The time is the earlier one of two: SET timestamp changes UTC_TIMESTAMP, and a clock change of
+    -- the time zone may fall between the start of the statement and SYSDATE.
+    SET v_expires = SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND;
+    SET v_token = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', v_expires), v_now = LEAST(UTC_TIMESTAMP(6), v_expires),
+        v_expires = v_expires + INTERVAL v_length MICROSECOND;
+    /*M!
+    IF @@autocommit AND NOT @@in_transaction THEN
+        BEGIN
+            DECLARE CONTINUE HANDLER FOR 1205 BEGIN END;
+            SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE t_resource_lock c FORCE INDEX (PRIMARY)
+            SET c.prior_token = NULL, c.prior_client_ip = LEFT(c.client_ip, 45), c.prior_status = c.status,
+                c.prior_begin_time = IF(c.begin_time >= '1000-01-01', c.begin_time, NULL),
+                c.prior_end_time = IF(c.end_time >= '1000-01-01', c.end_time, NULL),
+                c.lock_flag = 1, c.status = 'P', c.client_ip = v_label, c.holder = v_asker, c.token = v_token,
+                c.begin_time = v_now, c.claimed_at = v_now, c.end_time = NULL, c.expires_at = v_expires
+            WHERE c.key_resource = v_key AND NOT COALESCE(c.lock_flag = 1, FALSE) AND c.token < v_token
+              AND (v_recover OR CAST(c.status AS BINARY) = 'S')
+              AND (v_gap = 0 OR c.begin_time IS NULL OR v_now - INTERVAL v_gap MICROSECOND >= c.begin_time);
+            SET v_granted = ROW_COUNT() > 0;
+        END;
+    END IF;
+    */
+    /*!80000
+    SELECT COUNT(*) > 0 INTO v_granted FROM t_resource_lock c
+    WHERE c.key_resource = v_key AND NOT COALESCE(c.lock_flag = 1, FALSE) AND c.token < v_token
+      AND (v_recover OR CAST(c.status AS BINARY) = 'S')
+      AND (v_gap = 0 OR c.begin_time IS NULL OR v_now - INTERVAL v_gap MICROSECOND >= c.begin_time);
+    IF v_granted THEN
+        UPDATE (
+            SELECT c.key_resource, c.status, IF(c.begin_time >= '1000-01-01', c.begin_time, NULL) AS began,
+                   IF(c.end_time >= '1000-01-01', c.end_time, NULL) AS ended, c.client_ip
+            FROM t_resource_lock c
+            WHERE c.key_resource = v_key AND NOT COALESCE(c.lock_flag = 1, FALSE) AND c.token < v_token
+              AND (v_recover OR CAST(c.status AS BINARY) = 'S')
+              AND (v_gap = 0 OR c.begin_time IS NULL OR v_now - INTERVAL v_gap MICROSECOND >= c.begin_time)
+            LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+        SET t.prior_token = NULL, t.prior_client_ip = LEFT(j.client_ip, 45), t.prior_status = j.status,
+            t.prior_begin_time = j.began, t.prior_end_time = j.ended,
+            t.lock_flag = 1, t.status = 'P', t.client_ip = v_label, t.holder = v_asker, t.token = v_token,
+            t.begin_time = v_now, t.claimed_at = v_now, t.end_time = NULL, t.expires_at = v_expires;
+        SET v_granted = ROW_COUNT() > 0;
+    END IF;
+    */
+    IF v_granted THEN
+        SELECT v_granted AS granted, v_token AS token, LOWER(p_holder) AS holder, v_expires AS expires_at, NULL AS previous_token,
+               NULL AS previous_label, NULL AS reason, NULL AS `by`, NULL AS since, NULL AS until, NULL AS retry_after;
+        LEAVE claim;
+    END IF;
+
+    BEGIN
+        DECLARE v_left INT DEFAULT 20;
+        DECLARE v_exists, v_stands, v_locked, v_same BOOLEAN DEFAULT FALSE;
+        DECLARE v_reason VARCHAR(30) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+        DECLARE v_status VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+        DECLARE v_by, v_previous_label VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+        DECLARE v_previous_token BIGINT;
+        DECLARE v_begun, v_until DATETIME(6);
+        DECLARE v_timeout INT;
+        DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_exists = FALSE;
+
+        attempts: LOOP
+            SET v_exists = TRUE, v_reason = 'busy', v_until = NULL;
+            SELECT COALESCE(c.lock_flag = 1, FALSE), CONVERT(c.status USING utf8mb4), CONVERT(c.client_ip USING utf8mb4),
+                   COALESCE(c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE),
+                   COALESCE(c.holder = v_asker, FALSE), IF(c.begin_time >= '1000-01-01', c.begin_time, NULL), c.expires_at,
+                   LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND)
+            INTO v_locked, v_status, v_by, v_stands, v_same, v_begun, v_expires, v_now
+            FROM t_resource_lock c WHERE c.key_resource = v_key;
+            IF NOT v_exists THEN
+                BEGIN
+                    -- A row that another transaction is creating is waited for only briefly.
+                    DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN
                         SET SESSION innodb_lock_wait_timeout = v_timeout;
                         RESIGNAL;
-                    END IF;
-                    SET v_left = 0;
+                    END;
+                    DECLARE CONTINUE HANDLER FOR 1205 BEGIN
+                        IF @@GLOBAL.innodb_rollback_on_timeout THEN
+                            SET SESSION innodb_lock_wait_timeout = v_timeout;
+                            RESIGNAL;
+                        END IF;
+                        SET v_left = 0;
+                    END;
+                    SET v_timeout = @@SESSION.innodb_lock_wait_timeout;
+                    SET SESSION innodb_lock_wait_timeout = 1;
+                    INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
+                    VALUES (v_key, 'S', 0, '1970-01-01', '', GREATEST(60, CEIL(v_gap / 60000000)), 0, 0)
+                    ON DUPLICATE KEY UPDATE key_resource = key_resource;
+                    SET SESSION innodb_lock_wait_timeout = v_timeout;
                 END;
-                SET v_timeout = @@SESSION.innodb_lock_wait_timeout;
-                SET SESSION innodb_lock_wait_timeout = 1;
-                INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
-                VALUES (v_key, 'S', 0, '1970-01-01', '', GREATEST(60, CEIL(v_gap / 60000000)), 0, 0)
-                ON DUPLICATE KEY UPDATE key_resource = key_resource;
-                SET SESSION innodb_lock_wait_timeout = v_timeout;
-            END;
-            SET v_by = NULL, v_begun = NULL;
-        ELSEIF v_stands THEN
-            IF NOT v_same AND (v_expires IS NULL OR v_now < v_expires) THEN
-                SET v_reason = 'held', v_until = v_expires;
-            ELSEIF NOT v_same AND NOT v_recover THEN
-                SET v_reason = 'timed_out_unfinished';
+                SET v_by = NULL, v_begun = NULL;
+            ELSEIF v_stands THEN
+                IF NOT v_same AND (v_expires IS NULL OR v_now < v_expires) THEN
+                    SET v_reason = 'held', v_until = v_expires;
+                ELSEIF NOT v_same AND NOT v_recover THEN
+                    SET v_reason = 'timed_out_unfinished';
+                END IF;
+            ELSEIF v_locked THEN
+                SET v_reason = 'held_by_another_program';
+            ELSEIF NOT v_recover AND (v_status IS NULL OR CAST(v_status AS BINARY) <> 'S') THEN
+                SET v_reason = IF(CAST(v_status AS BINARY) = 'F', 'last_run_failed', 'not_succeeded');
+            ELSEIF v_gap > 0 AND v_now - INTERVAL v_gap MICROSECOND < v_begun THEN
+                SET v_reason = 'within_window', v_until = v_begun + INTERVAL v_gap MICROSECOND;
             END IF;
-        ELSEIF v_locked THEN
-            SET v_reason = 'held_by_another_program';
-        ELSEIF NOT v_recover AND (v_status IS NULL OR CAST(v_status AS BINARY) <> 'S') THEN
-            SET v_reason = IF(CAST(v_status AS BINARY) = 'F', 'last_run_failed', 'not_succeeded');
-        ELSEIF v_gap > 0 AND v_now - INTERVAL v_gap MICROSECOND < v_begun THEN
-            SET v_reason = 'within_window', v_until = v_begun + INTERVAL v_gap MICROSECOND;
-        END IF;
-        IF v_reason <> 'busy' THEN
-            LEAVE attempts;
-        END IF;
-
-        -- Takes the row if the rules still grant it, and no other transaction has locked it.
-        UPDATE (
-            SELECT c.key_resource, c.token, c.status, IF(c.begin_time >= '1000-01-01', c.begin_time, NULL) AS began,
-                   IF(c.end_time >= '1000-01-01', c.end_time, NULL) AS ended, c.client_ip, c.prior_token, c.prior_status,
-                   c.prior_begin_time, c.prior_end_time, c.prior_client_ip,
-                   LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND) AS now,
-                   TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) AS micros,
-                   CASE WHEN c.lock_flag = 1 AND c.holder = v_asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
-                        WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
-                            CASE WHEN v_recover AND LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND) >= c.expires_at
-                                 THEN 'taken over' END
-                        WHEN c.lock_flag = 1 THEN NULL
-                        WHEN (v_recover OR CAST(c.status AS BINARY) = 'S') AND (c.begin_time IS NULL OR v_gap = 0
-                            OR LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND)
-                               - INTERVAL v_gap MICROSECOND >= c.begin_time) THEN 'acquired'
-                   END AS verdict
-            FROM t_resource_lock c WHERE c.key_resource = v_key LIMIT 1 FOR UPDATE SKIP LOCKED
-        ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
-        SET t.lock_flag = 1, t.status = 'P', t.client_ip = v_label, t.holder = v_asker, t.end_time = NULL,
-            t.begin_time = IF(j.verdict = 'same', t.begin_time, j.now),
-            t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now),
-            t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.token END,
-            t.prior_client_ip = IF(j.verdict = 'same', j.prior_client_ip, LEFT(j.client_ip, 45)),
-            t.prior_status = IF(j.verdict = 'same', j.prior_status, j.status),
-            t.prior_begin_time = IF(j.verdict = 'same', j.prior_begin_time, j.began),
-            t.prior_end_time = IF(j.verdict = 'same', j.prior_end_time, j.ended),
-            t.expires_at = SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND + INTERVAL v_length MICROSECOND,
-            t.token = IF(j.verdict = 'same', j.token, GREATEST(j.token + 1, j.micros))
-        WHERE j.verdict IS NOT NULL;
-        IF ROW_COUNT() > 0 THEN
-            SET v_exists = TRUE;
-            SELECT c.token, c.expires_at, c.prior_token, CONVERT(c.prior_client_ip USING utf8mb4)
-            INTO v_token, v_expires, v_previous_token, v_previous_label
-            FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_asker;
-            -- It is missing if an operator has freed the key since: it is claimed anew.
-            IF v_exists THEN
-                SET v_granted = TRUE;
+            IF v_reason <> 'busy' THEN
                 LEAVE attempts;
             END IF;
-        END IF;
-        SET v_left = v_left - 1;
-        IF v_left <= 0 THEN
-            LEAVE attempts;
-        END IF;
-        DO SLEEP(0.005);
-    END LOOP;
-    SELECT v_granted AS granted, v_token AS token,
-           IF(v_granted, LOWER(CONCAT_WS('-', HEX(LEFT(v_asker, 4)), HEX(SUBSTR(v_asker, 5, 2)), HEX(SUBSTR(v_asker, 7, 2)), HEX(SUBSTR(v_asker, 9, 2)), HEX(RIGHT(v_asker, 6)))), NULL) AS holder,
-           IF(v_granted, v_expires, NULL) AS expires_at, v_previous_token AS previous_token,
-           IF(v_previous_token IS NULL, NULL, v_previous_label) AS previous_label,
-           IF(v_granted, NULL, v_reason) AS reason, IF(v_granted, NULL, v_by) AS `by`, IF(v_granted, NULL, v_begun) AS since,
-           IF(v_granted, NULL, v_until) AS until,
-           CASE WHEN v_granted THEN NULL WHEN v_reason = 'busy' THEN 0.1E0
-                ELSE GREATEST(TIMESTAMPDIFF(MICROSECOND, v_now, v_until), 0) / 1E6 END AS retry_after;
+
+            -- Takes the row if the rules still grant it, and no other transaction has locked it.
+            UPDATE (
+                SELECT c.key_resource, c.token, c.status, IF(c.begin_time >= '1000-01-01', c.begin_time, NULL) AS began,
+                       IF(c.end_time >= '1000-01-01', c.end_time, NULL) AS ended, c.client_ip, c.prior_token, c.prior_status,
+                       c.prior_begin_time, c.prior_end_time, c.prior_client_ip,
+                       LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND) AS now,
+                       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) AS micros,
+                       CASE WHEN c.lock_flag = 1 AND c.holder = v_asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
+                            WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
+                                CASE WHEN v_recover AND LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND) >= c.expires_at
+                                     THEN 'taken over' END
+                            WHEN c.lock_flag = 1 THEN NULL
+                            WHEN (v_recover OR CAST(c.status AS BINARY) = 'S') AND (c.begin_time IS NULL OR v_gap = 0
+                                OR LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND)
+                                   - INTERVAL v_gap MICROSECOND >= c.begin_time) THEN 'acquired'
+                       END AS verdict
+                FROM t_resource_lock c WHERE c.key_resource = v_key LIMIT 1 FOR UPDATE SKIP LOCKED
+            ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+            SET t.lock_flag = 1, t.status = 'P', t.client_ip = v_label, t.holder = v_asker, t.end_time = NULL,
+                t.begin_time = IF(j.verdict = 'same', t.begin_time, j.now),
+                t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now),
+                t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.token END,
+                t.prior_client_ip = IF(j.verdict = 'same', j.prior_client_ip, LEFT(j.client_ip, 45)),
+                t.prior_status = IF(j.verdict = 'same', j.prior_status, j.status),
+                t.prior_begin_time = IF(j.verdict = 'same', j.prior_begin_time, j.began),
+                t.prior_end_time = IF(j.verdict = 'same', j.prior_end_time, j.ended),
+                t.expires_at = SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND + INTERVAL v_length MICROSECOND,
+                t.token = IF(j.verdict = 'same', j.token, GREATEST(j.token + 1, j.micros))
+            WHERE j.verdict IS NOT NULL;
+            IF ROW_COUNT() > 0 THEN
+                SET v_exists = TRUE;
+                SELECT c.token, c.expires_at, c.prior_token, CONVERT(c.prior_client_ip USING utf8mb4)
+                INTO v_token, v_expires, v_previous_token, v_previous_label
+                FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_asker;
+                -- It is missing if an operator has freed the key since: it is claimed anew.
+                IF v_exists THEN
+                    SET v_granted = TRUE;
+                    LEAVE attempts;
+                END IF;
+            END IF;
+            SET v_left = v_left - 1;
+            IF v_left <= 0 THEN
+                LEAVE attempts;
+            END IF;
+            DO SLEEP(0.005);
+        END LOOP;
+        SELECT v_granted AS granted, IF(v_granted, v_token, NULL) AS token,
+               IF(v_granted, LOWER(p_holder), NULL) AS holder,
+               IF(v_granted, v_expires, NULL) AS expires_at, v_previous_token AS previous_token,
+               IF(v_previous_token IS NULL, NULL, v_previous_label) AS previous_label,
+               IF(v_granted, NULL, v_reason) AS reason, IF(v_granted, NULL, v_by) AS `by`, IF(v_granted, NULL, v_begun) AS since,
+               IF(v_granted, NULL, v_until) AS until,
+               CASE WHEN v_granted THEN NULL WHEN v_reason = 'busy' THEN 0.1E0
+                    ELSE GREATEST(TIMESTAMPDIFF(MICROSECOND, v_now, v_until), 0) / 1E6 END AS retry_after;
+    END;
 END;
 
 -- What became of a change that matched no row: 'done' by an earlier request, 'lost', or 'busy'. The

@@ -31,76 +31,70 @@ DECLARE
     length    interval := coalesce(rowlock_try_acquire.lease, '30 seconds');
     gap       interval := coalesce(rowlock_try_acquire.min_interval, '0');
     recover   boolean  := coalesce(rowlock_try_acquire.rules, 'recover') = 'recover';
-    spaces    int[]    := '{9,10,11,12,13,32,133,160,5760,8192,8193,8194,8195,8196,8197,8198,8199,8200,8201,8202,8232,8233,8239,8287,12288}';
+    spaces    int[]    := ARRAY[9,10,11,12,13,32,133,160,5760,8192,8193,8194,8195,8196,8197,8198,8199,8200,8201,8202,8232,8233,8239,8287,12288];
     left_to   int := 20; -- Counted, not timed: the clock may be set back.
     created   int := 0;
+    problem   text;
     timeout   text;
     seen      record;
 BEGIN
-    IF asked_key IS NULL OR octet_length(convert_to(asked_key, 'UTF8')) NOT BETWEEN 1 AND 255
-       OR ascii(asked_key) = ANY (spaces) OR ascii(right(asked_key, 1)) = ANY (spaces) THEN
-        RAISE EXCEPTION 'key % is not valid: use 1 to 255 bytes of UTF-8, without white space at the start or end', quote_nullable(left(asked_key, 80))
-            USING ERRCODE = 'invalid_parameter_value';
-    ELSIF length NOT BETWEEN interval '100 milliseconds' AND interval '30 days' THEN
-        RAISE EXCEPTION 'lease % is not valid: it has to be from 100 ms to 30 days', length USING ERRCODE = 'invalid_parameter_value';
-    ELSIF gap NOT BETWEEN interval '0' AND interval '3653 days' THEN
-        RAISE EXCEPTION 'min_interval % is not valid: it has to be from zero to ten years', gap USING ERRCODE = 'invalid_parameter_value';
-    ELSIF coalesce(rowlock_try_acquire.rules, 'recover') NOT IN ('recover', 'article') THEN
-        RAISE EXCEPTION 'rules % are not known: they are recover or article', quote_literal(rowlock_try_acquire.rules)
-            USING ERRCODE = 'invalid_parameter_value';
+    -- A character has at most 6 bytes of UTF-8.
+    problem := CASE
+        WHEN coalesce(asked_key, '') = '' OR (char_length(asked_key) > 40 AND octet_length(convert_to(asked_key, 'UTF8')) > 255)
+             OR ascii(asked_key) = ANY (spaces) OR ascii(right(asked_key, 1)) = ANY (spaces) THEN
+            format('key %s is not valid: use 1 to 255 bytes of UTF-8, without white space at the start or end', quote_nullable(left(asked_key, 80)))
+        WHEN length NOT BETWEEN interval '100 milliseconds' AND interval '30 days' THEN
+            format('lease %s is not valid: it has to be from 100 ms to 30 days', length)
+        WHEN gap NOT BETWEEN interval '0' AND interval '3653 days' THEN
+            format('min_interval %s is not valid: it has to be from zero to ten years', gap)
+        WHEN rowlock_try_acquire.rules NOT IN ('recover', 'article') THEN
+            format('rules %s are not known: they are recover or article', quote_literal(rowlock_try_acquire.rules))
+    END;
+    IF problem IS NOT NULL THEN
+        RAISE EXCEPTION '%', problem USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    granted := false;
-    holder := NULL;
     LOOP
         -- Takes the row if the rules grant it. A row that is not granted is not locked, and a
         -- locked row is not waited for.
-        WITH taken AS (
-            UPDATE t_resource_lock t SET
-                lock_flag = 1, status = 'P', client_ip = who, holder = asker, end_time = NULL,
-                begin_time = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now END,
-                claimed_at = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now END,
-                token = CASE j.verdict WHEN 'same' THEN t.token ELSE greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint) END,
-                prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN t.token END,
-                prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip ELSE left(t.client_ip, 45) END,
-                prior_status = CASE j.verdict WHEN 'same' THEN t.prior_status ELSE t.status END,
-                prior_begin_time = CASE j.verdict WHEN 'same' THEN t.prior_begin_time ELSE t.begin_time END,
-                prior_end_time = CASE j.verdict WHEN 'same' THEN t.prior_end_time ELSE t.end_time END,
-                expires_at = j.now + length, awaited = t.awaited AND j.verdict = 'same'
-            FROM (
-                SELECT c.key_resource, n.now, v.verdict
-                FROM t_resource_lock c CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
-                CROSS JOIN LATERAL (SELECT
-                    CASE WHEN c.lock_flag = 1 AND c.holder = asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
-                         WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
-                             CASE WHEN recover AND n.now >= c.expires_at THEN 'taken over' END
-                         WHEN c.lock_flag = 1 THEN NULL
-                         WHEN (recover OR c.status = 'S')
-                              AND (c.begin_time IS NULL OR gap = interval '0' OR n.now - gap >= c.begin_time) THEN 'acquired'
-                    END AS verdict) v
-                WHERE c.key_resource = asked_key AND v.verdict IS NOT NULL
-                FOR UPDATE OF c SKIP LOCKED) j
-            WHERE t.key_resource = j.key_resource
-            RETURNING t.token, t.expires_at, t.prior_token, t.prior_client_ip
-        )
-        SELECT n.token, n.expires_at, n.prior_token, n.prior_client_ip::text AS prior_label, m.* INTO seen
-        FROM (SELECT) one LEFT JOIN taken n ON true LEFT JOIN LATERAL (
-            SELECT true AS exists, coalesce(c.lock_flag = 1, false) AS locked, c.status::text AS status, c.client_ip::text AS label,
-                   c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL AS stands,
-                   c.holder = asker AS same, clock_timestamp() AS now,
-                   CASE WHEN c.begin_time IS NOT NULL THEN greatest(least(c.begin_time::timestamptz, '9999-12-31Z'), '0001-01-01Z') END AS begun,
-                   CASE WHEN c.expires_at IS NOT NULL THEN greatest(least(c.expires_at, '9999-12-31Z'), '0001-01-01Z') END AS ends
-            FROM t_resource_lock c WHERE c.key_resource = asked_key AND n.token IS NULL) m ON true;
-
-        IF seen.token IS NOT NULL THEN
-            SELECT NULL, NULL, NULL, NULL INTO reason, "by", since, until;
-            granted := true;
-            token := seen.token;
-            holder := asker;
-            expires_at := seen.expires_at;
-            previous_token := seen.prior_token;
-            previous_label := CASE WHEN seen.prior_token IS NOT NULL THEN seen.prior_label END;
+        UPDATE t_resource_lock t SET
+            lock_flag = 1, status = 'P', client_ip = who, holder = asker, end_time = NULL,
+            begin_time = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now END,
+            claimed_at = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now END,
+            token = CASE j.verdict WHEN 'same' THEN t.token ELSE greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint) END,
+            prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN t.token END,
+            prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip ELSE left(t.client_ip, 45) END,
+            prior_status = CASE j.verdict WHEN 'same' THEN t.prior_status ELSE t.status END,
+            prior_begin_time = CASE j.verdict WHEN 'same' THEN t.prior_begin_time ELSE t.begin_time END,
+            prior_end_time = CASE j.verdict WHEN 'same' THEN t.prior_end_time ELSE t.end_time END,
+            expires_at = j.now + length, awaited = t.awaited AND j.verdict = 'same'
+        FROM (
+            SELECT c.key_resource, n.now, v.verdict
+            FROM t_resource_lock c CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
+            CROSS JOIN LATERAL (SELECT
+                CASE WHEN c.lock_flag = 1 AND c.holder = asker AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN 'same'
+                     WHEN c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL THEN
+                         CASE WHEN recover AND n.now >= c.expires_at THEN 'taken over' END
+                     WHEN c.lock_flag = 1 THEN NULL
+                     WHEN (recover OR c.status = 'S')
+                          AND (c.begin_time IS NULL OR gap = interval '0' OR n.now - gap >= c.begin_time) THEN 'acquired'
+                END AS verdict) v
+            WHERE c.key_resource = asked_key AND v.verdict IS NOT NULL
+            FOR UPDATE OF c SKIP LOCKED) j
+        WHERE t.key_resource = j.key_resource
+        RETURNING true, t.token, asker, t.expires_at, t.prior_token,
+                  CASE WHEN t.prior_token IS NOT NULL THEN t.prior_client_ip::text END
+        INTO granted, token, holder, expires_at, previous_token, previous_label;
+        IF FOUND THEN
             RETURN;
-        ELSIF seen.exists IS NULL THEN
+        END IF;
+        -- A row that has become free since is 'busy', and is asked for again.
+        SELECT coalesce(c.lock_flag = 1, false) AS locked, c.status::text AS status, c.client_ip::text AS label,
+               c.lock_flag = 1 AND c.holder IS NOT NULL AND c.claimed_at = c.begin_time AND c.end_time IS NULL AS stands,
+               c.holder = asker AS same, clock_timestamp() AS now,
+               CASE WHEN c.begin_time IS NOT NULL THEN greatest(least(c.begin_time::timestamptz, '9999-12-31Z'), '0001-01-01Z') END AS begun,
+               CASE WHEN c.expires_at IS NOT NULL THEN greatest(least(c.expires_at, '9999-12-31Z'), '0001-01-01Z') END AS ends
+        FROM t_resource_lock c WHERE c.key_resource = asked_key INTO seen;
+        IF NOT FOUND THEN
             -- A row that another transaction is creating is waited for only briefly.
             timeout := current_setting('lock_timeout');
             BEGIN
@@ -140,7 +134,9 @@ BEGIN
         IF reason = 'busy' THEN
             PERFORM pg_sleep(0.005);
         END IF;
+        SELECT NULL, NULL, NULL, NULL INTO reason, "by", since, until;
     END LOOP;
+    granted := false;
     IF reason = 'missing' THEN
         RAISE EXCEPTION 'the row of key % was created, and is not visible: check the table''s policies and triggers', quote_literal(asked_key);
     END IF;

@@ -11,6 +11,7 @@ import pytest
 from conftest import Database, acquired, refused
 
 import rowlock
+import rowlock.aio
 
 
 def test_a_key_is_held_for_the_block(db: Database) -> None:
@@ -185,6 +186,17 @@ def test_a_key_is_checked_before_anything_is_sent(key: str) -> None:
 def test_terms_are_checked_before_anything_is_sent(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"valid|known"):
         rowlock.lock("sqlite:/nowhere", "k", **bad)
+
+
+@pytest.mark.parametrize("name", ["lease", "wait", "min_interval"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), "1", None, True])
+def test_a_duration_is_a_finite_number(name: str, bad: Any) -> None:
+    for make in (rowlock.lock, rowlock.job, rowlock.aio.lock, rowlock.aio.job):
+        with pytest.raises(ValueError, match=f"{name} .* is not valid"):
+            make("postgres:///nowhere", "k", **{name: bad})
+    if name != "wait":
+        with pytest.raises(ValueError, match=f"{name} .* is not valid"):
+            rowlock.try_acquire("postgres:///nowhere", "k", **{name: bad})
 
 
 def test_keys_are_data(db: Database) -> None:

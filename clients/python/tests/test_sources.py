@@ -223,6 +223,26 @@ def test_a_label_of_the_longest_length(db: Database) -> None:
         assert refused(rowlock.try_acquire(db.url, "k")).by == "ü" * 45
 
 
+class Wrapper:
+    """Wraps a connection or a cursor of a driver, as those of Django do."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+
+def test_a_wrapper_is_told_from_what_it_wraps(db: Database) -> None:
+    told = r"Wrapper is not known: .* connection\.connection, after connection\.ensure_connection"
+    connection = db.connect()
+    with pytest.raises(TypeError, match=told):
+        rowlock.try_acquire(Wrapper(connection), "k")
+    with rowlock.lock(db.url, "k") as lease, pytest.raises(TypeError, match=told):
+        lease.confirm(Wrapper(connection.cursor()))
+    connection.close()
+
+
 def test_a_confirmation_takes_a_cursor(db: Database) -> None:
     connection = db.connect()
     with (

@@ -33,6 +33,7 @@ from .protocol import (
     State,
     Terms,
     acquiring,
+    check_seconds,
     ending,
     renewing,
 )
@@ -268,6 +269,7 @@ def lock(
 ) -> Lock:  # fmt: skip
     """Holds a key in an ``async with`` block."""
     terms = Terms(key, lease, min_interval, rules, default_label() if label is None else label)
+    check_seconds("wait", wait)
     return Lock(source, terms, wait)
 
 
@@ -280,6 +282,7 @@ def job(
     """Runs an asynchronous function under a key. The function receives the lease first."""
     # Checked where the function is defined; the label is that of the process that runs it.
     Terms(key, lease, min_interval, rules, label)
+    check_seconds("wait", wait)
 
     def decorate(
         work: Callable[Concatenate[Lease, P], Awaitable[T]],

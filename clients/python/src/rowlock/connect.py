@@ -115,8 +115,11 @@ def driver_of(thing: object) -> str:
         if name in ("psycopg", "pymysql", "MySQLdb", "sqlite3"):
             return name
     raise TypeError(
-        f"{type(thing).__name__} is not known: "
-        "use psycopg 3, PyMySQL, mysqlclient or sqlite3, a URL, or a function that connects"
+        f"{type(thing).__module__}.{type(thing).__qualname__} is not known: use psycopg 3, "
+        "PyMySQL, mysqlclient or sqlite3, a URL, or a function that connects. In place of a "
+        "wrapper, pass the driver's own connection or cursor. Django has them as "
+        "connection.connection, after connection.ensure_connection(), and "
+        "connection.connection.cursor()"
     )
 
 

@@ -23,6 +23,7 @@ from .protocol import (
     State,
     Terms,
     acquiring,
+    check_seconds,
     ending,
     patience,
     renewing,
@@ -300,6 +301,7 @@ def lock(
 ) -> Lock:  # fmt: skip
     """Holds a key in a ``with`` block. Raises :class:`Refused` if it is not free in time."""
     terms = Terms(key, lease, min_interval, rules, default_label() if label is None else label)
+    check_seconds("wait", wait)
     return Lock(source, terms, wait)
 
 
@@ -314,6 +316,7 @@ def job(
     """
     # Checked where the function is defined; the label is that of the process that runs it.
     Terms(key, lease, min_interval, rules, label)
+    check_seconds("wait", wait)
 
     def decorate(work: Callable[Concatenate[Lease, P], T]) -> Callable[P, T | Refusal]:
         check_work(work, awaits=False)

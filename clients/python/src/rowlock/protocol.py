@@ -7,6 +7,7 @@ could grant its key to another holder.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import threading
@@ -38,6 +39,8 @@ class Terms:
     label: str | None = None
 
     def __post_init__(self) -> None:
+        check_seconds("lease", self.lease)
+        check_seconds("min_interval", self.min_interval)
         size = len(self.key.encode())
         if (
             not 1 <= size <= 255
@@ -64,6 +67,12 @@ class Terms:
                 f"label {label[:80]!r} is not valid: "
                 f"it has to have at most {LABEL} characters, and no control characters"
             )
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Raises :class:`ValueError` for a duration that is not a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{name} {value!r} is not valid: it has to be a finite number of seconds")
 
 
 def is_space(character: str) -> bool:
