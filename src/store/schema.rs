@@ -23,12 +23,25 @@ pub struct Schema {
     pub label_chars: usize,
     /// Whether a statement can be made to fail at a locked row instead of waiting (MariaDB).
     pub nowait: bool,
+    /// What a read needs to show all that was committed before it.
+    pub freshness: Freshness,
     /// Why the table or the connection is unusable.
     pub wrong: Option<String>,
     /// Why the database is unusable, whatever its table.
     pub refused: Option<String>,
     /// An untested server: its name and version banner.
     pub untried: Option<(&'static str, String)>,
+}
+
+/// What a read needs to show all that was committed before it, on whichever server of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freshness {
+    /// Nothing: the server that answers has it all.
+    Plain,
+    /// The server may be a node of a Galera cluster (MariaDB).
+    SyncWait,
+    /// The server may be a member of a group (MySQL Group Replication).
+    Before,
 }
 
 /// How much the key column holds.
@@ -80,6 +93,7 @@ impl Schema {
             key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
             label_chars: usize::MAX,
             nowait: false,
+            freshness: Freshness::Plain,
             wrong: None,
             refused: None,
             untried: None,
