@@ -39,6 +39,11 @@ struct Clients {
 
 impl Clients {
     fn lock(&self) -> LeaseLock<MySql> {
+        LeaseLock::new(self.pool()).lease(LEASE).unwrap()
+    }
+
+    /// A lock that looks for the outcome of a COMMIT for as long as a primary takes to be replaced.
+    fn patient_lock(&self) -> LeaseLock<MySql> {
         LeaseLock::builder(self.pool()).time_limit(LEASE).build().unwrap().lease(LEASE).unwrap()
     }
 
@@ -76,7 +81,7 @@ async fn no_claim_is_lost_when_the_primary_is_replaced(folder: PathBuf) {
     let (done, over) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicBool::new(false)));
     let wanted = |over: Arc<AtomicBool>| move |_| !over.load(SeqCst);
     let payers: Vec<_> =
-        (0..2).map(|_| tokio::spawn(payments(clients.lock(), done.clone(), wanted(over.clone())))).collect();
+        (0..2).map(|_| tokio::spawn(payments(clients.patient_lock(), done.clone(), wanted(over.clone())))).collect();
     let ticking = Ticking::start(&[clients.pool(), clients.pool(), clients.pool()]).await;
     sleep(Duration::from_secs(3)).await;
     let second = clients.replace(1, Trouble::Kill, &watch).await;
