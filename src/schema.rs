@@ -17,7 +17,7 @@ use crate::{
         connection::PooledConn,
         failure::Failure,
         pools::{Connections, Purpose},
-        schema::{KeyLimit, Schema},
+        schema::{Freshness, KeyLimit, Schema},
     },
 };
 
@@ -246,6 +246,8 @@ pub(crate) struct Table {
     label_chars: usize,
     /// As in [`Schema`].
     pub special: bool,
+    /// What a read needs to show all that was committed before it.
+    pub freshness: Freshness,
 }
 
 impl Table {
@@ -272,8 +274,8 @@ impl Table {
         if let Some((server, version)) = schema.untried {
             tracing::warn!(server, version, "this server is not tested with rowlock");
         }
-        let Schema { key_type, key_limit, label_chars, special, .. } = schema;
-        Ok(Self { key_type, key_limit, label_chars, special })
+        let Schema { key_type, key_limit, label_chars, special, freshness, .. } = schema;
+        Ok(Self { key_type, key_limit, label_chars, special, freshness })
     }
 
     pub fn admits(&self, key: &Key, label: &str) -> Result<(), Error> {

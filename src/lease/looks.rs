@@ -23,6 +23,7 @@ use crate::{
     store::{
         Database, Reply,
         admin::{KeyRange, Listed},
+        schema::Freshness,
     },
 };
 
@@ -57,10 +58,10 @@ impl<DB: Database> BatchOp<DB> for Looks {
     }
 
     async fn run(&self, conn: &mut DB::Connection, looks: &[Look<DB>], _: Instant) -> Reply<Vec<Vec<Listed>>> {
-        let special = self.table.get().is_some_and(|table| table.special);
+        let freshness = self.table.get().map_or(Freshness::Plain, |table| table.freshness);
         let mut found = Vec::with_capacity(looks.len());
         for Look { keys, on } in looks {
-            found.push(DB::read_range(conn, keys, &on.terms, special).await?);
+            found.push(DB::read_range(conn, keys, &on.terms, freshness).await?);
         }
         Ok(found)
     }

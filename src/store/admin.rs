@@ -5,7 +5,7 @@ use std::future::Future;
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use crate::store::{Reply, Store};
+use crate::store::{Reply, Store, schema::Freshness};
 use crate::{
     key::{Key, Token},
     rules::{Row, Status, Terms},
@@ -99,12 +99,11 @@ pub trait AdminStore: Store {
 
     /// Reads the rows of these keys; of several keys, only the locked rows. Locks nothing. It shows
     /// every claim that was committed before it began, on whichever server of a cluster.
-    /// `special` is as for [`claim`](Store::claim).
     fn read_range(
         conn: &mut Self::Connection,
         keys: &KeyRange,
         terms: &Terms,
-        special: bool,
+        freshness: Freshness,
     ) -> impl Future<Output = Reply<Vec<Listed>>> + Send;
 
     /// Reads one row. Locks nothing.

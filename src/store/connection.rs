@@ -72,15 +72,15 @@ impl<DB: Store> PooledConn<DB> {
     }
 
     /// Returns the loan and the value if the statement succeeded. On a server error, which ended
-    /// the statement, the connection returns to its pool. After any other error its state is
-    /// unknown.
+    /// the statement, the connection returns to its pool, unless the server takes no writes. After
+    /// any other error its state is unknown.
     pub fn proceed<T>(self, reply: Result<Reply<T>, Elapsed>) -> Result<(Self, T), Failure> {
         match reply {
             Ok(Ok(value)) => Ok((self, value)),
             Ok(Err(error)) => {
                 let failure = Failure::Failed(error);
                 metrics::database_error(failure.fault().name());
-                if !failure.may_still_run() {
+                if !failure.may_still_run() && !failure.is_at_a_standby() {
                     self.give_back();
                 }
                 Err(failure)

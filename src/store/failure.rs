@@ -60,6 +60,12 @@ impl Failure {
         matches!(self.fault(), Fault::Outage | Fault::NoConnection)
     }
 
+    /// Returns whether the server takes no writes, which another one may do: it may have been the
+    /// primary before a fail-over, and a new connection may lead to the next one.
+    pub fn is_at_a_standby(&self) -> bool {
+        matches!(self, Self::Failed(error) if fault(error) == Fault::ReadOnly && fault::may_take_writes_again(error))
+    }
+
     /// Classifies the failure.
     pub fn fault(&self) -> Fault {
         match self {

@@ -24,12 +24,25 @@ pub struct Schema {
     /// Whether the store can send its special statements: on MariaDB those that fail at a locked
     /// row instead of waiting, on SQLite those for a table that keeps times as integers.
     pub special: bool,
+    /// What a read needs to show all that was committed before it.
+    pub freshness: Freshness,
     /// Why the table or the connection is unusable.
     pub wrong: Option<String>,
     /// Why the database is unusable, whatever its table.
     pub refused: Option<String>,
     /// An untested server: its name and version banner.
     pub untried: Option<(&'static str, String)>,
+}
+
+/// What a read needs to show all that was committed before it, on whichever server of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freshness {
+    /// Nothing: the server that answers has it all.
+    Plain,
+    /// The server may be a node of a Galera cluster (MariaDB).
+    SyncWait,
+    /// The server may be a member of a group (MySQL Group Replication).
+    Before,
 }
 
 /// How much the key column holds.
@@ -81,6 +94,7 @@ impl Schema {
             key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
             label_chars: usize::MAX,
             special: false,
+            freshness: Freshness::Plain,
             wrong: None,
             refused: None,
             untried: None,

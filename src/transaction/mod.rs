@@ -227,8 +227,9 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             Ok(confirmation) => return Ok((conn, Some(confirmation))),
             Err(error) => error,
         };
-        // After a timeout the statement may still be running, so the connection is closed.
-        if !matches!(error, Error::TimedOut { .. }) {
+        // After a timeout the statement may still be running, and a standby's connection is of no
+        // use, so the connection is closed.
+        if !matches!(error, Error::TimedOut { .. } | Error::ReadOnly { .. }) {
             roll_back(conn).await;
         }
         Err(match error {

@@ -1,21 +1,14 @@
-//! Exclusion on a Galera cluster: the first client to commit holds the key, whichever nodes the
-//! others use.
+//! Exclusion on a cluster: the first client to commit holds the key, whichever nodes the others use.
+//! `group` runs these tests too.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use rowlock::{Error, LeaseLock, Reason, Status};
-use sqlx::{
-    AssertSqlSafe, MySqlPool,
-    mysql::{MySqlConnectOptions, MySqlPoolOptions},
-};
+use sqlx::mysql::MySqlPoolOptions;
 use tokio::time::sleep;
 
 use crate::{
-    nodes::{Cluster, pool},
+    nodes::{Cluster, Kind, Wandering, pool},
     relay::Relay,
     watch::{Watch, lead, share, work},
 };
@@ -34,7 +27,7 @@ const LEASE: Duration = Duration::from_secs(3);
 
 /// Two workers at each node, and two behind a balancer that may send each connection to another
 /// node. One node is asked to stop, another is killed, and each restarts.
-async fn no_key_is_held_twice_while_nodes_stop_and_return(folder: PathBuf) {
+pub async fn no_key_is_held_twice_while_nodes_stop_and_return(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let relay = Relay::before(&cluster.urls).await;
     let watch = Watch::default();
@@ -48,19 +41,15 @@ async fn no_key_is_held_twice_while_nodes_stop_and_return(folder: PathBuf) {
         workers.push(tokio::spawn(work(lock, who, &KEYS, watch.clone())));
     }
     sleep(Duration::from_secs(3)).await;
-    for node in [2, 3] {
-        if node == 2 {
-            cluster.stop(node).await
-        } else {
-            cluster.kill(node).await
-        }
+    for (node, trouble) in cluster.troubles() {
+        cluster.trouble(*node, *trouble).await;
         sleep(LEASE).await;
         watch.goes_on("node 1", &format!("without node {node}")).await;
-        cluster.start(node).await;
+        cluster.start(*node).await;
         watch.goes_on(&format!("node {node}"), "when it is there again").await;
     }
     watch.end(workers).await;
-    watch.tell("a node stopped, a node killed");
+    watch.tell(format!("{:?}", cluster.troubles()));
     watch.assert_right();
     for key in KEYS {
         for node in 1..=3 {
@@ -72,7 +61,7 @@ async fn no_key_is_held_twice_while_nodes_stop_and_return(folder: PathBuf) {
 
 /// Two workers and two candidates at each node. Half of the workers know of one permit less, as while
 /// a change of their number is deployed.
-async fn no_permit_is_held_twice_and_no_two_lead_while_a_node_is_killed(folder: PathBuf) {
+pub async fn no_permit_is_held_twice_and_no_two_lead_while_a_node_is_killed(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let (watch, mut workers) = (Watch::default(), Vec::new());
     for place in 0..6 {
@@ -102,7 +91,7 @@ async fn no_permit_is_held_twice_and_no_two_lead_while_a_node_is_killed(folder: 
 
 /// A reader and a writer at each node, and behind a balancer, where a claim and the look that follows
 /// it may be sent to different nodes.
-async fn no_reader_is_beside_a_writer_while_a_node_is_killed(folder: PathBuf) {
+pub async fn no_reader_is_beside_a_writer_while_a_node_is_killed(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let relay = Relay::before(&cluster.urls).await;
     let (watch, mut workers) = (Watch::default(), Vec::new());
@@ -132,30 +121,17 @@ async fn no_reader_is_beside_a_writer_while_a_node_is_killed(folder: PathBuf) {
 
 /// As behind a balancer: the reader claims at one node, and looks at another, which sees the name as
 /// free. The look waits until that node knows of the writer.
-async fn a_look_at_a_node_that_is_behind_lets_no_reader_in(folder: PathBuf) {
+pub async fn a_look_at_a_node_that_is_behind_lets_no_reader_in(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let writers = cluster.lock(1).read_write("k").unwrap();
-    let (pool, then) = (Arc::new(OnceLock::<MySqlPool>::new()), Arc::new(OnceLock::new()));
-    let (own, next) = (pool.clone(), then.clone());
-    // Each statement has a connection of its own, the second one to another node.
-    let options = MySqlPoolOptions::new().max_connections(4).after_release(|_, _| Box::pin(async { Ok(false) }));
-    let options = options.after_connect(move |_, _| {
-        if let (Some(pool), Some(options)) = (own.get(), next.get()) {
-            pool.set_connect_options(MySqlConnectOptions::clone(options));
-        }
-        Box::pin(async { Ok(()) })
-    });
-    let pool = pool.get_or_init(|| options.connect_lazy(&cluster.urls[0]).unwrap());
-    let readers = LeaseLock::builder(pool.clone()).share_pool().build().unwrap().read_write("k").unwrap();
+    let wandering = Wandering::new(&cluster.urls[0]);
+    let readers = wandering.lock().read_write("k").unwrap();
     writers.try_write().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     readers.try_read().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
-    while pool.size() > 0 {
-        sleep(Duration::from_millis(20)).await; // some are kept for the next statement of their kind
-    }
     cluster.caught_up().await;
     let behind = cluster.behind(2).await;
     let writer = writers.try_write().await.unwrap().acquired().unwrap();
-    then.set(cluster.urls[1].parse().unwrap()).unwrap();
+    wandering.turn_to(&cluster.urls[0], &cluster.urls[1]).await;
     let late = tokio::spawn(async move { readers.try_read().await });
     sleep(Duration::from_secs(1)).await;
     assert!(is_free_at(&cluster, 2).await && !late.is_finished(), "the node does not know of the writer");
@@ -165,8 +141,9 @@ async fn a_look_at_a_node_that_is_behind_lets_no_reader_in(folder: PathBuf) {
 }
 
 /// The node sees the key as free. Its claim must still be certified after the claim that was
-/// committed first.
-async fn a_node_that_is_behind_grants_nothing(folder: PathBuf) {
+/// committed first. A Galera node certifies it once it knows of that claim. A member of a group
+/// refuses it at once, as often as it is tried.
+pub async fn a_node_that_is_behind_grants_nothing(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let [first, second] = [1, 2].map(|node| cluster.lock(node));
     for lock in [&first, &second] {
@@ -177,9 +154,14 @@ async fn a_node_that_is_behind_grants_nothing(folder: PathBuf) {
     let lease = first.try_acquire("k").await.unwrap().acquired().unwrap();
     let late = tokio::spawn(async move { second.try_acquire("k").await });
     sleep(Duration::from_secs(1)).await;
-    assert!(is_free_at(&cluster, 2).await && !late.is_finished(), "the node does not know of the claim");
+    assert!(is_free_at(&cluster, 2).await, "the node does not know of the claim");
+    let (waits, reason) = match cluster.kind {
+        Kind::Galera => (true, Reason::Held),
+        Kind::Group => (false, Reason::Busy),
+    };
+    assert_eq!(!late.is_finished(), waits);
     behind.over().await;
-    assert_eq!(late.await.unwrap().unwrap().refused().unwrap().reason, Reason::Held);
+    assert_eq!(late.await.unwrap().unwrap().refused().unwrap().reason, reason);
     lease.release(Status::Succeeded).await.unwrap();
 }
 
@@ -190,17 +172,18 @@ async fn is_free_at(cluster: &Cluster, node: usize) -> bool {
 }
 
 /// As behind a balancer: the claim is made at one node, and its release is sent to another.
-async fn a_session_that_waits_for_the_cluster_takes_no_lease_for_lost(folder: PathBuf) {
+pub async fn a_session_that_waits_for_the_cluster_takes_no_lease_for_lost(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
-    assert!(matches!(released_behind(&cluster, "hasty", 0).await, Err(Error::Lost { .. })));
-    released_behind(&cluster, "patient", 3).await.unwrap();
+    assert!(matches!(released_behind(&cluster, "hasty", false).await, Err(Error::Lost { .. })));
+    released_behind(&cluster, "patient", true).await.unwrap();
 }
 
-async fn released_behind(cluster: &Cluster, key: &str, sync_wait: u32) -> Result<(), Error> {
-    let there = MySqlPoolOptions::new().max_connections(1).test_before_acquire(false).after_connect(move |conn, _| {
-        let setting = AssertSqlSafe(format!("SET SESSION wsrep_sync_wait = {sync_wait}"));
-        Box::pin(async move { sqlx::raw_sql(setting).execute(conn).await.map(drop) })
-    });
+async fn released_behind(cluster: &Cluster, key: &str, waits: bool) -> Result<(), Error> {
+    let setting = cluster.kind.waits(waits);
+    let there = MySqlPoolOptions::new()
+        .max_connections(1)
+        .test_before_acquire(false)
+        .after_connect(move |conn, _| Box::pin(async move { sqlx::raw_sql(setting).execute(conn).await.map(drop) }));
     let pool = there.connect(&cluster.urls[0]).await.unwrap();
     let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     let behind = cluster.behind(2).await;
@@ -209,7 +192,7 @@ async fn released_behind(cluster: &Cluster, key: &str, sync_wait: u32) -> Result
     pool.acquire().await.unwrap().close().await.unwrap();
     let release = tokio::spawn(lease.release(Status::Succeeded));
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(release.is_finished(), sync_wait == 0);
+    assert_eq!(!release.is_finished(), waits);
     behind.over().await;
     cluster.execute("DELETE FROM obstacle").await;
     release.await.unwrap()

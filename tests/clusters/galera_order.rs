@@ -1,4 +1,4 @@
-//! Waiting on a Galera cluster: in order, and for several keys.
+//! Waiting on a cluster: in order, and for several keys. `group` runs these tests too.
 
 use std::{
     path::PathBuf,
@@ -16,7 +16,7 @@ crate::suite::tests!(GALERA(waiters_on_all_nodes_are_served_in_the_order_of_arri
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// The waiters arrive at longer intervals than the delay of a node in this test.
-async fn waiters_on_all_nodes_are_served_in_the_order_of_arrival(folder: PathBuf) {
+pub async fn waiters_on_all_nodes_are_served_in_the_order_of_arrival(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let holder = cluster.lock(1).try_acquire("k").await.unwrap().acquired().unwrap();
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -53,7 +53,7 @@ async fn places(cluster: &Cluster, count: i64) {
 
 /// Each philosopher needs two forks at once, and its neighbours use other nodes. All of them eat,
 /// and no fork is held twice.
-async fn philosophers_on_all_nodes_eat(folder: PathBuf) {
+pub async fn philosophers_on_all_nodes_eat(folder: PathBuf) {
     const FORKS: [&str; 6] = ["fork 0", "fork 1", "fork 2", "fork 3", "fork 4", "fork 5"];
     const MEALS: usize = 8;
     let cluster = Cluster::new(folder).await;

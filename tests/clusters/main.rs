@@ -1,11 +1,11 @@
-//! A Galera cluster, PostgreSQL with a standby, and single servers: they are stopped and killed
-//! during the tests.
+//! A Galera cluster, a group of MySQL servers, PostgreSQL with a standby, and single servers: they
+//! are stopped and killed during the tests.
 //!
 //! `scripts/clusters` starts such servers and sets the variables; without them the tests are shown
 //! as ignored. Each variable names a folder: `GALERA` has `1`, `2` and `3`, nodes with `url`,
-//! `pid`, and a server that is kept running unless there is a file `stopped`; `SYNCHRONOUS` and
-//! `ASYNCHRONOUS` have `primary` and `standby`, with `url` and `data`. A primary is killed once, so
-//! each pair serves one test. `ALONE` has `postgres` and `mariadb`, with `url`, `clock`, and a
+//! `pid`, and a server that is kept running unless there is a file `stopped`; so has `GROUP`. `SYNCHRONOUS`
+//! and `ASYNCHRONOUS` have `primary` and `standby`, with `url` and `data`. A primary is killed once,
+//! so each pair serves one test. `ALONE` has `postgres` and `mariadb`, with `url`, `clock`, and a
 //! server that is kept running.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
@@ -14,6 +14,8 @@ mod alone;
 mod galera;
 mod galera_order;
 mod galera_transactions;
+mod group;
+mod group_primary;
 mod nodes;
 mod relay;
 mod standby;
@@ -31,6 +33,8 @@ fn main() {
     galera::register(&mut trials);
     galera_order::register(&mut trials);
     galera_transactions::register(&mut trials);
+    group::register(&mut trials);
+    group_primary::register(&mut trials);
     alone::register(&mut trials);
     standby::register(&mut trials);
     ticks::register(&mut trials);

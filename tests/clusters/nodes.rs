@@ -1,24 +1,91 @@
-//! The nodes of a Galera cluster, stopped, killed and restarted.
+//! The nodes of a cluster (Galera, MySQL Group Replication), stopped, killed, paused and restarted.
 
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use rowlock::LeaseLock;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use sqlx::{AssertSqlSafe, MySql, MySqlPool, mysql::MySqlPoolOptions, pool::PoolConnection};
-use tokio::time::{Instant, sleep};
+use sqlx::{
+    AssertSqlSafe, MySql, MySqlPool,
+    mysql::{MySqlConnectOptions, MySqlPoolOptions},
+    pool::PoolConnection,
+};
+use tokio::time::{Instant, sleep, timeout};
 
 /// How long a node may take to restart: it may have to copy another node's data.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How long it may take to answer a question.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// What replicates the data of the nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Galera,
+    /// With several primaries, unless the test chooses one.
+    Group,
+}
+
+/// What happens to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It is asked to stop. Its clients are disconnected.
+    Stop,
+    /// SIGKILL.
+    Kill,
+    /// SIGSTOP, until the others have gone on without it. It then goes on, and takes some time to
+    /// learn that it is no member any more.
+    Pause,
+    /// The primary is asked to leave that place to another node. Its clients stay connected.
+    Retire,
+}
 
 /// All nodes, with a database of the test's own.
 pub struct Cluster {
+    pub kind: Kind,
     folder: PathBuf,
     pub urls: Vec<String>,
     pub pools: Vec<MySqlPool>,
+}
+
+impl Kind {
+    async fn of(url: &str) -> Self {
+        let since = Instant::now();
+        loop {
+            if let Some(banner) = one::<String>(url, "SELECT VERSION()").await {
+                return if banner.contains("MariaDB") { Self::Galera } else { Self::Group };
+            }
+            assert!(since.elapsed() < PATIENCE, "a node does not answer");
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Whether the node has a place in the cluster, and has caught up.
+    fn is_ready(self) -> &'static str {
+        match self {
+            Self::Galera => {
+                "SELECT variable_value = 'Synced' FROM information_schema.global_status
+                 WHERE variable_name = 'wsrep_local_state_comment'"
+            }
+            Self::Group => {
+                "SELECT COUNT(*) = 3 FROM performance_schema.replication_group_members WHERE member_state = 'ONLINE'"
+            }
+        }
+    }
+
+    /// Whether the statements of a session wait until the node has applied all that was committed on
+    /// any.
+    pub fn waits(self, waits: bool) -> &'static str {
+        match (self, waits) {
+            (Self::Galera, true) => "SET SESSION wsrep_sync_wait = 7",
+            (Self::Galera, false) => "SET SESSION wsrep_sync_wait = 0",
+            (Self::Group, true) => "SET SESSION group_replication_consistency = 'BEFORE'",
+            (Self::Group, false) => "SET SESSION group_replication_consistency = 'EVENTUAL'",
+        }
+    }
 }
 
 impl Cluster {
@@ -29,7 +96,12 @@ impl Cluster {
         for node in 1..=3 {
             // A test that failed may have left it stopped.
             fs::remove_file(folder.join(node.to_string()).join("stopped")).ok();
-            synced(&servers[node - 1], node).await;
+            go_on(&folder, node);
+        }
+        let kind = Kind::of(&servers[0]).await;
+        ready(kind, &servers).await;
+        if kind == Kind::Group {
+            one::<String>(&servers[0], "SELECT group_replication_switch_to_multi_primary_mode()").await.unwrap();
         }
         let first = MySqlPool::connect(&servers[0]).await.unwrap();
         sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&first).await.unwrap();
@@ -38,7 +110,7 @@ impl Cluster {
         for url in &urls {
             pools.push(pool(url));
         }
-        let cluster = Self { folder, urls, pools };
+        let cluster = Self { kind, folder, urls, pools };
         rowlock::migrate(&cluster.pools[0]).await.unwrap();
         cluster.execute("CREATE TABLE account (id int PRIMARY KEY, balance bigint NOT NULL)").await;
         cluster.execute("CREATE TABLE payment (id int AUTO_INCREMENT PRIMARY KEY, token bigint NOT NULL)").await;
@@ -60,9 +132,9 @@ impl Cluster {
     /// Reads a number on the node, once it has applied all that was committed before.
     pub async fn number(&self, node: usize, sql: &str) -> i64 {
         let mut conn = self.pools[node - 1].acquire().await.unwrap();
-        sqlx::raw_sql("SET SESSION wsrep_sync_wait = 7").execute(&mut *conn).await.unwrap();
+        sqlx::raw_sql(self.kind.waits(true)).execute(&mut *conn).await.unwrap();
         let number = sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&mut *conn).await.unwrap();
-        sqlx::raw_sql("SET SESSION wsrep_sync_wait = 0").execute(&mut *conn).await.unwrap();
+        sqlx::raw_sql(self.kind.waits(false)).execute(&mut *conn).await.unwrap();
         number
     }
 
@@ -73,9 +145,21 @@ impl Cluster {
         }
     }
 
-    /// Asks the node to stop. Its clients are disconnected.
-    pub async fn stop(&self, node: usize) {
-        self.end(node, Signal::TERM).await;
+    /// What is done to the nodes, one after the other.
+    pub fn troubles(&self) -> &'static [(usize, Trouble)] {
+        match self.kind {
+            Kind::Galera => &[(2, Trouble::Stop), (3, Trouble::Kill)],
+            Kind::Group => &[(2, Trouble::Stop), (3, Trouble::Kill), (2, Trouble::Pause)],
+        }
+    }
+
+    pub async fn trouble(&self, node: usize, trouble: Trouble) {
+        match trouble {
+            Trouble::Stop => self.end(node, Signal::TERM).await,
+            Trouble::Kill => self.end(node, Signal::KILL).await,
+            Trouble::Pause => self.pause(node).await,
+            Trouble::Retire => self.choose_primary(node % 3 + 1).await,
+        }
     }
 
     /// Kills the node with SIGKILL.
@@ -84,10 +168,8 @@ impl Cluster {
     }
 
     async fn end(&self, node: usize, signal: Signal) {
-        let folder = self.node(node);
-        fs::write(folder.join("stopped"), "").unwrap();
-        let pid = fs::read_to_string(folder.join("pid")).unwrap().trim().parse().unwrap();
-        let pid = Pid::from_raw(pid).unwrap();
+        fs::write(self.folder.join(node.to_string()).join("stopped"), "").unwrap();
+        let pid = pid(&self.folder, node);
         kill_process(pid, signal).unwrap();
         let since = Instant::now();
         while test_kill_process(pid).is_ok() {
@@ -96,14 +178,72 @@ impl Cluster {
         }
     }
 
-    /// Restarts the node, and waits until it is synced.
-    pub async fn start(&self, node: usize) {
-        fs::remove_file(self.node(node).join("stopped")).unwrap();
-        synced(&self.urls[node - 1], node).await;
+    /// Stops the node's process, and waits until the group has expelled it.
+    pub async fn pause(&self, node: usize) {
+        kill_process(pid(&self.folder, node), Signal::STOP).unwrap();
+        self.expelled(node).await;
     }
 
-    fn node(&self, node: usize) -> PathBuf {
-        Path::new(&self.folder).join(node.to_string())
+    async fn expelled(&self, node: usize) {
+        let sql = "SELECT COUNT(*) FROM performance_schema.replication_group_members";
+        until("the node is expelled", async || one::<i64>(&self.urls[node % 3], sql).await == Some(2)).await;
+    }
+
+    /// Lets the process go on.
+    pub fn resume(&self, node: usize) {
+        go_on(&self.folder, node);
+    }
+
+    /// Lets the node come back, and waits until all nodes are there.
+    pub async fn start(&self, node: usize) {
+        let stopped = self.folder.join(node.to_string()).join("stopped");
+        // A server that a group still knows from before it was killed tries to join once, and fails.
+        if self.kind == Kind::Group && stopped.exists() {
+            self.expelled(node).await;
+        }
+        fs::remove_file(stopped).ok();
+        self.resume(node);
+        ready(self.kind, &self.urls).await;
+    }
+}
+
+fn pid(folder: &Path, node: usize) -> Pid {
+    let pid = fs::read_to_string(folder.join(node.to_string()).join("pid")).unwrap();
+    Pid::from_raw(pid.trim().parse().unwrap()).unwrap()
+}
+
+/// Ends a pause. A node that is stopped has no process.
+fn go_on(folder: &Path, node: usize) {
+    if folder.join(node.to_string()).join("pid").exists() {
+        kill_process(pid(folder, node), Signal::CONT).ok();
+    }
+}
+
+/// A group with one primary.
+impl Cluster {
+    pub async fn choose_primary(&self, node: usize) {
+        let url = &self.urls[node - 1];
+        let single = one::<i64>(url, "SELECT CAST(@@group_replication_single_primary_mode AS SIGNED)").await;
+        let sql = match single.unwrap() {
+            1 => "SELECT group_replication_set_as_primary(@@server_uuid)",
+            _ => "SELECT group_replication_switch_to_single_primary_mode(@@server_uuid)",
+        };
+        one::<String>(url, sql).await.unwrap();
+    }
+
+    /// Waits until the group has replaced this primary, and returns the next one.
+    pub async fn next_primary(&self, last: usize) -> usize {
+        let sql = "SELECT CAST(@@super_read_only AS SIGNED)";
+        let since = Instant::now();
+        loop {
+            for node in (1..=3).filter(|node| *node != last) {
+                if one::<i64>(&self.urls[node - 1], sql).await == Some(0) {
+                    return node;
+                }
+            }
+            assert!(since.elapsed() < PATIENCE, "there is no other primary");
+            sleep(Duration::from_millis(20)).await;
+        }
     }
 }
 
@@ -126,22 +266,67 @@ impl Behind {
     }
 }
 
-async fn synced(url: &str, node: usize) {
-    let since = Instant::now();
-    while !is_synced(url).await {
-        assert!(since.elapsed() < PATIENCE, "node {node} does not come back");
-        sleep(Duration::from_millis(100)).await;
+async fn ready(kind: Kind, urls: &[String]) {
+    for url in urls {
+        until("all nodes are there", async || one(url, kind.is_ready()).await == Some(1_i64)).await;
     }
 }
 
-/// On a connection of its own: those of a pool may be waiting for a server that has ended.
-async fn is_synced(url: &str) -> bool {
+pub async fn until(what: &str, is: impl AsyncFn() -> bool) {
+    let since = Instant::now();
+    while !is().await {
+        assert!(since.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The reply of a node, if there is one, on a connection of its own: those of a pool may be waiting
+/// for a server that has ended.
+async fn one<T>(url: &str, sql: &'static str) -> Option<T>
+where
+    T: for<'r> sqlx::Decode<'r, MySql> + sqlx::Type<MySql> + Send + Unpin,
+{
     use sqlx::Connection as _;
-    let Ok(mut conn) = sqlx::MySqlConnection::connect(url).await else { return false };
-    let state = sqlx::query_as("SHOW STATUS LIKE 'wsrep_local_state_comment'").fetch_one(&mut conn).await;
-    let synced = state.is_ok_and(|(_, state): (String, String)| state == "Synced");
+    let mut conn = timeout(ANSWER, sqlx::MySqlConnection::connect(url)).await.ok()?.ok()?;
+    let reply = timeout(ANSWER, sqlx::query_scalar(sql).fetch_one(&mut conn)).await.ok()?.ok();
     conn.close().await.ok();
-    synced
+    reply
+}
+
+/// As behind a balancer: a pool in which each statement has a connection of its own, and each
+/// connection after the first leads to the node that is chosen then.
+pub struct Wandering {
+    pub pool: MySqlPool,
+    next: Arc<OnceLock<MySqlConnectOptions>>,
+}
+
+impl Wandering {
+    pub fn new(url: &str) -> Self {
+        let (pool, next) = (Arc::new(OnceLock::<MySqlPool>::new()), Arc::<OnceLock<MySqlConnectOptions>>::default());
+        let (own, then) = (pool.clone(), next.clone());
+        let options = MySqlPoolOptions::new().max_connections(4).after_release(|_, _| Box::pin(async { Ok(false) }));
+        let options = options.after_connect(move |_, _| {
+            if let (Some(pool), Some(options)) = (own.get(), then.get()) {
+                pool.set_connect_options(options.clone());
+            }
+            Box::pin(async { Ok(()) })
+        });
+        Self { pool: pool.get_or_init(|| options.connect_lazy(url).unwrap()).clone(), next }
+    }
+
+    /// A lock on this pool.
+    pub fn lock(&self) -> LeaseLock<MySql> {
+        LeaseLock::builder(self.pool.clone()).share_pool().build().unwrap()
+    }
+
+    /// The next statement is sent to one node, and all others to another one.
+    pub async fn turn_to(&self, first: &str, then: &str) {
+        while self.pool.size() > 0 {
+            sleep(Duration::from_millis(20)).await; // some are kept for the next statement of their kind
+        }
+        self.pool.set_connect_options(first.parse().unwrap());
+        self.next.set(then.parse().unwrap()).unwrap();
+    }
 }
 
 pub fn pool(url: &str) -> MySqlPool {

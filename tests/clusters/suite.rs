@@ -22,6 +22,7 @@ impl Servers {
 }
 
 pub static GALERA: Servers = Servers::new("GALERA");
+pub static GROUP: Servers = Servers::new("GROUP");
 pub static POSTGRES: Servers = Servers::new("ALONE");
 pub static MARIADB: Servers = Servers::new("ALONE");
 pub static SYNCHRONOUS: Servers = Servers::new("SYNCHRONOUS");

@@ -8,7 +8,7 @@ use rowlock::{CatchUp, Retries, RunStatus, Running, Schedule, Schedules, Tick};
 use sqlx::Pool;
 use tokio::time::{Instant, sleep};
 
-use crate::nodes::Cluster;
+use crate::nodes::{Cluster, Kind, Trouble};
 
 crate::suite::tests!(GALERA(each_tick_runs_once_while_nodes_stop_and_return));
 
@@ -18,24 +18,22 @@ const LEASE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Two instances at each node. One node is asked to stop, another is killed, and each restarts.
-async fn each_tick_runs_once_while_nodes_stop_and_return(folder: PathBuf) {
+pub async fn each_tick_runs_once_while_nodes_stop_and_return(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     cluster.execute(TABLE).await;
     let pools: Vec<_> = cluster.pools.iter().chain(&cluster.pools).cloned().collect();
     let ticking = Ticking::start(&pools).await;
     sleep(Duration::from_secs(4)).await;
-    for node in [2, 3] {
-        if node == 2 {
-            cluster.stop(node).await
-        } else {
-            cluster.kill(node).await
-        }
+    // A group with one primary has the other troubles (`group_primary`).
+    let all = cluster.kind == Kind::Galera;
+    for (node, trouble) in cluster.troubles().iter().filter(|(_, trouble)| all || *trouble == Trouble::Kill) {
+        cluster.trouble(*node, *trouble).await;
         sleep(LEASE).await;
         ticking.goes_on(&cluster.pools[0]).await;
-        cluster.start(node).await;
+        cluster.start(*node).await;
         ticking.goes_on(&cluster.pools[node - 1]).await;
     }
-    ticking.ends(&cluster.pools[0], "a node stopped, a node killed").await;
+    ticking.ends(&cluster.pools[0], "nodes stopped and killed").await;
     cluster.caught_up().await;
     for node in [2, 3] {
         judged(&cluster.pools[node - 1], "the same at another node").await;
@@ -43,7 +41,8 @@ async fn each_tick_runs_once_while_nodes_stop_and_return(folder: PathBuf) {
 }
 
 /// The application's table: a row for each tick whose work was committed.
-pub const TABLE: &str = "CREATE TABLE tick_done (name varchar(20) NOT NULL, slot bigint NOT NULL)";
+pub const TABLE: &str =
+    "CREATE TABLE tick_done (name varchar(20) NOT NULL, slot bigint NOT NULL, run varchar(36) PRIMARY KEY)";
 
 /// Instances that run the same schedules.
 pub struct Ticking(Vec<Running>);
@@ -101,7 +100,8 @@ fn schedules<DB: TestDatabase>(pool: &Pool<DB>) -> Schedules<DB> {
 async fn work<DB: TestDatabase>(pool: Pool<DB>, tick: Tick<DB>) -> Result<(), sqlx::Error> {
     sleep(Duration::from_millis(fastrand::u64(5..200))).await;
     let mut tx = pool.begin().await?;
-    let line = format!("INSERT INTO tick_done VALUES ('{}', {})", tick.name(), tick.slot().timestamp());
+    let (name, slot, run) = (tick.name(), tick.slot().timestamp(), uuid::Uuid::new_v4());
+    let line = format!("INSERT INTO tick_done VALUES ('{name}', {slot}, '{run}')");
     DB::execute_on(&mut tx, &line).await?;
     tick.finish_in(&mut tx).await.map_err(|error| sqlx::Error::Protocol(error.to_string()))?;
     tx.commit().await

@@ -73,11 +73,11 @@ impl Watch {
     }
 
     /// While servers end and restart, each call fails with a retryable error, or has lost its
-    /// claim.
+    /// claim, or finds a server that takes no writes yet.
     pub fn failed(&self, who: &str, error: &Error) {
         let name = format!("{who}: {}", summary(error));
         let mut seen = self.0.lock().unwrap();
-        if !error.is_retryable() && !matches!(error, Error::Lost { .. }) {
+        if !error.is_retryable() && !matches!(error, Error::Lost { .. } | Error::ReadOnly { .. }) {
             seen.wrong.push(format!("{who}: {error}"));
         }
         *seen.errors.entry(name).or_default() += 1;

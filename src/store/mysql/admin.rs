@@ -4,6 +4,7 @@ use chrono::{NaiveDateTime, TimeDelta};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
 use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen};
+use crate::store::schema::Freshness;
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
@@ -34,6 +35,13 @@ WHERE key_resource BETWEEN ? AND ? AND (lock_flag = 1 OR ?)"
 /// The same on MariaDB. A node of a Galera cluster first applies all that any node has committed.
 static LOOK_CAUSAL: LazyLock<String> =
     LazyLock::new(|| format!("SET STATEMENT wsrep_sync_wait = 1 FOR {}", LOOK.as_str()));
+
+/// Has the next statements of a session wait until this member of a group has applied all that the
+/// group has committed. The variable is not one of those that a statement can set for itself.
+const WAIT: &str = "
+SET @rowlock_consistency = @@SESSION.group_replication_consistency, SESSION group_replication_consistency =
+    IF(@@SESSION.group_replication_consistency = 'BEFORE_AND_AFTER', 'BEFORE_AND_AFTER', 'BEFORE')";
+const WAIT_NO_MORE: &str = "SET SESSION group_replication_consistency = @rowlock_consistency";
 
 static INSPECT: LazyLock<String> = LazyLock::new(|| {
     format!("SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW} FROM t_resource_lock WHERE key_resource = ?")
@@ -79,12 +87,15 @@ impl AdminStore for MySql {
         conn: &mut MySqlConnection,
         keys: &KeyRange,
         terms: &Terms,
-        nowait: bool,
+        freshness: Freshness,
     ) -> Reply<Vec<Listed>> {
-        let sql = if nowait { LOOK_CAUSAL.as_str() } else { LOOK.as_str() };
-        let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str());
-        let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, terms)).collect()
+        let sql = if freshness == Freshness::SyncWait { LOOK_CAUSAL.as_str() } else { LOOK.as_str() };
+        let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str()).bind(keys.is_one());
+        let rows = match freshness {
+            Freshness::Before => after_the_group(conn, query).await,
+            Freshness::Plain | Freshness::SyncWait => query.fetch_all(conn).await,
+        };
+        rows?.iter().map(|row| listed(row, terms)).collect()
     }
 
     async fn inspect(conn: &mut MySqlConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
@@ -150,6 +161,16 @@ impl AdminStore for MySql {
         let query = padded.fold(forgettable(sqlx::query(AssertSqlSafe(delete))), |query, key| query.bind(key.clone()));
         Ok(Forgotten { rows: query.execute(conn).await?.rows_affected(), after: Some(last) })
     }
+}
+
+/// Reads as the last of all transactions that the group has committed. A member that has been
+/// expelled returns an error.
+async fn after_the_group(conn: &mut MySqlConnection, query: Query<'_>) -> Reply<Vec<MySqlRow>> {
+    sqlx::raw_sql(WAIT).execute(&mut *conn).await?;
+    let rows = query.fetch_all(&mut *conn).await;
+    // If the setting stayed, the next statements of the session would wait too: it is closed.
+    sqlx::raw_sql(WAIT_NO_MORE).execute(conn).await.map_err(unanswered)?;
+    rows
 }
 
 fn listed(row: &MySqlRow, terms: &Terms) -> Reply<Listed> {

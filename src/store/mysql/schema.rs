@@ -1,7 +1,7 @@
 use sqlx::{MySql, MySqlConnection, Row as _};
 
 use crate::store::Reply;
-use crate::store::schema::{Schema, SchemaStore, unfit};
+use crate::store::schema::{Freshness, Schema, SchemaStore, unfit};
 
 const INSTALL: &str = include_str!("../../../migrations/mysql/20260101000000_rowlock.sql");
 
@@ -12,6 +12,7 @@ SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type US
        CONVERT(data_type USING utf8mb4) AS data_type, CONVERT(COALESCE(collation_name, 'binary') USING utf8mb4) AS collation,
        CAST(COALESCE(character_maximum_length, 0) AS SIGNED) AS width, CAST(@@autocommit AS SIGNED) AS autocommit,
        CAST(banner.version LIKE '%MariaDB%' AS SIGNED) AS mariadb,
+       (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.plugins WHERE plugin_name = 'group_replication' AND plugin_status = 'ACTIVE') AS member,
        (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 't_resource_lock_queue') AS queue,
        CONVERT(CONCAT(IF(is_nullable = 'NO' AND column_name = 'end_time', ' NOT NULL', ''), IF(extra LIKE '%on update%', ' ON UPDATE', ''))
            USING utf8mb4) AS more, CONVERT(CONCAT(banner.version, ' ', @@version_comment) USING utf8mb4) AS banner
@@ -32,6 +33,11 @@ impl SchemaStore for MySql {
                 );
             }
             schema.special = row.try_get::<i64, _>("mariadb")? == 1;
+            schema.freshness = match row.try_get::<i64, _>("member")? {
+                0 if schema.special => Freshness::SyncWait,
+                0 => Freshness::Plain,
+                _ => Freshness::Before,
+            };
             schema.queue = row.try_get::<i64, _>("queue")? > 0;
             let column_type: String = row.try_get("type")?;
             let data_type: String = row.try_get("data_type")?;

@@ -4,6 +4,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 
 use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen};
+use crate::store::schema::Freshness;
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
@@ -93,7 +94,7 @@ impl AdminStore for Postgres {
         rows.iter().map(|row| listed(row, terms)).collect()
     }
 
-    async fn read_range(conn: &mut PgConnection, keys: &KeyRange, terms: &Terms, _: bool) -> Reply<Vec<Listed>> {
+    async fn read_range(conn: &mut PgConnection, keys: &KeyRange, terms: &Terms, _: Freshness) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LOOK.as_str()).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
         rows.iter().map(|row| listed(row, terms)).collect()

@@ -2,6 +2,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen};
+use crate::store::schema::Freshness;
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
@@ -102,7 +103,12 @@ impl AdminStore for Sqlite {
         rows.iter().map(|row| listed(row, terms)).collect()
     }
 
-    async fn read_range(conn: &mut SqliteConnection, keys: &KeyRange, terms: &Terms, _: bool) -> Reply<Vec<Listed>> {
+    async fn read_range(
+        conn: &mut SqliteConnection,
+        keys: &KeyRange,
+        terms: &Terms,
+        _: Freshness,
+    ) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LOOK).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
         rows.iter().map(|row| listed(row, terms)).collect()
