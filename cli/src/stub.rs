@@ -2,8 +2,6 @@
 
 use std::{fs::File, io::Write as _, os::unix::process::CommandExt as _, process::Command};
 
-use rustix::process::Signal;
-
 use crate::{
     args::Stub,
     descendants,
@@ -28,16 +26,11 @@ pub fn become_command(stub: Stub) -> Failure {
 
 /// On Linux, has this process killed when its parent ends, for whatever reason.
 pub fn die_with(parent: i32) -> Result<(), Failure> {
-    when_parent_ends(parent, Signal::KILL)
-}
-
-/// On Linux, has this process receive the signal when its parent ends, for whatever reason.
-#[cfg_attr(not(target_os = "linux"), expect(unused_variables))]
-pub fn when_parent_ends(parent: i32, signal: Signal) -> Result<(), Failure> {
     #[cfg(target_os = "linux")]
     {
-        use rustix::process::{getppid, set_parent_process_death_signal};
-        set_parent_process_death_signal(Some(signal)).map_err(|error| Failure::new(exit::NOT_EXECUTABLE, error))?;
+        use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+        set_parent_process_death_signal(Some(Signal::KILL))
+            .map_err(|error| Failure::new(exit::NOT_EXECUTABLE, error))?;
         // The parent may have ended before the call.
         if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent) {
             return Err(Failure::new(exit::LOST, "its parent is gone"));

@@ -50,38 +50,41 @@ claim: BEGIN
 
     -- A free row is taken under a token and until a time that are chosen before: then it need not be
     -- read afterwards. Every other row, also one whose token is not below the clock, is left to the
-    -- loop. A row that is refused is not locked: within a transaction of the caller it would stay
-    -- locked. So MySQL looks first, by a SELECT; a query within IF would lock the row. MariaDB tells
-    -- whether there is a transaction, and outside of one uses a statement that does not wait. Its
+    -- loop, and so is a claim that had to wait for another session's lock on the table. A row that
+    -- is refused is not locked: within a transaction of the caller it would stay locked. So it is
+    -- looked at first, by a SELECT; a query within IF would lock the row. MariaDB tells whether there
+    -- is a transaction, and outside of one uses a statement that does not wait for a locked row. Its
     -- error would end a transaction under innodb_rollback_on_timeout.
     -- The time is the earlier one of two: SET timestamp changes UTC_TIMESTAMP, and a clock change of
     -- the time zone may fall between the start of the statement and SYSDATE.
     SET v_expires = SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND;
     SET v_token = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', v_expires), v_now = LEAST(UTC_TIMESTAMP(6), v_expires),
         v_expires = v_expires + INTERVAL v_length MICROSECOND;
-    /*M!
-    IF @@autocommit AND NOT @@in_transaction THEN
-        BEGIN
-            DECLARE CONTINUE HANDLER FOR 1205 BEGIN END;
-            SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE t_resource_lock c FORCE INDEX (PRIMARY)
-            SET c.prior_token = NULL, c.prior_client_ip = LEFT(c.client_ip, 45), c.prior_status = c.status,
-                c.prior_begin_time = IF(c.begin_time >= '1000-01-01', c.begin_time, NULL),
-                c.prior_end_time = IF(c.end_time >= '1000-01-01', c.end_time, NULL),
-                c.lock_flag = 1, c.status = 'P', c.client_ip = v_label, c.holder = v_asker, c.token = v_token,
-                c.begin_time = v_now, c.claimed_at = v_now, c.end_time = NULL, c.expires_at = v_expires
-            WHERE c.key_resource = v_key AND NOT COALESCE(c.lock_flag = 1, FALSE) AND c.token < v_token
-              AND (v_recover OR CAST(c.status AS BINARY) = 'S')
-              AND (v_gap = 0 OR c.begin_time IS NULL OR v_now - INTERVAL v_gap MICROSECOND >= c.begin_time);
-            SET v_granted = ROW_COUNT() > 0;
-        END;
-    END IF;
-    */
-    /*!80000
     SELECT COUNT(*) > 0 INTO v_granted FROM t_resource_lock c
     WHERE c.key_resource = v_key AND NOT COALESCE(c.lock_flag = 1, FALSE) AND c.token < v_token
       AND (v_recover OR CAST(c.status AS BINARY) = 'S')
       AND (v_gap = 0 OR c.begin_time IS NULL OR v_now - INTERVAL v_gap MICROSECOND >= c.begin_time);
     IF v_granted THEN
+        SET v_granted = FALSE;
+        /*M!
+        IF @@autocommit AND NOT @@in_transaction THEN
+            BEGIN
+                DECLARE CONTINUE HANDLER FOR 1205 BEGIN END;
+                SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE t_resource_lock c FORCE INDEX (PRIMARY)
+                SET c.prior_token = NULL, c.prior_client_ip = LEFT(c.client_ip, 45), c.prior_status = c.status,
+                    c.prior_begin_time = IF(c.begin_time >= '1000-01-01', c.begin_time, NULL),
+                    c.prior_end_time = IF(c.end_time >= '1000-01-01', c.end_time, NULL),
+                    c.lock_flag = 1, c.status = 'P', c.client_ip = v_label, c.holder = v_asker, c.token = v_token,
+                    c.begin_time = v_now, c.claimed_at = v_now, c.end_time = NULL, c.expires_at = v_expires
+                WHERE c.key_resource = v_key AND NOT COALESCE(c.lock_flag = 1, FALSE) AND c.token < v_token
+                  AND (v_recover OR CAST(c.status AS BINARY) = 'S')
+                  AND (v_gap = 0 OR c.begin_time IS NULL OR v_now - INTERVAL v_gap MICROSECOND >= c.begin_time)
+                  AND TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) < v_token + 100000;
+                SET v_granted = ROW_COUNT() > 0;
+            END;
+        END IF;
+        */
+        /*!80000
         UPDATE (
             SELECT c.key_resource, c.status, IF(c.begin_time >= '1000-01-01', c.begin_time, NULL) AS began,
                    IF(c.end_time >= '1000-01-01', c.end_time, NULL) AS ended, c.client_ip
@@ -89,6 +92,7 @@ claim: BEGIN
             WHERE c.key_resource = v_key AND NOT COALESCE(c.lock_flag = 1, FALSE) AND c.token < v_token
               AND (v_recover OR CAST(c.status AS BINARY) = 'S')
               AND (v_gap = 0 OR c.begin_time IS NULL OR v_now - INTERVAL v_gap MICROSECOND >= c.begin_time)
+              AND TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) < v_token + 100000
             LIMIT 1 FOR UPDATE SKIP LOCKED
         ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
         SET t.prior_token = NULL, t.prior_client_ip = LEFT(j.client_ip, 45), t.prior_status = j.status,
@@ -96,8 +100,8 @@ claim: BEGIN
             t.lock_flag = 1, t.status = 'P', t.client_ip = v_label, t.holder = v_asker, t.token = v_token,
             t.begin_time = v_now, t.claimed_at = v_now, t.end_time = NULL, t.expires_at = v_expires;
         SET v_granted = ROW_COUNT() > 0;
+        */
     END IF;
-    */
     IF v_granted THEN
         SELECT v_granted AS granted, v_token AS token, LOWER(p_holder) AS holder, v_expires AS expires_at, NULL AS previous_token,
                NULL AS previous_label, NULL AS reason, NULL AS `by`, NULL AS since, NULL AS until, NULL AS retry_after;

@@ -38,9 +38,9 @@ DECLARE
     timeout   text;
     seen      record;
 BEGIN
-    -- A character has at most 6 bytes of UTF-8.
+    -- A character has at most 6 bytes of UTF-8, but for a database whose texts have no encoding.
     problem := CASE
-        WHEN coalesce(asked_key, '') = '' OR (char_length(asked_key) > 40 AND octet_length(convert_to(asked_key, 'UTF8')) > 255)
+        WHEN coalesce(asked_key, '') = '' OR ((char_length(asked_key) > 40 OR getdatabaseencoding() = 'SQL_ASCII') AND octet_length(convert_to(asked_key, 'UTF8')) > 255)
              OR ascii(asked_key) = ANY (spaces) OR ascii(right(asked_key, 1)) = ANY (spaces) THEN
             format('key %s is not valid: use 1 to 255 bytes of UTF-8, without white space at the start or end', quote_nullable(left(asked_key, 80)))
         WHEN length NOT BETWEEN interval '100 milliseconds' AND interval '30 days' THEN

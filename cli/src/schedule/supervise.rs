@@ -6,32 +6,45 @@
 
 use std::time::Duration;
 
-use rustix::process::Signal;
-use tokio::signal::unix::{SignalKind, signal};
+use rustix::process::getppid;
+use tokio::time::sleep;
 
 use crate::{
     exit::{self, Failure},
     find::find,
     schedule::args::Supervise,
     signals::StopSignals,
-    stub,
     work::{Work, code},
 };
+
+/// The interval at which the process looks for its parent.
+const ORPHAN_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Runs the command to its end, or stops it at a signal. The exit code is the command's.
 pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
     let mut stop = StopSignals::listen()?;
-    let cannot = |error| Failure::new(exit::NOT_EXECUTABLE, error);
-    let mut orphaned = signal(SignalKind::user_defined1()).map_err(cannot)?;
-    stub::when_parent_ends(run.parent, Signal::USR1)?;
+    if is_orphan(run.parent) {
+        return Err(Failure::new(exit::LOST, "its parent is gone"));
+    }
     let mut work = Work::start(find(&run.command)?, &run.command, &[], None)?;
     tokio::select! {
         biased;
-        _ = orphaned.recv() => {}
+        () = orphaned(run.parent) => {}
         ended = to_its_end(&mut work, &mut stop, run.grace) => return ended,
     }
     // No process renews the lease of the run any more.
     work.killed().await.map(code)
+}
+
+fn is_orphan(parent: i32) -> bool {
+    getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent)
+}
+
+/// Waits until `rowlock cron` has ended. It looks, because a signal may be blocked or ignored.
+async fn orphaned(parent: i32) {
+    while !is_orphan(parent) {
+        sleep(ORPHAN_INTERVAL).await;
+    }
 }
 
 async fn to_its_end(work: &mut Work, stop: &mut StopSignals, grace: Duration) -> Result<u8, Failure> {

@@ -183,10 +183,14 @@ async fn a_tick_is_finished_elsewhere_after_a_kill<DB: TestDatabase>(db: TestDb<
     first.says("k: attempt 1", 1).await;
     let mut second = cron(&db, "--label second", &file);
     second.complains("1 job").await;
-    let of_left = PathBuf::from(format!("/proc/{}", stage.up().await));
+    // The command line of a process that has ended is empty, until its parent has waited for it.
+    let of_left = PathBuf::from(format!("/proc/{}/cmdline", stage.up().await));
     first.signal(Signal::KILL);
     let first = first.ended().await.with(-9);
-    eventually("what the command started is killed too", async || !of_left.exists()).await;
+    eventually("what the command started is killed too", async || {
+        std::fs::read(&of_left).is_ok_and(|words| words.is_empty()) || !of_left.exists()
+    })
+    .await;
     second.says("k: attempt 2", 1).await;
     let run = ended_as(&db, "k", "succeeded").await;
     second.signal(Signal::TERM);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -125,3 +126,49 @@ def test_a_locked_row_is_tried_for_a_number_of_times(db: Database) -> None:
     connection.close()
     with rowlock.lock(db.url, "k"):
         pass
+
+
+@MYSQL
+def test_a_claim_that_waited_for_a_locked_table_has_its_whole_lease(db: Database) -> None:
+    install(db)
+    with rowlock.lock(db.url, "k"):
+        pass
+    locking, asking = db.connect(), db.connect()
+    asking.autocommit(True)
+    locking.cursor().execute("LOCK TABLES t_resource_lock WRITE")
+    rows: list[tuple[Any, ...]] = []
+    arguments = ("k", 1, "asking", None, None, None)
+    claim = threading.Thread(
+        target=lambda: rows.append(call(asking, "rowlock_try_acquire", *arguments))
+    )
+    claim.start()
+    claim.join(1.5)
+    assert claim.is_alive(), "the table is locked"
+    locking.cursor().execute("UNLOCK TABLES")
+    claim.join()
+    left = "SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), %s)"
+    cursor = asking.cursor()
+    cursor.execute(left, (rows[0][3],))
+    assert rows[0][0] == 1
+    assert cursor.fetchone()[0] > 500_000
+    locking.close()
+    asking.close()
+
+
+@MYSQL
+def test_a_refusal_waits_for_no_lock_on_the_table(db: Database) -> None:
+    install(db)
+    lease = acquired(rowlock.try_acquire(db.url, "k"))
+    locking, asking = db.connect(), db.connect()
+    asking.autocommit(True)
+    asking.cursor().execute(
+        "SET SESSION lock_wait_timeout = 1, SESSION innodb_lock_wait_timeout = 1"
+    )
+    asking.cursor().execute("SET SESSION TRANSACTION READ ONLY")
+    locking.cursor().execute("LOCK TABLES t_resource_lock READ")
+    row = call(asking, "rowlock_try_acquire", "k", 1, "asking", None, None, None)
+    assert (row[0], row[6]) == (0, "held")
+    locking.cursor().execute("UNLOCK TABLES")
+    lease.release()
+    locking.close()
+    asking.close()
