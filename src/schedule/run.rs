@@ -316,10 +316,32 @@ async fn end<DB: Database>(tick: &Inner<DB>, result: Result<(), String>) -> (End
     // does not stand.
     let failed = result.err().unwrap_or_else(|| UNCOMMITTED.to_owned());
     match recorded(tick, Err(failed)).await {
-        Ok((Ended::Lost, _)) => recorded(tick, Ok(())).await,
-        ended => ended,
+        Ok((Ended::Lost, _)) => committed(tick).await,
+        ended => ended.unwrap_or((Ended::Lost, None)),
     }
-    .unwrap_or((Ended::Lost, None))
+}
+
+/// Looks for the success that a transaction of the work has committed. It is read, and not recorded:
+/// the server that showed no claim may be behind, and another one may show that the claim stands.
+async fn committed<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Duration>) {
+    let (end, then) = tick.end(Status::Succeeded, None);
+    let (core, claim) = (&tick.core, &tick.claim);
+    match answered!(core, Action::Read, &quoted(&claim.key), conn => DB::has_ended(conn, claim, &end)) {
+        Ok(true) => (Ended::Succeeded, Some(due_in(tick, then))),
+        Ok(false) => (Ended::Lost, None),
+        Err(error) => {
+            tracing::error!(schedule = %claim.key, ?error, "it is unknown whether a run has succeeded");
+            (Ended::Lost, None)
+        }
+    }
+}
+
+/// Returns the time until the schedule is due again.
+fn due_in<DB: Database>(tick: &Inner<DB>, then: Then) -> Duration {
+    match then {
+        Then::Next(next) => (next - tick.now()).to_std().unwrap_or_default(),
+        Then::Again(pause) => pause.to_std().unwrap_or_default(),
+    }
 }
 
 /// Records the end of the run as `S` or `F`. An error was logged.
@@ -335,12 +357,8 @@ async fn recorded<DB: Database>(
     }
     let (schedule, slot) = (tick.claim.key.as_str(), end.slot);
     tracing::info!(schedule, %slot, attempt = end.attempt, status = end.status, error, "run");
-    let due_in = match then {
-        Then::Next(next) => (next - tick.now()).to_std().unwrap_or_default(),
-        Then::Again(pause) => pause.to_std().unwrap_or_default(),
-    };
     let again = matches!(then, Then::Again(_));
-    Ok((error.map_or(Ended::Succeeded, |error| Ended::Failed { error, again }), Some(due_in)))
+    Ok((error.map_or(Ended::Succeeded, |error| Ended::Failed { error, again }), Some(due_in(tick, then))))
 }
 
 /// Sends the end until there is a reply. An end that is sent again is recognized by its row in the

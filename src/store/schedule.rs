@@ -255,6 +255,10 @@ pub trait ScheduleStore: Store {
         within: bool,
     ) -> impl Future<Output = Reply<bool>> + Send;
 
+    /// Returns whether the run has ended with this status. Changes nothing.
+    fn has_ended(conn: &mut Self::Connection, claim: &Claim, end: &End<'_>)
+    -> impl Future<Output = Reply<bool>> + Send;
+
     /// Pauses a schedule, or resumes it: it is not overdue then. Returns `false` if there is none.
     fn pause(conn: &mut Self::Connection, name: &Key, paused: bool) -> impl Future<Output = Reply<bool>> + Send;
 

@@ -1,16 +1,19 @@
 //! Schedules while servers stop: instances with a tick each second, whose work is committed
 //! together with its tick, and what the table of runs and the effects show in the end.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use harness::TestDatabase;
-use rowlock::{CatchUp, Retries, RunStatus, Running, Schedule, Schedules, Tick};
-use sqlx::Pool;
+use rowlock::{CatchUp, Retries, RunStatus, Running, Schedule, Schedules, Tick, TickOutcome};
+use sqlx::{MySql, Pool};
 use tokio::time::{Instant, sleep};
 
-use crate::nodes::{Cluster, Kind, Trouble};
+use crate::nodes::{Cluster, Kind, Trouble, Wandering};
 
-crate::suite::tests!(GALERA(each_tick_runs_once_while_nodes_stop_and_return));
+crate::suite::tests!(GALERA(
+    each_tick_runs_once_while_nodes_stop_and_return,
+    a_node_that_is_behind_makes_no_success_of_a_rollback
+));
 
 /// How many schedules there are.
 const COUNT: usize = 5;
@@ -38,6 +41,36 @@ pub async fn each_tick_runs_once_while_nodes_stop_and_return(folder: PathBuf) {
     for node in [2, 3] {
         judged(&cluster.pools[node - 1], "the same at another node").await;
     }
+}
+
+/// As behind a balancer: the end of a run is sent to a node that does not know of its claim, and then
+/// to one that does. The work ended its tick in a transaction that was rolled back.
+pub async fn a_node_that_is_behind_makes_no_success_of_a_rollback(folder: PathBuf) {
+    let cluster = Arc::new(Cluster::new(folder).await);
+    let wandering = Arc::new(Wandering::new(&cluster.urls[0]));
+    let work = {
+        let (cluster, wandering) = (cluster.clone(), wandering.clone());
+        move |tick: Tick<MySql>| rolled_back(cluster.clone(), wandering.clone(), tick)
+    };
+    let schedule = Schedule::every("s", Duration::from_secs(1)).unwrap();
+    let schedules = Schedules::new(wandering.pool.clone()).share_pool().on(schedule, work);
+    let behind = cluster.behind(2).await;
+    let since = Instant::now();
+    while matches!(schedules.try_tick("s").await.unwrap(), TickOutcome::NotDue { .. }) {
+        assert!(since.elapsed() < PATIENCE, "the tick does not come");
+        sleep(Duration::from_millis(50)).await;
+    }
+    behind.over().await;
+    let successes = "SELECT COUNT(*) FROM t_resource_schedule_run WHERE status = 'S'";
+    assert_eq!(cluster.number(1, successes).await, 0);
+}
+
+async fn rolled_back(cluster: Arc<Cluster>, wandering: Arc<Wandering>, tick: Tick<MySql>) -> Result<(), String> {
+    let mut tx = cluster.pools[0].begin().await.unwrap();
+    tick.finish_in(&mut tx).await.unwrap();
+    tx.rollback().await.unwrap();
+    wandering.turn_to(&cluster.urls[1], &cluster.urls[0]).await;
+    Err("rolled back".to_owned())
 }
 
 /// The application's table: a row for each tick whose work was committed.

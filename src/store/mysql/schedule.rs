@@ -111,6 +111,12 @@ impl ScheduleStore for MySql {
         settle(conn, ended).await
     }
 
+    async fn has_ended(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
+        let query = sqlx::query(TOLD).bind(claim.key.as_str()).bind(end.slot.naive_utc()).bind(counted(end.attempt));
+        let told = query.bind(claim.token.get()).bind(end.status).fetch_optional(conn).await?;
+        Ok(told.is_some())
+    }
+
     async fn pause(conn: &mut MySqlConnection, name: &Key, paused: bool) -> Reply<bool> {
         let query = sqlx::query(PAUSE).bind(paused).bind(paused);
         Ok(query.bind(name.as_str()).execute(conn).await?.rows_affected() > 0)
@@ -305,9 +311,7 @@ async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -
 async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
     let (spec, zone, slot) = (&end.times.spec, &end.times.zone, end.slot.naive_utc());
     let Some((label, begin_time)) = begun(conn, claim).await? else {
-        let query = sqlx::query(TOLD).bind(claim.key.as_str()).bind(slot).bind(counted(end.attempt));
-        let told = query.bind(claim.token.get()).bind(end.status).fetch_optional(conn).await?;
-        return Ok(told.is_some());
+        return MySql::has_ended(conn, claim, end).await;
     };
     let next = end.next.map(|next| next.naive_utc());
     let query = sqlx::query(END.as_str()).bind(next).bind(spec).bind(zone).bind(micros(end.pause));

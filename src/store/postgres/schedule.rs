@@ -281,6 +281,10 @@ impl ScheduleStore for Postgres {
         if query.bind(end.error).fetch_one(&mut *conn).await?.try_get(0)? {
             return Ok(true);
         }
+        Self::has_ended(conn, claim, end).await
+    }
+
+    async fn has_ended(conn: &mut PgConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
         let query = sqlx::query(ENDED).bind(claim.key.as_str()).bind(end.slot).bind(counted(end.attempt));
         query.bind(claim.token.get()).bind(end.status).fetch_one(conn).await?.try_get(0)
     }

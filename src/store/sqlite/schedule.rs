@@ -91,6 +91,12 @@ impl ScheduleStore for Sqlite {
         settle(conn, ended).await
     }
 
+    async fn has_ended(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
+        let query = sqlx::query(TOLD).bind(claim.key.as_str()).bind(end.slot.timestamp_micros());
+        let query = query.bind(counted(end.attempt)).bind(claim.token.get()).bind(end.status);
+        Ok(query.fetch_optional(conn).await?.is_some())
+    }
+
     async fn pause(conn: &mut SqliteConnection, name: &Key, paused: bool) -> Reply<bool> {
         Ok(sqlx::query(PAUSE).bind(name.as_str()).bind(paused).execute(conn).await?.rows_affected() > 0)
     }
@@ -271,9 +277,7 @@ async fn pass_over(conn: &mut SqliteConnection, claim: &Claim, pass: &Pass<'_>) 
 async fn end_run(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
     let (slot, attempt) = (end.slot.timestamp_micros(), counted(end.attempt));
     let Some((label, begin_time)) = begun(conn, claim).await? else {
-        let query = sqlx::query(TOLD).bind(claim.key.as_str()).bind(slot).bind(attempt);
-        let told = query.bind(claim.token.get()).bind(end.status).fetch_optional(conn).await?;
-        return Ok(told.is_some());
+        return Sqlite::has_ended(conn, claim, end).await;
     };
     let next = end.next.map(|next| next.timestamp_micros());
     let query = bind_claim(END, claim).bind(next).bind(&end.times.spec).bind(&end.times.zone).bind(micros(end.pause));
