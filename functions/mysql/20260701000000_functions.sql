@@ -48,15 +48,15 @@ claim: BEGIN
     END IF;
     SET v_asker = UNHEX(REPLACE(p_holder, '-', ''));
 
-    -- A free row is taken under a token and until a time that are chosen before: then it need not be
-    -- read afterwards. Every other row, also one whose token is not below the clock, is left to the
-    -- loop, and so is a claim that had to wait for another session's lock on the table. A row that
-    -- is refused is not locked: within a transaction of the caller it would stay locked. So it is
-    -- looked at first, by a SELECT; a query within IF would lock the row. MariaDB tells whether there
-    -- is a transaction, and outside of one uses a statement that does not wait for a locked row. Its
-    -- error would end a transaction under innodb_rollback_on_timeout.
-    -- The time is the earlier one of two: SET timestamp changes UTC_TIMESTAMP, and a clock change of
-    -- the time zone may fall between the start of the statement and SYSDATE.
+    -- A free row is taken under a token and until a time that are chosen before: then it need not
+    -- be read afterwards. Every other row, also one whose token is not below the clock, is left to
+    -- the loop, and so is a claim that had to wait for another session's lock on the table. A row
+    -- that is refused is not locked: within a transaction of the caller it would stay locked. So it
+    -- is looked at first, by a SELECT; a query within IF would lock the row. MariaDB tells whether
+    -- there is a transaction, and outside of one uses a statement that does not wait for a locked
+    -- row. Its error would end a transaction under innodb_rollback_on_timeout. The time is the
+    -- earlier one of two: SET timestamp changes UTC_TIMESTAMP, and a clock change of the time zone
+    -- may fall between the start of the statement and SYSDATE.
     SET v_expires = SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND;
     SET v_token = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', v_expires), v_now = LEAST(UTC_TIMESTAMP(6), v_expires),
         v_expires = v_expires + INTERVAL v_length MICROSECOND;

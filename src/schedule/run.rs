@@ -321,8 +321,9 @@ async fn end<DB: Database>(tick: &Inner<DB>, result: Result<(), String>) -> (End
     }
 }
 
-/// Looks for the success that a transaction of the work has committed. It is read, and not recorded:
-/// the server that showed no claim may be behind, and another one may show that the claim stands.
+/// Looks for the success that a transaction of the work has committed. It is read, and not
+/// recorded: the server that showed no claim may be behind, and another one may show that the claim
+/// stands.
 async fn committed<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Duration>) {
     let (end, then) = tick.end(Status::Succeeded, None);
     let (core, claim) = (&tick.core, &tick.claim);

@@ -229,7 +229,12 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         };
         // After a timeout the statement may still be running, and a standby's connection is of no
         // use, so the connection is closed.
-        if !matches!(error, Error::TimedOut { .. } | Error::ReadOnly { .. }) {
+        let close = match &error {
+            Error::TimedOut { .. } => true,
+            Error::ReadOnly { source } => fault::may_take_writes_again(source),
+            _ => false,
+        };
+        if !close {
             roll_back(conn).await;
         }
         Err(match error {

@@ -57,7 +57,7 @@ pub async fn philosophers_on_all_nodes_eat(folder: PathBuf) {
     const FORKS: [&str; 6] = ["fork 0", "fork 1", "fork 2", "fork 3", "fork 4", "fork 5"];
     const MEALS: usize = 8;
     let cluster = Cluster::new(folder).await;
-    let watch = Watch::default();
+    let watch = Watch::of(&cluster);
     let mut table = Vec::new();
     for seat in 0..6 {
         let lock = cluster.lock(seat % 3 + 1).fair(seat >= 3);

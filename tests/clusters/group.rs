@@ -47,8 +47,8 @@ crate::suite::tests!(GROUP(
     a_node_that_was_expelled_lets_no_reader_in
 ));
 
-/// Row locks are known to one node only, so each node lets its own claim pass. Certification refuses
-/// all but one.
+/// Row locks are known to one node only, so each node lets its own claim pass. Certification
+/// refuses all but one.
 async fn of_claims_at_the_same_moment_one_is_granted(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let locks = [1, 2, 3].map(|node| cluster.lock(node));
@@ -72,7 +72,7 @@ async fn of_claims_at_the_same_moment_one_is_granted(folder: PathBuf) {
 async fn each_consistency_level_has_one_holder(folder: PathBuf) {
     const LEVELS: [&str; 5] = ["EVENTUAL", "BEFORE_ON_PRIMARY_FAILOVER", "BEFORE", "AFTER", "BEFORE_AND_AFTER"];
     let cluster = Cluster::new(folder).await;
-    let (watch, mut workers) = (Watch::default(), Vec::new());
+    let (watch, mut workers) = (Watch::of(&cluster), Vec::new());
     for (place, level) in LEVELS.into_iter().cycle().take(15).enumerate() {
         let setting = format!("SET SESSION group_replication_consistency = '{level}'");
         let options = MySqlPoolOptions::new().max_connections(4).after_connect(move |conn, _| {
@@ -90,8 +90,8 @@ async fn each_consistency_level_has_one_holder(folder: PathBuf) {
     watch.assert_right();
 }
 
-/// The claim of a reader at a node that is behind is committed: no other client writes that row. The
-/// look that follows it waits until the node knows of the writer.
+/// The claim of a reader at a node that is behind is committed: no other client writes that row.
+/// The look that follows it waits until the node knows of the writer.
 async fn a_reader_at_a_node_that_is_behind_waits_for_the_group(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let [writers, readers] = [1, 2].map(|node| cluster.lock(node).read_write("k").unwrap());

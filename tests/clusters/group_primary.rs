@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     galera_transactions::{paid, payments},
     group::not_believed,
-    nodes::{Cluster, Trouble, pool},
+    nodes::{Cluster, Kind, Trouble, pool},
     relay::Relay,
     ticks::{TABLE, Ticking},
     watch::{Watch, work},
@@ -51,8 +51,8 @@ impl Clients {
         pool(&self.relay.url(&self.cluster.urls[0]))
     }
 
-    /// Troubles the primary, leads new connections to the next one, and lets the last one come back.
-    /// Returns the next one.
+    /// Troubles the primary, leads new connections to the next one, and lets the last one come
+    /// back. Returns the next one.
     async fn replace(&self, last: usize, trouble: Trouble, watch: &Watch) -> usize {
         let since = Instant::now();
         self.cluster.trouble(last, trouble).await;
@@ -67,8 +67,9 @@ impl Clients {
     }
 }
 
-/// Workers, payers and schedules go on at the next primary: after the death of the last one, after a
-/// pause of it, and after it was asked to retire. The latter two go on, with connections of clients.
+/// Workers, payers and schedules go on at the next primary: after the death of the last one, after
+/// a pause of it, and after it was asked to retire. The latter two go on, with connections of
+/// clients.
 async fn no_claim_is_lost_when_the_primary_is_replaced(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     cluster.execute(TABLE).await;
@@ -76,12 +77,13 @@ async fn no_claim_is_lost_when_the_primary_is_replaced(folder: PathBuf) {
     let relay = Relay::before(&cluster.urls[..1]).await;
     let clients = Clients { cluster, relay };
     let held = clients.lock().try_acquire("held").await.unwrap().acquired().unwrap();
-    let watch = Watch::default();
+    let watch = Watch::of(&clients.cluster);
     let workers = (0..6).map(|_| tokio::spawn(work(clients.lock(), "worker".into(), &KEYS, watch.clone()))).collect();
     let (done, over) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicBool::new(false)));
     let wanted = |over: Arc<AtomicBool>| move |_| !over.load(SeqCst);
-    let payers: Vec<_> =
-        (0..2).map(|_| tokio::spawn(payments(clients.patient_lock(), done.clone(), wanted(over.clone())))).collect();
+    let payers: Vec<_> = (0..2)
+        .map(|_| tokio::spawn(payments(Kind::Group, clients.patient_lock(), done.clone(), wanted(over.clone()))))
+        .collect();
     let ticking = Ticking::start(&[clients.pool(), clients.pool(), clients.pool()]).await;
     sleep(Duration::from_secs(3)).await;
     let second = clients.replace(1, Trouble::Kill, &watch).await;

@@ -3,10 +3,10 @@
 //!
 //! `scripts/clusters` starts such servers and sets the variables; without them the tests are shown
 //! as ignored. Each variable names a folder: `GALERA` has `1`, `2` and `3`, nodes with `url`,
-//! `pid`, and a server that is kept running unless there is a file `stopped`; so has `GROUP`. `SYNCHRONOUS`
-//! and `ASYNCHRONOUS` have `primary` and `standby`, with `url` and `data`. A primary is killed once,
-//! so each pair serves one test. `ALONE` has `postgres` and `mariadb`, with `url`, `clock`, and a
-//! server that is kept running.
+//! `pid`, and a server that is kept running unless there is a file `stopped`; so has `GROUP`.
+//! `SYNCHRONOUS` and `ASYNCHRONOUS` have `primary` and `standby`, with `url` and `data`. A primary
+//! is killed once, so each pair serves one test. `ALONE` has `postgres` and `mariadb`, with `url`,
+//! `clock`, and a server that is kept running.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 

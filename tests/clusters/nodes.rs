@@ -76,8 +76,8 @@ impl Kind {
         }
     }
 
-    /// Whether the statements of a session wait until the node has applied all that was committed on
-    /// any.
+    /// Whether the statements of a session wait until the node has applied all that was committed
+    /// on any.
     pub fn waits(self, waits: bool) -> &'static str {
         match (self, waits) {
             (Self::Galera, true) => "SET SESSION wsrep_sync_wait = 7",
@@ -198,7 +198,8 @@ impl Cluster {
     /// Lets the node come back, and waits until all nodes are there.
     pub async fn start(&self, node: usize) {
         let stopped = self.folder.join(node.to_string()).join("stopped");
-        // A server that a group still knows from before it was killed tries to join once, and fails.
+        // A server that a group still knows from before it was killed tries to join once, and
+        // fails.
         if self.kind == Kind::Group && stopped.exists() {
             self.expelled(node).await;
         }
@@ -322,7 +323,9 @@ impl Wandering {
 
     /// The next statement is sent to one node, and all others to another one.
     pub async fn turn_to(&self, first: &str, then: &str) {
+        let since = Instant::now();
         while self.pool.size() > 0 {
+            assert!(since.elapsed() < PATIENCE, "a connection stays open");
             sleep(Duration::from_millis(20)).await; // some are kept for the next statement of their kind
         }
         self.pool.set_connect_options(first.parse().unwrap());

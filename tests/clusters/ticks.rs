@@ -43,8 +43,8 @@ pub async fn each_tick_runs_once_while_nodes_stop_and_return(folder: PathBuf) {
     }
 }
 
-/// As behind a balancer: the end of a run is sent to a node that does not know of its claim, and then
-/// to one that does. The work ended its tick in a transaction that was rolled back.
+/// As behind a balancer: the end of a run is sent to a node that does not know of its claim, and
+/// then to one that does. The work ended its tick in a transaction that was rolled back.
 pub async fn a_node_that_is_behind_makes_no_success_of_a_rollback(folder: PathBuf) {
     let cluster = Arc::new(Cluster::new(folder).await);
     let wandering = Arc::new(Wandering::new(&cluster.urls[0]));

@@ -15,6 +15,8 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
+use crate::nodes::{Cluster, Kind};
+
 #[derive(Default)]
 struct Seen {
     inside: HashMap<String, String>,
@@ -24,6 +26,7 @@ struct Seen {
     entered: BTreeMap<String, u64>,
     errors: BTreeMap<String, u64>,
     over: bool,
+    may_be_read_only: bool,
 }
 
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -72,12 +75,24 @@ impl Watch {
         self.0.lock().unwrap().readers.get_mut(key).unwrap().remove(who);
     }
 
+    /// Watches the clients of a cluster. A member of a group takes no writes until it has joined.
+    pub fn of(cluster: &Cluster) -> Self {
+        let watch = Self::default();
+        watch.0.lock().unwrap().may_be_read_only = cluster.kind == Kind::Group;
+        watch
+    }
+
     /// While servers end and restart, each call fails with a retryable error, or has lost its
-    /// claim, or finds a server that takes no writes yet.
+    /// claim.
     pub fn failed(&self, who: &str, error: &Error) {
         let name = format!("{who}: {}", summary(error));
         let mut seen = self.0.lock().unwrap();
-        if !error.is_retryable() && !matches!(error, Error::Lost { .. } | Error::ReadOnly { .. }) {
+        let expected = match error {
+            Error::Lost { .. } => true,
+            Error::ReadOnly { .. } => seen.may_be_read_only,
+            _ => error.is_retryable(),
+        };
+        if !expected {
             seen.wrong.push(format!("{who}: {error}"));
         }
         *seen.errors.entry(name).or_default() += 1;
