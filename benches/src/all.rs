@@ -9,12 +9,13 @@ use tokio::process::Command;
 use crate::{Error, options::Common};
 
 /// The scenarios, and whether they write figures to a file.
-const SCENARIOS: [(&str, bool); 10] = [
+const SCENARIOS: [(&str, bool); 11] = [
     ("cycles", true),
     ("deduct", true),
     ("held", true),
     ("refusals", true),
     ("million", true),
+    ("once", true),
     ("permits", true),
     ("functions", true),
     ("handover", false),

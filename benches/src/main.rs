@@ -2,7 +2,7 @@
 //! stdout, progress to stderr.
 //!
 //! `handover` and `waiting` measure tasks that wait for one key. `cycles`, `refusals`, `deduct`,
-//! `million`, `permits` and `functions` compare: all contenders run alternately in short rounds on
+//! `million`, `once`, `permits` and `functions` compare: all contenders run alternately in short rounds on
 //! one server, whose settings are printed above the table, and medians of the rounds are shown.
 //! `held` measures a process that holds many keys, `schedules` ticks. `all` does all of that;
 //! `plot` draws what `cycles` wrote to a file.
@@ -24,6 +24,7 @@ mod handover;
 mod held;
 mod holder;
 mod million;
+mod once;
 mod options;
 mod permits;
 mod plot;
@@ -93,6 +94,9 @@ enum Scenario {
     Refusals(refusals::Options),
     /// Acquire and release in a table with a thousand rows, and with a million.
     Million(million::Options),
+    /// Acquire and release of keys that come once, while their table grows, and of keys whose rows
+    /// exist.
+    Once(once::Options),
     /// Acquire and release by tasks that share permits, and by tasks that read together.
     ///
     /// keys: task t has the key t modulo N. permits: a semaphore of N. redis-semaphore: one by that
@@ -146,6 +150,7 @@ async fn main() -> Result<(), Error> {
         Scenario::Held(options) => held::run(&options).await,
         Scenario::Refusals(options) => refusals::run(&options).await,
         Scenario::Million(options) => million::run(&options).await,
+        Scenario::Once(options) => once::run(&options).await,
         Scenario::Permits(options) => permits::run(&options).await,
         Scenario::Functions(options) => functions::run(&options).await,
         Scenario::Schedules(options) => schedules::run(&options).await,

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::{
     runtime::Handle,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, sleep},
 };
 
 use crate::{
@@ -21,6 +21,7 @@ use crate::{
     key::{Claim, Holder, Key},
     lease::{
         claims::{ClaimSet, Claimed, Granted},
+        creates::Creation,
         handle::subject,
         replies::{Next, next_of_all, next_of_any, queued},
         shared::Shared,
@@ -34,7 +35,7 @@ use crate::{
     },
     retry::Backoff,
     rules::{Reason, Refusal, Row},
-    store::{ClaimReply, ClaimRequest, Database, connection::PooledConn, failure::Failure, fault::Fault},
+    store::{ClaimReply, ClaimRequest, Database, failure::Failure, fault::Fault},
 };
 
 /// How long a busy row is retried within one attempt.
@@ -335,17 +336,14 @@ impl<'a, DB: Database> Try<'a, DB> {
 
     /// A row created by another transaction is as good. Contention is retried.
     async fn create(&mut self, keys: Vec<Key>) -> Result<(), Error> {
-        let terms = &self.on.terms;
-        // The server gives up slightly earlier than the client, so that no backend continues to
-        // wait there.
-        let lock_timeout = self.limit.saturating_duration_since(Instant::now()).mul_f64(0.9);
-        let conn = PooledConn::checkout(&self.lock.settings.pool, self.limit).await;
-        let mut conn = conn.map_err(|failure| self.error(failure))?;
-        let reply = timeout_at(self.limit, DB::create(conn.get(), &keys, terms.minutes(), lock_timeout)).await;
-        match conn.settle(reply) {
+        let (minutes, limit) = (self.on.terms.minutes(), self.limit);
+        let creation = Creation { keys: keys.clone(), minutes, limit, alone: self.contended };
+        let limits = Limits { caller: limit, statement: limit };
+        match self.lock.creates.send(&self.runtime, creation, limits).await {
             Err(failure)
                 if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
             {
+                self.contended = true;
                 pause(2..10).await;
                 Ok(())
             }

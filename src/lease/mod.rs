@@ -7,6 +7,7 @@ pub(crate) mod builder;
 pub(crate) mod changes;
 pub(crate) mod claims;
 pub(crate) mod confirm;
+mod creates;
 pub(crate) mod ending;
 pub(crate) mod guard;
 pub(crate) mod handle;

@@ -16,7 +16,8 @@ use crate::{
     detach::tracker,
     error::Error,
     lease::{
-        claims::Claims, looks::Looks, readers::AllReaders, releases::Releases, renewer::Renewers, terms::KeyTerms,
+        claims::Claims, creates::Creates, looks::Looks, readers::AllReaders, releases::Releases, renewer::Renewers,
+        terms::KeyTerms,
     },
     queue::Waiting,
     rules::Terms,
@@ -43,6 +44,7 @@ pub(crate) struct Shared<DB: Database> {
     table: Arc<OnceCell<Table>>,
     reading: tokio::sync::Mutex<()>,
     pub claims: Arc<Batcher<DB, Claims>>,
+    pub creates: Arc<Batcher<DB, Creates>>,
     releases: Arc<Batcher<DB, Releases>>,
     pub looks: Arc<Batcher<DB, Looks>>,
     pub readers: AllReaders<DB>,
@@ -59,6 +61,7 @@ impl<DB: Database> Shared<DB> {
         let (tracker, table) = (tracker(), Arc::default());
         let waiting = Waiting::new(pool, renewals, tracker.clone());
         let claims = Batcher::new(Claims { table: Arc::clone(&table) }, pool.clone(), tracker.clone(), *batching);
+        let creates = Batcher::new(Creates { table: table.clone() }, pool.clone(), tracker.clone(), *batching);
         let releases = Batcher::new(Releases { table: table.clone() }, pool.clone(), tracker.clone(), *batching);
         let looks = Batcher::new(Looks { table: table.clone() }, pool.clone(), tracker.clone(), *batching);
         let renewers = Renewers::new(renewals.clone(), pool.clone(), waiting.wakeups.clone(), tracker);
@@ -67,6 +70,7 @@ impl<DB: Database> Shared<DB> {
             table,
             reading: tokio::sync::Mutex::default(),
             claims,
+            creates,
             releases,
             looks,
             readers: AllReaders::default(),

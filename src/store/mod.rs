@@ -240,12 +240,14 @@ pub trait Store: sqlx::Database {
 
     /// Creates rows: free, `S`, begun at the epoch, so that every rule set grants them. An existing
     /// row is left unchanged. The statement may wait for another transaction's uncommitted insert,
-    /// for `lock_timeout` at most where the server supports such a limit.
+    /// for `lock_timeout` where the server supports such a limit. `special` is as for
+    /// [`claim`](Self::claim).
     fn create(
         conn: &mut Self::Connection,
         keys: &[Key],
         minutes: i32,
         lock_timeout: Duration,
+        special: bool,
     ) -> impl Future<Output = Reply<()>> + Send;
 
     /// Claims the rows that the rules grant. Returns one reply per request, in order. The requests

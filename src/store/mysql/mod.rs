@@ -3,6 +3,7 @@
 mod admin;
 mod change;
 mod claim;
+mod create;
 mod queue;
 mod row;
 #[cfg(feature = "schedule")]
@@ -23,16 +24,6 @@ use crate::{
     key::{Claim, Key},
     rules::Terms,
 };
-
-/// Builds the statement that creates rows. It is not INSERT IGNORE, which hides errors, and
-/// deadlocks.
-fn create_statement(rows: usize) -> String {
-    let rows = vec!["(?, 'S', 0, '1970-01-01', '', ?, 0, 0)"; rows].join(", ");
-    format!(
-        "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
-         VALUES {rows} ON DUPLICATE KEY UPDATE key_resource = key_resource"
-    )
-}
 
 /// The lock waits for a transaction whose COMMIT was not answered. The statement is an update
 /// rather than a read: a cluster node that is behind would return the row as it was before that
@@ -63,11 +54,14 @@ impl Store for MySql {
         }
     }
 
-    /// The server itself ends a wait, after `innodb_lock_wait_timeout`.
-    async fn create(conn: &mut MySqlConnection, keys: &[Key], minutes: i32, _: Duration) -> Reply<()> {
-        let query = sqlx::query(AssertSqlSafe(create_statement(keys.len())));
-        let query = keys.iter().fold(query, |query, key| query.bind(key.as_str().to_owned()).bind(minutes));
-        query.execute(conn).await.map(drop)
+    async fn create(
+        conn: &mut MySqlConnection,
+        keys: &[Key],
+        minutes: i32,
+        lock_timeout: Duration,
+        nowait: bool,
+    ) -> Reply<()> {
+        create::create(conn, keys, minutes, lock_timeout, nowait).await
     }
 
     async fn claim(

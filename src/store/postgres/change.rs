@@ -9,7 +9,7 @@ use crate::{
     key::Claim,
     store::{
         Change, Confirmed, Outcome, Reply,
-        postgres::row::{finite, snapshot_of},
+        postgres::row::{FEW, finite, snapshot_of},
         unconfirmed, unmatched,
     },
 };
@@ -48,7 +48,7 @@ fn change_statement(asked: &str, set: &str, notified: &str) -> String {
 WITH asked AS {asked},
 done AS (
     UPDATE t_resource_lock t SET {set}
-    FROM (SELECT t.key_resource, r.place FROM asked r JOIN t_resource_lock t ON t.key_resource = r.key WHERE {OURS} FOR UPDATE OF t SKIP LOCKED) l
+    FROM (SELECT t.key_resource, r.place FROM {FEW} r JOIN t_resource_lock t ON t.key_resource = r.key WHERE {OURS} FOR UPDATE OF t SKIP LOCKED) l
     WHERE t.key_resource = l.key_resource RETURNING l.place, t.key_resource, t.confirms, t.awaited
 )
 SELECT d.place IS NOT NULL AS done, d.confirms, s.*, current_setting('transaction_isolation') <> 'read committed' AS snapshot{notified}

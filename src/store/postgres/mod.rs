@@ -49,7 +49,7 @@ impl Store for Postgres {
         }
     }
 
-    async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, lock_timeout: Duration) -> Reply<()> {
+    async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, lock_timeout: Duration, _: bool) -> Reply<()> {
         claim::create(conn, keys, minutes, lock_timeout).await
     }
 

@@ -59,7 +59,7 @@ impl Store for Sqlite {
     }
 
     /// The connection's own busy timeout ends a wait.
-    async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32, _: Duration) -> Reply<()> {
+    async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32, _: Duration, _: bool) -> Reply<()> {
         claim::create(conn, keys, minutes).await
     }
 

@@ -1,0 +1,63 @@
+//! Batched creations of the rows of keys that come for the first time.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::OnceCell, time::Instant};
+
+use crate::{
+    batch::op::BatchOp,
+    key::Key,
+    schema::Table,
+    store::{Database, Reply},
+};
+
+/// How long a statement of several requests waits for another transaction's uncommitted insert of
+/// one of their keys. After that, each of them is sent by itself.
+const SHARED_LOCK_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// The batch operation that creates rows. Its statement is sent without a wait for the disk where
+/// that is possible: a row that is lost is created again, and the claim that follows waits.
+pub(crate) struct Creates {
+    pub table: Arc<OnceCell<Table>>,
+}
+
+pub(crate) struct Creation {
+    /// Several keys of one holder are created together.
+    pub keys: Vec<Key>,
+    pub minutes: i32,
+    /// When its attempt ends.
+    pub limit: Instant,
+    /// It met contention, perhaps with other requests of its batch.
+    pub alone: bool,
+}
+
+impl<DB: Database> BatchOp<DB> for Creates {
+    type Request = Creation;
+    type Output = ();
+
+    fn key(creation: &Creation) -> Option<&Key> {
+        if let ([key], false) = (&creation.keys[..], creation.alone) { Some(key) } else { None }
+    }
+
+    fn can_share_statement(creation: &Creation, other: &Creation) -> bool {
+        creation.minutes == other.minutes
+    }
+
+    /// The row exists for all.
+    fn share((): &()) -> Option<()> {
+        Some(())
+    }
+
+    async fn run(&self, conn: &mut DB::Connection, creations: &[Creation], sent: Instant) -> Reply<Vec<()>> {
+        let Some(Creation { minutes, limit, .. }) = creations.first() else { return Ok(Vec::new()) };
+        // The server gives up slightly earlier than the client, so that no backend continues to
+        // wait there.
+        let left = limit.saturating_duration_since(sent).mul_f64(0.9);
+        let lock_timeout = if creations.len() == 1 { left } else { SHARED_LOCK_TIMEOUT };
+        let mut keys: Vec<Key> = creations.iter().flat_map(|creation| creation.keys.clone()).collect();
+        keys.sort(); // instances that insert the same keys do not deadlock
+        let special = self.table.get().is_some_and(|table| table.special);
+        DB::create(conn, &keys, *minutes, lock_timeout, special).await?;
+        Ok(vec![(); creations.len()])
+    }
+}
