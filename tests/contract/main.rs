@@ -21,6 +21,7 @@ mod child;
 mod commits;
 mod connections;
 mod contention;
+mod created;
 mod decimals;
 mod delayed;
 mod door;
@@ -143,6 +144,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     cancelled::register::<DB>(suite);
     commits::register::<DB>(suite);
     connections::register::<DB>(suite);
+    created::register::<DB>(suite);
     contention::register::<DB>(suite);
     delayed::register::<DB>(suite);
     door::register::<DB>(suite);
