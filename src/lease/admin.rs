@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use sqlx::Connection as _;
 use tokio::{
     runtime::Handle,
@@ -302,25 +303,17 @@ impl<DB: Database> LeaseLock<DB> {
     /// # fn main() {}
     /// ```
     pub async fn forget(&self, older_than: Duration) -> Result<u64, Error> {
+        let (mut forgetting, mut rows) = (self.forgetting(older_than)?, 0);
+        while let Some(deleted) = forgetting.step().await? {
+            rows += deleted;
+        }
+        Ok(rows)
+    }
+
+    pub(crate) fn forgetting(&self, older_than: Duration) -> Result<Forgetting<'_, DB>, Error> {
         let older_than = within("an age", older_than, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
         let terms = Terms { min_interval: *lock(&self.on.longest_interval), ..self.on.terms.clone() };
-        let (mut rows, mut after) = (0, String::new());
-        loop {
-            let limit = self.checked_deadline().await?;
-            let mut conn = self.checkout(limit, Action::Forget, TABLE).await?;
-            let reply = timeout_at(limit, DB::forget(conn.get(), older_than, &after, &terms)).await;
-            let step = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Forget, TABLE))?;
-            rows += step.rows;
-            match step.after {
-                Some(last) => after = last,
-                None => break,
-            }
-        }
-        let limit = self.checked_deadline().await?;
-        let mut conn = self.checkout(limit, Action::Forget, QUEUE).await?;
-        let reply = timeout_at(limit, DB::sweep(conn.get())).await;
-        conn.settle(reply).map_err(|failure| self.failed(failure, Action::Forget, QUEUE))?;
-        Ok(rows)
+        Ok(Forgetting { lock: self, older_than, terms, after: Some(String::new()) })
     }
 
     /// Checks for a runtime and a usable table, and returns the deadline of the operation.
@@ -350,5 +343,34 @@ impl<DB: Database> LeaseLock<DB> {
 
     fn failed(&self, failure: Failure, action: Action, subject: &str) -> Error {
         failure.into_error(action, subject.to_owned(), self.shared.settings.time_limit, Certainty::NothingChanged)
+    }
+}
+
+/// One pass over the rows, in steps.
+pub(crate) struct Forgetting<'a, DB: Database> {
+    lock: &'a LeaseLock<DB>,
+    older_than: TimeDelta,
+    terms: Terms,
+    /// The last key of the step before, or `None` after the last step.
+    after: Option<String>,
+}
+
+impl<DB: Database> Forgetting<'_, DB> {
+    /// Deletes the rows of the next step. After the last one, deletes the tickets of waiters that
+    /// died, and returns `None`.
+    pub async fn step(&mut self) -> Result<Option<u64>, Error> {
+        let lock = self.lock;
+        let limit = lock.checked_deadline().await?;
+        let subject = if self.after.is_some() { TABLE } else { QUEUE };
+        let mut conn = lock.checkout(limit, Action::Forget, subject).await?;
+        let failed = |failure| lock.failed(failure, Action::Forget, subject);
+        let Some(after) = &self.after else {
+            let reply = timeout_at(limit, DB::sweep(conn.get())).await;
+            return conn.settle(reply).map(|_| None).map_err(failed);
+        };
+        let reply = timeout_at(limit, DB::forget(conn.get(), self.older_than, after, &self.terms)).await;
+        let step = conn.settle(reply).map_err(failed)?;
+        self.after = step.after;
+        Ok(Some(step.rows))
     }
 }

@@ -9,6 +9,7 @@ pub(crate) mod claims;
 pub(crate) mod confirm;
 mod creates;
 pub(crate) mod ending;
+mod forgetting;
 pub(crate) mod guard;
 pub(crate) mod handle;
 pub(crate) mod info;

@@ -251,7 +251,11 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     /// whether the key is already free.
     async fn is_free_now(&self, refusal: &Refusal, listening: &Listening<DB>) -> bool {
         let can_be_released = matches!(refusal.reason, Reason::Held | Reason::TimedOutUnfinished);
-        can_be_released && !refusal.awaited && listening.is_connected() && self.request_notification(&refusal.key).await
+        DB::NOTIFIES_IF_MARKED
+            && can_be_released
+            && !refusal.awaited
+            && listening.is_connected()
+            && self.request_notification(&refusal.key).await
     }
 
     /// The lease keeps the permit until it is over, unless another key is as good. The ticket is no

@@ -1,12 +1,22 @@
-//! `forget` deletes keys in steps, and delays no claim.
+//! `forget` deletes keys in steps, and delays no claim. `forget_after` does so in the background.
 
 use std::time::Duration;
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::Status;
+use rowlock::{Error, Status};
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
 
 harness::tests!(
-    everywhere(a_step_that_fails_leaves_those_before_it_done, minutes_of_any_size_are_counted),
+    everywhere(
+        a_step_that_fails_leaves_those_before_it_done,
+        minutes_of_any_size_are_counted,
+        old_rows_are_forgotten_in_the_background,
+        one_instance_forgets_at_a_time,
+        what_cannot_be_forgotten_is_reported
+    ),
     servers[DIRECT](keys_of_other_steps_can_be_acquired_between_steps)
 );
 
@@ -116,4 +126,53 @@ async fn keys_of_other_steps_can_be_acquired_between_steps<DB: TestDatabase>(db:
     // The keys that were just used are kept.
     assert_eq!(forgetting.await.unwrap().unwrap(), 1201);
     assert_eq!(rows(&db).await, 4);
+}
+
+/// With this age, an instance tries once a second to begin a pass.
+const AGE: Duration = Duration::from_secs(8);
+
+/// Three instances, one of which is dropped in its first pass. What is held or recent stays.
+async fn old_rows_are_forgotten_in_the_background<DB: TestDatabase>(db: TestDb<DB>) {
+    let held = acquired(db.lock().try_acquire("held").await);
+    acquired(db.lock().try_acquire("recent").await).release(Status::Succeeded).await.unwrap();
+    old(&db, 1203).await;
+    let mut instances = JoinSet::new();
+    for _ in 0..3 {
+        let lock = db.over(db.pool_of(3).await).lock();
+        instances.spawn(async move { lock.forget_after(AGE).await.map(drop) });
+        if instances.len() == 1 {
+            eventually("the first step is done", || async { rows(&db).await < 1203 }).await;
+            instances.abort_all();
+        }
+    }
+    eventually("the old rows are gone", || async { db.number(OLD).await == Some(0) }).await;
+    assert!(held.is_held());
+    assert_eq!(
+        db.number("SELECT COUNT(*) FROM t_resource_lock WHERE key_resource IN ('held', 'recent')").await,
+        Some(2)
+    );
+}
+
+const OLD: &str = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource LIKE 'old%'";
+/// While another instance holds the key, nothing is deleted.
+async fn one_instance_forgets_at_a_time<DB: TestDatabase>(db: TestDb<DB>) {
+    old(&db, 3).await;
+    let other = acquired(db.lock().try_acquire("rowlock/forget").await);
+    let lock = db.over(db.pool_of(3).await).lock();
+    let forgetting = tokio::spawn(async move { lock.forget_after(AGE).await.map(drop) });
+    // Its attempts come at every second.
+    sleep(Duration::from_millis(2500)).await;
+    assert_eq!(db.number(OLD).await, Some(3));
+    other.release(Status::Succeeded).await.unwrap();
+    eventually("the old rows are gone", || async { db.number(OLD).await == Some(0) }).await;
+    forgetting.abort();
+}
+
+async fn what_cannot_be_forgotten_is_reported<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
+    let error = lock.forget_after(11 * 365 * 24 * HOUR).await.unwrap_err();
+    assert!(matches!(error, Error::InvalidSetting { .. }), "{error:?}");
+    db.execute("DROP TABLE t_resource_lock").await;
+    let error = timeout(PATIENCE, lock.forget_after(HOUR)).await.expect("it returns").unwrap_err();
+    assert!(matches!(error, Error::TableMissing), "{error:?}");
 }

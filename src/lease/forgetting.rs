@@ -1,0 +1,105 @@
+//! Deletes old rows in the background, by one instance at a time.
+
+use std::{convert::Infallible, time::Duration};
+
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    error::Error,
+    lease::lock::LeaseLock,
+    retry::DAY,
+    rules::{Rules, Status},
+    store::Database,
+};
+
+/// The key of the instance that deletes.
+const KEY: &str = "rowlock/forget";
+const LEASE: Duration = Duration::from_secs(30);
+/// The bounds of the time between two passes over the table.
+const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
+const LONGEST_PERIOD: Duration = Duration::from_secs(60 * 60);
+/// How often an age contains its period.
+const PERIODS: u32 = 8;
+/// The pause after a step, in times of what the step took: the server spends at most two percent of
+/// its time on steps.
+const PAUSE: u32 = 49;
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+impl<DB: Database> LeaseLock<DB> {
+    /// Deletes rows that have not been touched for `age`, as [`forget`](Self::forget) does, again
+    /// and again until the future is dropped.
+    ///
+    /// It is for applications with keys that come once, such as a lock for each order. All
+    /// instances may call it: each pass over the table is made by one of them, which holds the key
+    /// `rowlock/forget`. Passes begin at every eighth of the age, from once a second to once an
+    /// hour. A pass deletes rows in steps of 500, and pauses after each step for 49 times as long as
+    /// the step took, at most 5 s. Rows that rowlock has created are kept for an hour at least.
+    ///
+    /// # Errors
+    /// The errors of [`forget`](Self::forget) that are not [retryable](Error::is_retryable), such
+    /// as a missing right to delete. After any other error the next pass is awaited.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the pass ends, and another instance begins the next one.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// use std::time::Duration;
+    ///
+    /// let forgetting = lock.clone();
+    /// tokio::spawn(async move {
+    ///     let Err(error) = forgetting.forget_after(Duration::from_secs(24 * 60 * 60)).await;
+    ///     eprintln!("old rows are kept: {error}");
+    /// });
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn forget_after(&self, age: Duration) -> Result<Infallible, Error> {
+        let period = (age.min(10 * 365 * DAY) / PERIODS).clamp(SHORTEST_PERIOD, LONGEST_PERIOD);
+        let one = self.clone().fair(false).rules(Rules::Recover);
+        let one = one.lock_delay(Duration::ZERO)?.lease(LEASE)?.min_interval(period / 2)?;
+        loop {
+            match one.forget_as_one(age).await {
+                Err(error) if error.is_retryable() => tracing::warn!(%error, "old rows are deleted later"),
+                done => done?,
+            }
+            // The instances do not ask at the same moment.
+            sleep(period.mul_f64(0.9 + fastrand::f64() / 5.0)).await;
+        }
+    }
+
+    /// Makes a pass, unless another instance makes it or has just made it.
+    async fn forget_as_one(&self, age: Duration) -> Result<(), Error> {
+        let Some(lease) = self.try_acquire(KEY).await?.acquired() else { return Ok(()) };
+        let rows = tokio::select! {
+            rows = self.forget_slowly(age) => rows,
+            () = lease.lost() => return Ok(()),
+        };
+        let status = if rows.is_ok() { Status::Succeeded } else { Status::Failed };
+        if let Err(error) = lease.release(status).await {
+            tracing::debug!(%error, "the claim ends later");
+        }
+        rows.map(|rows| tracing::debug!(rows, "old rows were deleted"))
+    }
+
+    async fn forget_slowly(&self, age: Duration) -> Result<u64, Error> {
+        let (mut forgetting, mut rows) = (self.forgetting(age)?, 0);
+        loop {
+            let began = Instant::now();
+            match forgetting.step().await? {
+                Some(deleted) => rows += deleted,
+                None => return Ok(rows),
+            }
+            sleep((began.elapsed() * PAUSE).min(LONGEST_PAUSE)).await;
+        }
+    }
+}
