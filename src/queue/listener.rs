@@ -1,5 +1,5 @@
 //! Release notifications from other processes, where the database delivers them: one connection per
-//! lock, open while a task waits.
+//! lock, or a watch on SQLite's files, open while a task waits.
 //!
 //! A notification is a hint. No waiter relies on it: each also polls.
 
@@ -12,13 +12,13 @@ use sqlx::Pool;
 use tokio::{
     runtime::Id,
     sync::watch,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
     queue::local::Wakeups,
     retry::Backoff,
-    store::{Database, fault::said},
+    store::{Database, fault::said, queue::Notification},
     sync::lock,
     task::{self, Duty, InFlight, Role, Work},
 };
@@ -29,6 +29,9 @@ const LINGER: Duration = Duration::from_secs(5);
 const LIMIT: Duration = Duration::from_secs(10);
 /// How often the active task shows that its runtime makes progress.
 const PROGRESS: Duration = Duration::from_secs(1);
+/// The pause after a notification for all keys, for each of them: waiters send at most 500 requests
+/// a second because of them.
+const PER_KEY: Duration = Duration::from_millis(2);
 
 pub(crate) struct Listener<DB: Database> {
     pool: Pool<DB>,
@@ -94,7 +97,7 @@ impl<DB: Database> Listener<DB> {
     async fn listen(self: Arc<Self>, runtime: Id) {
         match timeout(LIMIT, DB::listen(&self.pool)).await {
             Ok(Ok(None)) => {
-                tracing::info!("a pooler stands before the server: releases are not notified, and waiters poll");
+                tracing::info!("a pooler, or a database in memory: releases are not notified, and waiters poll");
                 lock(&self.state).unavailable = true;
                 return;
             }
@@ -142,7 +145,11 @@ impl<DB: Database> Listener<DB> {
                 () = &mut idle => return,
             };
             match notified {
-                Ok(Some(key)) => self.wakeups.notify(&key),
+                Ok(Some(Notification::Released(key))) => self.wakeups.notify(&key),
+                Ok(Some(Notification::Changed)) => {
+                    self.wakeups.notify_all();
+                    sleep(PER_KEY * self.wakeups.keys()).await;
+                }
                 lost => {
                     tracing::warn!(?lost, "the connection that listens was lost; it is opened again");
                     return;

@@ -283,6 +283,11 @@ impl Wakeups {
         }
     }
 
+    /// Returns how many keys have subscribers.
+    pub fn keys(&self) -> u32 {
+        lock(&self.0).len().try_into().unwrap_or(u32::MAX)
+    }
+
     /// Wakes all subscribers: any key may be free.
     pub fn notify_all(&self) {
         for notify in lock(&self.0).values().flatten() {

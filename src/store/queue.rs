@@ -23,28 +23,40 @@ pub struct QueueEntry {
     pub left_micros: i64,
 }
 
+/// What a notification says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notification {
+    /// This key was released.
+    Released(String),
+    /// Any key may have been.
+    Changed,
+}
+
 /// The waiters' operations of a [`Store`]. None waits for a row that another transaction has
 /// locked.
 pub trait QueueStore: Store {
     /// Whether the database delivers release notifications.
     const NOTIFIES: bool = false;
-    /// A connection that receives notifications.
+    /// Whether a release is notified only if [`request_notification`](Self::request_notification)
+    /// has marked the row.
+    const NOTIFIES_IF_MARKED: bool = false;
+    /// What receives notifications: a connection, or a watch on files.
     type Notifications: Send;
 
-    /// Opens the connection, outside the pool. Returns `None` if a pooler shares the server's
-    /// connections, where listening would do harm.
+    /// Begins to receive, outside the pool. Returns `None` if there are no notifications: a pooler
+    /// shares the server's connections, where listening would do harm, or the database is in memory.
     fn listen(_pool: &Pool<Self>) -> impl Future<Output = Reply<Option<Self::Notifications>>> + Send {
         pending()
     }
 
-    /// Returns the next key that was released, or `None` if notifications may have been lost.
+    /// Returns the next notification, or `None` if some may have been lost.
     fn next_notification(
         _notifications: &mut Self::Notifications,
-    ) -> impl Future<Output = Reply<Option<String>>> + Send {
+    ) -> impl Future<Output = Reply<Option<Notification>>> + Send {
         pending()
     }
 
-    /// Closes the connection.
+    /// Ends it.
     fn stop_listening(_notifications: Self::Notifications) -> impl Future<Output = ()> + Send {
         ready(())
     }

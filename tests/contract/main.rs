@@ -47,6 +47,7 @@ mod lock_delay;
 mod migrations;
 mod mixed;
 mod neighbours;
+mod noticed;
 mod operating;
 mod outages;
 mod philosophers;
@@ -166,6 +167,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     migrations::register::<DB>(suite);
     mixed::register::<DB>(suite);
     neighbours::register::<DB>(suite);
+    noticed::register::<DB>(suite);
     operating::register::<DB>(suite);
     outages::register::<DB>(suite);
     philosophers::register::<DB>(suite);

@@ -6,7 +6,7 @@ use sqlx::{
     postgres::{PgListener, PgRow},
 };
 
-use crate::store::queue::{ALIVE_SECONDS, FRONT, QueueEntry, QueueStore};
+use crate::store::queue::{ALIVE_SECONDS, FRONT, Notification, QueueEntry, QueueStore};
 use crate::{key::Key, store::Reply};
 
 /// The channel that releases notify. The payload is the key.
@@ -72,6 +72,7 @@ const SWEEP: &str = "DELETE FROM t_resource_lock_queue WHERE alive_until < clock
 
 impl QueueStore for Postgres {
     const NOTIFIES: bool = true;
+    const NOTIFIES_IF_MARKED: bool = true;
     type Notifications = (PgListener, Pool<Postgres>);
 
     /// Opens a pool of its own for one connection, because the application's pool may have none to
@@ -95,8 +96,9 @@ impl QueueStore for Postgres {
         Ok(Some((listener, own)))
     }
 
-    async fn next_notification((listener, _): &mut Self::Notifications) -> Reply<Option<String>> {
-        Ok(listener.try_recv().await?.map(|notified| notified.payload().to_owned()))
+    async fn next_notification((listener, _): &mut Self::Notifications) -> Reply<Option<Notification>> {
+        let notified = listener.try_recv().await?;
+        Ok(notified.map(|notified| Notification::Released(notified.payload().to_owned())))
     }
 
     async fn stop_listening((listener, own): Self::Notifications) {

@@ -21,6 +21,7 @@ mod schedule;
 mod schedule_sql;
 mod schema;
 mod version;
+mod watch;
 
 use std::time::Duration;
 

@@ -1,11 +1,14 @@
-use sqlx::{Row as _, Sqlite, SqliteConnection};
+use sqlx::{Pool, Row as _, Sqlite, SqliteConnection};
 
-use crate::store::queue::{ALIVE_SECONDS, FRONT, QueueEntry, QueueStore};
+use crate::store::queue::{ALIVE_SECONDS, FRONT, Notification, QueueEntry, QueueStore};
 use crate::{
     key::Key,
     store::{
         Reply,
-        sqlite::row::{self, json, now, written},
+        sqlite::{
+            row::{self, json, now, written},
+            watch::FileWatch,
+        },
     },
 };
 
@@ -44,7 +47,17 @@ const LENGTHS: &str = concat!(
 const SWEEP: &str = concat!("DELETE FROM t_resource_lock_queue WHERE alive_until < ", now!(), " - 3600 * 1000000");
 
 impl QueueStore for Sqlite {
-    type Notifications = ();
+    const NOTIFIES: bool = true;
+    type Notifications = FileWatch;
+
+    async fn listen(pool: &Pool<Self>) -> Reply<Option<FileWatch>> {
+        Ok(FileWatch::new(pool.connect_options().get_filename()))
+    }
+
+    async fn next_notification(watch: &mut FileWatch) -> Reply<Option<Notification>> {
+        watch.changed().await;
+        Ok(Some(Notification::Changed))
+    }
 
     async fn join(conn: &mut SqliteConnection, keys: &[Key]) -> Reply<i64> {
         let query = sqlx::query(JOIN).bind(row::keys(keys)).bind(seconds(ALIVE_SECONDS));
