@@ -219,6 +219,8 @@ pub use schedule::{
 };
 pub use schema::{migrate, migrate_functions};
 pub use semaphore::Semaphore;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub use store::servers::accept_any_server;
 pub use store::version::Value;
 pub use store::{Database, fault::Contention};
 pub use transaction::error::{AnyError, TransactionError, WorkError};

@@ -53,6 +53,9 @@ pub struct SourceArguments {
     /// only
     #[arg(long, global = true)]
     pub local: bool,
+    /// Go on at a server on which two holders can hold a key, such as TiDB
+    #[arg(long, global = true)]
+    pub any_server: bool,
     /// How long to wait for a connection
     #[arg(long, value_name = "D", default_value = "10s", value_parser = duration, global = true)]
     pub connect_timeout: Duration,

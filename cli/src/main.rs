@@ -107,6 +107,7 @@ async fn act(arguments: Arguments) -> Result<u8, Failure> {
         stub::die_with(front.as_raw_nonzero().get())?;
         out::never_stop();
     }
+    rowlock::accept_any_server(source.any_server);
     let Source { kind, url, own_file, timeout } = Source::choose(&source)?;
     if let Action::Doctor(doctor) = &action {
         return doctor::examine(kind, &url, timeout, doctor).await;

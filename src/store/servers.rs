@@ -1,6 +1,8 @@
 //! Servers that speak a database's protocol without being that database, recognized by their
 //! version banners.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 /// How well a server is supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
@@ -30,13 +32,33 @@ const UNTRIED: [(&str, &str); 10] = [
     ("dolt", "Dolt"),
 ];
 
+static ACCEPT_ANY: AtomicBool = AtomicBool::new(false);
+
+/// Accepts every server from now on, also those on which two holders can hold a key at the same
+/// time. Off by default.
+///
+/// A server that is known not to keep row locks is refused with
+/// [`Error::Unsuitable`](crate::Error::Unsuitable): TiDB and Aurora DSQL. With `accept` set, it is
+/// reported in a warning instead. This is for a version of such a server that keeps them, and for
+/// experiments. It applies to all locks and schedules of the process, to
+/// [`migrate`](crate::migrate), and to servers that are looked at for the first time after the call.
+///
+/// # Examples
+///
+/// ```
+/// rowlock::accept_any_server(true);
+/// ```
+pub fn accept_any_server(accept: bool) {
+    ACCEPT_ANY.store(accept, Ordering::Relaxed);
+}
+
 /// Reads a version banner.
 pub fn support(banner: &str) -> Support {
     let banner = banner.to_ascii_lowercase();
     let named =
         |names: &[(&str, &'static str)]| names.iter().find(|(mark, _)| banner.contains(mark)).map(|(_, name)| *name);
     if let Some(name) = named(&REFUSED) {
-        return Support::Refused(name);
+        return if ACCEPT_ANY.load(Ordering::Relaxed) { Support::Untried(name) } else { Support::Refused(name) };
     }
     named(&UNTRIED).map_or(Support::Known, Support::Untried)
 }
@@ -45,7 +67,8 @@ pub fn support(banner: &str) -> Support {
 pub fn refusal(name: &str, banner: &str) -> String {
     format!(
         "the server is {name} ({banner}), which does not keep the row locks that a claim rests on; \
-         use PostgreSQL, MySQL, MariaDB or SQLite for the locks"
+         use PostgreSQL, MySQL, MariaDB or SQLite for the locks, or accept it (`accept_any_server`, \
+         `--any-server`) and expect two holders at a time"
     )
 }
 

@@ -2,19 +2,27 @@
 
 use harness::{DIRECT, TestDatabase, TestDb, acquired, events, pool};
 use rowlock::{Error, LeaseLock};
-use sqlx::pool::PoolOptions;
+use sqlx::{Pool, pool::PoolOptions};
 
-harness::tests!(postgres[DIRECT](an_untried_server_is_told_of), mysql_and_mariadb(tidb_is_refused));
+harness::tests!(
+    postgres[DIRECT](an_untried_server_is_told_of),
+    mysql_and_mariadb(tidb_is_refused),
+    mysql_and_mariadb.alone(tidb_can_be_accepted)
+);
 
 /// A server cannot report another version for one session, so the proxy rewrites the query for
 /// MySQL's version.
-async fn tidb_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+async fn at_tidb<DB: TestDatabase>(db: &TestDb<DB>) -> Pool<DB> {
     let proxy = db.proxy().await;
     proxy.replace("VERSION()", "@v_banner");
     let options = PoolOptions::<DB>::new().after_connect(|conn, _| {
         Box::pin(async { DB::execute_on(conn, "SET @v_banner = '8.0.11-TiDB-v8.5.0'").await.map(drop) })
     });
-    let pool = options.connect(&proxy.url).await.unwrap();
+    options.connect(&proxy.url).await.unwrap()
+}
+
+async fn tidb_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = at_tidb(&db).await;
     let told = |error: Error| {
         assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("TiDB"), "{error:?}");
     };
@@ -23,6 +31,20 @@ async fn tidb_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     told(rowlock::migrate(&pool).await.unwrap_err());
     let tables = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 't_resource_lock'";
     assert_eq!(db.number(tables).await, Some(0));
+}
+
+/// For the whole process, so that no other test may run.
+async fn tidb_can_be_accepted<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = at_tidb(&db).await;
+    rowlock::accept_any_server(true);
+    let migrated = rowlock::migrate(&pool).await;
+    let attempt = LeaseLock::new(pool.clone()).try_acquire("accepted").await;
+    rowlock::accept_any_server(false);
+    migrated.unwrap();
+    drop(acquired(attempt));
+    let told = events::with("server=\"TiDB\"");
+    assert!(told.iter().any(|event| event.contains("WARN")), "{told:?}");
+    assert!(LeaseLock::new(pool).try_acquire("refused").await.is_err());
 }
 
 /// The warning is logged once for each lock's first check.
