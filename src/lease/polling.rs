@@ -2,9 +2,9 @@
 
 use crate::{
     grant::Attempt,
-    lease::{attempt::Unanswered, claims::Granted, transient::poll_backoff},
+    lease::{attempt::Unanswered, claims::Granted},
+    pacing::{Backoff, poll_backoff},
     queue::{local::Permit, tickets::Ticket},
-    retry::Backoff,
     rules::Refusal,
     store::Database,
 };

@@ -1,0 +1,90 @@
+//! When statements are sent: pauses, the parts of a lease, and what keeps instances apart. Nothing
+//! here waits or sends, so that `tests/scale` can run the same decisions in simulated time.
+
+use std::time::Duration;
+
+/// The bounds of the interval between two requests of a waiter, at first and in the end.
+const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The same for the attempts to open the connection that listens.
+const LISTEN_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+/// Pauses with a bound that doubles. Each pause is between half of the bound and the bound.
+#[derive(Clone, Copy)]
+pub(crate) struct Backoff {
+    bound: Duration,
+    longest: Duration,
+}
+
+impl Backoff {
+    pub fn up_to(longest: Duration) -> Self {
+        Self::between(Duration::from_millis(2), longest)
+    }
+
+    pub fn between(first: Duration, longest: Duration) -> Self {
+        Self { bound: first.min(longest), longest }
+    }
+
+    /// Returns the length of the next pause.
+    pub fn next(&mut self) -> Duration {
+        let bound = self.bound;
+        self.bound = (bound * 2).min(self.longest);
+        upper_half(bound)
+    }
+}
+
+/// The pauses of a waiter, from the start of its wait.
+pub(crate) fn poll_backoff() -> Backoff {
+    Backoff::between(POLL_INTERVAL.0, POLL_INTERVAL.1)
+}
+
+/// The pauses between attempts to open the connection that listens.
+pub(crate) fn listen_backoff() -> Backoff {
+    Backoff::between(LISTEN_INTERVAL.0, LISTEN_INTERVAL.1)
+}
+
+/// Returns how long a waiter pauses after a refusal that ends by itself after `ends_in`. A holder
+/// may release early, so it pauses no longer than `pause`.
+pub(crate) fn poll_pause(pause: Duration, ends_in: Duration) -> Duration {
+    pause.min(ends_in)
+}
+
+/// Returns how long a holder trusts a lease: a little less than all of it, for clocks that diverge
+/// and timers that fire late. `lease` is what `left` was when it was whole.
+pub(crate) fn trusted(left: Duration, lease: Duration) -> Duration {
+    left.saturating_sub(lease / 20)
+}
+
+/// Returns how long after it was sent a claim or a renewal is followed by the next renewal.
+pub(crate) fn renewal_interval(lease: Duration) -> Duration {
+    lease / 3
+}
+
+/// Returns by how much later renewals may be due that join a batch.
+pub(crate) fn joins_within(lease: Duration) -> Duration {
+    lease / 12
+}
+
+/// Returns how long one statement for leases of this duration may take, including all requests that
+/// are sent in its place.
+pub(crate) fn attempt(lease: Duration) -> Duration {
+    (lease / 3).min(Duration::from_secs(10))
+}
+
+/// Returns after how long such a statement is sent on a second connection as well.
+pub(crate) fn hedge_delay(lease: Duration) -> Duration {
+    attempt(lease) / 4
+}
+
+/// Returns the longest pause before a renewal or an ending is tried again.
+pub(crate) fn longest_retry_pause(lease: Duration) -> Duration {
+    (lease / 12).min(Duration::from_secs(1))
+}
+
+/// Returns the pause before a renewal is tried again.
+pub(crate) fn renewal_retry(lease: Duration) -> Duration {
+    upper_half(longest_retry_pause(lease))
+}
+
+fn upper_half(bound: Duration) -> Duration {
+    bound.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
