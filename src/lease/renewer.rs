@@ -195,10 +195,17 @@ impl<DB: Database> Renewer<DB> {
     pub async fn renew(self: &Arc<Self>, held: &Arc<LeaseState>, change: Change, limit: Instant) -> Exchange<Outcome> {
         self.ensure_task();
         let Exchange { reply, unanswered } = self.changes.send(&held.claims, change, limit).await;
-        Exchange { reply: reply.map(|answer| self.renewed(held, &answer)), unanswered }
+        let next = pacing::renewal_interval(self.lease);
+        Exchange { reply: reply.map(|answer| self.renewed(held, &answer, next)), unanswered }
     }
 
-    fn renewed(self: &Arc<Self>, held: &Arc<LeaseState>, ChangeReply { sent, outcomes }: &ChangeReply) -> Outcome {
+    /// Applies the reply to a renewal, which is followed by the next one after `next`.
+    fn renewed(
+        self: &Arc<Self>,
+        held: &Arc<LeaseState>,
+        ChangeReply { sent, outcomes }: &ChangeReply,
+        next: Duration,
+    ) -> Outcome {
         if let Some(index) = lost_among(outcomes) {
             self.report_lost(held, index, SEEN_WITHOUT);
             return Outcome::Lost;
@@ -209,7 +216,7 @@ impl<DB: Database> Renewer<DB> {
         held.renewed();
         held.hold_until(self.deadline(*sent, self.lease));
         if let Some(kept) = lock(&self.agenda).leases.get_mut(&held.id()) {
-            (kept.renew_at, kept.was_refused) = (*sent + pacing::renewal_interval(self.lease), false);
+            (kept.renew_at, kept.was_refused) = (*sent + next, false);
         }
         Outcome::Done
     }
@@ -283,8 +290,10 @@ impl<DB: Database> Renewer<DB> {
             tracing::warn!(leases = failed, "renewal got no reply; the deadlines stand, trying again");
         }
         let soon = Instant::now() + pacing::renewal_retry(self.lease);
+        // Leases that were renewed together stay together.
+        let next = pacing::renewal_interval(self.lease);
         for (held, GroupReply { reply, .. }) in batch.items.iter().zip(replies) {
-            let outcome = reply.as_ref().map(|answer| (answer.sent, self.renewed(held, answer)));
+            let outcome = reply.as_ref().map(|answer| (answer.sent, self.renewed(held, answer, next)));
             // A lease that is no longer scheduled has been ended.
             let mut agenda = lock(&self.agenda);
             let Some(kept) = agenda.leases.get_mut(&held.id()) else { continue };

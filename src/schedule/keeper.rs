@@ -58,7 +58,7 @@ impl<DB: Database> Request<DB> for Extension<'_> {
 
 async fn keep<DB: Database>(core: Arc<Core<DB>>, claim: Claim, sent: Instant, [lost, stopped]: [CancellationToken; 2]) {
     let whole = core.lease.to_std().unwrap_or_default();
-    let (mut deadline, mut renew_at) = (sent + core.counted(core.lease), sent + pacing::renewal_interval(whole));
+    let (mut deadline, mut renew_at) = (sent + core.counted(core.lease), sent + pacing::renewed_within(whole));
     loop {
         let renewal = async {
             stopped.run_until_cancelled(sleep_until(renew_at)).await?;
@@ -76,7 +76,7 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, claim: Claim, sent: Instant, [l
         let Some(reply) = reply else { return };
         match reply {
             Ok(Answer { sent, reply: Outcome::Done }) => {
-                (deadline, renew_at) = (sent + core.counted(core.lease), sent + pacing::renewal_interval(whole));
+                (deadline, renew_at) = (sent + core.counted(core.lease), sent + pacing::renewed_within(whole));
             }
             Ok(Answer { sent, reply: Outcome::Skipped { left } }) => {
                 (deadline, renew_at) = (sent + core.counted(left), soon);
