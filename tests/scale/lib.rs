@@ -1,0 +1,58 @@
+//! Instances of rowlock in simulated time: a thousand of them, their connections, and one database,
+//! with latencies and failures that are drawn with a seed. `docs/scale.md` has the results.
+//!
+//! What the instances decide is the code's own: when a key may be claimed (`src/rules.rs`), all
+//! pauses (`src/pacing.rs`, `src/schedule/pacing.rs`), what a claimed tick is for
+//! (`src/schedule/plan.rs`) and when the next one is due (`src/schedule/cron.rs`). What sends and
+//! waits is repeated here.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+pub mod assumptions;
+pub mod claims;
+mod code;
+pub mod events;
+pub mod figures;
+mod leases;
+mod locks;
+mod net;
+mod rows;
+pub mod run;
+mod schedule;
+mod server;
+mod slots;
+mod ticks;
+
+/// What the included files use of their crate.
+mod key {
+    use std::{fmt, sync::Arc};
+
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Key(Arc<str>);
+
+    impl fmt::Display for Key {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(&self.0)
+        }
+    }
+
+    /// A holder of this simulation: a number, each used once.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Holder(uuid::Uuid);
+
+    impl Holder {
+        pub fn of(number: u64) -> Self {
+            Self(uuid::Uuid::from_u128(number.into()))
+        }
+
+        pub fn as_uuid(&self) -> &uuid::Uuid {
+            &self.0
+        }
+    }
+}
+#[path = "../../src/pacing.rs"]
+#[allow(dead_code)]
+mod pacing;
+#[path = "../../src/rules.rs"]
+#[allow(dead_code)]
+mod rules;

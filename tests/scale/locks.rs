@@ -1,0 +1,443 @@
+//! Instances that wait for keys of the lock table, hold them, and release them (`src/lease/wait.rs`,
+//! `src/queue/listener.rs`). `claims.rs` sends their claims, `leases.rs` renews what they hold.
+
+use std::{collections::VecDeque, time::Duration};
+
+use crate::{
+    assumptions::Database,
+    claims::Request,
+    events::{MILLISECOND, Time, duration, micros},
+    key::Holder,
+    leases::{Held, Renewal},
+    net::{App, Failure, Instance, Net, Outcome, Purpose, Sent},
+    pacing::{self, Backoff},
+    rows::{ClaimReply, Table},
+};
+
+/// What the instances do.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    pub lease: Duration,
+    /// How long a task holds its key, or for ever.
+    pub hold: Option<Time>,
+    /// How long it then rests, on average, before it waits again.
+    pub rest: Duration,
+    /// Instead of a release, the lease is renewed no more, as if its process had died.
+    pub dies: bool,
+}
+
+#[derive(Clone, Debug)]
+pub enum Statement {
+    Claim(Vec<Request>),
+    Renew(u64, Vec<(usize, usize, Holder)>),
+    Release(usize, usize, Holder),
+    RequestNotification(usize, usize),
+    Listen,
+}
+
+#[derive(Debug)]
+pub enum Reply {
+    Claims(Vec<ClaimReply>),
+    /// Which of the claims stand.
+    Renewed(Vec<bool>),
+    /// A free row needs no notification.
+    Free(bool),
+    Done,
+}
+
+#[derive(Debug)]
+pub enum Timer {
+    Start(Instance),
+    Wait(Instance, usize),
+    /// The pause of a task is over, unless something ended it before.
+    Poll(Instance, usize, u32),
+    Notified(Instance, usize),
+    /// Ready requests have joined.
+    Flush(Instance),
+    /// A request may have waited for too long behind a statement.
+    OpenWorker(Instance),
+    Release(Instance, usize, u32),
+    Renew(Instance, u32),
+    Hedge(Instance, u64),
+    Listen(Instance),
+    Death,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Pausing,
+    Claiming,
+    Held,
+    Releasing,
+}
+
+/// A task that wants one key.
+pub struct Task {
+    pub key: usize,
+    pub stage: Stage,
+    /// Grows with each change of the stage.
+    pub change: u32,
+    /// Since when it has waited.
+    pub since: Time,
+    pub holder: Holder,
+    /// A claim of this holder has no reply.
+    pub unanswered: bool,
+    pub waited: bool,
+    /// A notification arrived while a claim was in flight.
+    pub notified: bool,
+    pub busy_since: Option<Time>,
+    pub backoff: Backoff,
+    pub failures: Backoff,
+    pub last_seen: Option<i64>,
+}
+
+#[derive(Default)]
+pub struct Process {
+    pub tasks: Vec<Task>,
+    pub queue: VecDeque<(Time, Request)>,
+    pub in_flight: usize,
+    pub held: Vec<Held>,
+    pub renewal: Option<Renewal>,
+    pub renewals: u64,
+    /// Grows when the renewer's timer is set anew.
+    pub renew_timer: u32,
+    listening: Option<bool>,
+    listen_pauses: Option<Backoff>,
+}
+
+pub struct Locks {
+    pub work: Work,
+    pub table: Table,
+    pub processes: Vec<Process>,
+    /// The tasks that want each key.
+    wanted: Vec<Vec<(Instance, usize)>>,
+    /// Until when a task relies on each key.
+    pub relied: Vec<Option<(Instance, Time)>>,
+    released: Vec<Option<Time>>,
+    died: Vec<Option<Time>>,
+    holders: u64,
+}
+
+impl Locks {
+    /// Creates the tasks: `keys` are the keys that each instance wants.
+    pub fn new(work: Work, count: usize, keys: Vec<Vec<usize>>) -> Self {
+        let mut wanted = vec![Vec::new(); count];
+        let mut holders = 0;
+        let mut processes = Vec::with_capacity(keys.len());
+        for (instance, keys) in keys.into_iter().enumerate() {
+            let tasks = keys.into_iter().enumerate().map(|(index, key)| {
+                wanted[key].push((instance, index));
+                holders += 1;
+                task(key, Holder::of(holders))
+            });
+            processes.push(Process { tasks: tasks.collect(), ..Process::default() });
+        }
+        let table = Table::new(count, work.lease);
+        let (released, died) = (vec![None; count], vec![None; count]);
+        Self { work, table, processes, wanted, relied: vec![None; count], released, died, holders }
+    }
+
+    pub fn task(&mut self, instance: Instance, index: usize) -> &mut Task {
+        &mut self.processes[instance].tasks[index]
+    }
+
+    /// The task begins to wait for its key.
+    pub fn wait(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
+        self.holders += 1;
+        let holder = Holder::of(self.holders);
+        let task = self.task(instance, index);
+        *task = Task { since: net.now(), change: task.change + 1, ..self::task(task.key, holder) };
+        self.claim(net, instance, index);
+    }
+
+    fn pause(&mut self, net: &mut Net<Self>, instance: Instance, index: usize, pause: Duration) {
+        let task = self.task(instance, index);
+        (task.stage, task.change) = (Stage::Pausing, task.change + 1);
+        let change = task.change;
+        net.timer(net.now().saturating_add(micros(pause)), Timer::Poll(instance, index, change));
+    }
+
+    /// The next request is by a new holder, unless one without a reply may have been granted.
+    fn poll(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
+        self.holders += 1;
+        let holder = Holder::of(self.holders);
+        let task = self.task(instance, index);
+        if !task.unanswered {
+            task.holder = holder;
+        }
+        self.claim(net, instance, index);
+    }
+
+    pub fn on_claim(&mut self, net: &mut Net<Self>, sent: (Instance, Time), index: usize, reply: ClaimReply) {
+        let (instance, now) = (sent.0, net.now());
+        let busy = net.constants.busy;
+        let task = self.task(instance, index);
+        (task.unanswered, task.failures) = (false, pacing::poll_backoff());
+        match reply {
+            ClaimReply::Granted => return self.on_granted(net, sent, index),
+            ClaimReply::Busy if !task.waited && now < *task.busy_since.get_or_insert(now) + busy => {
+                return self.pause(net, instance, index, Duration::from_millis(fastrand::u64(2..10)));
+            }
+            _ => {}
+        }
+        let (ends_in, since, awaited) = match reply {
+            ClaimReply::Refused { ends_in, since, awaited } => (ends_in, since, awaited),
+            _ => (duration(busy), task.last_seen.unwrap_or_default(), true),
+        };
+        if task.last_seen.replace(since).is_some_and(|before| before != since) {
+            task.backoff = pacing::poll_sooner(task.backoff);
+        }
+        (task.waited, task.busy_since) = (true, None);
+        let pause = pacing::poll_pause(task.backoff.next(), ends_in);
+        let pause = if std::mem::take(&mut task.notified) { Duration::ZERO } else { pause };
+        self.pause(net, instance, index, pause);
+        if net.server.conditions.database.notifies {
+            self.listen(net, instance);
+            if !awaited && self.processes[instance].listening == Some(true) {
+                let key = self.task(instance, index).key;
+                let limit = net.now() + MILLISECOND * 1000;
+                net.send(instance, Purpose::Requests, Statement::RequestNotification(index, key), limit);
+            }
+        }
+    }
+
+    /// A claim has no reply, or was not sent.
+    pub fn on_claim_failed(&mut self, net: &mut Net<Self>, instance: Instance, index: usize, failure: Failure) {
+        let task = self.task(instance, index);
+        task.unanswered |= failure != Failure::NoConnection;
+        let pause = match failure {
+            Failure::Lost => Duration::from_millis(fastrand::u64(20..60)),
+            Failure::NoConnection | Failure::NoReply => task.failures.next(),
+        };
+        self.pause(net, instance, index, pause);
+    }
+
+    fn on_granted(&mut self, net: &mut Net<Self>, (instance, sent): (Instance, Time), index: usize) {
+        let (now, work) = (net.now(), self.work);
+        let task = self.task(instance, index);
+        (task.stage, task.change) = (Stage::Held, task.change + 1);
+        let (key, since, change, holder) = (task.key, task.since, task.change, task.holder);
+        let deadline = sent + micros(pacing::trusted(work.lease, work.lease));
+        let figures = &mut net.figures;
+        figures.granted += 1;
+        figures.waits.push(now - since);
+        figures.hand_overs.extend(self.released[key].take().filter(|released| since < *released).map(|at| now - at));
+        figures.takeovers.extend(self.died[key].take().map(|died| now - died));
+        figures.overlaps +=
+            usize::from(self.relied[key].is_some_and(|(other, until)| other != instance && until > now));
+        self.relied[key] = Some((instance, deadline));
+        self.hold(net, Held::new(index, key, holder, sent, work.lease), instance);
+        if let Some(hold) = work.hold {
+            net.timer(now + hold, Timer::Release(instance, index, change));
+        }
+    }
+
+    fn release(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
+        let task = self.task(instance, index);
+        (task.stage, task.change) = (Stage::Releasing, task.change + 1);
+        let (key, holder) = (task.key, task.holder);
+        self.processes[instance].held.retain(|held| held.task != index);
+        self.relied[key] = None;
+        if self.work.dies {
+            self.died[key] = Some(net.now());
+            return self.rest(net, instance, index);
+        }
+        let limit = net.now() + net.constants.time_limit;
+        net.send(instance, Purpose::Requests, Statement::Release(index, key, holder), limit);
+    }
+
+    /// Opens the connection that listens, unless it is open or opening.
+    fn listen(&mut self, net: &mut Net<Self>, instance: Instance) {
+        let process = &mut self.processes[instance];
+        if process.listening.is_none() {
+            process.listening = Some(false);
+            let limit = net.now() + net.constants.listen;
+            net.send(instance, Purpose::Listening, Statement::Listen, limit);
+        }
+    }
+
+    fn on_listening(&mut self, net: &mut Net<Self>, instance: Instance, is_open: bool) {
+        let process = &mut self.processes[instance];
+        if is_open {
+            process.listening = Some(true);
+            process.listen_pauses = None;
+            // Tasks that wait request a notification.
+            (0..self.processes[instance].tasks.len()).for_each(|index| self.notified(net, instance, index));
+            return;
+        }
+        let pause = process.listen_pauses.get_or_insert_with(pacing::listen_backoff).next();
+        net.timer(net.now() + micros(pause), Timer::Listen(instance));
+    }
+
+    fn notified(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
+        let task = self.task(instance, index);
+        match task.stage {
+            Stage::Pausing if task.waited => self.poll(net, instance, index),
+            Stage::Claiming => task.notified = true,
+            _ => {}
+        }
+    }
+
+    /// A release is told to all sessions that listen, and wakes the tasks that want the key.
+    fn notify(&mut self, net: &mut Net<Self>, key: usize, committed: Time) {
+        let is_listening = |process: &Process| process.listening == Some(true);
+        let sessions = self.processes.iter().filter(|process| is_listening(process)).count();
+        let cost = net.server.conditions.database.notify * sessions as Time;
+        let end = net.server.work(cost, committed, &mut net.figures);
+        for &(instance, index) in &self.wanted[key] {
+            if is_listening(&self.processes[instance]) && !net.is_dead(instance) {
+                let at = end + net.server.conditions.one_way(end);
+                net.timer(at, Timer::Notified(instance, index));
+            }
+        }
+    }
+
+    fn death(&mut self, net: &mut Net<Self>) {
+        let Some((instance, _)) = self.relied[0] else { return };
+        net.kill(instance);
+        for held in &self.processes[instance].held {
+            (self.died[held.key], self.relied[held.key]) = (Some(net.now()), None);
+        }
+    }
+}
+
+fn task(key: usize, holder: Holder) -> Task {
+    Task {
+        key,
+        stage: Stage::Pausing,
+        change: 0,
+        since: 0,
+        holder,
+        unanswered: false,
+        waited: false,
+        notified: false,
+        busy_since: None,
+        backoff: pacing::poll_backoff(),
+        failures: pacing::poll_backoff(),
+        last_seen: None,
+    }
+}
+
+impl App for Locks {
+    type Statement = Statement;
+    type Reply = Reply;
+    type Timer = Timer;
+
+    fn cost(&self, statement: &Statement, database: &Database) -> Time {
+        let of = |first: Time, rows: usize| first + database.row * rows.saturating_sub(1) as Time;
+        match statement {
+            Statement::Claim(requests) => of(database.read, requests.len()),
+            Statement::Renew(_, claims) => of(database.write, claims.len()),
+            Statement::Release(..) | Statement::RequestNotification(..) => database.write,
+            Statement::Listen => database.read,
+        }
+    }
+
+    fn execute(&mut self, net: &mut Net<Self>, statement: &Statement, committed: Time) -> Outcome<Reply> {
+        let (now, database) = (net.now(), net.server.conditions.database.clone());
+        match statement {
+            Statement::Claim(requests) => {
+                let judged =
+                    |request: &Request| self.table.claim(request.key, request.holder, request.waited, now, committed);
+                let replies: Vec<ClaimReply> = requests.iter().map(judged).collect();
+                let granted = replies.iter().filter(|reply| matches!(reply, ClaimReply::Granted)).count();
+                let core =
+                    if granted > 0 { database.write - database.read + database.row * granted as Time } else { 0 };
+                let further = u32::from(database.looks_again && granted < replies.len());
+                Outcome { reply: Reply::Claims(replies), commits: granted > 0, core, further }
+            }
+            Statement::Renew(_, claims) => {
+                let stand = claims.iter().map(|(_, key, holder)| self.table.renew(*key, *holder, now)).collect();
+                Outcome::written(Reply::Renewed(stand))
+            }
+            Statement::Release(_, key, holder) => {
+                let is_awaited = self.table.release(*key, *holder);
+                self.released[*key] = Some(now);
+                if is_awaited && database.notifies {
+                    self.notify(net, *key, now);
+                }
+                // On PostgreSQL the release is committed asynchronously.
+                Outcome { commits: !database.notifies, ..Outcome::read(Reply::Done) }
+            }
+            Statement::RequestNotification(_, key) => {
+                Outcome::written(Reply::Free(self.table.request_notification(*key)))
+            }
+            Statement::Listen => Outcome::read(Reply::Done),
+        }
+    }
+
+    fn replied(&mut self, net: &mut Net<Self>, sent: Sent<Self>, reply: Result<Reply, Failure>) {
+        let instance = sent.instance;
+        match (sent.statement, reply) {
+            (Statement::Claim(requests), reply) => {
+                let replies = reply.map(|reply| if let Reply::Claims(replies) = reply { replies } else { Vec::new() });
+                self.on_claims(net, (instance, sent.at), &requests, replies);
+            }
+            (Statement::Renew(number, _), Ok(Reply::Renewed(stand))) => {
+                self.on_renewed(net, (instance, sent.at), number, &stand);
+            }
+            (Statement::Renew(number, _), _) => self.on_renewal_failed(net, instance, number),
+            (Statement::Release(index, ..), Ok(_)) => self.rest(net, instance, index),
+            (Statement::Release(index, ..), Err(_)) => self.release_later(net, instance, index),
+            (Statement::RequestNotification(index, _), Ok(Reply::Free(true))) => self.notified(net, instance, index),
+            (Statement::RequestNotification(..), _) => {}
+            (Statement::Listen, reply) => self.on_listening(net, instance, reply.is_ok()),
+        }
+    }
+
+    fn timer(&mut self, net: &mut Net<Self>, timer: Timer) {
+        match timer {
+            Timer::Death => return self.death(net),
+            Timer::Start(instance) if !net.is_dead(instance) => {
+                (0..self.processes[instance].tasks.len()).for_each(|index| self.wait(net, instance, index));
+            }
+            Timer::Wait(instance, index) if !net.is_dead(instance) => self.wait(net, instance, index),
+            Timer::Poll(instance, index, change) if self.is_at(net, instance, index, change) => {
+                self.poll(net, instance, index);
+            }
+            Timer::Release(instance, index, change) if self.is_at(net, instance, index, change) => {
+                self.release(net, instance, index);
+            }
+            Timer::Notified(instance, index) if !net.is_dead(instance) => self.notified(net, instance, index),
+            Timer::Flush(instance) | Timer::OpenWorker(instance) if !net.is_dead(instance) => {
+                self.flush(net, instance);
+            }
+            Timer::Renew(instance, number) if !net.is_dead(instance) => self.renew_timer(net, instance, number),
+            Timer::Hedge(instance, number) if !net.is_dead(instance) => self.hedge(net, instance, number),
+            Timer::Listen(instance) if !net.is_dead(instance) => {
+                self.processes[instance].listening = None;
+                self.listen(net, instance);
+            }
+            _ => {}
+        }
+    }
+
+    fn disconnected(&mut self, net: &mut Net<Self>) {
+        for instance in 0..self.processes.len() {
+            if self.processes[instance].listening == Some(true) && !net.is_dead(instance) {
+                self.on_listening(net, instance, false);
+                self.processes[instance].listening = Some(false);
+            }
+        }
+    }
+}
+
+impl Locks {
+    fn is_at(&self, net: &Net<Self>, instance: Instance, index: usize, change: u32) -> bool {
+        !net.is_dead(instance) && self.processes[instance].tasks[index].change == change
+    }
+
+    /// A task that has released its key waits again after a while.
+    fn rest(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
+        self.task(instance, index).change += 1;
+        let rest = self.work.rest.mul_f64(0.5 + fastrand::f64());
+        net.timer(net.now() + micros(rest), Timer::Wait(instance, index));
+    }
+
+    /// Sends an ending again after a pause.
+    fn release_later(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
+        let change = self.task(instance, index).change;
+        let pause = micros(pacing::renewal_retry(self.work.lease));
+        net.timer(net.now() + pause, Timer::Release(instance, index, change));
+    }
+}
