@@ -9,7 +9,7 @@ use tokio::process::Command;
 use crate::{Error, options::Common};
 
 /// The scenarios, and whether they write figures to a file.
-const SCENARIOS: [(&str, bool); 10] = [
+const SCENARIOS: [(&str, bool); 11] = [
     ("cycles", true),
     ("deduct", true),
     ("held", true),
@@ -20,6 +20,7 @@ const SCENARIOS: [(&str, bool); 10] = [
     ("handover", false),
     ("waiting", false),
     ("schedules", false),
+    ("scale", false),
 ];
 
 #[derive(Args)]
