@@ -7,7 +7,7 @@ use crate::events::{MILLISECOND, SECOND, Time};
 pub struct Database {
     /// Releases are notified (PostgreSQL).
     pub notifies: bool,
-    /// A refusal or a takeover takes a statement more (MySQL, MariaDB).
+    /// A look and a claim are statements of their own (MySQL, MariaDB).
     pub looks_again: bool,
     /// How many statements run at the same moment.
     pub cores: usize,

@@ -7,21 +7,26 @@
 //! waits is repeated here.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+// The unit tests of the included files are not compiled here.
+#![cfg(not(test))]
 
 pub mod assumptions;
-pub mod claims;
+mod claims;
 mod code;
-pub mod events;
+mod events;
 pub mod figures;
 mod leases;
 mod locks;
 mod net;
+mod notifications;
 mod rows;
 pub mod run;
 mod schedule;
 mod server;
 mod slots;
 mod ticks;
+
+pub use events::{MILLISECOND, SECOND, Time};
 
 /// What the included files use of their crate.
 mod key {

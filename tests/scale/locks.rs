@@ -1,5 +1,6 @@
 //! Instances that wait for keys of the lock table, hold them, and release them (`src/lease/wait.rs`,
-//! `src/queue/listener.rs`). `claims.rs` sends their claims, `leases.rs` renews what they hold.
+//! `src/lease/polling.rs`). `claims.rs` sends their claims, `leases.rs` renews what they hold,
+//! `notifications.rs` tells them of releases.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -101,8 +102,9 @@ pub struct Process {
     pub renewals: u64,
     /// Grows when the renewer's timer is set anew.
     pub renew_timer: u32,
-    listening: Option<bool>,
-    listen_pauses: Option<Backoff>,
+    /// Whether its connection that listens is open; `None` if it is not wanted, or to be opened.
+    pub listening: Option<bool>,
+    pub listen_pauses: Option<Backoff>,
 }
 
 pub struct Locks {
@@ -110,7 +112,7 @@ pub struct Locks {
     pub table: Table,
     pub processes: Vec<Process>,
     /// The tasks that want each key.
-    wanted: Vec<Vec<(Instance, usize)>>,
+    pub wanted: Vec<Vec<(Instance, usize)>>,
     /// Until when a task relies on each key.
     pub relied: Vec<Option<(Instance, Time)>>,
     released: Vec<Option<Time>>,
@@ -158,7 +160,7 @@ impl Locks {
     }
 
     /// The next request is by a new holder, unless one without a reply may have been granted.
-    fn poll(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
+    pub fn poll(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
         self.holders += 1;
         let holder = Holder::of(self.holders);
         let task = self.task(instance, index);
@@ -246,52 +248,6 @@ impl Locks {
         net.send(instance, Purpose::Requests, Statement::Release(index, key, holder), limit);
     }
 
-    /// Opens the connection that listens, unless it is open or opening.
-    fn listen(&mut self, net: &mut Net<Self>, instance: Instance) {
-        let process = &mut self.processes[instance];
-        if process.listening.is_none() {
-            process.listening = Some(false);
-            let limit = net.now() + net.constants.listen;
-            net.send(instance, Purpose::Listening, Statement::Listen, limit);
-        }
-    }
-
-    fn on_listening(&mut self, net: &mut Net<Self>, instance: Instance, is_open: bool) {
-        let process = &mut self.processes[instance];
-        if is_open {
-            process.listening = Some(true);
-            process.listen_pauses = None;
-            // Tasks that wait request a notification.
-            (0..self.processes[instance].tasks.len()).for_each(|index| self.notified(net, instance, index));
-            return;
-        }
-        let pause = process.listen_pauses.get_or_insert_with(pacing::listen_backoff).next();
-        net.timer(net.now() + micros(pause), Timer::Listen(instance));
-    }
-
-    fn notified(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
-        let task = self.task(instance, index);
-        match task.stage {
-            Stage::Pausing if task.waited => self.poll(net, instance, index),
-            Stage::Claiming => task.notified = true,
-            _ => {}
-        }
-    }
-
-    /// A release is told to all sessions that listen, and wakes the tasks that want the key.
-    fn notify(&mut self, net: &mut Net<Self>, key: usize, committed: Time) {
-        let is_listening = |process: &Process| process.listening == Some(true);
-        let sessions = self.processes.iter().filter(|process| is_listening(process)).count();
-        let cost = net.server.conditions.database.notify * sessions as Time;
-        let end = net.server.work(cost, committed, &mut net.figures);
-        for &(instance, index) in &self.wanted[key] {
-            if is_listening(&self.processes[instance]) && !net.is_dead(instance) {
-                let at = end + net.server.conditions.one_way(end);
-                net.timer(at, Timer::Notified(instance, index));
-            }
-        }
-    }
-
     fn death(&mut self, net: &mut Net<Self>) {
         let Some((instance, _)) = self.relied[0] else { return };
         net.kill(instance);
@@ -343,7 +299,10 @@ impl App for Locks {
                 let granted = replies.iter().filter(|reply| matches!(reply, ClaimReply::Granted)).count();
                 let core =
                     if granted > 0 { database.write - database.read + database.row * granted as Time } else { 0 };
-                let further = u32::from(database.looks_again && granted < replies.len());
+                // A waiter looks before it claims; other requests look when they are refused.
+                let waits = requests.iter().all(|request| request.waited);
+                let again = if waits { granted > 0 } else { granted < replies.len() };
+                let further = u32::from(database.looks_again && again);
                 Outcome { reply: Reply::Claims(replies), commits: granted > 0, core, further }
             }
             Statement::Renew(_, claims) => {
@@ -387,7 +346,7 @@ impl App for Locks {
 
     fn timer(&mut self, net: &mut Net<Self>, timer: Timer) {
         match timer {
-            Timer::Death => return self.death(net),
+            Timer::Death => self.death(net),
             Timer::Start(instance) if !net.is_dead(instance) => {
                 (0..self.processes[instance].tasks.len()).for_each(|index| self.wait(net, instance, index));
             }
@@ -413,12 +372,7 @@ impl App for Locks {
     }
 
     fn disconnected(&mut self, net: &mut Net<Self>) {
-        for instance in 0..self.processes.len() {
-            if self.processes[instance].listening == Some(true) && !net.is_dead(instance) {
-                self.on_listening(net, instance, false);
-                self.processes[instance].listening = Some(false);
-            }
-        }
+        self.stop_listening(net);
     }
 }
 

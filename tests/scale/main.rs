@@ -71,6 +71,9 @@ struct Options {
     /// The median round trip in microseconds.
     #[arg(long, default_value_t = 600)]
     round_trip: u64,
+    /// How long a commit waits at the median, in microseconds.
+    #[arg(long, default_value_t = 1_000)]
+    commit: u64,
     #[arg(long, default_value_t = 300)]
     seconds: u64,
     /// When the trouble begins, in seconds.
@@ -84,7 +87,7 @@ fn main() {
     let options = Options::parse();
     let database = if options.mysql { Database::mysql } else { Database::postgres };
     let mut conditions = Conditions::new(database(options.cores, options.connections));
-    conditions.round_trip = options.round_trip;
+    (conditions.round_trip, conditions.database.commit) = (options.round_trip, options.commit);
     let begin = options.begin * 1_000_000;
     let fault = match options.trouble {
         Trouble::None | Trouble::Death => None,
