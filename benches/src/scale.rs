@@ -56,6 +56,9 @@ pub struct Options {
     /// The schedules.
     #[arg(long, default_value_t = 200)]
     schedules: usize,
+    /// Keys are granted in the order of arrival.
+    #[arg(long)]
+    fair: bool,
     #[arg(long, default_value = "6", value_parser = seconds)]
     lease: Duration,
     /// How long each part is measured, in seconds.
@@ -126,7 +129,7 @@ async fn measure<DB: Bench>(
         let mut instances = JoinSet::new();
         for number in 0..options.instances {
             let pool = pool::<DB>(&site.url, options.connections).await?;
-            let lock = LeaseLock::new(pool.clone()).lease(options.lease)?;
+            let lock = LeaseLock::new(pool.clone()).fair(options.fair).lease(options.lease)?;
             let measured = measured.clone();
             match part {
                 Part::Held => drop(instances.spawn(hold(lock, number))),

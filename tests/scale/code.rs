@@ -56,6 +56,10 @@ constants! {
     busy: duration = "lease/attempt.rs", "const BUSY_TIMEOUT: Duration = ";
     /// How long the connection that listens may take to open.
     listen: duration = "queue/listener.rs", "const LIMIT: Duration = ";
+    /// How many seconds a ticket lives without a heartbeat.
+    alive: number = "store/queue.rs", "pub const ALIVE_SECONDS: u64 = ";
+    /// How many tickets of a queue are read.
+    front: number = "store/queue.rs", "pub const FRONT: u64 = ";
     look_every: duration = "schedule/schedules.rs", "time_limit: TIME_LIMIT,\n            look_every: ";
     /// The most runs of an instance at a time.
     at_once: number = "schedule/schedules.rs", "            at_once: ";

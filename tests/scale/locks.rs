@@ -5,14 +5,15 @@
 use std::{collections::VecDeque, time::Duration};
 
 use crate::{
-    assumptions::Database,
     claims::Request,
-    events::{MILLISECOND, Time, duration, micros},
+    events::{SECOND, Time, duration, micros},
     key::Holder,
     leases::{Held, Renewal},
-    net::{App, Failure, Instance, Net, Outcome, Purpose, Sent},
+    net::{Failure, Instance, Net, Purpose},
     pacing::{self, Backoff},
+    position::Position,
     rows::{ClaimReply, Table},
+    tickets::Queues,
 };
 
 /// What the instances do.
@@ -25,6 +26,8 @@ pub struct Work {
     pub rest: Duration,
     /// Instead of a release, the lease is renewed no more, as if its process had died.
     pub dies: bool,
+    /// The handles are fair.
+    pub fair: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -34,6 +37,12 @@ pub enum Statement {
     Release(usize, usize, Holder),
     RequestNotification(usize, usize),
     Listen,
+    /// Draws a ticket, for a task and a key.
+    Draw(usize, usize),
+    /// Reads the front of a queue, up to a number.
+    Front(usize, usize, i64),
+    Heartbeat(Vec<(usize, i64)>),
+    Leave(usize, i64),
 }
 
 #[derive(Debug)]
@@ -43,6 +52,8 @@ pub enum Reply {
     Renewed(Vec<bool>),
     /// A free row needs no notification.
     Free(bool),
+    Drawn(i64),
+    Position(Position),
     Done,
 }
 
@@ -61,6 +72,7 @@ pub enum Timer {
     Renew(Instance, u32),
     Hedge(Instance, u64),
     Listen(Instance),
+    Heartbeat(Instance),
     Death,
 }
 
@@ -83,6 +95,7 @@ pub struct Task {
     pub holder: Holder,
     /// A claim of this holder has no reply.
     pub unanswered: bool,
+    pub ticket: Option<i64>,
     pub waited: bool,
     /// A notification arrived while a claim was in flight.
     pub notified: bool,
@@ -105,17 +118,20 @@ pub struct Process {
     /// Whether its connection that listens is open; `None` if it is not wanted, or to be opened.
     pub listening: Option<bool>,
     pub listen_pauses: Option<Backoff>,
+    /// The heartbeats for its tickets are sent.
+    pub heartbeats: bool,
 }
 
 pub struct Locks {
     pub work: Work,
     pub table: Table,
+    pub queues: Queues,
     pub processes: Vec<Process>,
     /// The tasks that want each key.
     pub wanted: Vec<Vec<(Instance, usize)>>,
     /// Until when a task relies on each key.
     pub relied: Vec<Option<(Instance, Time)>>,
-    released: Vec<Option<Time>>,
+    pub released: Vec<Option<Time>>,
     died: Vec<Option<Time>>,
     holders: u64,
 }
@@ -136,7 +152,17 @@ impl Locks {
         }
         let table = Table::new(count, work.lease);
         let (released, died) = (vec![None; count], vec![None; count]);
-        Self { work, table, processes, wanted, relied: vec![None; count], released, died, holders }
+        Self {
+            work,
+            table,
+            queues: Queues::default(),
+            processes,
+            wanted,
+            relied: vec![None; count],
+            released,
+            died,
+            holders,
+        }
     }
 
     pub fn task(&mut self, instance: Instance, index: usize) -> &mut Task {
@@ -149,10 +175,10 @@ impl Locks {
         let holder = Holder::of(self.holders);
         let task = self.task(instance, index);
         *task = Task { since: net.now(), change: task.change + 1, ..self::task(task.key, holder) };
-        self.claim(net, instance, index);
+        self.request(net, instance, index);
     }
 
-    fn pause(&mut self, net: &mut Net<Self>, instance: Instance, index: usize, pause: Duration) {
+    pub fn pause(&mut self, net: &mut Net<Self>, instance: Instance, index: usize, pause: Duration) {
         let task = self.task(instance, index);
         (task.stage, task.change) = (Stage::Pausing, task.change + 1);
         let change = task.change;
@@ -167,12 +193,12 @@ impl Locks {
         if !task.unanswered {
             task.holder = holder;
         }
-        self.claim(net, instance, index);
+        self.request(net, instance, index);
     }
 
     pub fn on_claim(&mut self, net: &mut Net<Self>, sent: (Instance, Time), index: usize, reply: ClaimReply) {
         let (instance, now) = (sent.0, net.now());
-        let busy = net.constants.busy;
+        let (busy, is_fair) = (net.constants.busy, self.work.fair);
         let task = self.task(instance, index);
         (task.unanswered, task.failures) = (false, pacing::poll_backoff());
         match reply {
@@ -186,7 +212,21 @@ impl Locks {
             ClaimReply::Refused { ends_in, since, awaited } => (ends_in, since, awaited),
             _ => (duration(busy), task.last_seen.unwrap_or_default(), true),
         };
-        if task.last_seen.replace(since).is_some_and(|before| before != since) {
+        if is_fair && task.ticket.is_none() {
+            return self.draw(net, instance, index);
+        }
+        self.refused(net, instance, index, ends_in, since);
+        if net.server.conditions.database.notifies && !awaited && self.processes[instance].listening == Some(true) {
+            let key = self.task(instance, index).key;
+            let limit = net.now() + SECOND;
+            net.send(instance, Purpose::Requests, Statement::RequestNotification(index, key), limit);
+        }
+    }
+
+    /// Pauses after a refusal that ends by itself, by a claim or a waiter that `seen` stands for.
+    pub fn refused(&mut self, net: &mut Net<Self>, instance: Instance, index: usize, ends_in: Duration, seen: i64) {
+        let task = self.task(instance, index);
+        if task.last_seen.replace(seen).is_some_and(|before| before != seen) {
             task.backoff = pacing::poll_sooner(task.backoff);
         }
         (task.waited, task.busy_since) = (true, None);
@@ -195,11 +235,6 @@ impl Locks {
         self.pause(net, instance, index, pause);
         if net.server.conditions.database.notifies {
             self.listen(net, instance);
-            if !awaited && self.processes[instance].listening == Some(true) {
-                let key = self.task(instance, index).key;
-                let limit = net.now() + MILLISECOND * 1000;
-                net.send(instance, Purpose::Requests, Statement::RequestNotification(index, key), limit);
-            }
         }
     }
 
@@ -229,12 +264,13 @@ impl Locks {
             usize::from(self.relied[key].is_some_and(|(other, until)| other != instance && until > now));
         self.relied[key] = Some((instance, deadline));
         self.hold(net, Held::new(index, key, holder, sent, work.lease), instance);
+        self.leave(net, instance, index);
         if let Some(hold) = work.hold {
             net.timer(now + hold, Timer::Release(instance, index, change));
         }
     }
 
-    fn release(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
+    pub fn release(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
         let task = self.task(instance, index);
         (task.stage, task.change) = (Stage::Releasing, task.change + 1);
         let (key, holder) = (task.key, task.holder);
@@ -248,7 +284,7 @@ impl Locks {
         net.send(instance, Purpose::Requests, Statement::Release(index, key, holder), limit);
     }
 
-    fn death(&mut self, net: &mut Net<Self>) {
+    pub fn death(&mut self, net: &mut Net<Self>) {
         let Some((instance, _)) = self.relied[0] else { return };
         net.kill(instance);
         for held in &self.processes[instance].held {
@@ -265,6 +301,7 @@ fn task(key: usize, holder: Holder) -> Task {
         since: 0,
         holder,
         unanswered: false,
+        ticket: None,
         waited: false,
         notified: false,
         busy_since: None,
@@ -274,122 +311,20 @@ fn task(key: usize, holder: Holder) -> Task {
     }
 }
 
-impl App for Locks {
-    type Statement = Statement;
-    type Reply = Reply;
-    type Timer = Timer;
-
-    fn cost(&self, statement: &Statement, database: &Database) -> Time {
-        let of = |first: Time, rows: usize| first + database.row * rows.saturating_sub(1) as Time;
-        match statement {
-            Statement::Claim(requests) => of(database.read, requests.len()),
-            Statement::Renew(_, claims) => of(database.write, claims.len()),
-            Statement::Release(..) | Statement::RequestNotification(..) => database.write,
-            Statement::Listen => database.read,
-        }
-    }
-
-    fn execute(&mut self, net: &mut Net<Self>, statement: &Statement, committed: Time) -> Outcome<Reply> {
-        let (now, database) = (net.now(), net.server.conditions.database.clone());
-        match statement {
-            Statement::Claim(requests) => {
-                let judged =
-                    |request: &Request| self.table.claim(request.key, request.holder, request.waited, now, committed);
-                let replies: Vec<ClaimReply> = requests.iter().map(judged).collect();
-                let granted = replies.iter().filter(|reply| matches!(reply, ClaimReply::Granted)).count();
-                let core =
-                    if granted > 0 { database.write - database.read + database.row * granted as Time } else { 0 };
-                // A waiter looks before it claims; other requests look when they are refused.
-                let waits = requests.iter().all(|request| request.waited);
-                let again = if waits { granted > 0 } else { granted < replies.len() };
-                let further = u32::from(database.looks_again && again);
-                Outcome { reply: Reply::Claims(replies), commits: granted > 0, core, further }
-            }
-            Statement::Renew(_, claims) => {
-                let stand = claims.iter().map(|(_, key, holder)| self.table.renew(*key, *holder, now)).collect();
-                Outcome::written(Reply::Renewed(stand))
-            }
-            Statement::Release(_, key, holder) => {
-                let is_awaited = self.table.release(*key, *holder);
-                self.released[*key] = Some(now);
-                if is_awaited && database.notifies {
-                    self.notify(net, *key, now);
-                }
-                // On PostgreSQL the release is committed asynchronously.
-                Outcome { commits: !database.notifies, ..Outcome::read(Reply::Done) }
-            }
-            Statement::RequestNotification(_, key) => {
-                Outcome::written(Reply::Free(self.table.request_notification(*key)))
-            }
-            Statement::Listen => Outcome::read(Reply::Done),
-        }
-    }
-
-    fn replied(&mut self, net: &mut Net<Self>, sent: Sent<Self>, reply: Result<Reply, Failure>) {
-        let instance = sent.instance;
-        match (sent.statement, reply) {
-            (Statement::Claim(requests), reply) => {
-                let replies = reply.map(|reply| if let Reply::Claims(replies) = reply { replies } else { Vec::new() });
-                self.on_claims(net, (instance, sent.at), &requests, replies);
-            }
-            (Statement::Renew(number, _), Ok(Reply::Renewed(stand))) => {
-                self.on_renewed(net, (instance, sent.at), number, &stand);
-            }
-            (Statement::Renew(number, _), _) => self.on_renewal_failed(net, instance, number),
-            (Statement::Release(index, ..), Ok(_)) => self.rest(net, instance, index),
-            (Statement::Release(index, ..), Err(_)) => self.release_later(net, instance, index),
-            (Statement::RequestNotification(index, _), Ok(Reply::Free(true))) => self.notified(net, instance, index),
-            (Statement::RequestNotification(..), _) => {}
-            (Statement::Listen, reply) => self.on_listening(net, instance, reply.is_ok()),
-        }
-    }
-
-    fn timer(&mut self, net: &mut Net<Self>, timer: Timer) {
-        match timer {
-            Timer::Death => self.death(net),
-            Timer::Start(instance) if !net.is_dead(instance) => {
-                (0..self.processes[instance].tasks.len()).for_each(|index| self.wait(net, instance, index));
-            }
-            Timer::Wait(instance, index) if !net.is_dead(instance) => self.wait(net, instance, index),
-            Timer::Poll(instance, index, change) if self.is_at(net, instance, index, change) => {
-                self.poll(net, instance, index);
-            }
-            Timer::Release(instance, index, change) if self.is_at(net, instance, index, change) => {
-                self.release(net, instance, index);
-            }
-            Timer::Notified(instance, index) if !net.is_dead(instance) => self.notified(net, instance, index),
-            Timer::Flush(instance) | Timer::OpenWorker(instance) if !net.is_dead(instance) => {
-                self.flush(net, instance);
-            }
-            Timer::Renew(instance, number) if !net.is_dead(instance) => self.renew_timer(net, instance, number),
-            Timer::Hedge(instance, number) if !net.is_dead(instance) => self.hedge(net, instance, number),
-            Timer::Listen(instance) if !net.is_dead(instance) => {
-                self.processes[instance].listening = None;
-                self.listen(net, instance);
-            }
-            _ => {}
-        }
-    }
-
-    fn disconnected(&mut self, net: &mut Net<Self>) {
-        self.stop_listening(net);
-    }
-}
-
 impl Locks {
-    fn is_at(&self, net: &Net<Self>, instance: Instance, index: usize, change: u32) -> bool {
+    pub fn is_at(&self, net: &Net<Self>, instance: Instance, index: usize, change: u32) -> bool {
         !net.is_dead(instance) && self.processes[instance].tasks[index].change == change
     }
 
     /// A task that has released its key waits again after a while.
-    fn rest(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
+    pub fn rest(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
         self.task(instance, index).change += 1;
         let rest = self.work.rest.mul_f64(0.5 + fastrand::f64());
         net.timer(net.now() + micros(rest), Timer::Wait(instance, index));
     }
 
     /// Sends an ending again after a pause.
-    fn release_later(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
+    pub fn release_later(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
         let change = self.task(instance, index).change;
         let pause = micros(pacing::renewal_retry(self.work.lease));
         net.timer(net.now() + pause, Timer::Release(instance, index, change));

@@ -57,6 +57,9 @@ struct Options {
     /// The longest pause between two looks, in seconds; that of the code by default.
     #[arg(long)]
     look_every: Option<f64>,
+    /// Waiters are served in the order of their tickets.
+    #[arg(long)]
+    fair: bool,
     /// The lease in seconds.
     #[arg(long, default_value_t = 30.0)]
     lease: f64,
@@ -109,6 +112,7 @@ fn main() {
     setup.lease = Duration::from_secs_f64(options.lease);
     setup.look_every = options.look_every.map(Duration::from_secs_f64);
     setup.death = matches!(options.trouble, Trouble::Death).then_some(begin);
+    setup.fair = options.fair;
     (setup.end, setup.seed) = (options.seconds * 1_000_000, options.seed);
     print!("{}", run(setup));
 }

@@ -47,6 +47,8 @@ pub struct Setup {
     pub known: usize,
     /// The pattern of all schedules; a mixture by default.
     pub pattern: Option<String>,
+    /// Waiters are served in the order of their tickets.
+    pub fair: bool,
     /// The most connections of an instance's pool.
     pub pool: usize,
     pub lease: Duration,
@@ -80,7 +82,7 @@ fn run_locks(setup: &Setup) -> Figures {
         Scenario::Successions => (Some(micros(2 * setup.lease)), 2 * setup.lease, true),
         _ => (None, REST, false),
     };
-    let work = locks::Work { lease: setup.lease, hold, rest, dies };
+    let work = locks::Work { lease: setup.lease, hold, rest, dies, fair: setup.fair };
     let keys = if matches!(setup.scenario, Scenario::Election | Scenario::Successions) { 1 } else { setup.keys };
     let share = |instance: usize| match setup.scenario {
         Scenario::Held => (instance..keys).step_by(setup.instances).collect(),
@@ -140,6 +142,7 @@ impl Setup {
             keys,
             known: 1_000,
             pattern: None,
+            fair: false,
             pool: 10,
             lease: Duration::from_secs(30),
             look_every: None,

@@ -128,6 +128,39 @@ fn waiters_for_hot_keys_are_served() {
     }
 }
 
+/// Waiters of fair handles wait about equally long, where others wait for up to ten times as long as
+/// half of them.
+#[test]
+fn fair_waiters_wait_equally_long() {
+    for conditions in [postgres(), mysql()] {
+        let figures = run(Setup { fair: true, ..setup(Scenario::Waiting, INSTANCES / 10, conditions) }).figures;
+        let waits = summary(&figures.waits);
+        assert_eq!(figures.overlaps, 0);
+        assert!(waits.longest < waits.half * 3 / 2, "{waits}");
+        assert!(figures.granted > INSTANCES * 6, "{} served", figures.granted);
+    }
+}
+
+/// The rates in `docs/scale.md`, which follows changes of the code by hand.
+#[test]
+#[ignore = "1,000 instances, for a release build"]
+fn a_thousand_instances_send_what_the_document_says() {
+    for (scenario, keys, conditions, documented) in [
+        (Scenario::Held, 100_000, postgres(), 114.0),
+        (Scenario::Waiting, 100, postgres(), 2_195.0),
+        (Scenario::Waiting, 100, mysql(), 1_933.0),
+        (Scenario::Election, 1, postgres(), 1_330.0),
+        (Scenario::Schedules, 100_000, postgres(), 638.0),
+    ] {
+        let pool = if scenario == Scenario::Schedules { 2 } else { 10 };
+        let report = run(Setup { pool, ..Setup::new(scenario, 1_000, keys, conditions) });
+        let (from, to) = report.steady();
+        let rate = report.figures.rate(from, to);
+        assert!((rate / documented - 1.0).abs() < 0.1, "{scenario:?}: {rate}, documented {documented}");
+        assert_eq!(report.figures.overlaps, 0);
+    }
+}
+
 /// Each tick runs, also if an instance dies in the midst of its runs, at the end of its lease.
 #[test]
 fn ticks_of_a_dead_instance_run_elsewhere() {
