@@ -109,6 +109,18 @@ fn candidates_replace_a_dead_leader_without_a_herd() {
     }
 }
 
+/// A leader whose lease ends in a fail-over stops to trust it before another leads.
+#[test]
+fn no_two_lead_after_a_fail_over() {
+    for loss in [Loss::Refused, Loss::Silent] {
+        for conditions in [postgres(), mysql()] {
+            let conditions = with(conditions, Fault::FailOver(loss));
+            let figures = run(setup(Scenario::Election, 1, conditions)).figures;
+            assert_eq!((figures.lost, figures.granted, figures.overlaps), (1, 2, 0), "{loss:?}");
+        }
+    }
+}
+
 /// Each of many waiters is served, with notifications and without, and through all faults.
 #[test]
 fn waiters_for_hot_keys_are_served() {
