@@ -17,12 +17,6 @@ use crate::{
     sync::lock,
 };
 
-/// Returns how long one statement for leases of this duration may take, including all requests that
-/// are sent in its place.
-pub(crate) fn attempt(lease: Duration) -> Duration {
-    (lease / 3).min(Duration::from_secs(10))
-}
-
 /// The connections of statements that keep a claim, or end it.
 pub(crate) struct Hedge<DB: Database> {
     pub pool: Connections<DB>,

@@ -172,6 +172,7 @@ mod lease;
 mod lock;
 mod lock_ext;
 mod metrics;
+mod pacing;
 mod queue;
 mod read_write;
 mod retry;

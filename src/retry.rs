@@ -5,7 +5,7 @@ use std::time::Duration;
 use chrono::TimeDelta;
 use tokio::time::{Instant, sleep};
 
-use crate::{error::Error, store::failure::Failure};
+use crate::{error::Error, pacing::Backoff, store::failure::Failure};
 
 /// How long one statement may take, by default.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(5);
@@ -120,29 +120,7 @@ pub(crate) fn within(
     })
 }
 
-/// Pauses with a bound that doubles. Each pause is between half of the bound and the bound.
-#[derive(Clone, Copy)]
-pub(crate) struct Backoff {
-    bound: Duration,
-    longest: Duration,
-}
-
 impl Backoff {
-    pub fn up_to(longest: Duration) -> Self {
-        Self::between(Duration::from_millis(2), longest)
-    }
-
-    pub fn between(first: Duration, longest: Duration) -> Self {
-        Self { bound: first.min(longest), longest }
-    }
-
-    /// Returns the length of the next pause.
-    pub fn next(&mut self) -> Duration {
-        let bound = self.bound;
-        self.bound = (bound * 2).min(self.longest);
-        bound.mul_f64(0.5 + fastrand::f64() / 2.0)
-    }
-
     pub async fn pause(&mut self, most: Duration) {
         sleep(self.next().min(most)).await;
     }

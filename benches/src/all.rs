@@ -21,6 +21,7 @@ const SCENARIOS: [(&str, bool); 11] = [
     ("handover", false),
     ("waiting", false),
     ("schedules", false),
+    ("scale", false),
 ];
 
 #[derive(Args)]

@@ -4,7 +4,7 @@
 //! `handover` and `waiting` measure tasks that wait for one key. `cycles`, `refusals`, `deduct`,
 //! `million`, `once`, `permits` and `functions` compare: all contenders run alternately in short rounds on
 //! one server, whose settings are printed above the table, and medians of the rounds are shown.
-//! `held` measures a process that holds many keys, `schedules` ticks. `all` does all of that;
+//! `held` measures a process that holds many keys, `schedules` ticks, `scale` many instances. `all` does all of that;
 //! `plot` draws what `cycles` wrote to a file.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -30,6 +30,7 @@ mod permits;
 mod plot;
 mod refusals;
 mod report;
+mod scale;
 mod schedules;
 mod speak;
 mod statistics;
@@ -112,6 +113,8 @@ enum Scenario {
     ///
     /// The machine runs the servers too, because a start is timed by its clock.
     Schedules(schedules::Options),
+    /// Instances with pools of their own, as the simulation `tests/scale` has them.
+    Scale(scale::Options),
     /// Every scenario above with its default settings, one after the other.
     All(all::Options),
     /// Draws cycles per second over tasks, from the figures that `cycles --csv` wrote.
@@ -131,7 +134,7 @@ impl Scenario {
     /// Whether the scenario counts its own statements, which would slow down a comparison.
     fn counts(&self) -> bool {
         match self {
-            Self::Handover(_) | Self::Waiting(_) | Self::Contender(_) | Self::Holder(_) => true,
+            Self::Handover(_) | Self::Waiting(_) | Self::Contender(_) | Self::Holder(_) | Self::Scale(_) => true,
             Self::Ticker(options) => options.count,
             _ => false,
         }
@@ -154,6 +157,7 @@ async fn main() -> Result<(), Error> {
         Scenario::Permits(options) => permits::run(&options).await,
         Scenario::Functions(options) => functions::run(&options).await,
         Scenario::Schedules(options) => schedules::run(&options).await,
+        Scenario::Scale(options) => scale::run(&options, &queries).await,
         Scenario::Ticker(options) => ticker::run(&options, &queries).await,
         Scenario::All(options) => all::run(&options, arguments.log.as_deref()).await,
         Scenario::Plot(options) => plot::run(&options),

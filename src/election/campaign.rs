@@ -14,7 +14,7 @@ use crate::{
     grant::Attempt,
     key::Key,
     lease::{lock::LeaseLock, state::LeaseState},
-    retry::Backoff,
+    pacing::Backoff,
     store::Database,
     sync::lock,
 };

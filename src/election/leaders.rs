@@ -14,10 +14,10 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::{
     error::Error,
     key::{Key, Token},
-    lease::{lock::LeaseLock, transient::poll_backoff},
+    lease::lock::LeaseLock,
     lock::BoxFuture,
+    pacing::{Backoff, poll_backoff},
     queue::{listener::Listening, local::Subscription},
-    retry::Backoff,
     store::{Database, admin::Listed, connection::PooledConn},
 };
 

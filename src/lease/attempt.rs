@@ -29,11 +29,11 @@ use crate::{
         wanted::Wanted,
     },
     metrics,
+    pacing::Backoff,
     queue::{
         local::{LocalQueue, Place},
         position::Position,
     },
-    retry::Backoff,
     rules::{Reason, Refusal, Row},
     store::{ClaimReply, ClaimRequest, Database, failure::Failure, fault::Fault},
 };

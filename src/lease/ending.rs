@@ -12,7 +12,7 @@ use crate::{
         changes::{ChangeReply, GroupReply},
         state::LeaseState,
     },
-    retry::Backoff,
+    pacing::Backoff,
     store::{Change, Outcome, failure::Remedy},
 };
 

@@ -173,8 +173,9 @@ impl<DB: Database, K> Lease<DB, K> {
         self.handle.cancellation_token()
     }
 
-    /// Renews the lease now. The background task renews it at every third of its duration. The key
-    /// stays closed for the [`lock_delay`](crate::LeaseLock::lock_delay) beyond the renewed lease.
+    /// Renews the lease now. The background task renews it after a quarter to a third of its
+    /// duration. The key stays closed for the [`lock_delay`](crate::LeaseLock::lock_delay) beyond the
+    /// renewed lease.
     ///
     /// # Errors
     /// [`Error::Lost`] if a row was seen without its claim, or the lease had run out. After any

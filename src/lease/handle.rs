@@ -19,7 +19,7 @@ use crate::{
     key::Claim,
     lease::{ending::EndOutcome, releases::Release, state::LeaseState, terms::KeyTerms},
     metrics,
-    retry::Backoff,
+    pacing::Backoff,
     rules::Status,
     store::{
         Change, Database, Outcome,

@@ -2,9 +2,9 @@
 
 use crate::{
     grant::Attempt,
-    lease::{attempt::Unanswered, claims::Granted, transient::poll_backoff},
+    lease::{attempt::Unanswered, claims::Granted},
+    pacing::{Backoff, poll_backoff, poll_sooner},
     queue::{local::Permit, tickets::Ticket},
-    retry::Backoff,
     rules::Refusal,
     store::Database,
 };
@@ -35,10 +35,10 @@ impl<DB: Database> RequestState<DB> {
         Self { permit, ticket, unanswered, waited: false, backoff, last_seen, retried_after_free: false }
     }
 
-    /// Records a refusal. The backoff starts again if the state of the keys has changed.
+    /// Records a refusal. The next pauses are shorter if the state of the keys has changed.
     pub fn on_refused(&mut self, seen: i64) {
         if self.last_seen.replace(seen).is_some_and(|before| before != seen) {
-            self.backoff = poll_backoff();
+            self.backoff = poll_sooner(self.backoff);
         }
         self.waited = true;
     }

@@ -26,7 +26,7 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    hedge::{Exchange, Hedge, attempt},
+    hedge::{Exchange, Hedge},
     key::Claim,
     lease::{
         agenda::{self, Agenda, Scheduled},
@@ -35,8 +35,8 @@ use crate::{
         state::LeaseState,
     },
     metrics,
+    pacing::{self, Backoff},
     queue::local::Wakeups,
-    retry::Backoff,
     store::{Change, Database, Outcome, failure::Remedy, lost_among, pools::Connections, skipped_among},
     sync::lock,
     task::{self, Duty, InFlight, Role, Work},
@@ -136,7 +136,7 @@ impl<DB: Database> Renewer<DB> {
         let hedge = Hedge {
             pool: all.pool.clone(),
             requests: all.requests.clone(),
-            delay: attempt(lease) / 4,
+            delay: pacing::hedge_delay(lease),
             pool_exhausted_until: all.pool_exhausted_until.clone(),
         };
         Arc::new(Self {
@@ -153,7 +153,7 @@ impl<DB: Database> Renewer<DB> {
     /// Starts renewing claims that were granted to a request sent at `sent`.
     pub fn hold(self: &Arc<Self>, claims: Vec<Claim>, sent: Instant) -> Arc<LeaseState> {
         let held = Arc::new(LeaseState::new(claims, self.deadline(sent, self.lease), self.all.wakeups.clone()));
-        let renew_at = sent + self.lease / 3;
+        let renew_at = sent + pacing::renewal_interval(self.lease);
         let mut agenda = lock(&self.agenda);
         agenda.leases.insert(held.id(), Scheduled { held: held.clone(), renew_at, was_refused: false });
         self.run(agenda, renew_at);
@@ -195,10 +195,17 @@ impl<DB: Database> Renewer<DB> {
     pub async fn renew(self: &Arc<Self>, held: &Arc<LeaseState>, change: Change, limit: Instant) -> Exchange<Outcome> {
         self.ensure_task();
         let Exchange { reply, unanswered } = self.changes.send(&held.claims, change, limit).await;
-        Exchange { reply: reply.map(|answer| self.renewed(held, &answer)), unanswered }
+        let next = pacing::renewal_interval(self.lease);
+        Exchange { reply: reply.map(|answer| self.renewed(held, &answer, next)), unanswered }
     }
 
-    fn renewed(self: &Arc<Self>, held: &Arc<LeaseState>, ChangeReply { sent, outcomes }: &ChangeReply) -> Outcome {
+    /// Applies the reply to a renewal, which is followed by the next one after `next`.
+    fn renewed(
+        self: &Arc<Self>,
+        held: &Arc<LeaseState>,
+        ChangeReply { sent, outcomes }: &ChangeReply,
+        next: Duration,
+    ) -> Outcome {
         if let Some(index) = lost_among(outcomes) {
             self.report_lost(held, index, SEEN_WITHOUT);
             return Outcome::Lost;
@@ -209,7 +216,7 @@ impl<DB: Database> Renewer<DB> {
         held.renewed();
         held.hold_until(self.deadline(*sent, self.lease));
         if let Some(kept) = lock(&self.agenda).leases.get_mut(&held.id()) {
-            (kept.renew_at, kept.was_refused) = (*sent + self.lease / 3, false);
+            (kept.renew_at, kept.was_refused) = (*sent + next, false);
         }
         Outcome::Done
     }
@@ -217,21 +224,17 @@ impl<DB: Database> Renewer<DB> {
     /// Returns when a claim with `left` at `sent` counts as lost. The deadline is a little early,
     /// for clocks that diverge and timers that fire late.
     fn deadline(&self, sent: Instant, left: Duration) -> Instant {
-        sent + left.saturating_sub(self.lease / 20)
+        sent + pacing::trusted(left, self.lease)
     }
 
     /// Returns how long a whole lease counts on the client's side.
     pub fn local_duration(&self) -> Duration {
-        self.lease - self.lease / 20
+        pacing::trusted(self.lease, self.lease)
     }
 
     /// Returns the pauses between attempts to end a claim.
     pub fn pauses(&self) -> Backoff {
-        Backoff::up_to(self.longest_pause())
-    }
-
-    fn longest_pause(&self) -> Duration {
-        (self.lease / 12).min(Duration::from_secs(1))
+        Backoff::up_to(pacing::longest_retry_pause(self.lease))
     }
 
     /// Starts a task on this runtime too, because the active task may be on a runtime that makes no
@@ -262,7 +265,8 @@ impl<DB: Database> Renewer<DB> {
         let now = Instant::now();
         if keeping.is_none() && agenda.leases.values().any(|kept| kept.renew_at <= now) {
             // Renewals that are due a little later join the batch.
-            *keeping = Some(Box::pin(self.clone().renew_batch(agenda.renewals(now + self.lease / 12))));
+            *keeping =
+                Some(Box::pin(self.clone().renew_batch(agenda.renewals(now + pacing::joins_within(self.lease)))));
         }
         // An abandonment waits for the renewal in flight, which might revive the claim that it
         // ended.
@@ -276,7 +280,7 @@ impl<DB: Database> Renewer<DB> {
 
     async fn renew_batch(self: Arc<Self>, batch: agenda::Batch<Arc<LeaseState>>) {
         let sent = Instant::now();
-        let limit = sent + attempt(self.lease);
+        let limit = sent + pacing::attempt(self.lease);
         let groups: Vec<Vec<Claim>> = batch.items.iter().map(|held| held.claims.clone()).collect();
         let replies = self.changes.send_apart(&groups, batch.refused_from, self.renewal, limit).await;
         metrics::renewed(sent.elapsed());
@@ -285,9 +289,11 @@ impl<DB: Database> Renewer<DB> {
             metrics::renewals_failed(failed);
             tracing::warn!(leases = failed, "renewal got no reply; the deadlines stand, trying again");
         }
-        let soon = Instant::now() + self.longest_pause().mul_f64(fastrand::f64() / 2.0 + 0.5);
+        let soon = Instant::now() + pacing::renewal_retry(self.lease);
+        // Leases that were renewed together stay together.
+        let next = pacing::renewal_interval(self.lease);
         for (held, GroupReply { reply, .. }) in batch.items.iter().zip(replies) {
-            let outcome = reply.as_ref().map(|answer| (answer.sent, self.renewed(held, answer)));
+            let outcome = reply.as_ref().map(|answer| (answer.sent, self.renewed(held, answer, next)));
             // A lease that is no longer scheduled has been ended.
             let mut agenda = lock(&self.agenda);
             let Some(kept) = agenda.leases.get_mut(&held.id()) else { continue };
@@ -305,7 +311,7 @@ impl<DB: Database> Renewer<DB> {
     }
 
     async fn end_batch(self: Arc<Self>, batch: agenda::Batch<(u64, Claim)>, change: Change) {
-        let limit = Instant::now() + attempt(self.lease);
+        let limit = Instant::now() + pacing::attempt(self.lease);
         let groups: Vec<Vec<Claim>> = batch.items.iter().map(|(_, claim)| vec![claim.clone()]).collect();
         let replies = self.changes.send_apart(&groups, batch.refused_from, change, limit).await;
         let mut rest = replies.as_slice();
@@ -358,7 +364,7 @@ impl<DB: Database> Work for Renewer<DB> {
         let next = agenda.next(in_flight.keeping.is_some(), in_flight.ending.is_some());
         // A statement in flight is given up by then, so a task whose runtime makes progress polls
         // no later.
-        let latest = Instant::now() + attempt(self.lease);
+        let latest = Instant::now() + pacing::attempt(self.lease);
         let wakes_at = next.map_or(latest, |next| next.min(latest));
         agenda.duty.wakes_at(wakes_at);
         Some(wakes_at)

@@ -30,8 +30,9 @@ impl<DB: Database> LeaseLock<DB> {
     /// Sets how long a claim outlives its holder's last renewal: 100 ms to 30 days, 30 s by
     /// default.
     ///
-    /// A held lease is renewed at every third of this duration. After a crash, another claim may
-    /// take over when the lease ends. Leases of equal duration and lock-delay are renewed together.
+    /// A held lease is renewed after a quarter to a third of this duration. After a crash, another
+    /// claim may take over when the lease ends. Leases of equal duration and lock-delay are renewed
+    /// together.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a shorter or longer duration.

@@ -4,15 +4,12 @@ use std::{sync::Mutex, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::{action::Certainty, error::Error, retry::Backoff, sync::lock};
-
-/// The bounds of the interval between two requests, at first and in the end.
-const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-
-/// Returns the backoff at the start of a wait.
-pub(crate) fn poll_backoff() -> Backoff {
-    Backoff::between(POLL_INTERVAL.0, POLL_INTERVAL.1)
-}
+use crate::{
+    action::Certainty,
+    error::Error,
+    pacing::{Backoff, poll_backoff},
+    sync::lock,
+};
 
 /// Retries through transient failures: an outage, contention, a pool without a spare connection.
 pub(crate) struct TransientRetry<'a> {

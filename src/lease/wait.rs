@@ -35,6 +35,7 @@ use crate::{
         wanted::Wanted,
     },
     metrics::Counted,
+    pacing::poll_pause,
     queue::{
         listener::Listening,
         local::{LocalQueue, Permit},
@@ -222,7 +223,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
             }
             // A holder may release early, so the interval applies, but the pause does not extend
             // past the end of the lease.
-            let pause = window.unwrap_or_else(|| state.backoff.next().min(refusal.retry_after.unwrap_or(left)));
+            let pause = window.unwrap_or_else(|| poll_pause(state.backoff.next(), refusal.retry_after.unwrap_or(left)));
             let next = Instant::now() + pause;
             // The end of a minimum interval may be further off than the time that the next waiter
             // has.

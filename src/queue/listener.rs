@@ -16,8 +16,8 @@ use tokio::{
 };
 
 use crate::{
+    pacing::{Backoff, listen_backoff},
     queue::local::Wakeups,
-    retry::Backoff,
     store::{Database, fault::said, queue::Notification},
     sync::lock,
     task::{self, Duty, InFlight, Role, Work},
@@ -75,7 +75,7 @@ impl<DB: Database> Listener<DB> {
         let state = State {
             duty: Duty::new(PROGRESS),
             open_at: Instant::now(),
-            pauses: pauses(),
+            pauses: listen_backoff(),
             lost: false,
             unavailable: false,
         };
@@ -125,7 +125,7 @@ impl<DB: Database> Listener<DB> {
             self.open.send_replace(false);
             state.lost = self.is_waited_for();
             if lasted {
-                state.pauses = pauses();
+                state.pauses = listen_backoff();
             }
         }
     }
@@ -171,10 +171,6 @@ impl<DB: Database> Listener<DB> {
     }
 }
 
-fn pauses() -> Backoff {
-    Backoff::between(Duration::from_millis(100), Duration::from_secs(30))
-}
-
 impl<DB: Database> Work for Listener<DB> {
     fn with_duty<T>(&self, act: impl FnOnce(&mut Duty) -> T) -> T {
         act(&mut lock(&self.state).duty)
@@ -195,7 +191,7 @@ impl<DB: Database> Work for Listener<DB> {
         }
         let is_wanted = (state.lost || self.is_waited_for()) && !state.unavailable;
         if !is_wanted && in_flight.is_empty() {
-            (state.open_at, state.pauses) = (now, pauses());
+            (state.open_at, state.pauses) = (now, listen_backoff());
             state.duty.leave(runtime);
             return None;
         }

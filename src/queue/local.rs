@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{key::Key, queue::places::Places, retry::Backoff, rules::Refusal, sync::lock};
+use crate::{key::Key, pacing::Backoff, queue::places::Places, rules::Refusal, sync::lock};
 
 /// The queues of one object, by keys and by whether any one of them is enough. `N` is the note that one permit holder leaves to the next.
 pub(crate) struct LocalQueues<N = ()>(Mutex<Queues<N>>);

@@ -8,7 +8,8 @@ use crate::{
     error::Error,
     grant::Attempt,
     key::Key,
-    lease::{guard::Lease, lock::LeaseLock, transient::poll_backoff},
+    lease::{guard::Lease, lock::LeaseLock},
+    pacing::poll_backoff,
     read_write::{
         call::Call,
         drain::Drained,

@@ -13,9 +13,9 @@ use crate::{
         claims::Granted,
         guard::Lease,
         readers::{Entrance, MOST_READERS, Number},
-        transient::poll_backoff,
         wanted::Wanted,
     },
+    pacing::poll_backoff,
     read_write::call::Call,
     rules::{Reason, Refusal, Verdict},
     store::{

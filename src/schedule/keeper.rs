@@ -1,14 +1,15 @@
 //! Renews the lease of one run in the background, and tells its loss.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use chrono::TimeDelta;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
-    hedge::{Answer, Request, attempt},
+    hedge::{Answer, Request},
     key::Claim,
+    pacing,
     retry::Repeat,
     schedule::core::Core,
     store::{Database, Outcome, Reply, failure::Failure},
@@ -57,12 +58,11 @@ impl<DB: Database> Request<DB> for Extension<'_> {
 
 async fn keep<DB: Database>(core: Arc<Core<DB>>, claim: Claim, sent: Instant, [lost, stopped]: [CancellationToken; 2]) {
     let whole = core.lease.to_std().unwrap_or_default();
-    let longest_pause = (whole / 12).min(Duration::from_secs(1));
-    let (mut deadline, mut renew_at) = (sent + core.counted(core.lease), sent + whole / 3);
+    let (mut deadline, mut renew_at) = (sent + core.counted(core.lease), sent + pacing::renewed_within(whole));
     loop {
         let renewal = async {
             stopped.run_until_cancelled(sleep_until(renew_at)).await?;
-            Some(extend(&core, &claim, core.lease, Instant::now() + attempt(whole)).await)
+            Some(extend(&core, &claim, core.lease, Instant::now() + pacing::attempt(whole)).await)
         };
         let reply = tokio::select! {
             biased;
@@ -72,11 +72,11 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, claim: Claim, sent: Instant, [l
             }
             reply = renewal => reply,
         };
-        let soon = Instant::now() + longest_pause.mul_f64(0.5 + fastrand::f64() / 2.0);
+        let soon = Instant::now() + pacing::renewal_retry(whole);
         let Some(reply) = reply else { return };
         match reply {
             Ok(Answer { sent, reply: Outcome::Done }) => {
-                (deadline, renew_at) = (sent + core.counted(core.lease), sent + whole / 3);
+                (deadline, renew_at) = (sent + core.counted(core.lease), sent + pacing::renewed_within(whole));
             }
             Ok(Answer { sent, reply: Outcome::Skipped { left } }) => {
                 (deadline, renew_at) = (sent + core.counted(left), soon);

@@ -8,6 +8,7 @@ pub mod admin;
 mod core;
 mod cron;
 mod keeper;
+mod pacing;
 mod plan;
 mod registration;
 mod run;

@@ -14,7 +14,7 @@ use crate::{
     lease::guard::Lease,
     lock::BoxFuture,
     metrics,
-    retry::Backoff,
+    pacing::Backoff,
     rules::Status,
     schedule::{
         core::{Core, answered, put_back, quoted, sent},

@@ -10,18 +10,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     key::{Claim, Holder, Key},
-    retry::Backoff,
+    pacing::Backoff,
     schedule::{
         core::{Core, put_back},
+        pacing::{MOST, look_backoff, look_pause},
         run::{self, Ended, Job},
     },
     store::{Database, schedule::Times},
 };
 
-/// The most schedules that one look claims.
-const MOST: u32 = 20;
-/// By how much a look is late, so that instances do not all look at the same moment.
-const JITTER: Duration = Duration::from_millis(20);
 /// After how many of the longest pauses between looks the times are registered again, and the
 /// longest pause between two registrations.
 const REGISTER_EVERY: u32 = 30;
@@ -131,7 +128,7 @@ impl<DB: Database> Runner<DB> {
 
     /// The pauses while something is due that cannot be claimed, or the database fails.
     fn pauses(&self) -> Backoff {
-        Backoff::between(Duration::from_millis(20), self.core.look_every)
+        look_backoff(self.core.look_every)
     }
 
     /// Claims what is due and runs it. Returns the time until the next look.
@@ -163,7 +160,6 @@ impl<DB: Database> Runner<DB> {
         if next_in.is_zero() {
             return Duration::ZERO;
         }
-        let jitter = (next_in / 10).min(JITTER).mul_f64(fastrand::f64());
-        next_in.min(self.core.look_every.mul_f64(0.9 + fastrand::f64() / 10.0)) + jitter
+        look_pause(next_in, self.core.look_every)
     }
 }

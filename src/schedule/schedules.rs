@@ -13,10 +13,11 @@ use tokio::time::Instant;
 
 use crate::{
     error::Error,
-    hedge::{Hedge, attempt},
+    hedge::Hedge,
     key::Key,
     label,
     lease::lock::LeaseLock,
+    pacing::hedge_delay,
     retry::{DAY, TIME_LIMIT, time_limit, within},
     rules::Rules,
     schedule::{
@@ -324,7 +325,7 @@ impl<DB: Database> Schedules<DB> {
         let hedge = Hedge {
             pool: connections(Purpose::Renewals),
             requests: requests.clone(),
-            delay: attempt(self.lease.to_std().unwrap_or_default()) / 4,
+            delay: hedge_delay(self.lease.to_std().unwrap_or_default()) / 4,
             pool_exhausted_until: Arc::new(Mutex::new(Instant::now())),
         };
         Arc::new(Core {

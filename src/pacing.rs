@@ -1,0 +1,151 @@
+//! When statements are sent: pauses, the parts of a lease, and what keeps instances apart. Nothing
+//! here waits or sends, so that `tests/scale` can run the same decisions in simulated time.
+
+use std::time::Duration;
+
+/// The bounds of the interval between two requests of a waiter, at first and in the end.
+const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The same for the attempts to open the connection that listens.
+const LISTEN_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
+/// Pauses with a bound that doubles. Each pause is between half of the bound and the bound.
+#[derive(Clone, Copy)]
+pub(crate) struct Backoff {
+    bound: Duration,
+    longest: Duration,
+}
+
+impl Backoff {
+    pub fn up_to(longest: Duration) -> Self {
+        Self::between(Duration::from_millis(2), longest)
+    }
+
+    pub fn between(first: Duration, longest: Duration) -> Self {
+        Self { bound: first.min(longest), longest }
+    }
+
+    /// Returns the length of the next pause.
+    pub fn next(&mut self) -> Duration {
+        let bound = self.bound;
+        self.bound = (bound * 2).min(self.longest);
+        upper_half(bound)
+    }
+}
+
+/// The pauses of a waiter, from the start of its wait.
+pub(crate) fn poll_backoff() -> Backoff {
+    Backoff::between(POLL_INTERVAL.0, POLL_INTERVAL.1)
+}
+
+/// The pauses of a waiter whose keys have changed hands since its last request. They shrink step by
+/// step, because all waiters for the keys see the same change.
+pub(crate) fn poll_sooner(before: Backoff) -> Backoff {
+    Backoff { bound: (before.bound / 4).max(POLL_INTERVAL.0), ..before }
+}
+
+/// The pauses between attempts to open the connection that listens.
+pub(crate) fn listen_backoff() -> Backoff {
+    Backoff::between(LISTEN_INTERVAL.0, LISTEN_INTERVAL.1)
+}
+
+/// Returns how long a waiter pauses after a refusal that ends by itself after `ends_in`. A holder
+/// may release early, so it pauses no longer than `pause`.
+///
+/// All waiters for a key see the same end. Those that have waited for long, whose pauses are long,
+/// return within a quarter of a second after it, and not at one moment.
+pub(crate) fn poll_pause(pause: Duration, ends_in: Duration) -> Duration {
+    pause.min(ends_in + pause.mul_f64(fastrand::f64() / 4.0))
+}
+
+/// Returns how long a holder trusts a lease: a little less than all of it, for clocks that diverge
+/// and timers that fire late. `lease` is what `left` was when it was whole.
+pub(crate) fn trusted(left: Duration, lease: Duration) -> Duration {
+    left.saturating_sub(lease / 20)
+}
+
+/// Returns how long after it was sent a claim or a renewal is followed by the next renewal, at the
+/// latest.
+pub(crate) fn renewed_within(lease: Duration) -> Duration {
+    lease / 3
+}
+
+/// Returns how long after it was sent a claim or a renewal is followed by the next renewal: a
+/// quarter to a third of the lease. After a fail-over all instances renew at the same moment, and
+/// would do so again and again if the intervals were equal.
+pub(crate) fn renewal_interval(lease: Duration) -> Duration {
+    renewed_within(lease) - joins_within(lease).mul_f64(fastrand::f64())
+}
+
+/// Returns by how much later renewals may be due that join a batch.
+pub(crate) fn joins_within(lease: Duration) -> Duration {
+    lease / 12
+}
+
+/// Returns how long one statement for leases of this duration may take, including all requests that
+/// are sent in its place.
+pub(crate) fn attempt(lease: Duration) -> Duration {
+    (lease / 3).min(Duration::from_secs(10))
+}
+
+/// Returns after how long such a statement is sent on a second connection as well.
+pub(crate) fn hedge_delay(lease: Duration) -> Duration {
+    attempt(lease) / 4
+}
+
+/// Returns the longest pause before a renewal or an ending is tried again.
+pub(crate) fn longest_retry_pause(lease: Duration) -> Duration {
+    (lease / 12).min(Duration::from_secs(1))
+}
+
+/// Returns the pause before a renewal is tried again.
+pub(crate) fn renewal_retry(lease: Duration) -> Duration {
+    upper_half(longest_retry_pause(lease))
+}
+
+fn upper_half(bound: Duration) -> Duration {
+    bound.mul_f64(0.5 + fastrand::f64() / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn renewals_leave_each_other_and_are_never_later_than_a_third() {
+        let intervals: Vec<Duration> = (0..1_000).map(|_| renewal_interval(LEASE)).collect();
+        assert!(intervals.iter().all(|interval| (LEASE / 4..=LEASE / 3).contains(interval)), "{intervals:?}");
+        let width = *intervals.iter().max().unwrap() - *intervals.iter().min().unwrap();
+        assert!(width > joins_within(LEASE) * 9 / 10, "{width:?}");
+    }
+
+    #[test]
+    fn long_waiters_do_not_return_at_the_end_of_a_lease_at_one_moment() {
+        let ends_in = Duration::from_millis(300);
+        let late: Vec<Duration> = (0..1_000).map(|_| poll_pause(POLL_INTERVAL.1, ends_in) - ends_in).collect();
+        assert!(late.iter().all(|late| *late <= POLL_INTERVAL.1 / 4), "{late:?}");
+        assert!(late.iter().filter(|late| **late < Duration::from_millis(100)).count() < 500, "{late:?}");
+        // One that has just come returns at the end.
+        assert!(poll_pause(POLL_INTERVAL.0, ends_in / 100) <= ends_in / 100 + POLL_INTERVAL.0 / 4);
+        assert!(poll_pause(POLL_INTERVAL.0, LEASE) == POLL_INTERVAL.0, "a holder may release early");
+    }
+
+    #[test]
+    fn a_key_that_changes_hands_often_is_asked_for_often() {
+        let mut backoff = poll_backoff();
+        for _ in 0..10 {
+            backoff.next();
+        }
+        let pauses: Vec<Duration> = (0..10)
+            .map(|_| {
+                backoff = poll_sooner(backoff);
+                backoff.next()
+            })
+            .collect();
+        let quarter = POLL_INTERVAL.1 / 4;
+        assert!((quarter / 2..=quarter).contains(&pauses[0]), "not all waiters at once: {pauses:?}");
+        assert!(pauses[5..].iter().all(|pause| *pause <= POLL_INTERVAL.0), "{pauses:?}");
+        assert!(pauses[9] >= POLL_INTERVAL.0 / 2, "{pauses:?}");
+    }
+}

@@ -1,0 +1,68 @@
+//! The code's own constants, read from its text where they are private to a file that sends or
+//! waits. A constant that is renamed or written in another form fails the simulation.
+
+use std::time::Duration;
+
+use crate::events::{Time, micros};
+
+/// Returns the text between this beginning and the next `;` or `,`.
+fn text<'a>(source: &'a str, before: &str) -> &'a str {
+    let (_, after) = source.split_once(before).unwrap_or_else(|| panic!("the code has no longer: {before}"));
+    after.split([';', ',']).next().unwrap()
+}
+
+fn number(source: &str, before: &str) -> usize {
+    text(source, before).replace('_', "").parse().unwrap()
+}
+
+fn duration(source: &str, before: &str) -> Time {
+    let text = text(source, before);
+    let number = |unit: &str| text.strip_prefix(unit)?.strip_suffix(')')?.parse().ok();
+    let found = number("Duration::from_millis(").map(Duration::from_millis);
+    micros(found.or_else(|| number("Duration::from_secs(").map(Duration::from_secs)).unwrap())
+}
+
+macro_rules! constants {
+    ($($(#[$doc:meta])* $name:ident: $kind:ident = $file:literal, $before:literal;)*) => {
+        /// The constants, each read once.
+        #[derive(Clone, Copy, Debug)]
+        pub struct Constants {
+            $($(#[$doc])* pub $name: constants!(@type $kind),)*
+        }
+
+        impl Constants {
+            pub fn read() -> Self {
+                Self { $($name: $kind(include_str!(concat!("../../src/", $file)), $before),)* }
+            }
+        }
+    };
+    (@type number) => { usize };
+    (@type duration) => { Time };
+}
+
+constants! {
+    /// The most connections of an instance for requests.
+    requests: number = "store/pools.rs", "const MOST: u32 = ";
+    renewals: number = "store/pools.rs", "const MOST_RENEWALS: u32 = ";
+    /// The most claims in one statement.
+    batch: number = "batch/state.rs", "const MOST: usize = ";
+    /// The most renewals in one statement.
+    renewed: number = "store/mod.rs", "const BATCH: usize = ";
+    /// After how long a request that waits behind a statement opens another worker.
+    queue_delay: duration = "batch/worker.rs", "const QUEUE_DELAY: Duration = ";
+    /// How long one statement may take.
+    time_limit: duration = "retry.rs", "const TIME_LIMIT: Duration = ";
+    /// For how long a first attempt tries again while another transaction has the row locked.
+    busy: duration = "lease/attempt.rs", "const BUSY_TIMEOUT: Duration = ";
+    /// How long the connection that listens may take to open.
+    listen: duration = "queue/listener.rs", "const LIMIT: Duration = ";
+    /// How many seconds a ticket lives without a heartbeat.
+    alive: number = "store/queue.rs", "pub const ALIVE_SECONDS: u64 = ";
+    /// How many tickets of a queue are read.
+    front: number = "store/queue.rs", "pub const FRONT: u64 = ";
+    look_every: duration = "schedule/schedules.rs", "time_limit: TIME_LIMIT,\n            look_every: ";
+    /// The most runs of an instance at a time.
+    at_once: number = "schedule/schedules.rs", "            at_once: ";
+    /// The most schedules of one instance.
+    known: number = "schedule/schedules.rs", "const MOST: usize = ";
+}
