@@ -9,7 +9,7 @@ use tokio::process::Command;
 use crate::{Error, options::Common};
 
 /// The scenarios, and whether they write figures to a file.
-const SCENARIOS: [(&str, bool); 11] = [
+const SCENARIOS: [(&str, bool); 12] = [
     ("cycles", true),
     ("deduct", true),
     ("held", true),

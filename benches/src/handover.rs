@@ -30,9 +30,9 @@ pub struct Options {
     #[arg(long = "database", value_name = "NAME")]
     databases: Vec<Kind>,
     /// How long each measurement lasts, after as many seconds of warming up as `--warm-up` says.
-    #[arg(long, default_value_t = 10)]
-    seconds: u64,
     #[arg(long, default_value_t = 2)]
+    seconds: u64,
+    #[arg(long, default_value_t = 1)]
     warm_up: u64,
     /// How long a task holds the key, in milliseconds.
     #[arg(long, value_delimiter = ',', default_values_t = [5, 50])]

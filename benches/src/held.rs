@@ -34,7 +34,7 @@ pub struct Options {
     #[arg(long, default_value_t = 10_000)]
     keys: usize,
     /// How long the keys are held, once all of them are acquired.
-    #[arg(long, default_value = "30", value_parser = seconds)]
+    #[arg(long, default_value = "15", value_parser = seconds)]
     seconds: Duration,
     /// The lease in seconds; it is renewed every third of this time.
     #[arg(long, default_value = "30", value_parser = seconds)]

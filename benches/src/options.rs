@@ -34,7 +34,7 @@ pub struct Rounds {
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
     /// How long a round is, in seconds.
-    #[arg(long, default_value = "1", value_parser = seconds)]
+    #[arg(long, default_value = "0.5", value_parser = seconds)]
     pub seconds: Duration,
     /// How long a first round is that does not count, in seconds.
     #[arg(long, default_value = "0.3", value_parser = seconds)]

@@ -62,7 +62,7 @@ pub struct Options {
     #[arg(long, default_value = "6", value_parser = seconds)]
     lease: Duration,
     /// How long each part is measured, in seconds.
-    #[arg(long, default_value = "40", value_parser = seconds)]
+    #[arg(long, default_value = "20", value_parser = seconds)]
     seconds: Duration,
     /// The most connections of an instance's pool.
     #[arg(long, default_value_t = 2)]

@@ -43,10 +43,10 @@ pub struct Options {
     #[command(flatten)]
     common: Common,
     /// How long each part is, in seconds.
-    #[arg(long, default_value = "10", value_parser = seconds)]
+    #[arg(long, default_value = "5", value_parser = seconds)]
     seconds: Duration,
     /// How long the part with kills is, in seconds.
-    #[arg(long, default_value = "30", value_parser = seconds)]
+    #[arg(long, default_value = "20", value_parser = seconds)]
     kills: Duration,
     /// The pause between two kills, in seconds.
     #[arg(long, default_value = "0.8", value_parser = seconds)]

@@ -25,7 +25,7 @@ pub struct Options {
     #[arg(long = "database", value_name = "NAME")]
     databases: Vec<Kind>,
     /// How long the key is held.
-    #[arg(long, default_value_t = 30)]
+    #[arg(long, default_value_t = 10)]
     seconds: u64,
     /// How many tasks wait for the key.
     #[arg(long, default_value_t = 1000)]
