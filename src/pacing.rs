@@ -52,9 +52,11 @@ pub(crate) fn listen_backoff() -> Backoff {
 /// may release early, so it pauses no longer than `pause`.
 ///
 /// All waiters for a key see the same end. Those that have waited for long, whose pauses are long,
-/// return within a quarter of a second after it, and not at one moment.
-pub(crate) fn poll_pause(pause: Duration, ends_in: Duration) -> Duration {
-    pause.min(ends_in + pause.mul_f64(fastrand::f64() / 4.0))
+/// return within a quarter of a second after it, and not at one moment. One whose wait ends in `left`
+/// returns before that.
+pub(crate) fn poll_pause(pause: Duration, ends_in: Duration, left: Duration) -> Duration {
+    let later = pause.mul_f64(fastrand::f64() / 4.0);
+    pause.min(ends_in + later.min(left.saturating_sub(ends_in) / 2))
 }
 
 /// Returns how long a holder trusts a lease: a little less than all of it, for clocks that diverge
@@ -123,12 +125,15 @@ mod tests {
     #[test]
     fn long_waiters_do_not_return_at_the_end_of_a_lease_at_one_moment() {
         let ends_in = Duration::from_millis(300);
-        let late: Vec<Duration> = (0..1_000).map(|_| poll_pause(POLL_INTERVAL.1, ends_in) - ends_in).collect();
+        let late: Vec<Duration> = (0..1_000).map(|_| poll_pause(POLL_INTERVAL.1, ends_in, LEASE) - ends_in).collect();
         assert!(late.iter().all(|late| *late <= POLL_INTERVAL.1 / 4), "{late:?}");
         assert!(late.iter().filter(|late| **late < Duration::from_millis(100)).count() < 500, "{late:?}");
         // One that has just come returns at the end.
-        assert!(poll_pause(POLL_INTERVAL.0, ends_in / 100) <= ends_in / 100 + POLL_INTERVAL.0 / 4);
-        assert!(poll_pause(POLL_INTERVAL.0, LEASE) == POLL_INTERVAL.0, "a holder may release early");
+        assert!(poll_pause(POLL_INTERVAL.0, ends_in / 100, LEASE) <= ends_in / 100 + POLL_INTERVAL.0 / 4);
+        assert!(poll_pause(POLL_INTERVAL.0, LEASE, LEASE) == POLL_INTERVAL.0, "a holder may release early");
+        // One that waits for little longer than the lease returns while it waits.
+        let left = ends_in + Duration::from_millis(10);
+        assert!((0..1_000).all(|_| poll_pause(POLL_INTERVAL.1, ends_in, left) < left));
     }
 
     #[test]

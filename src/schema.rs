@@ -272,7 +272,11 @@ impl Table {
             return Err(Error::Unsuitable { wrong });
         }
         if let Some((server, version)) = schema.untried {
-            tracing::warn!(server, version, "this server is not tested with rowlock");
+            if schema.accepted {
+                tracing::warn!(server, version, "two holders can hold a key at this server");
+            } else {
+                tracing::warn!(server, version, "this server is not tested with rowlock");
+            }
         }
         let Schema { key_type, key_limit, label_chars, special, freshness, .. } = schema;
         Ok(Self { key_type, key_limit, label_chars, special, freshness })

@@ -159,7 +159,7 @@ impl<DB: Database> Observer<DB> {
         let mut pause = self.pauses.next();
         if let (Some(Listed { row, now, .. }), Some(leader)) = (listed, leader) {
             let listening = self.listening.get_or_insert_with(|| self.lock.shared.waiting.listener.register_waiter());
-            if !row.awaited && listening.is_connected() && self.request_notification().await {
+            if !row.awaited && listening.needs_marks() && self.request_notification().await {
                 return; // it resigned
             }
             let left = leader.until.and_then(|until| (until - now).to_std().ok());

@@ -14,6 +14,9 @@ use crate::{
 /// How long a statement of several requests waits for another transaction's uncommitted insert of
 /// one of their keys. After that, each of them is sent by itself.
 const SHARED_LOCK_TIMEOUT: Duration = Duration::from_millis(50);
+/// A request with less time than this is not sent with others. On MySQL the shortest wait is a
+/// second.
+const SHARED_WITH: Duration = Duration::from_secs(2);
 
 /// The batch operation that creates rows. Its statement is sent without a wait for the disk where
 /// that is possible: a row that is lost is created again, and the claim that follows waits.
@@ -36,7 +39,8 @@ impl<DB: Database> BatchOp<DB> for Creates {
     type Output = ();
 
     fn key(creation: &Creation) -> Option<&Key> {
-        if let ([key], false) = (&creation.keys[..], creation.alone) { Some(key) } else { None }
+        let is_alone = creation.alone || creation.limit.saturating_duration_since(Instant::now()) < SHARED_WITH;
+        if let ([key], false) = (&creation.keys[..], is_alone) { Some(key) } else { None }
     }
 
     fn can_share_statement(creation: &Creation, other: &Creation) -> bool {
@@ -49,15 +53,19 @@ impl<DB: Database> BatchOp<DB> for Creates {
     }
 
     async fn run(&self, conn: &mut DB::Connection, creations: &[Creation], sent: Instant) -> Reply<Vec<()>> {
-        let Some(Creation { minutes, limit, .. }) = creations.first() else { return Ok(Vec::new()) };
-        // The server gives up slightly earlier than the client, so that no backend continues to
-        // wait there.
-        let left = limit.saturating_duration_since(sent).mul_f64(0.9);
-        let lock_timeout = if creations.len() == 1 { left } else { SHARED_LOCK_TIMEOUT };
+        let Some(first) = creations.first() else { return Ok(Vec::new()) };
+        // A request of a batch that the server refused is sent by itself before the next of them,
+        // which must not wait for its row either.
+        let lock_timeout = match <Self as BatchOp<DB>>::key(first) {
+            Some(_) => SHARED_LOCK_TIMEOUT,
+            // The server gives up slightly earlier than the client, so that no backend continues to
+            // wait there.
+            None => first.limit.saturating_duration_since(sent).mul_f64(0.9),
+        };
         let mut keys: Vec<Key> = creations.iter().flat_map(|creation| creation.keys.clone()).collect();
         keys.sort(); // instances that insert the same keys do not deadlock
         let special = self.table.get().is_some_and(|table| table.special);
-        DB::create(conn, &keys, *minutes, lock_timeout, special).await?;
+        DB::create(conn, &keys, first.minutes, lock_timeout, special).await?;
         Ok(vec![(); creations.len()])
     }
 }

@@ -20,8 +20,8 @@ const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
 const LONGEST_PERIOD: Duration = Duration::from_secs(60 * 60);
 /// How often an age contains its period.
 const PERIODS: u32 = 8;
-/// The pause after a step, in times of what the step took: the server spends at most two percent of
-/// its time on steps.
+/// The pause after a step, in times of what the step took: the server spends two percent of its time
+/// on steps, unless one takes longer than a tenth of a second.
 const PAUSE: u32 = 49;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -31,9 +31,10 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// It is for applications with keys that come once, such as a lock for each order. All
     /// instances may call it: each pass over the table is made by one of them, which holds the key
-    /// `rowlock/forget`. Passes begin at every eighth of the age, from once a second to once an
-    /// hour. A pass deletes rows in steps of 500, and pauses after each step for 49 times as long as
-    /// the step took, at most 5 s. Rows that rowlock has created are kept for an hour at least.
+    /// `rowlock/forget`. Passes begin about every eighth of the age, from once a second to once an
+    /// hour. A pass reads rows in steps of 500, deletes the old ones, and pauses after each step for 49
+    /// times as long as the step took, at most 5 s. Rows that rowlock has created are kept for an hour
+    /// at least.
     ///
     /// # Errors
     /// The errors of [`forget`](Self::forget) that are not [retryable](Error::is_retryable), such
@@ -66,7 +67,7 @@ impl<DB: Database> LeaseLock<DB> {
     pub async fn forget_after(&self, age: Duration) -> Result<Infallible, Error> {
         let period = (age.min(10 * 365 * DAY) / PERIODS).clamp(SHORTEST_PERIOD, LONGEST_PERIOD);
         let one = self.clone().fair(false).rules(Rules::Recover);
-        let one = one.lock_delay(Duration::ZERO)?.lease(LEASE)?.min_interval(period / 2)?;
+        let one = one.lock_delay(Duration::ZERO)?.lease(LEASE)?.min_interval(period.mul_f64(0.85))?;
         loop {
             match one.forget_as_one(age).await {
                 Err(error) if error.is_retryable() => tracing::warn!(%error, "old rows are deleted later"),

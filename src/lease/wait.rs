@@ -3,7 +3,8 @@
 //!
 //! Of all tasks that wait for the same keys, one sends requests, at intervals that grow. It sends
 //! one sooner on a notification of a release in this process, on a notification of a release
-//! elsewhere (PostgreSQL), and at the end of the lease or minimum interval that the refusal named.
+//! elsewhere (PostgreSQL, SQLite), and soon after the end of the lease or minimum interval that the
+//! refusal named.
 
 use std::{
     sync::{
@@ -221,9 +222,8 @@ impl<DB: Database> PendingAcquire<'_, DB> {
             if state.retried_after_free {
                 continue;
             }
-            // A holder may release early, so the interval applies, but the pause does not extend
-            // past the end of the lease.
-            let pause = window.unwrap_or_else(|| poll_pause(state.backoff.next(), refusal.retry_after.unwrap_or(left)));
+            let ends_in = refusal.retry_after.unwrap_or(left);
+            let pause = window.unwrap_or_else(|| poll_pause(state.backoff.next(), ends_in, left));
             let next = Instant::now() + pause;
             // The end of a minimum interval may be further off than the time that the next waiter
             // has.
@@ -252,11 +252,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     /// whether the key is already free.
     async fn is_free_now(&self, refusal: &Refusal, listening: &Listening<DB>) -> bool {
         let can_be_released = matches!(refusal.reason, Reason::Held | Reason::TimedOutUnfinished);
-        DB::NOTIFIES_IF_MARKED
-            && can_be_released
-            && !refusal.awaited
-            && listening.is_connected()
-            && self.request_notification(&refusal.key).await
+        can_be_released && !refusal.awaited && listening.needs_marks() && self.request_notification(&refusal.key).await
     }
 
     /// The lease keeps the permit until it is over, unless another key is as good. The ticket is no

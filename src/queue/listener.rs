@@ -29,9 +29,10 @@ const LINGER: Duration = Duration::from_secs(5);
 const LIMIT: Duration = Duration::from_secs(10);
 /// How often the active task shows that its runtime makes progress.
 const PROGRESS: Duration = Duration::from_secs(1);
-/// The pause after a notification for all keys, for each of them: waiters send at most 500 requests
-/// a second because of them.
-const PER_KEY: Duration = Duration::from_millis(2);
+/// The pause after a notification for all keys, for each waiter that sends requests: they send at
+/// most 500 a second because of them.
+const PER_WAITER: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 pub(crate) struct Listener<DB: Database> {
     pool: Pool<DB>,
@@ -58,9 +59,9 @@ struct State {
 pub(crate) struct Listening<DB: Database>(Arc<Listener<DB>>);
 
 impl<DB: Database> Listening<DB> {
-    /// Returns whether notifications are received at the moment.
-    pub fn is_connected(&self) -> bool {
-        *self.0.open.borrow()
+    /// Returns whether notifications are received at the moment, of rows that are marked.
+    pub fn needs_marks(&self) -> bool {
+        DB::NOTIFIES_IF_MARKED && *self.0.open.borrow()
     }
 }
 
@@ -148,7 +149,7 @@ impl<DB: Database> Listener<DB> {
                 Ok(Some(Notification::Released(key))) => self.wakeups.notify(&key),
                 Ok(Some(Notification::Changed)) => {
                     self.wakeups.notify_all();
-                    sleep(PER_KEY * self.wakeups.keys()).await;
+                    sleep(PER_WAITER.saturating_mul(self.wakeups.count()).min(LONGEST_PAUSE)).await;
                 }
                 lost => {
                     tracing::warn!(?lost, "the connection that listens was lost; it is opened again");

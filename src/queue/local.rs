@@ -283,9 +283,9 @@ impl Wakeups {
         }
     }
 
-    /// Returns how many keys have subscribers.
-    pub fn keys(&self) -> u32 {
-        lock(&self.0).len().try_into().unwrap_or(u32::MAX)
+    /// Counts the subscriptions, of each key.
+    pub fn count(&self) -> u32 {
+        lock(&self.0).values().map(Vec::len).sum::<usize>().try_into().unwrap_or(u32::MAX)
     }
 
     /// Wakes all subscribers: any key may be free.

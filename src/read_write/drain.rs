@@ -144,7 +144,7 @@ impl<DB: Database> Call<'_, DB> {
     }
 }
 
-/// Notifications of releases: within this process, and on PostgreSQL from others.
+/// Notifications of releases: within this process, and on PostgreSQL and SQLite from others.
 struct Notifications<DB: Database> {
     subscription: Subscription,
     listening: Listening<DB>,
@@ -161,7 +161,7 @@ impl<DB: Database> Notifications<DB> {
     /// gone by then.
     async fn is_some_reader_gone(&self, call: &Call<'_, DB>, readers: &[Reader]) -> bool {
         let keys: Vec<Key> = readers.iter().filter(|reader| !reader.awaited).map(|reader| reader.key.clone()).collect();
-        if keys.is_empty() || !self.listening.is_connected() {
+        if keys.is_empty() || !self.listening.needs_marks() {
             return false;
         }
         let limit = call.limit();

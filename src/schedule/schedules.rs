@@ -325,7 +325,7 @@ impl<DB: Database> Schedules<DB> {
         let hedge = Hedge {
             pool: connections(Purpose::Renewals),
             requests: requests.clone(),
-            delay: hedge_delay(self.lease.to_std().unwrap_or_default()) / 4,
+            delay: hedge_delay(self.lease.to_std().unwrap_or_default()),
             pool_exhausted_until: Arc::new(Mutex::new(Instant::now())),
         };
         Arc::new(Core {

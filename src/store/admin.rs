@@ -80,7 +80,7 @@ impl Forced {
     }
 }
 
-/// The most rows that one step of deletion names.
+/// How many rows one step of deletion reads, and deletes at most.
 pub const STEP: usize = 500;
 
 /// A step of deletion: how many rows were deleted, and the key after which to continue, if there
@@ -89,6 +89,19 @@ pub const STEP: usize = 500;
 pub struct Forgotten {
     pub rows: u64,
     pub after: Option<String>,
+}
+
+/// Splits what a step has read, keys and whether their rows are old, into the keys of old rows and
+/// the key after which the next step continues.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+pub fn old_of(rows: impl Iterator<Item = Reply<(String, i64)>>) -> Reply<(Vec<String>, Option<String>)> {
+    let (mut old, mut after) = (Vec::new(), None);
+    for row in rows {
+        let (key, is_old) = row?;
+        after = Some(key.clone());
+        old.extend((is_old == 1).then_some(key));
+    }
+    Ok((old, after))
 }
 
 /// The operators' operations of a [`Store`].

@@ -32,6 +32,8 @@ pub struct Schema {
     pub refused: Option<String>,
     /// An untested server: its name and version banner.
     pub untried: Option<(&'static str, String)>,
+    /// Whether it is one on which two holders can hold a key, which the application has accepted.
+    pub accepted: bool,
 }
 
 /// What a read needs to show all that was committed before it, on whichever server of a cluster.
@@ -98,6 +100,7 @@ impl Schema {
             wrong: None,
             refused: None,
             untried: None,
+            accepted: false,
         }
     }
 
@@ -107,6 +110,7 @@ impl Schema {
         match support(&banner) {
             Support::Known => {}
             Support::Untried(name) => self.untried = Some((name, banner)),
+            Support::Accepted(name) => (self.untried, self.accepted) = (Some((name, banner)), true),
             Support::Refused(name) => self.refused = Some(refusal(name, &banner)),
         }
     }

@@ -12,6 +12,8 @@ pub enum Support {
     Untried(&'static str),
     /// Another server, on which two holders can hold a key at the same time.
     Refused(&'static str),
+    /// The same, which the application has accepted.
+    Accepted(&'static str),
 }
 
 /// TiDB accepts `FOR UPDATE SKIP LOCKED` and drops the lock (pingcap/tidb issue 69720). Aurora DSQL
@@ -38,8 +40,8 @@ static ACCEPT_ANY: AtomicBool = AtomicBool::new(false);
 /// time. Off by default.
 ///
 /// A server that is known not to keep row locks is refused with
-/// [`Error::Unsuitable`](crate::Error::Unsuitable): TiDB and Aurora DSQL. With `accept` set, it is
-/// reported in a warning instead. This is for a version of such a server that keeps them, and for
+/// [`Error::Unsuitable`](crate::Error::Unsuitable): TiDB and Aurora DSQL. With `accept` set, the first
+/// call of each lock reports it in a warning instead. This is for a version of such a server that keeps them, and for
 /// experiments. It applies to all locks and schedules of the process, to
 /// [`migrate`](crate::migrate), and to servers that are looked at for the first time after the call.
 ///
@@ -58,7 +60,7 @@ pub fn support(banner: &str) -> Support {
     let named =
         |names: &[(&str, &'static str)]| names.iter().find(|(mark, _)| banner.contains(mark)).map(|(_, name)| *name);
     if let Some(name) = named(&REFUSED) {
-        return if ACCEPT_ANY.load(Ordering::Relaxed) { Support::Untried(name) } else { Support::Refused(name) };
+        return if ACCEPT_ANY.load(Ordering::Relaxed) { Support::Accepted(name) } else { Support::Refused(name) };
     }
     named(&UNTRIED).map_or(Support::Known, Support::Untried)
 }

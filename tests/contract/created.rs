@@ -1,12 +1,14 @@
 //! Keys that come for the first time: their rows are created in few statements, and an obstacle to
 //! one of them is none to the others.
 
+use std::time::Duration;
+
 use harness::{PATIENCE, TestDatabase, TestDb, acquired};
-use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock};
-use sqlx::Pool;
+use rowlock::{Certainty, Error, Lease, LeaseLock};
+use sqlx::{Pool, pool::PoolConnection};
 use tokio::{task::JoinSet, time::timeout};
 
-use crate::batched::{counted, names, numbered, together, tries};
+use crate::batched::{Answer, counted, names, numbered, together, tries};
 
 harness::tests!(
     everywhere(
@@ -14,7 +16,11 @@ harness::tests!(
         each_of_many_new_keys_has_one_holder,
         a_row_that_the_server_refuses_to_create_harms_no_other
     ),
-    servers(an_uncommitted_insert_delays_no_other_new_key),
+    servers(
+        an_uncommitted_insert_delays_no_other_new_key,
+        an_uncommitted_insert_costs_no_other_its_time,
+        an_uncommitted_insert_and_a_refused_row_harm_no_other
+    ),
     mysql_and_mariadb(a_session_keeps_its_own_limit_of_waits)
 );
 
@@ -49,20 +55,23 @@ async fn each_of_many_new_keys_has_one_holder<DB: TestDatabase>(db: TestDb<DB>) 
     assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(40));
 }
 
+/// Makes the server refuse to create the row of this key.
+async fn refuse<DB: TestDatabase>(db: &TestDb<DB>, key: &str) {
+    let sql = match db.server.name {
+        "postgres" => format!("ALTER TABLE t_resource_lock ADD CHECK (key_resource <> '{key}')"),
+        "sqlite" => format!(
+            "CREATE TRIGGER refuse BEFORE INSERT ON t_resource_lock WHEN NEW.key_resource = '{key}' BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+        ),
+        _ => format!(
+            "CREATE TRIGGER refuse BEFORE INSERT ON t_resource_lock FOR EACH ROW BEGIN IF NEW.key_resource = '{key}' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF; END"
+        ),
+    };
+    db.execute(&sql).await;
+}
+
 async fn a_row_that_the_server_refuses_to_create_harms_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     let (pool, lock) = set_up(&db).await;
-    let raise: &[&str] = match db.server.name {
-        "postgres" => &["ALTER TABLE t_resource_lock ADD CHECK (key_resource <> 'bad')"],
-        "sqlite" => &[
-            "CREATE TRIGGER refuse BEFORE INSERT ON t_resource_lock WHEN NEW.key_resource = 'bad' BEGIN SELECT RAISE(ABORT, 'not this one'); END",
-        ],
-        _ => &[
-            "CREATE TRIGGER refuse BEFORE INSERT ON t_resource_lock FOR EACH ROW BEGIN IF NEW.key_resource = 'bad' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF; END",
-        ],
-    };
-    for sql in raise {
-        db.execute(sql).await;
-    }
+    refuse(&db, "bad").await;
     let answers = together(&pool, tries(&lock, ["first", "good", "bad", "fine"])).await;
     let [first, good, bad, fine] = <[_; 4]>::try_from(answers).unwrap_or_else(|_| panic!("four answers"));
     drop([acquired(first), acquired(good), acquired(fine)]);
@@ -70,26 +79,60 @@ async fn a_row_that_the_server_refuses_to_create_harms_no_other<DB: TestDatabase
     assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
 }
 
-/// The transaction ends only after all the other keys have been acquired.
-async fn an_uncommitted_insert_delays_no_other_new_key<DB: TestDatabase>(db: TestDb<DB>) {
+/// Inserts a key in a transaction that stays open.
+async fn inserted<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> PoolConnection<DB> {
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, "INSERT INTO t_resource_lock (key_resource) VALUES ('key 7')").await.unwrap();
-    let lock = LeaseLock::builder(db.pool_of(4).await).time_limit(PATIENCE).build().unwrap();
+    let insert = format!("INSERT INTO t_resource_lock (key_resource) VALUES ('{key}')");
+    DB::execute_on(&mut other, insert.leak()).await.unwrap();
+    other
+}
+
+/// Claims sixteen keys at the same moment, and waits until all of them but these have been granted.
+/// Returns what the others wait for.
+async fn granted_but<DB: TestDatabase>(lock: &LeaseLock<DB>, obstructed: &[&str]) -> JoinSet<Answer<DB>> {
     let mut tasks = JoinSet::new();
     for key in numbered(16) {
         let lock = lock.clone();
-        tasks.spawn(async move { lock.try_acquire(&key).await.unwrap() });
+        tasks.spawn(async move { lock.try_acquire(&key).await });
     }
     let mut leases = Vec::new();
-    while leases.len() < 15 {
-        let next = timeout(PATIENCE, tasks.join_next()).await.expect("the others are acquired");
-        leases.push(acquired(next.unwrap().map_err(|error| panic!("{error}"))));
+    while leases.len() < 16 - obstructed.len() {
+        match timeout(PATIENCE, tasks.join_next()).await.expect("the others are acquired").unwrap().unwrap() {
+            Ok(attempt) => leases.push(acquired(Ok::<_, Error>(attempt))),
+            Err(error) => assert!(obstructed.iter().any(|key| error.to_string().contains(key)), "{error}"),
+        }
     }
-    assert!(leases.iter().all(|lease: &Lease<DB>| lease.key().as_str() != "key 7"));
+    assert!(leases.iter().all(|lease| !obstructed.contains(&lease.key().as_str())), "{leases:?}");
+    tasks
+}
+
+/// The transaction ends only after all the other keys have been acquired.
+async fn an_uncommitted_insert_delays_no_other_new_key<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut other = inserted(&db, "key 7").await;
+    let lock = LeaseLock::builder(db.pool_of(4).await).time_limit(PATIENCE).build().unwrap();
+    let mut tasks = granted_but(&lock, &["key 7"]).await;
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     let last = timeout(PATIENCE, tasks.join_next()).await.expect("the last one is too").unwrap().unwrap();
-    assert!(matches!(last, Attempt::Acquired(lease) if lease.key().as_str() == "key 7"));
+    assert_eq!(acquired(last).key().as_str(), "key 7");
+}
+
+/// With little time, no request waits for the row of another.
+async fn an_uncommitted_insert_costs_no_other_its_time<DB: TestDatabase>(db: TestDb<DB>) {
+    let _other = inserted(&db, "key 7").await;
+    for limit in [900, 3_000] {
+        db.execute("DELETE FROM t_resource_lock WHERE key_resource <> 'key 7'").await;
+        let lock = LeaseLock::builder(db.pool_of(4).await).time_limit(Duration::from_millis(limit)).build().unwrap();
+        granted_but(&lock, &["key 7"]).await;
+    }
+}
+
+/// The requests of a batch that the server refuses are sent one after the other.
+async fn an_uncommitted_insert_and_a_refused_row_harm_no_other<DB: TestDatabase>(db: TestDb<DB>) {
+    refuse(&db, "key 12").await;
+    let _other = inserted(&db, "key 7").await;
+    let lock = LeaseLock::builder(db.pool_of(4).await).time_limit(Duration::from_secs(5)).build().unwrap();
+    granted_but(&lock, &["key 7", "key 12"]).await;
 }
 
 /// A statement that creates rows sets a limit of its own for a session of MySQL, also in the
@@ -108,4 +151,11 @@ async fn a_session_keeps_its_own_limit_of_waits<DB: TestDatabase>(db: TestDb<DB>
     let answers = together(&pool, tries(&lock, ["d", "e", "f"])).await;
     assert!(answers.iter().all(Result::is_err));
     assert_eq!(own().await, Some(7));
+    // The wait for another transaction's row fails in the statement that has the shorter limit.
+    db.execute("DROP TRIGGER refuse").await;
+    let other = inserted(&db, "h").await;
+    let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(Duration::from_secs(4)).build().unwrap();
+    let answers = together(&pool, tries(&lock, ["g", "h", "i"])).await;
+    assert_eq!((answers.iter().filter(|answer| answer.is_err()).count(), own().await), (1, Some(7)));
+    drop(other);
 }

@@ -1,6 +1,6 @@
 //! Servers that use a database's protocol, and are not that database.
 
-use harness::{DIRECT, TestDatabase, TestDb, acquired, events, pool};
+use harness::{DIRECT, TestDatabase, TestDb, acquired, events, pool, proxy::Proxy};
 use rowlock::{Error, LeaseLock};
 use sqlx::{Pool, pool::PoolOptions};
 
@@ -12,17 +12,18 @@ harness::tests!(
 
 /// A server cannot report another version for one session, so the proxy rewrites the query for
 /// MySQL's version.
-async fn at_tidb<DB: TestDatabase>(db: &TestDb<DB>) -> Pool<DB> {
+async fn at_tidb<DB: TestDatabase>(db: &TestDb<DB>) -> (Proxy, Pool<DB>) {
     let proxy = db.proxy().await;
     proxy.replace("VERSION()", "@v_banner");
     let options = PoolOptions::<DB>::new().after_connect(|conn, _| {
         Box::pin(async { DB::execute_on(conn, "SET @v_banner = '8.0.11-TiDB-v8.5.0'").await.map(drop) })
     });
-    options.connect(&proxy.url).await.unwrap()
+    let pool = options.connect(&proxy.url).await.unwrap();
+    (proxy, pool)
 }
 
 async fn tidb_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
-    let pool = at_tidb(&db).await;
+    let (_proxy, pool) = at_tidb(&db).await;
     let told = |error: Error| {
         assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("TiDB"), "{error:?}");
     };
@@ -35,7 +36,7 @@ async fn tidb_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// For the whole process, so that no other test may run.
 async fn tidb_can_be_accepted<DB: TestDatabase>(db: TestDb<DB>) {
-    let pool = at_tidb(&db).await;
+    let (_proxy, pool) = at_tidb(&db).await;
     rowlock::accept_any_server(true);
     let migrated = rowlock::migrate(&pool).await;
     let attempt = LeaseLock::new(pool.clone()).try_acquire("accepted").await;

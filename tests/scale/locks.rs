@@ -230,7 +230,7 @@ impl Locks {
             task.backoff = pacing::poll_sooner(task.backoff);
         }
         (task.waited, task.busy_since) = (true, None);
-        let pause = pacing::poll_pause(task.backoff.next(), ends_in);
+        let pause = pacing::poll_pause(task.backoff.next(), ends_in, Duration::MAX);
         let pause = if std::mem::take(&mut task.notified) { Duration::ZERO } else { pause };
         self.pause(net, instance, index, pause);
         if net.server.conditions.database.notifies {

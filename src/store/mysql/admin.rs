@@ -3,7 +3,7 @@ use std::sync::LazyLock;
 use chrono::{NaiveDateTime, TimeDelta};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
-use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen};
+use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, old_of};
 use crate::store::schema::Freshness;
 use crate::{
     key::{Key, Token},
@@ -134,21 +134,21 @@ impl AdminStore for MySql {
         Ok(Forced::not(row.map(|row| row.try_get::<i64, _>(0)).transpose()?.map(|is| is == 1)))
     }
 
-    /// Finds candidates without a lock, then locks those by their keys and checks them again: a
+    /// Reads a step's rows without a lock, then locks the old ones by their keys and checks them again: a
     /// locking scan would block every other transaction.
     async fn forget(conn: &mut MySqlConnection, older_than: TimeDelta, after: &str, terms: &Terms) -> Reply<Forgotten> {
-        let forgettable = |query: Query<'static>| {
+        let bound = |query: Query<'static>| {
             let (offset, older_than) = (micros(terms.offset()), micros(older_than));
             query.bind(offset).bind(older_than).bind(micros(terms.min_interval)).bind(offset).bind(older_than)
         };
         let find = format!(
-            "SELECT CONVERT(c.key_resource USING utf8mb4) FROM t_resource_lock c
-             WHERE {FORGETTABLE} AND c.key_resource > ? ORDER BY c.key_resource LIMIT {STEP}"
+            "SELECT CONVERT(c.key_resource USING utf8mb4), CAST(COALESCE({FORGETTABLE}, 0) AS SIGNED)
+             FROM t_resource_lock c WHERE c.key_resource > ? ORDER BY c.key_resource LIMIT {STEP}"
         );
-        let query = forgettable(sqlx::query(AssertSqlSafe(find))).bind(after.to_owned());
+        let query = bound(sqlx::query(AssertSqlSafe(find))).bind(after.to_owned());
         let rows = query.fetch_all(&mut *conn).await?;
-        let keys = rows.iter().map(|row| row.try_get(0)).collect::<Reply<Vec<String>>>()?;
-        let Some(last) = keys.last().cloned() else { return Ok(Forgotten { rows: 0, after: None }) };
+        let (keys, after) = old_of(rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))))?;
+        let Some(last) = keys.last() else { return Ok(Forgotten { rows: 0, after }) };
         let marks = vec!["?"; STEP].join(", ");
         let delete = format!(
             "DELETE t FROM (
@@ -157,9 +157,9 @@ impl AdminStore for MySql {
              ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource"
         );
         // Padded with the last key, so that only one statement is prepared.
-        let padded = keys.iter().chain(std::iter::repeat(&last)).take(STEP);
-        let query = padded.fold(forgettable(sqlx::query(AssertSqlSafe(delete))), |query, key| query.bind(key.clone()));
-        Ok(Forgotten { rows: query.execute(conn).await?.rows_affected(), after: Some(last) })
+        let padded = keys.iter().chain(std::iter::repeat(last)).take(STEP);
+        let query = padded.fold(bound(sqlx::query(AssertSqlSafe(delete))), |query, key| query.bind(key.clone()));
+        Ok(Forgotten { rows: query.execute(conn).await?.rows_affected(), after })
     }
 }
 

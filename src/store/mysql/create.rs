@@ -9,11 +9,14 @@ use crate::{
     store::{
         Reply,
         mysql::row::{NOWAIT, marks, padded},
+        unanswered,
     },
 };
 
-/// The shortest limit of a wait on MySQL.
+/// The unit of the servers' limits. MySQL has no shorter one.
 const SECOND: Duration = Duration::from_secs(1);
+/// A shorter limit is none at all on MariaDB.
+const SHORTEST: Duration = Duration::from_millis(100);
 
 /// Builds the statement that creates these rows. It is not INSERT IGNORE, which hides errors, and
 /// deadlocks.
@@ -24,8 +27,8 @@ fn insert(rows: &str) -> String {
     )
 }
 
-/// A limit of less than a second becomes none at all on MariaDB and a second on MySQL. A longer one
-/// is the server's, `innodb_lock_wait_timeout`.
+/// A limit of less than a second becomes a second, or none at all on MariaDB if it is a tenth of that.
+/// A longer one is the server's, `innodb_lock_wait_timeout`.
 pub(super) async fn create(
     conn: &mut MySqlConnection,
     keys: &[Key],
@@ -38,7 +41,11 @@ pub(super) async fn create(
     }
     let keys = padded(keys);
     let insert = insert(&marks("(?, 'S', 0, '1970-01-01', '', ?, 0, 0)", keys.len()));
-    let sql = if lock_timeout < SECOND { format!("{NOWAIT} {insert}") } else { insert };
+    let sql = match lock_timeout {
+        limit if limit < SHORTEST => format!("{NOWAIT} {insert}"),
+        limit if limit < SECOND => format!("SET STATEMENT innodb_lock_wait_timeout = 1 FOR {insert}"),
+        _ => insert,
+    };
     let query = sqlx::query(AssertSqlSafe(sql));
     let query = keys.iter().fold(query, |query, key| query.bind(key.as_str()).bind(minutes));
     query.execute(conn).await.map(drop)
@@ -55,7 +62,7 @@ async fn create_within_a_second(conn: &mut MySqlConnection, keys: &[Key], minute
         format!("SET @rowlock_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = 1; {insert}; {RESTORE}");
     let reply = sqlx::raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(&mut *conn).await;
     if reply.as_ref().is_err_and(|error| error.as_database_error().is_some()) {
-        sqlx::raw_sql(RESTORE).execute(conn).await?;
+        sqlx::raw_sql(RESTORE).execute(conn).await.map_err(unanswered)?;
     }
     reply.map(drop)
 }

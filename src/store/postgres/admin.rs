@@ -69,17 +69,17 @@ const FORGETTABLE: &str = "lock_flag = 0 AND status = 'S'
           - greatest($1::interval, $2::interval, make_interval(mins => least(greatest(time, 0), 2147483647)::int)))
       AND (end_time IS NULL OR end_time < clock_timestamp() + $3::interval - $1::interval)";
 
-/// Finds a step's rows without a lock, then locks those and checks them again. No other row is
-/// locked.
+/// Reads a step's rows without a lock, then locks those that are old and checks them again. No other
+/// row is locked.
 static FORGET: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
 WITH found AS MATERIALIZED (
-    SELECT key_resource FROM t_resource_lock WHERE {FORGETTABLE} AND key_resource > $4
+    SELECT key_resource, {FORGETTABLE} AS is_old FROM t_resource_lock WHERE key_resource > $4
     ORDER BY t_resource_lock.key_resource LIMIT {STEP}
 ), locked AS MATERIALIZED (
     SELECT key_resource FROM t_resource_lock
-    WHERE key_resource = ANY (ARRAY(SELECT key_resource FROM found)) AND {FORGETTABLE} FOR UPDATE SKIP LOCKED
+    WHERE key_resource = ANY (ARRAY(SELECT key_resource FROM found WHERE is_old)) AND {FORGETTABLE} FOR UPDATE SKIP LOCKED
 ), forgotten AS (
     DELETE FROM t_resource_lock t USING locked l WHERE t.key_resource = l.key_resource RETURNING 1
 )

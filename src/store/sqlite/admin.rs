@@ -1,7 +1,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
-use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen};
+use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, old_of};
 use crate::store::schema::Freshness;
 use crate::{
     key::{Key, Token},
@@ -86,9 +86,9 @@ macro_rules! forgettable {
 }
 
 const FIND: &str = concat!(
-    "SELECT key_resource FROM t_resource_lock WHERE key_resource > ?4 AND ",
+    "SELECT key_resource, COALESCE(",
     forgettable!(),
-    " ORDER BY key_resource LIMIT ?5"
+    ", 0) FROM t_resource_lock WHERE key_resource > ?4 ORDER BY key_resource LIMIT ?5"
 );
 
 const FORGET: &str = concat!(
@@ -141,8 +141,8 @@ impl AdminStore for Sqlite {
         Ok(Forced::not(row.map(|row| row.try_get(0)).transpose()?))
     }
 
-    /// Finds the rows without the file's write lock, which is then held only while one step's rows
-    /// are deleted.
+    /// Reads the rows without the file's write lock, which is then held only while the old ones of
+    /// one step are deleted.
     async fn forget(
         conn: &mut SqliteConnection,
         older_than: TimeDelta,
@@ -154,11 +154,13 @@ impl AdminStore for Sqlite {
         };
         let step = i64::try_from(STEP).unwrap_or(i64::MAX);
         let rows = bind(FIND).bind(after).bind(step).fetch_all(&mut *conn).await?;
-        let keys = rows.iter().map(|row| row.try_get(0)).collect::<Reply<Vec<String>>>()?;
-        let Some(last) = keys.last().cloned() else { return Ok(Forgotten { rows: 0, after: None }) };
+        let (keys, after) = old_of(rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))))?;
+        if keys.is_empty() {
+            return Ok(Forgotten { rows: 0, after });
+        }
         let named = json(keys.iter().map(|key| format!("\"{}\"", hex(key))));
         let reply = bind(FORGET).bind(named).execute(conn).await?;
-        Ok(Forgotten { rows: reply.rows_affected(), after: Some(last) })
+        Ok(Forgotten { rows: reply.rows_affected(), after })
     }
 }
 

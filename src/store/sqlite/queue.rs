@@ -55,8 +55,7 @@ impl QueueStore for Sqlite {
     }
 
     async fn next_notification(watch: &mut FileWatch) -> Reply<Option<Notification>> {
-        watch.changed().await;
-        Ok(Some(Notification::Changed))
+        Ok(watch.changed().await.then_some(Notification::Changed))
     }
 
     async fn join(conn: &mut SqliteConnection, keys: &[Key]) -> Reply<i64> {

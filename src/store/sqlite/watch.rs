@@ -10,10 +10,16 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
-/// How often the files are looked at.
+/// The time between two looks at the files. It doubles while each look finds a change.
 const PERIOD: Duration = Duration::from_millis(4);
+const LONGEST_PERIOD: Duration = Duration::from_millis(64);
+/// The same after a minute without a change.
+const IDLE_PERIOD: Duration = Duration::from_millis(20);
+const IDLE: Duration = Duration::from_secs(60);
+/// A look that takes longer blocks the runtime too long: the file system is not a local one.
+const SLOW: Duration = Duration::from_millis(100);
 /// The steps of a file's time. A second change within one step leaves no trace of its own.
 const STEP: Duration = Duration::from_millis(10);
 
@@ -25,29 +31,43 @@ pub struct FileWatch {
     seen: Seen,
     /// The last change was seen within the same step of time.
     unsettled: bool,
+    period: Duration,
+    changed_at: Instant,
 }
 
 impl FileWatch {
     /// Returns `None` if the database is not in a file.
     pub fn new(database: &Path) -> Option<Self> {
-        let mut log = OsString::from(database);
+        // The log is beside the file to which a link leads.
+        let database = fs::canonicalize(database).ok()?;
+        let mut log = OsString::from(&database);
         log.push("-wal");
-        let files = [database.to_owned(), log.into()];
+        let files = [database, log.into()];
         let seen = look(&files);
-        seen[0].map(|_| Self { files, seen, unsettled: true })
+        seen[0].map(|_| Self { files, seen, unsettled: true, period: PERIOD, changed_at: Instant::now() })
     }
 
     /// Returns after the next commit of any connection. Some calls return although nothing has
-    /// changed.
-    pub async fn changed(&mut self) {
+    /// changed. Returns `false` if the files cannot be watched any more.
+    pub async fn changed(&mut self) -> bool {
         loop {
-            sleep(PERIOD).await;
+            sleep(self.period).await;
+            let began = Instant::now();
             let seen = look(&self.files);
+            if began.elapsed() > SLOW {
+                return false;
+            }
             let is_recent = |(_, time): (u64, SystemTime)| time.elapsed().is_ok_and(|elapsed| elapsed < STEP);
             let is_unsettled = seen.iter().flatten().copied().any(is_recent);
             let was_unsettled = std::mem::replace(&mut self.unsettled, is_unsettled);
-            if std::mem::replace(&mut self.seen, seen) != seen || (was_unsettled && !is_unsettled) {
-                return;
+            let is_changed = std::mem::replace(&mut self.seen, seen) != seen;
+            if is_changed {
+                (self.period, self.changed_at) = ((self.period * 2).min(LONGEST_PERIOD), began);
+            } else {
+                self.period = if self.changed_at.elapsed() < IDLE { PERIOD } else { IDLE_PERIOD };
+            }
+            if is_changed || (was_unsettled && !is_unsettled) {
+                return true;
             }
         }
     }
