@@ -17,10 +17,13 @@ mod galera_transactions;
 mod group;
 mod group_primary;
 mod nodes;
+mod patroni;
+mod patroni_nodes;
 mod relay;
 mod standby;
 mod suite;
 mod ticks;
+mod wandering;
 mod watch;
 
 use libtest_mimic::Arguments;
@@ -37,6 +40,7 @@ fn main() {
     group_primary::register(&mut trials);
     alone::register(&mut trials);
     standby::register(&mut trials);
+    patroni::register(&mut trials);
     ticks::register(&mut trials);
     libtest_mimic::run(&arguments, trials).exit();
 }
