@@ -18,6 +18,7 @@ mod group;
 mod group_primary;
 mod nodes;
 mod patroni;
+mod patroni_fallen;
 mod patroni_nodes;
 mod relay;
 mod standby;
@@ -41,6 +42,7 @@ fn main() {
     alone::register(&mut trials);
     standby::register(&mut trials);
     patroni::register(&mut trials);
+    patroni_fallen::register(&mut trials);
     ticks::register(&mut trials);
     libtest_mimic::run(&arguments, trials).exit();
 }

@@ -33,8 +33,10 @@ crate::suite::tests!(PATRONI(
 ));
 
 const KEYS: [&str; 3] = ["one", "two", "three"];
-/// Longer than any of the faults.
-const LEASE: Duration = Duration::from_secs(45);
+/// Of the load. A claim whose reply is lost with the primary keeps its key that long.
+const LEASE: Duration = Duration::from_secs(15);
+/// Of a lease that stands through any of the faults.
+const HELD: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Workers, payers, candidates and schedules, whose connections lead to the primary.
@@ -49,7 +51,7 @@ struct Load {
 
 impl Load {
     async fn start(cluster: &Cluster) -> Self {
-        let held = lock(cluster).try_acquire("held").await.unwrap().acquired().unwrap();
+        let held = lock(cluster).lease(HELD).unwrap().try_acquire("held").await.unwrap().acquired().unwrap();
         let (watch, over) = (Watch::of_clients_of_a_primary(), Arc::<AtomicBool>::default());
         let mut tasks = Vec::new();
         for _ in 0..6 {
@@ -117,7 +119,7 @@ async fn no_claim_is_lost_when_the_primary_is_killed(folder: PathBuf) {
     let load = Load::start(&cluster).await;
     let last = cluster.primary().await.unwrap();
     let since = Instant::now();
-    cluster.kill(last).await;
+    cluster.kill(last);
     let next = cluster.next_primary(last).await;
     println!("killed: node {next} follows {last} after {:?}", since.elapsed());
     load.granted_again("the primary was killed", since).await;

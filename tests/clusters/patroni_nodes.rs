@@ -185,13 +185,16 @@ impl Cluster {
 /// What happens to processes.
 impl Cluster {
     /// Kills the node's server and its Patroni with SIGKILL.
-    pub async fn kill(&self, node: usize) {
-        self.kill_patroni(node).await;
-        kill_process(self.postmaster(node).unwrap(), Signal::KILL).unwrap();
+    pub fn kill(&self, node: usize) {
+        self.kill_patroni(node);
+        let postmaster = self.postmaster(node).unwrap();
+        let children = children(postmaster);
+        kill_process(postmaster, Signal::KILL).unwrap();
+        signal_all(&children, Signal::KILL); // one that is paused does not notice
     }
 
     /// Kills the node's Patroni with SIGKILL. Its server goes on.
-    pub async fn kill_patroni(&self, node: usize) {
+    pub fn kill_patroni(&self, node: usize) {
         fs::write(self.file(node, "stopped"), "").unwrap();
         kill_process(pid(&self.file(node, "pid")).unwrap(), Signal::KILL).unwrap();
     }
@@ -236,6 +239,19 @@ impl Cluster {
         for sender in self.one::<Vec<i32>>(primary, sql).await.unwrap() {
             kill_process(Pid::from_raw(sender).unwrap(), Signal::STOP).unwrap();
         }
+    }
+
+    /// Waits until the standbys have applied what was committed.
+    pub async fn caught_up(&self, primary: usize) {
+        let sql = "SELECT bool_and(replay_lsn >= pg_current_wal_insert_lsn()) FROM pg_stat_replication";
+        until("the standbys have caught up", async || self.one(primary, sql).await == Some(true)).await;
+    }
+
+    /// Has a standby receive what is committed, and not apply it.
+    pub async fn pause_replay(&self, standby: usize) {
+        self.one::<String>(standby, "SELECT pg_wal_replay_pause()::text").await.unwrap();
+        let sql = "SELECT pg_get_wal_replay_pause_state() = 'paused'";
+        until("the standby applies nothing more", async || self.one(standby, sql).await == Some(true)).await;
     }
 
     pub fn pause_etcd(&self) {

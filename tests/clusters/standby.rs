@@ -82,7 +82,7 @@ async fn until(what: &str, pool: &PgPool, sql: &'static str) {
     }
 }
 
-async fn pay(mut tx: Tx<Postgres>, claim: Claim) -> Result<(), sqlx::Error> {
+pub async fn pay(mut tx: Tx<Postgres>, claim: Claim) -> Result<(), sqlx::Error> {
     let balance: i64 = sqlx::query_scalar("SELECT balance FROM account WHERE id = 1").fetch_one(&mut *tx).await?;
     sqlx::query("UPDATE account SET balance = $1 WHERE id = 1").bind(balance + 1).execute(&mut *tx).await?;
     sqlx::query("INSERT INTO payment VALUES ($1)").bind(claim.token.get()).execute(&mut *tx).await?;
