@@ -11,7 +11,7 @@ use std::{
 };
 
 use rowlock::{Lease, LeaseLock, Reason, Retry, Status};
-use sqlx::Postgres;
+use sqlx::{Postgres, postgres::PgPoolOptions};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep},
@@ -20,7 +20,8 @@ use tokio::{
 use crate::{
     nodes::until,
     patroni_nodes::{Cluster, Mode},
-    standby::{assert_paid, payments},
+    relay::Relay,
+    standby::{assert_paid, payments, pool},
     ticks::Ticking,
     watch::{Watch, lead, work},
 };
@@ -29,7 +30,8 @@ crate::suite::tests!(PATRONI(
     no_claim_is_lost_when_the_primary_is_killed,
     no_claim_is_lost_in_a_switchover,
     no_claim_is_lost_when_the_primary_is_paused_and_comes_back,
-    no_claim_is_lost_while_etcd_is_lost
+    no_claim_is_lost_while_etcd_is_lost,
+    leases_are_renewed_past_a_proxy_that_forgets_idle_connections
 ));
 
 const KEYS: [&str; 3] = ["one", "two", "three"];
@@ -61,7 +63,8 @@ impl Load {
             tasks.push(tokio::spawn(lead(lock(cluster).election("leader").unwrap(), "leader".into(), watch.clone())));
         }
         let payers = (0..2).map(|_| {
-            let (lock, over) = (lock(cluster).retry(Retry { attempts: 100_000, within: PATIENCE }).unwrap(), over.clone());
+            let (lock, over) =
+                (lock(cluster).retry(Retry { attempts: 100_000, within: PATIENCE }).unwrap(), over.clone());
             tokio::spawn(payments(lock, move || !over.load(SeqCst)))
         });
         let payers = payers.collect();
@@ -171,10 +174,7 @@ async fn no_claim_is_lost_while_etcd_is_lost(folder: PathBuf) {
     let last = cluster.primary().await.unwrap();
     let since = Instant::now();
     cluster.pause_etcd();
-    until("the primary is demoted", async || {
-        cluster.one(last, "SELECT pg_is_in_recovery()").await == Some(true)
-    })
-    .await;
+    until("the primary is demoted", async || cluster.one(last, "SELECT pg_is_in_recovery()").await == Some(true)).await;
     println!("etcd is lost: demoted after {:?}", since.elapsed());
     sleep(Duration::from_secs(2)).await;
     let back = Instant::now();
@@ -182,4 +182,41 @@ async fn no_claim_is_lost_while_etcd_is_lost(folder: PathBuf) {
     load.granted_again("etcd was lost and is back", back).await;
     cluster.ready().await;
     load.end(&cluster, "etcd was lost").await;
+}
+
+/// Each renewal finds the connection of the last one forgotten, and is sent on another one. A claim
+/// waits for its reply, unless the pool closes connections before the proxy forgets them.
+async fn leases_are_renewed_past_a_proxy_that_forgets_idle_connections(folder: PathBuf) {
+    const FORGOTTEN: Duration = Duration::from_secs(1);
+    let cluster = Cluster::new(folder, Mode::Synchronous).await;
+    let relay = Relay::before(std::slice::from_ref(&cluster.url)).await;
+    relay.forget_idle(FORGOTTEN);
+    let url = relay.url(&cluster.url);
+    let lock = LeaseLock::new(pool(&url)).lease(Duration::from_secs(9)).unwrap();
+    let mut held = Vec::new();
+    for key in KEYS {
+        held.push(lock.try_acquire(key).await.unwrap().acquired().unwrap());
+    }
+    let closing = PgPoolOptions::new().max_connections(8).idle_timeout(FORGOTTEN / 2).connect_lazy(&url).unwrap();
+    let closing = LeaseLock::new(closing);
+    let (end, mut longest) = (Instant::now() + Duration::from_secs(20), Duration::ZERO);
+    while Instant::now() < end {
+        sleep(2 * FORGOTTEN).await;
+        let since = Instant::now();
+        let other = closing.acquire("other", Duration::from_secs(2)).await.unwrap().acquired().unwrap();
+        other.release(Status::Succeeded).await.unwrap();
+        longest = longest.max(since.elapsed());
+        for lease in &held {
+            assert!(lease.is_held(), "{lease:?}");
+        }
+    }
+    let since = Instant::now();
+    let late = lock.try_acquire("other").await;
+    println!(
+        "idle connections are forgotten: {late:?} after {:?}; after {longest:?} if the pool closes them",
+        since.elapsed()
+    );
+    for lease in held {
+        assert!(lease.is_held(), "{lease:?}");
+    }
 }

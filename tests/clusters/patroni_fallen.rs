@@ -1,10 +1,21 @@
 //! PostgreSQL servers that Patroni manages and that are not what their clients take them for: a
 //! primary that was replaced and goes on, and a standby that lags.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    convert::Infallible,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
-use rowlock::{Attempt, Error, LeaseLock, ReadWriteLock, Reason, ResourceLock as _, ResourceLockExt as _, State, Status, TransactionError};
-use sqlx::Postgres;
+use rowlock::{
+    Attempt, CatchUp, Error, LeaseLock, ReadWriteLock, Reason, ResourceLock as _, ResourceLockExt as _, Schedule,
+    Schedules, State, Status, Tick, TickOutcome, TransactionError,
+};
+use sqlx::{PgPool, Postgres};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
@@ -171,9 +182,12 @@ async fn what_no_asynchronous_standby_saw_is_granted_again_under_a_higher_token(
     let cluster = Cluster::new(folder, Mode::Asynchronous).await;
     let lock = LeaseLock::new(cluster.pool()).lease(LEASE).unwrap();
     lock.try_acquire("k").await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+    let first = next_tick(&cluster.pool()).await;
     let last = cluster.primary().await.unwrap();
     cluster.caught_up(last).await;
     cluster.pause_senders(last).await;
+    let tick = next_tick(&cluster.pool()).await;
+    assert!(tick > first);
     let lost = lock.try_acquire("k").await.unwrap().acquired().unwrap();
     lock.transaction("account", pay).await.unwrap();
     let since = Instant::now();
@@ -185,6 +199,7 @@ async fn what_no_asynchronous_standby_saw_is_granted_again_under_a_higher_token(
     assert!(lost.is_held() && second.is_held(), "this is what is lost: two holders, until the first one finds out");
     assert!(second.token() > lost.token(), "but what is written to can tell them apart");
     assert_paid(&cluster.pool_of(next), 0, 0).await; // nor was the payment replicated
+    assert_eq!(next_tick(&cluster.pool_of(next)).await, tick, "and the tick runs again");
 
     let mut tx = cluster.pool_of(next).begin().await.unwrap();
     let error = lock.confirm(lost.claim(), &mut tx).await.unwrap_err();
@@ -196,4 +211,21 @@ async fn what_no_asynchronous_standby_saw_is_granted_again_under_a_higher_token(
     }
     second.release(Status::Succeeded).await.unwrap();
     cluster.start(last).await;
+}
+
+/// Waits for the next tick of a schedule that leaves out none, runs it, and returns its slot.
+async fn next_tick(pool: &PgPool) -> i64 {
+    let slot = Arc::new(AtomicI64::new(0));
+    let run = slot.clone();
+    let schedule = Schedule::every("s", Duration::from_secs(1)).unwrap().catch_up(CatchUp::All(100)).unwrap();
+    let schedules = Schedules::new(pool.clone()).on(schedule, move |tick: Tick<Postgres>| {
+        run.store(tick.slot().timestamp_millis(), SeqCst);
+        async { Ok::<_, Infallible>(()) }
+    });
+    let since = Instant::now();
+    while !matches!(schedules.try_tick("s").await.unwrap(), TickOutcome::Succeeded) {
+        assert!(since.elapsed() < PATIENCE, "the tick does not come");
+        sleep(Duration::from_millis(50)).await;
+    }
+    slot.load(SeqCst)
 }

@@ -129,7 +129,9 @@ async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: PathBuf)
     let end = Instant::now() + Duration::from_secs(12);
     let workers = (0..6).map(|_| tokio::spawn(work(pair.lock(), "worker".into(), &KEYS, watch.clone()))).collect();
     let retry = Retry { attempts: 100_000, within: PATIENCE };
-    let payers: Vec<_> = (0..2).map(|_| tokio::spawn(payments(pair.lock().retry(retry).unwrap(), move || Instant::now() < end))).collect();
+    let payers: Vec<_> = (0..2)
+        .map(|_| tokio::spawn(payments(pair.lock().retry(retry).unwrap(), move || Instant::now() < end)))
+        .collect();
     sqlx::raw_sql(TABLE).execute(&pair.pool()).await.unwrap();
     let ticking = Ticking::start(&[pair.pool(), pair.pool(), pair.pool()]).await;
     sleep(Duration::from_secs(3)).await;
