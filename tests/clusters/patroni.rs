@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Lease, LeaseLock, Reason, Retry, Status};
+use rowlock::{Attempt, Lease, LeaseLock, Reason, Retry, Status};
 use sqlx::{Postgres, postgres::PgPoolOptions};
 use tokio::{
     task::JoinHandle,
@@ -80,11 +80,17 @@ impl Load {
         self.watch.goes_on("leader", when).await;
     }
 
-    /// Waits until grants continue.
-    async fn granted_again(&self, fault: &str, since: Instant) {
-        self.watch.goes_on("worker", fault).await;
-        println!("{fault}: grants after {:?}", since.elapsed());
+    /// Waits until grants continue. Workers may have to wait for the end of a lease: of a claim
+    /// whose reply was lost with the primary.
+    async fn granted_again(&self, cluster: &Cluster, fault: &str, since: Instant) {
+        let free = lock(cluster);
+        while !matches!(free.acquire("free", PATIENCE).await, Ok(Attempt::Acquired(_))) {
+            assert!(since.elapsed() < PATIENCE, "{fault}: no grant");
+            sleep(Duration::from_millis(20)).await;
+        }
+        let granted = since.elapsed();
         self.go_on(fault).await;
+        println!("{fault}: a free key was granted after {granted:?}, and all work went on after {:?}", since.elapsed());
     }
 
     /// Ends all clients, and judges what they did.
@@ -125,7 +131,7 @@ async fn no_claim_is_lost_when_the_primary_is_killed(folder: PathBuf) {
     cluster.kill(last);
     let next = cluster.next_primary(last).await;
     println!("killed: node {next} follows {last} after {:?}", since.elapsed());
-    load.granted_again("the primary was killed", since).await;
+    load.granted_again(&cluster, "the primary was killed", since).await;
     cluster.start(last).await;
     load.go_on("beside the last primary, which is a standby").await;
     load.end(&cluster, "the primary was killed").await;
@@ -138,7 +144,7 @@ async fn no_claim_is_lost_in_a_switchover(folder: PathBuf) {
     let since = Instant::now();
     cluster.switch_over(last).await;
     println!("switchover: answered after {:?}", since.elapsed());
-    load.granted_again("switchover", since).await;
+    load.granted_again(&cluster, "switchover", since).await;
     cluster.ready().await;
     load.end(&cluster, "switchover").await;
 }
@@ -155,7 +161,7 @@ async fn no_claim_is_lost_when_the_primary_is_paused_and_comes_back(folder: Path
     cluster.pause(last);
     let next = cluster.next_primary(last).await;
     println!("paused: node {next} follows {last} after {:?}", since.elapsed());
-    load.granted_again("the primary was paused", since).await;
+    load.granted_again(&cluster, "the primary was paused", since).await;
     cluster.resume_server(last);
     for _ in 0..3 {
         load.tasks.push(tokio::spawn(work(direct.clone(), "direct".into(), &KEYS, load.watch.clone())));
@@ -179,7 +185,7 @@ async fn no_claim_is_lost_while_etcd_is_lost(folder: PathBuf) {
     sleep(Duration::from_secs(2)).await;
     let back = Instant::now();
     cluster.resume_etcd();
-    load.granted_again("etcd was lost and is back", back).await;
+    load.granted_again(&cluster, "etcd was lost and is back", back).await;
     cluster.ready().await;
     load.end(&cluster, "etcd was lost").await;
 }
