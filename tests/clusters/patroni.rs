@@ -220,7 +220,7 @@ async fn leases_are_renewed_past_a_proxy_that_forgets_idle_connections(folder: P
         other.release(Status::Succeeded).await.unwrap();
         longest = longest.max(since.elapsed());
     }
-    assert!(shortest_left > lease / 2, "a renewal came late: {shortest_left:?} were left");
+    assert!(shortest_left > lease / 3, "a renewal came late: {shortest_left:?} were left");
     let since = Instant::now();
     let late = lock.try_acquire("other").await;
     println!("idle connections are forgotten: leases had at least {shortest_left:?} left");
