@@ -45,7 +45,8 @@ pub struct Cluster {
     mode: Mode,
 }
 
-const STREAM_TO_TWO: &str = "SELECT count(*) = 2 FROM pg_stat_replication WHERE state = 'streaming'";
+const STREAM_TO_TWO: &str = "SELECT count(*) = 2 AND current_setting('synchronous_standby_names') = ''
+     FROM pg_stat_replication WHERE state = 'streaming'";
 const STREAM_TO_TWO_ONE_SYNCHRONOUS: &str = "SELECT count(*) = 2 AND count(*) FILTER (WHERE sync_state = 'sync') = 1
      FROM pg_stat_replication WHERE state = 'streaming'";
 
@@ -108,10 +109,11 @@ impl Cluster {
         reply
     }
 
-    /// Switches the mode at run time.
+    /// Switches the mode at run time. The primary's Patroni reads it within a second.
     async fn choose(&self, mode: Mode) {
         let body = format!("{{\"synchronous_mode\": {}}}", mode == Mode::Synchronous);
         until("the mode is chosen", async || self.ask(1, "PATCH", "/config", &body).await == Some(200)).await;
+        sleep(Duration::from_millis(1_500)).await;
     }
 
     /// Waits until there is a primary, from which the two others receive what is committed.
