@@ -45,6 +45,9 @@ pub enum Freshness {
     SyncWait,
     /// The server may be a member of a group (MySQL Group Replication).
     Before,
+    /// The server may be a primary that was replaced and answers reads still, or a standby
+    /// (PostgreSQL).
+    Primary,
 }
 
 /// How much the key column holds.

@@ -1,12 +1,13 @@
-//! A Galera cluster, a group of MySQL servers, PostgreSQL with a standby, and single servers: they
-//! are stopped and killed during the tests.
+//! A Galera cluster, a group of MySQL servers, PostgreSQL with a standby and with Patroni, and
+//! single servers: they are stopped and killed during the tests.
 //!
 //! `scripts/clusters` starts such servers and sets the variables; without them the tests are shown
 //! as ignored. Each variable names a folder: `GALERA` has `1`, `2` and `3`, nodes with `url`,
 //! `pid`, and a server that is kept running unless there is a file `stopped`; so has `GROUP`.
 //! `SYNCHRONOUS` and `ASYNCHRONOUS` have `primary` and `standby`, with `url` and `data`. A primary
-//! is killed once, so each pair serves one test. `ALONE` has `postgres` and `mariadb`, with `url`,
-//! `clock`, and a server that is kept running.
+//! is killed once, so each pair serves one test. `PATRONI` has `1`, `2` and `3` as well, nodes with
+//! `url`, `api`, `pid` (Patroni's) and `data`, and `etcd` and `proxy`. `ALONE` has `postgres` and
+//! `mariadb`, with `url`, `clock`, and a server that is kept running.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
@@ -17,10 +18,14 @@ mod galera_transactions;
 mod group;
 mod group_primary;
 mod nodes;
+mod patroni;
+mod patroni_fallen;
+mod patroni_nodes;
 mod relay;
 mod standby;
 mod suite;
 mod ticks;
+mod wandering;
 mod watch;
 
 use libtest_mimic::Arguments;
@@ -37,6 +42,8 @@ fn main() {
     group_primary::register(&mut trials);
     alone::register(&mut trials);
     standby::register(&mut trials);
+    patroni::register(&mut trials);
+    patroni_fallen::register(&mut trials);
     ticks::register(&mut trials);
     libtest_mimic::run(&arguments, trials).exit();
 }

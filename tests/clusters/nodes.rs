@@ -3,17 +3,12 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use rowlock::LeaseLock;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
-use sqlx::{
-    AssertSqlSafe, MySql, MySqlPool,
-    mysql::{MySqlConnectOptions, MySqlPoolOptions},
-    pool::PoolConnection,
-};
+use sqlx::{AssertSqlSafe, MySql, MySqlPool, mysql::MySqlPoolOptions, pool::PoolConnection};
 use tokio::time::{Instant, sleep, timeout};
 
 /// How long a node may take to restart: it may have to copy another node's data.
@@ -295,43 +290,7 @@ where
     reply
 }
 
-/// As behind a balancer: a pool in which each statement has a connection of its own, and each
-/// connection after the first leads to the node that is chosen then.
-pub struct Wandering {
-    pub pool: MySqlPool,
-    next: Arc<OnceLock<MySqlConnectOptions>>,
-}
-
-impl Wandering {
-    pub fn new(url: &str) -> Self {
-        let (pool, next) = (Arc::new(OnceLock::<MySqlPool>::new()), Arc::<OnceLock<MySqlConnectOptions>>::default());
-        let (own, then) = (pool.clone(), next.clone());
-        let options = MySqlPoolOptions::new().max_connections(4).after_release(|_, _| Box::pin(async { Ok(false) }));
-        let options = options.after_connect(move |_, _| {
-            if let (Some(pool), Some(options)) = (own.get(), then.get()) {
-                pool.set_connect_options(options.clone());
-            }
-            Box::pin(async { Ok(()) })
-        });
-        Self { pool: pool.get_or_init(|| options.connect_lazy(url).unwrap()).clone(), next }
-    }
-
-    /// A lock on this pool.
-    pub fn lock(&self) -> LeaseLock<MySql> {
-        LeaseLock::builder(self.pool.clone()).share_pool().build().unwrap()
-    }
-
-    /// The next statement is sent to one node, and all others to another one.
-    pub async fn turn_to(&self, first: &str, then: &str) {
-        let since = Instant::now();
-        while self.pool.size() > 0 {
-            assert!(since.elapsed() < PATIENCE, "a connection stays open");
-            sleep(Duration::from_millis(20)).await; // some are kept for the next statement of their kind
-        }
-        self.pool.set_connect_options(first.parse().unwrap());
-        self.next.set(then.parse().unwrap()).unwrap();
-    }
-}
+pub type Wandering = crate::wandering::Wandering<MySql>;
 
 pub fn pool(url: &str) -> MySqlPool {
     pool_of(url, 8)

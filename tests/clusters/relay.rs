@@ -6,12 +6,14 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
+    time::Duration,
 };
 
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::watch,
+    time::Instant,
 };
 
 pub struct Relay {
@@ -26,6 +28,9 @@ struct Way {
     lost: watch::Sender<bool>,
     /// No connection is accepted until this is false.
     closed: watch::Sender<bool>,
+    /// A connection that was idle for longer is forgotten: it passes nothing more, and neither side
+    /// is told.
+    longest_idle: Mutex<Duration>,
 }
 
 impl Relay {
@@ -37,6 +42,7 @@ impl Relay {
             loses: AtomicBool::new(false),
             lost: watch::Sender::new(false),
             closed: watch::Sender::new(false),
+            longest_idle: Mutex::new(Duration::MAX),
         });
         tokio::spawn(serve(listener, way.clone()));
         Self { address, way }
@@ -62,9 +68,23 @@ impl Relay {
         self.way.closed.send_replace(false);
     }
 
+    /// Forgets connections that are idle for longer, without a word to either side.
+    pub fn forget_idle(&self, longest_idle: Duration) {
+        *self.way.longest_idle.lock().unwrap() = longest_idle;
+    }
+
     /// The same URL, through the relay.
     pub fn url(&self, url: &str) -> String {
         url.replace(&address_of(url).to_string(), &self.address.to_string())
+    }
+}
+
+impl Way {
+    /// Does not return for a connection that has been idle for too long.
+    async fn forget(&self, last: Instant) {
+        if last.elapsed() > *self.longest_idle.lock().unwrap() {
+            std::future::pending::<()>().await;
+        }
     }
 }
 
@@ -95,10 +115,13 @@ async fn pass(mut client: TcpStream, first: usize, way: Arc<Way>) {
 
 async fn until_a_commit_is_lost(client: &mut TcpStream, server: &mut TcpStream, way: &Way) -> std::io::Result<()> {
     let (mut asked, mut said) = ([0; 4096], [0; 4096]);
+    let mut last = Instant::now();
     loop {
         tokio::select! {
             length = client.read(&mut asked) => {
                 let asked = &asked[..length?];
+                way.forget(last).await;
+                last = Instant::now();
                 server.write_all(asked).await?;
                 if asked.windows(6).any(|word| word == b"COMMIT") && way.loses.swap(false, SeqCst) {
                     // The reply is not passed on.
@@ -116,6 +139,8 @@ async fn until_a_commit_is_lost(client: &mut TcpStream, server: &mut TcpStream, 
                 if said.is_empty() {
                     return Ok(());
                 }
+                way.forget(last).await;
+                last = Instant::now();
                 client.write_all(said).await?;
             }
         }

@@ -25,6 +25,11 @@ const KEYS: [&str; 3] = ["one", "two", "three"];
 const LEASE: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The tables of [`payments`].
+pub const PAYMENTS: &str =
+    "CREATE TABLE account (id int PRIMARY KEY, balance bigint NOT NULL); INSERT INTO account VALUES (1, 0);
+     CREATE TABLE payment (token bigint NOT NULL)";
+
 struct Pair {
     folder: PathBuf,
     primary: String,
@@ -40,10 +45,7 @@ impl Pair {
         let pair = Self { folder, primary, standby, relay };
         let pool = pair.pool();
         rowlock::migrate(&pool).await.unwrap();
-        let tables =
-            "CREATE TABLE account (id int PRIMARY KEY, balance bigint NOT NULL); INSERT INTO account VALUES (1, 0);
-            CREATE TABLE payment (token bigint NOT NULL)";
-        sqlx::raw_sql(tables).execute(&pool).await.unwrap();
+        sqlx::raw_sql(PAYMENTS).execute(&pool).await.unwrap();
         pair
     }
 
@@ -68,7 +70,7 @@ impl Pair {
     }
 }
 
-fn pool(url: &str) -> PgPool {
+pub fn pool(url: &str) -> PgPool {
     PgPoolOptions::new().max_connections(8).connect_lazy(url).unwrap()
 }
 
@@ -80,27 +82,38 @@ async fn until(what: &str, pool: &PgPool, sql: &'static str) {
     }
 }
 
-async fn pay(mut tx: Tx<Postgres>, claim: Claim) -> Result<(), sqlx::Error> {
+pub async fn pay(mut tx: Tx<Postgres>, claim: Claim) -> Result<(), sqlx::Error> {
     let balance: i64 = sqlx::query_scalar("SELECT balance FROM account WHERE id = 1").fetch_one(&mut *tx).await?;
     sqlx::query("UPDATE account SET balance = $1 WHERE id = 1").bind(balance + 1).execute(&mut *tx).await?;
     sqlx::query("INSERT INTO payment VALUES ($1)").bind(claim.token.get()).execute(&mut *tx).await?;
     Ok(())
 }
 
-/// Pays until the time is over. Returns the number of certain payments, and of those whose outcome
+/// Pays as long as it is wanted. Returns the number of certain payments, and of those whose outcome
 /// is unknown.
-async fn payments(lock: LeaseLock<Postgres>, until: Instant) -> (i64, i64) {
+pub async fn payments(lock: LeaseLock<Postgres>, wanted: impl Fn() -> bool) -> (i64, i64) {
     let (mut sure, mut unknown) = (0, 0);
-    while Instant::now() < until {
+    while wanted() {
         match lock.transaction("account", pay).await {
             Ok(()) => sure += 1,
             Err(TransactionError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
             Err(TransactionError::Failed(error)) if error.is_retryable() => {}
+            // The server is not the primary any more.
+            Err(TransactionError::Failed(Error::ReadOnly { .. })) => {}
             Err(TransactionError::Work(_)) => {} // its own statement failed, and it was rolled back
             Err(error) => panic!("{error:?}"),
         }
     }
     (sure, unknown)
+}
+
+/// The table has the payments that were reported, and perhaps those in doubt.
+pub async fn assert_paid(pool: &PgPool, sure: i64, unknown: i64) {
+    let balance: i64 = sqlx::query_scalar("SELECT balance FROM account").fetch_one(pool).await.unwrap();
+    let count: i64 = sqlx::query_scalar("SELECT count(*) FROM payment").fetch_one(pool).await.unwrap();
+    println!("{sure} payments, {unknown} in doubt, a balance of {balance}");
+    assert_eq!(balance, count);
+    assert!((sure..=sure + unknown).contains(&balance), "{sure} payments and {unknown} in doubt, but {balance}");
 }
 
 async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: PathBuf) {
@@ -116,7 +129,9 @@ async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: PathBuf)
     let end = Instant::now() + Duration::from_secs(12);
     let workers = (0..6).map(|_| tokio::spawn(work(pair.lock(), "worker".into(), &KEYS, watch.clone()))).collect();
     let retry = Retry { attempts: 100_000, within: PATIENCE };
-    let payers: Vec<_> = (0..2).map(|_| tokio::spawn(payments(pair.lock().retry(retry).unwrap(), end))).collect();
+    let payers: Vec<_> = (0..2)
+        .map(|_| tokio::spawn(payments(pair.lock().retry(retry).unwrap(), move || Instant::now() < end)))
+        .collect();
     sqlx::raw_sql(TABLE).execute(&pair.pool()).await.unwrap();
     let ticking = Ticking::start(&[pair.pool(), pair.pool(), pair.pool()]).await;
     sleep(Duration::from_secs(3)).await;
@@ -131,12 +146,7 @@ async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: PathBuf)
         let (more, doubtful) = payer.await.unwrap();
         (sure, unknown) = (sure + more, unknown + doubtful);
     }
-    let pool = pair.pool();
-    let balance: i64 = sqlx::query_scalar("SELECT balance FROM account").fetch_one(&pool).await.unwrap();
-    let count: i64 = sqlx::query_scalar("SELECT count(*) FROM payment").fetch_one(&pool).await.unwrap();
-    println!("{sure} payments, {unknown} in doubt, a balance of {balance}");
-    assert_eq!(balance, count);
-    assert!((sure..=sure + unknown).contains(&balance), "{sure} payments and {unknown} in doubt, but {balance}");
+    assert_paid(&pair.pool(), sure, unknown).await;
     // A key that was held before the failover is still held.
     let other = pair.lock();
     assert_eq!(other.try_acquire("held").await.unwrap().refused().unwrap().reason, Reason::Held);

@@ -27,6 +27,7 @@ pub static POSTGRES: Servers = Servers::new("ALONE");
 pub static MARIADB: Servers = Servers::new("ALONE");
 pub static SYNCHRONOUS: Servers = Servers::new("SYNCHRONOUS");
 pub static ASYNCHRONOUS: Servers = Servers::new("ASYNCHRONOUS");
+pub static PATRONI: Servers = Servers::new("PATRONI");
 
 /// Lists the tests of a module, as `SERVERS(name, ...), ...`, in a function `register` of that
 /// module.

@@ -82,6 +82,13 @@ impl Watch {
         watch
     }
 
+    /// Watches clients that may reach a server which is not the primary any more.
+    pub fn of_clients_of_a_primary() -> Self {
+        let watch = Self::default();
+        watch.0.lock().unwrap().may_be_read_only = true;
+        watch
+    }
+
     /// While servers end and restart, each call fails with a retryable error, or has lost its
     /// claim.
     pub fn failed(&self, who: &str, error: &Error) {
@@ -110,7 +117,8 @@ impl Watch {
         self.0.lock().unwrap().over
     }
 
-    fn entered(&self, who: &str) -> u64 {
+    /// How often this worker has acquired a key.
+    pub fn entered(&self, who: &str) -> u64 {
         self.0.lock().unwrap().entered.get(who).copied().unwrap_or_default()
     }
 

@@ -93,7 +93,7 @@ impl AdminStore for MySql {
         let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str()).bind(keys.is_one());
         let rows = match freshness {
             Freshness::Before => after_the_group(conn, query).await,
-            Freshness::Plain | Freshness::SyncWait => query.fetch_all(conn).await,
+            Freshness::Plain | Freshness::SyncWait | Freshness::Primary => query.fetch_all(conn).await,
         };
         rows?.iter().map(|row| listed(row, terms)).collect()
     }

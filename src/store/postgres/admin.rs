@@ -33,6 +33,23 @@ WHERE t_resource_lock.key_resource COLLATE \"C\" BETWEEN $1 AND $2 AND (lock_fla
     )
 });
 
+/// The same, as the primary has it. A standby refuses. With synchronous replication the statement
+/// is a commit, to which a primary that was replaced gets no reply from its standby: what it shows
+/// is what was there when it was the primary. Without, no server can tell.
+///
+/// The condition on `as_primary` names no row, so it is evaluated even if there is none.
+static LOOK_AT_PRIMARY: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+WITH primary_only AS MATERIALIZED (
+    SELECT CASE WHEN pg_is_in_recovery() THEN pg_current_xact_id()::text
+                WHEN current_setting('synchronous_standby_names') <> ''
+                THEN pg_logical_emit_message(true, 'rowlock', ''::text)::text END AS as_primary
+){} AND (SELECT as_primary FROM primary_only) IS DISTINCT FROM ''",
+        LOOK.as_str()
+    )
+});
+
 static INSPECT: LazyLock<String> =
     LazyLock::new(|| format!("SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock WHERE key_resource = $1"));
 
@@ -94,8 +111,14 @@ impl AdminStore for Postgres {
         rows.iter().map(|row| listed(row, terms)).collect()
     }
 
-    async fn read_range(conn: &mut PgConnection, keys: &KeyRange, terms: &Terms, _: Freshness) -> Reply<Vec<Listed>> {
-        let query = sqlx::query(LOOK.as_str()).bind(keys.first.as_str()).bind(keys.last.as_str());
+    async fn read_range(
+        conn: &mut PgConnection,
+        keys: &KeyRange,
+        terms: &Terms,
+        freshness: Freshness,
+    ) -> Reply<Vec<Listed>> {
+        let sql = if freshness == Freshness::Primary { LOOK_AT_PRIMARY.as_str() } else { LOOK.as_str() };
+        let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
         rows.iter().map(|row| listed(row, terms)).collect()
     }

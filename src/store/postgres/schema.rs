@@ -1,7 +1,7 @@
 use sqlx::{PgConnection, Postgres, Row as _};
 
 use crate::store::Reply;
-use crate::store::schema::{Schema, SchemaStore, unfit};
+use crate::store::schema::{Freshness, Schema, SchemaStore, unfit};
 
 const INSTALL: &str = include_str!("../../../migrations/postgres/20260101000000_rowlock.sql");
 
@@ -23,6 +23,9 @@ impl SchemaStore for Postgres {
         for row in rows {
             schema.own_column = Some("awaited");
             schema.judge_server(row.try_get("banner")?);
+            if schema.untried.is_none() {
+                schema.freshness = Freshness::Primary;
+            }
             let place: String = row.try_get("place")?;
             let queue: Option<String> = row.try_get("queue_place")?;
             schema.queue = queue.is_some();
