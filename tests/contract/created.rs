@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired};
 use rowlock::{Certainty, Error, Lease, LeaseLock};
-use sqlx::{Pool, pool::PoolConnection};
+use sqlx::{
+    Pool,
+    pool::{PoolConnection, PoolOptions},
+};
 use tokio::{task::JoinSet, time::timeout};
 
 use crate::batched::{Answer, counted, names, numbered, together, tries};
@@ -21,7 +24,7 @@ harness::tests!(
         an_uncommitted_insert_costs_no_other_its_time,
         an_uncommitted_insert_and_a_refused_row_harm_no_other
     ),
-    mysql_and_mariadb(a_session_keeps_its_own_limit_of_waits)
+    mysql_and_mariadb(a_session_keeps_its_own_limit_of_waits, a_session_keeps_its_own_limit_after_a_wait)
 );
 
 /// A pool of one connection, and a lock that has used its table.
@@ -119,12 +122,10 @@ async fn an_uncommitted_insert_delays_no_other_new_key<DB: TestDatabase>(db: Tes
 
 /// With little time, no request waits for the row of another.
 async fn an_uncommitted_insert_costs_no_other_its_time<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = LeaseLock::builder(db.pool_of(4).await).time_limit(Duration::from_millis(900)).build().unwrap();
+    acquired(lock.acquire("first", PATIENCE).await);
     let _other = inserted(&db, "key 7").await;
-    for limit in [900, 3_000] {
-        db.execute("DELETE FROM t_resource_lock WHERE key_resource <> 'key 7'").await;
-        let lock = LeaseLock::builder(db.pool_of(4).await).time_limit(Duration::from_millis(limit)).build().unwrap();
-        granted_but(&lock, &["key 7"]).await;
-    }
+    granted_but(&lock, &["key 7"]).await;
 }
 
 /// The requests of a batch that the server refuses are sent one after the other.
@@ -151,11 +152,24 @@ async fn a_session_keeps_its_own_limit_of_waits<DB: TestDatabase>(db: TestDb<DB>
     let answers = together(&pool, tries(&lock, ["d", "e", "f"])).await;
     assert!(answers.iter().all(Result::is_err));
     assert_eq!(own().await, Some(7));
-    // The wait for another transaction's row fails in the statement that has the shorter limit.
-    db.execute("DROP TRIGGER refuse").await;
-    let other = inserted(&db, "h").await;
-    let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(Duration::from_secs(4)).build().unwrap();
-    let answers = together(&pool, tries(&lock, ["g", "h", "i"])).await;
-    assert_eq!((answers.iter().filter(|answer| answer.is_err()).count(), own().await), (1, Some(7)));
-    drop(other);
+}
+
+/// A wait for another transaction's row ends in the statement that has the shorter limit.
+async fn a_session_keeps_its_own_limit_after_a_wait<DB: TestDatabase>(db: TestDb<DB>) {
+    let options = PoolOptions::<DB>::new().max_connections(4).after_connect(|conn, _| {
+        Box::pin(async { DB::execute_on(conn, "SET SESSION innodb_lock_wait_timeout = 7").await.map(drop) })
+    });
+    let pool = options.connect(&db.url).await.unwrap();
+    let mut other = inserted(&db, "key 7").await;
+    let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
+    let mut tasks = granted_but(&lock, &["key 7"]).await;
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+    acquired(timeout(PATIENCE, tasks.join_next()).await.expect("the last one is granted").unwrap().unwrap());
+    let mut conns = Vec::new();
+    for _ in 0..pool.size() {
+        let mut conn = pool.acquire().await.unwrap();
+        let limit = DB::text_on(&mut conn, "SELECT CAST(@@innodb_lock_wait_timeout AS CHAR)").await.unwrap();
+        assert_eq!(limit.as_deref(), Some("7"));
+        conns.push(conn);
+    }
 }
