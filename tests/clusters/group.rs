@@ -21,6 +21,7 @@ use crate::{
         a_node_that_is_behind_is_not_believed_about_a_commit, no_update_is_lost_with_workers_on_all_nodes,
     },
     nodes::{Cluster, Wandering},
+    partition::a_cluster_without_a_majority_grants_nothing,
     ticks::{a_node_that_is_behind_makes_no_success_of_a_rollback, each_tick_runs_once_while_nodes_stop_and_return},
     watch::{Watch, work},
 };
@@ -29,6 +30,7 @@ crate::suite::tests!(GROUP(
     no_key_is_held_twice_while_nodes_stop_and_return,
     no_permit_is_held_twice_and_no_two_lead_while_a_node_is_killed,
     no_reader_is_beside_a_writer_while_a_node_is_killed,
+    a_cluster_without_a_majority_grants_nothing,
     a_node_that_is_behind_grants_nothing,
     a_look_at_a_node_that_is_behind_lets_no_reader_in,
     a_session_that_waits_for_the_cluster_takes_no_lease_for_lost,

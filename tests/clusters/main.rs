@@ -18,6 +18,7 @@ mod galera_transactions;
 mod group;
 mod group_primary;
 mod nodes;
+mod partition;
 mod patroni;
 mod patroni_fallen;
 mod patroni_nodes;
@@ -38,6 +39,7 @@ fn main() {
     galera::register(&mut trials);
     galera_order::register(&mut trials);
     galera_transactions::register(&mut trials);
+    partition::register(&mut trials);
     group::register(&mut trials);
     group_primary::register(&mut trials);
     alone::register(&mut trials);

@@ -204,6 +204,53 @@ impl Cluster {
     }
 }
 
+/// Nodes that do not hear each other.
+impl Cluster {
+    /// Cuts a node off. On Galera it drops all messages of the others, and goes on alone. A member of
+    /// a group is paused.
+    pub async fn silence(&self, node: usize) {
+        match self.kind {
+            Kind::Galera => {
+                self.isolate(node, "SET GLOBAL wsrep_provider_options = 'gmcast.isolate=1'").await;
+                self.lost_majority(node).await;
+            }
+            Kind::Group => kill_process(pid(&self.folder, node), Signal::STOP).unwrap(),
+        }
+    }
+
+    async fn isolate(&self, node: usize, sql: &'static str) {
+        use sqlx::Connection as _;
+        let mut conn = sqlx::MySqlConnection::connect(&self.urls[node - 1]).await.unwrap();
+        sqlx::raw_sql(sql).execute(&mut conn).await.unwrap();
+    }
+
+    /// Waits until the node has noticed that it is not in the majority, or for as long as that takes
+    /// a member of a group, whose commits wait from the first moment.
+    pub async fn lost_majority(&self, node: usize) {
+        const STATUS: &str = "SELECT variable_value FROM information_schema.global_status
+                              WHERE variable_name = 'wsrep_cluster_status'";
+        match self.kind {
+            Kind::Galera => {
+                let url = &self.urls[node - 1];
+                let is_lost = async || one::<String>(url, STATUS).await.as_deref() != Some("Primary");
+                until("the node has noticed", is_lost).await;
+            }
+            Kind::Group => sleep(Duration::from_secs(1)).await,
+        }
+    }
+
+    /// Lets all nodes hear each other, and waits until they do.
+    pub async fn unite(&self) {
+        for node in 1..=3 {
+            match self.kind {
+                Kind::Galera => self.isolate(node, "SET GLOBAL wsrep_provider_options = 'gmcast.isolate=0'").await,
+                Kind::Group => self.resume(node),
+            }
+        }
+        ready(self.kind, &self.urls).await;
+    }
+}
+
 fn pid(folder: &Path, node: usize) -> Pid {
     let pid = fs::read_to_string(folder.join(node.to_string()).join("pid")).unwrap();
     Pid::from_raw(pid.trim().parse().unwrap()).unwrap()
