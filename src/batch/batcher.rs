@@ -113,6 +113,10 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
         // own.
         if firsts.len() > 1 && remedy(&failure, firsts.len()) != Remedy::Again {
             for first in firsts {
+                if Op::APART_BY_CALLER {
+                    drop(first.reply.send(Err(Failure::Undone)));
+                    continue;
+                }
                 self.send_by_itself(first).await;
             }
             return;

@@ -14,6 +14,11 @@ pub(crate) trait BatchOp<DB: Database>: Send + Sync + 'static {
     type Request: Send + Sync + 'static;
     type Output: Send + 'static;
 
+    /// Whether the requests of a statement that the server refused are sent again by their callers,
+    /// each by itself and side by side, as after contention. The batch sends others one after the
+    /// other.
+    const APART_BY_CALLER: bool = false;
+
     /// Returns the key of the request. One statement never carries two requests for the same key. A
     /// request without a key is sent by itself.
     fn key(request: &Self::Request) -> Option<&Key>;

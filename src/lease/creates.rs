@@ -38,6 +38,9 @@ impl<DB: Database> BatchOp<DB> for Creates {
     type Request = Creation;
     type Output = ();
 
+    /// One of them may wait for a row.
+    const APART_BY_CALLER: bool = true;
+
     fn key(creation: &Creation) -> Option<&Key> {
         let is_alone = creation.alone || creation.limit.saturating_duration_since(Instant::now()) < SHARED_WITH;
         if let ([key], false) = (&creation.keys[..], is_alone) { Some(key) } else { None }
@@ -54,14 +57,10 @@ impl<DB: Database> BatchOp<DB> for Creates {
 
     async fn run(&self, conn: &mut DB::Connection, creations: &[Creation], sent: Instant) -> Reply<Vec<()>> {
         let Some(first) = creations.first() else { return Ok(Vec::new()) };
-        // A request of a batch that the server refused is sent by itself before the next of them,
-        // which must not wait for its row either.
-        let lock_timeout = match <Self as BatchOp<DB>>::key(first) {
-            Some(_) => SHARED_LOCK_TIMEOUT,
-            // The server gives up slightly earlier than the client, so that no backend continues to
-            // wait there.
-            None => first.limit.saturating_duration_since(sent).mul_f64(0.9),
-        };
+        // The server gives up slightly earlier than the client, so that no backend continues to
+        // wait there.
+        let left = first.limit.saturating_duration_since(sent).mul_f64(0.9);
+        let lock_timeout = if creations.len() == 1 { left } else { SHARED_LOCK_TIMEOUT };
         let mut keys: Vec<Key> = creations.iter().flat_map(|creation| creation.keys.clone()).collect();
         keys.sort(); // instances that insert the same keys do not deadlock
         let special = self.table.get().is_some_and(|table| table.special);
