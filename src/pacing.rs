@@ -52,8 +52,8 @@ pub(crate) fn listen_backoff() -> Backoff {
 /// may release early, so it pauses no longer than `pause`.
 ///
 /// All waiters for a key see the same end. Those that have waited for long, whose pauses are long,
-/// return within a quarter of a second after it, and not at one moment. One whose wait ends in `left`
-/// returns before that.
+/// return within a quarter of a second after it, and not at one moment. One whose wait ends in
+/// `left` returns before that.
 pub(crate) fn poll_pause(pause: Duration, ends_in: Duration, left: Duration) -> Duration {
     let later = pause.mul_f64(fastrand::f64() / 4.0);
     pause.min(ends_in + later.min(left.saturating_sub(ends_in) / 2))

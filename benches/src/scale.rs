@@ -1,5 +1,5 @@
-//! Instances with pools of their own in this process, as the simulation `tests/scale` has them: their
-//! statements a second, and how long they wait. `docs/scale.md` compares the two.
+//! Instances with pools of their own in this process, as the simulation `tests/scale` has them:
+//! their statements a second, and how long they wait. `docs/scale.md` compares the two.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},

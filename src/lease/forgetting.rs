@@ -20,8 +20,8 @@ const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
 const LONGEST_PERIOD: Duration = Duration::from_secs(60 * 60);
 /// How often an age contains its period.
 const PERIODS: u32 = 8;
-/// The pause after a step, in times of what the step took: the server spends two percent of its time
-/// on steps, unless one takes longer than a tenth of a second.
+/// The pause after a step, in times of what the step took: the server spends two percent of its
+/// time on steps, unless one takes longer than a tenth of a second.
 const PAUSE: u32 = 49;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -32,9 +32,9 @@ impl<DB: Database> LeaseLock<DB> {
     /// It is for applications with keys that come once, such as a lock for each order. All
     /// instances may call it: each pass over the table is made by one of them, which holds the key
     /// `rowlock/forget`. Passes begin about every eighth of the age, from once a second to once an
-    /// hour. A pass reads rows in steps of 500, deletes the old ones, and pauses after each step for 49
-    /// times as long as the step took, at most 5 s. Rows that rowlock has created are kept for an hour
-    /// at least.
+    /// hour. A pass reads rows in steps of 500, deletes the old ones, and pauses after each step
+    /// for 49 times as long as the step took, at most 5 s. Rows that rowlock has created are kept
+    /// for an hour at least.
     ///
     /// # Errors
     /// The errors of [`forget`](Self::forget) that are not [retryable](Error::is_retryable), such

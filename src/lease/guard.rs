@@ -16,9 +16,10 @@ use crate::{
 ///
 /// Work that has completed calls [`release`](Self::release). Work that was stopped calls
 /// [`abandon`](Self::abandon). In both cases the next holder need not wait for the lease to end. A
-/// lease that is dropped is abandoned in the background: the next holder need not wait for the lease
-/// to end, but for the [`lock_delay`](crate::LeaseLock::lock_delay) of the handle, because tasks of
-/// the work may still run. If no runtime is left to abandon it, a dropped lease ends by itself.
+/// lease that is dropped is abandoned in the background: the next holder need not wait for the
+/// lease to end, but for the [`lock_delay`](crate::LeaseLock::lock_delay) of the handle, because
+/// tasks of the work may still run. If no runtime is left to abandon it, a dropped lease ends by
+/// itself.
 ///
 /// `Lease<DB>` is a lease on one key. [`LeaseSet<DB>`](LeaseSet) is a lease on several keys. The
 /// parameter `K` says which: [`One`] or [`Several`].
@@ -174,8 +175,8 @@ impl<DB: Database, K> Lease<DB, K> {
     }
 
     /// Renews the lease now. The background task renews it after a quarter to a third of its
-    /// duration. The key stays closed for the [`lock_delay`](crate::LeaseLock::lock_delay) beyond the
-    /// renewed lease.
+    /// duration. The key stays closed for the [`lock_delay`](crate::LeaseLock::lock_delay) beyond
+    /// the renewed lease.
     ///
     /// # Errors
     /// [`Error::Lost`] if a row was seen without its claim, or the lease had run out. After any
@@ -210,12 +211,13 @@ impl<DB: Database, K> Lease<DB, K> {
     }
 
     /// Ends the lease of work that was stopped. Under [`Rules::Recover`](crate::Rules::Recover) the
-    /// next claim takes over at once: no [`lock_delay`](crate::LeaseLock::lock_delay) is kept. Under
-    /// [`Rules::Article`](crate::Rules::Article) the key waits for an operator, as after a crash.
+    /// next claim takes over at once: no [`lock_delay`](crate::LeaseLock::lock_delay) is kept.
+    /// Under [`Rules::Article`](crate::Rules::Article) the key waits for an operator, as after a
+    /// crash.
     ///
     /// The abandonment is sent once no renewal is under way. A renewal that was given up without a
-    /// reply, and that the server carries out after the abandonment, closes the key again, until the
-    /// lease and the lock-delay that it has written are over.
+    /// reply, and that the server carries out after the abandonment, closes the key again, until
+    /// the lease and the lock-delay that it has written are over.
     ///
     /// # Errors
     /// [`Error::Lost`] if a claim had been lost before; [`Error::TimedOut`] if it is unknown

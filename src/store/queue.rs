@@ -44,7 +44,8 @@ pub trait QueueStore: Store {
     type Notifications: Send;
 
     /// Begins to receive, outside the pool. Returns `None` if there are no notifications: a pooler
-    /// shares the server's connections, where listening would do harm, or the database is in memory.
+    /// shares the server's connections, where listening would do harm, or the database is in
+    /// memory.
     fn listen(_pool: &Pool<Self>) -> impl Future<Output = Reply<Option<Self::Notifications>>> + Send {
         pending()
     }

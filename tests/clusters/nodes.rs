@@ -206,8 +206,8 @@ impl Cluster {
 
 /// Nodes that do not hear each other.
 impl Cluster {
-    /// Cuts a node off. On Galera it drops all messages of the others, and goes on alone. A member of
-    /// a group is paused.
+    /// Cuts a node off. On Galera it drops all messages of the others, and goes on alone. A member
+    /// of a group is paused.
     pub async fn silence(&self, node: usize) {
         match self.kind {
             Kind::Galera => {
@@ -224,8 +224,8 @@ impl Cluster {
         sqlx::raw_sql(sql).execute(&mut conn).await.unwrap();
     }
 
-    /// Waits until the node has noticed that it is not in the majority, or for as long as that takes
-    /// a member of a group, whose commits wait from the first moment.
+    /// Waits until the node has noticed that it is not in the majority, or for as long as that
+    /// takes a member of a group, whose commits wait from the first moment.
     pub async fn lost_majority(&self, node: usize) {
         const STATUS: &str = "SELECT variable_value FROM information_schema.global_status
                               WHERE variable_name = 'wsrep_cluster_status'";

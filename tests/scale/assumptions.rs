@@ -1,4 +1,5 @@
-//! What is assumed of the database, the network and the failures. `docs/scale.md` names the sources.
+//! What is assumed of the database, the network and the failures. `docs/scale.md` names the
+//! sources.
 
 use crate::events::{MILLISECOND, SECOND, Time};
 

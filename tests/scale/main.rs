@@ -50,8 +50,8 @@ struct Options {
     /// The pattern of all schedules; a mixture by default.
     #[arg(long)]
     pattern: Option<String>,
-    /// The most connections of an instance's pool, of which a lock takes as many for requests, up to
-    /// eight.
+    /// The most connections of an instance's pool, of which a lock takes as many for requests, up
+    /// to eight.
     #[arg(long, default_value_t = 10)]
     pool: usize,
     /// The longest pause between two looks, in seconds; that of the code by default.

@@ -161,8 +161,8 @@ impl Report {
         (STEADY, [fault, self.setup.death, Some(self.setup.end)].into_iter().flatten().min().unwrap_or(STEADY))
     }
 
-    /// The ten seconds after a fault, or the time in which a dead instance's leases end: the herd that
-    /// returns.
+    /// The ten seconds after a fault, or the time in which a dead instance's leases end: the herd
+    /// that returns.
     pub fn herd(&self) -> Option<(Time, Time)> {
         let recovered = self.setup.conditions.recovered().map(|at| (at, at + 10 * SECOND));
         let lease = micros(self.setup.lease);

@@ -92,8 +92,8 @@ fn succession(conditions: Conditions) -> Report {
 }
 
 /// A dead leader is replaced when its lease ends, and its successor is not found by all candidates
-/// in the same tenth of a second: each of them sent 2.9 statements in it before pauses had a part that
-/// is drawn.
+/// in the same tenth of a second: each of them sent 2.9 statements in it before pauses had a part
+/// that is drawn.
 #[test]
 fn candidates_replace_a_dead_leader_without_a_herd() {
     for conditions in [postgres(), mysql()] {
@@ -140,8 +140,8 @@ fn waiters_for_hot_keys_are_served() {
     }
 }
 
-/// Waiters of fair handles wait about equally long, where others wait for up to ten times as long as
-/// half of them.
+/// Waiters of fair handles wait about equally long, where others wait for up to ten times as long
+/// as half of them.
 #[test]
 fn fair_waiters_wait_equally_long() {
     for conditions in [postgres(), mysql()] {

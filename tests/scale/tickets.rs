@@ -1,5 +1,5 @@
-//! Waiting in the order of tickets (`src/queue/tickets.rs`). Who is next is decided by the code's own
-//! `src/queue/position.rs`.
+//! Waiting in the order of tickets (`src/queue/tickets.rs`). Who is next is decided by the code's
+//! own `src/queue/position.rs`.
 
 use std::collections::BTreeMap;
 

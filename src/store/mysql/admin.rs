@@ -134,8 +134,8 @@ impl AdminStore for MySql {
         Ok(Forced::not(row.map(|row| row.try_get::<i64, _>(0)).transpose()?.map(|is| is == 1)))
     }
 
-    /// Reads a step's rows without a lock, then locks the old ones by their keys and checks them again: a
-    /// locking scan would block every other transaction.
+    /// Reads a step's rows without a lock, then locks the old ones by their keys and checks them
+    /// again: a locking scan would block every other transaction.
     async fn forget(conn: &mut MySqlConnection, older_than: TimeDelta, after: &str, terms: &Terms) -> Reply<Forgotten> {
         let bound = |query: Query<'static>| {
             let (offset, older_than) = (micros(terms.offset()), micros(older_than));

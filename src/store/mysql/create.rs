@@ -27,8 +27,8 @@ fn insert(rows: &str) -> String {
     )
 }
 
-/// A limit of less than a second becomes a second, or none at all on MariaDB if it is a tenth of that.
-/// A longer one is the server's, `innodb_lock_wait_timeout`.
+/// A limit of less than a second becomes a second, or none at all on MariaDB if it is a tenth of
+/// that. A longer one is the server's, `innodb_lock_wait_timeout`.
 pub(super) async fn create(
     conn: &mut MySqlConnection,
     keys: &[Key],

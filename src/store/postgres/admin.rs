@@ -86,8 +86,8 @@ const FORGETTABLE: &str = "lock_flag = 0 AND status = 'S'
           - greatest($1::interval, $2::interval, make_interval(mins => least(greatest(time, 0), 2147483647)::int)))
       AND (end_time IS NULL OR end_time < clock_timestamp() + $3::interval - $1::interval)";
 
-/// Reads a step's rows without a lock, then locks those that are old and checks them again. No other
-/// row is locked.
+/// Reads a step's rows without a lock, then locks those that are old and checks them again. No
+/// other row is locked.
 static FORGET: LazyLock<String> = LazyLock::new(|| {
     format!(
         "

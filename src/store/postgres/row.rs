@@ -41,9 +41,9 @@ pub(super) const ROW: &str = concat!(
     " AS end_time"
 );
 
-/// The requests `asked`, of which the planner here expects one. It expects a hundred of any list, for
-/// which it would read all of a table that has few rows when the statement is planned. The plan is
-/// kept while the table grows.
+/// The requests `asked`, of which the planner here expects one. It expects a hundred of any list,
+/// for which it would read all of a table that has few rows when the statement is planned. The plan
+/// is kept while the table grows.
 pub(super) const FEW: &str = "(SELECT * FROM asked WHERE place = abs(place))";
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
