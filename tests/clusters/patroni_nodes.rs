@@ -249,11 +249,12 @@ impl Cluster {
         until("the standbys have caught up", async || self.one(primary, sql).await == Some(true)).await;
     }
 
-    /// Has a standby receive what is committed, and not apply it.
+    /// Has a standby receive what is committed, and not apply it, until its server is resumed. The
+    /// process that applies it is paused, because Patroni undoes `pg_wal_replay_pause` each second.
     pub async fn pause_replay(&self, standby: usize) {
-        self.one::<String>(standby, "SELECT pg_wal_replay_pause()::text").await.unwrap();
-        let sql = "SELECT pg_get_wal_replay_pause_state() = 'paused'";
-        until("the standby applies nothing more", async || self.one(standby, sql).await == Some(true)).await;
+        let sql = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'startup'";
+        let startup = self.one::<i32>(standby, sql).await.unwrap();
+        kill_process(Pid::from_raw(startup).unwrap(), Signal::STOP).unwrap();
     }
 
     pub fn pause_etcd(&self) {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use harness::TestDatabase;
 use rowlock::{CatchUp, Retries, RunStatus, Running, Schedule, Schedules, Tick, TickOutcome};
-use sqlx::{MySql, Pool};
+use sqlx::{Connection as _, MySql, Pool};
 use tokio::time::{Instant, sleep};
 
 use crate::nodes::{Cluster, Kind, Trouble, Wandering};
@@ -94,14 +94,15 @@ impl Ticking {
     pub async fn goes_on<DB: TestDatabase>(&self, pool: &Pool<DB>) {
         let (since, mut target) = (Instant::now(), None);
         loop {
-            assert!(since.elapsed() < PATIENCE, "the schedules do not go on");
-            if let Ok(all) = Schedules::new(pool.clone()).list().await {
+            let listed = Schedules::new(pool.clone()).list().await;
+            if let Ok(all) = &listed {
                 let latest = all.iter().map(|schedule| schedule.slot).max();
                 target = target.or(latest);
                 if all.len() == COUNT && all.iter().all(|schedule| Some(schedule.slot) > target) {
                     return;
                 }
             }
+            assert!(since.elapsed() < PATIENCE, "the schedules do not go on to {target:?}: {listed:#?}");
             sleep(Duration::from_millis(100)).await;
         }
     }
@@ -129,10 +130,13 @@ fn schedules<DB: TestDatabase>(pool: &Pool<DB>) -> Schedules<DB> {
     schedules
 }
 
-/// The work and its tick are committed together.
+/// The work and its tick are committed together. Each run has a connection of its own, because one
+/// that the pool keeps may lead to a primary that has retired.
 async fn work<DB: TestDatabase>(pool: Pool<DB>, tick: Tick<DB>) -> Result<(), sqlx::Error> {
     sleep(Duration::from_millis(fastrand::u64(5..200))).await;
-    let mut tx = pool.begin().await?;
+    let mut conn = pool.acquire().await?;
+    conn.close_on_drop();
+    let mut tx = conn.begin().await?;
     let (name, slot, run) = (tick.name(), tick.slot().timestamp(), uuid::Uuid::new_v4());
     let line = format!("INSERT INTO tick_done VALUES ('{name}', {slot}, '{run}')");
     DB::execute_on(&mut tx, &line).await?;
