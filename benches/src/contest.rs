@@ -10,7 +10,7 @@ use crate::{
     Error,
     options::Rounds,
     report::{Line, Report},
-    statistics::{Summary, median, now, ratio},
+    statistics::{Summary, median, now, processor_time, ratio},
 };
 
 /// A cycle in progress. It returns the number of attempts that it took.
@@ -123,7 +123,9 @@ impl Contest<'_> {
 
     async fn turn(&self, entry: &Entry, round: usize) -> Result<Line, Error> {
         let before = self.written().await?;
+        let busy = processor_time();
         let done = entry.contender.clone().round(self.tasks, self.rounds.seconds).await;
+        let busy = processor_time() - busy;
         let done = done.map_err(|error| told(entry, &error))?;
         let after = self.written().await?;
         let cycles = done.latencies.count() as f64;
@@ -140,6 +142,7 @@ impl Contest<'_> {
             p99_us: micros(99),
             attempts: Some(done.attempts),
             wal_bytes: before.zip(after).and_then(|(before, after)| ratio(after - before, cycles)),
+            processor_us: ratio(busy as f64 / 1e3, cycles),
             ..Line::default()
         })
     }
@@ -172,6 +175,7 @@ impl Row {
             p99_us: of(|line| line.p99_us),
             attempts: of(|line| line.attempts),
             wal_bytes: of(|line| line.wal_bytes),
+            processor_us: of(|line| line.processor_us),
             ..own.first().cloned().unwrap_or_default()
         };
         let pairs = own.iter().zip(base.unwrap_or_default());

@@ -19,7 +19,7 @@ use crate::Error;
 /// The targets of the events of a statement and of a renewal. The renewal event is the only one of
 /// its target at level TRACE.
 const STATEMENT: &str = "sqlx::query";
-const RENEWAL: &str = "rowlock::held";
+const RENEWAL: &str = "rowlock::lease::state";
 
 #[derive(Clone, Default)]
 pub struct Queries {

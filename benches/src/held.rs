@@ -18,6 +18,7 @@ use crate::{
     options::{Common, seconds},
     report::{Line, Report, Shown, shown},
     speak::Speak,
+    statistics::ratio,
 };
 
 /// How often the server is asked for its connections.
@@ -52,9 +53,12 @@ pub async fn run(options: &Options) -> Result<(), Error> {
         "connections: at most, of that database, as the server counts them; pool: as sqlx does, of the pool that renews, which may open {}.",
         options.connections
     );
-    println!("bytes: resident memory that is more with all keys held than with none, for each.\n");
-    println!("| server | keys | connections | pool | bytes a lease | renewals/s | statements for 100 renewals |");
-    println!("|---|---:|---:|---:|---:|---:|---:|");
+    println!("bytes: resident memory that is more with all keys held than with none, for each.");
+    println!("processor: the time of the process, in percent of one processor; and for a renewal.\n");
+    println!(
+        "| server | keys | connections | pool | bytes a lease | renewals/s | statements for 100 renewals | processor % | µs a renewal |"
+    );
+    println!("|---|---:|---:|---:|---:|---:|---:|---:|---:|");
     for (kind, server) in options.common.servers() {
         on!(kind, measure(kind, &server, options, &mut report))?;
     }
@@ -65,6 +69,9 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
     at_own_site::<DB>(server, async |site| {
         eprintln!("held {}: {} keys", kind.name(), options.keys);
         let (taken, renewed, connections) = held::<DB>(kind, site, options).await?;
+        if renewed.renewals == 0 {
+            return Err("no renewal was counted: hold the keys for longer than a third of the lease".into());
+        }
         let line = Line {
             scenario: "held".to_owned(),
             server: kind.name().to_owned(),
@@ -79,7 +86,13 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
         let (bytes, statements) = (shown(line.bytes_per_lease, 0), shown(line.statements_per_100, 2));
         let (connections, rate) = (shown(line.connections, 0), shown(line.per_second, 0));
         let (server, pool) = (kind.name(), renewed.connections);
-        println!("| {server} | {} | {connections} | {pool} | {bytes} | {rate} | {statements} |", options.keys);
+        let processor = renewed.processor as f64 / 1e9;
+        let percent = shown(Some(100.0 * processor / options.seconds.as_secs_f64()), 1);
+        let micros = shown(ratio(processor * 1e6, renewed.renewals as f64), 1);
+        println!(
+            "| {server} | {} | {connections} | {pool} | {bytes} | {rate} | {statements} | {percent} | {micros} |",
+            options.keys
+        );
         report.line(&line)
     })
     .await

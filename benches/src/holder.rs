@@ -15,7 +15,7 @@ use crate::{
     count::Queries,
     database::{Bench, Kind, on, patient_pool},
     options::seconds,
-    statistics::ratio,
+    statistics::{processor_time, ratio},
 };
 
 /// How many tasks acquire keys; also the number of connections that they use.
@@ -60,6 +60,8 @@ pub struct Renewed {
     pub renewals: i64,
     /// The connections of the pool that renews.
     pub connections: i64,
+    /// Nanoseconds of processor time of the process.
+    pub processor: i64,
 }
 
 impl Renewed {
@@ -85,7 +87,7 @@ impl FromStr for Taken {
 
 impl fmt::Display for Renewed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "renewed {} {} {}", self.statements, self.renewals, self.connections)
+        write!(f, "renewed {} {} {} {}", self.statements, self.renewals, self.connections, self.processor)
     }
 }
 
@@ -93,8 +95,8 @@ impl FromStr for Renewed {
     type Err = Error;
 
     fn from_str(line: &str) -> Result<Self, Error> {
-        let [statements, renewals, connections] = numbers(line, "renewed")?;
-        Ok(Self { statements, renewals, connections })
+        let [statements, renewals, connections, processor] = numbers(line, "renewed")?;
+        Ok(Self { statements, renewals, connections, processor })
     }
 }
 
@@ -120,7 +122,7 @@ async fn hold<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Err
     let leases = take(&lock, "held", options.keys).await?;
     let after = resident();
     println!("{}", Taken { before, after });
-    let (statements, renewals) = (queries.so_far(), queries.renewals());
+    let (statements, renewals, processor) = (queries.so_far(), queries.renewals(), processor_time());
     let until = Instant::now() + options.seconds;
     let mut connections = 0;
     while Instant::now() < until {
@@ -128,10 +130,11 @@ async fn hold<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Err
         sleep(Duration::from_millis(20).min(until.saturating_duration_since(Instant::now()))).await;
     }
     let (statements, renewals) = (queries.so_far() - statements, queries.renewals() - renewals);
+    let processor = processor_time() - processor;
     if let Some(lost) = leases.iter().find(|lease| !lease.is_held()) {
         return Err(format!("lost {}", lost.claim().key).into());
     }
-    println!("{}", Renewed { statements, renewals, connections: connections.into() });
+    println!("{}", Renewed { statements, renewals, connections: connections.into(), processor });
     for lease in leases {
         lease.detach();
     }
@@ -178,7 +181,7 @@ mod tests {
     fn what_the_process_tells_is_read_as_it_was_told() -> Result<(), Error> {
         let taken = Taken { before: 10_240, after: 20_480 };
         assert_eq!((taken.to_string().parse::<Taken>()?, taken.bytes()), (taken, Some(10_485_760.0)));
-        let renewed = Renewed { statements: 5, renewals: 1000, connections: 2 };
+        let renewed = Renewed { statements: 5, renewals: 1000, connections: 2, processor: 7 };
         assert_eq!(renewed.to_string().parse::<Renewed>()?, renewed);
         assert_eq!(renewed.statements_per_100(), Some(0.5));
         assert!("renewed 1 2".parse::<Renewed>().is_err());

@@ -25,18 +25,30 @@ pub struct Line {
     pub p99_us: Option<f64>,
     pub attempts: Option<f64>,
     pub wal_bytes: Option<f64>,
+    /// The processor time of the measuring process, in which the clients are.
+    pub processor_us: Option<f64>,
     pub connections: Option<f64>,
     pub bytes_per_lease: Option<f64>,
     pub statements_per_100: Option<f64>,
 }
 
-const HEADER: &str = "scenario,server,contender,tasks,size,round,per_second,p50_us,p99_us,attempts,wal_bytes,connections,bytes_per_lease,statements_per_100_renewals";
+const HEADER: &str = "scenario,server,contender,tasks,size,round,per_second,p50_us,p99_us,attempts,wal_bytes,processor_us,connections,bytes_per_lease,statements_per_100_renewals";
 
 impl Line {
-    fn figures(&self) -> [Option<f64>; 8] {
-        let Self { per_second, p50_us, p99_us, attempts, wal_bytes, .. } = *self;
+    fn figures(&self) -> [Option<f64>; 9] {
+        let Self { per_second, p50_us, p99_us, attempts, wal_bytes, processor_us, .. } = *self;
         let Self { connections, bytes_per_lease, statements_per_100, .. } = *self;
-        [per_second, p50_us, p99_us, attempts, wal_bytes, connections, bytes_per_lease, statements_per_100]
+        [
+            per_second,
+            p50_us,
+            p99_us,
+            attempts,
+            wal_bytes,
+            processor_us,
+            connections,
+            bytes_per_lease,
+            statements_per_100,
+        ]
     }
 
     /// None of the names contains a comma.
@@ -53,8 +65,17 @@ impl Line {
         };
         let figure = |text: &&str| if text.is_empty() { Ok(None) } else { text.parse().map(Some) };
         let figures: Vec<Option<f64>> = figures.iter().map(figure).collect::<Result<_, _>>()?;
-        let &[per_second, p50_us, p99_us, attempts, wal_bytes, connections, bytes_per_lease, statements_per_100] =
-            &figures[..]
+        let &[
+            per_second,
+            p50_us,
+            p99_us,
+            attempts,
+            wal_bytes,
+            processor_us,
+            connections,
+            bytes_per_lease,
+            statements_per_100,
+        ] = &figures[..]
         else {
             return Err(format!("not as many values as the header names: {text}").into());
         };
@@ -70,6 +91,7 @@ impl Line {
             p99_us,
             attempts,
             wal_bytes,
+            processor_us,
             connections,
             bytes_per_lease,
             statements_per_100,
@@ -117,6 +139,7 @@ impl Report {
         let mut names = [vec![format!("{counted}/s")], names.into()].concat();
         names.extend(self.shown.attempts.then(|| "attempts".to_owned()));
         names.extend(self.shown.wal.then(|| "WAL bytes".to_owned()));
+        names.push("client µs".to_owned());
         names.push(format!("to {base}"));
         let size = self.shown.size.map(|size| format!(" {size} |")).unwrap_or_default();
         println!("\n| server | tasks |{size} contender | {} |", names.join(" | "));
@@ -130,6 +153,7 @@ impl Report {
         let mut figures = vec![shown(line.per_second, 0), millis(line.p50_us), millis(line.p99_us)];
         figures.extend(self.shown.attempts.then(|| shown(line.attempts, 2)));
         figures.extend(self.shown.wal.then(|| shown(line.wal_bytes, 0)));
+        figures.push(shown(line.processor_us, 1));
         figures.push(shown(*ratio, 2));
         let size = self.shown.size.map(|_| format!(" {} |", line.size)).unwrap_or_default();
         println!("| {} | {} |{size} {} | {} |", line.server, line.tasks, line.contender, figures.join(" | "));

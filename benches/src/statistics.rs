@@ -6,8 +6,17 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Nanoseconds since a point in time that is the same for every process.
 pub fn now() -> i64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec * 1_000_000_000 + now.tv_nsec
+    nanos(ClockId::Monotonic)
+}
+
+/// Nanoseconds for which this process was executed, on all processors.
+pub fn processor_time() -> i64 {
+    nanos(ClockId::ProcessCPUTime)
+}
+
+fn nanos(clock: ClockId) -> i64 {
+    let time = clock_gettime(clock);
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
 pub fn millis(nanos: i64) -> f64 {

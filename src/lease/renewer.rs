@@ -29,7 +29,7 @@ use crate::{
     hedge::{Exchange, Hedge},
     key::Claim,
     lease::{
-        agenda::{self, Agenda, Scheduled},
+        agenda::{self, Agenda},
         changes::{ChangeReply, Changes, GroupReply},
         ending::{EndOutcome, Ending},
         state::LeaseState,
@@ -155,14 +155,14 @@ impl<DB: Database> Renewer<DB> {
         let held = Arc::new(LeaseState::new(claims, self.deadline(sent, self.lease), self.all.wakeups.clone()));
         let renew_at = sent + pacing::renewal_interval(self.lease);
         let mut agenda = lock(&self.agenda);
-        agenda.leases.insert(held.id(), Scheduled { held: held.clone(), renew_at, was_refused: false });
+        agenda.add(held.clone(), renew_at);
         self.run(agenda, renew_at);
         held
     }
 
     /// Stops renewing a lease.
     pub fn stop_renewing(&self, held: &LeaseState) {
-        lock(&self.agenda).leases.remove(&held.id());
+        lock(&self.agenda).remove(held.id());
     }
 
     /// Reports that the claim at this index is lost. The other claims of the lease are
@@ -215,9 +215,7 @@ impl<DB: Database> Renewer<DB> {
         }
         held.renewed();
         held.hold_until(self.deadline(*sent, self.lease));
-        if let Some(kept) = lock(&self.agenda).leases.get_mut(&held.id()) {
-            (kept.renew_at, kept.was_refused) = (*sent + next, false);
-        }
+        lock(&self.agenda).reschedule(held.id(), *sent + next, false);
         Outcome::Done
     }
 
@@ -263,7 +261,7 @@ impl<DB: Database> Renewer<DB> {
 
     fn start_what_is_due(self: &Arc<Self>, agenda: &mut Agenda, InFlight { keeping, ending }: &mut InFlight) {
         let now = Instant::now();
-        if keeping.is_none() && agenda.leases.values().any(|kept| kept.renew_at <= now) {
+        if keeping.is_none() && agenda.has_renewals(now) {
             // Renewals that are due a little later join the batch.
             *keeping =
                 Some(Box::pin(self.clone().renew_batch(agenda.renewals(now + pacing::joins_within(self.lease)))));
@@ -294,18 +292,15 @@ impl<DB: Database> Renewer<DB> {
         let next = pacing::renewal_interval(self.lease);
         for (held, GroupReply { reply, .. }) in batch.items.iter().zip(replies) {
             let outcome = reply.as_ref().map(|answer| (answer.sent, self.renewed(held, answer, next)));
-            // A lease that is no longer scheduled has been ended.
-            let mut agenda = lock(&self.agenda);
-            let Some(kept) = agenda.leases.get_mut(&held.id()) else { continue };
             match outcome {
                 Ok((sent, Outcome::Skipped { left })) => {
                     let left = (left - self.lock_delay).to_std().unwrap_or_default();
                     held.hold_until(self.deadline(sent, left));
-                    (kept.renew_at, kept.was_refused) =
-                        (soon.max(sent + left.saturating_sub(self.lease * 2 / 3)), false);
+                    let renew_at = soon.max(sent + left.saturating_sub(self.lease * 2 / 3));
+                    lock(&self.agenda).reschedule(held.id(), renew_at, false);
                 }
                 Ok((_, Outcome::Done | Outcome::Lost)) => {}
-                Err(remedy) => (kept.renew_at, kept.was_refused) = (soon, *remedy != Remedy::Again),
+                Err(remedy) => lock(&self.agenda).reschedule(held.id(), soon, *remedy != Remedy::Again),
             }
         }
     }
