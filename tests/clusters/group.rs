@@ -20,7 +20,7 @@ use crate::{
         a_commit_whose_node_is_killed_is_not_guessed, a_holder_that_another_node_took_over_from_cannot_commit,
         a_node_that_is_behind_is_not_believed_about_a_commit, no_update_is_lost_with_workers_on_all_nodes,
     },
-    nodes::{Cluster, Wandering},
+    nodes::{Cluster, Trouble, Wandering},
     partition::a_cluster_without_a_majority_grants_nothing,
     ticks::{a_node_that_is_behind_makes_no_success_of_a_rollback, each_tick_runs_once_while_nodes_stop_and_return},
     watch::{Watch, work},
@@ -116,24 +116,26 @@ async fn a_reader_at_a_node_that_is_behind_waits_for_the_group(folder: PathBuf) 
 /// expulsion. A reader that claims at another node must not believe what it sees there.
 async fn a_node_that_was_expelled_lets_no_reader_in(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
-    not_believed(&cluster, 1).await;
+    not_believed(&cluster, 1, Trouble::Pause).await;
 }
 
-/// Pauses a node, lets a writer in at another one, and has a reader look at the first, which has
-/// just gone on.
-pub async fn not_believed(cluster: &Cluster, paused: usize) {
-    let paused_url = &cluster.urls[paused - 1];
-    let wandering = Wandering::new(paused_url);
+/// Pauses a node or splits it off, lets a writer in at another one, and has a reader look at the
+/// first, which goes on.
+pub async fn not_believed(cluster: &Cluster, last: usize, trouble: Trouble) {
+    let last_url = &cluster.urls[last - 1];
+    let wandering = Wandering::new(last_url);
     let readers = wandering.lock().read_write("k").unwrap();
     readers.try_write().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     readers.try_read().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     cluster.caught_up().await;
-    cluster.pause(paused).await;
-    let other = cluster.next_primary(paused).await;
+    cluster.trouble(last, trouble).await;
+    let other = cluster.next_primary(last).await;
     let writers = cluster.lock(other).lease(Duration::from_secs(60)).unwrap().read_write("k").unwrap();
     let writer = writers.write(Duration::from_secs(20)).await.unwrap().acquired().unwrap();
-    wandering.turn_to(&cluster.urls[other - 1], paused_url).await;
-    cluster.resume(paused);
+    wandering.turn_to(&cluster.urls[other - 1], last_url).await;
+    if trouble == Trouble::Pause {
+        cluster.resume(last);
+    }
     let late = readers.try_read().await;
     println!("at a node that was expelled: {late:?}");
     match late {
@@ -141,7 +143,7 @@ pub async fn not_believed(cluster: &Cluster, paused: usize) {
         Ok(Attempt::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Held),
         Err(error) => assert!(error.is_retryable(), "{error:?}"),
     }
-    cluster.start(paused).await;
+    cluster.start(last).await;
     // Once it is there again, it knows of the writer, or is no primary.
     let late = readers.try_read().await;
     assert!(!matches!(late, Ok(Attempt::Acquired(_))), "{late:?} beside {writer:?}");

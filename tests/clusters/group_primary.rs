@@ -118,5 +118,5 @@ async fn no_claim_is_lost_when_the_primary_is_replaced(folder: PathBuf) {
 async fn a_primary_that_was_replaced_lets_no_reader_in(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     cluster.choose_primary(1).await;
-    not_believed(&cluster, 1).await;
+    not_believed(&cluster, 1, Trouble::Pause).await;
 }

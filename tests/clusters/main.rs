@@ -3,7 +3,8 @@
 //!
 //! `scripts/clusters` starts such servers and sets the variables; without them the tests are shown
 //! as ignored. Each variable names a folder: `GALERA` has `1`, `2` and `3`, nodes with `url`,
-//! `pid`, and a server that is kept running unless there is a file `stopped`; so has `GROUP`.
+//! `pid`, and a server that is kept running unless there is a file `stopped`; so has `GROUP`, with a
+//! program `switch` if its nodes have networks of their own.
 //! `SYNCHRONOUS` and `ASYNCHRONOUS` have `primary` and `standby`, with `url` and `data`. A primary
 //! is killed once, so each pair serves one test. `PATRONI` has `1`, `2` and `3` as well, nodes with
 //! `url`, `api`, `pid` (Patroni's) and `data`, and `etcd` and `proxy`. `ALONE` has `postgres` and
@@ -23,6 +24,7 @@ mod patroni;
 mod patroni_fallen;
 mod patroni_nodes;
 mod relay;
+mod split;
 mod standby;
 mod suite;
 mod ticks;
@@ -42,6 +44,7 @@ fn main() {
     partition::register(&mut trials);
     group::register(&mut trials);
     group_primary::register(&mut trials);
+    split::register(&mut trials);
     alone::register(&mut trials);
     standby::register(&mut trials);
     patroni::register(&mut trials);

@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -34,6 +35,9 @@ pub enum Trouble {
     /// SIGSTOP, until the others have gone on without it. It then goes on, and takes some time to
     /// learn that it is no member any more.
     Pause,
+    /// Its network is cut off, until the others have gone on without it. It goes on all the time,
+    /// and its clients stay connected.
+    Split,
     /// The primary is asked to leave that place to another node. Its clients stay connected.
     Retire,
 }
@@ -92,6 +96,7 @@ impl Cluster {
             // A test that failed may have left it stopped.
             fs::remove_file(folder.join(node.to_string()).join("stopped")).ok();
             go_on(&folder, node);
+            switch(&folder, node, "up");
         }
         let kind = Kind::of(&servers[0]).await;
         ready(kind, &servers).await;
@@ -154,6 +159,10 @@ impl Cluster {
             Trouble::Stop => self.end(node, Signal::TERM).await,
             Trouble::Kill => self.end(node, Signal::KILL).await,
             Trouble::Pause => self.pause(node).await,
+            Trouble::Split => {
+                assert!(switch(&self.folder, node, "down"), "there is no switch");
+                self.expelled(node).await;
+            }
             Trouble::Retire => self.choose_primary(node % 3 + 1).await,
         }
     }
@@ -185,9 +194,10 @@ impl Cluster {
         until("the node is expelled", async || one::<i64>(&self.urls[node % 3], sql).await == Some(2)).await;
     }
 
-    /// Lets the process go on.
+    /// Lets the process go on, and hear the others.
     pub fn resume(&self, node: usize) {
         go_on(&self.folder, node);
+        switch(&self.folder, node, "up");
     }
 
     /// Lets the node come back, and waits until all nodes are there.
@@ -206,14 +216,15 @@ impl Cluster {
 
 /// Nodes that do not hear each other.
 impl Cluster {
-    /// Cuts a node off. On Galera it drops all messages of the others, and goes on alone. A member
-    /// of a group is paused.
+    /// Cuts a node off, and it goes on alone. On Galera it drops all messages of the others. A member
+    /// of a group has a network of its own, or is paused where it has none.
     pub async fn silence(&self, node: usize) {
         match self.kind {
             Kind::Galera => {
                 self.isolate(node, "SET GLOBAL wsrep_provider_options = 'gmcast.isolate=1'").await;
                 self.lost_majority(node).await;
             }
+            Kind::Group if switch(&self.folder, node, "down") => {}
             Kind::Group => kill_process(pid(&self.folder, node), Signal::STOP).unwrap(),
         }
     }
@@ -261,6 +272,18 @@ fn go_on(folder: &Path, node: usize) {
     if folder.join(node.to_string()).join("pid").exists() {
         kill_process(pid(folder, node), Signal::CONT).ok();
     }
+}
+
+/// Plugs the node's network in ("up"), or cuts it off from the others ("down"). Returns whether there
+/// is a switch. A node that has ended has no network, and comes back with a new one.
+fn switch(folder: &Path, node: usize, to: &str) -> bool {
+    let switch = folder.join("switch");
+    if !switch.exists() {
+        return false;
+    }
+    let output = Command::new(switch).args([&node.to_string(), to]).output().unwrap();
+    assert!(output.status.success() || to == "up", "{output:?}");
+    true
 }
 
 /// A group with one primary.

@@ -15,10 +15,10 @@ crate::suite::tests!(GALERA(
 ));
 
 const KEYS: [&str; 2] = ["one", "two"];
-const LEASE: Duration = Duration::from_secs(3);
+pub const LEASE: Duration = Duration::from_secs(3);
 
 /// Two workers at each node.
-fn workers(cluster: &Cluster, watch: &Watch) -> Vec<JoinHandle<()>> {
+pub fn workers(cluster: &Cluster, watch: &Watch) -> Vec<JoinHandle<()>> {
     let worker = |place: usize| {
         let node = place % 3 + 1;
         let lock = cluster.lock(node).lease(LEASE).unwrap();
@@ -34,7 +34,7 @@ async fn go_on(watch: &Watch) {
 }
 
 /// The others go on, while the clients of one node stay connected to it.
-async fn no_key_is_held_twice_while_a_node_is_partitioned_away(folder: PathBuf) {
+pub async fn no_key_is_held_twice_while_a_node_is_partitioned_away(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let watch = Watch::of(&cluster);
     let workers = workers(&cluster, &watch);

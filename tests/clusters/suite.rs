@@ -13,16 +13,38 @@ use libtest_mimic::Trial;
 pub struct Servers {
     variable: &'static str,
     in_use: Mutex<()>,
+    /// The servers are these, if their folder has a file, which stands for something.
+    same: Option<(&'static Self, &'static str, &'static str)>,
 }
 
 impl Servers {
     const fn new(variable: &'static str) -> Self {
-        Self { variable, in_use: Mutex::new(()) }
+        Self { variable, in_use: Mutex::new(()), same: None }
+    }
+
+    const fn with(&'static self, file: &'static str, what: &'static str) -> Self {
+        Self { same: Some((self, file, what)), ..Self::new(self.variable) }
+    }
+
+    fn in_use(&self) -> &Mutex<()> {
+        self.same.map_or(&self.in_use, |(servers, ..)| &servers.in_use)
+    }
+
+    /// Returns the folder, or what is missing.
+    fn folder(&self) -> Result<PathBuf, String> {
+        let folder = std::env::var_os(self.variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+        let folder = folder.ok_or_else(|| format!("{}: scripts/clusters", self.variable))?;
+        match self.same {
+            Some((_, file, what)) if !folder.join(file).exists() => Err(format!("{what}: scripts/clusters says why")),
+            _ => Ok(folder),
+        }
     }
 }
 
 pub static GALERA: Servers = Servers::new("GALERA");
 pub static GROUP: Servers = Servers::new("GROUP");
+/// The nodes have networks of their own.
+pub static SWITCH: Servers = GROUP.with("switch", "networks that can be split");
 pub static POSTGRES: Servers = Servers::new("ALONE");
 pub static MARIADB: Servers = Servers::new("ALONE");
 pub static SYNCHRONOUS: Servers = Servers::new("SYNCHRONOUS");
@@ -50,14 +72,14 @@ pub fn trial<F>(servers: &'static Servers, name: String, test: fn(PathBuf) -> F)
 where
     F: Future<Output = ()> + 'static,
 {
-    let folder = std::env::var_os(servers.variable).filter(|folder| !folder.is_empty()).map(PathBuf::from);
-    let missing = folder.is_none();
+    let folder = servers.folder();
+    let kind = folder.as_ref().err().map(|missing| format!("needs {missing}")).unwrap_or_default();
+    let missing = folder.is_err();
     let run = move || {
-        let _in_use = servers.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        let _in_use = servers.in_use().lock().unwrap_or_else(PoisonError::into_inner);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        runtime.block_on(test(folder.ok_or("no servers")?));
+        runtime.block_on(test(folder?));
         Ok(())
     };
-    let kind = if missing { format!("needs {}: scripts/clusters", servers.variable) } else { String::new() };
     Trial::test(name, run).with_ignored_flag(missing).with_kind(kind)
 }

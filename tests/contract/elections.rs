@@ -11,7 +11,7 @@ use std::{
 };
 
 use futures_core::Stream as _;
-use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, eventually};
+use harness::{PATIENCE, SESSION, TestDatabase, TestDb, eventually};
 use rowlock::{Leader, Leaders, LeaseLock, Status, Token};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
@@ -33,7 +33,7 @@ harness::tests!(
         the_leaders_are_a_stream
     ),
     servers(an_outage_ends_a_term_and_not_the_campaign),
-    postgres[DIRECT](an_observer_asks_for_word_of_a_resignation)
+    postgres[SESSION](an_observer_asks_for_word_of_a_resignation)
 );
 
 const LEASE: Duration = Duration::from_secs(3);

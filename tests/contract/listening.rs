@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use harness::{
-    DIRECT, Need, PATIENCE, TestDatabase, TestDb, acquired, database_of, direct_url, eventually, pool, proxy::Way,
-    refused, with_database,
+    Need, PATIENCE, SESSION, TestDatabase, TestDb, acquired, database_of, direct_url, eventually, pool, pools_sessions,
+    proxy::Way, refused, with_database,
 };
 use rowlock::{Lease, LeaseLock, Status};
 use sqlx::postgres::PgListener;
@@ -17,10 +17,11 @@ use tokio::{
 use crate::apart::still;
 
 /// A pooler in transaction mode before the server.
-const POOLER: Need = Need { what: "POSTGRES_DIRECT_URL", is_met: |_| direct_url().is_some() };
+const POOLER: Need =
+    Need { what: "a pooler in transaction mode", is_met: |_| direct_url().is_some() && !pools_sessions() };
 
 harness::tests!(
-    postgres[DIRECT](
+    postgres[SESSION](
         a_lock_object_listens_on_one_connection_while_a_task_waits,
         a_connection_that_listens_is_kept_for_the_next_who_waits,
         a_listener_that_is_terminated_hangs_no_waiter_and_comes_back,
@@ -30,7 +31,7 @@ harness::tests!(
         a_row_in_a_transactions_hands_is_asked_for_with_pauses,
         a_listener_whose_runtime_stands_still_is_replaced
     ),
-    postgres[DIRECT].alone(word_of_a_release_comes_before_the_next_question),
+    postgres[SESSION].alone(word_of_a_release_comes_before_the_next_question),
     postgres[POOLER](behind_a_pooler_no_connection_listens_or_is_disturbed)
 );
 

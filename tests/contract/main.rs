@@ -3,8 +3,9 @@
 //!
 //! SQLite needs nothing. A server's tests run if its URL is set (`POSTGRES_URL`, `MYSQL_URL`,
 //! `MARIADB_URL`); otherwise they are shown as ignored. `scripts/test` sets all three. If
-//! `POSTGRES_URL` connects to a pooler in transaction mode, `POSTGRES_DIRECT_URL` is the server
-//! behind it (`scripts/clusters`); tests of the server itself are then shown as ignored.
+//! `POSTGRES_URL` connects to a pooler, `POSTGRES_DIRECT_URL` is the server behind it
+//! (`scripts/clusters`); tests of the server itself are then shown as ignored. `POSTGRES_POOLER` is
+//! `sessions` if each client of the pooler has a session to itself.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 

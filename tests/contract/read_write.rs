@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
+use harness::{PATIENCE, SESSION, TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Error, Lease, LeaseLock, ListOptions, ReadWriteLock, Reason, ResourceLock, Rules, Status};
 use tokio::{
     task::JoinSet,
@@ -37,7 +37,7 @@ harness::tests!(
         terms_that_do_not_fit_are_refused
     ),
     everywhere.alone(a_release_wakes_the_writer),
-    postgres[DIRECT](a_writer_asks_for_word_of_every_reader)
+    postgres[SESSION](a_writer_asks_for_word_of_every_reader)
 );
 
 const SHORT: Duration = Duration::from_secs(1);

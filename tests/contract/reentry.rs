@@ -2,19 +2,21 @@
 
 use std::time::Duration;
 
-use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
+use harness::{COUNTED, PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Error, LeaseLock, Reason, Status};
 use tokio::time::timeout;
 
 use crate::bank::{LEASE, accounts, granted, locks};
 
-harness::tests!(everywhere(
-    it_sends_nothing_and_the_last_one_releases,
-    the_order_of_the_ends_does_not_matter,
-    a_loss_is_every_handles_loss,
-    without_the_handle_it_is_refused,
-    it_is_the_same_under_both_strategies
-));
+harness::tests!(
+    everywhere[COUNTED](it_sends_nothing_and_the_last_one_releases),
+    everywhere(
+        the_order_of_the_ends_does_not_matter,
+        a_loss_is_every_handles_loss,
+        without_the_handle_it_is_refused,
+        it_is_the_same_under_both_strategies
+    )
+);
 
 async fn it_sends_nothing_and_the_last_one_releases<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;

@@ -7,7 +7,7 @@
 use std::{future::poll_fn, task::Poll, time::Duration};
 
 use harness::{
-    PATIENCE, TestDatabase, TestDb, acquired, eventually,
+    COUNTED, PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
 };
 use rowlock::{LeaseLock, Reason, Status};
@@ -24,7 +24,7 @@ use crate::batched::{
 
 harness::tests!(
     everywhere.alone(a_runtime_that_stands_still_holds_up_no_other),
-    everywhere(a_runtime_that_ends_leaves_no_request_waiting),
+    everywhere[COUNTED](a_runtime_that_ends_leaves_no_request_waiting),
     servers.alone(a_runtime_that_stands_still_delays_no_other_request)
 );
 

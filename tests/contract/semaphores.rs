@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
+use harness::{PATIENCE, SESSION, TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Key, LeaseLock, Reason, Status};
 use tokio::{
     task::JoinSet,
@@ -27,7 +27,7 @@ harness::tests!(
     sqlite(only_the_key_of_a_permit_has_a_number),
     everywhere.alone(a_release_of_any_permit_wakes_a_waiter),
     servers(a_wait_without_answers_is_no_refusal),
-    postgres[DIRECT](a_waiter_asks_for_word_of_every_permit)
+    postgres[SESSION](a_waiter_asks_for_word_of_every_permit)
 );
 
 const LONG: Duration = Duration::from_secs(60);

@@ -251,8 +251,8 @@ fn compared(ahead: i64) -> Finding {
 
 async fn pooler<DB: Server>(conn: &mut DB::Connection) -> Option<Finding> {
     let version = DB::text(conn, DB::POOLER?).await;
-    let advice = "rowlock is not tested behind it; a standby must not answer for the primary: switch its load balancing \
-                  off";
+    let advice = "a standby must not answer for the primary: switch its load balancing off, or leave its lists of \
+                  functions empty";
     version.ok().flatten().map(|version| Finding::note("pooler", format!("Pgpool-II {version}"), advice))
 }
 

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Pool};
 
 use crate::{
     Server, pool,
-    server::{database_of, unique_name, with_database},
+    server::{database_of, direct_url, unique_name, with_database},
 };
 
 /// Who created the table that a test uses: this crate or the article.
@@ -143,14 +143,15 @@ impl TestDatabase for sqlx::Postgres {
     fn open_transactions(_: &Server) -> &'static str {
         "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
     }
+    // A pooler may keep a connection to the database, or end other sessions when it is dropped.
     async fn create_database(_: &Server, url: &str) -> (String, Option<tempfile::TempDir>) {
         let name = unique_name();
-        let pool = pool::<Self>(url, 1).await;
+        let pool = pool::<Self>(&direct_url().unwrap_or_else(|| url.into()), 1).await;
         Self::execute(&pool, &format!("CREATE DATABASE {name}")).await.unwrap();
         (with_database(url, &name), None)
     }
     async fn drop_database(url: &str, own: &str) {
-        let pool = pool::<Self>(url, 1).await;
+        let pool = pool::<Self>(&direct_url().unwrap_or_else(|| url.into()), 1).await;
         Self::execute(&pool, &format!("DROP DATABASE {} WITH (FORCE)", database_of(own))).await.unwrap();
     }
     async fn statements(pool: &Pool<Self>) -> Option<i64> {

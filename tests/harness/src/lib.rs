@@ -25,8 +25,8 @@ use sqlx::{Pool, pool::PoolOptions};
 use tokio::{runtime::Handle, task::block_in_place};
 
 pub use database::{Holds, Named, Table, TestDatabase};
-pub use server::{Server, database_of, direct_url, with_database};
-pub use suite::{DIRECT, Group, Need, Suite, run};
+pub use server::{Server, database_of, direct_url, pools_sessions, with_database};
+pub use suite::{COUNTED, DIRECT, Group, Need, SESSION, Suite, run};
 
 /// How long a test waits for an event that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);

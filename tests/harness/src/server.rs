@@ -23,9 +23,15 @@ impl Server {
     }
 }
 
-/// Returns the URL of the server itself if `POSTGRES_URL` connects to a pooler in transaction mode.
+/// Returns the URL of the server itself if `POSTGRES_URL` connects to a pooler.
 pub fn direct_url() -> Option<String> {
     std::env::var("POSTGRES_DIRECT_URL").ok().filter(|url| !url.is_empty())
+}
+
+/// Whether each client of the pooler has a session of the server to itself, as with Pgpool-II.
+/// Otherwise it is one in transaction mode.
+pub fn pools_sessions() -> bool {
+    std::env::var("POSTGRES_POOLER").is_ok_and(|pools| pools == "sessions")
 }
 
 /// Returns a name for the database of one test.

@@ -14,7 +14,7 @@ use std::{
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::{runtime::Builder, time::timeout};
 
-use crate::{Server, TestDatabase, TestDb, direct_url, pool};
+use crate::{Server, TestDatabase, TestDb, direct_url, pool, server::pools_sessions};
 
 /// How many tests run in parallel, unless `--test-threads` is given.
 const AT_ONCE: usize = 6;
@@ -59,12 +59,24 @@ pub struct Need {
     pub is_met: fn(Server) -> bool,
 }
 
-/// A PostgreSQL that is not behind a pooler in transaction mode, which hides notifications of
-/// releases, settings and locks of a session, the user of a session, the number of connections, the
-/// number of statements (the pooler sends some of its own), and a request that arrives after its
-/// sender has gone. On other servers the need is always met.
+/// A PostgreSQL that is not behind a pooler, which hides settings and locks of a session, the user of
+/// a session, the number of connections, the number of statements (the pooler sends some of its
+/// own), and a request that arrives after its sender has gone. On other servers the need is always
+/// met.
 pub const DIRECT: Need =
     Need { what: "a direct connection", is_met: |server| server.name != "postgres" || direct_url().is_none() };
+
+/// A session of PostgreSQL of the client's own, as also behind a pooler of sessions. One in
+/// transaction mode hides notifications.
+pub const SESSION: Need =
+    Need { what: "a session of its own", is_met: |server| (DIRECT.is_met)(server) || pools_sessions() };
+
+/// A PostgreSQL whose count of statements has none of a pooler but those that check a connection.
+/// Pgpool-II asks for the tables and functions of its clients' statements.
+pub const COUNTED: Need = Need {
+    what: "a pooler without statements of its own",
+    is_met: |server| (DIRECT.is_met)(server) || !pools_sessions(),
+};
 
 /// Tests of one module that run on the same servers, under the same conditions.
 #[derive(Clone, Copy, Debug)]
