@@ -1,6 +1,9 @@
 //! Sends batches of requests, and delivers a reply to each request.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
@@ -20,19 +23,30 @@ use crate::{
     sync::lock,
 };
 
+/// How long a statement waits for its turn to write. The turn is kept by a statement that waits for
+/// another process, or whose runtime is not driven.
+const TURN: Duration = Duration::from_millis(20);
+
+/// The turn to write, of the batches of one lock on a database with one writer. If two connections
+/// of this process wrote at the same time, one of them would sleep, for longer than the other's
+/// statement takes.
+pub(crate) type Turn = Arc<tokio::sync::Mutex<()>>;
+
 /// Sends the requests of one lock.
 pub(crate) struct Batcher<DB: Database, Op: BatchOp<DB>> {
     op: Op,
     pub pool: Connections<DB>,
     pub tracker: TaskTracker,
     pub on: bool,
+    turn: Option<Turn>,
     pub state: Mutex<State<DB, Op>>,
 }
 
 impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
-    /// With `on` unset, each request is sent by itself.
-    pub fn new(op: Op, pool: Connections<DB>, tracker: TaskTracker, on: bool) -> Arc<Self> {
-        Arc::new(Self { op, pool, tracker, on, state: Mutex::new(State::new()) })
+    /// With `on` unset, each request is sent by itself. With a turn, its statements take turns with
+    /// those of the other batches that have it.
+    pub fn new(op: Op, pool: Connections<DB>, tracker: TaskTracker, on: bool, turn: &Option<Turn>) -> Arc<Self> {
+        Arc::new(Self { op, pool, tracker, on, turn: turn.clone(), state: Mutex::new(State::new()) })
     }
 
     pub async fn exchange_one(
@@ -52,6 +66,11 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
         requests: &[Op::Request],
         limit: Instant,
     ) -> Result<(PooledConn<DB>, Vec<Op::Output>), Failure> {
+        let turn = self.turn.as_ref().map(|turn| timeout_at(limit.min(Instant::now() + TURN), turn.lock()));
+        let _turn = match turn {
+            Some(turn) => turn.await.ok(),
+            None => None,
+        };
         let sent = Instant::now();
         if sent >= limit {
             // A statement that is started and abandoned at once may still be carried out.

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use crate::{
-    batch::batcher::Batcher,
+    batch::batcher::{Batcher, Turn},
     detach::tracker,
     error::Error,
     lease::{
@@ -58,12 +58,14 @@ pub(crate) struct Shared<DB: Database> {
 impl<DB: Database> Shared<DB> {
     pub fn new(settings: Settings<DB>) -> Arc<Self> {
         let Settings { pool, renewals, batching, .. } = &settings;
-        let (tracker, table) = (tracker(), Arc::default());
+        let tracker = tracker();
         let waiting = Waiting::new(pool, renewals, tracker.clone());
-        let claims = Batcher::new(Claims { table: Arc::clone(&table) }, pool.clone(), tracker.clone(), *batching);
-        let creates = Batcher::new(Creates { table: table.clone() }, pool.clone(), tracker.clone(), *batching);
-        let releases = Batcher::new(Releases { table: table.clone() }, pool.clone(), tracker.clone(), *batching);
-        let looks = Batcher::new(Looks { table: table.clone() }, pool.clone(), tracker.clone(), *batching);
+        let turn = (DB::ONE_WRITER && *batching).then(Turn::default);
+        let table = Arc::<OnceCell<Table>>::default();
+        let claims = Batcher::new(Claims { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &turn);
+        let creates = Batcher::new(Creates { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &turn);
+        let releases = Batcher::new(Releases { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &turn);
+        let looks = Batcher::new(Looks { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &None);
         let renewers = Renewers::new(renewals.clone(), pool.clone(), waiting.wakeups.clone(), tracker);
         Arc::new(Self {
             settings,

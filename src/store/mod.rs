@@ -218,6 +218,9 @@ pub trait Store: sqlx::Database {
     /// Whether locks open connections of their own in addition to the application's pool.
     const OWN_CONNECTIONS: bool;
 
+    /// Whether only one connection writes at a time, and others that want to write sleep.
+    const ONE_WRITER: bool = false;
+
     /// Ensures that the next statement commits by itself, on a connection that others have used.
     /// Returns `false` if the connection is inside a transaction and has to be closed.
     fn leave_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;

@@ -40,6 +40,7 @@ use crate::{
 impl Store for Sqlite {
     /// A database in memory has one connection, and a file has one writer.
     const OWN_CONNECTIONS: bool = false;
+    const ONE_WRITER: bool = true;
 
     async fn leave_transaction(conn: &mut SqliteConnection) -> Reply<bool> {
         in_memory::end_transactions(conn).await.map(|()| true)
