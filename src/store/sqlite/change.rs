@@ -10,21 +10,30 @@ use crate::{
     key::Claim,
     store::{
         Change, Confirmed, Outcome, Reply, RowSnapshot,
-        sqlite::row::{hex, json, kept, micros, now, read_row},
+        sqlite::row::{hex, json, kept, listed, micros, now, read_row},
         unanswered, unconfirmed, unmatched,
     },
 };
 
-/// ?1 is [[key in hex, holder in hex, token], ...].
+/// The claims of the list ?1 that stand. Each item is a holder, of 32 digits, a token, of 20, and
+/// its key in hex.
+macro_rules! standing {
+    () => {
+        "t.key_resource = CAST(unhex(substr(j.value, 53)) AS TEXT) AND t.holder = unhex(substr(j.value, 1, 32))
+              AND t.token = CAST(substr(j.value, 33, 20) AS INTEGER)
+              AND t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL"
+    };
+}
+
 macro_rules! change {
     ($set:expr) => {
         concat!(
+            listed!(),
             "UPDATE t_resource_lock AS t SET ",
             $set,
-            " FROM json_each(?1) AS j
-            WHERE t.key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND t.holder = unhex(j.value ->> 1) AND t.token = j.value ->> 2
-              AND t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL
-            RETURNING key_resource, token"
+            " FROM j WHERE ",
+            standing!(),
+            " RETURNING key_resource, token"
         )
     };
 }
@@ -32,25 +41,41 @@ macro_rules! change {
 /// `$end` is the time of the release in the form of the column.
 macro_rules! release {
     ($($end:expr),+) => {
-        change!(concat!(
+        concat!(
             "lock_flag = 0, status = ?2, end_time = ",
             $($end,)+
             ", holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL"
-        ))
+        )
     };
 }
 
 const RENEW: &str = change!(concat!("expires_at = max(ifnull(expires_at, 0), ", now!(), " + ?2)"));
 const RESUME: &str = change!(concat!("expires_at = ", now!(), " + ?2"));
-const RELEASE: &str = release!(kept!("end_time", now!(), " + ?3"));
+const RELEASE: &str = change!(release!(kept!("end_time", now!(), " + ?3")));
 /// The same for a table that keeps times as integers.
-const RELEASE_MICROS: &str = release!(now!(), " + ?3");
+const RELEASE_MICROS: &str = change!(release!(now!(), " + ?3"));
+/// Releases all of ?4 claims or none, so that a count says which were released. The driver sends
+/// each row of a reply through a channel, which takes longer than this count.
+const RELEASE_ALL: &str = concat!(
+    listed!(),
+    "UPDATE t_resource_lock AS t SET ",
+    release!(now!(), " + ?3"),
+    " FROM j WHERE ",
+    standing!(),
+    " AND (SELECT count(*) FROM json_each(?1) AS j CROSS JOIN t_resource_lock AS t ON ",
+    standing!(),
+    ") = ?4"
+);
 const ABANDON: &str = change!(concat!("expires_at = min(expires_at, ", now!(), " + ?2)"));
 
 const PUT_BACK: &str = change!(
     "lock_flag = 0, status = prior_status, begin_time = prior_begin_time, end_time = prior_end_time,
     client_ip = prior_client_ip, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_client_ip = NULL"
 );
+
+/// The statements of many claims.
+#[cfg(test)]
+pub(super) const TEXTS: [&str; 7] = [RENEW, RESUME, RELEASE, RELEASE_MICROS, RELEASE_ALL, ABANDON, PUT_BACK];
 
 /// `$set` decides whether the statement counts a confirmation, or only waits until no other
 /// transaction writes.
@@ -99,9 +124,22 @@ pub(super) async fn change(
     change: Change,
     in_micros: bool,
 ) -> Reply<Vec<Outcome>> {
-    let named = json(claims.iter().map(|claim| {
-        format!("[\"{}\",\"{}\",{}]", hex(claim.key.as_str()), claim.holder.as_uuid().simple(), claim.token)
+    let named = json(claims.iter().map(|Claim { key, holder, token }| {
+        format!("\"{}{:020}{}\"", holder.as_uuid().simple(), token.get(), hex(key.as_str()))
     }));
+    if in_micros
+        && claims.len() > 1
+        && let Change::Release { status, offset, .. } = change
+    {
+        let query = sqlx::query(RELEASE_ALL).bind(&named).bind(status.letter()).bind(micros(offset));
+        let count = claims.len() as u64;
+        match query.bind(count.cast_signed()).execute(&mut *conn).await?.rows_affected() {
+            done if done == count => return Ok(vec![Outcome::Done; claims.len()]),
+            0 => {}
+            // A trigger left some out.
+            done => return Err(unanswered(sqlx::Error::Protocol(format!("{done} of {count} claims were released")))),
+        }
+    }
     let query = match change {
         Change::Renew(lease) => sqlx::query(RENEW).bind(named).bind(micros(lease)),
         Change::Resume(lease) => sqlx::query(RESUME).bind(named).bind(micros(lease)),

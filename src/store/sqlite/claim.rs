@@ -1,5 +1,5 @@
-//! Claims: one read of the rows, a judgement by the rules, and one compare-and-set of the rows that
-//! were judged.
+//! Claims of rows that are not free, or under further rules: one read of the rows, a judgement by
+//! the rules, and one compare-and-set of the rows that were judged.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,10 @@ use crate::{
         ClaimReply, ClaimRequest, Reply,
         fault::{Fault, fault},
         is_apart, put_back,
-        sqlite::row::{as_micros, hex, json, kept, keys, micros, now, read, read_rows, time},
+        sqlite::{
+            free,
+            row::{as_micros, hex, json, kept, keys, listed, micros, now, read, read_rows, time},
+        },
         unanswered,
     },
 };
@@ -35,6 +38,7 @@ ON CONFLICT (key_resource) DO NOTHING"
 macro_rules! take {
     ($($begin:expr),+) => {
         concat!(
+            listed!(),
             "
 UPDATE t_resource_lock
 SET lock_flag = 1, status = 'P', client_ip = ?2, holder = unhex(j.value ->> 1), end_time = NULL,
@@ -55,7 +59,7 @@ SET lock_flag = 1, status = 'P', client_ip = ?2, holder = unhex(j.value ->> 1), 
     expires_at = ",
             now!(),
             " + ?3
-FROM json_each(?1) AS j
+FROM j
 WHERE key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND token = j.value ->> 3
   AND COALESCE(lock_flag = 1, 0) = j.value ->> 4 AND holder IS unhex(j.value ->> 5)
   AND status IS CAST(unhex(j.value ->> 6) AS TEXT) AND ",
@@ -71,6 +75,10 @@ RETURNING key_resource, token, prior_token, prior_client_ip"
 const TAKE: &str = take!(kept!("begin_time", now!(), " + ?4"));
 /// The same for a table that keeps times as integers.
 const TAKE_MICROS: &str = take!(now!(), " + ?4");
+
+/// The statements of many keys.
+#[cfg(test)]
+pub(super) const TEXTS: [&str; 3] = [TAKE, TAKE_MICROS, read_rows!()];
 
 /// A row that was read, as the rules judge it.
 struct Found {
@@ -126,9 +134,38 @@ fn expected(found: &SqliteRow, row: &Row, request: &ClaimRequest, verdict: &str)
     ))
 }
 
-/// Claims the rows that the rules grant, for a single holder all of them or none. If nothing can be
-/// granted, nothing is written. `in_micros`: the table keeps times as integers.
+/// Claims the rows that the rules grant, for a single holder all of them or none. `special`: the
+/// table keeps times as integers, and the file is in WAL mode.
 pub(super) async fn claim(
+    conn: &mut SqliteConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+    special: bool,
+) -> Reply<Vec<ClaimReply>> {
+    if !special || !free::is_likely(requests, terms) {
+        return judged(conn, requests, terms, special).await;
+    }
+    let Some(mut replies) = free::claim(conn, requests, terms).await? else {
+        return judged(conn, requests, terms, special).await;
+    };
+    // The rules may grant a row that is locked: its lease has ended, or it is this holder's.
+    let is_grantable = |at: &usize| {
+        let ClaimReply::Seen { row: Some(row), now } = &replies[*at] else { return false };
+        !matches!(judge(Some(row), *now, requests[*at].holder, terms), Verdict::Refuse(..))
+    };
+    let grantable: Vec<usize> = (0..requests.len()).filter(is_grantable).collect();
+    if !grantable.is_empty() {
+        let left: Vec<ClaimRequest> = grantable.iter().map(|&at| requests[at].clone()).collect();
+        for (at, reply) in grantable.into_iter().zip(judged(conn, &left, terms, special).await?) {
+            replies[at] = reply;
+        }
+    }
+    Ok(replies)
+}
+
+/// Reads the rows, judges them, and writes those that the rules grant. If nothing can be granted,
+/// nothing is written.
+async fn judged(
     conn: &mut SqliteConnection,
     requests: &[ClaimRequest],
     terms: &Terms,

@@ -5,14 +5,17 @@
 //! read in the form in which it is stored, and written in the form that the column's declared type
 //! requires. `claimed_at` repeats `begin_time` as it is stored.
 //!
-//! There is no network round trip, so a claim reads the row, judges it by `rules.rs`, and updates
-//! the row that was judged by compare-and-set: a refusal takes no write lock, and the rules are not
-//! repeated in SQL.
+//! A claim of a row that is free is one text (`free.rs`). Any other claim reads the row, judges it
+//! by `rules.rs`, and updates the row that was judged by compare-and-set: the rules are not repeated
+//! in SQL.
 
 mod admin;
 mod change;
 mod claim;
+mod free;
 mod in_memory;
+#[cfg(test)]
+mod plans;
 mod queue;
 mod row;
 #[cfg(feature = "schedule")]

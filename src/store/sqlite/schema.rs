@@ -45,7 +45,8 @@ impl SchemaStore for Sqlite {
         if schema.refused.is_some() {
             return Ok(schema);
         }
-        schema.special = true;
+        let journal: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *conn).await?;
+        schema.special = journal == "wal";
         for row in sqlx::query(SCHEMA).fetch_all(conn).await? {
             schema.queue = row.try_get("queue")?;
             let name: String = row.try_get("name")?;

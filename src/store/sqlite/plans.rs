@@ -1,0 +1,42 @@
+//! The plans of statements over many keys, in tables that were analyzed while they were small.
+
+use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqliteConnection};
+
+use crate::store::{
+    schema::SchemaStore as _,
+    sqlite::{change, claim, free},
+};
+
+const FEWEST: i64 = 10;
+
+/// Returns what the plan of a statement does, a line for each step.
+async fn plan(conn: &mut SqliteConnection, sql: &str) -> Vec<String> {
+    let rows = sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"))).fetch_all(conn).await.unwrap();
+    rows.iter().map(|row| row.get("detail")).collect()
+}
+
+#[tokio::test]
+async fn no_statement_scans_the_table_whatever_was_analyzed() {
+    for rows in [None, Some(FEWEST), Some(64), Some(1000), Some(100_000)] {
+        let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
+        sqlx::Sqlite::install(&mut conn).await.unwrap();
+        if let Some(rows) = rows {
+            let analyzed = format!(
+                "ANALYZE; DELETE FROM sqlite_stat1;
+                INSERT INTO sqlite_stat1 VALUES ('t_resource_lock', 'sqlite_autoindex_t_resource_lock_1', '{rows} 1');
+                ANALYZE sqlite_schema"
+            );
+            sqlx::raw_sql(AssertSqlSafe(analyzed)).execute(&mut conn).await.unwrap();
+        }
+        for texts in [&change::TEXTS[..], &claim::TEXTS, &[free::CLAIM]] {
+            for sql in texts.iter().flat_map(|text| text.split(';')).filter(|sql| sql.contains("json_each")) {
+                let plan = plan(&mut conn, sql).await;
+                let scans = |step: &String| {
+                    step.starts_with("SCAN t ") || step == "SCAN t" || step.starts_with("SCAN t_resource_lock")
+                };
+                assert!(!plan.iter().any(scans), "{rows:?}: {plan:?}: {sql}");
+                assert!(plan.iter().any(|step| step.contains("(key_resource=?)")), "{rows:?}: {plan:?}: {sql}");
+            }
+        }
+    }
+}
