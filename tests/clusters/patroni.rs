@@ -43,7 +43,7 @@ const LEASE: Duration = Duration::from_secs(15);
 const HELD: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Workers, payers, candidates and schedules, whose connections lead to the primary.
+/// All kinds of holders, payers and schedules, whose connections lead to the primary.
 struct Load {
     watch: Watch,
     tasks: Vec<JoinHandle<()>>,
@@ -57,13 +57,7 @@ impl Load {
     async fn start(cluster: &Cluster) -> Self {
         let held = lock(cluster).lease(HELD).unwrap().try_acquire("held").await.unwrap().acquired().unwrap();
         let (watch, over) = (Watch::of_clients_of_a_primary(), Arc::<AtomicBool>::default());
-        let mut tasks = Vec::new();
-        for _ in 0..6 {
-            tasks.push(tokio::spawn(work(lock(cluster), "worker".into(), &KEYS, watch.clone())));
-        }
-        for _ in 0..3 {
-            tasks.push(tokio::spawn(lead(lock(cluster).election("leader").unwrap(), "leader".into(), watch.clone())));
-        }
+        let tasks = everything(|| lock(cluster), &watch);
         let payers = (0..2).map(|_| {
             let (lock, over) =
                 (lock(cluster).retry(Retry { attempts: 100_000, within: PATIENCE }).unwrap(), over.clone());
@@ -78,8 +72,7 @@ impl Load {
     }
 
     async fn go_on(&self, when: &str) {
-        self.watch.goes_on("worker", when).await;
-        self.watch.goes_on("leader", when).await;
+        self.watch.all_go_on(when).await;
     }
 
     /// Waits until grants continue. Workers may have to wait for the end of a lease: of a claim

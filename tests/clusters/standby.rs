@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::{
     relay::Relay,
     ticks::{TABLE, Ticking},
-    watch::{Watch, work},
+    watch::{Watch, everything},
 };
 
 crate::suite::tests!(
@@ -21,7 +21,6 @@ crate::suite::tests!(
     ASYNCHRONOUS(a_grant_that_the_standby_never_saw_is_fenced)
 );
 
-const KEYS: [&str; 3] = ["one", "two", "three"];
 const LEASE: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -127,7 +126,7 @@ async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: PathBuf)
     let lease = pair.lock().try_acquire("held").await.unwrap().acquired().unwrap();
     let watch = Watch::default();
     let end = Instant::now() + Duration::from_secs(12);
-    let workers = (0..6).map(|_| tokio::spawn(work(pair.lock(), "worker".into(), &KEYS, watch.clone()))).collect();
+    let workers = everything(|| pair.lock(), &watch);
     let retry = Retry { attempts: 100_000, within: PATIENCE };
     let payers: Vec<_> = (0..2)
         .map(|_| tokio::spawn(payments(pair.lock().retry(retry).unwrap(), move || Instant::now() < end)))
@@ -136,7 +135,7 @@ async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: PathBuf)
     let ticking = Ticking::start(&[pair.pool(), pair.pool(), pair.pool()]).await;
     sleep(Duration::from_secs(3)).await;
     pair.fail_over().await;
-    watch.goes_on("worker", "at the standby").await;
+    watch.all_go_on("at the standby").await;
     watch.end(workers).await;
     ticking.ends(&pair.pool(), "schedules, the primary was killed").await;
     watch.tell("the primary was killed");

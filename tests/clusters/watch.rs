@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Attempt, Database, Election, Error, ReadWriteLock, ResourceLock, Status, Token};
+use rowlock::{Attempt, Database, Election, Error, LeaseLock, ReadWriteLock, ResourceLock, Status, Token};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -131,6 +131,13 @@ impl Watch {
         }
     }
 
+    /// The same for all that [`everything`] has started.
+    pub async fn all_go_on(&self, when: &str) {
+        for who in KINDS {
+            self.goes_on(who, when).await;
+        }
+    }
+
     /// All keys that were granted.
     pub fn keys(&self) -> BTreeSet<String> {
         self.0.lock().unwrap().last.keys().cloned().collect()
@@ -195,6 +202,31 @@ pub async fn work<DB: Database>(lock: impl ResourceLock<DB>, who: String, keys: 
             }
         }
     }
+}
+
+/// What [`everything`] enters as.
+const KINDS: [&str; 5] = ["worker", "permit", "leader", "reader 1", "writer"];
+
+/// Starts six workers on three keys, four that want one of two permits, three candidates of an
+/// election, two readers and two writers.
+pub fn everything<DB: Database>(lock: impl Fn() -> LeaseLock<DB>, watch: &Watch) -> Vec<JoinHandle<()>> {
+    let mut tasks = Vec::new();
+    for _ in 0..6 {
+        tasks.push(tokio::spawn(work(lock(), "worker".into(), &["one", "two", "three"], watch.clone())));
+    }
+    for _ in 0..4 {
+        let permits = lock().semaphore("permits", 2).unwrap();
+        tasks.push(tokio::spawn(work(permits, "permit".into(), &["permits"], watch.clone())));
+    }
+    for _ in 0..3 {
+        tasks.push(tokio::spawn(lead(lock().election("leader").unwrap(), "leader".into(), watch.clone())));
+    }
+    for number in 0..4 {
+        let (shared, writes) = (lock().read_write("shared").unwrap(), number % 2 == 0);
+        let who = if writes { "writer".into() } else { format!("reader {number}") };
+        tasks.push(tokio::spawn(share(shared, writes, who, watch.clone())));
+    }
+    tasks
 }
 
 /// Reads or writes, until it is stopped.
