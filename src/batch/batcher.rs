@@ -1,11 +1,17 @@
 //! Sends batches of requests, and delivers a reply to each request.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::MutexGuard,
+    time::{Instant, timeout_at},
+};
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -23,14 +29,32 @@ use crate::{
     sync::lock,
 };
 
-/// How long a statement waits for its turn to write. The turn is kept by a statement that waits for
-/// another process, or whose runtime is not driven.
+/// How long a statement waits for its turn to write.
 const TURN: Duration = Duration::from_millis(20);
 
 /// The turn to write, of the batches of one lock on a database with one writer. If two connections
 /// of this process wrote at the same time, one of them would sleep, for longer than the other's
 /// statement takes.
-pub(crate) type Turn = Arc<tokio::sync::Mutex<()>>;
+#[derive(Default)]
+pub(crate) struct Turn {
+    writing: tokio::sync::Mutex<()>,
+    /// The turn was not passed on in time: its statement waits for another process, or its future
+    /// is not polled. Until it has been, nothing waits for it.
+    is_late: AtomicBool,
+}
+
+impl Turn {
+    /// Waits for the turn, for a short time. Without it the statement is sent all the same.
+    async fn take(&self, limit: Instant) -> Option<MutexGuard<'_, ()>> {
+        let turn = if self.is_late.load(Ordering::Relaxed) {
+            self.writing.try_lock().ok()
+        } else {
+            timeout_at(limit.min(Instant::now() + TURN), self.writing.lock()).await.ok()
+        };
+        self.is_late.store(turn.is_none(), Ordering::Relaxed);
+        turn
+    }
+}
 
 /// Sends the requests of one lock.
 pub(crate) struct Batcher<DB: Database, Op: BatchOp<DB>> {
@@ -38,14 +62,14 @@ pub(crate) struct Batcher<DB: Database, Op: BatchOp<DB>> {
     pub pool: Connections<DB>,
     pub tracker: TaskTracker,
     pub on: bool,
-    turn: Option<Turn>,
+    turn: Option<Arc<Turn>>,
     pub state: Mutex<State<DB, Op>>,
 }
 
 impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
     /// With `on` unset, each request is sent by itself. With a turn, its statements take turns with
     /// those of the other batches that have it.
-    pub fn new(op: Op, pool: Connections<DB>, tracker: TaskTracker, on: bool, turn: &Option<Turn>) -> Arc<Self> {
+    pub fn new(op: Op, pool: Connections<DB>, tracker: TaskTracker, on: bool, turn: &Option<Arc<Turn>>) -> Arc<Self> {
         Arc::new(Self { op, pool, tracker, on, turn: turn.clone(), state: Mutex::new(State::new()) })
     }
 
@@ -66,9 +90,8 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
         requests: &[Op::Request],
         limit: Instant,
     ) -> Result<(PooledConn<DB>, Vec<Op::Output>), Failure> {
-        let turn = self.turn.as_ref().map(|turn| timeout_at(limit.min(Instant::now() + TURN), turn.lock()));
-        let _turn = match turn {
-            Some(turn) => turn.await.ok(),
+        let _turn = match &self.turn {
+            Some(turn) => turn.take(limit).await,
             None => None,
         };
         let sent = Instant::now();

@@ -154,7 +154,11 @@ impl Agenda {
     /// Returns the leases whose renewal is due by `due`, as many as one statement has room for. What
     /// is left over was due before what comes next, and is first then.
     pub fn renewals(&self, due: Instant) -> Batch<Arc<LeaseState>> {
-        let ids = self.renewals.until(due).chain(self.refused.until(due));
+        // Those that were refused together are due together. They are shuffled, so that different
+        // ones are left over each time when there is no time for all.
+        let mut refused: Vec<usize> = self.refused.until(due).collect();
+        fastrand::shuffle(&mut refused);
+        let ids = self.renewals.until(due).chain(refused);
         let leases = ids.filter_map(|id| self.leases.get(&id));
         let Batch { items, refused_from } = Batch::of(leases, |kept| kept.was_refused, |kept| kept.held.claims.len());
         Batch { items: items.into_iter().map(|kept| kept.held.clone()).collect(), refused_from }
@@ -272,6 +276,18 @@ mod tests {
         agenda.reschedule(refused.id(), start, true);
         let batch = agenda.renewals(start + 2 * SECOND);
         assert_eq!((ids(&batch.items), batch.refused_from), (ids(&[other, refused]), 1));
+    }
+
+    #[test]
+    fn of_those_that_were_refused_together_each_is_first_sometimes() {
+        let (mut agenda, start) = agenda();
+        let leases = [(); 3].map(|()| lease(start + 60 * SECOND));
+        for held in &leases {
+            agenda.add(held.clone(), start);
+            agenda.reschedule(held.id(), start, true);
+        }
+        let first: BTreeSet<usize> = (0..200).map(|_| agenda.renewals(start).items[0].id()).collect();
+        assert_eq!(first.len(), leases.len());
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl<DB: Database> Shared<DB> {
         let Settings { pool, renewals, batching, .. } = &settings;
         let tracker = tracker();
         let waiting = Waiting::new(pool, renewals, tracker.clone());
-        let turn = (DB::ONE_WRITER && *batching).then(Turn::default);
+        let turn = (DB::ONE_WRITER && *batching).then(Arc::<Turn>::default);
         let table = Arc::<OnceCell<Table>>::default();
         let claims = Batcher::new(Claims { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &turn);
         let creates = Batcher::new(Creates { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &turn);

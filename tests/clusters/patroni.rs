@@ -23,7 +23,7 @@ use crate::{
     relay::Relay,
     standby::{assert_paid, payments, pool},
     ticks::Ticking,
-    watch::{Watch, lead, work},
+    watch::{Watch, everything, work},
 };
 
 crate::suite::tests!(PATRONI(

@@ -145,20 +145,20 @@ pub(super) async fn claim(
     if !special || !free::is_likely(requests, terms) {
         return judged(conn, requests, terms, special).await;
     }
-    let Some(mut replies) = free::claim(conn, requests, terms).await? else {
+    let Some(replies) = free::claim(conn, requests, terms).await? else {
         return judged(conn, requests, terms, special).await;
     };
-    // The rules may grant a row that is locked: its lease has ended, or it is this holder's.
-    let is_grantable = |at: &usize| {
-        let ClaimReply::Seen { row: Some(row), now } = &replies[*at] else { return false };
-        !matches!(judge(Some(row), *now, requests[*at].holder, terms), Verdict::Refuse(..))
-    };
-    let grantable: Vec<usize> = (0..requests.len()).filter(is_grantable).collect();
-    if !grantable.is_empty() {
-        let left: Vec<ClaimRequest> = grantable.iter().map(|&at| requests[at].clone()).collect();
-        for (at, reply) in grantable.into_iter().zip(judged(conn, &left, terms, special).await?) {
-            replies[at] = reply;
+    // The rules may grant a row that is locked: its lease has ended, or it is this holder's. Beside
+    // claims that were granted, and are committed, such a request is left to a statement of its own.
+    let is_grantable = |(request, reply): (&ClaimRequest, &ClaimReply)| match reply {
+        ClaimReply::Seen { row: Some(row), now } => {
+            !matches!(judge(Some(row), *now, request.holder, terms), Verdict::Refuse(..))
         }
+        _ => false,
+    };
+    let is_granted = |reply: &ClaimReply| matches!(reply, ClaimReply::Granted { .. });
+    if requests.iter().zip(&replies).any(is_grantable) && !replies.iter().any(is_granted) {
+        return judged(conn, requests, terms, special).await;
     }
     Ok(replies)
 }

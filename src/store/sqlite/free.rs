@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use chrono::DateTime;
-use sqlx::{Row as _, SqliteConnection};
+use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
     key::Token,
@@ -16,7 +16,7 @@ use crate::{
     store::{
         ClaimReply, ClaimRequest, Reply, is_apart,
         sqlite::{
-            in_memory::end_transactions,
+            claim::look,
             row::{self, as_micros, hex, json, listed, micros, now, read_from, time},
         },
         unanswered,
@@ -33,12 +33,16 @@ macro_rules! wanted {
     };
 }
 
-/// Returns the rows that are locked, and then one text with the place in the list and the token of
-/// each claim. A row for each claim would cost more than the claim: the driver sends each row
-/// through a channel.
+/// Returns rows that are locked, and then one with the places in the list and the tokens of the
+/// claims, and the number of rows that exist. A row for each claim would cost more than the claim:
+/// the driver sends each row through a channel.
+///
+/// That channel has room for 50 rows. If more were sent, the transaction would stay open until the
+/// client reads them. The rows of the requests' own holders come first, so that none of them is
+/// taken for a new claim.
 pub(super) const CLAIM: &str = concat!(
     "BEGIN;",
-    read_from!(wanted!("lock_flag = 1;")),
+    read_from!(wanted!("lock_flag = 1 ORDER BY holder = unhex(substr(j.value, 1, 32)) DESC LIMIT 40;")),
     listed!(),
     "
 UPDATE t_resource_lock
@@ -54,8 +58,9 @@ SET lock_flag = 1, status = 'P', client_ip = ?2, holder = unhex(substr(j.value, 
     " + ?3, prior_token = NULL, prior_client_ip = client_ip, prior_status = status,
     prior_begin_time = begin_time, prior_end_time = end_time
 FROM j WHERE key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT) AND lock_flag IS NOT 1;
-SELECT group_concat(j.key || ' ' || token) FROM ",
-    wanted!("lock_flag = 1 AND holder = unhex(substr(j.value, 1, 32));"),
+SELECT group_concat(CASE WHEN lock_flag = 1 AND holder = unhex(substr(j.value, 1, 32)) THEN j.key || ' ' || token END),
+    count(*) FROM ",
+    wanted!("TRUE;"),
     "COMMIT"
 );
 
@@ -80,30 +85,52 @@ pub(super) async fn claim(
         Ok(rows) => rows,
         Err(error) => {
             tracing::debug!(%error, "the rows are read first");
-            end_transactions(conn).await.map_err(unanswered)?;
+            undo(conn).await?;
             return Ok(None);
         }
     };
-    let Some((granted, seen)) = rows.split_last() else { return Ok(None) };
-    let mut locked = HashMap::with_capacity(seen.len());
-    for row in seen {
-        let reply = ClaimReply::Seen { row: Some(row::read(row, terms)?), now: time(row, "now")?.unwrap_or_default() };
-        locked.insert(row.try_get::<&str, _>(0)?, reply);
-    }
-    let mut tokens = tokens(granted.try_get::<Option<&str>, _>(0)?.unwrap_or_default(), requests.len())?;
+    let Some((last, seen)) = rows.split_last() else { return Ok(None) };
+    let tokens = tokens(last, requests.len()).map_err(unanswered)?;
+    // What was granted is committed, and an error would tell its holders that nothing was changed.
+    let is_any_granted = tokens.iter().any(Option::is_some);
+    let failed = |error| if is_any_granted { unanswered(error) } else { error };
+    let mut locked = locked(seen, terms).map_err(failed)?;
     let reply = |(request, token): (&ClaimRequest, Option<Token>)| match (locked.remove(request.key.as_str()), token) {
         // A row that was locked before may be this holder's own, from an earlier request.
-        (Some(seen), _) => seen,
-        (None, Some(token)) => ClaimReply::Granted { token, prior: None },
-        (None, None) => ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH },
+        (Some(seen), _) => Some(seen),
+        (None, token) => token.map(|token| ClaimReply::Granted { token, prior: None }),
     };
-    Ok(Some(requests.iter().zip(tokens.drain(..)).map(reply).collect()))
+    let replies: Vec<Option<ClaimReply>> = requests.iter().zip(tokens).map(reply).collect();
+    let existing: i64 = last.try_get(1).map_err(failed)?;
+    let others = if (replies.iter().flatten().count() as i64) < existing {
+        // More rows are locked than were returned, or a trigger has skipped a row.
+        look(conn, requests, terms).await.map_err(failed)?
+    } else {
+        vec![ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }; requests.len()]
+    };
+    Ok(Some(replies.into_iter().zip(others).map(|(reply, other)| reply.unwrap_or(other)).collect()))
+}
+
+/// Ends the transaction of a text that failed, unless its error has ended it.
+async fn undo(conn: &mut SqliteConnection) -> Reply<()> {
+    let Err(error) = sqlx::raw_sql("ROLLBACK").execute(conn).await else { return Ok(()) };
+    let said = error.as_database_error().map(|error| error.message()).unwrap_or_default();
+    if said.contains("no transaction is active") { Ok(()) } else { Err(unanswered(error)) }
+}
+
+/// Reads the rows that were locked, by key.
+fn locked<'a>(rows: &'a [SqliteRow], terms: &Terms) -> Reply<HashMap<&'a str, ClaimReply>> {
+    let seen = |row: &'a SqliteRow| {
+        let now = time(row, "now")?.unwrap_or_default();
+        Ok((row.try_get("key_resource")?, ClaimReply::Seen { row: Some(row::read(row, terms)?), now }))
+    };
+    rows.iter().map(seen).collect()
 }
 
 /// Reads the places and tokens of the claims that were granted, out of `count`.
-fn tokens(granted: &str, count: usize) -> Reply<Vec<Option<Token>>> {
+fn tokens(row: &SqliteRow, count: usize) -> Reply<Vec<Option<Token>>> {
     let mut tokens = vec![None; count];
-    for claim in granted.split_terminator(',') {
+    for claim in row.try_get::<Option<&str>, _>(0)?.unwrap_or_default().split_terminator(',') {
         let (place, token) = claim.split_once(' ').unwrap_or_default();
         let place: usize = place.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
         let token = token.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;

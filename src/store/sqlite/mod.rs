@@ -13,6 +13,8 @@ mod admin;
 mod change;
 mod claim;
 mod free;
+#[cfg(test)]
+mod free_tests;
 mod in_memory;
 #[cfg(test)]
 mod plans;

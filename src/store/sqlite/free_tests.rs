@@ -1,0 +1,134 @@
+//! Batches in which some rows are free and others are not.
+
+use chrono::TimeDelta;
+use sqlx::{AssertSqlSafe, Connection as _, Sqlite, SqliteConnection};
+use uuid::Uuid;
+
+use crate::{
+    key::{Holder, Key},
+    rules::{Rules, Terms},
+    store::{ClaimReply, ClaimRequest, Reply, schema::SchemaStore as _, sqlite::claim::claim},
+};
+
+async fn table() -> SqliteConnection {
+    let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
+    Sqlite::install(&mut conn).await.unwrap();
+    conn
+}
+
+async fn execute(conn: &mut SqliteConnection, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(conn).await.unwrap();
+}
+
+async fn free(conn: &mut SqliteConnection, keys: &[&str]) {
+    for key in keys {
+        execute(conn, &format!("INSERT INTO t_resource_lock (key_resource) VALUES ('{key}')")).await;
+    }
+}
+
+/// Creates rows of other holders.
+async fn held(conn: &mut SqliteConnection, keys: &[&str]) {
+    free(conn, keys).await;
+    let replies = claims(conn, keys).await.unwrap();
+    assert!(replies.iter().all(is_granted), "{replies:?}");
+}
+
+fn request(key: &str) -> ClaimRequest {
+    ClaimRequest { key: Key::new(key).unwrap(), holder: Holder::new(Uuid::new_v4()), waited: false }
+}
+
+/// Sends requests of one holder each.
+async fn claims(conn: &mut SqliteConnection, keys: &[&str]) -> Reply<Vec<ClaimReply>> {
+    send(conn, &keys.iter().map(|key| request(key)).collect::<Vec<_>>()).await
+}
+
+async fn send(conn: &mut SqliteConnection, requests: &[ClaimRequest]) -> Reply<Vec<ClaimReply>> {
+    let terms = Terms {
+        rules: Rules::Recover,
+        min_interval: TimeDelta::zero(),
+        lease: TimeDelta::seconds(60),
+        retry_failed: false,
+        article_clients: None,
+        label: "test".into(),
+    };
+    claim(conn, requests, &terms, true).await
+}
+
+fn is_granted(reply: &ClaimReply) -> bool {
+    matches!(reply, ClaimReply::Granted { .. })
+}
+
+fn is_locked(reply: &ClaimReply) -> bool {
+    matches!(reply, ClaimReply::Seen { row: Some(row), .. } if row.locked)
+}
+
+fn is_missing(reply: &ClaimReply) -> bool {
+    matches!(reply, ClaimReply::Seen { row: None, .. })
+}
+
+#[tokio::test]
+async fn more_rows_are_locked_than_are_returned() {
+    let conn = &mut table().await;
+    let keys: Vec<String> = (0..60).map(|number| format!("held {number}")).collect();
+    let mut keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    held(conn, &keys).await;
+    free(conn, &["free"]).await;
+    keys.extend(["free", "missing"]);
+    let replies = claims(conn, &keys).await.unwrap();
+    assert!(replies[..60].iter().all(is_locked), "{replies:?}");
+    assert!(is_granted(&replies[60]) && is_missing(&replies[61]), "{replies:?}");
+}
+
+/// A claim that is taken over beside others could fail after those are committed.
+#[tokio::test]
+async fn a_row_whose_lease_has_ended_is_left_to_a_statement_of_its_own() {
+    let conn = &mut table().await;
+    held(conn, &["ended"]).await;
+    execute(conn, "UPDATE t_resource_lock SET expires_at = begin_time").await;
+    free(conn, &["free"]).await;
+    let replies = claims(conn, &["ended", "free"]).await.unwrap();
+    assert!(is_locked(&replies[0]) && is_granted(&replies[1]), "{replies:?}");
+    let replies = claims(conn, &["ended"]).await.unwrap();
+    assert!(matches!(replies[0], ClaimReply::Granted { prior: Some(_), .. }), "{replies:?}");
+}
+
+#[tokio::test]
+async fn the_same_holder_gets_its_claim_again() {
+    let conn = &mut table().await;
+    free(conn, &["k"]).await;
+    let one = request("k");
+    let first = send(conn, std::slice::from_ref(&one)).await.unwrap();
+    let again = send(conn, &[one]).await.unwrap();
+    let (ClaimReply::Granted { token: first, .. }, ClaimReply::Granted { token: again, .. }) = (&first[0], &again[0])
+    else {
+        panic!("{first:?} {again:?}")
+    };
+    assert_eq!(first, again);
+}
+
+#[tokio::test]
+async fn a_row_that_a_trigger_skips_is_there() {
+    let conn = &mut table().await;
+    free(conn, &["frozen", "free"]).await;
+    let trigger = "CREATE TRIGGER frozen BEFORE UPDATE ON t_resource_lock WHEN old.key_resource = 'frozen'
+        BEGIN SELECT RAISE(IGNORE); END";
+    execute(conn, trigger).await;
+    for keys in [&["frozen"][..], &["frozen", "free"]] {
+        let replies = claims(conn, keys).await.unwrap();
+        assert!(!is_granted(&replies[0]) && !is_missing(&replies[0]), "{replies:?}");
+        assert!(replies[1..].iter().all(is_granted), "{replies:?}");
+    }
+}
+
+/// What was granted is committed, so the error must not say that nothing was changed.
+#[tokio::test]
+async fn a_row_that_cannot_be_read_beside_one_that_was_granted_is_a_lost_reply() {
+    let conn = &mut table().await;
+    free(conn, &["unreadable", "free"]).await;
+    execute(conn, "UPDATE t_resource_lock SET lock_flag = 1, holder = x'00' WHERE key_resource = 'unreadable'").await;
+    let error = claims(conn, &["unreadable", "free"]).await.unwrap_err();
+    assert!(matches!(error, sqlx::Error::Io(_)), "{error:?}");
+    assert!(is_locked(&claims(conn, &["free"]).await.unwrap()[0]));
+    let error = claims(conn, &["unreadable"]).await.unwrap_err();
+    assert!(matches!(error, sqlx::Error::ColumnDecode { .. }), "{error:?}");
+}
