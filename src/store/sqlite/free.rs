@@ -16,7 +16,7 @@ use crate::{
     store::{
         ClaimReply, ClaimRequest, Reply, is_apart,
         sqlite::{
-            claim::look,
+            judged::look,
             row::{self, as_micros, hex, json, listed, micros, now, read_from, time},
         },
         unanswered,

@@ -16,6 +16,7 @@ mod free;
 #[cfg(test)]
 mod free_tests;
 mod in_memory;
+mod judged;
 #[cfg(test)]
 mod plans;
 mod queue;
@@ -82,7 +83,7 @@ impl Store for Sqlite {
     }
 
     async fn look(conn: &mut SqliteConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-        claim::look(conn, requests, terms).await
+        judged::look(conn, requests, terms).await
     }
 
     async fn confirm(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Confirmed> {

@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqliteConnection};
 
 use crate::store::{
     schema::SchemaStore as _,
-    sqlite::{change, claim, free},
+    sqlite::{change, free, judged},
 };
 
 const FEWEST: i64 = 10;
@@ -28,7 +28,7 @@ async fn no_statement_scans_the_table_whatever_was_analyzed() {
             );
             sqlx::raw_sql(AssertSqlSafe(analyzed)).execute(&mut conn).await.unwrap();
         }
-        for texts in [&change::TEXTS[..], &claim::TEXTS, &[free::CLAIM]] {
+        for texts in [&change::TEXTS[..], &judged::TEXTS, &[free::CLAIM]] {
             for sql in texts.iter().flat_map(|text| text.split(';')).filter(|sql| sql.contains("json_each")) {
                 let plan = plan(&mut conn, sql).await;
                 let scans = |step: &String| {

@@ -1,0 +1,259 @@
+//! Claims of rows that are not free, or under further rules: one read of the rows, a judgement by
+//! the rules, and one compare-and-set of the rows that were judged.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use sqlx::{AssertSqlSafe, Row as _, SqliteConnection, sqlite::SqliteRow};
+
+use crate::{
+    key::{PreviousClaim, Token},
+    rules::{Row, Terms, Verdict, judge},
+    store::{
+        ClaimReply, ClaimRequest, Reply,
+        fault::{Fault, fault},
+        is_apart, put_back,
+        sqlite::row::{as_micros, hex, json, kept, keys, listed, micros, now, read, read_rows, time},
+        unanswered,
+    },
+};
+
+/// How long a claim waits for another connection's write.
+const TRY_MILLIS: i64 = 50;
+
+/// ?1 lists what [`expected`] writes for each row. ?2 to ?4 are what the rows become. `$begin` is
+/// the time of the claim in the form of the column.
+macro_rules! take {
+    ($($begin:expr),+) => {
+        concat!(
+            listed!(),
+            "
+UPDATE t_resource_lock
+SET lock_flag = 1, status = 'P', client_ip = ?2, holder = unhex(j.value ->> 1), end_time = NULL,
+    begin_time = CASE WHEN j.value ->> 2 = 'same' THEN begin_time ELSE ",
+            $($begin,)+
+            " END,
+    claimed_at = CASE WHEN j.value ->> 2 = 'same' THEN begin_time ELSE ",
+            $($begin,)+
+            " END,
+    token = CASE WHEN j.value ->> 2 = 'same' THEN token ELSE max(token + 1, ",
+            now!(),
+            ") END,
+    prior_token = CASE j.value ->> 2 WHEN 'same' THEN prior_token WHEN 'taken over' THEN token END,
+    prior_client_ip = CASE WHEN j.value ->> 2 = 'same' THEN prior_client_ip ELSE client_ip END,
+    prior_status = CASE WHEN j.value ->> 2 = 'same' THEN prior_status ELSE status END,
+    prior_begin_time = CASE WHEN j.value ->> 2 = 'same' THEN prior_begin_time ELSE begin_time END,
+    prior_end_time = CASE WHEN j.value ->> 2 = 'same' THEN prior_end_time ELSE end_time END,
+    expires_at = ",
+            now!(),
+            " + ?3
+FROM j
+WHERE key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND token = j.value ->> 3
+  AND COALESCE(lock_flag = 1, 0) = j.value ->> 4 AND holder IS unhex(j.value ->> 5)
+  AND status IS CAST(unhex(j.value ->> 6) AS TEXT) AND ",
+            as_micros!("begin_time"),
+            " IS j.value ->> 7 AND ",
+            as_micros!("claimed_at"),
+            " IS j.value ->> 8 AND expires_at IS j.value ->> 9 AND (end_time IS NOT NULL) = j.value ->> 10
+RETURNING key_resource, token, prior_token, prior_client_ip"
+        )
+    };
+}
+
+const TAKE: &str = take!(kept!("begin_time", now!(), " + ?4"));
+/// The same for a table that keeps times as integers.
+const TAKE_MICROS: &str = take!(now!(), " + ?4");
+
+/// The statements of many keys.
+#[cfg(test)]
+pub(super) const TEXTS: [&str; 3] = [TAKE, TAKE_MICROS, read_rows!()];
+
+/// A row that was read, as the rules judge it.
+struct Found {
+    row: Row,
+    now: DateTime<Utc>,
+    /// What the compare-and-set expects, if the rules grant the row.
+    free: Option<String>,
+}
+
+impl Found {
+    fn read(found: &SqliteRow, request: &ClaimRequest, terms: &Terms) -> Reply<Self> {
+        let row = read(found, terms)?;
+        let now = time(found, "now")?.unwrap_or_default();
+        let verdict = match judge(Some(&row), now, request.holder, terms) {
+            Verdict::Acquire => Some("acquired"),
+            Verdict::Same => Some("same"),
+            Verdict::TakeOver => Some("taken over"),
+            Verdict::Create | Verdict::Refuse(..) => None,
+        };
+        let free = verdict.map(|verdict| expected(found, &row, request, verdict)).transpose()?;
+        Ok(Self { row, now, free })
+    }
+
+    fn is_free(found: &Option<Self>) -> bool {
+        found.as_ref().is_some_and(|found| found.free.is_some())
+    }
+
+    fn seen(found: Option<Self>) -> ClaimReply {
+        let now = found.as_ref().map_or(DateTime::UNIX_EPOCH, |found| found.now);
+        ClaimReply::Seen { row: found.map(|found| found.row), now }
+    }
+}
+
+/// Names the key, its holder and the verdict, and then what was seen of the row.
+fn expected(found: &SqliteRow, row: &Row, request: &ClaimRequest, verdict: &str) -> Reply<String> {
+    let text = |text: Option<String>| text.map_or_else(|| "null".to_owned(), |text| format!("\"{text}\""));
+    let time = |name| -> Reply<String> {
+        let micros: Option<i64> = found.try_get(name)?;
+        Ok(micros.map_or_else(|| "null".to_owned(), |micros| micros.to_string()))
+    };
+    Ok(format!(
+        r#"["{}","{}","{verdict}",{},{},{},{},{},{},{},{}]"#,
+        hex(request.key.as_str()),
+        request.holder.as_uuid().simple(),
+        row.token,
+        u8::from(row.locked),
+        text(row.holder.map(|holder| holder.simple().to_string())),
+        text(found.try_get::<Option<&str>, _>("status")?.map(hex)),
+        time("begin_time")?,
+        time("claimed_at")?,
+        time("expires_at")?,
+        u8::from(row.ended),
+    ))
+}
+
+/// Reads the rows, judges them, and writes those that the rules grant, for a single holder all of
+/// them or none. If nothing can be granted, nothing is written. `in_micros`: the table keeps times as
+/// integers.
+pub(super) async fn claim(
+    conn: &mut SqliteConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+    in_micros: bool,
+) -> Reply<Vec<ClaimReply>> {
+    let apart = is_apart(requests);
+    let (busy_timeout, mut found) = find(conn, requests, terms).await?;
+    let worth_it = if apart { found.iter().any(Found::is_free) } else { found.iter().all(Found::is_free) };
+    if !worth_it {
+        let refused = |found| if Found::is_free(&found) { ClaimReply::Withheld } else { Found::seen(found) };
+        return Ok(found.into_iter().map(refused).collect());
+    }
+    let take = Take {
+        free: json(found.iter_mut().flatten().filter_map(|found| found.free.take())),
+        of_a_set: (!apart && requests.len() > 1).then_some(requests.len()),
+        busy_timeout,
+        sql: if in_micros { TAKE_MICROS } else { TAKE },
+        terms,
+    };
+    let taken = match take.execute(conn).await {
+        // Another connection writes. Requests that are refused still get the reason.
+        Err(error) if apart && fault(&error) == Fault::Contention => HashMap::new(),
+        taken => taken?,
+    };
+    let reply = |(request, found): (&ClaimRequest, _)| match taken.get(request.key.as_str()) {
+        Some(granted) => granted.clone(),
+        None => Found::seen(found),
+    };
+    let replies = requests.iter().zip(found).map(reply).collect();
+    Ok(if take.is_kept(&taken) { replies } else { put_back(replies, requests.len()) })
+}
+
+/// Reads and judges the rows of the requests. Returns the connection's busy timeout too.
+async fn find(
+    conn: &mut SqliteConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+) -> Reply<(i64, Vec<Option<Found>>)> {
+    let keys = keys(requests.iter().map(|request| &request.key));
+    let mut rows = sqlx::query(concat!("PRAGMA busy_timeout;", read_rows!())).bind(keys).fetch_all(conn).await?;
+    let busy_timeout = rows.remove(0).try_get(0)?;
+    let by_key = by_key(&rows)?;
+    let found = |request: &ClaimRequest| {
+        by_key.get(request.key.as_str()).map(|row| Found::read(row, request, terms)).transpose()
+    };
+    Ok((busy_timeout, requests.iter().map(found).collect::<Reply<_>>()?))
+}
+
+/// A compare-and-set of the rows that may be claimed.
+struct Take<'a> {
+    free: String,
+    /// How many keys a single holder asks for, if there are several.
+    of_a_set: Option<usize>,
+    /// The connection's own, in milliseconds.
+    busy_timeout: i64,
+    sql: &'static str,
+    terms: &'a Terms,
+}
+
+impl Take<'_> {
+    /// Returns the claims by key.
+    async fn execute(&self, conn: &mut SqliteConnection) -> Reply<HashMap<String, ClaimReply>> {
+        let taken = match self.of_a_set {
+            None => self.briefly(self.sql, conn).await,
+            Some(_) => self.set(conn).await,
+        };
+        if taken.is_err() {
+            // A pragma takes no parameters.
+            let restore = format!("PRAGMA busy_timeout = {}", self.busy_timeout);
+            sqlx::raw_sql(AssertSqlSafe(restore)).execute(conn).await?;
+        }
+        taken
+    }
+
+    /// Claims in a transaction, which is rolled back unless every key was claimed.
+    async fn set(&self, conn: &mut SqliteConnection) -> Reply<HashMap<String, ClaimReply>> {
+        self.briefly("BEGIN IMMEDIATE", conn).await?;
+        let mut taken = self.briefly(self.sql, conn).await;
+        if taken.as_ref().is_ok_and(|taken| self.is_kept(taken)) {
+            match self.briefly("COMMIT", conn).await {
+                Ok(_) => return taken,
+                // A COMMIT that fails leaves the transaction open.
+                Err(error) => taken = Err(error),
+            }
+        }
+        sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
+        taken
+    }
+
+    fn is_kept(&self, taken: &HashMap<String, ClaimReply>) -> bool {
+        self.of_a_set.is_none_or(|count| taken.len() == count)
+    }
+
+    /// Executes the statement, which waits for another connection's write for [`TRY_MILLIS`] at
+    /// most. All rows are fetched: only at its end does SQLite commit, which may fail.
+    async fn briefly(&self, sql: &str, conn: &mut SqliteConnection) -> Reply<HashMap<String, ClaimReply>> {
+        let own = self.busy_timeout;
+        let sql = format!("PRAGMA busy_timeout = {}; {sql}; PRAGMA busy_timeout = {own}", own.min(TRY_MILLIS));
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(&self.free).bind(&self.terms.label);
+        let query = query.bind(micros(self.terms.lease)).bind(micros(self.terms.offset()));
+        let rows = query.fetch_all(conn).await?;
+        rows.iter().filter(|row| row.len() > 1).map(granted).collect()
+    }
+}
+
+fn granted(row: &SqliteRow) -> Reply<(String, ClaimReply)> {
+    let prior: Option<i64> = row.try_get("prior_token")?;
+    let label: Option<String> = row.try_get("prior_client_ip")?;
+    let prior = prior.map(|token| PreviousClaim { token: Token::new(token), label: label.unwrap_or_default() });
+    Ok((row.try_get("key_resource")?, ClaimReply::Granted { token: Token::new(row.try_get("token")?), prior }))
+}
+
+/// Reads the rows, and takes no lock.
+pub(super) async fn look(
+    conn: &mut SqliteConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+) -> Reply<Vec<ClaimReply>> {
+    let keys = keys(requests.iter().map(|request| &request.key));
+    let rows = sqlx::query(read_rows!()).bind(keys).fetch_all(conn).await?;
+    let by_key = by_key(&rows)?;
+    let seen = |request: &ClaimRequest| {
+        let found = by_key.get(request.key.as_str()).map(|row| Found::read(row, request, terms));
+        Ok(Found::seen(found.transpose()?))
+    };
+    requests.iter().map(seen).collect()
+}
+
+fn by_key(rows: &[SqliteRow]) -> Reply<HashMap<&str, &SqliteRow>> {
+    rows.iter().map(|row| Ok((row.try_get("key_resource")?, row))).collect()
+}
