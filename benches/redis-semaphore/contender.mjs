@@ -1,7 +1,7 @@
 // The permits of redis-semaphore, a client of Redis for Node. Arguments: the URL, the key and the
 // number of permits. Each line of the input is a round: how many tasks, and for how many
-// milliseconds. Its answer is one line: the nanoseconds that the round took, and those of each
-// cycle.
+// milliseconds. Its answer is one line: `round`, the nanoseconds that the round took, and those
+// of each cycle.
 
 import { createInterface } from "node:readline";
 import Redis from "ioredis";
@@ -28,6 +28,6 @@ for await (const line of createInterface({ input: process.stdin })) {
   const from = process.hrtime.bigint();
   const until = from + BigInt(millis) * 1_000_000n;
   const cycles = await Promise.all(Array.from({ length: tasks }, () => task(until)));
-  console.log([process.hrtime.bigint() - from, ...cycles.flat()].join(" "));
+  console.log(["round", process.hrtime.bigint() - from, ...cycles.flat()].join(" "));
 }
 client.disconnect();

@@ -9,8 +9,9 @@ use tokio::process::Command;
 use crate::{Error, options::Common};
 
 /// The scenarios, and whether they write figures to a file.
-const SCENARIOS: [(&str, bool); 12] = [
+const SCENARIOS: [(&str, bool); 13] = [
     ("cycles", true),
+    ("crates", true),
     ("deduct", true),
     ("held", true),
     ("refusals", true),

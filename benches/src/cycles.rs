@@ -96,7 +96,8 @@ fn key(name: &str, tasks: usize, task: usize) -> String {
     format!("{name}/{tasks}/{task}")
 }
 
-fn own_key(name: &'static str, tasks: usize) -> Pick {
+/// Picks a key of its own for each task.
+pub fn own_key(name: &'static str, tasks: usize) -> Pick {
     Box::new(move |task| key(name, tasks, task))
 }
 

@@ -2,7 +2,7 @@
 //! stdout, progress to stderr.
 //!
 //! `handover` and `waiting` measure tasks that wait for one key. `cycles`, `refusals`, `deduct`,
-//! `million`, `once`, `permits` and `functions` compare: all contenders run alternately in short
+//! `crates`, `million`, `once`, `permits` and `functions` compare: all contenders run alternately in short
 //! rounds on one server, whose settings are printed above the table, and medians of the rounds are
 //! shown. `held` measures a process that holds many keys, `schedules` ticks, `scale` many
 //! instances. `all` does all of that; `plot` draws what `cycles` wrote to a file.
@@ -14,6 +14,7 @@ mod chart;
 mod contender;
 mod contest;
 mod count;
+mod crates;
 mod cycles;
 mod database;
 mod deduct;
@@ -79,6 +80,13 @@ enum Scenario {
     /// of a connection. limit: half the rate of plain one-row updates, by pgbench where it is
     /// installed. redis, redis-durable: SET NX PX, and a script. etcd: its lock, over gRPC.
     Cycles(cycles::Options),
+    /// Acquire and release by the locks of other crates, by tasks with a key each.
+    ///
+    /// distributed-lock-postgres, distributed-lock-mysql: the advisory locks of a connection.
+    /// pg_lease: a loop that starts, and ends at once. rslock: Redlock, of the Redis that
+    /// REDIS_DURABLE_URL names. They are in the program that BENCH_CRATES names: it is built from
+    /// benches/crates.
+    Crates(crates::Options),
     /// Deductions from accounts under contention from many tasks; balances are checked at the end.
     ///
     /// rowlock: VersionedTable::deduct, with as many attempts as it takes. single: one UPDATE that
@@ -149,6 +157,7 @@ async fn main() -> Result<(), Error> {
         Scenario::Handover(options) => handover::run(&options, arguments.log.as_deref()).await,
         Scenario::Waiting(options) => waiting::run(&options, &queries).await,
         Scenario::Cycles(options) => cycles::run(&options).await,
+        Scenario::Crates(options) => crates::run(&options).await,
         Scenario::Deduct(options) => deduct::run(&options).await,
         Scenario::Held(options) => held::run(&options).await,
         Scenario::Refusals(options) => refusals::run(&options).await,

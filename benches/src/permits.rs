@@ -12,8 +12,8 @@ use crate::{
     report::{Report, Shown},
     speak::Speak,
     ways::{
-        Pick, cycle, own_prefix,
-        redis_semaphore::RedisSemaphore,
+        Pick, cycle,
+        program::Program,
         rowlock::{Permits, Readers, Rowlock},
     },
 };
@@ -68,10 +68,8 @@ async fn entries<DB: Speak>(site: &Site, tasks: usize, options: &Options) -> Res
     let one = |name: &'static str| -> Pick { Box::new(|_| name.to_owned()) };
     enter("permits", size, "keys", cycle(Permits::new(pool.clone(), permits, PATIENCE)?, one("permits")));
     for (name, variable) in [("redis-semaphore", "REDIS_URL"), ("redis-semaphore-durable", "REDIS_DURABLE_URL")] {
-        let key = format!("{}/permits", own_prefix());
-        if let Some(contender) =
-            url(variable).map(|url| RedisSemaphore::new(&url, &key, permits)).transpose()?.flatten()
-        {
+        let Some(server) = url(variable) else { continue };
+        if let Some(contender) = Program::redis_semaphore(&server, permits)? {
             enter(name, size, "keys", contender);
         }
     }

@@ -5,8 +5,8 @@ pub mod article;
 pub mod etcd;
 pub mod functions;
 pub mod limit;
+pub mod program;
 pub mod redis;
-pub mod redis_semaphore;
 pub mod rowlock;
 pub mod single;
 
