@@ -81,6 +81,13 @@ struct Runner<DB: Database> {
     stopped: CancellationToken,
 }
 
+/// Waits until then. A timer alone takes a millisecond or more, also if its time has come.
+async fn until(at: Instant) {
+    if at > Instant::now() {
+        sleep_until(at).await;
+    }
+}
+
 /// The runs of an instance.
 type Runs = JoinSet<(Ended, Option<Duration>)>;
 
@@ -100,7 +107,7 @@ impl<DB: Database> Runner<DB> {
                     let due_in = if free == 0 { Some(Duration::ZERO) } else { ended.ok().and_then(|ended| ended.1) };
                     look_at = due_in.map_or(look_at, |due_in| look_at.min(Instant::now() + due_in));
                 }
-                () = sleep_until(look_at), if free > 0 => {
+                () = until(look_at), if free > 0 => {
                     let pause = self.look(&mut runs, free.min(MOST), &mut pauses).await;
                     look_at = Instant::now() + pause;
                 }
