@@ -34,9 +34,6 @@ mod watch;
 use libtest_mimic::Arguments;
 
 fn main() {
-    let mut arguments = Arguments::from_args();
-    // Each test has a thread of its own, to wait for its servers.
-    arguments.test_threads.get_or_insert(16);
     let mut trials = Vec::new();
     galera::register(&mut trials);
     galera_order::register(&mut trials);
@@ -50,5 +47,8 @@ fn main() {
     patroni::register(&mut trials);
     patroni_fallen::register(&mut trials);
     ticks::register(&mut trials);
+    let mut arguments = Arguments::from_args();
+    // Each test has a thread of its own, to wait for its servers.
+    arguments.test_threads.get_or_insert(trials.len());
     libtest_mimic::run(&arguments, trials).exit();
 }

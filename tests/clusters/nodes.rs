@@ -51,11 +51,13 @@ pub struct Cluster {
 }
 
 impl Kind {
-    async fn of(url: &str) -> Self {
+    async fn of(urls: &[String]) -> Self {
         let since = Instant::now();
         loop {
-            if let Some(banner) = one::<String>(url, "SELECT VERSION()").await {
-                return if banner.contains("MariaDB") { Self::Galera } else { Self::Group };
+            for url in urls {
+                if let Some(banner) = one::<String>(url, "SELECT VERSION()").await {
+                    return if banner.contains("MariaDB") { Self::Galera } else { Self::Group };
+                }
             }
             assert!(since.elapsed() < PATIENCE, "a node does not answer");
             sleep(Duration::from_millis(50)).await;
@@ -79,7 +81,7 @@ impl Kind {
     /// on any.
     pub fn waits(self, waits: bool) -> &'static str {
         match (self, waits) {
-            (Self::Galera, true) => "SET SESSION wsrep_sync_wait = 7",
+            (Self::Galera, true) => "SET SESSION wsrep_sync_wait = 3",
             (Self::Galera, false) => "SET SESSION wsrep_sync_wait = 0",
             (Self::Group, true) => "SET SESSION group_replication_consistency = 'BEFORE'",
             (Self::Group, false) => "SET SESSION group_replication_consistency = 'EVENTUAL'",
@@ -93,12 +95,14 @@ impl Cluster {
         let server = |node: usize| fs::read_to_string(folder.join(node.to_string()).join("url")).unwrap();
         let servers: Vec<String> = (1..=3).map(|node| server(node).trim().to_owned()).collect();
         for node in 1..=3 {
-            // A test that failed may have left it stopped.
-            fs::remove_file(folder.join(node.to_string()).join("stopped")).ok();
+            // A test that failed may have left it paused, cut off or stopped.
             go_on(&folder, node);
             switch(&folder, node, "up");
         }
-        let kind = Kind::of(&servers[0]).await;
+        let kind = Kind::of(&servers).await;
+        for node in 1..=3 {
+            back(kind, &folder, &servers, node).await;
+        }
         ready(kind, &servers).await;
         if kind == Kind::Group {
             one::<String>(&servers[0], "SELECT group_replication_switch_to_multi_primary_mode()").await.unwrap();
@@ -136,6 +140,11 @@ impl Cluster {
         let number = sqlx::query_scalar(AssertSqlSafe(sql.to_owned())).fetch_one(&mut *conn).await.unwrap();
         sqlx::raw_sql(self.kind.waits(false)).execute(&mut *conn).await.unwrap();
         number
+    }
+
+    /// How many keys are held, as the node itself knows.
+    pub async fn held_at(&self, node: usize) -> Option<i64> {
+        one(&self.urls[node - 1], "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1").await
     }
 
     /// Waits until every node has applied what was committed on any.
@@ -190,8 +199,7 @@ impl Cluster {
     }
 
     async fn expelled(&self, node: usize) {
-        let sql = "SELECT COUNT(*) FROM performance_schema.replication_group_members";
-        until("the node is expelled", async || one::<i64>(&self.urls[node % 3], sql).await == Some(2)).await;
+        expelled(&self.urls, node).await;
     }
 
     /// Lets the process go on, and hear the others.
@@ -202,13 +210,7 @@ impl Cluster {
 
     /// Lets the node come back, and waits until all nodes are there.
     pub async fn start(&self, node: usize) {
-        let stopped = self.folder.join(node.to_string()).join("stopped");
-        // A server that a group still knows from before it was killed tries to join once, and
-        // fails.
-        if self.kind == Kind::Group && stopped.exists() {
-            self.expelled(node).await;
-        }
-        fs::remove_file(stopped).ok();
+        back(self.kind, &self.folder, &self.urls, node).await;
         self.resume(node);
         ready(self.kind, &self.urls).await;
     }
@@ -247,6 +249,14 @@ impl Cluster {
                 until("the node has noticed", is_lost).await;
             }
             Kind::Group => sleep(Duration::from_secs(1)).await,
+        }
+    }
+
+    /// Waits until the others have given up the node, whose claims they may have certified before.
+    pub async fn goes_on_without(&self, node: usize) {
+        match self.kind {
+            Kind::Galera => {}
+            Kind::Group => self.expelled(node).await,
         }
     }
 
@@ -331,6 +341,21 @@ impl Behind {
     pub async fn over(mut self) {
         sqlx::raw_sql("UNLOCK TABLES").execute(&mut *self.0).await.unwrap();
     }
+}
+
+/// Has a server started again that was stopped. One that a group still knows from before it was killed
+/// would try to join once, and fail.
+async fn back(kind: Kind, folder: &Path, urls: &[String], node: usize) {
+    let stopped = folder.join(node.to_string()).join("stopped");
+    if kind == Kind::Group && stopped.exists() {
+        expelled(urls, node).await;
+    }
+    fs::remove_file(stopped).ok();
+}
+
+async fn expelled(urls: &[String], node: usize) {
+    let sql = "SELECT COUNT(*) FROM performance_schema.replication_group_members";
+    until("the node is expelled", async || one::<i64>(&urls[node % 3], sql).await == Some(2)).await;
 }
 
 async fn ready(kind: Kind, urls: &[String]) {

@@ -40,6 +40,7 @@ pub async fn no_key_is_held_twice_while_a_node_is_partitioned_away(folder: PathB
     let workers = workers(&cluster, &watch);
     go_on(&watch).await;
     cluster.silence(3).await;
+    cluster.goes_on_without(3).await;
     watch.goes_on("node 1", "without node 3").await;
     let before = watch.entered("node 3");
     sleep(2 * LEASE).await;

@@ -1,16 +1,9 @@
 //! PostgreSQL that Patroni manages, in synchronous mode: the primary is killed, replaced and
 //! paused, and etcd is lost, under clients that reach the primary through HAProxy.
 
-use std::{
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
-use rowlock::{Attempt, Lease, LeaseLock, Reason, Retry, Status};
+use rowlock::{Attempt, Lease, LeaseLock, Reason, Status};
 use sqlx::{Postgres, postgres::PgPoolOptions};
 use tokio::{
     task::JoinHandle,
@@ -21,7 +14,7 @@ use crate::{
     nodes::until,
     patroni_nodes::{Cluster, Mode},
     relay::Relay,
-    standby::{assert_paid, payments, pool},
+    standby::{Payers, pool},
     ticks::Ticking,
     watch::{Watch, everything, work},
 };
@@ -47,8 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 struct Load {
     watch: Watch,
     tasks: Vec<JoinHandle<()>>,
-    payers: Vec<JoinHandle<(i64, i64)>>,
-    over: Arc<AtomicBool>,
+    payers: Payers,
     ticking: Ticking,
     held: Lease<Postgres>,
 }
@@ -56,16 +48,11 @@ struct Load {
 impl Load {
     async fn start(cluster: &Cluster) -> Self {
         let held = lock(cluster).lease(HELD).unwrap().try_acquire("held").await.unwrap().acquired().unwrap();
-        let (watch, over) = (Watch::of_clients_of_a_primary(), Arc::<AtomicBool>::default());
+        let watch = Watch::of_clients_of_a_primary();
         let tasks = everything(|| lock(cluster), &watch);
-        let payers = (0..2).map(|_| {
-            let (lock, over) =
-                (lock(cluster).retry(Retry { attempts: 100_000, within: PATIENCE }).unwrap(), over.clone());
-            tokio::spawn(payments(lock, move || !over.load(SeqCst)))
-        });
-        let payers = payers.collect();
+        let payers = Payers::start(|| lock(cluster));
         let ticking = Ticking::start(&[cluster.pool(), cluster.pool(), cluster.pool()]).await;
-        let load = Self { watch, tasks, payers, over, ticking, held };
+        let load = Self { watch, tasks, payers, ticking, held };
         load.go_on("at first").await;
         sleep(Duration::from_secs(2)).await;
         load
@@ -73,6 +60,7 @@ impl Load {
 
     async fn go_on(&self, when: &str) {
         self.watch.all_go_on(when).await;
+        self.payers.go_on(when).await;
     }
 
     /// Waits until grants continue. Workers may have to wait for the end of a lease: of a claim
@@ -91,17 +79,10 @@ impl Load {
     /// Ends all clients, and judges what they did.
     async fn end(self, cluster: &Cluster, fault: &str) {
         self.watch.end(self.tasks).await;
-        self.over.store(true, SeqCst);
-        let (mut sure, mut unknown) = (0, 0);
-        for payer in self.payers {
-            let (more, doubtful) = payer.await.unwrap();
-            (sure, unknown) = (sure + more, unknown + doubtful);
-        }
         self.ticking.ends(&cluster.pool(), fault).await;
         self.watch.tell(fault);
         self.watch.assert_right();
-        assert_paid(&cluster.pool(), sure, unknown).await;
-        assert!(sure > 10, "{fault}: only {sure} payments");
+        self.payers.end(&cluster.pool()).await;
         // A key that was held all the time is still held.
         let other = lock(cluster);
         assert_eq!(other.try_acquire("held").await.unwrap().refused().unwrap().reason, Reason::Held);

@@ -145,7 +145,9 @@ async fn a_standby_that_lags_grants_nothing_and_loses_nothing(folder: PathBuf) {
     not_let_in(readers.try_read().await, "while another one writes");
 
     cluster.kill(last);
+    cluster.promoted(standbys).await;
     for standby in standbys {
+        assert!(cluster.lags(standby).await, "node {standby} has applied everything");
         cluster.resume_server(standby);
     }
     let next = cluster.next_primary(last).await;

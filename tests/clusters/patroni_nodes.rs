@@ -222,7 +222,7 @@ impl Cluster {
         kill_process(postmaster, Signal::CONT).ok();
     }
 
-    pub fn resume_patroni(&self, node: usize) {
+    fn resume_patroni(&self, node: usize) {
         if let Some(patroni) = pid(&self.file(node, "pid")) {
             kill_process(patroni, Signal::CONT).ok();
         }
@@ -255,6 +255,19 @@ impl Cluster {
         let sql = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'startup'";
         let startup = self.one::<i32>(standby, sql).await.unwrap();
         kill_process(Pid::from_raw(startup).unwrap(), Signal::STOP).unwrap();
+    }
+
+    /// Waits until Patroni has asked one of these standbys to become the primary. Its server does that
+    /// once it has applied all that it received.
+    pub async fn promoted(&self, standbys: [usize; 2]) {
+        let is_asked = |standby: usize| self.file(standby, "data/promote").exists();
+        until("a standby is to be promoted", async || standbys.into_iter().any(is_asked)).await;
+    }
+
+    /// Whether the standby has received more than it has applied.
+    pub async fn lags(&self, standby: usize) -> bool {
+        let sql = "SELECT pg_last_wal_replay_lsn() < pg_last_wal_receive_lsn()";
+        self.one(standby, sql).await.unwrap()
     }
 
     pub fn pause_etcd(&self) {

@@ -105,11 +105,23 @@ async fn pass(mut client: TcpStream, first: usize, way: Arc<Way>) {
     way.closed.subscribe().wait_for(|closed| !closed).await.unwrap();
     let servers = way.servers.lock().unwrap().clone();
     for place in 0..servers.len() {
-        if let Ok(mut server) = TcpStream::connect(servers[(first + place) % servers.len()]).await {
+        if let Ok(mut server) = TcpStream::connect(servers[(first + place) % servers.len()]).await
+            && is_there(&client, &server).await
+        {
             server.set_nodelay(true).unwrap();
             until_a_commit_is_lost(&mut client, &mut server, &way).await.ok();
             return;
         }
+    }
+}
+
+/// Whether a connection that was accepted is one to the server. What accepts it in the server's name
+/// closes it if there is none. MySQL is the first to send, with PostgreSQL it is the client.
+async fn is_there(client: &TcpStream, server: &TcpStream) -> bool {
+    let (mut asked, mut said) = ([0], [0]);
+    tokio::select! {
+        _ = client.peek(&mut asked) => true,
+        length = server.peek(&mut said) => length.is_ok_and(|length| length > 0),
     }
 }
 

@@ -1,14 +1,25 @@
 //! PostgreSQL with a standby: the primary is killed, the standby is promoted, and clients continue
 //! there.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI64, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use rowlock::{
     Attempt, Claim, Error, LeaseLock, Reason, ResourceLock as _, ResourceLockExt, Retry, Status, TransactionError, Tx,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::{
     relay::Relay,
@@ -22,7 +33,7 @@ crate::suite::tests!(
 );
 
 const LEASE: Duration = Duration::from_secs(20);
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The tables of [`payments`].
 pub const PAYMENTS: &str =
@@ -88,14 +99,51 @@ pub async fn pay(mut tx: Tx<Postgres>, claim: Claim) -> Result<(), sqlx::Error> 
     Ok(())
 }
 
-/// Pays as long as it is wanted. Returns the number of certain payments, and of those whose outcome
-/// is unknown.
-pub async fn payments(lock: LeaseLock<Postgres>, wanted: impl Fn() -> bool) -> (i64, i64) {
-    let (mut sure, mut unknown) = (0, 0);
-    while wanted() {
+/// Two tasks that pay.
+pub struct Payers {
+    tasks: Vec<JoinHandle<()>>,
+    paid: Arc<Paid>,
+}
+
+#[derive(Default)]
+struct Paid {
+    sure: AtomicI64,
+    /// Their outcome is unknown.
+    unknown: AtomicI64,
+    over: AtomicBool,
+}
+
+impl Payers {
+    pub fn start(lock: impl Fn() -> LeaseLock<Postgres>) -> Self {
+        let (retry, paid) = (Retry { attempts: 100_000, within: PATIENCE }, Arc::<Paid>::default());
+        let pays = |_| tokio::spawn(payments(lock().retry(retry).unwrap(), paid.clone()));
+        Self { tasks: (0..2).map(pays).collect(), paid: paid.clone() }
+    }
+
+    /// Waits for a few more payments.
+    pub async fn go_on(&self, when: &str) {
+        let (before, since) = (self.paid.sure.load(SeqCst), Instant::now());
+        while self.paid.sure.load(SeqCst) < before + 3 {
+            assert!(since.elapsed() < PATIENCE, "no payments {when}");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Ends the tasks. The table has what they reported.
+    pub async fn end(self, pool: &PgPool) {
+        self.paid.over.store(true, SeqCst);
+        for task in self.tasks {
+            task.await.unwrap();
+        }
+        assert_paid(pool, self.paid.sure.load(SeqCst), self.paid.unknown.load(SeqCst)).await;
+    }
+}
+
+async fn payments(lock: LeaseLock<Postgres>, paid: Arc<Paid>) {
+    while !paid.over.load(SeqCst) {
         match lock.transaction("account", pay).await {
-            Ok(()) => sure += 1,
-            Err(TransactionError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
+            Ok(()) => drop(paid.sure.fetch_add(1, SeqCst)),
+            Err(TransactionError::Failed(Error::CommitUnknown { .. })) => drop(paid.unknown.fetch_add(1, SeqCst)),
             Err(TransactionError::Failed(error)) if error.is_retryable() => {}
             // The server is not the primary any more.
             Err(TransactionError::Failed(Error::ReadOnly { .. })) => {}
@@ -103,7 +151,6 @@ pub async fn payments(lock: LeaseLock<Postgres>, wanted: impl Fn() -> bool) -> (
             Err(error) => panic!("{error:?}"),
         }
     }
-    (sure, unknown)
 }
 
 /// The table has the payments that were reported, and perhaps those in doubt.
@@ -125,27 +172,20 @@ async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: PathBuf)
     .await;
     let lease = pair.lock().try_acquire("held").await.unwrap().acquired().unwrap();
     let watch = Watch::default();
-    let end = Instant::now() + Duration::from_secs(12);
     let workers = everything(|| pair.lock(), &watch);
-    let retry = Retry { attempts: 100_000, within: PATIENCE };
-    let payers: Vec<_> = (0..2)
-        .map(|_| tokio::spawn(payments(pair.lock().retry(retry).unwrap(), move || Instant::now() < end)))
-        .collect();
+    let payers = Payers::start(|| pair.lock());
     sqlx::raw_sql(TABLE).execute(&pair.pool()).await.unwrap();
     let ticking = Ticking::start(&[pair.pool(), pair.pool(), pair.pool()]).await;
-    sleep(Duration::from_secs(3)).await;
+    watch.all_go_on("at the primary").await;
+    payers.go_on("at the primary").await;
     pair.fail_over().await;
     watch.all_go_on("at the standby").await;
+    payers.go_on("at the standby").await;
     watch.end(workers).await;
     ticking.ends(&pair.pool(), "schedules, the primary was killed").await;
     watch.tell("the primary was killed");
     watch.assert_right();
-    let (mut sure, mut unknown) = (0, 0);
-    for payer in payers {
-        let (more, doubtful) = payer.await.unwrap();
-        (sure, unknown) = (sure + more, unknown + doubtful);
-    }
-    assert_paid(&pair.pool(), sure, unknown).await;
+    payers.end(&pair.pool()).await;
     // A key that was held before the failover is still held.
     let other = pair.lock();
     assert_eq!(other.try_acquire("held").await.unwrap().refused().unwrap().reason, Reason::Held);

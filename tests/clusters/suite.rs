@@ -4,9 +4,14 @@ use std::{
     future::Future,
     path::PathBuf,
     sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 use libtest_mimic::Trial;
+use tokio::time::timeout;
+
+/// No test takes half as long.
+const LONGEST: Duration = Duration::from_secs(600);
 
 /// Servers in the folder that the variable names. Their tests run one after the other, because one
 /// kills what another would use. Tests on other servers run in parallel with them.
@@ -78,7 +83,8 @@ where
     let run = move || {
         let _in_use = servers.in_use().lock().unwrap_or_else(PoisonError::into_inner);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        runtime.block_on(test(folder?));
+        let folder = folder?;
+        runtime.block_on(async { timeout(LONGEST, test(folder)).await })?;
         Ok(())
     };
     Trial::test(name, run).with_ignored_flag(missing).with_kind(kind)

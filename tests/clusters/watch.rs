@@ -205,7 +205,7 @@ pub async fn work<DB: Database>(lock: impl ResourceLock<DB>, who: String, keys: 
 }
 
 /// What [`everything`] enters as.
-const KINDS: [&str; 5] = ["worker", "permit", "leader", "reader 1", "writer"];
+const KINDS: [&str; 6] = ["worker", "permit", "leader", "reader 1", "reader 3", "writer"];
 
 /// Starts six workers on three keys, four that want one of two permits, three candidates of an
 /// election, two readers and two writers.
