@@ -26,7 +26,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::{PATIENCE, TestDatabase, TestDb};
+use crate::{PATIENCE, TestDatabase, TestDb, pools_sessions};
+
+/// How long the next part of a reply is waited for.
+const NEXT_PART: Duration = Duration::from_millis(20);
 
 /// The direction of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -276,6 +279,21 @@ async fn connection(shared: Shared, number: u64, mut client: TcpStream, server: 
     }
 }
 
+/// Reads a chunk. A server of PostgreSQL sends a reply at once. Pgpool-II sends it in parts, which
+/// are read up to the last message.
+async fn read(from: &mut ReadHalf<'_>, chunk: &mut [u8], in_parts: bool) -> std::io::Result<usize> {
+    const READY_FOR_QUERY: &[u8] = b"Z\0\0\0\x05";
+    let mut length = from.read(chunk).await?;
+    let is_part = |chunk: &[u8]| !chunk.is_empty() && !chunk[..chunk.len() - 1].ends_with(READY_FOR_QUERY);
+    while in_parts && is_part(&chunk[..length]) {
+        match timeout(NEXT_PART, from.read(&mut chunk[length..])).await {
+            Ok(Ok(more @ 1..)) => length += more,
+            _ => break,
+        }
+    }
+    Ok(length)
+}
+
 async fn pump(
     shared: &Shared,
     way: Way,
@@ -285,7 +303,8 @@ async fn pump(
     pinged: &AtomicBool,
 ) {
     let (mut chunk, mut is_first) = (vec![0; 1 << 16], true);
-    while let Ok(length @ 1..) = from.read(&mut chunk).await {
+    let in_parts = way == Way::Replies && pools_sessions();
+    while let Ok(length @ 1..) = read(&mut from, &mut chunk, in_parts).await {
         let free = match way {
             Way::Requests => {
                 if chunk[..length].windows(6).any(|text| text == b"LISTEN") {
