@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
+use harness::{COUNTED, PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
 use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, Reason, Status};
 use sqlx::Pool;
 use tokio::time::{Instant, timeout};
@@ -29,8 +29,9 @@ harness::tests!(
         a_request_dropped_before_sending_is_removed,
         more_than_fit_in_one_statement_take_a_few
     ),
+    // Behind Pgpool-II a statement may take as long as a claim is tried again.
+    servers[COUNTED](a_row_locked_by_a_transaction_delays_no_other_request),
     servers(
-        a_row_locked_by_a_transaction_delays_no_other_request,
         a_request_dropped_after_sending_fails_no_other,
         a_lost_reply_is_lost_for_no_request,
         a_slow_reply_delays_no_other_request
