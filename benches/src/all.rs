@@ -1,5 +1,5 @@
-//! Every scenario, each in a process of its own, so that none is affected by what another left in
-//! memory.
+//! Every scenario but `scale`, each in a process of its own, so that none is affected by what
+//! another left in memory.
 
 use std::{ffi::OsString, process::Stdio};
 
@@ -9,7 +9,7 @@ use tokio::process::Command;
 use crate::{Error, options::Common};
 
 /// The scenarios, and whether they write figures to a file.
-const SCENARIOS: [(&str, bool); 13] = [
+const SCENARIOS: [(&str, bool); 12] = [
     ("cycles", true),
     ("crates", true),
     ("deduct", true),
@@ -22,7 +22,6 @@ const SCENARIOS: [(&str, bool); 13] = [
     ("handover", false),
     ("waiting", false),
     ("schedules", false),
-    ("scale", false),
 ];
 
 #[derive(Args)]

@@ -1,11 +1,11 @@
 //! Benchmarks of rowlock and its alternatives, on the servers that are available. Figures go to
 //! stdout, progress to stderr.
 //!
-//! `handover` and `waiting` measure tasks that wait for one key. `cycles`, `refusals`, `deduct`,
-//! `crates`, `million`, `once`, `permits` and `functions` compare: all contenders run alternately in short
-//! rounds on one server, whose settings are printed above the table, and medians of the rounds are
-//! shown. `held` measures a process that holds many keys, `schedules` ticks, `scale` many
-//! instances. `all` does all of that; `plot` draws what `cycles` wrote to a file.
+//! `handover` and `waiting` measure tasks that wait for one key. `cycles`, `crates`, `refusals`,
+//! `deduct`, `million`, `once`, `permits` and `functions` compare: all contenders run alternately in
+//! short rounds on one server, whose settings are printed above the table, and medians of the rounds
+//! are shown. `held` measures a process that holds many keys, `schedules` ticks, `scale` many
+//! instances. `all` does all of that but `scale`; `plot` draws what `cycles` wrote to a file.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -123,7 +123,7 @@ enum Scenario {
     Schedules(schedules::Options),
     /// Instances with pools of their own, as the simulation `tests/scale` has them.
     Scale(scale::Options),
-    /// Every scenario above with its default settings, one after the other.
+    /// Every scenario above but `scale` with its default settings, one after the other.
     All(all::Options),
     /// Draws cycles per second over tasks, from the figures that `cycles --csv` wrote.
     Plot(plot::Options),
