@@ -2,10 +2,10 @@
 //! stdout, progress to stderr.
 //!
 //! `handover` and `waiting` measure tasks that wait for one key. `cycles`, `crates`, `refusals`,
-//! `deduct`, `million`, `once`, `permits` and `functions` compare: all contenders run alternately in
-//! short rounds on one server, whose settings are printed above the table, and medians of the rounds
-//! are shown. `held` measures a process that holds many keys, `schedules` ticks, `scale` many
-//! instances. `all` does all of that but `scale`; `plot` draws what `cycles` wrote to a file.
+//! `deduct`, `million`, `once`, `permits` and `functions` compare: all contenders run alternately
+//! in short rounds on one server, whose settings are printed above the table, and medians of the
+//! rounds are shown. `held` measures a process that holds many keys, `schedules` ticks, `scale`
+//! many instances. `all` does all of that but `scale`; `plot` draws what `cycles` wrote to a file.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 

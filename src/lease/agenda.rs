@@ -151,8 +151,8 @@ impl Agenda {
         self.next_renewal().is_some_and(|next| next <= now)
     }
 
-    /// Returns the leases whose renewal is due by `due`, as many as one statement has room for. What
-    /// is left over was due before what comes next, and is first then.
+    /// Returns the leases whose renewal is due by `due`, as many as one statement has room for.
+    /// What is left over was due before what comes next, and is first then.
     pub fn renewals(&self, due: Instant) -> Batch<Arc<LeaseState>> {
         // Those that were refused together are due together. They are shuffled, so that different
         // ones are left over each time when there is no time for all.

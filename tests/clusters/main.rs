@@ -3,12 +3,12 @@
 //!
 //! `scripts/clusters` starts such servers and sets the variables; without them the tests are shown
 //! as ignored. Each variable names a folder: `GALERA` has `1`, `2` and `3`, nodes with `url`,
-//! `pid`, and a server that is kept running unless there is a file `stopped`; so has `GROUP`, with a
-//! program `switch` if its nodes have networks of their own.
-//! `SYNCHRONOUS` and `ASYNCHRONOUS` have `primary` and `standby`, with `url` and `data`. A primary
-//! is killed once, so each pair serves one test. `PATRONI` has `1`, `2` and `3` as well, nodes with
-//! `url`, `api`, `pid` (Patroni's) and `data`, and `etcd` and `proxy`. `ALONE` has `postgres` and
-//! `mariadb`, with `url`, `clock`, and a server that is kept running.
+//! `pid`, and a server that is kept running unless there is a file `stopped`; so has `GROUP`, with
+//! a program `switch` if its nodes have networks of their own. `SYNCHRONOUS` and `ASYNCHRONOUS`
+//! have `primary` and `standby`, with `url` and `data`. A primary is killed once, so each pair
+//! serves one test. `PATRONI` has `1`, `2` and `3` as well, nodes with `url`, `api`, `pid`
+//! (Patroni's) and `data`, and `etcd` and `proxy`. `ALONE` has `postgres` and `mariadb`, with
+//! `url`, `clock`, and a server that is kept running.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 

@@ -218,8 +218,8 @@ impl Cluster {
 
 /// Nodes that do not hear each other.
 impl Cluster {
-    /// Cuts a node off, and it goes on alone. On Galera it drops all messages of the others. A member
-    /// of a group has a network of its own, or is paused where it has none.
+    /// Cuts a node off, and it goes on alone. On Galera it drops all messages of the others. A
+    /// member of a group has a network of its own, or is paused where it has none.
     pub async fn silence(&self, node: usize) {
         match self.kind {
             Kind::Galera => {
@@ -284,8 +284,8 @@ fn go_on(folder: &Path, node: usize) {
     }
 }
 
-/// Plugs the node's network in ("up"), or cuts it off from the others ("down"). Returns whether there
-/// is a switch. A node that has ended has no network, and comes back with a new one.
+/// Plugs the node's network in ("up"), or cuts it off from the others ("down"). Returns whether
+/// there is a switch. A node that has ended has no network, and comes back with a new one.
 fn switch(folder: &Path, node: usize, to: &str) -> bool {
     let switch = folder.join("switch");
     if !switch.exists() {
@@ -343,8 +343,8 @@ impl Behind {
     }
 }
 
-/// Has a server started again that was stopped. One that a group still knows from before it was killed
-/// would try to join once, and fail.
+/// Has a server started again that was stopped. One that a group still knows from before it was
+/// killed would try to join once, and fail.
 async fn back(kind: Kind, folder: &Path, urls: &[String], node: usize) {
     let stopped = folder.join(node.to_string()).join("stopped");
     if kind == Kind::Group && stopped.exists() {

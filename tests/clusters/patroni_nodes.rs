@@ -257,8 +257,8 @@ impl Cluster {
         kill_process(Pid::from_raw(startup).unwrap(), Signal::STOP).unwrap();
     }
 
-    /// Waits until Patroni has asked one of these standbys to become the primary. Its server does that
-    /// once it has applied all that it received.
+    /// Waits until Patroni has asked one of these standbys to become the primary. Its server does
+    /// that once it has applied all that it received.
     pub async fn promoted(&self, standbys: [usize; 2]) {
         let is_asked = |standby: usize| self.file(standby, "data/promote").exists();
         until("a standby is to be promoted", async || standbys.into_iter().any(is_asked)).await;

@@ -115,8 +115,8 @@ async fn pass(mut client: TcpStream, first: usize, way: Arc<Way>) {
     }
 }
 
-/// Whether a connection that was accepted is one to the server. What accepts it in the server's name
-/// closes it if there is none. MySQL is the first to send, with PostgreSQL it is the client.
+/// Whether a connection that was accepted is one to the server. What accepts it in the server's
+/// name closes it if there is none. MySQL is the first to send, with PostgreSQL it is the client.
 async fn is_there(client: &TcpStream, server: &TcpStream) -> bool {
     let (mut asked, mut said) = ([0], [0]);
     tokio::select! {

@@ -38,7 +38,8 @@ pub(super) async fn claim(
         return judged::claim(conn, requests, terms, special).await;
     };
     // The rules may grant a row that is locked: its lease has ended, or it is this holder's. Beside
-    // claims that were granted, and are committed, such a request is left to a statement of its own.
+    // claims that were granted, and are committed, such a request is left to a statement of its
+    // own.
     let is_grantable = |(request, reply): (&ClaimRequest, &ClaimReply)| match reply {
         ClaimReply::Seen { row: Some(row), now } => {
             !matches!(judge(Some(row), *now, request.holder, terms), Verdict::Refuse(..))

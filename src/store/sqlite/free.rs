@@ -71,8 +71,8 @@ pub(super) fn is_likely(requests: &[ClaimRequest], terms: &Terms) -> bool {
     terms.rules == Rules::Recover && terms.min_interval.is_zero() && !of_sets && !requests.iter().all(|one| one.waited)
 }
 
-/// Claims the rows that nothing has locked, and returns the others as they were seen. Returns `None`
-/// if nothing was done, because another connection writes or the statement failed.
+/// Claims the rows that nothing has locked, and returns the others as they were seen. Returns
+/// `None` if nothing was done, because another connection writes or the statement failed.
 pub(super) async fn claim(
     conn: &mut SqliteConnection,
     requests: &[ClaimRequest],

@@ -123,8 +123,8 @@ fn expected(found: &SqliteRow, row: &Row, request: &ClaimRequest, verdict: &str)
 }
 
 /// Reads the rows, judges them, and writes those that the rules grant, for a single holder all of
-/// them or none. If nothing can be granted, nothing is written. `in_micros`: the table keeps times as
-/// integers.
+/// them or none. If nothing can be granted, nothing is written. `in_micros`: the table keeps times
+/// as integers.
 pub(super) async fn claim(
     conn: &mut SqliteConnection,
     requests: &[ClaimRequest],

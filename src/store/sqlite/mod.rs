@@ -6,8 +6,8 @@
 //! requires. `claimed_at` repeats `begin_time` as it is stored.
 //!
 //! A claim of a row that is free is one text (`free.rs`). Any other claim reads the row, judges it
-//! by `rules.rs`, and updates the row that was judged by compare-and-set: the rules are not repeated
-//! in SQL.
+//! by `rules.rs`, and updates the row that was judged by compare-and-set: the rules are not
+//! repeated in SQL.
 
 mod admin;
 mod change;

@@ -59,8 +59,8 @@ pub struct Need {
     pub is_met: fn(Server) -> bool,
 }
 
-/// A PostgreSQL that is not behind a pooler, which hides settings and locks of a session, the user of
-/// a session, the number of connections, the number of statements (the pooler sends some of its
+/// A PostgreSQL that is not behind a pooler, which hides settings and locks of a session, the user
+/// of a session, the number of connections, the number of statements (the pooler sends some of its
 /// own), and a request that arrives after its sender has gone. On other servers the need is always
 /// met.
 pub const DIRECT: Need =
