@@ -7,7 +7,7 @@ use std::{
 };
 
 use harness::{PATIENCE, SESSION, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Error, Lease, LeaseLock, ListOptions, ReadWriteLock, Reason, ResourceLock, Rules, Status};
+use rowlock::{Error, Lease, LeaseLock, ListOptions, ReadWriteLock, Reason, Rules, Status};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -22,14 +22,7 @@ harness::tests!(
         a_writer_that_waits_keeps_new_readers_out,
         readers_that_find_the_name_held_do_not_delay_the_writer,
         no_side_starves,
-        an_expired_reader_is_replaced_by_a_writer,
-        a_reader_that_may_still_commit_keeps_writers_out,
-        an_expired_writer_is_taken_over_by_a_reader,
-        a_writer_that_may_still_commit_keeps_readers_out,
         the_token_of_the_last_writer_fences_a_reader,
-        a_downgrade_leaves_no_gap,
-        two_upgrades_do_not_wait_for_each_other,
-        an_upgrade_is_refused_to_a_reader_that_was_replaced,
         all_numbers_are_used_and_no_more,
         a_plain_claim_on_the_name_closes_it,
         a_name_that_was_never_claimed_is_claimed_once,
@@ -40,20 +33,20 @@ harness::tests!(
     postgres[SESSION](a_writer_asks_for_word_of_every_reader)
 );
 
-const SHORT: Duration = Duration::from_secs(1);
-const LONG: Duration = Duration::from_secs(60);
+pub const SHORT: Duration = Duration::from_secs(1);
+pub const LONG: Duration = Duration::from_secs(60);
 
-fn on<DB: TestDatabase>(lock: &LeaseLock<DB>) -> ReadWriteLock<DB> {
+pub fn on<DB: TestDatabase>(lock: &LeaseLock<DB>) -> ReadWriteLock<DB> {
     lock.read_write("k").unwrap()
 }
 
 /// Returns a lock that shares nothing with others but the database, as that of another process.
-fn other<DB: TestDatabase>(db: &TestDb<DB>) -> ReadWriteLock<DB> {
+pub fn other<DB: TestDatabase>(db: &TestDb<DB>) -> ReadWriteLock<DB> {
     on(&db.lock_for(LONG))
 }
 
 /// Writes once, so that the name has a row with a token.
-async fn written<DB: TestDatabase>(db: &TestDb<DB>) {
+pub async fn written<DB: TestDatabase>(db: &TestDb<DB>) {
     acquired(other(db).write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
 }
 
@@ -249,67 +242,6 @@ async fn no_side_starves<DB: TestDatabase>(db: TestDb<DB>) {
     }
 }
 
-/// Returns a lease that nothing renews any more, once its lease is over.
-async fn expired<DB: TestDatabase>(lease: Lease<DB>) -> rowlock::Claim {
-    let claim = lease.detach();
-    sleep(SHORT + SHORT / 4).await;
-    claim
-}
-
-async fn an_expired_reader_is_replaced_by_a_writer<DB: TestDatabase>(db: TestDb<DB>) {
-    written(&db).await;
-    let lock = db.lock_for(SHORT);
-    let reader = expired(acquired(on(&lock).read(PATIENCE).await)).await;
-    let writer = acquired(other(&db).try_write().await);
-    let late = lock.resume(reader.key.as_str(), reader.holder).await;
-    assert!(matches!(late, Err(Error::NotHeld { .. } | Error::Lost { .. })), "{late:?}");
-    let mut tx = db.pool.begin().await.unwrap();
-    let confirmed = lock.confirm(&reader, &mut tx).await;
-    assert!(matches!(confirmed, Err(Error::Lost { .. })), "{confirmed:?}");
-    drop(tx);
-    assert!(writer.is_held());
-}
-
-/// The reader's lease is over, but a transaction has confirmed it.
-async fn a_reader_that_may_still_commit_keeps_writers_out<DB: TestDatabase>(db: TestDb<DB>) {
-    written(&db).await;
-    let lock = db.lock_for(SHORT);
-    let reader = acquired(on(&lock).read(PATIENCE).await).detach();
-    let pool = db.pool_of(1).await;
-    let mut tx = pool.begin_with(DB::BEGIN).await.unwrap();
-    lock.confirm(&reader, &mut tx).await.unwrap();
-    sleep(SHORT + SHORT / 4).await;
-    let early = other(&db).try_write().await;
-    assert!(!matches!(early, Ok(rowlock::Attempt::Acquired(_))), "{early:?}");
-    tx.commit().await.unwrap();
-    acquired(other(&db).write(PATIENCE).await);
-}
-
-async fn an_expired_writer_is_taken_over_by_a_reader<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock_for(SHORT);
-    let writer = expired(acquired(on(&lock).write(PATIENCE).await)).await;
-    let reader = acquired(other(&db).try_read().await);
-    assert_eq!(reader.taken_over_from().map(|prior| prior.token), Some(writer.token), "its work may be half done");
-    assert!(reader.writer_token().unwrap() > writer.token);
-    let late = lock.resume("k", writer.holder).await;
-    assert!(matches!(late, Err(Error::NotHeld { .. } | Error::Lost { .. })), "{late:?}");
-    assert!(acquired(other(&db).try_read().await).taken_over_from().is_none(), "the first one was told");
-}
-
-/// The writer's lease is over, but a transaction has confirmed it.
-async fn a_writer_that_may_still_commit_keeps_readers_out<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock_for(SHORT);
-    let writer = acquired(on(&lock).write(PATIENCE).await).detach();
-    let pool = db.pool_of(1).await;
-    let mut tx = pool.begin_with(DB::BEGIN).await.unwrap();
-    lock.confirm(&writer, &mut tx).await.unwrap();
-    sleep(SHORT + SHORT / 4).await;
-    let early = other(&db).try_read().await;
-    assert!(!matches!(early, Ok(rowlock::Attempt::Acquired(_))), "{early:?}");
-    tx.commit().await.unwrap();
-    acquired(other(&db).read(PATIENCE).await);
-}
-
 async fn the_token_of_the_last_writer_fences_a_reader<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = other(&db);
     let mut last = acquired(lock.try_write().await);
@@ -327,74 +259,6 @@ async fn the_token_of_the_last_writer_fences_a_reader<DB: TestDatabase>(db: Test
         last = acquired(lock.try_write().await);
         assert!(last.token() > written);
     }
-}
-
-async fn a_downgrade_leaves_no_gap<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = other(&db);
-    let writer = acquired(lock.try_write().await);
-    let token = writer.token();
-    let next = other(&db);
-    let next = tokio::spawn(async move { acquired(next.write(PATIENCE).await) });
-    sleep(SHORT).await;
-    let reader = lock.downgrade(writer).await.unwrap();
-    assert_eq!(reader.writer_token(), Some(token));
-    sleep(SHORT).await;
-    assert!(!next.is_finished() && reader.is_held(), "the next writer waits for the reader");
-    reader.release(Status::Succeeded).await.unwrap();
-    let writer = timeout(PATIENCE, next).await.unwrap().unwrap();
-    writer.release(Status::Succeeded).await.unwrap();
-    // Others read beside a writer that was downgraded.
-    let reader = lock.downgrade(acquired(lock.try_write().await)).await.unwrap();
-    acquired(other(&db).try_read().await);
-    let wrong = lock.downgrade(reader).await;
-    assert!(matches!(wrong, Err(Error::NotHeld { .. })), "{wrong:?}");
-}
-
-async fn two_upgrades_do_not_wait_for_each_other<DB: TestDatabase>(db: TestDb<DB>) {
-    written(&db).await;
-    let locks = [other(&db), other(&db)];
-    let readers = [acquired(locks[0].try_read().await), acquired(locks[1].try_read().await)];
-    for _ in 0..5 {
-        let both = tokio::join!(locks[0].try_upgrade(&readers[0]), locks[1].try_upgrade(&readers[1]));
-        refused(both.0);
-        refused(both.1);
-        assert!(readers.iter().all(Lease::is_held), "both go on reading");
-    }
-    let [first, second] = readers;
-    second.release(Status::Succeeded).await.unwrap();
-    let writer = acquired(retried(|| locks[0].try_upgrade(&first)).await);
-    assert_eq!(refused(locks[1].try_read().await).reason, Reason::Held);
-    writer.release(Status::Succeeded).await.unwrap();
-    refused(locks[1].try_write().await);
-    acquired(locks[1].read(PATIENCE).await);
-    let wrong = locks[0].try_upgrade(&acquired(db.lock().try_acquire("j").await)).await;
-    assert!(matches!(wrong, Err(Error::NotHeld { .. })), "{wrong:?}");
-    assert!(first.is_held(), "the first one reads on");
-}
-
-/// Repeats an attempt while it is refused, because rows are put back in the background.
-async fn retried<DB: TestDatabase, F: Future<Output = Result<rowlock::Attempt<Lease<DB>>, Error>>>(
-    attempt: impl Fn() -> F,
-) -> Result<rowlock::Attempt<Lease<DB>>, Error> {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match attempt().await {
-            Ok(rowlock::Attempt::Refused(_)) if Instant::now() < until => sleep(Duration::from_millis(5)).await,
-            other => return other,
-        }
-    }
-}
-
-async fn an_upgrade_is_refused_to_a_reader_that_was_replaced<DB: TestDatabase>(db: TestDb<DB>) {
-    written(&db).await;
-    let lock = other(&db);
-    let reader = acquired(lock.try_read().await);
-    db.take_from(reader.key().as_str()).await;
-    reader.renew().await.unwrap_err();
-    db.lock().force_release(reader.key().as_str(), Status::Failed).await.unwrap();
-    let late = lock.try_upgrade(&reader).await;
-    assert!(matches!(late, Err(Error::Lost { .. })), "{late:?}");
-    eventually("the name is given back", || async { lock.try_write().await.unwrap().acquired().is_some() }).await;
 }
 
 async fn all_numbers_are_used_and_no_more<DB: TestDatabase>(db: TestDb<DB>) {

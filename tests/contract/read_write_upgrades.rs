@@ -1,0 +1,83 @@
+//! Readers that become writers, and writers that become readers.
+
+use std::time::Duration;
+
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
+use rowlock::{Error, Lease, Reason, Status};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::read_write::{SHORT, other, written};
+
+harness::tests!(everywhere(
+    a_downgrade_leaves_no_gap,
+    two_upgrades_do_not_wait_for_each_other,
+    an_upgrade_is_refused_to_a_reader_that_was_replaced
+));
+
+async fn a_downgrade_leaves_no_gap<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = other(&db);
+    let writer = acquired(lock.try_write().await);
+    let token = writer.token();
+    let next = other(&db);
+    let next = tokio::spawn(async move { acquired(next.write(PATIENCE).await) });
+    sleep(SHORT).await;
+    let reader = lock.downgrade(writer).await.unwrap();
+    assert_eq!(reader.writer_token(), Some(token));
+    sleep(SHORT).await;
+    assert!(!next.is_finished() && reader.is_held(), "the next writer waits for the reader");
+    reader.release(Status::Succeeded).await.unwrap();
+    let writer = timeout(PATIENCE, next).await.unwrap().unwrap();
+    writer.release(Status::Succeeded).await.unwrap();
+    // Others read beside a writer that was downgraded.
+    let reader = lock.downgrade(acquired(lock.try_write().await)).await.unwrap();
+    acquired(other(&db).try_read().await);
+    let wrong = lock.downgrade(reader).await;
+    assert!(matches!(wrong, Err(Error::NotHeld { .. })), "{wrong:?}");
+}
+
+async fn two_upgrades_do_not_wait_for_each_other<DB: TestDatabase>(db: TestDb<DB>) {
+    written(&db).await;
+    let locks = [other(&db), other(&db)];
+    let readers = [acquired(locks[0].try_read().await), acquired(locks[1].try_read().await)];
+    for _ in 0..5 {
+        let both = tokio::join!(locks[0].try_upgrade(&readers[0]), locks[1].try_upgrade(&readers[1]));
+        refused(both.0);
+        refused(both.1);
+        assert!(readers.iter().all(Lease::is_held), "both go on reading");
+    }
+    let [first, second] = readers;
+    second.release(Status::Succeeded).await.unwrap();
+    let writer = acquired(retried(|| locks[0].try_upgrade(&first)).await);
+    assert_eq!(refused(locks[1].try_read().await).reason, Reason::Held);
+    writer.release(Status::Succeeded).await.unwrap();
+    refused(locks[1].try_write().await);
+    acquired(locks[1].read(PATIENCE).await);
+    let wrong = locks[0].try_upgrade(&acquired(db.lock().try_acquire("j").await)).await;
+    assert!(matches!(wrong, Err(Error::NotHeld { .. })), "{wrong:?}");
+    assert!(first.is_held(), "the first one reads on");
+}
+
+/// Repeats an attempt while it is refused, because rows are put back in the background.
+async fn retried<DB: TestDatabase, F: Future<Output = Result<rowlock::Attempt<Lease<DB>>, Error>>>(
+    attempt: impl Fn() -> F,
+) -> Result<rowlock::Attempt<Lease<DB>>, Error> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match attempt().await {
+            Ok(rowlock::Attempt::Refused(_)) if Instant::now() < until => sleep(Duration::from_millis(5)).await,
+            other => return other,
+        }
+    }
+}
+
+async fn an_upgrade_is_refused_to_a_reader_that_was_replaced<DB: TestDatabase>(db: TestDb<DB>) {
+    written(&db).await;
+    let lock = other(&db);
+    let reader = acquired(lock.try_read().await);
+    db.take_from(reader.key().as_str()).await;
+    reader.renew().await.unwrap_err();
+    db.lock().force_release(reader.key().as_str(), Status::Failed).await.unwrap();
+    let late = lock.try_upgrade(&reader).await;
+    assert!(matches!(late, Err(Error::Lost { .. })), "{late:?}");
+    eventually("the name is given back", || async { lock.try_write().await.unwrap().acquired().is_some() }).await;
+}
