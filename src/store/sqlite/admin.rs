@@ -8,7 +8,10 @@ use crate::{
     rules::{Status, Terms},
     store::{
         Reply,
-        sqlite::row::{as_micros, hex, json, kept, micros, now, read, time, written},
+        sqlite::{
+            row::{as_micros, hex, json, kept, micros, now, read, time},
+            write::written,
+        },
         to_utc,
     },
 };

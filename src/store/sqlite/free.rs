@@ -1,5 +1,5 @@
-//! Claims of rows that are free, which is what most claims find: one text, and so one hand-over to
-//! the connection's thread.
+//! Claims of rows that are free or missing, which is what most claims find: one text, and so one
+//! hand-over to the connection's thread.
 //!
 //! The text is a transaction that reads before it writes. When another connection writes, SQLite
 //! lets such a transaction fail at once, where a statement by itself would wait for the busy
@@ -18,6 +18,7 @@ use crate::{
         sqlite::{
             judged::look,
             row::{self, as_micros, hex, json, listed, micros, now, read_from, time},
+            write::undo,
         },
         unanswered,
     },
@@ -33,8 +34,9 @@ macro_rules! wanted {
     };
 }
 
-/// Returns rows that are locked, and then one with the places in the list and the tokens of the
-/// claims, and the number of rows that exist. A row for each claim would cost more than the claim:
+/// Creates the rows that are missing, and claims those that are free. Returns rows that are locked,
+/// and then one with the places in the list and the tokens of the claims, and the number of rows
+/// that exist. A row for each claim would cost more than the claim:
 /// the driver sends each row through a channel.
 ///
 /// That channel has room for 50 rows. If more were sent, the transaction would stay open until the
@@ -43,6 +45,10 @@ macro_rules! wanted {
 pub(super) const CLAIM: &str = concat!(
     "BEGIN;",
     read_from!(wanted!("lock_flag = 1 ORDER BY holder = unhex(substr(j.value, 1, 32)) DESC LIMIT 40;")),
+    "
+INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
+SELECT CAST(unhex(substr(j.value, 33)) AS TEXT), 'S', 0, 0, '', ?5, 0, 0 FROM json_each(?1) AS j
+WHERE NOT EXISTS (SELECT 1 FROM t_resource_lock WHERE key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT));",
     listed!(),
     "
 UPDATE t_resource_lock
@@ -81,7 +87,7 @@ pub(super) async fn claim(
     let item = |one: &ClaimRequest| format!("\"{}{}\"", one.holder.as_uuid().simple(), hex(one.key.as_str()));
     let query = sqlx::query(CLAIM).bind(json(requests.iter().map(item))).bind(&terms.label);
     let query = query.bind(micros(terms.lease)).bind(micros(terms.offset()));
-    let rows = match query.fetch_all(&mut *conn).await {
+    let rows = match query.bind(terms.minutes()).fetch_all(&mut *conn).await {
         Ok(rows) => rows,
         Err(error) => {
             tracing::debug!(%error, "the rows are read first");
@@ -109,13 +115,6 @@ pub(super) async fn claim(
         vec![ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }; requests.len()]
     };
     Ok(Some(replies.into_iter().zip(others).map(|(reply, other)| reply.unwrap_or(other)).collect()))
-}
-
-/// Ends the transaction of a text that failed, unless its error has ended it.
-async fn undo(conn: &mut SqliteConnection) -> Reply<()> {
-    let Err(error) = sqlx::raw_sql("ROLLBACK").execute(conn).await else { return Ok(()) };
-    let said = error.as_database_error().map(|error| error.message()).unwrap_or_default();
-    if said.contains("no transaction is active") { Ok(()) } else { Err(unanswered(error)) }
 }
 
 /// Reads the rows that were locked, by key.

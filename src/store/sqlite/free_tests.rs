@@ -76,7 +76,33 @@ async fn more_rows_are_locked_than_are_returned() {
     keys.extend(["free", "missing"]);
     let replies = claims(conn, &keys).await.unwrap();
     assert!(replies[..60].iter().all(is_locked), "{replies:?}");
-    assert!(is_granted(&replies[60]) && is_missing(&replies[61]), "{replies:?}");
+    assert!(replies[60..].iter().all(is_granted), "{replies:?}");
+}
+
+/// Triggers of the application see an insert only for a row that was missing.
+#[tokio::test]
+async fn only_missing_rows_are_created() {
+    let conn = &mut table().await;
+    free(conn, &["free"]).await;
+    held(conn, &["held"]).await;
+    let trigger = "CREATE TABLE created (key TEXT);
+        CREATE TRIGGER noted BEFORE INSERT ON t_resource_lock BEGIN INSERT INTO created VALUES (new.key_resource); END";
+    execute(conn, trigger).await;
+    let replies = claims(conn, &["free", "held", "missing"]).await.unwrap();
+    assert!(is_granted(&replies[0]) && is_locked(&replies[1]) && is_granted(&replies[2]), "{replies:?}");
+    let created: Vec<String> = sqlx::query_scalar("SELECT key FROM created").fetch_all(conn).await.unwrap();
+    assert_eq!(created, ["missing"]);
+}
+
+/// The claim then creates the row by the statement for it, which names the key in its error.
+#[tokio::test]
+async fn a_row_whose_creation_a_trigger_skips_is_missing() {
+    let conn = &mut table().await;
+    free(conn, &["free"]).await;
+    let trigger = "CREATE TRIGGER refused BEFORE INSERT ON t_resource_lock BEGIN SELECT RAISE(IGNORE); END";
+    execute(conn, trigger).await;
+    let replies = claims(conn, &["missing", "free"]).await.unwrap();
+    assert!(is_missing(&replies[0]) && is_granted(&replies[1]), "{replies:?}");
 }
 
 /// A claim that is taken over beside others could fail after those are committed.

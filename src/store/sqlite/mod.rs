@@ -28,6 +28,7 @@ mod schedule_sql;
 mod schema;
 mod version;
 mod watch;
+mod write;
 
 use std::time::Duration;
 

@@ -6,8 +6,9 @@ use crate::{
     store::{
         Reply,
         sqlite::{
-            row::{self, json, now, written},
+            row::{self, json, now},
             watch::FileWatch,
+            write::written,
         },
     },
 };

@@ -101,12 +101,6 @@ pub(super) async fn read_row(conn: &mut SqliteConnection, key: &Key) -> Reply<Op
     sqlx::query(read_from!("t_resource_lock WHERE key_resource = ?1")).bind(key.as_str()).fetch_optional(conn).await
 }
 
-/// Returns the row of a statement that writes. The statement has to be run to its end: only there
-/// does SQLite commit, which may fail.
-pub(super) async fn written(query: Query<'_>, conn: &mut SqliteConnection) -> Reply<Option<SqliteRow>> {
-    Ok(query.fetch_all(conn).await?.pop())
-}
-
 pub(super) fn read(row: &SqliteRow, terms: &Terms) -> Reply<Row> {
     let utc = |name| -> Reply<Option<DateTime<Utc>>> { Ok(time(row, name)?.map(|time| to_utc(time, terms.offset()))) };
     Ok(Row {

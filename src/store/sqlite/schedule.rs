@@ -1,5 +1,6 @@
-//! Schedules. A claim is a look, and a compare-and-set of the whole of what was seen. Only a claim
-//! that takes over, a move and an end are transactions.
+//! Schedules. A claim is a look, and a compare-and-set of the whole of what was seen. A claim that
+//! takes over, a move and an end are texts that are transactions: one hand-over each to the
+//! connection's thread.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
@@ -15,11 +16,11 @@ use crate::{
         sqlite::{
             row::{Query, hex, json, micros, time},
             schedule_sql::{
-                CLAIM, END, EXTEND, FORGET, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, NOW, PASS,
-                PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED, SINCE, TABLES, TELL, TOLD, TRIGGER,
+                CLAIM, END, END_WITHIN, EXTEND, FORGET, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK,
+                NOW, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED, SINCE, TABLES, TAKE_OVER, TOLD, TRIGGER,
             },
+            write::{transaction, written},
         },
-        unanswered,
     },
 };
 
@@ -77,18 +78,18 @@ impl ScheduleStore for Sqlite {
     }
 
     async fn pass_over(conn: &mut SqliteConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
-        begin(conn).await?;
-        let passed = pass_over(conn, claim, pass).await;
-        settle(conn, passed).await
+        let query = bind_claim(PASS, claim).bind(pass.to.timestamp_micros()).bind(&pass.times.spec);
+        let query = query.bind(&pass.times.zone).bind(pass.runs).bind(counted(pass.missed));
+        transaction(query.bind(pass.from.timestamp_micros()).bind(counted(pass.skipped)), conn).await
     }
 
     async fn end_run(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>, within: bool) -> Reply<bool> {
-        if within {
-            return end_run(conn, claim, end).await;
-        }
-        begin(conn).await?;
-        let ended = end_run(conn, claim, end).await;
-        settle(conn, ended).await
+        let query = bind_claim(if within { END_WITHIN } else { END }, claim);
+        let query = query.bind(end.next.map(|next| next.timestamp_micros())).bind(&end.times.spec);
+        let query = query.bind(&end.times.zone).bind(micros(end.pause)).bind(end.slot.timestamp_micros());
+        let query = query.bind(counted(end.attempt)).bind(end.status).bind(counted(end.missed)).bind(end.error);
+        let is_ended = if within { written(query, conn).await?.is_some() } else { transaction(query, conn).await? };
+        if is_ended { Ok(true) } else { Self::has_ended(conn, claim, end).await }
     }
 
     async fn has_ended(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
@@ -139,23 +140,6 @@ impl ScheduleStore for Sqlite {
 
 fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
     sqlx::query(sql).bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get())
-}
-
-async fn begin(conn: &mut SqliteConnection) -> Reply<()> {
-    sqlx::raw_sql("BEGIN IMMEDIATE").execute(conn).await.map(drop)
-}
-
-/// Commits, or rolls back after an error. A COMMIT that fails leaves the transaction open.
-async fn settle<T>(conn: &mut SqliteConnection, done: Reply<T>) -> Reply<T> {
-    let error = match done {
-        Ok(value) => match sqlx::raw_sql("COMMIT").execute(&mut *conn).await {
-            Ok(_) => return Ok(value),
-            Err(error) => error,
-        },
-        Err(error) => error,
-    };
-    sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
-    Err(error)
 }
 
 /// A row as the look found it.
@@ -212,13 +196,13 @@ async fn look(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<Sq
 /// transaction.
 async fn take(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<Option<ClaimedRow>> {
     let token = seen.token.saturating_add(1).max(seen.now);
-    let taken = if seen.running {
-        begin(conn).await?;
-        let taken = take_over(conn, ask, seen, token).await;
-        settle(conn, taken).await?
-    } else {
-        take_row(conn, ask, seen, token).await?
-    };
+    let query = sqlx::query(if seen.running { TAKE_OVER } else { CLAIM });
+    let query = query.bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);
+    let query = query.bind(seen.token).bind(seen.slot).bind(seen.attempt).bind(seen.due_at);
+    let query = query.bind(*ask.holder.as_uuid()).bind(token).bind(ask.label).bind(seen.to_run());
+    // The run begins at the time by which it was decided.
+    let query = query.bind(micros(ask.lease)).bind(seen.now).bind(LOST);
+    let taken = if seen.running { transaction(query, conn).await? } else { written(query, conn).await?.is_some() };
     let lost = || LostRun {
         token: Token::new(seen.token),
         label: seen.label.clone(),
@@ -234,60 +218,6 @@ async fn take(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) ->
         lost: seen.running.then(lost),
         now: utc(seen.now),
     }))
-}
-
-async fn take_row(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen, token: i64) -> Reply<bool> {
-    let query = sqlx::query(CLAIM).bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);
-    let query = query.bind(seen.token).bind(seen.slot).bind(seen.attempt).bind(seen.due_at);
-    let query = query.bind(*ask.holder.as_uuid()).bind(token).bind(ask.label).bind(seen.to_run());
-    // The run begins at the time by which it was decided.
-    Ok(query.bind(micros(ask.lease)).bind(seen.now).execute(conn).await?.rows_affected() > 0)
-}
-
-async fn take_over(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen, token: i64) -> Reply<bool> {
-    if !take_row(conn, ask, seen, token).await? {
-        return Ok(false);
-    }
-    let query = sqlx::query(TELL).bind(seen.times.name.as_str()).bind(seen.to_run()).bind(seen.attempt);
-    let query = query.bind(seen.token).bind(&seen.label).bind(seen.begin_time.unwrap_or(seen.now));
-    query.bind("L").bind(seen.missed).bind(LOST).execute(conn).await?;
-    Ok(true)
-}
-
-/// Reads what the history has to have of the claim's run.
-async fn begun(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<(String, i64)>> {
-    let sql = "SELECT client_ip, begin_time FROM t_resource_schedule WHERE name = ?1 AND holder = ?2 AND token = ?3";
-    let row = bind_claim(sql, claim).fetch_optional(conn).await?;
-    row.map(|row| Ok((row.try_get("client_ip")?, row.try_get("begin_time")?))).transpose()
-}
-
-async fn pass_over(conn: &mut SqliteConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
-    let Some((label, begin_time)) = begun(conn, claim).await? else { return Ok(false) };
-    let query = bind_claim(PASS, claim).bind(pass.to.timestamp_micros()).bind(&pass.times.spec);
-    let query = query.bind(&pass.times.zone).bind(pass.runs).bind(counted(pass.missed));
-    query.execute(&mut *conn).await?;
-    if pass.skipped > 0 {
-        let query = sqlx::query(TELL).bind(claim.key.as_str()).bind(pass.from.timestamp_micros()).bind(0);
-        let query = query.bind(claim.token.get()).bind(label).bind(begin_time).bind("M").bind(counted(pass.skipped));
-        query.bind(None::<String>).execute(conn).await?;
-    }
-    Ok(true)
-}
-
-async fn end_run(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
-    let (slot, attempt) = (end.slot.timestamp_micros(), counted(end.attempt));
-    let Some((label, begin_time)) = begun(conn, claim).await? else {
-        return Sqlite::has_ended(conn, claim, end).await;
-    };
-    let next = end.next.map(|next| next.timestamp_micros());
-    let query = bind_claim(END, claim).bind(next).bind(&end.times.spec).bind(&end.times.zone).bind(micros(end.pause));
-    query.execute(&mut *conn).await?;
-    // Without ON CONFLICT: no attempt ends twice.
-    let sql = TELL.split(" ON CONFLICT").next().unwrap_or(TELL);
-    let query = sqlx::query(sql).bind(claim.key.as_str()).bind(slot).bind(attempt);
-    let query = query.bind(claim.token.get()).bind(label).bind(begin_time).bind(end.status);
-    query.bind(counted(end.missed)).bind(end.error).execute(conn).await?;
-    Ok(true)
 }
 
 fn utc(micros: i64) -> DateTime<Utc> {

@@ -54,14 +54,62 @@ WHERE version < excluded.version OR (
     ")))"
 );
 
+/// Adds the runs of `$rows`, a condition on schedules, to the history. `$values` are the slot, the
+/// attempt, the status, the slots missed and the error.
+macro_rules! record {
+    ($values:literal, $($rows:expr),+) => {
+        concat!(
+            "
+INSERT INTO t_resource_schedule_run (name, token, client_ip, begin_time, end_time, slot, attempt, status, missed, error)
+SELECT name, token, client_ip, COALESCE(begin_time, ",
+            now!(),
+            "), ",
+            now!(),
+            ", ",
+            $values,
+            " FROM t_resource_schedule WHERE ",
+            $($rows,)+
+            ";"
+        )
+    };
+}
+
 /// ?1 to ?7 are what was seen.
-pub(super) const CLAIM: &str = concat!(
-    "
+macro_rules! seen {
+    () => {
+        "name = ?1 AND spec = ?2 AND zone = ?3 AND token = ?4 AND slot = ?5 AND attempt = ?6 AND due_at = ?7 AND NOT paused"
+    };
+}
+
+/// The schedule whose run a claim holds.
+macro_rules! held {
+    () => {
+        "name = ?1 AND holder = ?2 AND token = ?3"
+    };
+}
+
+macro_rules! claim {
+    () => {
+        concat!(
+            "
 UPDATE t_resource_schedule
 SET holder = ?8, token = ?9, client_ip = ?10, run_slot = ?11, attempt = attempt + 1, begin_time = ?13, due_at = ",
-    now!(),
-    " + ?12
-WHERE name = ?1 AND spec = ?2 AND zone = ?3 AND token = ?4 AND slot = ?5 AND attempt = ?6 AND due_at = ?7 AND NOT paused"
+            now!(),
+            " + ?12 WHERE ",
+            seen!(),
+            " RETURNING 1;"
+        )
+    };
+}
+
+pub(super) const CLAIM: &str = claim!();
+
+/// A claim that records a run that was lost, with the error ?14.
+pub(super) const TAKE_OVER: &str = concat!(
+    "BEGIN IMMEDIATE;",
+    record!("?11, attempt, 'L', missed, ?14", seen!(), " ON CONFLICT DO NOTHING"),
+    claim!(),
+    "COMMIT"
 );
 
 /// The slot may be one of other times, and lie ahead.
@@ -74,24 +122,17 @@ SET holder = NULL, attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR trig
 WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))"
 );
 
-pub(super) const EXTEND: &str =
-    concat!("UPDATE t_resource_schedule SET due_at = ", now!(), " + ?4 WHERE name = ?1 AND holder = ?2 AND token = ?3");
+pub(super) const EXTEND: &str = concat!("UPDATE t_resource_schedule SET due_at = ", now!(), " + ?4 WHERE ", held!());
 
-pub(super) const LEFT: &str =
-    concat!("SELECT due_at - ", now!(), " FROM t_resource_schedule WHERE name = ?1 AND holder = ?2 AND token = ?3");
-
-/// Adds a row to the history. One that is there already stays.
-pub(super) const TELL: &str = concat!(
-    "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
-     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ",
-    now!(),
-    ", ?7, ?8, ?9) ON CONFLICT DO NOTHING"
-);
+pub(super) const LEFT: &str = concat!("SELECT due_at - ", now!(), " FROM t_resource_schedule WHERE ", held!());
 
 pub(super) const TOLD: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
 
-/// ?4 the slot, ?5 and ?6 the times with which it was computed, ?7 whether it is run, ?8 missed.
+/// ?4 the slot, ?5 and ?6 the times with which it was computed, ?7 whether it is run, ?8 missed, ?9
+/// the first slot of ?10 that are skipped.
 pub(super) const PASS: &str = concat!(
+    "BEGIN IMMEDIATE;",
+    record!("?9, 0, 'M', ?10, NULL", held!(), " AND ?10 > 0 ON CONFLICT DO NOTHING"),
     "
 UPDATE t_resource_schedule
 SET slot = CASE WHEN slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
@@ -100,12 +141,17 @@ SET slot = CASE WHEN slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE sl
     due_at = CASE WHEN ?7 THEN due_at WHEN triggered_at IS NOT NULL THEN ",
     now!(),
     " WHEN slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END
-WHERE name = ?1 AND holder = ?2 AND token = ?3"
+WHERE ",
+    held!(),
+    " RETURNING 1; COMMIT"
 );
 
 /// ?4 the next slot, NULL for another attempt after ?7; ?5 and ?6 the times with which it was
-/// computed.
-pub(super) const END: &str = concat!(
+/// computed. ?8 to ?12 are recorded, without ON CONFLICT: no attempt ends twice.
+macro_rules! end {
+    () => {
+        concat!(
+    record!("?8, ?9, ?10, ?11, ?12", held!()),
     "
 UPDATE t_resource_schedule
 SET holder = NULL,
@@ -118,8 +164,17 @@ SET holder = NULL,
     attempt = CASE WHEN ?4 IS NULL AND spec = ?5 AND zone = ?6 THEN attempt ELSE 0 END,
     missed = CASE WHEN ?4 IS NULL AND spec = ?5 AND zone = ?6 THEN missed ELSE 0 END,
     triggered_at = CASE WHEN triggered_at = run_slot AND NOT (?4 IS NULL AND spec = ?5 AND zone = ?6) THEN NULL ELSE triggered_at END
-WHERE name = ?1 AND holder = ?2 AND token = ?3"
-);
+WHERE ",
+    held!(),
+    " RETURNING 1;"
+        )
+    };
+}
+
+pub(super) const END: &str = concat!("BEGIN IMMEDIATE;", end!(), "COMMIT");
+
+/// The same in a transaction of the application.
+pub(super) const END_WITHIN: &str = end!();
 
 pub(super) const PAUSE: &str = concat!(
     "UPDATE t_resource_schedule SET paused = ?2, due_at = CASE WHEN paused AND NOT ?2 THEN max(due_at, ",
