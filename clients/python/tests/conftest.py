@@ -11,6 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -68,8 +69,7 @@ class Database:
 
     def connect(self) -> Any:
         """A connection of the application's own, with transactions."""
-        kind, connect_to = connect.opener(self.url, 30)
-        connection = connect_to()
+        kind, connection = connected(self.url)
         if kind == "sqlite3":
             connection.isolation_level = "IMMEDIATE"
             connection.execute("PRAGMA busy_timeout = 5000")
@@ -115,10 +115,16 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Database, No
 
 
 def administration(url: str, sql: str) -> None:
-    _, open_connection = connect.opener(url, 30)
-    connection = open_connection()
+    _, connection = connected(url)
     connection.cursor().execute(sql)
     connection.close()
+
+
+def connected(url: str) -> tuple[str, Any]:
+    """A connection whose replies may take a minute, as CREATE DATABASE may on a busy disk."""
+    with mock.patch.object(connect, "patience", return_value=60.0):
+        kind, open_connection = connect.opener(url, 30)
+        return kind, open_connection()
 
 
 def acquired(attempt: rowlock.Lease | rowlock.Refusal) -> rowlock.Lease:
