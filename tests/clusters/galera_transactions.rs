@@ -153,9 +153,12 @@ pub async fn a_commit_whose_node_is_killed_is_not_guessed(folder: PathBuf) {
     let unknown: i64 = worker.await.unwrap();
     let (balance, payments) = paid(&cluster).await;
     cluster.start(3).await;
-    println!("200 commits, {unknown} in doubt, a balance of {balance}");
-    assert_eq!(balance, payments);
-    assert!((200..=200 + unknown).contains(&balance), "200 and {unknown} in doubt, but {balance}");
+    println!("200 commits, {unknown} in doubt, a balance of {balance}, {payments} payments");
+    // Of a transaction that the node undid without an error, either statement may stand.
+    for count in [balance, payments] {
+        assert!((200..=200 + unknown).contains(&count), "200 and {unknown} in doubt, but {count}");
+    }
+    assert!(unknown > 0 || balance == payments, "a balance of {balance}, {payments} payments");
 }
 
 /// Pays as long as it is wanted, and counts. Returns the number of payments whose outcome is
@@ -167,6 +170,8 @@ pub async fn payments(kind: Kind, lock: LeaseLock<MySql>, done: Arc<AtomicI64>, 
         match lock.transaction("account", pay).await {
             Ok(()) => drop(done.fetch_add(1, SeqCst)),
             Err(TransactionError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
+            // A node undid it for another node's, while a statement was prepared, and told no error.
+            Err(TransactionError::Failed(Error::TransactionOver { .. })) if kind == Kind::Galera => unknown += 1,
             // The member of a group is not the primary, or not yet.
             Err(TransactionError::Failed(Error::ReadOnly { .. })) if kind == Kind::Group => {}
             Err(TransactionError::Failed(error)) if error.is_retryable() => {}
