@@ -186,8 +186,9 @@ impl<DB: Database> Tick<DB> {
     /// not commit, the run counts as failed.
     ///
     /// # Errors
-    /// [`Error::Lost`] if the run lost its lease or its key: another instance has the tick, or
-    /// another holder the key. The transaction has to be rolled back. [`Error::Conflict`] if
+    /// After any error the transaction has to be rolled back. [`Error::Lost`] if the run lost its
+    /// lease or its key: another instance has the tick, or another holder the key.
+    /// [`Error::Conflict`] if
     /// another transaction used the row. A renewal of the lease does, every third of it: on
     /// PostgreSQL, a transaction under REPEATABLE READ or SERIALIZABLE has to end sooner than that,
     /// and on SQLite one that begins by reading. [`Error::NotInTransaction`], [`Error::Database`],

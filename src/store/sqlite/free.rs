@@ -48,7 +48,8 @@ pub(super) const CLAIM: &str = concat!(
     "
 INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
 SELECT CAST(unhex(substr(j.value, 33)) AS TEXT), 'S', 0, 0, '', ?5, 0, 0 FROM json_each(?1) AS j
-WHERE NOT EXISTS (SELECT 1 FROM t_resource_lock WHERE key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT));",
+WHERE NOT EXISTS (SELECT 1 FROM t_resource_lock WHERE key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT))
+ON CONFLICT (key_resource) DO NOTHING;",
     listed!(),
     "
 UPDATE t_resource_lock

@@ -5,7 +5,7 @@
 //! read in the form in which it is stored, and written in the form that the column's declared type
 //! requires. `claimed_at` repeats `begin_time` as it is stored.
 //!
-//! A claim of a row that is free is one text (`free.rs`). Any other claim reads the row, judges it
+//! A claim of a row that is free or missing is one text (`free.rs`). Any other claim reads the row, judges it
 //! by `rules.rs`, and updates the row that was judged by compare-and-set: the rules are not
 //! repeated in SQL.
 
@@ -25,6 +25,9 @@ mod row;
 mod schedule;
 #[cfg(feature = "schedule")]
 mod schedule_sql;
+#[cfg(test)]
+#[cfg(feature = "schedule")]
+mod schedule_tests;
 mod schema;
 mod version;
 mod watch;

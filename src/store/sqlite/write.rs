@@ -1,4 +1,7 @@
 //! Executes statements that write, and texts that are a transaction.
+//!
+//! The driver counts the numbers from ?1 on that a statement leaves out, over all statements of a
+//! text. When they are more than the arguments, it binds no further ones.
 
 use sqlx::{SqliteConnection, sqlite::SqliteRow};
 

@@ -1,0 +1,85 @@
+//! Texts of schedules that fail in the middle.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{Connection as _, Sqlite, SqliteConnection};
+use uuid::Uuid;
+
+use crate::{
+    key::{Claim, Holder, Key},
+    store::{
+        Reply,
+        schedule::{DueReply, DueRequest, End, Pass, Registration, ScheduleStore as _, Times},
+    },
+};
+
+const SLOT: DateTime<Utc> = DateTime::UNIX_EPOCH;
+
+fn times() -> Times {
+    Times { name: Key::new("report").unwrap(), spec: "every 1m".into(), zone: "UTC".into() }
+}
+
+async fn claim_due(conn: &mut SqliteConnection, holder: Holder) -> Reply<DueReply> {
+    let lease = TimeDelta::seconds(60);
+    let ask = DueRequest { known: &[times()], holder, label: "test", lease, most: 1 };
+    Sqlite::claim_due(conn, &ask).await
+}
+
+/// Returns a connection and the claim of a run, which no statement can change any more.
+async fn claimed() -> (SqliteConnection, Claim) {
+    let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
+    Sqlite::install_schedules(&mut conn).await.unwrap();
+    let registration = Registration { version: 1, slot: SLOT, overdue: None };
+    Sqlite::register(&mut conn, &times(), &registration).await.unwrap();
+    let holder = Holder::new(Uuid::new_v4());
+    let row = claim_due(&mut conn, holder).await.unwrap().claimed.remove(0);
+    let refused = "
+        UPDATE t_resource_schedule SET due_at = 0;
+        CREATE TRIGGER refused BEFORE UPDATE ON t_resource_schedule BEGIN SELECT RAISE(ABORT, 'refused'); END";
+    sqlx::raw_sql(refused).execute(&mut conn).await.unwrap();
+    (conn, Claim { key: row.name, holder, token: row.token })
+}
+
+/// Asserts that the statement was refused, that nothing of its text stands, and that its
+/// transaction is over.
+async fn assert_undone<T>(conn: &mut SqliteConnection, reply: Reply<T>) {
+    let error = reply.err().expect("the trigger refuses it");
+    assert!(error.to_string().contains("refused"), "{error}");
+    let runs = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM t_resource_schedule_run");
+    sqlx::raw_sql("BEGIN").execute(&mut *conn).await.unwrap();
+    assert_eq!(runs.fetch_one(&mut *conn).await.unwrap(), 0);
+    sqlx::raw_sql("ROLLBACK").execute(conn).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_end_that_is_refused_is_undone() {
+    let (mut conn, claim) = claimed().await;
+    let times = times();
+    let end = End {
+        times: &times,
+        slot: SLOT,
+        attempt: 1,
+        missed: 0,
+        status: "S",
+        error: None,
+        next: None,
+        pause: TimeDelta::zero(),
+    };
+    let reply = Sqlite::end_run(&mut conn, &claim, &end, false).await;
+    assert_undone(&mut conn, reply).await;
+}
+
+#[tokio::test]
+async fn a_move_that_is_refused_is_undone() {
+    let (mut conn, claim) = claimed().await;
+    let to = SLOT + TimeDelta::minutes(1);
+    let pass = Pass { times: &times(), from: SLOT, to, runs: false, missed: 0, skipped: 1 };
+    let reply = Sqlite::pass_over(&mut conn, &claim, &pass).await;
+    assert_undone(&mut conn, reply).await;
+}
+
+#[tokio::test]
+async fn a_claim_that_takes_over_and_is_refused_is_undone() {
+    let (mut conn, _) = claimed().await;
+    let reply = claim_due(&mut conn, Holder::new(Uuid::new_v4())).await;
+    assert_undone(&mut conn, reply).await;
+}
