@@ -16,7 +16,8 @@ use tokio::{
 
 use crate::{key::Key, pacing::Backoff, queue::places::Places, rules::Refusal, sync::lock};
 
-/// The queues of one object, by keys and by whether any one of them is enough. `N` is the note that one permit holder leaves to the next.
+/// The queues of one object, by keys and by whether any one of them is enough. `N` is the note that
+/// one permit holder leaves to the next.
 pub(crate) struct LocalQueues<N = ()>(Mutex<Queues<N>>);
 
 type Queues<N> = HashMap<(Arc<[Key]>, bool), Weak<LocalQueue<N>>>;

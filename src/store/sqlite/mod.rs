@@ -5,9 +5,9 @@
 //! read in the form in which it is stored, and written in the form that the column's declared type
 //! requires. `claimed_at` repeats `begin_time` as it is stored.
 //!
-//! A claim of a row that is free or missing is one text (`free.rs`). Any other claim reads the row, judges it
-//! by `rules.rs`, and updates the row that was judged by compare-and-set: the rules are not
-//! repeated in SQL.
+//! A claim of a row that is free or missing is one text (`free.rs`). Any other claim reads the row,
+//! judges it by `rules.rs`, and updates the row that was judged by compare-and-set: the rules are
+//! not repeated in SQL.
 
 mod admin;
 mod change;

@@ -19,7 +19,7 @@ use crate::{
                 CLAIM, END, END_WITHIN, EXTEND, FORGET, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK,
                 NOW, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED, SINCE, TABLES, TAKE_OVER, TOLD, TRIGGER,
             },
-            write::{transaction, written},
+            write::{undo, written},
         },
     },
 };
@@ -135,6 +135,17 @@ impl ScheduleStore for Sqlite {
 
     async fn forget_history(conn: &mut SqliteConnection, older_than: TimeDelta) -> Reply<u64> {
         Ok(sqlx::query(FORGET).bind(micros(older_than)).bind(STEP).execute(conn).await?.rows_affected())
+    }
+}
+
+/// Executes a text that is a transaction, and returns whether its statement returned a row.
+async fn transaction(query: Query<'_>, conn: &mut SqliteConnection) -> Reply<bool> {
+    match written(query, conn).await {
+        Ok(row) => Ok(row.is_some()),
+        Err(error) => {
+            undo(conn).await?;
+            Err(error)
+        }
     }
 }
 

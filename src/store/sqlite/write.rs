@@ -1,4 +1,4 @@
-//! Executes statements that write, and texts that are a transaction.
+//! Executes statements that write, and ends what a text that failed leaves open.
 //!
 //! The driver counts the numbers from ?1 on that a statement leaves out, over all statements of a
 //! text. When they are more than the arguments, it binds no further ones.
@@ -11,17 +11,6 @@ use crate::store::{Reply, sqlite::row::Query, unanswered};
 /// does SQLite commit, which may fail.
 pub(super) async fn written(query: Query<'_>, conn: &mut SqliteConnection) -> Reply<Option<SqliteRow>> {
     Ok(query.fetch_all(conn).await?.pop())
-}
-
-/// Executes a text that is a transaction, and returns whether its statement returned a row.
-pub(super) async fn transaction(query: Query<'_>, conn: &mut SqliteConnection) -> Reply<bool> {
-    match written(query, conn).await {
-        Ok(row) => Ok(row.is_some()),
-        Err(error) => {
-            undo(conn).await?;
-            Err(error)
-        }
-    }
 }
 
 /// Ends the transaction of a text that failed, unless its error has ended it.
