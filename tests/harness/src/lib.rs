@@ -120,7 +120,7 @@ pub fn refused<DB: TestDatabase, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E
     }
 }
 
-/// Waits for a condition, not for a fixed time. Panics if it does not hold within 20 s.
+/// Waits for a condition, not for a fixed time. Panics if it does not hold within a minute.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let started = tokio::time::Instant::now();
     while !holds().await {
