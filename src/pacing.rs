@@ -5,14 +5,18 @@ use std::time::Duration;
 
 /// The bounds of the interval between two requests of a waiter, at first and in the end.
 const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// The same for the attempts to open the connection that listens.
+/// Where releases are not notified, the first interval, and by what the intervals grow. A pause is
+/// then about a quarter of the wait before it, and never more than half.
+const UNNOTIFIED: (Duration, f64) = (Duration::from_millis(8), 1.25);
+/// The bounds of the interval between attempts to open the connection that listens.
 const LISTEN_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
-/// Pauses with a bound that doubles. Each pause is between half of the bound and the bound.
+/// Pauses with a bound that grows. Each pause is between half of the bound and the bound.
 #[derive(Clone, Copy)]
 pub(crate) struct Backoff {
     bound: Duration,
     longest: Duration,
+    growth: f64,
 }
 
 impl Backoff {
@@ -20,27 +24,36 @@ impl Backoff {
         Self::between(Duration::from_millis(2), longest)
     }
 
+    /// The bound doubles.
     pub fn between(first: Duration, longest: Duration) -> Self {
-        Self { bound: first.min(longest), longest }
+        Self { bound: first.min(longest), longest, growth: 2.0 }
     }
 
     /// Returns the length of the next pause.
     pub fn next(&mut self) -> Duration {
         let bound = self.bound;
-        self.bound = (bound * 2).min(self.longest);
+        self.bound = bound.mul_f64(self.growth).min(self.longest);
         upper_half(bound)
     }
 }
 
-/// The pauses of a waiter, from the start of its wait.
-pub(crate) fn poll_backoff() -> Backoff {
+/// The pauses of a waiter, from the start of its wait. `notifies`: the database notifies of
+/// releases.
+pub(crate) fn poll_backoff(notifies: bool) -> Backoff {
+    let (first, growth) = UNNOTIFIED;
+    if notifies { retry_backoff() } else { Backoff { growth, ..Backoff::between(first, POLL_INTERVAL.1) } }
+}
+
+/// The pauses of a waiter whose requests fail.
+pub(crate) fn retry_backoff() -> Backoff {
     Backoff::between(POLL_INTERVAL.0, POLL_INTERVAL.1)
 }
 
-/// The pauses of a waiter whose keys have changed hands since its last request. They shrink step by
-/// step, because all waiters for the keys see the same change.
+/// The pauses of a waiter whose keys have changed hands since its last request. They shrink by two
+/// steps, because all waiters for the keys see the same change.
 pub(crate) fn poll_sooner(before: Backoff) -> Backoff {
-    Backoff { bound: (before.bound / 4).max(POLL_INTERVAL.0), ..before }
+    let bound = before.bound.div_f64(before.growth * before.growth);
+    Backoff { bound: bound.max(POLL_INTERVAL.0), ..before }
 }
 
 /// The pauses between attempts to open the connection that listens.
@@ -138,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_key_that_changes_hands_often_is_asked_for_often() {
-        let mut backoff = poll_backoff();
+        let mut backoff = poll_backoff(true);
         for _ in 0..10 {
             backoff.next();
         }
@@ -152,5 +165,17 @@ mod tests {
         assert!((quarter / 2..=quarter).contains(&pauses[0]), "not all waiters at once: {pauses:?}");
         assert!(pauses[5..].iter().all(|pause| *pause <= POLL_INTERVAL.0), "{pauses:?}");
         assert!(pauses[9] >= POLL_INTERVAL.0 / 2, "{pauses:?}");
+    }
+
+    #[test]
+    fn where_no_release_is_notified_a_pause_is_short_beside_the_wait() {
+        for _ in 0..100 {
+            let (mut backoff, mut waited) = (poll_backoff(false), Duration::ZERO);
+            while waited < 10 * POLL_INTERVAL.1 {
+                let pause = backoff.next();
+                assert!(pause <= (waited / 2 + UNNOTIFIED.0).min(POLL_INTERVAL.1), "{pause:?} after {waited:?}");
+                waited += pause;
+            }
+        }
     }
 }

@@ -85,7 +85,7 @@ impl<DB: Database> Leaders<DB> {
     pub(crate) fn new(lock: LeaseLock<DB>, name: Key) -> Self {
         let names = [name].into();
         let subscription = lock.shared.waiting.wakeups.subscribe(&names);
-        let pauses = poll_backoff();
+        let pauses = poll_backoff(DB::NOTIFIES);
         let observer = Observer { lock, names, seen: None, subscription, listening: None, pauses };
         Self(Box::pin(observer.next()))
     }
@@ -136,7 +136,7 @@ impl<DB: Database> Observer<DB> {
                     let leader = leader(listed.as_ref());
                     let term = leader.as_ref().map(|leader| leader.term);
                     if self.seen.replace(term) != Some(term) {
-                        self.pauses = poll_backoff();
+                        self.pauses = poll_backoff(DB::NOTIFIES);
                         return (Ok(leader), self);
                     }
                     self.pause(listed, leader).await;

@@ -31,7 +31,7 @@ pub(crate) struct RequestState<DB: Database> {
 impl<DB: Database> RequestState<DB> {
     pub fn new(permit: Permit, ticket: Option<Ticket<DB>>) -> Self {
         let (unanswered, last_seen) = (None, None);
-        let (permit, backoff) = (Some(permit), poll_backoff());
+        let (permit, backoff) = (Some(permit), poll_backoff(DB::NOTIFIES));
         Self { permit, ticket, unanswered, waited: false, backoff, last_seen, retried_after_free: false }
     }
 

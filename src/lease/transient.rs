@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::{
     action::Certainty,
     error::Error,
-    pacing::{Backoff, poll_backoff},
+    pacing::{Backoff, retry_backoff},
     sync::lock,
 };
 
@@ -21,7 +21,7 @@ pub(crate) struct TransientRetry<'a> {
 
 impl<'a> TransientRetry<'a> {
     pub fn new(until: Instant, last_error: &'a Mutex<Option<Error>>) -> Self {
-        Self { until, pauses: poll_backoff(), last_error }
+        Self { until, pauses: retry_backoff(), last_error }
     }
 
     /// Returns the reply if it is final. Returns `None`, after a pause, if a retry makes sense.

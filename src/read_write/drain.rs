@@ -66,7 +66,7 @@ impl<DB: Database> Call<'_, DB> {
     /// not waited for: readers that come and find the name held do not delay the writer.
     pub async fn drain(&self, claim: &Granted<DB>, own: Option<&Claim>) -> Result<Drained, Error> {
         let mut before: Option<Vec<(Key, Token)>> = None;
-        let (mut retry, mut pauses, mut releases) = (self.retry(), poll_backoff(), None);
+        let (mut retry, mut pauses, mut releases) = (self.retry(), poll_backoff(DB::NOTIFIES), None);
         loop {
             let Some(rows) = retry.last(self.look(&self.names.readers).await).await else { continue };
             let mut readers = self.readers_in(&rows?, own);

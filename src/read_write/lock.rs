@@ -204,7 +204,7 @@ impl<DB: Database> ReadWriteLock<DB> {
         }
         let call = Call::new(&self.lock, &self.names, Duration::ZERO).await?;
         let lost = || Error::Lost { key: writer.key().clone(), token: writer.token() };
-        let mut pauses = poll_backoff();
+        let mut pauses = poll_backoff(DB::NOTIFIES);
         let reader = loop {
             let claimed = tokio::select! {
                 biased;

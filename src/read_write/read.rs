@@ -52,7 +52,7 @@ impl<DB: Database> Call<'_, DB> {
     }
 
     async fn let_in(&self) -> Result<Attempt<Lease<DB>>, Error> {
-        let (mut retry, mut pauses) = (self.retry(), poll_backoff());
+        let (mut retry, mut pauses) = (self.retry(), poll_backoff(DB::NOTIFIES));
         loop {
             let Some(entry) = retry.last(self.enter().await).await else { continue };
             match entry? {

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{AssertSqlSafe, Executor, Pool, pool::PoolOptions};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::watch::{Watch, work};
+use crate::watch::{Watch, renew, work};
 
 crate::suite::tests!(
     MARIADB(a_mariadb_that_is_killed_loses_nothing, a_mariadb_whose_clock_is_stepped_fences),
@@ -212,12 +212,7 @@ where
     watch.end(workers).await;
     watch.tell("the server was killed three times");
     watch.assert_right();
-    // The first renewal may use a connection that ended with the server: its outcome is unknown,
-    // and it is sent again.
-    while let Err(error) = held.renew().await {
-        assert!(error.is_retryable(), "{error:?}");
-        sleep(Duration::from_millis(20)).await;
-    }
+    renew(&held).await;
     held.release(Status::Succeeded).await.unwrap();
     payer.await.unwrap()
 }

@@ -16,7 +16,7 @@ use crate::{
     relay::Relay,
     standby::{Payers, pool},
     ticks::Ticking,
-    watch::{Watch, everything, work},
+    watch::{Watch, everything, renew, work},
 };
 
 crate::suite::tests!(PATRONI(
@@ -86,7 +86,7 @@ impl Load {
         // A key that was held all the time is still held.
         let other = lock(cluster);
         assert_eq!(other.try_acquire("held").await.unwrap().refused().unwrap().reason, Reason::Held);
-        self.held.renew().await.unwrap();
+        renew(&self.held).await;
         let token = self.held.token();
         self.held.release(Status::Succeeded).await.unwrap();
         assert!(other.try_acquire("held").await.unwrap().acquired().unwrap().token() > token);

@@ -24,7 +24,7 @@ use tokio::{
 use crate::{
     relay::Relay,
     ticks::{TABLE, Ticking},
-    watch::{Watch, everything},
+    watch::{Watch, everything, renew},
 };
 
 crate::suite::tests!(
@@ -189,7 +189,7 @@ async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: PathBuf)
     // A key that was held before the failover is still held.
     let other = pair.lock();
     assert_eq!(other.try_acquire("held").await.unwrap().refused().unwrap().reason, Reason::Held);
-    lease.renew().await.unwrap();
+    renew(&lease).await;
     let token = lease.token();
     lease.release(Status::Succeeded).await.unwrap();
     assert!(other.try_acquire("held").await.unwrap().acquired().unwrap().token() > token);

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Attempt, Database, Election, Error, LeaseLock, ReadWriteLock, ResourceLock, Status, Token};
+use rowlock::{Attempt, Database, Election, Error, Lease, LeaseLock, ReadWriteLock, ResourceLock, Status, Token};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -30,6 +30,15 @@ struct Seen {
 }
 
 const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Renews a lease that stood while servers ended. The first renewals may use connections that ended
+/// with their server: their outcome is unknown, and they are sent again.
+pub async fn renew<DB: Database>(lease: &Lease<DB>) {
+    while let Err(error) = lease.renew().await {
+        assert!(lease.is_held() && error.is_retryable(), "{error:?}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
 
 #[derive(Clone, Default)]
 pub struct Watch(Arc<Mutex<Seen>>);

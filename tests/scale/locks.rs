@@ -173,8 +173,9 @@ impl Locks {
     pub fn wait(&mut self, net: &mut Net<Self>, instance: Instance, index: usize) {
         self.holders += 1;
         let holder = Holder::of(self.holders);
+        let backoff = pacing::poll_backoff(net.server.conditions.database.notifies);
         let task = self.task(instance, index);
-        *task = Task { since: net.now(), change: task.change + 1, ..self::task(task.key, holder) };
+        *task = Task { since: net.now(), change: task.change + 1, backoff, ..self::task(task.key, holder) };
         self.request(net, instance, index);
     }
 
@@ -200,7 +201,7 @@ impl Locks {
         let (instance, now) = (sent.0, net.now());
         let (busy, is_fair) = (net.constants.busy, self.work.fair);
         let task = self.task(instance, index);
-        (task.unanswered, task.failures) = (false, pacing::poll_backoff());
+        (task.unanswered, task.failures) = (false, pacing::retry_backoff());
         match reply {
             ClaimReply::Granted => return self.on_granted(net, sent, index),
             ClaimReply::Busy if !task.waited && now < *task.busy_since.get_or_insert(now) + busy => {
@@ -305,8 +306,8 @@ fn task(key: usize, holder: Holder) -> Task {
         waited: false,
         notified: false,
         busy_since: None,
-        backoff: pacing::poll_backoff(),
-        failures: pacing::poll_backoff(),
+        backoff: pacing::retry_backoff(),
+        failures: pacing::retry_backoff(),
         last_seen: None,
     }
 }
