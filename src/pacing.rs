@@ -6,7 +6,7 @@ use std::time::Duration;
 /// The bounds of the interval between two requests of a waiter, at first and in the end.
 const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 /// Where releases are not notified, the first interval, and by what the intervals grow. A pause is
-/// then about a quarter of the wait before it, and never more than half.
+/// then about a quarter of the wait before it, and at most half of it and 8 ms.
 const UNNOTIFIED: (Duration, f64) = (Duration::from_millis(8), 1.25);
 /// The bounds of the interval between attempts to open the connection that listens.
 const LISTEN_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
@@ -49,11 +49,11 @@ pub(crate) fn retry_backoff() -> Backoff {
     Backoff::between(POLL_INTERVAL.0, POLL_INTERVAL.1)
 }
 
-/// The pauses of a waiter whose keys have changed hands since its last request. They shrink by two
-/// steps, because all waiters for the keys see the same change.
+/// The pauses of a waiter whose keys have changed hands since its last request. Their bound shrinks
+/// by as much as it grows in two pauses, because all waiters for the keys see the same change.
 pub(crate) fn poll_sooner(before: Backoff) -> Backoff {
     let bound = before.bound.div_f64(before.growth * before.growth);
-    Backoff { bound: bound.max(POLL_INTERVAL.0), ..before }
+    Backoff { bound: bound.max(POLL_INTERVAL.0.min(before.bound)), ..before }
 }
 
 /// The pauses between attempts to open the connection that listens.
@@ -165,6 +165,21 @@ mod tests {
         assert!((quarter / 2..=quarter).contains(&pauses[0]), "not all waiters at once: {pauses:?}");
         assert!(pauses[5..].iter().all(|pause| *pause <= POLL_INTERVAL.0), "{pauses:?}");
         assert!(pauses[9] >= POLL_INTERVAL.0 / 2, "{pauses:?}");
+    }
+
+    #[test]
+    fn a_change_of_hands_makes_no_pause_longer() {
+        let mut backoff = poll_backoff(false);
+        for _ in 0..100 {
+            let sooner = poll_sooner(backoff);
+            assert!(sooner.bound <= backoff.bound && sooner.bound >= UNNOTIFIED.0, "{:?}", sooner.bound);
+            backoff.next();
+        }
+        for _ in 0..100 {
+            backoff = poll_sooner(backoff);
+            backoff.next();
+        }
+        assert!(backoff.bound <= POLL_INTERVAL.0.mul_f64(UNNOTIFIED.1), "{:?}", backoff.bound);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::{
     key::{Key, Token},
     lease::lock::LeaseLock,
     lock::BoxFuture,
-    pacing::{Backoff, poll_backoff},
+    pacing::{Backoff, retry_backoff},
     queue::{listener::Listening, local::Subscription},
     store::{Database, admin::Listed, connection::PooledConn},
 };
@@ -85,7 +85,7 @@ impl<DB: Database> Leaders<DB> {
     pub(crate) fn new(lock: LeaseLock<DB>, name: Key) -> Self {
         let names = [name].into();
         let subscription = lock.shared.waiting.wakeups.subscribe(&names);
-        let pauses = poll_backoff(DB::NOTIFIES);
+        let pauses = retry_backoff();
         let observer = Observer { lock, names, seen: None, subscription, listening: None, pauses };
         Self(Box::pin(observer.next()))
     }
@@ -136,7 +136,7 @@ impl<DB: Database> Observer<DB> {
                     let leader = leader(listed.as_ref());
                     let term = leader.as_ref().map(|leader| leader.term);
                     if self.seen.replace(term) != Some(term) {
-                        self.pauses = poll_backoff(DB::NOTIFIES);
+                        self.pauses = retry_backoff();
                         return (Ok(leader), self);
                     }
                     self.pause(listed, leader).await;

@@ -9,7 +9,7 @@ use crate::{
     grant::Attempt,
     key::Key,
     lease::{guard::Lease, lock::LeaseLock},
-    pacing::poll_backoff,
+    pacing::retry_backoff,
     read_write::{
         call::Call,
         drain::Drained,
@@ -204,7 +204,7 @@ impl<DB: Database> ReadWriteLock<DB> {
         }
         let call = Call::new(&self.lock, &self.names, Duration::ZERO).await?;
         let lost = || Error::Lost { key: writer.key().clone(), token: writer.token() };
-        let mut pauses = poll_backoff(DB::NOTIFIES);
+        let mut pauses = retry_backoff();
         let reader = loop {
             let claimed = tokio::select! {
                 biased;

@@ -15,7 +15,7 @@ use crate::{
         readers::{Entrance, MOST_READERS, Number},
         wanted::Wanted,
     },
-    pacing::poll_backoff,
+    pacing::retry_backoff,
     read_write::call::Call,
     rules::{Reason, Refusal, Verdict},
     store::{
@@ -52,7 +52,7 @@ impl<DB: Database> Call<'_, DB> {
     }
 
     async fn let_in(&self) -> Result<Attempt<Lease<DB>>, Error> {
-        let (mut retry, mut pauses) = (self.retry(), poll_backoff(DB::NOTIFIES));
+        let (mut retry, mut pauses) = (self.retry(), retry_backoff());
         loop {
             let Some(entry) = retry.last(self.enter().await).await else { continue };
             match entry? {

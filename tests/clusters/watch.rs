@@ -34,8 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// Renews a lease that stood while servers ended. The first renewals may use connections that ended
 /// with their server: their outcome is unknown, and they are sent again.
 pub async fn renew<DB: Database>(lease: &Lease<DB>) {
+    let since = Instant::now();
     while let Err(error) = lease.renew().await {
-        assert!(lease.is_held() && error.is_retryable(), "{error:?}");
+        assert!(lease.is_held() && error.is_retryable() && since.elapsed() < PATIENCE, "{error:?}");
         sleep(Duration::from_millis(20)).await;
     }
 }

@@ -119,7 +119,7 @@ async fn an_uncommitted_insert_delays_no_other_new_key<DB: TestDatabase>(db: Tes
 
 /// With little time, no request waits for the row of another.
 async fn an_uncommitted_insert_costs_no_other_its_time<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = LeaseLock::builder(db.pool_of(4).await).time_limit(Duration::from_millis(1_900)).build().unwrap();
+    let lock = LeaseLock::builder(db.pool_of(4).await).time_limit(Duration::from_millis(1_500)).build().unwrap();
     acquired(lock.acquire("first", PATIENCE).await);
     let _other = inserted(&db, "key 7").await;
     granted_but(&lock, &["key 7"]).await;
