@@ -150,6 +150,13 @@ impl Cluster {
     /// Waits until every node has applied what was committed on any.
     pub async fn caught_up(&self) {
         for node in 1..=3 {
+            // A node that is behind refuses connections to a database that it does not have yet,
+            // and prepares a statement without waiting for its table.
+            let since = Instant::now();
+            while one::<i64>(&self.urls[node - 1], "SELECT COUNT(*) FROM obstacle").await.is_none() {
+                assert!(since.elapsed() < PATIENCE, "node {node} does not have the tables");
+                sleep(Duration::from_millis(50)).await;
+            }
             self.number(node, "SELECT COUNT(*) FROM t_resource_lock").await;
         }
     }
