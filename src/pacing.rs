@@ -44,7 +44,8 @@ pub(crate) fn poll_backoff(notifies: bool) -> Backoff {
     if notifies { retry_backoff() } else { Backoff { growth, ..Backoff::between(first, POLL_INTERVAL.1) } }
 }
 
-/// The pauses of a waiter whose requests fail.
+/// The pauses between requests that are repeated for another reason than that a key is held: they
+/// failed, no place is free, or a leader is observed.
 pub(crate) fn retry_backoff() -> Backoff {
     Backoff::between(POLL_INTERVAL.0, POLL_INTERVAL.1)
 }
