@@ -17,7 +17,7 @@ use crate::{
     lease::lock::LeaseLock,
     lock::BoxFuture,
     pacing::{Backoff, retry_backoff},
-    queue::{listener::Listening, local::Subscription},
+    queue::{listener::Listening, wakeups::Subscription},
     store::{Database, admin::Listed, connection::PooledConn},
 };
 

@@ -36,7 +36,7 @@ use crate::{
     },
     metrics,
     pacing::{self, Backoff},
-    queue::local::Wakeups,
+    queue::wakeups::Wakeups,
     store::{Change, Database, Outcome, failure::Remedy, lost_among, pools::Connections, skipped_among},
     sync::lock,
     task::{self, Duty, InFlight, Role, Work},

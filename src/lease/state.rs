@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     key::Claim,
     metrics::{self, Counted},
-    queue::local::Wakeups,
+    queue::wakeups::Wakeups,
     sync::lock,
 };
 

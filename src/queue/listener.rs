@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     pacing::{Backoff, listen_backoff},
-    queue::local::Wakeups,
+    queue::wakeups::Wakeups,
     store::{Database, fault::said, queue::Notification},
     sync::lock,
     task::{self, Duty, InFlight, Role, Work},

@@ -1,4 +1,4 @@
-//! Waiting within one process: which task may claim, and wakeups when a claim may succeed.
+//! Waiting within one process: which task may claim.
 //!
 //! Of all the tasks that want the same keys, the one with the permit sends claim requests, and the
 //! others wait for the permit. A task that is granted the keys keeps the permit until the lease is
@@ -11,7 +11,7 @@ use std::{
 
 use tokio::{
     sync::{Notify, oneshot},
-    time::{Instant, timeout_at},
+    time::Instant,
 };
 
 use crate::{key::Key, pacing::Backoff, queue::places::Places, rules::Refusal, sync::lock};
@@ -259,70 +259,5 @@ impl<N> Drop for Place<N> {
     fn drop(&mut self) {
         lock(&self.queue.places).leave(self.index, self.refused);
         self.queue.place_left.notify_one();
-    }
-}
-
-/// The tasks of this process that wait for a wakeup for a key.
-#[derive(Default)]
-pub(crate) struct Wakeups(Mutex<HashMap<Key, Vec<Arc<Notify>>>>);
-
-impl Wakeups {
-    /// Subscribes to all of these keys until the subscription is dropped.
-    pub fn subscribe(self: &Arc<Self>, keys: &Arc<[Key]>) -> Subscription {
-        let notify = Arc::new(Notify::new());
-        let mut wakeups = lock(&self.0);
-        for key in keys.iter() {
-            wakeups.entry(key.clone()).or_default().push(notify.clone());
-        }
-        Subscription { keys: keys.clone(), wakeups: self.clone(), notify }
-    }
-
-    /// Wakes the subscribers of this key, which may be free.
-    pub fn notify(&self, key: &str) {
-        for notify in lock(&self.0).get(key).into_iter().flatten() {
-            notify.notify_one();
-        }
-    }
-
-    /// Counts the subscriptions, of each key.
-    pub fn count(&self) -> u32 {
-        lock(&self.0).values().map(Vec::len).sum::<usize>().try_into().unwrap_or(u32::MAX)
-    }
-
-    /// Wakes all subscribers: any key may be free.
-    pub fn notify_all(&self) {
-        for notify in lock(&self.0).values().flatten() {
-            notify.notify_one();
-        }
-    }
-}
-
-/// Receives a wakeup when one of its keys may be free.
-pub(crate) struct Subscription {
-    keys: Arc<[Key]>,
-    wakeups: Arc<Wakeups>,
-    notify: Arc<Notify>,
-}
-
-impl Subscription {
-    /// Waits for the next wakeup, up to this limit. A wakeup that arrived before the call is not
-    /// lost.
-    pub async fn notified_before(&self, limit: Instant) {
-        // The limit ends the wait like a wakeup.
-        let _ = timeout_at(limit, self.notify.notified()).await;
-    }
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        let mut wakeups = lock(&self.wakeups.0);
-        for key in self.keys.iter() {
-            if let Some(notify) = wakeups.get_mut(key) {
-                notify.retain(|notify| !Arc::ptr_eq(notify, &self.notify));
-                if notify.is_empty() {
-                    wakeups.remove(key);
-                }
-            }
-        }
     }
 }

@@ -6,12 +6,13 @@ pub(crate) mod local;
 mod places;
 pub(crate) mod position;
 pub(crate) mod tickets;
+pub(crate) mod wakeups;
 
 use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
 use crate::{
-    queue::{listener::Listener, local::Wakeups, tickets::Tickets},
+    queue::{listener::Listener, tickets::Tickets, wakeups::Wakeups},
     store::{Database, pools::Connections},
 };
 

@@ -10,7 +10,7 @@ use crate::{
     key::{Claim, Key, Token},
     lease::{attempt::Try, claims::Granted, wanted::Wanted},
     pacing::poll_backoff,
-    queue::{listener::Listening, local::Subscription},
+    queue::{listener::Listening, wakeups::Subscription},
     read_write::call::Call,
     rules::{Refusal, Verdict},
     store::{Database, admin::Listed, connection::PooledConn},

@@ -19,7 +19,7 @@ use crate::{
     version::{
         amount::decimals,
         known::{Basis, Known},
-        lock::{Failed, answered},
+        rows::{Failed, answered},
         table::VersionedTable,
         update::{UpdateError, Updated, Versioned},
     },
@@ -153,9 +153,11 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
         let next = self.rows.next(key, version)?;
         let write = compute(&value).map_err(Stop::Computation)?;
-        if let Some(most) = statements.scale.filter(|most| decimals(&write.value) > Some(*most)) {
+        if let (Some(most), Some(decimals)) = (statements.scale, decimals(&write.value))
+            && decimals > most
+        {
             let rule = format!("the column {} keeps {most} decimals", self.rows.names.value.as_str());
-            return Err(Error::InvalidAmount { key: key.clone(), amount: "more decimals".into(), rule }.into());
+            return Err(Error::InvalidAmount { key: key.clone(), amount: format!("{decimals} decimals"), rule }.into());
         }
         let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
         let reply = timeout_at(limit(), DB::write(conn, sql, &write, row, version)).await;

@@ -1,199 +1,21 @@
 //! The optimistic lock: a version that every change of a row raises.
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{fmt, time::Duration};
 
 use sqlx::{Connection as _, Pool};
-use tokio::time::{Instant, error::Elapsed, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
-    action::{Action, Certainty},
+    action::Action,
     error::Error,
     grant::{Attempt, Grant},
     key::{Claim, Holder, Key, Token},
     lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
-    retry::{Repeat, Retry, TIME_LIMIT, time_limit},
+    retry::{Repeat, Retry, time_limit},
     rules::Status,
-    store::{
-        Database, Reply,
-        connection::PooledConn,
-        failure::Failure,
-        fault::{Fault, fault},
-        pools::{Connections, Purpose},
-        version::{Names, Seen, Statements},
-    },
-    version::identifier::{Name, TableName},
+    store::{Database, connection::PooledConn},
+    version::rows::{Failed, Rows, answered},
 };
-
-/// A table of the application whose rows have versions. The table is inspected once, and the result
-/// is kept.
-pub(crate) struct Rows<DB: Database> {
-    pub pool: Connections<DB>,
-    pub names: Arc<Names>,
-    pub retry: Retry,
-    pub time_limit: Duration,
-    statements: Arc<OnceLock<Statements>>,
-}
-
-impl<DB: Database> Clone for Rows<DB> {
-    fn clone(&self) -> Self {
-        Self {
-            pool: self.pool.clone(),
-            names: self.names.clone(),
-            retry: self.retry,
-            time_limit: self.time_limit,
-            statements: self.statements.clone(),
-        }
-    }
-}
-
-impl<DB: Database> Rows<DB> {
-    pub fn new(pool: Pool<DB>, table: &str, key: &str, version: &str, value: &str) -> Result<Self, Error> {
-        let names = Names {
-            table: TableName::new(table)?,
-            key: Name::column(key)?,
-            version: Name::column(version)?,
-            value: Name::column(value)?,
-        };
-        if same_name::<DB>(&names.key, &names.version) || same_name::<DB>(&names.key, &names.value) {
-            return Err(duplicate_column(key));
-        }
-        let pool = Connections::new(pool, Purpose::Values);
-        Ok(Self {
-            pool,
-            names: Arc::new(names),
-            retry: Retry::default(),
-            time_limit: TIME_LIMIT,
-            statements: Arc::default(),
-        })
-    }
-
-    pub fn share_pool(mut self) -> Self {
-        self.pool = Connections::shared(self.pool.application().clone());
-        self
-    }
-
-    pub fn limit(&self) -> Instant {
-        Instant::now() + self.time_limit
-    }
-
-    /// Returns the statements. The first call inspects the table.
-    pub async fn prepared(&self, limit: Instant) -> Result<&Statements, Failed> {
-        if let Some(statements) = self.statements.get() {
-            return Ok(statements);
-        }
-        let mut repeat = Repeat::until(limit);
-        loop {
-            let inspected = async {
-                let mut conn = PooledConn::checkout(&self.pool, limit).await?;
-                let reply = timeout_at(limit, DB::table_columns(conn.get(), &self.names.table)).await;
-                conn.settle(reply)
-            };
-            if let Some(seen) = repeat.last(inspected.await).await {
-                return self.prepare(&seen?);
-            }
-        }
-    }
-
-    /// As `prepared`, over the connection of a transaction: the pool may have no other connection
-    /// to give.
-    pub async fn prepared_on(&self, tx: &mut DB::Connection, limit: Instant) -> Result<&Statements, Failed> {
-        if let Some(statements) = self.statements.get() {
-            return Ok(statements);
-        }
-        let reply = timeout_at(limit, DB::table_columns(tx, &self.names.table)).await;
-        self.prepare(&answered(reply)?)
-    }
-
-    fn prepare(&self, seen: &Seen) -> Result<&Statements, Failed> {
-        let statements = Statements::new::<DB>(&self.names, seen)?;
-        Ok(self.statements.get_or_init(|| statements))
-    }
-
-    pub fn not_found(&self, key: &Key) -> Error {
-        Error::NotFound { table: self.names.table.to_string(), key: key.clone() }
-    }
-
-    /// Returns the version after this one. Beyond 64 bits, SQLite would continue with a rounded
-    /// number.
-    pub fn next(&self, key: &Key, version: i64) -> Result<i64, Error> {
-        let wrong = || format!("the version of key {:?} is {version}, and cannot grow", key.as_str());
-        version.checked_add(1).ok_or_else(|| Error::TableUnfit { table: self.names.table.to_string(), wrong: wrong() })
-    }
-
-    pub fn error(&self, failed: Failed, action: Action, key: &Key) -> Error {
-        match failed {
-            Failed::Refused(error) => error,
-            // The table or column existed when the table was inspected.
-            Failed::Database(Failure::Failed(error))
-                if matches!(fault(&error), Fault::MissingTable | Fault::MissingColumn) =>
-            {
-                Error::TableUnfit { table: self.names.table.to_string(), wrong: error.to_string() }
-            }
-            Failed::Database(failure) => {
-                let subject = format!("{:?}", key.as_str());
-                failure.into_error(action, subject, self.time_limit, Certainty::NothingChanged)
-            }
-        }
-    }
-}
-
-/// Returns whether two names denote the same column.
-pub(crate) fn same_name<DB: Database>(one: &Name, other: &Name) -> bool {
-    if DB::EXACT_NAMES { one == other } else { one.as_str().eq_ignore_ascii_case(other.as_str()) }
-}
-
-pub(crate) fn duplicate_column(name: &str) -> Error {
-    let rule = "key, value and version are columns of their own";
-    Error::InvalidName { name: name.into(), what: "column", rule }
-}
-
-/// Why a statement about a row has no result.
-#[derive(Debug)]
-pub(crate) enum Failed {
-    Refused(Error),
-    Database(Failure),
-}
-
-impl Failed {
-    /// Returns whether a statement that changes nothing may be sent again.
-    pub fn is_connection_failure(&self) -> bool {
-        matches!(self, Self::Database(failure) if failure.is_connection_failure())
-    }
-
-    pub fn is_contention(&self) -> bool {
-        matches!(self, Self::Database(failure) if failure.fault() == Fault::Contention)
-    }
-
-    /// Returns whether a statement may still be running on the connection.
-    pub fn may_still_run(&self) -> bool {
-        match self {
-            Self::Refused(_) => false,
-            Self::Database(failure) => failure.may_still_run(),
-        }
-    }
-}
-
-impl From<Failure> for Failed {
-    fn from(failure: Failure) -> Self {
-        Self::Database(failure)
-    }
-}
-
-impl From<Error> for Failed {
-    fn from(error: Error) -> Self {
-        Self::Refused(error)
-    }
-}
-
-/// Returns the reply to a statement in the caller's transaction, whose connection is the caller's
-/// to close.
-pub(crate) fn answered<T>(reply: Result<Reply<T>, Elapsed>) -> Result<T, Failed> {
-    Ok(reply.map_err(|_| Failure::NoReply)?.map_err(Failure::Failed)?)
-}
 
 /// An optimistic lock on rows of the application's own table. It excludes no caller: of all
 /// transactions that began with the same version, one commits.

@@ -6,5 +6,6 @@ pub(crate) mod change;
 pub(crate) mod identifier;
 pub(crate) mod known;
 pub(crate) mod lock;
+pub(crate) mod rows;
 pub(crate) mod table;
 pub(crate) mod update;

@@ -19,7 +19,7 @@ use crate::{
     version::{
         amount::decimals,
         known::{Basis, Known},
-        lock::{Rows, duplicate_column, same_name},
+        rows::{Rows, duplicate_column, same_name},
         update::{UpdateError, Updated, Versioned},
     },
 };
