@@ -40,7 +40,7 @@ pub enum Error {
 
     /// The table's key column cannot hold this key; nothing was changed.
     #[non_exhaustive]
-    #[error("key {:?} does not fit: the column t_resource_lock.key_resource is {column}", key.as_str())]
+    #[error("key {:?} does not fit: the column t_resource_lock.key_resource is {column}; use a shorter key, or widen the column", key.as_str())]
     KeyTooLong {
         /// The key.
         key: Key,
@@ -66,7 +66,7 @@ pub enum Error {
     /// The table's column for the label is too narrow; nothing was changed.
     #[non_exhaustive]
     #[error(
-        "the label {label:?} does not fit: the column t_resource_lock.client_ip holds {chars} characters; set a shorter one with label()"
+        "the label {label:?} does not fit: the column t_resource_lock.client_ip holds {chars} characters; set a shorter one (`label`, `--label`)"
     )]
     LabelTooLong {
         /// The label.
@@ -105,7 +105,7 @@ pub enum Error {
 
     /// The table has no schedule of this name, or this instance knows none.
     #[non_exhaustive]
-    #[error("there is no schedule {:?}: it is created by the start of an instance that knows it", name.as_str())]
+    #[error("there is no schedule {:?}: check the name, or start an instance that defines it", name.as_str())]
     UnknownSchedule {
         /// The schedule's name.
         name: Key,
@@ -137,6 +137,14 @@ pub enum Error {
         key: Key,
     },
 
+    /// The server or the database cannot be used for this; nothing was changed.
+    #[non_exhaustive]
+    #[error("{wrong}")]
+    Unsupported {
+        /// What is wrong with it, and what to do instead.
+        wrong: String,
+    },
+
     /// The table cannot be used in its present form.
     #[non_exhaustive]
     #[error("the table t_resource_lock cannot be used: {wrong}")]
@@ -147,7 +155,7 @@ pub enum Error {
 
     /// The database accepts no writes; nothing was changed.
     #[non_exhaustive]
-    #[error("the database is read-only: rowlock needs one that takes writes (the primary, not a standby)")]
+    #[error("the database accepts no writes: connect to the primary, or make the database's file writable")]
     ReadOnly {
         /// The driver's error.
         #[source]
@@ -191,7 +199,7 @@ pub enum Error {
 
     /// The claim no longer holds the key: it was taken over after its lease ended, was released by
     /// an operator, or was overwritten by another program.
-    #[error("key {:?} was lost: the claim with token {token} no longer holds it; do not act on it any more", key.as_str())]
+    #[error("key {:?} was lost: the claim with token {token} no longer holds it; stop the work that needs it", key.as_str())]
     Lost {
         /// The key.
         key: Key,
@@ -223,7 +231,7 @@ pub enum Error {
 
     /// The key does not fit the type of the column; nothing was sent.
     #[non_exhaustive]
-    #[error("key {:?} does not fit: the column {column} holds {holds}", key.as_str())]
+    #[error("key {:?} does not fit: the column {column} holds {holds}; pass a key of that type", key.as_str())]
     KeyUnfit {
         /// The key.
         key: Key,
@@ -235,7 +243,7 @@ pub enum Error {
 
     /// The name of a table or column is not valid.
     #[non_exhaustive]
-    #[error("{name:?} is not taken as the name of a {what}: {rule}")]
+    #[error("{name:?} cannot be the name of a {what}: {rule}")]
     InvalidName {
         /// The name, or its first 80 characters.
         name: String,
@@ -279,7 +287,7 @@ pub enum Error {
     /// rowlock.
     #[non_exhaustive]
     #[error(
-        "the transaction under key {:?} was over before its commit: the work has to let every database error out, must not commit, roll back or keep the transaction, and run nothing that commits by itself; what it wrote after that may stand", key.as_str()
+        "the transaction under key {:?} ended before its commit: the work must return every database error, must not commit, roll back or keep the transaction, and must run no statement that commits by itself; what it wrote after the end may be committed", key.as_str()
     )]
     TransactionOver {
         /// The key.
@@ -291,7 +299,7 @@ pub enum Error {
 
     /// COMMIT was sent, no reply arrived, and the commit outcome cannot be determined.
     #[non_exhaustive]
-    #[error("the transaction under key {:?} may or may not have been committed: no reply arrived; look at what it writes before it is done again", key.as_str())]
+    #[error("the transaction under key {:?} may or may not have been committed: no reply arrived; read what it writes before you repeat it", key.as_str())]
     CommitUnknown {
         /// The key.
         key: Key,

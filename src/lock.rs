@@ -166,9 +166,9 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     /// Makes the commit of the caller's transaction depend on the claim. A lease is confirmed
     /// before all other statements of the transaction, a version after them.
     ///
-    /// It neither commits nor rolls back. A lease that is granted after the transaction has read
-    /// anything does not vouch for what was read. A claim serves one transaction at a time, because
-    /// the outcome of an unanswered COMMIT could otherwise not be told.
+    /// It neither commits nor rolls back. If the transaction read a row before the lease was
+    /// granted, another holder may have changed that row since. A claim serves one transaction at a
+    /// time, because the outcome of an unanswered COMMIT could otherwise not be determined.
     ///
     /// # Errors
     /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand,

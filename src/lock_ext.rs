@@ -156,14 +156,11 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// passed. When it crashes, one of them takes over, unless [`Rules::Article`](crate::Rules)
     /// leave the key to an operator.
     ///
-    /// `wait` is longer than the lease, because a crashed instance is replaced when its lease ends.
-    /// The interval begins when the work does. A run that takes longer than the interval is
-    /// followed by another one if an instance still waits then. So `wait`, plus the time by which
-    /// instances may begin a tick apart, has to be shorter than the interval: half of the interval
-    /// is a good value.
-    ///
-    /// The wait is as long as the work may take. The lateness of a tick and the wait together have
-    /// to be shorter than the interval. An instance that is later than that skips the tick.
+    /// `wait` is longer than the lease, because a crashed instance is replaced when its lease ends,
+    /// and as long as the work may take. `wait` plus the lateness of a tick is shorter than the
+    /// interval, which begins when the work does. Otherwise a run that takes longer than the
+    /// interval is followed by a second one. Half of the interval is a good value. An instance that
+    /// is later than that skips the tick.
     ///
     /// # Errors
     /// As [`ResourceLock::acquire`]. [`Error::InvalidSetting`] if there is a minimum interval and

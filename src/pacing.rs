@@ -74,7 +74,7 @@ pub(crate) fn poll_pause(pause: Duration, ends_in: Duration, left: Duration) -> 
 }
 
 /// Returns how long a holder trusts a lease: a little less than all of it, for clocks that diverge
-/// and timers that fire late. `lease` is what `left` was when it was whole.
+/// and timers that fire late. `lease` is the full duration, `left` the part that remains.
 pub(crate) fn trusted(left: Duration, lease: Duration) -> Duration {
     left.saturating_sub(lease / 20)
 }

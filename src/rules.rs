@@ -1,8 +1,8 @@
 //! When a key may be claimed: the rules table as a pure function.
 //!
-//! The decision is made here alone. PostgreSQL and MySQL repeat the granting half in their claim
-//! statement, so that a grant costs one round trip. A claim that they do not grant is explained
-//! here from the row that they read. A test runs every cell of the table on every server.
+//! The functions here are the reference. The claim statements of PostgreSQL, MySQL and MariaDB
+//! repeat the granting half, so that a grant costs one round trip. A claim that they do not grant is
+//! explained here, from the row that they read. A test runs every cell of the table on every server.
 
 use chrono::{DateTime, TimeDelta, Utc};
 
@@ -345,7 +345,8 @@ fn later(from: DateTime<Utc>, distance: TimeDelta) -> DateTime<Utc> {
     from.checked_add_signed(distance).unwrap_or(DateTime::<Utc>::MAX_UTC)
 }
 
-/// A regular result: the key cannot be claimed now.
+/// Why a key was not granted, which instance claimed it last, and until when. A refusal is a
+/// result, not an error.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]

@@ -13,13 +13,16 @@ use crate::{
     key::Key,
     retry::Repeat,
     store::{
-        Database,
+        Database, Form,
         connection::PooledConn,
         failure::Failure,
         pools::{Connections, Purpose},
         schema::{Freshness, KeyLimit, Schema},
     },
 };
+
+const NO_FUNCTIONS: &str =
+    "SQLite has no stored functions: use the crate, the program `rowlock` or the Python client there";
 
 /// How long creating the table may take, including a wait for other transactions.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -42,9 +45,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// logs a warning and succeeds.
 ///
 /// # Errors
-/// [`Error::Unsuitable`] if the table would not be usable even with the missing columns, or if the
-/// server or file cannot be used; nothing is changed. [`Error::Database`] if the database refuses;
-/// [`Error::TimedOut`] after a minute.
+/// [`Error::Unsuitable`] if the table would not be usable even with the missing columns, and
+/// [`Error::Unsupported`] if the server or the file cannot be used; nothing is changed.
+/// [`Error::Database`] if the database refuses; [`Error::TimedOut`] after a minute.
 ///
 /// # Cancel safety
 /// If the future is dropped, the table is unchanged, or complete, or (MySQL, MariaDB) created but
@@ -136,7 +139,7 @@ pub(crate) async fn schedule_tables<DB: Database>(
 /// procedure does not exist for a moment while it is replaced.
 ///
 /// # Errors
-/// Those of [`migrate`]. On SQLite [`Error::Unsuitable`], since SQLite has no stored functions.
+/// Those of [`migrate`]. On SQLite [`Error::Unsupported`], since SQLite has no stored functions.
 ///
 /// # Cancel safety
 /// If the future is dropped, the functions are unchanged or replaced; on MySQL and MariaDB, some of
@@ -171,7 +174,7 @@ async fn create_functions<DB: Database>(connections: &Connections<DB>) -> Result
         tries += 1;
         match conn.settle(reply) {
             Ok(true) => return Ok(()),
-            Ok(false) => return Err(Error::Unsuitable { wrong: "its database has no stored functions".into() }),
+            Ok(false) => return Err(Error::Unsupported { wrong: NO_FUNCTIONS.into() }),
             // Instances that start together conflict with each other.
             Err(failure) if tries == 10 => return Err(failed(failure, LIMIT)),
             Err(_) => sleep(Duration::from_millis(fastrand::u64(5..50) * tries)).await,
@@ -185,7 +188,7 @@ async fn complete<DB: Database>(connections: &Connections<DB>) -> Result<(), Err
     loop {
         let schema = schema(connections, limit, LIMIT).await?;
         if let Some(wrong) = schema.refused {
-            return Err(Error::Unsuitable { wrong });
+            return Err(Error::Unsupported { wrong });
         }
         let missing = schema.missing();
         if missing.is_empty() {
@@ -244,8 +247,8 @@ pub(crate) struct Table {
     key_type: String,
     key_limit: KeyLimit,
     label_chars: usize,
-    /// As in [`Schema`].
-    pub special: bool,
+    /// The statements that the server and the table allow.
+    pub form: Form,
     /// What a read needs to show all that was committed before it.
     pub freshness: Freshness,
 }
@@ -259,7 +262,7 @@ impl Table {
     ) -> Result<Self, Error> {
         let schema = schema(connections, limit, time_limit).await?;
         if let Some(wrong) = schema.refused {
-            return Err(Error::Unsuitable { wrong });
+            return Err(Error::Unsupported { wrong });
         }
         if schema.columns.is_empty() {
             return Err(Error::TableMissing);
@@ -273,13 +276,13 @@ impl Table {
         }
         if let Some((server, version)) = schema.untried {
             if schema.accepted {
-                tracing::warn!(server, version, "two holders can hold a key at this server");
+                tracing::warn!(server, version, "this server keeps no row locks: two holders can hold one key");
             } else {
                 tracing::warn!(server, version, "this server is not tested with rowlock");
             }
         }
-        let Schema { key_type, key_limit, label_chars, special, freshness, .. } = schema;
-        Ok(Self { key_type, key_limit, label_chars, special, freshness })
+        let Schema { key_type, key_limit, label_chars, form, freshness, .. } = schema;
+        Ok(Self { key_type, key_limit, label_chars, form, freshness })
     }
 
     pub fn admits(&self, key: &Key, label: &str) -> Result<(), Error> {

@@ -75,7 +75,6 @@ impl<DB: Database> std::fmt::Debug for Semaphore<DB> {
     }
 }
 
-/// Other locks on the same table.
 impl<DB: Database> LeaseLock<DB> {
     /// Returns a semaphore of 1 to 100 permits, on the terms of this handle. Nothing is sent.
     ///
@@ -131,9 +130,9 @@ impl<DB: Database> Semaphore<DB> {
         self.acquire(Duration::ZERO).await
     }
 
-    /// Acquires a permit, retrying until one is granted or `wait` has passed. The release of any
-    /// permit by this process ends a pause, and on PostgreSQL a release by any process. Releases by
-    /// other processes on MySQL, MariaDB and SQLite are found after a pause of up to one second.
+    /// Acquires a permit, retrying until one is granted or `wait` has passed. A release of a permit
+    /// by this process ends a pause. On PostgreSQL and SQLite a release by another process ends it
+    /// too. On MySQL and MariaDB the next request finds it, after at most one second.
     ///
     /// # Errors
     /// As [`LeaseLock::acquire`].

@@ -91,7 +91,10 @@ impl From<Error> for Failure {
                 );
             }
             Error::InvalidSchedule { .. } => return Self::new(USAGE, &error),
-            Error::Unsuitable { .. } | Error::ReadOnly { .. } | Error::RowNotVisible { .. } => UNFIT,
+            Error::Unsuitable { .. }
+            | Error::Unsupported { .. }
+            | Error::ReadOnly { .. }
+            | Error::RowNotVisible { .. } => UNFIT,
             Error::InvalidKey { .. }
             | Error::KeyTooLong { .. }
             | Error::LabelTooLong { .. }

@@ -70,7 +70,12 @@ async fn no_row<DB: Database>(schedules: &Schedules<DB>, key: &str) -> Failure {
             );
             Failure::new(exit::REFUSED, text)
         }
-        _ => Failure::new(exit::REFUSED, format_args!("{key:?} has no row")),
+        _ => Failure::new(
+            exit::REFUSED,
+            format_args!(
+                "{key:?} has no row: it was never taken, or its row was deleted; `rowlock list` shows the keys"
+            ),
+        ),
     }
 }
 

@@ -26,7 +26,9 @@ pub fn has_terminal() -> bool {
 /// Starts the program again as the second process, passes on the signals that ask it to stop, and
 /// ends with its exit code.
 pub async fn run_in_front() -> Result<u8, Failure> {
-    let cannot = |error: std::io::Error| Failure::new(NOT_EXECUTABLE, error);
+    let cannot = |error: std::io::Error| {
+        Failure::new(NOT_EXECUTABLE, format_args!("the program could not start its second process: {error}"))
+    };
     let mut stop = StopSignals::listen()?;
     let mut children = listen(SignalKind::child())?;
     let mut command = Command::new(this_program()?);
@@ -48,5 +50,6 @@ pub fn this_program() -> Result<PathBuf, Failure> {
     if cfg!(target_os = "linux") {
         return Ok("/proc/self/exe".into());
     }
-    std::env::current_exe().map_err(|error| Failure::new(NOT_EXECUTABLE, error))
+    std::env::current_exe()
+        .map_err(|error| Failure::new(NOT_EXECUTABLE, format_args!("the program could not find its own file: {error}")))
 }

@@ -180,7 +180,7 @@ async fn act_on<DB: Database>(
                 true => Schedules::new(pool).forget_history(older_than).await?,
                 false => judged_by.lock(pool)?.forget(older_than).await?,
             };
-            out::say(format_args!("{rows} forgotten"))?;
+            out::say(format_args!("{rows} deleted"))?;
             Ok(exit::OK)
         }
         Action::Cron(cron) => schedule::cron::run(pool, cron).await,

@@ -112,7 +112,9 @@ impl StopSignals {
 pub fn listen(kind: SignalKind) -> Result<Option<Signals>, Failure> {
     let ignored = if kind == SignalKind::child() { 0 } else { ignored_signals() >> (kind.as_raw_value() - 1) & 1 };
     match ignored {
-        0 => signal(kind).map(Some).map_err(|error| Failure::new(NOT_EXECUTABLE, error)),
+        0 => signal(kind).map(Some).map_err(|error| {
+            Failure::new(NOT_EXECUTABLE, format_args!("the program could not listen for signals: {error}"))
+        }),
         _ => Ok(None),
     }
 }

@@ -29,11 +29,18 @@ pub fn die_with(parent: i32) -> Result<(), Failure> {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-        set_parent_process_death_signal(Some(Signal::KILL))
-            .map_err(|error| Failure::new(exit::NOT_EXECUTABLE, error))?;
+        set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| {
+            Failure::new(
+                exit::NOT_EXECUTABLE,
+                format_args!("the program could not tie the command to its parent: {error}"),
+            )
+        })?;
         // The parent may have ended before the call.
         if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent) {
-            return Err(Failure::new(exit::LOST, "its parent is gone"));
+            return Err(Failure::new(
+                exit::LOST,
+                "the command was not started: the rowlock process that started it has ended",
+            ));
         }
     }
     Ok(())

@@ -83,7 +83,9 @@ impl Work {
         environment: &[(&str, String)],
         front: Option<Pid>,
     ) -> Result<Self, Failure> {
-        let cannot = |error: std::io::Error| Failure::new(exit::NOT_EXECUTABLE, error);
+        let cannot = |error: std::io::Error| {
+            Failure::new(exit::NOT_EXECUTABLE, format_args!("the command could not be started: {error}"))
+        };
         descendants::become_subreaper();
         let report = std::io::pipe().map_err(cannot)?;
         let mut command = Command::new(this_program()?);

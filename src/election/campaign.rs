@@ -172,9 +172,9 @@ impl<DB: Database> Election<DB> {
     /// Returns the leaders, one after another: first the one that leads when the stream is first
     /// polled, then each change, `None` while no instance leads. It does not campaign.
     ///
-    /// A resignation is notified within this process, and on PostgreSQL from other processes. All
-    /// other changes are read from the database, at intervals of up to one second. A leader that
-    /// was replaced between two reads is left out.
+    /// A resignation is notified within this process and, on PostgreSQL and SQLite, to other
+    /// processes. All other changes are read from the database, at intervals of up to one second. A
+    /// leader that was replaced between two reads is left out.
     pub fn observe(&self) -> Leaders<DB> {
         Leaders::new(self.lock.clone(), self.name.clone())
     }

@@ -46,9 +46,9 @@ pub(crate) struct Agenda {
     pub duty: Duty,
     /// Keyed by [`LeaseState::id`], because a claim that is resumed is held by a second state.
     leases: HashMap<usize, Scheduled>,
-    /// By the time of the renewal: the leases whose last one was not refused.
+    /// Leases whose last renewal was not refused, by the time of the next one.
     renewals: Order,
-    /// By the same: the others.
+    /// Leases whose last renewal was refused, by the time of the next one.
     refused: Order,
     deadlines: Order,
     /// Keyed by number.

@@ -9,7 +9,7 @@ use crate::{
     hedge::{Answer, Exchange, Hedge, Request},
     key::Claim,
     store::{
-        Change, Database, Outcome, Reply,
+        Change, Database, Form, Outcome, Reply,
         failure::{Remedy, remedy},
         skipped_among,
     },
@@ -33,7 +33,7 @@ impl<DB: Database> Request<DB> for ChangeRequest<'_> {
     type Reply = Vec<Outcome>;
 
     fn send(&self, conn: &mut DB::Connection) -> impl Future<Output = Reply<Vec<Outcome>>> + Send {
-        DB::change(conn, self.claims, self.change, false)
+        DB::change(conn, self.claims, self.change, Form::Common)
     }
 
     fn is_settled(outcomes: &Vec<Outcome>) -> bool {

@@ -23,7 +23,7 @@ pub(crate) struct Granted<DB: Database> {
     pub priors: Vec<Option<PreviousClaim>>,
 }
 
-/// Of a claim on one key.
+/// Methods of a granted request for one key.
 impl<DB: Database> Granted<DB> {
     pub fn token(&self) -> Token {
         self.handle.claims()[0].token
@@ -100,10 +100,10 @@ impl<DB: Database> BatchOp<DB> for Claims {
         let Some(ClaimSet { on, .. }) = sets.first() else { return Ok(Vec::new()) };
         sets.iter().for_each(|set| set.sent.store(!set.look, Ordering::Relaxed));
         let requests: Vec<ClaimRequest> = sets.iter().flat_map(|set| set.requests.clone()).collect();
-        let special = self.table.get().is_some_and(|table| table.special);
+        let form = self.table.get().map(|table| table.form).unwrap_or_default();
         let replies = match sets {
             [ClaimSet { look: true, .. }] => DB::look(conn, &requests, &on.terms).await?,
-            _ => DB::claim(conn, &requests, &on.terms, special).await?,
+            _ => DB::claim(conn, &requests, &on.terms, form).await?,
         };
         let mut replies = replies.into_iter();
         let mut claimed = |set: &ClaimSet<DB>| set.claimed(replies.by_ref().take(set.requests.len()).collect(), sent);

@@ -63,8 +63,8 @@ impl<DB: Database> BatchOp<DB> for Creates {
         let lock_timeout = if creations.len() == 1 { left } else { SHARED_LOCK_TIMEOUT };
         let mut keys: Vec<Key> = creations.iter().flat_map(|creation| creation.keys.clone()).collect();
         keys.sort(); // instances that insert the same keys do not deadlock
-        let special = self.table.get().is_some_and(|table| table.special);
-        DB::create(conn, &keys, first.minutes, lock_timeout, special).await?;
+        let form = self.table.get().map(|table| table.form).unwrap_or_default();
+        DB::create(conn, &keys, first.minutes, lock_timeout, form).await?;
         Ok(vec![(); creations.len()])
     }
 }

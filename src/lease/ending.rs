@@ -133,7 +133,7 @@ impl Ending {
     pub fn complete(self, ended: EndOutcome) {
         self.held.release_kept();
         for Claim { key, token, .. } in &self.held.claims {
-            tracing::info!(%key, %token, ?ended, "abandoned");
+            tracing::info!(%key, %token, ?ended, "the claim was ended in the background");
         }
         // A dropped lease has no receiver.
         let _ = self.outcome.send(ended);

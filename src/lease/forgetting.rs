@@ -18,10 +18,10 @@ const LEASE: Duration = Duration::from_secs(30);
 /// The bounds of the time between two passes over the table.
 const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
 const LONGEST_PERIOD: Duration = Duration::from_secs(60 * 60);
-/// How often an age contains its period.
+/// A pass begins after each such part of the age.
 const PERIODS: u32 = 8;
-/// The pause after a step, in times of what the step took: the server spends two percent of its
-/// time on steps, unless one takes longer than a tenth of a second.
+/// The pause after a step, as a multiple of the step's duration: the server spends two percent of
+/// its time on steps, unless one takes longer than a tenth of a second.
 const PAUSE: u32 = 49;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 

@@ -38,8 +38,8 @@ const MOST_KEYS: usize = 100;
 ///
 /// A handle has terms of its own: [`lease`](Self::lease), [`min_interval`](Self::min_interval),
 /// [`rules`](Self::rules), [`retry_failed_at_once`](Self::retry_failed_at_once),
-/// [`fair`](Self::fair) and [`retry`](Self::retry). `lock.clone().min_interval(..)?` is another
-/// handle on the same lock.
+/// [`lock_delay`](Self::lock_delay), [`fair`](Self::fair) and [`retry`](Self::retry).
+/// `lock.clone().min_interval(..)?` is another handle on the same lock.
 ///
 /// [`ResourceLockExt`](crate::ResourceLockExt) adds [`run`](crate::ResourceLockExt::run),
 /// [`run_within`](crate::ResourceLockExt::run_within) and

@@ -41,8 +41,8 @@ impl<DB: Database> BatchOp<DB> for Releases {
     async fn run(&self, conn: &mut DB::Connection, requests: &[Release], _: Instant) -> Reply<Vec<Vec<Outcome>>> {
         let Some(Release { change, .. }) = requests.first() else { return Ok(Vec::new()) };
         let claims: Vec<Claim> = requests.iter().flat_map(|release| release.claims.clone()).collect();
-        let special = self.table.get().is_some_and(|table| table.special);
-        let mut outcomes = DB::change(conn, &claims, *change, special).await?.into_iter();
+        let form = self.table.get().map(|table| table.form).unwrap_or_default();
+        let mut outcomes = DB::change(conn, &claims, *change, form).await?.into_iter();
         Ok(requests.iter().map(|release| outcomes.by_ref().take(release.claims.len()).collect()).collect())
     }
 }

@@ -30,7 +30,7 @@ impl Wanted {
         Self { any: keys.len() > 1, keys, queues: [queue].into(), name: Some(name) }
     }
 
-    /// Returns what a refusal by a queue is about: what was asked for.
+    /// Returns the key that a refusal by a queue names: the one that the caller asked for.
     pub fn asked(&self, queue: Key) -> Key {
         self.name.clone().unwrap_or(queue)
     }

@@ -72,7 +72,6 @@ impl<DB: Database> fmt::Debug for ReadWriteLock<DB> {
     }
 }
 
-/// Shared and exclusive access.
 impl<DB: Database> LeaseLock<DB> {
     /// Returns a lock that many readers or one writer hold at a time, on the terms of this handle.
     /// Nothing is sent.

@@ -92,7 +92,7 @@ impl<DB: Database> Core<DB> {
         Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let found = schedule_tables(&self.requests, self.limit(), self.time_limit).await?;
         match found.refused {
-            Some(wrong) => Err(Error::Unsuitable { wrong }),
+            Some(wrong) => Err(Error::Unsupported { wrong }),
             None if !found.tables => Err(Error::ScheduleTablesMissing),
             None => Ok(()),
         }

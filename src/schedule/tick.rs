@@ -188,11 +188,10 @@ impl<DB: Database> Tick<DB> {
     /// # Errors
     /// After any error the transaction has to be rolled back. [`Error::Lost`] if the run lost its
     /// lease or its key: another instance has the tick, or another holder the key.
-    /// [`Error::Conflict`] if
-    /// another transaction used the row. A renewal of the lease does, every third of it: on
-    /// PostgreSQL, a transaction under REPEATABLE READ or SERIALIZABLE has to end sooner than that,
-    /// and on SQLite one that begins by reading. [`Error::NotInTransaction`], [`Error::Database`],
-    /// [`Error::TimedOut`].
+    /// [`Error::Conflict`] if another transaction used the row. A renewal of the lease uses it, after
+    /// each third of the lease. A transaction under REPEATABLE READ or SERIALIZABLE on PostgreSQL, or
+    /// one that begins by reading on SQLite, has to commit before the next renewal.
+    /// [`Error::NotInTransaction`], [`Error::Database`], [`Error::TimedOut`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the transaction has to be rolled back.

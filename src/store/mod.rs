@@ -213,6 +213,18 @@ pub fn unconfirmed(claim: &Claim, seen: Option<RowSnapshot>) -> Confirmed {
     }
 }
 
+/// The form of a store's statements, which the server and the table decide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Form {
+    /// For any server and table that the store supports.
+    #[default]
+    Common,
+    /// On MariaDB: at a locked row they fail instead of waiting.
+    NoWait,
+    /// On SQLite: for a file in WAL mode, and a table that keeps times as integers.
+    IntegerTimes,
+}
+
 /// The statements of the lock on a database.
 pub trait Store: sqlx::Database {
     /// Whether locks open connections of their own in addition to the application's pool.
@@ -243,25 +255,23 @@ pub trait Store: sqlx::Database {
 
     /// Creates rows: free, `S`, begun at the epoch, so that every rule set grants them. An existing
     /// row is left unchanged. The statement may wait for another transaction's uncommitted insert,
-    /// for `lock_timeout` where the server supports such a limit. `special` is as for
-    /// [`claim`](Self::claim).
+    /// for `lock_timeout` where the server supports such a limit.
     fn create(
         conn: &mut Self::Connection,
         keys: &[Key],
         minutes: i32,
         lock_timeout: Duration,
-        special: bool,
+        form: Form,
     ) -> impl Future<Output = Reply<()>> + Send;
 
     /// Claims the rows that the rules grant. Returns one reply per request, in order. The requests
     /// are either of one holder, which gets all of them or none, or each of another holder for
-    /// another key, and then independent of each other. `special` is the one of the
-    /// [`Schema`](schema::Schema).
+    /// another key, and then independent of each other.
     fn claim(
         conn: &mut Self::Connection,
         requests: &[ClaimRequest],
         terms: &Terms,
-        special: bool,
+        form: Form,
     ) -> impl Future<Output = Reply<Vec<ClaimReply>>> + Send;
 
     /// Reads the rows without locking them. A locking read of several rows would keep those that are
@@ -284,12 +294,11 @@ pub trait Store: sqlx::Database {
     fn confirms(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Option<i64>>> + Send;
 
     /// Applies one change to all claims that stand. Returns one outcome per claim, in order.
-    /// `special` is as for [`claim`](Self::claim).
     fn change(
         conn: &mut Self::Connection,
         claims: &[Claim],
         change: Change,
-        special: bool,
+        form: Form,
     ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send;
 }
 

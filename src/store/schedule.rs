@@ -2,7 +2,7 @@
 //!
 //! A claim is granted on the whole of what was seen of the row (its token, slot, attempt and due
 //! time), because an end that arrives late leaves the token as it is. The history has one row for
-//! each attempt, and its primary key is a second net.
+//! each attempt, and its primary key refuses a second end of one attempt.
 
 use std::future::Future;
 

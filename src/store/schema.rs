@@ -5,7 +5,7 @@ use std::future::Future;
 use crate::key::Key;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 use crate::store::servers::{Support, refusal, support};
-use crate::store::{Reply, Store};
+use crate::store::{Form, Reply, Store};
 
 /// The lock's table as found on this database.
 #[derive(Clone, Debug)]
@@ -21,9 +21,8 @@ pub struct Schema {
     pub key_limit: KeyLimit,
     /// How many characters the column `client_ip` holds.
     pub label_chars: usize,
-    /// Whether the store can send its special statements: on MariaDB those that fail at a locked
-    /// row instead of waiting, on SQLite those for a table that keeps times as integers.
-    pub special: bool,
+    /// The statements that this server and table allow.
+    pub form: Form,
     /// What a read needs to show all that was committed before it.
     pub freshness: Freshness,
     /// Why the table or the connection is unusable.
@@ -98,7 +97,7 @@ impl Schema {
             key_type: String::new(),
             key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
             label_chars: usize::MAX,
-            special: false,
+            form: Form::Common,
             freshness: Freshness::Plain,
             wrong: None,
             refused: None,

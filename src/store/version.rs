@@ -115,8 +115,8 @@ pub struct Write<V> {
     pub guard: Option<Guard<V>>,
 }
 
-/// `was` detects a program that changes the value without the version. `least` enforces the
-/// promised minimum itself.
+/// `was` detects a program that changes the value without the version. `least` is the lowest value
+/// that the statement writes over.
 #[derive(Clone, Debug)]
 pub struct Guard<V> {
     pub was: V,

@@ -23,17 +23,41 @@ use crate::{error::Error, rules::Refusal};
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub enum TransactionError<E> {
     /// The work's own error.
-    #[error("the work failed: {0}")]
     Work(E),
     /// The key was not available in time.
-    #[error("{0}")]
     Refused(Refusal),
     /// Any other failure.
-    #[error(transparent)]
-    Failed(#[from] Error),
+    Failed(Error),
+}
+
+impl<E> From<Error> for TransactionError<E> {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl<E: fmt::Display> fmt::Display for TransactionError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Work(error) => write!(f, "the work failed: {error}"),
+            Self::Refused(refusal) => refusal.fmt(f),
+            Self::Failed(error) => error.fmt(f),
+        }
+    }
+}
+
+/// The text has that of the work's error, so the source is the next one in the chain.
+impl<E: WorkError + fmt::Debug + fmt::Display> StdError for TransactionError<E> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Self::Work(error) => error.cause().source(),
+            Self::Refused(_) => None,
+            Self::Failed(error) => error.source(),
+        }
+    }
 }
 
 /// An error of work in a transaction: every [`std::error::Error`], and [`AnyError`] for errors that
@@ -127,5 +151,27 @@ impl fmt::Display for AnyError {
 impl WorkError for AnyError {
     fn cause(&self) -> &(dyn StdError + 'static) {
         &*self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("the payment was not written")]
+    struct NotWritten(#[source] std::num::ParseIntError);
+
+    #[test]
+    fn a_works_error_is_told_once_and_keeps_its_sources() {
+        let cause = "x".parse::<i64>().unwrap_err();
+        let text = cause.to_string();
+        for error in [
+            Box::new(TransactionError::Work(NotWritten(cause.clone()))) as Box<dyn StdError>,
+            Box::new(TransactionError::Work(AnyError::from(NotWritten(cause)))),
+        ] {
+            assert_eq!(error.to_string(), "the work failed: the payment was not written");
+            assert_eq!(error.source().map(ToString::to_string), Some(text.clone()));
+        }
     }
 }

@@ -25,7 +25,7 @@ async fn at_tidb<DB: TestDatabase>(db: &TestDb<DB>) -> (Proxy, Pool<DB>) {
 async fn tidb_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let (_proxy, pool) = at_tidb(&db).await;
     let told = |error: Error| {
-        assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("TiDB"), "{error:?}");
+        assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("TiDB"), "{error:?}");
     };
     told(LeaseLock::new(pool.clone()).try_acquire("k").await.unwrap_err());
     db.execute("DROP TABLE t_resource_lock").await;

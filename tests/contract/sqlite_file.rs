@@ -39,7 +39,10 @@ async fn a_file_in_utf_16_is_refused_unchanged<DB: TestDatabase>(_: TestDb<DB>) 
 }
 
 fn assert_refused(error: Error, encoding: &str) {
-    assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("UTF-16"), "{encoding}: {error:?}");
+    assert!(
+        matches!(error, Error::Unsupported { .. }) && error.to_string().contains("UTF-16"),
+        "{encoding}: {error:?}"
+    );
 }
 
 /// A file has one writer, and no lease is renewed while another transaction writes. If the write

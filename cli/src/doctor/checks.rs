@@ -152,6 +152,9 @@ async fn locks<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
             let advice = "change the table as said, or let rowlock use a database or schema of its own";
             (Finding::problem(CHECK, Failure::from(error).to_string(), advice), false)
         }
+        Err(error @ Error::Unsupported { .. }) => {
+            (Finding::problem(CHECK, Failure::from(error).to_string(), "use another database for the locks"), false)
+        }
         // The rights tell more.
         Err(error) => (Finding::problem(CHECK, Failure::from(error).to_string(), "see the rights below"), true),
     }

@@ -24,7 +24,10 @@ const ORPHAN_INTERVAL: Duration = Duration::from_millis(200);
 pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
     let mut stop = StopSignals::listen()?;
     if is_orphan(run.parent) {
-        return Err(Failure::new(exit::LOST, "its parent is gone"));
+        return Err(Failure::new(
+            exit::LOST,
+            "the command was not started: the rowlock process that started it has ended",
+        ));
     }
     let mut work = Work::start(find(&run.command)?, &run.command, &[], None)?;
     tokio::select! {

@@ -66,7 +66,7 @@ async fn ask_for_password(headers: &HeaderMap) -> Response {
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
     let ask = [(header::WWW_AUTHENTICATE, r#"Basic realm="rowlock", charset="UTF-8""#)];
-    (StatusCode::UNAUTHORIZED, ask, "name and password, please").into_response()
+    (StatusCode::UNAUTHORIZED, ask, "a name and a password are required").into_response()
 }
 
 /// Returns whether the name is localhost, an IP address, or one of `names`. No other site can make a

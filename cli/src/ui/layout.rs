@@ -104,7 +104,7 @@ pub fn failure(app: &App, failure: &Failure) -> Response {
         exit::USAGE => StatusCode::BAD_REQUEST,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     };
-    error(app, status, "That was not done", &failure.to_string())
+    error(app, status, "The request failed", &failure.to_string())
 }
 
 pub async fn not_found(State(app): State<Arc<App>>) -> Response {

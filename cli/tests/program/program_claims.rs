@@ -153,7 +153,7 @@ async fn forget_deletes_old_rows<DB: TestDatabase>(db: TestDb<DB>) {
         db.rowlock("run", &[key, "--", "true"]).await.with(0);
     }
     db.set("old", &format!("begin_time = {0}, end_time = {0}", DB::ago(9 * 3_600_000))).await;
-    assert_eq!(db.rowlock("forget --older-than 2h", &[]).await.with(0).out, "1 forgotten\n");
+    assert_eq!(db.rowlock("forget --older-than 2h", &[]).await.with(0).out, "1 deleted\n");
     assert_eq!(db.rowlock("list --json", &[]).await.with(0).json()[0]["key"], "young");
 }
 

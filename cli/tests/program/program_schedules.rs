@@ -155,7 +155,7 @@ async fn old_runs_are_forgotten<DB: TestDatabase>(db: TestDb<DB>) {
         due(&db).await;
         db.rowlock("run k", &yearly(script, &stage)).await.with(code);
     }
-    for (age, says) in [("1h", "0 forgotten\n"), ("0s", "2 forgotten\n"), ("0s", "0 forgotten\n")] {
+    for (age, says) in [("1h", "0 deleted\n"), ("0s", "2 deleted\n"), ("0s", "0 deleted\n")] {
         assert_eq!(db.rowlock("forget --runs --older-than", &[age]).await.with(0).out, says);
     }
     let left = runs(&db, "k").await;

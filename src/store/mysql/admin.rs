@@ -1,3 +1,5 @@
+//! Reads and changes of rows for operators.
+
 use std::sync::LazyLock;
 
 use chrono::{NaiveDateTime, TimeDelta};

@@ -19,7 +19,9 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, SqlSafeStr as _, mys
 use sqlx_core::transaction::TransactionManager as _;
 
 use crate::store::mysql::change::Named;
-use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, INTACT, Outcome, Reply, Store, is_apart, unconfirmed};
+use crate::store::{
+    Change, ClaimReply, ClaimRequest, Confirmed, Form, INTACT, Outcome, Reply, Store, is_apart, unconfirmed,
+};
 use crate::{
     key::{Claim, Key},
     rules::Terms,
@@ -59,17 +61,18 @@ impl Store for MySql {
         keys: &[Key],
         minutes: i32,
         lock_timeout: Duration,
-        nowait: bool,
+        form: Form,
     ) -> Reply<()> {
-        create::create(conn, keys, minutes, lock_timeout, nowait).await
+        create::create(conn, keys, minutes, lock_timeout, form == Form::NoWait).await
     }
 
     async fn claim(
         conn: &mut MySqlConnection,
         requests: &[ClaimRequest],
         terms: &Terms,
-        nowait: bool,
+        form: Form,
     ) -> Reply<Vec<ClaimReply>> {
+        let nowait = form == Form::NoWait;
         match requests {
             [request] if request.waited => Ok(vec![claim::read_and_claim(conn, request, terms, nowait).await?]),
             [request] => Ok(vec![claim::claim_one(conn, request, terms, nowait).await?]),
@@ -121,10 +124,10 @@ impl Store for MySql {
         }
     }
 
-    async fn change(conn: &mut MySqlConnection, claims: &[Claim], change: Change, nowait: bool) -> Reply<Vec<Outcome>> {
+    async fn change(conn: &mut MySqlConnection, claims: &[Claim], change: Change, form: Form) -> Reply<Vec<Outcome>> {
         match change {
             Change::Renew(_) | Change::Resume(_) => change::change(conn, claims, change, false).await,
-            _ if claims.len() == 1 => change::change(conn, claims, change, nowait).await,
+            _ if claims.len() == 1 => change::change(conn, claims, change, form == Form::NoWait).await,
             Change::Release { .. } | Change::Abandon(_) | Change::PutBack => {
                 change::end_several(conn, claims, change).await
             }

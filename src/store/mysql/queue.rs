@@ -1,3 +1,5 @@
+//! Tickets of waiters, and notifications of releases.
+
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 
 use crate::store::queue::{ALIVE_SECONDS, FRONT, QueueEntry, QueueStore};

@@ -1,7 +1,9 @@
+//! The tables as the database describes them, and their creation.
+
 use sqlx::{MySql, MySqlConnection, Row as _};
 
-use crate::store::Reply;
 use crate::store::schema::{Freshness, Schema, SchemaStore, unfit};
+use crate::store::{Form, Reply};
 
 const INSTALL: &str = include_str!("../../../migrations/mysql/20260101000000_rowlock.sql");
 
@@ -32,9 +34,10 @@ impl SchemaStore for MySql {
                     "the connection's autocommit is off, so that a claim would not be committed; switch it on".into(),
                 );
             }
-            schema.special = row.try_get::<i64, _>("mariadb")? == 1;
+            let is_mariadb = row.try_get::<i64, _>("mariadb")? == 1;
+            schema.form = if is_mariadb { Form::NoWait } else { Form::Common };
             schema.freshness = match row.try_get::<i64, _>("member")? {
-                0 if schema.special => Freshness::SyncWait,
+                0 if is_mariadb => Freshness::SyncWait,
                 0 => Freshness::Plain,
                 _ => Freshness::Before,
             };

@@ -16,7 +16,7 @@ use std::time::Duration;
 use sqlx::{PgConnection, Postgres, Row as _, SqlSafeStr as _, postgres::PgTransactionManager};
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, INTACT, Outcome, Reply, Store};
+use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, INTACT, Outcome, Reply, Store};
 use crate::{
     key::{Claim, Key},
     rules::Terms,
@@ -49,7 +49,7 @@ impl Store for Postgres {
         }
     }
 
-    async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, lock_timeout: Duration, _: bool) -> Reply<()> {
+    async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, lock_timeout: Duration, _: Form) -> Reply<()> {
         claim::create(conn, keys, minutes, lock_timeout).await
     }
 
@@ -57,7 +57,7 @@ impl Store for Postgres {
         conn: &mut PgConnection,
         requests: &[ClaimRequest],
         terms: &Terms,
-        _: bool,
+        _: Form,
     ) -> Reply<Vec<ClaimReply>> {
         claim::claim(conn, requests, terms).await
     }
@@ -78,7 +78,7 @@ impl Store for Postgres {
         change::confirms(conn, claim).await
     }
 
-    async fn change(conn: &mut PgConnection, claims: &[Claim], change: Change, _: bool) -> Reply<Vec<Outcome>> {
+    async fn change(conn: &mut PgConnection, claims: &[Claim], change: Change, _: Form) -> Reply<Vec<Outcome>> {
         change::change(conn, claims, change).await
     }
 }

@@ -1,3 +1,5 @@
+//! Tickets of waiters, and notifications of releases.
+
 use std::sync::LazyLock;
 
 use sqlx::{

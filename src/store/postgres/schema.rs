@@ -1,3 +1,5 @@
+//! The tables as the database describes them, and their creation.
+
 use sqlx::{PgConnection, Postgres, Row as _};
 
 use crate::store::Reply;

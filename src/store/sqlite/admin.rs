@@ -1,3 +1,5 @@
+//! Reads and changes of rows for operators.
+
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 

@@ -41,7 +41,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, INTACT, Outcome, Reply, Store};
+use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, INTACT, Outcome, Reply, Store};
 use crate::{
     key::{Claim, Key},
     rules::Terms,
@@ -71,7 +71,7 @@ impl Store for Sqlite {
     }
 
     /// The connection's own busy timeout ends a wait.
-    async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32, _: Duration, _: bool) -> Reply<()> {
+    async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32, _: Duration, _: Form) -> Reply<()> {
         claim::create(conn, keys, minutes).await
     }
 
@@ -81,9 +81,9 @@ impl Store for Sqlite {
         conn: &mut SqliteConnection,
         requests: &[ClaimRequest],
         terms: &Terms,
-        special: bool,
+        form: Form,
     ) -> Reply<Vec<ClaimReply>> {
-        claim::claim(conn, requests, terms, special).await
+        claim::claim(conn, requests, terms, form == Form::IntegerTimes).await
     }
 
     async fn look(conn: &mut SqliteConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
@@ -102,12 +102,7 @@ impl Store for Sqlite {
         change::confirms(conn, claim).await
     }
 
-    async fn change(
-        conn: &mut SqliteConnection,
-        claims: &[Claim],
-        change: Change,
-        special: bool,
-    ) -> Reply<Vec<Outcome>> {
-        change::change(conn, claims, change, special).await
+    async fn change(conn: &mut SqliteConnection, claims: &[Claim], change: Change, form: Form) -> Reply<Vec<Outcome>> {
+        change::change(conn, claims, change, form == Form::IntegerTimes).await
     }
 }

@@ -1,3 +1,5 @@
+//! Tickets of waiters, and notifications of releases.
+
 use sqlx::{Pool, Row as _, Sqlite, SqliteConnection};
 
 use crate::store::queue::{ALIVE_SECONDS, FRONT, Notification, QueueEntry, QueueStore};

@@ -1,7 +1,9 @@
+//! The tables as the database describes them, and their creation.
+
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection};
 
-use crate::store::Reply;
 use crate::store::schema::{Schema, SchemaStore, unfit};
+use crate::store::{Form, Reply};
 
 const INSTALL: &str = include_str!("../../../migrations/sqlite/20260101000000_rowlock.sql");
 
@@ -46,7 +48,7 @@ impl SchemaStore for Sqlite {
             return Ok(schema);
         }
         let journal: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *conn).await?;
-        schema.special = journal == "wal";
+        let mut in_micros = journal == "wal";
         for row in sqlx::query(SCHEMA).fetch_all(conn).await? {
             schema.queue = row.try_get("queue")?;
             let name: String = row.try_get("name")?;
@@ -55,7 +57,7 @@ impl SchemaStore for Sqlite {
                 schema.wrong = Some(unfit(&name, &column_type, fit));
             }
             if name == "begin_time" || name == "end_time" {
-                schema.special &= column_type.contains("INT");
+                in_micros &= column_type.contains("INT");
             }
             if name == "key_resource" {
                 schema.key_type = column_type;
@@ -69,6 +71,7 @@ impl SchemaStore for Sqlite {
             }
             schema.columns.push(name);
         }
+        schema.form = if in_micros { Form::IntegerTimes } else { Form::Common };
         Ok(schema)
     }
 
