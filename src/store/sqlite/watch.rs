@@ -13,8 +13,8 @@ use std::{
 use tokio::time::{Instant, sleep};
 
 /// The time between two looks at the files. It doubles while each look finds a change.
-const PERIOD: Duration = Duration::from_millis(4);
-const LONGEST_PERIOD: Duration = Duration::from_millis(64);
+const PERIOD: Duration = Duration::from_millis(2);
+const LONGEST_PERIOD: Duration = Duration::from_millis(8);
 /// The same after a minute without a change.
 const IDLE_PERIOD: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_secs(60);
