@@ -1,4 +1,5 @@
-//! Locks in the SQL database that an application already has: PostgreSQL, MySQL, MariaDB or SQLite.
+//! Scheduled jobs and locks in the SQL database that an application already has: PostgreSQL, MySQL,
+//! MariaDB or SQLite.
 //!
 //! | for | use |
 //! |---|---|
@@ -7,8 +8,8 @@
 //! | at most N holders at a time | [`LeaseLock::semaphore`] |
 //! | many readers, or one writer | [`LeaseLock::read_write`] |
 //! | one leader among all instances | [`LeaseLock::election`] |
-//! | a job with times | `Schedules`: `cron`, `every`, `after` |
-//! | a job without times, one at a time | [`ResourceLockExt::run`], [`ResourceLockExt::run_within`] |
+//! | a scheduled job | `Schedules`: `cron`, `every`, `after` |
+//! | a job that must not overlap | [`ResourceLockExt::run`], [`ResourceLockExt::run_within`] |
 //! | a transaction that commits only under a lock | [`ResourceLockExt::transaction`] |
 //! | a balance | [`VersionedTable::deduct`], [`VersionedTable::deposit`] |
 //! | a version in the application's own table | [`VersionLock`], [`VersionedTable::update`] |

@@ -28,7 +28,8 @@ retry = 3                                      # default: 0
 timeout = \"2h\"                                 # default: none
 # Further keys: catch_up, max, grace, backoff, lease, exclusive_with";
 
-/// Locks in the SQL database that you already have: PostgreSQL, MySQL, MariaDB, SQLite.
+/// Scheduled jobs and locks in the SQL database that an application already has: PostgreSQL, MySQL,
+/// MariaDB or SQLite.
 #[derive(Debug, Parser)]
 #[command(name = "rowlock", version, after_help = EXITS, disable_help_subcommand = true)]
 pub struct Arguments {
