@@ -55,11 +55,16 @@ pub(crate) fn start<W: Work>(work: &Arc<W>) -> Option<Handle> {
 pub(crate) fn start_on<W: Work>(work: &Arc<W>, runtime: &Handle) -> bool {
     let joined = work.with_duty(|duty| duty.join(runtime.id()));
     if joined {
-        // The guard is moved into the task, which may be dropped before its first poll, and at once
-        // if the runtime is shut down.
-        runtime.spawn(run(OnStop { work: work.clone(), runtime: runtime.id(), armed: true }));
+        spawn_on(work, runtime);
     }
     joined
+}
+
+/// Spawns the task of a runtime that has just joined. The caller holds no lock.
+pub(crate) fn spawn_on<W: Work>(work: &Arc<W>, runtime: &Handle) {
+    // The guard is moved into the task, which may be dropped before its first poll, and at once if
+    // the runtime is shut down.
+    runtime.spawn(run(OnStop { work: work.clone(), runtime: runtime.id(), armed: true }));
 }
 
 async fn run<W: Work>(mut task: OnStop<W>) {

@@ -337,7 +337,7 @@ impl<'a, DB: Database> Try<'a, DB> {
     /// A row created by another transaction is as good. Contention is retried.
     async fn create(&mut self, keys: Vec<Key>) -> Result<(), Error> {
         let (minutes, limit) = (self.on.terms.minutes(), self.limit);
-        let creation = Creation { keys: keys.clone(), minutes, limit, alone: self.contended };
+        let creation = Creation::new(keys.clone(), minutes, limit, self.contended);
         let limits = Limits { caller: limit, statement: limit };
         match self.lock.creates.send(&self.runtime, creation, limits).await {
             Err(failure)

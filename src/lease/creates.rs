@@ -30,8 +30,16 @@ pub(crate) struct Creation {
     pub minutes: i32,
     /// When its attempt ends.
     pub limit: Instant,
-    /// It met contention, perhaps with other requests of its batch.
-    pub alone: bool,
+    /// It is sent without other requests.
+    alone: bool,
+}
+
+impl Creation {
+    /// `contended`: it met contention before, perhaps with other requests of its batch.
+    pub fn new(keys: Vec<Key>, minutes: i32, limit: Instant, contended: bool) -> Self {
+        let alone = contended || limit.saturating_duration_since(Instant::now()) < SHARED_WITH;
+        Self { keys, minutes, limit, alone }
+    }
 }
 
 impl<DB: Database> BatchOp<DB> for Creates {
@@ -42,8 +50,7 @@ impl<DB: Database> BatchOp<DB> for Creates {
     const APART_BY_CALLER: bool = true;
 
     fn key(creation: &Creation) -> Option<&Key> {
-        let is_alone = creation.alone || creation.limit.saturating_duration_since(Instant::now()) < SHARED_WITH;
-        if let ([key], false) = (&creation.keys[..], is_alone) { Some(key) } else { None }
+        if let ([key], false) = (&creation.keys[..], creation.alone) { Some(key) } else { None }
     }
 
     fn can_share_statement(creation: &Creation, other: &Creation) -> bool {

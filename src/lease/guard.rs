@@ -2,6 +2,7 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
+use chrono::{DateTime, Utc};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -237,8 +238,13 @@ impl<DB: Database, K> Lease<DB, K> {
 
 /// Methods of a lease on one key.
 impl<DB: Database> Lease<DB> {
-    pub(crate) async fn resume(on: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
-        Ok(Self::new(Granted { handle: LeaseHandle::resume(on, claim).await?, priors: vec![None] }))
+    /// `seen`: when the claim's lease was seen to end.
+    pub(crate) async fn resume(
+        on: &Arc<KeyTerms<DB>>,
+        claim: Claim,
+        seen: Option<DateTime<Utc>>,
+    ) -> Result<Self, Error> {
+        Ok(Self::new(Granted { handle: LeaseHandle::resume(on, claim, seen).await?, priors: vec![None] }))
     }
 
     /// Creates the lease of a reader of a [`ReadWriteLock`](crate::ReadWriteLock).

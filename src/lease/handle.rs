@@ -3,7 +3,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 use tokio::{
     runtime::Handle,
     sync::oneshot,
@@ -75,12 +75,13 @@ impl<DB: Database> LeaseHandle<DB> {
         self
     }
 
-    /// Takes up a claim that stands in the table: it is renewed once and then held like any other.
-    pub async fn resume(on: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
+    /// Takes up a claim that stands in the table, whose lease was seen to end at `seen`: it is
+    /// renewed once and then held like any other.
+    pub async fn resume(on: &Arc<KeyTerms<DB>>, claim: Claim, seen: Option<DateTime<Utc>>) -> Result<Self, Error> {
         let mut handle = Self::begin(on, vec![claim], Instant::now(), Change::Abandon(TimeDelta::zero()));
         // Until the renewal is answered, the claim is not this handle's to abandon.
         handle.state = HandleState::Ended;
-        handle.renew_with(Change::Resume(on.terms.lease)).await?;
+        handle.renew_with(Change::Resume { lease: on.terms.lease, seen }).await?;
         handle.state = HandleState::Open;
         Ok(handle.delivered())
     }
@@ -306,7 +307,9 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
         }
         metrics::held(self.held.claims[0].key.as_str(), self.held.since.elapsed());
         self.held.over.cancel();
-        if self.state == HandleState::Ended || self.held.lost.is_cancelled() {
+        // Claims that are lost before their caller received them are put back where they stand.
+        let is_lost = self.held.lost.is_cancelled() && self.if_undelivered.is_none();
+        if self.state == HandleState::Ended || is_lost {
             self.on.renewer.stop_renewing(&self.held);
         } else {
             // Work that has not ended may not have stopped yet, unless it was never begun.

@@ -362,7 +362,7 @@ impl<DB: Database> LeaseLock<DB> {
         match entry {
             Some(entry) => {
                 let claim = Claim { key, holder, token: entry.token };
-                Lease::resume(&self.on, claim).await
+                Lease::resume(&self.on, claim, entry.until).await
             }
             None => Err(Error::NotHeld { key, holder }),
         }

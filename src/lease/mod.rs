@@ -15,6 +15,7 @@ pub(crate) mod handle;
 pub(crate) mod info;
 pub(crate) mod lock;
 pub(crate) mod looks;
+mod one_reader;
 pub(crate) mod polling;
 pub(crate) mod readers;
 pub(crate) mod releases;

@@ -252,11 +252,17 @@ impl<DB: Database> Renewer<DB> {
     /// Ensures that a task handles what is due at `due`.
     fn run(self: &Arc<Self>, mut agenda: MutexGuard<'_, Agenda>, due: Instant) {
         let sooner = agenda.duty.expect(due);
+        // Under the same lock as what is due: the task of another runtime that ends at this moment
+        // would otherwise take it for work that no task is left to do.
+        let joined = Handle::try_current().ok().filter(|runtime| agenda.duty.join(runtime.id()));
         drop(agenda);
         if sooner {
             self.work.send_replace(());
         }
-        self.start();
+        if let Some(runtime) = joined {
+            task::spawn_on(self, &runtime);
+            self.all.joined(self, runtime);
+        }
     }
 
     fn start_what_is_due(self: &Arc<Self>, agenda: &mut Agenda, InFlight { keeping, ending }: &mut InFlight) {

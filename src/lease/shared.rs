@@ -6,18 +6,15 @@ use std::{
 };
 
 use chrono::TimeDelta;
-use tokio::{
-    sync::OnceCell,
-    time::{Instant, timeout_at},
-};
+use tokio::{sync::OnceCell, time::Instant};
 
 use crate::{
     batch::batcher::{Batcher, Turn},
     detach::tracker,
     error::Error,
     lease::{
-        claims::Claims, creates::Creates, looks::Looks, readers::AllReaders, releases::Releases, renewer::Renewers,
-        terms::KeyTerms,
+        claims::Claims, creates::Creates, looks::Looks, one_reader::OneReader, readers::AllReaders, releases::Releases,
+        renewer::Renewers, terms::KeyTerms,
     },
     queue::Waiting,
     rules::Terms,
@@ -25,9 +22,6 @@ use crate::{
     store::{Database, pools::Connections},
     sync::lock,
 };
-
-/// How long a caller waits for another caller that is reading the table's shape.
-const READ_WAIT: Duration = Duration::from_millis(50);
 
 /// The settings of a lock.
 pub(crate) struct Settings<DB: Database> {
@@ -42,7 +36,7 @@ pub(crate) struct Settings<DB: Database> {
 pub(crate) struct Shared<DB: Database> {
     pub settings: Settings<DB>,
     table: Arc<OnceCell<Table>>,
-    reading: tokio::sync::Mutex<()>,
+    reading: OneReader,
     pub claims: Arc<Batcher<DB, Claims>>,
     pub creates: Arc<Batcher<DB, Creates>>,
     releases: Arc<Batcher<DB, Releases>>,
@@ -70,7 +64,7 @@ impl<DB: Database> Shared<DB> {
         Arc::new(Self {
             settings,
             table,
-            reading: tokio::sync::Mutex::default(),
+            reading: OneReader::default(),
             claims,
             creates,
             releases,
@@ -118,17 +112,13 @@ impl<DB: Database> Shared<DB> {
     /// Returns the table's shape, which only the first call reads.
     pub async fn known_table(&self, limit: Instant) -> Result<&Table, Error> {
         let Settings { pool, time_limit, .. } = &self.settings;
-        if let Some(table) = self.table.get() {
-            return Ok(table);
-        }
-        // One caller reads for all, but no caller waits long for another, whose future may not be
-        // polled.
-        let reading = timeout_at(limit.min(Instant::now() + READ_WAIT), self.reading.lock()).await;
+        let reading = self.reading.turn(limit, || self.table.initialized()).await;
         if let Some(table) = self.table.get() {
             return Ok(table);
         }
         let table = Table::read(pool, limit, *time_limit).await?;
+        let table = self.table.get_or_init(async || table).await;
         drop(reading);
-        Ok(self.table.get_or_init(async || table).await)
+        Ok(table)
     }
 }

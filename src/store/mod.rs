@@ -100,8 +100,10 @@ pub enum Change {
     /// `expires_at = now + lease`, and never earlier than before: a renewal that was delayed may be
     /// carried out after one with a longer lease.
     Renew(TimeDelta),
-    /// `expires_at = now + lease`, for a claim that is taken up, perhaps with a shorter lease.
-    Resume(TimeDelta),
+    /// `expires_at = now + lease`, for a claim that is taken up, perhaps with a shorter lease. If the
+    /// row no longer has the `expires_at` that was `seen`, never earlier than before: a request that
+    /// was delayed may be carried out after another one for the same claim.
+    Resume { lease: TimeDelta, seen: Option<DateTime<Utc>> },
     /// Frees the row after work that has completed.
     Release {
         status: Status,

@@ -2,17 +2,20 @@
 
 use std::time::Duration;
 
-use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
+use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::LeaseLock;
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{task::JoinSet, time::sleep};
 
-harness::tests!(mysql_and_mariadb(
-    a_renewal_that_was_held_up_moves_no_lease_back,
-    a_claim_that_was_held_up_holds_for_a_whole_lease,
-    a_sign_of_life_that_was_held_up_keeps_its_place,
-    renewals_behind_a_metadata_lock_may_run_in_any_order
-));
+harness::tests!(
+    everywhere[DIRECT](a_resumption_that_is_carried_out_late_shortens_no_later_one),
+    mysql_and_mariadb(
+        a_renewal_that_was_held_up_moves_no_lease_back,
+        a_claim_that_was_held_up_holds_for_a_whole_lease,
+        a_sign_of_life_that_was_held_up_keeps_its_place,
+        renewals_behind_a_metadata_lock_may_run_in_any_order
+    )
+);
 
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -98,6 +101,44 @@ async fn renewals_behind_a_metadata_lock_may_run_in_any_order<DB: TestDatabase>(
     let counted = i64::try_from(lease.time_left().as_millis()).unwrap();
     assert!(counted > 0 && counted <= row, "the holder counts on {counted} ms, the row on {row} ms");
     lease.abandon().await.unwrap();
+}
+
+/// A process passes its claim on with a short lease, and its request is carried out after the one
+/// with which the next process has taken the claim up.
+async fn a_resumption_that_is_carried_out_late_shortens_no_later_one<DB: TestDatabase>(db: TestDb<DB>) {
+    let (block, unblock) = match db.server.name {
+        "postgres" => ("BEGIN; LOCK TABLE t_resource_lock IN EXCLUSIVE MODE", "ROLLBACK"),
+        "sqlite" => ("BEGIN IMMEDIATE", "ROLLBACK"),
+        _ => ("LOCK TABLES t_resource_lock READ", "UNLOCK TABLES"),
+    };
+    let holder = acquired(db.lock_for(LEASE).try_acquire("k").await).detach().holder;
+    let before = ends_at(&db).await;
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, block).await.unwrap();
+    let resumed = |lease: Duration| {
+        let lock = db.lock_for(lease);
+        tokio::spawn(async move { lock.resume("k", holder).await.map(|lease| lease.detach()) })
+    };
+    let long = resumed(LEASE);
+    sleep(Duration::from_millis(300)).await;
+    let late = resumed(Duration::from_secs(5));
+    sleep(Duration::from_millis(300)).await;
+    DB::execute_on(&mut other, unblock).await.unwrap();
+    long.await.unwrap().unwrap();
+    let least = ends_at(&db).await;
+    assert!(least > before, "it is renewed");
+    late.await.unwrap().unwrap();
+    assert!(ends_at(&db).await >= least, "the later owner counts on its lease");
+}
+
+/// Returns the end of the lease, as a number that grows with it.
+async fn ends_at<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
+    let micros = match db.server.name {
+        "postgres" => "(extract(epoch FROM expires_at) * 1000000)::bigint",
+        "sqlite" => "expires_at",
+        _ => "TIMESTAMPDIFF(MICROSECOND, '2000-01-01', expires_at)",
+    };
+    db.number(&format!("SELECT {micros} FROM t_resource_lock WHERE key_resource = 'k'")).await.unwrap()
 }
 
 /// Returns how many statements wait for the table.

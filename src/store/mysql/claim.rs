@@ -65,7 +65,8 @@ SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time =
     t.prior_status = IF(j.verdict = 'same', j.prior_status, j.status),
     t.prior_begin_time = IF(j.verdict = 'same', j.prior_begin_time, j.began),
     t.prior_end_time = IF(j.verdict = 'same', j.prior_end_time, j.ended),
-    t.expires_at = {NOW} + INTERVAL ? MICROSECOND, t.token = {token}
+    t.expires_at = GREATEST(IF(j.verdict = 'same', IFNULL(t.expires_at, j.now), j.now), {NOW} + INTERVAL ? MICROSECOND),
+    t.token = {token}
 WHERE j.verdict IS NOT NULL",
         verdict("?")
     )
@@ -88,7 +89,7 @@ SET c.prior_token = CASE WHEN {same} THEN c.prior_token WHEN c.lock_flag = 1 THE
     c.token = {token},
     c.claimed_at = IF({same}, c.claimed_at, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND),
     c.begin_time = IF({same}, c.begin_time, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND),
-    c.expires_at = {NOW} + INTERVAL ? MICROSECOND,
+    c.expires_at = GREATEST(IF({same}, IFNULL(c.expires_at, UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6)), {NOW} + INTERVAL ? MICROSECOND),
     c.lock_flag = 1, c.status = 'P', c.client_ip = ?, c.holder = ?, c.end_time = NULL
 WHERE c.key_resource = ? AND {} IS NOT NULL",
         verdict("?")
@@ -186,7 +187,7 @@ fn bind_claim<'q>(request: &'q ClaimRequest, terms: &'q Terms) -> Query<'q> {
 fn bind_claim_nowait<'q>(request: &'q ClaimRequest, terms: &'q Terms) -> Query<'q> {
     let (key, holder, offset) = (request.key.as_str(), *request.holder.as_uuid(), micros(terms.offset()));
     let query = (0..8).fold(sqlx::query(CLAIM_NOWAIT.as_str()), |query, _| query.bind(holder));
-    let query = query.bind(offset).bind(holder).bind(offset).bind(micros(terms.lease));
+    let query = query.bind(offset).bind(holder).bind(offset).bind(holder).bind(micros(terms.lease));
     bind_rules(query.bind(&terms.label).bind(holder).bind(key).bind(holder), terms)
 }
 

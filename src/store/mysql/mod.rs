@@ -126,7 +126,7 @@ impl Store for MySql {
 
     async fn change(conn: &mut MySqlConnection, claims: &[Claim], change: Change, form: Form) -> Reply<Vec<Outcome>> {
         match change {
-            Change::Renew(_) | Change::Resume(_) => change::change(conn, claims, change, false).await,
+            Change::Renew(_) | Change::Resume { .. } => change::change(conn, claims, change, false).await,
             _ if claims.len() == 1 => change::change(conn, claims, change, form == Form::NoWait).await,
             Change::Release { .. } | Change::Abandon(_) | Change::PutBack => {
                 change::end_several(conn, claims, change).await

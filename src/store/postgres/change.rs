@@ -63,8 +63,13 @@ ORDER BY r.place"
 
 static RENEW: LazyLock<ChangeStatement> =
     LazyLock::new(|| ChangeStatement::new("expires_at = greatest(t.expires_at, clock_timestamp() + $4::interval)", ""));
-static RESUME: LazyLock<ChangeStatement> =
-    LazyLock::new(|| ChangeStatement::new("expires_at = clock_timestamp() + $4::interval", ""));
+static RESUME: LazyLock<ChangeStatement> = LazyLock::new(|| {
+    ChangeStatement::new(
+        "expires_at = CASE WHEN t.expires_at IS NOT DISTINCT FROM $5 THEN clock_timestamp() + $4::interval
+                           ELSE greatest(t.expires_at, clock_timestamp() + $4::interval) END",
+        "",
+    )
+});
 static RELEASE: LazyLock<ChangeStatement> = LazyLock::new(|| {
     ChangeStatement::new(
         "lock_flag = 0, status = $4, end_time = clock_timestamp() + $5::interval, holder = NULL, expires_at = NULL,
@@ -128,7 +133,7 @@ pub(super) async fn confirms(conn: &mut PgConnection, claim: &Claim) -> Reply<Op
 pub(super) async fn change(conn: &mut PgConnection, claims: &[Claim], change: Change) -> Reply<Vec<Outcome>> {
     let ChangeStatement { one, many }: &'static ChangeStatement = match change {
         Change::Renew(_) => &RENEW,
-        Change::Resume(_) => &RESUME,
+        Change::Resume { .. } => &RESUME,
         Change::Release { .. } => &RELEASE,
         Change::Abandon(_) => &ABANDON,
         Change::PutBack => &PUT_BACK,
@@ -145,7 +150,8 @@ pub(super) async fn change(conn: &mut PgConnection, claims: &[Claim], change: Ch
         }
     };
     let query = match change {
-        Change::Renew(time) | Change::Resume(time) | Change::Abandon(time) => query.bind(time),
+        Change::Renew(time) | Change::Abandon(time) => query.bind(time),
+        Change::Resume { lease, seen } => query.bind(lease).bind(seen),
         Change::Release { status, offset, asynchronous } => query.bind(status.letter()).bind(offset).bind(asynchronous),
         Change::PutBack => query,
     };

@@ -53,7 +53,7 @@ prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip ELSE left(t.
 prior_status = CASE j.verdict WHEN 'same' THEN t.prior_status ELSE t.status END,
 prior_begin_time = CASE j.verdict WHEN 'same' THEN t.prior_begin_time ELSE t.begin_time END,
 prior_end_time = CASE j.verdict WHEN 'same' THEN t.prior_end_time ELSE t.end_time END,
-expires_at = j.now + $4::interval, awaited = t.awaited AND (j.verdict = 'same' OR j.waited)";
+expires_at = greatest(CASE j.verdict WHEN 'same' THEN t.expires_at END, j.now + $4::interval), awaited = t.awaited AND (j.verdict = 'same' OR j.waited)";
 
 /// Builds the statement that claims each key independently. A row that is not granted is not
 /// locked: a refusal writes nothing, not even to the WAL. The clock is read just before the lock,

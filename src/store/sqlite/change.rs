@@ -50,7 +50,13 @@ macro_rules! release {
 }
 
 const RENEW: &str = change!(concat!("expires_at = max(ifnull(expires_at, 0), ", now!(), " + ?2)"));
-const RESUME: &str = change!(concat!("expires_at = ", now!(), " + ?2"));
+const RESUME: &str = change!(concat!(
+    "expires_at = CASE WHEN expires_at IS ?3 THEN ",
+    now!(),
+    " + ?2 ELSE max(ifnull(expires_at, 0), ",
+    now!(),
+    " + ?2) END"
+));
 const RELEASE: &str = change!(release!(kept!("end_time", now!(), " + ?3")));
 /// The same for a table that keeps times as integers.
 const RELEASE_MICROS: &str = change!(release!(now!(), " + ?3"));
@@ -142,7 +148,10 @@ pub(super) async fn change(
     }
     let query = match change {
         Change::Renew(lease) => sqlx::query(RENEW).bind(named).bind(micros(lease)),
-        Change::Resume(lease) => sqlx::query(RESUME).bind(named).bind(micros(lease)),
+        Change::Resume { lease, seen } => {
+            let seen = seen.map(|seen| seen.timestamp_micros());
+            sqlx::query(RESUME).bind(named).bind(micros(lease)).bind(seen)
+        }
         Change::Release { status, offset, .. } => {
             let release = if in_micros { RELEASE_MICROS } else { RELEASE };
             sqlx::query(release).bind(named).bind(status.letter()).bind(micros(offset))

@@ -44,9 +44,9 @@ SET lock_flag = 1, status = 'P', client_ip = ?2, holder = unhex(j.value ->> 1), 
     prior_status = CASE WHEN j.value ->> 2 = 'same' THEN prior_status ELSE status END,
     prior_begin_time = CASE WHEN j.value ->> 2 = 'same' THEN prior_begin_time ELSE begin_time END,
     prior_end_time = CASE WHEN j.value ->> 2 = 'same' THEN prior_end_time ELSE end_time END,
-    expires_at = ",
+    expires_at = max(CASE WHEN j.value ->> 2 = 'same' THEN ifnull(expires_at, 0) ELSE 0 END, ",
             now!(),
-            " + ?3
+            " + ?3)
 FROM j
 WHERE key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND token = j.value ->> 3
   AND COALESCE(lock_flag = 1, 0) = j.value ->> 4 AND holder IS unhex(j.value ->> 5)
