@@ -145,6 +145,11 @@ impl<DB: Database> LeaseLock<DB> {
     /// If the future is dropped, the wait stops. A claim in flight is finished in the background
     /// and its row put back as it was before; a claim that took over an expired one is abandoned.
     ///
+    /// A future that was polled, is not polled again and is not dropped may be the one whose turn
+    /// it is. The other tasks of this process that wait for the key on equal terms then wait behind
+    /// it, as they would with tokio's `Mutex`. In a `select!` loop with such a future, no other
+    /// branch should acquire the same key.
+    ///
     /// # Examples
     ///
     /// ```
