@@ -113,12 +113,8 @@ pub(crate) async fn schedule_tables<DB: Database>(
 ) -> Result<Found, Error> {
     let mut repeat = Repeat::until(limit);
     loop {
-        let found = async {
-            let mut conn = PooledConn::checkout(connections, limit).await?;
-            let reply = timeout_at(limit, DB::schedule_tables(conn.get())).await;
-            conn.settle(reply)
-        };
-        if let Some(found) = repeat.last(found.await).await {
+        let found = PooledConn::send(connections, limit, async |conn| DB::schedule_tables(conn).await).await;
+        if let Some(found) = repeat.last(found).await {
             let subject = "the tables of schedules".to_owned();
             return found.map_err(|failure| {
                 failure.into_error(Action::Inspect, subject, time_limit, Certainty::NothingChanged)
@@ -226,12 +222,8 @@ async fn schema<DB: Database>(
     };
     let mut repeat = Repeat::until(limit);
     loop {
-        let inspected = async {
-            let mut conn = PooledConn::checkout(connections, limit).await?;
-            let reply = timeout_at(limit, DB::schema(conn.get())).await;
-            conn.settle(reply)
-        };
-        if let Some(schema) = repeat.last(inspected.await).await {
+        let schema = PooledConn::send(connections, limit, async |conn| DB::schema(conn).await).await;
+        if let Some(schema) = repeat.last(schema).await {
             return schema.map_err(failed);
         }
     }

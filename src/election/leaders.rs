@@ -4,12 +4,11 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use chrono::{DateTime, Utc};
 use futures_core::Stream;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
 use crate::{
     error::Error,
@@ -18,11 +17,8 @@ use crate::{
     lock::BoxFuture,
     pacing::{Backoff, retry_backoff},
     queue::{listener::Listening, wakeups::Subscription},
-    store::{Database, admin::Listed, connection::PooledConn},
+    store::{Database, admin::Listed},
 };
-
-/// How long requesting the notification of a resignation may take.
-const NOTIFICATION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The instance that leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,21 +155,14 @@ impl<DB: Database> Observer<DB> {
         let mut pause = self.pauses.next();
         if let (Some(Listed { row, now, .. }), Some(leader)) = (listed, leader) {
             let listening = self.listening.get_or_insert_with(|| self.lock.shared.waiting.listener.register_waiter());
-            if !row.awaited && listening.needs_marks() && self.request_notification().await {
+            let waiting = &self.lock.shared.waiting;
+            if !row.awaited && listening.needs_marks() && waiting.request_notification(&self.names, None).await {
                 return; // it resigned
             }
             let left = leader.until.and_then(|until| (until - now).to_std().ok());
             pause = left.map_or(pause, |left| pause.min(left));
         }
         self.subscription.notified_before(Instant::now() + pause).await;
-    }
-
-    /// Requests that the leader notifies of its resignation. Returns whether it has resigned.
-    async fn request_notification(&self) -> bool {
-        let limit = Instant::now() + NOTIFICATION_TIMEOUT;
-        let Ok(mut conn) = PooledConn::checkout(&self.lock.shared.settings.pool, limit).await else { return false };
-        let reply = timeout_at(limit, DB::request_notification(conn.get(), &self.names)).await;
-        conn.settle(reply).is_ok_and(|free| free)
     }
 }
 

@@ -69,9 +69,7 @@ pub(crate) async fn commit_outcome<DB: Database>(
 }
 
 async fn confirms<DB: Database>(pool: &Connections<DB>, claim: &Claim, limit: Instant) -> Result<Option<i64>, Failure> {
-    let mut conn = PooledConn::checkout(pool, limit).await?;
-    let reply = timeout_at(limit, DB::confirms(conn.get(), claim)).await;
-    conn.settle(reply)
+    PooledConn::send(pool, limit, async |conn| DB::confirms(conn, claim).await).await
 }
 
 async fn pause() {

@@ -46,14 +46,14 @@ use crate::{
     retry::DAY,
     rules::{Reason, Refusal},
     schema::Table,
-    store::{Database, connection::PooledConn, failure::Failure},
+    store::{Database, failure::Failure},
     sync::lock,
 };
 
 /// How long a ticket that is not visible is waited for before it counts as missing.
 const REPLICATION_LAG: Duration = Duration::from_millis(100);
-/// How long requesting the notification of a release may take.
-const NOTIFICATION_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a waiter that was granted its keys waits until its ticket is deleted.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The wait that counts as indefinite: ten years.
 pub(crate) const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
 
@@ -218,7 +218,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
             // A request that is granted at once opens no connection.
             let listening = listening.get_or_insert_with(|| waiting.listener.register_waiter());
             // Not twice in a row: a key that stays free and refused is waited for like any other.
-            state.retried_after_free = !state.retried_after_free && self.is_free_now(&refusal, listening).await;
+            state.retried_after_free = !state.retried_after_free && self.request_wakeup(&refusal, listening).await;
             if state.retried_after_free {
                 continue;
             }
@@ -250,7 +250,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
 
     /// Requests a notification, if the key can be released and notifications are received. Returns
     /// whether the key is already free.
-    async fn is_free_now(&self, refusal: &Refusal, listening: &Listening<DB>) -> bool {
+    async fn request_wakeup(&self, refusal: &Refusal, listening: &Listening<DB>) -> bool {
         let can_be_released = matches!(refusal.reason, Reason::Held | Reason::TimedOutUnfinished);
         can_be_released && !refusal.awaited && listening.needs_marks() && self.request_notification(&refusal.key).await
     }
@@ -273,7 +273,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
             granted.handle.keep(permit);
         }
         if let Some(ticket) = ticket {
-            ticket.leave(Instant::now() + NOTIFICATION_TIMEOUT).await;
+            ticket.leave(Instant::now() + LEAVE_TIMEOUT).await;
         }
         drop(passed_on);
         PollEnd::Finished(Attempt::Acquired(granted))
@@ -369,11 +369,8 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     /// Requests that the holder notifies of its release, or all holders if any key is enough. Returns
     /// whether a key is already free.
     async fn request_notification(&self, key: &Key) -> bool {
-        let limit = self.until.min(Instant::now() + NOTIFICATION_TIMEOUT);
-        let Ok(mut conn) = PooledConn::checkout(&self.lock.settings.pool, limit).await else { return false };
         let keys = if self.wanted.any { &self.wanted.keys[..] } else { std::slice::from_ref(key) };
-        let reply = timeout_at(limit, DB::request_notification(conn.get(), keys)).await;
-        conn.settle(reply).is_ok_and(|free| free)
+        self.lock.waiting.request_notification(keys, Some(self.until)).await
     }
 
     /// Returns when one statement is given up.

@@ -8,25 +8,41 @@ pub(crate) mod position;
 pub(crate) mod tickets;
 pub(crate) mod wakeups;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::{
+    key::Key,
     queue::{listener::Listener, tickets::Tickets, wakeups::Wakeups},
-    store::{Database, pools::Connections},
+    store::{Database, connection::PooledConn, pools::Connections},
 };
+
+/// How long requesting the notification of a release may take.
+const NOTIFICATION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The state that the waiting tasks of one lock share.
 pub(crate) struct Waiting<DB: Database> {
     pub wakeups: Arc<Wakeups>,
     pub tickets: Arc<Tickets<DB>>,
     pub listener: Arc<Listener<DB>>,
+    requests: Connections<DB>,
 }
 
 impl<DB: Database> Waiting<DB> {
     pub fn new(requests: &Connections<DB>, renewals: &Connections<DB>, tracker: TaskTracker) -> Self {
         let wakeups = Arc::<Wakeups>::default();
         let listener = Listener::new(requests.application().clone(), wakeups.clone());
-        Self { tickets: Tickets::new(requests, renewals, tracker), listener, wakeups }
+        Self { tickets: Tickets::new(requests, renewals, tracker), listener, wakeups, requests: requests.clone() }
+    }
+
+    /// Marks the rows of these keys, so that their releases are notified. Returns whether one of the
+    /// keys is already free. A failure is none for the caller, who polls in any case.
+    pub async fn request_notification(&self, keys: &[Key], until: Option<Instant>) -> bool {
+        let limit = Instant::now() + NOTIFICATION_TIMEOUT;
+        let limit = until.map_or(limit, |until| limit.min(until));
+        let marked = async |conn: &mut DB::Connection| DB::request_notification(conn, keys).await;
+        PooledConn::send(&self.requests, limit, marked).await.is_ok_and(|free| free)
     }
 }

@@ -22,9 +22,7 @@ use crate::{
     key::Key,
     queue::position::{Position, read_queue},
     retry::Repeat,
-    store::{
-        BATCH, Database, Reply, connection::PooledConn, failure::Failure, pools::Connections, queue::ALIVE_SECONDS,
-    },
+    store::{BATCH, Database, connection::PooledConn, failure::Failure, pools::Connections, queue::ALIVE_SECONDS},
     sync::lock,
     task::{self, Duty, InFlight, Role, Work},
 };
@@ -89,7 +87,7 @@ impl<DB: Database> Ticket<DB> {
     pub async fn leave(mut self, limit: Instant) {
         let number = self.number;
         self.left =
-            self.tickets.send(&self.tickets.pool, limit, async |conn| DB::leave(conn, &[number]).await).await.is_ok();
+            PooledConn::send(&self.tickets.pool, limit, async |conn| DB::leave(conn, &[number]).await).await.is_ok();
         if self.left {
             lock(&self.tickets.state).tickets.remove(&number);
         }
@@ -161,11 +159,11 @@ impl<DB: Database> Tickets<DB> {
     pub async fn position(&self, keys: &[Key], number: i64, limit: Instant) -> Result<Position, Failure> {
         let mut repeat = Repeat::until(limit);
         loop {
-            let front = self.send(&self.pool, limit, async |conn| DB::front(conn, keys, number).await).await;
+            let front = PooledConn::send(&self.pool, limit, async |conn| DB::front(conn, keys, number).await).await;
             let Some(front) = repeat.last(front).await else { continue };
             let view = read_queue(keys, number, &front?);
             if !view.lapsed.is_empty() && matches!(view.at, Position::First | Position::Unknown) {
-                self.send(&self.pool, limit, async |conn| DB::clear(conn, &view.lapsed).await).await?;
+                PooledConn::send(&self.pool, limit, async |conn| DB::clear(conn, &view.lapsed).await).await?;
             }
             if view.at != Position::Unknown {
                 return Ok(view.at);
@@ -217,7 +215,7 @@ impl<DB: Database> Tickets<DB> {
 
     async fn clear(&self, numbers: Vec<i64>) {
         let limit = Instant::now() + LIMIT;
-        let left = self.send(&self.renewals, limit, async |conn| DB::leave(conn, &numbers).await).await;
+        let left = PooledConn::send(&self.renewals, limit, async |conn| DB::leave(conn, &numbers).await).await;
         let alive = Duration::from_secs(ALIVE_SECONDS);
         let mut state = lock(&self.state);
         match left {
@@ -234,7 +232,7 @@ impl<DB: Database> Tickets<DB> {
     async fn heartbeat(&self, numbers: &[i64]) {
         for numbers in numbers.chunks(BATCH) {
             let limit = Instant::now() + LIMIT;
-            let stayed = self.send(&self.renewals, limit, async |conn| DB::heartbeat(conn, numbers).await).await;
+            let stayed = PooledConn::send(&self.renewals, limit, async |conn| DB::heartbeat(conn, numbers).await).await;
             if let Err(failure) = stayed {
                 tracing::warn!(tickets = numbers.len(), %failure, "ticket heartbeat failed; trying again");
                 let soon = Instant::now() + HEARTBEAT / 4;
@@ -243,17 +241,6 @@ impl<DB: Database> Tickets<DB> {
                 return;
             }
         }
-    }
-
-    async fn send<T>(
-        &self,
-        pool: &Connections<DB>,
-        limit: Instant,
-        statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>,
-    ) -> Result<T, Failure> {
-        let mut conn = PooledConn::checkout(pool, limit).await?;
-        let reply = timeout_at(limit, statement(conn.get())).await;
-        conn.settle(reply)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     queue::{listener::Listening, wakeups::Subscription},
     read_write::call::Call,
     rules::{Refusal, Verdict},
-    store::{Database, admin::Listed, connection::PooledConn},
+    store::{Database, admin::Listed},
 };
 
 /// How the wait for the readers ended.
@@ -92,7 +92,7 @@ impl<DB: Database> Call<'_, DB> {
             self.record(&refusal);
             let until = Instant::now() + pauses.next().min(refusal.retry_after.unwrap_or(self.left()));
             let releases = releases.get_or_insert_with(|| Notifications::of(self, &left));
-            if !releases.is_some_reader_gone(self, &left).await {
+            if !releases.request_wakeup(self, &left).await {
                 // The loss of the claim ends the pause.
                 let _ = timeout_at(until, async {
                     tokio::select! {
@@ -159,14 +159,11 @@ impl<DB: Database> Notifications<DB> {
 
     /// Asks for a notification of each release, where there are any. Returns whether a reader has
     /// gone by then.
-    async fn is_some_reader_gone(&self, call: &Call<'_, DB>, readers: &[Reader]) -> bool {
+    async fn request_wakeup(&self, call: &Call<'_, DB>, readers: &[Reader]) -> bool {
         let keys: Vec<Key> = readers.iter().filter(|reader| !reader.awaited).map(|reader| reader.key.clone()).collect();
         if keys.is_empty() || !self.listening.needs_marks() {
             return false;
         }
-        let limit = call.limit();
-        let Ok(mut conn) = PooledConn::checkout(&call.lock.shared.settings.pool, limit).await else { return false };
-        let reply = timeout_at(limit, DB::request_notification(conn.get(), &keys)).await;
-        conn.settle(reply).is_ok_and(|free| free)
+        call.lock.shared.waiting.request_notification(&keys, Some(call.limit())).await
     }
 }

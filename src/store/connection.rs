@@ -140,6 +140,17 @@ impl<DB: Store> PooledConn<DB> {
         }
     }
 
+    /// Sends one statement, on a connection of its own, up to the limit.
+    pub async fn send<T>(
+        connections: &Connections<DB>,
+        limit: Instant,
+        statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>,
+    ) -> Result<T, Failure> {
+        let mut conn = Self::checkout(connections, limit).await?;
+        let reply = timeout_at(limit, statement(conn.get())).await;
+        conn.settle(reply)
+    }
+
     /// Keeps an idle connection for a next statement, for a limited time, if other requests still
     /// find one. Otherwise the connection returns to its pool.
     pub fn keep(self, connections: &Connections<DB>) -> Option<IdleConn<DB>> {

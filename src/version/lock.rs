@@ -111,12 +111,9 @@ impl<DB: Database> VersionLock<DB> {
         let value = statements.key(key)?;
         let mut repeat = Repeat::until(limit);
         loop {
-            let read = async {
-                let mut conn = PooledConn::checkout(&self.rows.pool, limit).await?;
-                let reply = timeout_at(limit, DB::version(conn.get(), &statements.version, &value)).await;
-                conn.settle(reply)
-            };
-            if let Some(version) = repeat.last(read.await).await {
+            let read = async |conn: &mut DB::Connection| DB::version(conn, &statements.version, &value).await;
+            let version = PooledConn::send(&self.rows.pool, limit, read).await;
+            if let Some(version) = repeat.last(version).await {
                 return Ok(version?);
             }
         }

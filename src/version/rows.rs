@@ -83,12 +83,9 @@ impl<DB: Database> Rows<DB> {
         }
         let mut repeat = Repeat::until(limit);
         loop {
-            let inspected = async {
-                let mut conn = PooledConn::checkout(&self.pool, limit).await?;
-                let reply = timeout_at(limit, DB::table_columns(conn.get(), &self.names.table)).await;
-                conn.settle(reply)
-            };
-            if let Some(seen) = repeat.last(inspected.await).await {
+            let inspect = async |conn: &mut DB::Connection| DB::table_columns(conn, &self.names.table).await;
+            let seen = PooledConn::send(&self.pool, limit, inspect).await;
+            if let Some(seen) = repeat.last(seen).await {
                 return self.prepare(&seen?);
             }
         }

@@ -3,7 +3,6 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use sqlx::Pool;
-use tokio::time::timeout_at;
 
 use crate::{
     action::Action,
@@ -229,12 +228,9 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let value = statements.key(&key)?;
         let mut repeat = Repeat::until(limit);
         loop {
-            let read = async {
-                let mut conn = PooledConn::checkout(&self.rows.pool, limit).await?;
-                let reply = timeout_at(limit, DB::read(conn.get(), &statements.read, &value)).await;
-                conn.settle(reply)
-            };
-            if let Some(found) = repeat.last(read.await).await {
+            let read = async |conn: &mut DB::Connection| DB::read(conn, &statements.read, &value).await;
+            let found = PooledConn::send(&self.rows.pool, limit, read).await;
+            if let Some(found) = repeat.last(found).await {
                 let found = found.map_err(|failure| error(failure.into()))?;
                 return Ok(found.map(|(value, version)| Versioned { value, version }));
             }
