@@ -213,7 +213,7 @@ async fn a_row_that_another_creates_first_is_claimed<DB: TestDatabase>(db: TestD
 /// renewal moves it.
 async fn a_renewal_that_is_not_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, 60 * SHORT, LIMIT).await;
-    let lease = acquired(line.lock.try_acquire("k").await);
+    let lease = acquired(line.lock.acquire("k", PATIENCE).await);
     for (way, late) in [(Way::Replies, false), (Way::Requests, false), (Way::Replies, true), (Way::Requests, true)] {
         db.set("k", &format!("expires_at = {}", DB::ago(-5000))).await;
         let deadline = || Instant::now() + lease.time_left();
@@ -326,7 +326,7 @@ async fn a_release_that_was_done_before_another_came_is_unknown<DB: TestDatabase
 
 async fn a_release_that_is_never_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, SHORT, LIMIT).await;
-    let lease = acquired(line.lock.try_acquire("k").await);
+    let lease = acquired(line.lock.acquire("k", PATIENCE).await);
     let since = Instant::now();
     timed_out(line.held(Way::Requests, 0, lease.release(Status::Succeeded), async |_| {}).await);
     assert!(since.elapsed() >= SHORT / 2, "it is tried while the lease lasts");
@@ -372,7 +372,7 @@ async fn an_abandonment_that_was_done_before_another_came_is_unknown<DB: TestDat
 
 async fn an_abandonment_that_is_never_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, SHORT, LIMIT).await;
-    let lease = acquired(line.lock.try_acquire("k").await);
+    let lease = acquired(line.lock.acquire("k", PATIENCE).await);
     let since = Instant::now();
     timed_out(line.held(Way::Requests, 0, lease.abandon(), async |_| {}).await);
     had_within_the_lease(&db, since).await;
