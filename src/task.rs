@@ -7,10 +7,11 @@
 use std::{collections::HashSet, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::{
-    runtime::{Handle, Id},
+    runtime::{Handle, Id, RuntimeFlavor},
     sync::watch,
     time::{Instant, sleep_until},
 };
+use tracing::Instrument as _;
 
 type Statement = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -25,6 +26,17 @@ pub(crate) struct InFlight {
 impl InFlight {
     pub fn is_empty(&self) -> bool {
         self.keeping.is_none() && self.ending.is_none()
+    }
+}
+
+/// Emits an event about a loss that was reported. A subscriber may block its thread, and the task
+/// that the report has woken last may be bound to that thread, so the event has a task of its own.
+pub(crate) fn emit_apart(event: impl FnOnce() + Send + 'static) {
+    match Handle::try_current() {
+        Ok(runtime) if runtime.runtime_flavor() != RuntimeFlavor::CurrentThread => {
+            runtime.spawn(async { event() }.in_current_span());
+        }
+        _ => event(),
     }
 }
 

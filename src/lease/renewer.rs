@@ -167,7 +167,7 @@ impl<DB: Database> Renewer<DB> {
 
     /// Reports that the claim at this index is lost. The other claims of the lease are
     /// abandoned.
-    pub fn report_lost(self: &Arc<Self>, held: &Arc<LeaseState>, index: usize, why: &str) {
+    pub fn report_lost(self: &Arc<Self>, held: &Arc<LeaseState>, index: usize, why: &'static str) {
         self.stop_renewing(held);
         if held.mark_lost(index, why) && held.claims.len() > 1 {
             // The work may not have stopped yet.

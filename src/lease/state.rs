@@ -16,6 +16,7 @@ use crate::{
     metrics::{self, Counted},
     queue::wakeups::Wakeups,
     sync::lock,
+    task::emit_apart,
 };
 
 /// The claims of one lease, which are held and lost together.
@@ -105,20 +106,20 @@ impl LeaseState {
         &self.claims[self.lost_at.load(Ordering::Acquire)]
     }
 
-    /// Reports to the work that the claim at this index is lost. Returns whether this had not
-    /// been known.
-    pub fn mark_lost(&self, index: usize, why: &str) -> bool {
+    /// Reports to the work that the claim at this index is lost, and then to recorders and
+    /// subscribers, which may block. Returns whether this had not been known.
+    pub fn mark_lost(&self, index: usize, why: &'static str) -> bool {
         // A claim that is being ended is not lost: a renewal in flight may see its row without it.
         if self.over.is_cancelled() {
             return false;
         }
         self.lost_at.store(index, Ordering::Release);
-        let Claim { key, token, .. } = self.lost_claim();
-        metrics::lost(key.as_str());
-        tracing::warn!(%key, %token, why, "lost");
         self.over.cancel();
         self.lost.cancel();
         self.release_kept();
+        let Claim { key, token, .. } = self.lost_claim().clone();
+        metrics::lost(key.as_str());
+        emit_apart(move || tracing::warn!(%key, %token, why, "lost"));
         true
     }
 

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use chrono::TimeDelta;
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
@@ -13,12 +16,17 @@ use crate::{
     retry::Repeat,
     schedule::core::Core,
     store::{Database, Outcome, Reply, failure::Failure},
+    task::emit_apart,
 };
+
+const NO_RENEWAL: &str = "no renewal came through before its lease ended";
+const SEEN_WITHOUT: &str = "its row was seen without the claim";
 
 /// The lease of a run. Dropping it ends the renewals.
 pub struct Keeper {
-    /// Cancelled when the lease is lost.
-    pub lost: CancellationToken,
+    lost: CancellationToken,
+    /// When the lease counts as lost unless it is renewed.
+    deadline: watch::Receiver<Instant>,
     stopped: CancellationToken,
     task: AbortOnDropHandle<()>,
 }
@@ -27,8 +35,24 @@ impl Keeper {
     /// Begins to renew a claim that was granted to a request sent at `sent`.
     pub fn start<DB: Database>(core: &Arc<Core<DB>>, claim: &Claim, sent: Instant) -> Self {
         let (lost, stopped) = (CancellationToken::new(), CancellationToken::new());
-        let keeping = keep(core.clone(), claim.clone(), sent, [lost.clone(), stopped.clone()]);
-        Self { lost, stopped, task: AbortOnDropHandle::new(tokio::spawn(keeping)) }
+        let (until, deadline) = watch::channel(sent + core.counted(core.lease));
+        let keeping = keep(core.clone(), claim.clone(), sent, until, [lost.clone(), stopped.clone()]);
+        Self { lost, deadline, stopped, task: AbortOnDropHandle::new(tokio::spawn(keeping)) }
+    }
+
+    /// Waits until the lease is lost. The clock is watched here too, because the task that renews
+    /// may be held up by a subscriber that blocks.
+    pub async fn lost(&self) {
+        let mut deadline = self.deadline.clone();
+        loop {
+            let until = *deadline.borrow_and_update();
+            tokio::select! {
+                biased;
+                () = self.lost.cancelled() => return,
+                Ok(()) = deadline.changed() => {}
+                () = sleep_until(until) => return self.lost.cancel(),
+            }
+        }
     }
 
     /// Stops the renewals, and waits for one in flight, which might revive a claim that was ended.
@@ -56,41 +80,50 @@ impl<DB: Database> Request<DB> for Extension<'_> {
     }
 }
 
-async fn keep<DB: Database>(core: Arc<Core<DB>>, claim: Claim, sent: Instant, [lost, stopped]: [CancellationToken; 2]) {
+async fn keep<DB: Database>(
+    core: Arc<Core<DB>>,
+    claim: Claim,
+    sent: Instant,
+    deadline: watch::Sender<Instant>,
+    [lost, stopped]: [CancellationToken; 2],
+) {
     let whole = core.lease.to_std().unwrap_or_default();
-    let (mut deadline, mut renew_at) = (sent + core.counted(core.lease), sent + pacing::renewed_within(whole));
+    let mut renew_at = sent + pacing::renewed_within(whole);
     loop {
+        let until = *deadline.borrow();
         let renewal = async {
             stopped.run_until_cancelled(sleep_until(renew_at)).await?;
             Some(extend(&core, &claim, core.lease, Instant::now() + pacing::attempt(whole)).await)
         };
         let reply = tokio::select! {
             biased;
-            () = sleep_until(deadline) => {
-                tracing::error!(schedule = %claim.key, token = %claim.token, "lost: no renewal came through before its lease ended");
-                return lost.cancel();
-            }
+            () = sleep_until(until) => return report_lost(&lost, claim, NO_RENEWAL),
             reply = renewal => reply,
         };
         let soon = Instant::now() + pacing::renewal_retry(whole);
         let Some(reply) = reply else { return };
         match reply {
             Ok(Answer { sent, reply: Outcome::Done }) => {
-                (deadline, renew_at) = (sent + core.counted(core.lease), sent + pacing::renewed_within(whole));
+                deadline.send_replace(sent + core.counted(core.lease));
+                renew_at = sent + pacing::renewed_within(whole);
             }
             Ok(Answer { sent, reply: Outcome::Skipped { left } }) => {
-                (deadline, renew_at) = (sent + core.counted(left), soon);
+                deadline.send_replace(sent + core.counted(left));
+                renew_at = soon;
             }
-            Ok(Answer { reply: Outcome::Lost, .. }) => {
-                tracing::error!(schedule = %claim.key, token = %claim.token, "lost: its row was seen without the claim");
-                return lost.cancel();
-            }
+            Ok(Answer { reply: Outcome::Lost, .. }) => return report_lost(&lost, claim, SEEN_WITHOUT),
             Err(failure) => {
                 tracing::warn!(schedule = %claim.key, %failure, "renewal brought no answer; the deadline stands, trying again");
                 renew_at = soon;
             }
         }
     }
+}
+
+/// Reports the loss, and then tells of it.
+fn report_lost(lost: &CancellationToken, claim: Claim, why: &'static str) {
+    lost.cancel();
+    emit_apart(move || tracing::error!(schedule = %claim.key, token = %claim.token, "lost: {why}"));
 }
 
 async fn extend<DB: Database>(

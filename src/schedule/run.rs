@@ -150,7 +150,7 @@ async fn started<DB: Database>(
     metrics::started(name.as_str(), delay.to_std().unwrap_or_default());
     let tick = of(claimed, lease.as_ref().map(|lease| lease.claim().clone()));
     let began = Instant::now();
-    let stop = work(&tick, &job.work, &keeper.lost, lease.as_ref(), &stopped).await;
+    let stop = work(&tick, &job.work, &keeper, lease.as_ref(), &stopped).await;
     tick.inner().cancel();
     let ended = match stop {
         Stop::Ended(result) => {
@@ -209,7 +209,7 @@ async fn exclusive<DB: Database>(
     };
     tokio::select! {
         biased;
-        () = keeper.lost.cancelled() => Exclusive::Lost,
+        () = keeper.lost() => Exclusive::Lost,
         () = stopped.cancelled() => Exclusive::Stopped,
         acquired = acquiring => acquired,
     }
@@ -261,14 +261,14 @@ enum Stop {
 async fn work<DB: Database>(
     tick: &Tick<DB>,
     work: &Work<DB>,
-    lost: &CancellationToken,
+    keeper: &Keeper,
     lease: Option<&Lease<DB>>,
     stopped: &CancellationToken,
 ) -> Stop {
     let limit = tick.inner().schedule.timeout;
     let losing = async {
         let stop = tokio::select! {
-            () = lost.cancelled() => Stop::Lost,
+            () = keeper.lost() => Stop::Lost,
             () = wait_for(lease.map(Lease::lost)) => Stop::HandBack(Ended::Lost),
         };
         // The transaction of `finish_in` decides by itself, and its commit ends the claim.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{TestDatabase, TestDb, acquired, pool, refused};
+use harness::{TestDatabase, TestDb, acquired, events, eventually, pool, refused};
 use rowlock::{Error, LeaseLock, Status};
 use sqlx::pool::PoolOptions;
 
@@ -214,7 +214,8 @@ async fn events_tell_the_story<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(lock.try_acquire(&key).await);
     db.take_from(&key).await;
     assert!(lease.renew().await.is_err());
-    let events = harness::events::about(&key);
+    eventually("the loss is told", || async { events::about(&key).iter().any(|line| line.contains(": lost ")) }).await;
+    let events = events::about(&key);
     for event in ["acquired", "refused", "renewed", "released", "lost"] {
         let line = events.iter().find(|line| line.contains(&format!(": {event} ")));
         let line = line.unwrap_or_else(|| panic!("no event {event:?} in {events:#?}"));

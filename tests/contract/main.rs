@@ -16,6 +16,7 @@ mod article;
 mod at_most;
 mod bank;
 mod batched;
+mod blocked;
 mod both;
 mod cancelled;
 mod child;
@@ -144,6 +145,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     apart::register::<DB>(suite);
     at_most::register::<DB>(suite);
     batched::register::<DB>(suite);
+    blocked::register::<DB>(suite);
     both::register::<DB>(suite);
     cancelled::register::<DB>(suite);
     commits::register::<DB>(suite);

@@ -1,0 +1,114 @@
+//! A subscriber that blocks, as one does that writes into a pipe that is full.
+
+use std::{
+    sync::{Arc, Condvar, Mutex},
+    time::Duration,
+};
+
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, pool};
+use rowlock::{LeaseLock, Schedules, Status, Tick};
+use sqlx::Pool;
+use tokio::{sync::oneshot, time::timeout};
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    span::{Attributes, Id, Record},
+    subscriber::set_default,
+};
+
+use crate::ticks::{Never, due, steal};
+
+harness::tests!(everywhere(a_lost_run_is_stopped_before_its_event, a_lost_lease_is_reported_before_its_event));
+
+/// Short enough for a renewal to come soon.
+const LEASE: Duration = Duration::from_secs(3);
+
+/// Holds up each warning and each error until it is opened.
+#[derive(Clone, Default)]
+struct Pipe(Arc<(Mutex<bool>, Condvar)>);
+
+impl Pipe {
+    fn open(&self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+}
+
+impl Subscriber for Pipe {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN && metadata.target().starts_with("rowlock")
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {
+        drop(self.0.1.wait_while(self.0.0.lock().unwrap(), |open| !*open).unwrap());
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// Runs `work` on a runtime whose events go to a pipe that nothing reads until the work is over.
+async fn behind_a_pipe<DB: TestDatabase, T: Send + 'static>(
+    db: &TestDb<DB>,
+    work: impl AsyncFnOnce(Pool<DB>) -> T + Send + 'static,
+) -> T {
+    let (url, (reply, over)) = (db.url.clone(), oneshot::channel());
+    std::thread::spawn(move || {
+        let pipe = Pipe::default();
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let of_thread = pipe.clone();
+        // The guard would end the subscriber of the thread.
+        builder
+            .worker_threads(4)
+            .enable_all()
+            .on_thread_start(move || std::mem::forget(set_default(of_thread.clone())));
+        let runtime = builder.build().unwrap();
+        let done = runtime.block_on(async { work(pool::<DB>(&url, 2).await).await });
+        pipe.open();
+        drop(runtime);
+        drop(reply.send(done));
+    });
+    timeout(2 * PATIENCE, over).await.unwrap().unwrap()
+}
+
+async fn a_lost_run_is_stopped_before_its_event<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = due(&db, "k").await;
+    let (began, begun) = oneshot::channel();
+    let running = behind_a_pipe(&db, async move |pool| {
+        let began = Mutex::new(Some(began));
+        let schedules = Schedules::new(pool).lease(LEASE).unwrap().on(schedule, move |tick: Tick<DB>| {
+            if let Some(began) = began.lock().unwrap().take() {
+                drop(began.send(()));
+            }
+            drop(tick);
+            std::future::pending::<Never>()
+        });
+        let run = tokio::spawn(async move { schedules.try_tick("k").await });
+        timeout(PATIENCE, run).await.is_ok()
+    });
+    let (ended, ()) = tokio::join!(running, async {
+        timeout(PATIENCE, begun).await.unwrap().unwrap();
+        steal(&db, "k").await;
+    });
+    assert!(ended, "the run ends although its event blocks");
+}
+
+async fn a_lost_lease_is_reported_before_its_event<DB: TestDatabase>(db: TestDb<DB>) {
+    let (began, begun) = oneshot::channel();
+    let holding = behind_a_pipe(&db, async move |pool| {
+        // A task of its own, as tasks of an application are.
+        let holding = tokio::spawn(async move {
+            let lease = acquired(LeaseLock::new(pool).lease(LEASE).unwrap().try_acquire("key").await);
+            began.send(()).unwrap();
+            lease.cancellation_token().cancelled().await;
+        });
+        timeout(PATIENCE, holding).await.is_ok()
+    });
+    let (reported, ()) = tokio::join!(holding, async {
+        timeout(PATIENCE, begun).await.unwrap().unwrap();
+        db.lock().force_release("key", Status::Failed).await.unwrap().unwrap();
+    });
+    assert!(reported, "the loss is reported although its event blocks");
+}
