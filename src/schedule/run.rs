@@ -152,6 +152,8 @@ async fn started<DB: Database>(
     let began = Instant::now();
     let stop = work(&tick, &job.work, &keeper, lease.as_ref(), &stopped).await;
     tick.inner().cancel();
+    // A command that is being stopped still runs. The leases are renewed until it has ended.
+    tick.inner().quiet().await;
     let ended = match stop {
         Stop::Ended(result) => {
             let ended = end(tick.inner(), result).await;

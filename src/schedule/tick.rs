@@ -14,7 +14,7 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     action::{Action, Certainty},
@@ -50,6 +50,8 @@ pub(super) struct Inner<DB: Database> {
     /// Cancelled when the run is over, or its work is to stop.
     over: CancellationToken,
     exclusive: Option<Claim>,
+    /// What goes on after the work was dropped.
+    going_on: TaskTracker,
     /// A transaction has been made to end the tick.
     in_transaction: AtomicBool,
     /// Such a transaction may be about to be committed.
@@ -65,6 +67,12 @@ impl<DB: Database> Inner<DB> {
     /// Tells the work's tasks to stop.
     pub fn cancel(&self) {
         self.over.cancel();
+    }
+
+    /// Waits for what goes on although the work has ended or was dropped.
+    pub async fn quiet(&self) {
+        self.going_on.close();
+        self.going_on.wait().await;
     }
 
     pub fn ended_in_transaction(&self) -> bool {
@@ -112,6 +120,7 @@ impl<DB: Database> Tick<DB> {
             claimed,
             over,
             exclusive,
+            going_on: TaskTracker::new(),
             in_transaction,
             committing,
         }))
@@ -176,6 +185,13 @@ impl<DB: Database> Tick<DB> {
     /// the work has ended.
     pub fn cancellation_token(&self) -> CancellationToken {
         self.0.over.child_token()
+    }
+
+    /// Returns a guard for something that takes time to stop after the work was dropped, a process
+    /// for instance. Until it is dropped, the run keeps the leases that it still has.
+    #[doc(hidden)]
+    pub fn going_on(&self) -> impl Send + Sync + 'static + use<DB> {
+        self.0.going_on.token()
     }
 
     /// Makes the tick end, as succeeded, with the commit of the transaction that is open on `tx`.

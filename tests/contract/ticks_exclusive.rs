@@ -23,6 +23,8 @@ harness::tests!(everywhere(
     the_key_and_the_tick_are_confirmed_together,
     a_run_that_is_stopped_while_it_waits_is_put_back,
     a_run_that_is_lost_while_it_waits_takes_no_key,
+    the_tick_is_kept_while_a_command_is_stopped,
+    the_key_is_kept_while_a_command_is_stopped,
     two_schedules_with_one_key_exclude_each_other,
     what_cannot_work_is_refused_at_the_door
 ));
@@ -147,6 +149,40 @@ async fn the_loss_of_the_key_cancels_the_work<DB: TestDatabase>(db: TestDb<DB>) 
     one.finish.send(Some(true)).unwrap();
     assert_eq!(ended(again).await, TickOutcome::Succeeded);
     assert_eq!(told(&db, "k").await, "L1 S2");
+}
+
+/// The work has been dropped, and what it has started still runs.
+async fn the_tick_is_kept_while_a_command_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut one = work(&db, "one", due_with_key(&db).await);
+    let run = one.try_tick();
+    let tick = one.tick().await;
+    let command = tick.going_on();
+    db.lock().force_release("key", Status::Failed).await.unwrap().unwrap();
+    timeout(PATIENCE, tick.cancellation_token().cancelled()).await.unwrap();
+    sleep(LEASE * 3 / 2).await;
+    assert!(matches!(one.schedules.try_tick("k").await.unwrap(), TickOutcome::NotDue { .. }));
+    assert!(!run.is_finished() && info(&db, "k").await.attempt == 1);
+    drop(command);
+    assert_eq!(ended(run).await, TickOutcome::Lost);
+    let again = one.try_tick();
+    assert_eq!(one.tick().await.attempt(), 2);
+    one.finish.send(Some(true)).unwrap();
+    assert_eq!(ended(again).await, TickOutcome::Succeeded);
+}
+
+async fn the_key_is_kept_while_a_command_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut one = work(&db, "one", due_with_key(&db).await);
+    let run = one.try_tick();
+    let tick = one.tick().await;
+    let command = tick.going_on();
+    steal(&db, "k").await;
+    timeout(PATIENCE, tick.cancellation_token().cancelled()).await.unwrap();
+    sleep(LEASE * 3 / 2).await;
+    assert_eq!(refused(db.lock().try_acquire("key").await).by, "one");
+    assert!(!run.is_finished());
+    drop(command);
+    assert_eq!(ended(run).await, TickOutcome::Lost);
+    acquired(db.lock().try_acquire("key").await);
 }
 
 /// The key is lost before the run has noticed it.

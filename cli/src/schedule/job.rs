@@ -50,9 +50,11 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
     let (reply, ended) = oneshot::channel();
     let Some(counted) = shared.commands.upgrade() else { return std::future::pending().await };
     let started = Started::start(&job, &environment(&tick), shared.grace)?;
+    // The run keeps its leases until the command has ended.
+    let going_on = tick.going_on();
     tokio::spawn(async move {
         started.watch(job, shared.stop, reply).await;
-        drop(counted);
+        drop((counted, going_on));
     });
     match ended.await {
         Ok(result) => result,

@@ -23,6 +23,8 @@ harness::tests!(
         a_failure_is_recorded_with_the_last_line_of_stderr,
         a_tick_is_finished_elsewhere_after_a_kill,
         a_job_that_is_exclusive_waits_for_its_key,
+        a_job_whose_key_is_lost_keeps_its_tick_until_its_command_has_ended,
+        a_job_whose_tick_is_lost_keeps_its_key_until_its_command_has_ended,
         the_files_of_the_guide_survive_a_kill,
         the_file_is_read_anew,
         the_file_is_read_again_when_the_database_has_failed,
@@ -222,6 +224,47 @@ async fn a_job_that_is_exclusive_waits_for_its_key<DB: TestDatabase>(db: TestDb<
     cron.signal(Signal::TERM);
     cron.ended().await.with(0);
     db.rowlock("run billing -- true", &[]).await.with(0);
+}
+
+/// The first attempt takes its time to stop.
+const LINGERS: &str = r#"trap 'echo stopping; while [ ! -e "$0/end" ]; do sleep 0.05; done; echo bye; exit 7' TERM
+    if [ $ROWLOCK_ATTEMPT = 2 ]; then echo again; exit; fi
+    touch "$0/up"; while :; do sleep 0.05; done"#;
+
+async fn lingers<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage) -> Started {
+    let terms = "after = \"1h\"\nlease = \"2s\"\nexclusive_with = \"billing\"";
+    let cron = cron(db, "--grace 5min", &job(stage, "k", terms, LINGERS));
+    stage.up().await;
+    cron
+}
+
+async fn a_job_whose_key_is_lost_keeps_its_tick_until_its_command_has_ended<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let mut cron = lingers(&db, &stage).await;
+    db.execute("UPDATE t_resource_lock SET token = token + 1").await;
+    cron.says("k: stopping", 1).await;
+    sleep(Duration::from_secs(3)).await;
+    let row = &schedules(&db).await[0];
+    assert_eq!((&row["state"], &row["attempt"]), (&"running".into(), &1.into()), "{row}");
+    std::fs::write(stage.file("end"), "").unwrap();
+    ended_as(&db, "k", "succeeded").await;
+    cron.signal(Signal::TERM);
+    let ended = cron.ended().await.with(0);
+    assert!(ended.out.ends_with("k: stopping\nk: bye\nk: again\n"), "{ended:?}");
+}
+
+async fn a_job_whose_tick_is_lost_keeps_its_key_until_its_command_has_ended<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let mut cron = lingers(&db, &stage).await;
+    db.execute("UPDATE t_resource_schedule SET token = token + 1, paused = TRUE").await;
+    cron.says("k: stopping", 1).await;
+    sleep(Duration::from_secs(3)).await;
+    db.rowlock("run billing -- true", &[]).await.with(75);
+    std::fs::write(stage.file("end"), "").unwrap();
+    cron.says("k: bye", 1).await;
+    eventually("the key is free", async || db.rowlock("run billing -- true", &[]).await.code == 0).await;
+    cron.signal(Signal::TERM);
+    cron.ended().await.with(0);
 }
 
 /// The files that the pages show, with a short lease and with a command of the test. Each job is
