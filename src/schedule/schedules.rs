@@ -268,11 +268,21 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// If the future is dropped, some of the schedules may be registered. The call can be repeated.
     pub async fn start(&self) -> Result<Running, Error> {
+        Ok(self.prepare().await?())
+    }
+
+    /// Checks and registers the schedules, as [`start`](Self::start) does. The closure then begins
+    /// to run their ticks, which cannot fail. So several instances begin together, or none.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    #[doc(hidden)]
+    pub async fn prepare(&self) -> Result<impl FnOnce() -> Running + Send + use<DB>, Error> {
         let core = self.checked(&self.jobs).await?;
         let known = core.register(self.jobs.iter().map(|job| &*job.schedule), None).await?;
         let jobs: HashMap<Key, Job<DB>> =
             self.jobs.iter().map(|job| (job.schedule.name.clone(), job.clone())).collect();
-        Ok(Running::start(core, jobs, known))
+        Ok(move || Running::start(core, jobs, known))
     }
 
     /// Checks what these jobs need, and returns what their runs share.

@@ -132,12 +132,13 @@ impl<DB: Database> Instance<DB> {
         for job in jobs {
             by_lease.entry(job.lease).or_default().push(job);
         }
-        let mut started = Vec::with_capacity(by_lease.len());
+        // None of them claims a tick before all are known to start.
+        let mut prepared = Vec::with_capacity(by_lease.len());
         for (lease, jobs) in by_lease {
-            started.push(self.schedules(lease, jobs)?.start().await?);
+            prepared.push(self.schedules(lease, jobs)?.prepare().await?);
         }
         self.let_end();
-        self.running = started;
+        self.running = prepared.into_iter().map(|start| start()).collect();
         let jobs = if number == 1 { "job" } else { "jobs" };
         out::print_error(format_args!("{}: {number} {jobs}", file.display()));
         Ok(())

@@ -29,6 +29,7 @@ harness::tests!(
         the_file_is_read_anew,
         the_file_is_read_again_when_the_database_has_failed,
         a_wrong_file_is_refused_with_its_line,
+        jobs_that_cannot_all_start_claim_no_tick,
         what_waiting_cannot_mend_ends_the_program
     ),
     everywhere.alone(each_tick_is_run_once_beside_kills)
@@ -376,6 +377,21 @@ async fn a_wrong_file_is_refused_with_its_line<DB: TestDatabase>(db: TestDb<DB>)
     assert_eq!(db.rowlock("schedules --json", &[]).await.with(0).out, "[]\n");
     let missing = cron(&db, "", &stage.file("none.toml")).ended().await.with(2);
     assert!(missing.err.contains("none.toml"), "{missing:?}");
+}
+
+/// Each value of the lease is an instance of the library. The second one cannot start.
+async fn jobs_that_cannot_all_start_claim_no_tick<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let second = "after = \"1h\"\nlease = \"2h\"\nexclusive_with = \"billing\"";
+    let file = jobs(&stage, &[("first", "after = \"1h\"\nlease = \"1h\"", "true"), ("second", second, "true")]);
+    db.execute("DROP TABLE t_resource_lock").await;
+    for _ in 0..3 {
+        cron(&db, "", &file).ended().await.with(78);
+        for row in schedules(&db).await {
+            assert_eq!((&row["state"], &row["attempt"]), (&"waiting".into(), &0.into()), "{row}");
+        }
+    }
+    assert!(runs(&db, "first").await.is_empty());
 }
 
 async fn what_waiting_cannot_mend_ends_the_program<DB: TestDatabase>(db: TestDb<DB>) {
