@@ -14,6 +14,7 @@ harness::tests!(everywhere(
     a_trigger_runs_beside_the_ticks,
     a_trigger_during_a_run_is_run_after_it,
     a_trigger_between_attempts_loses_no_attempt,
+    a_trigger_makes_one_attempt_at_once_and_not_all,
     an_unknown_schedule_is_told,
     a_restart_leaves_the_slot_alone,
     other_times_replace_the_slot,
@@ -115,6 +116,37 @@ async fn a_trigger_between_attempts_loses_no_attempt<DB: TestDatabase>(db: TestD
     assert_eq!(told(&db, "k").await, "F1 S2 S1");
     assert!(runs[0].slot == slot && runs[1].slot == slot && runs[2].slot > slot, "{runs:?}");
     assert_eq!(info(&db, "k").await.due, slot + LONG);
+}
+
+/// The triggers come between attempts, and during one.
+async fn a_trigger_makes_one_attempt_at_once_and_not_all<DB: TestDatabase>(db: TestDb<DB>) {
+    let retries = rowlock::Retries::times(3).backoff(LONG, LONG).unwrap();
+    let schedule = due(&db, "k").await.retry(retries).unwrap();
+    let operator = instance(&db, "operator");
+    let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
+        let operator = operator.clone();
+        async move {
+            if tick.attempt() == 3 {
+                operator.trigger("k").await.unwrap();
+            }
+            if tick.is_triggered() { Ok(()) } else { Err("no") }
+        }
+    });
+    for attempt in 1..=4 {
+        let outcome = schedules.try_tick("k").await.unwrap();
+        assert!(
+            matches!(outcome, TickOutcome::Failed { again, .. } if again == (attempt < 4)),
+            "{attempt}: {outcome:?}"
+        );
+        if attempt < 4 {
+            let next = schedules.try_tick("k").await.unwrap();
+            assert!(matches!(next, TickOutcome::NotDue { retry_after: Some(pause) } if pause > LONG / 2), "{next:?}");
+            schedules.trigger("k").await.unwrap();
+        }
+    }
+    assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "F1 F2 F3 F4 S1");
+    assert!(matches!(schedules.try_tick("k").await.unwrap(), TickOutcome::NotDue { .. }), "triggers count once");
 }
 
 async fn an_unknown_schedule_is_told<DB: TestDatabase>(db: TestDb<DB>) {

@@ -88,15 +88,16 @@ SET due_at = CASE WHEN ? THEN due_at WHEN triggered_at IS NOT NULL THEN UTC_TIME
     attempt = IF(?, 1, 0), missed = IF(?, ?, 0), holder = IF(?, holder, NULL)
 WHERE name = ? AND holder = ? AND token = ?";
 
-/// The parameters of each condition: the next slot, spec and zone.
+/// The parameters of each condition: the next slot, spec and zone. A triggered run comes after the
+/// attempts, and shortens none of their pauses.
 pub(super) static END: LazyLock<String> = LazyLock::new(|| {
     let again = "(? IS NULL AND spec = ? AND zone = ?)";
     let moves = "(? IS NOT NULL AND spec = ? AND zone = ? AND slot = run_slot)";
     format!(
         "
 UPDATE t_resource_schedule
-SET due_at = CASE WHEN triggered_at <> run_slot THEN UTC_TIMESTAMP(6)
-                  WHEN {again} THEN UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND WHEN {moves} THEN ? ELSE slot END,
+SET due_at = CASE WHEN {again} THEN UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
+                  WHEN triggered_at <> run_slot THEN UTC_TIMESTAMP(6) WHEN {moves} THEN ? ELSE slot END,
     attempt = IF({again}, attempt, 0), missed = IF({again}, missed, 0),
     triggered_at = IF(triggered_at = run_slot AND NOT {again}, NULL, triggered_at),
     slot = IF({moves}, ?, slot), holder = NULL

@@ -123,13 +123,14 @@ SELECT EXISTS (SELECT FROM moved)";
 /// $4 and $5 the times with which the next slot was computed, $6 the slot, NULL for another
 /// attempt after $7; $8 to $12 the history's slot, attempt, status, missed and error.
 ///
-/// Another attempt is made only under the same times.
+/// Another attempt is made only under the same times. A triggered run comes after the attempts, and
+/// shortens none of their pauses.
 const END: &str = "
 WITH ended AS (
     UPDATE t_resource_schedule
     SET holder = NULL,
-        due_at = CASE WHEN triggered_at <> run_slot THEN clock_timestamp()
-                      WHEN $6 IS NULL AND spec = $4 AND zone = $5 THEN clock_timestamp() + $7::interval
+        due_at = CASE WHEN $6 IS NULL AND spec = $4 AND zone = $5 THEN clock_timestamp() + $7::interval
+                      WHEN triggered_at <> run_slot THEN clock_timestamp()
                       WHEN $6 IS NOT NULL AND slot = run_slot AND spec = $4 AND zone = $5 THEN $6 ELSE slot END,
         slot = CASE WHEN $6 IS NOT NULL AND slot = run_slot AND spec = $4 AND zone = $5 THEN $6 ELSE slot END,
         attempt = CASE WHEN $6 IS NULL AND spec = $4 AND zone = $5 THEN attempt ELSE 0 END,

@@ -148,6 +148,8 @@ WHERE ",
 
 /// ?4 the next slot, NULL for another attempt after ?7; ?5 and ?6 the times with which it was
 /// computed. ?8 to ?12 are recorded, without ON CONFLICT: no attempt ends twice.
+///
+/// A triggered run comes after the attempts, and shortens none of their pauses.
 macro_rules! end {
     () => {
         concat!(
@@ -155,11 +157,11 @@ macro_rules! end {
     "
 UPDATE t_resource_schedule
 SET holder = NULL,
-    due_at = CASE WHEN triggered_at <> run_slot THEN ",
+    due_at = CASE WHEN ?4 IS NULL AND spec = ?5 AND zone = ?6 THEN ",
     now!(),
-    "             WHEN ?4 IS NULL AND spec = ?5 AND zone = ?6 THEN ",
+    " + ?7        WHEN triggered_at <> run_slot THEN ",
     now!(),
-    " + ?7        WHEN ?4 IS NOT NULL AND slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
+    "             WHEN ?4 IS NOT NULL AND slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
     slot = CASE WHEN ?4 IS NOT NULL AND slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
     attempt = CASE WHEN ?4 IS NULL AND spec = ?5 AND zone = ?6 THEN attempt ELSE 0 END,
     missed = CASE WHEN ?4 IS NULL AND spec = ?5 AND zone = ?6 THEN missed ELSE 0 END,

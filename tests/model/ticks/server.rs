@@ -154,8 +154,8 @@ impl State {
             (row.run_slot == Some(row.slot), row.triggered.is_some_and(|_| row.triggered == row.run_slot));
         let slot = end.next.filter(|_| own).unwrap_or(row.slot);
         row.due = match end.next {
-            _ if row.triggered.is_some() && !triggered => self.now,
             None => self.now,
+            _ if row.triggered.is_some() && !triggered => self.now,
             Some(_) => slot,
         };
         row.holder = None;
