@@ -10,7 +10,7 @@ use crate::{
     action::Action,
     error::Error,
     grant::Attempt,
-    key::Claim,
+    key::{Claim, Key},
     lease::guard::Lease,
     lock::BoxFuture,
     metrics,
@@ -83,13 +83,22 @@ impl Ended {
     }
 }
 
+/// How a run is ended from outside.
+#[derive(Clone)]
+pub struct Asked {
+    /// No run begins any more.
+    pub closed: CancellationToken,
+    /// Work is stopped.
+    pub stopped: CancellationToken,
+}
+
 /// Runs a claimed tick, and returns how it ended and how long from now until the schedule is due
 /// again.
 pub async fn run<DB: Database>(
     core: Arc<Core<DB>>,
     job: Job<DB>,
     claimed: (Claim, ClaimedRow, Instant),
-    stopped: CancellationToken,
+    asked: Asked,
 ) -> (Ended, Option<Duration>) {
     let (claim, row, _) = &claimed;
     let lost_since = row.lost.as_ref().map(|lost| lost.begin_time);
@@ -98,7 +107,7 @@ pub async fn run<DB: Database>(
     let start = plan::start(&job.schedule, &tick, row.now);
     let (slot, attempt) = if let Start::Move { to, .. } = start { (to, 1) } else { (slot, attempt) };
     let span = spans::tick(claim, slot, attempt);
-    let ended = started(core, job, claimed, tick, start, stopped).instrument(span.clone()).await;
+    let ended = started(core, job, claimed, tick, start, asked).instrument(span.clone()).await;
     if let Ended::Failed { error, .. } = &ended.0 {
         span.record("error", error.as_str());
     }
@@ -113,7 +122,7 @@ async fn started<DB: Database>(
     claimed: (Claim, ClaimedRow, Instant),
     mut tick: Row,
     start: Start,
-    stopped: CancellationToken,
+    asked: Asked,
 ) -> (Ended, Option<Duration>) {
     let (claim, row, sent) = &claimed;
     let keeper = Keeper::start(&core, claim, *sent);
@@ -137,11 +146,11 @@ async fn started<DB: Database>(
     if start == Start::GiveUp {
         return end(of(claimed, None).inner(), Err(GIVEN_UP.to_owned())).await;
     }
-    let lease = match exclusive(&core, &job.schedule, &keeper, &stopped).await {
+    let lease = match exclusive(&core, &job.schedule, &keeper, &asked.closed).await {
         Exclusive::Acquired(lease) => lease,
         Exclusive::Failed(error) => return end(of(claimed, None).inner(), Err(error)).await,
         Exclusive::Lost => return (Ended::Lost, None),
-        Exclusive::Stopped => {
+        Exclusive::Closed => {
             keeper.stop().await;
             put_back(&core, claim.holder, &[job.schedule.times()]).await;
             return (Ended::HandedBack, None);
@@ -150,7 +159,7 @@ async fn started<DB: Database>(
     metrics::started(name.as_str(), delay.to_std().unwrap_or_default());
     let tick = of(claimed, lease.as_ref().map(|lease| lease.claim().clone()));
     let began = Instant::now();
-    let stop = work(&tick, &job.work, &keeper, lease.as_ref(), &stopped).await;
+    let stop = work(&tick, &job.work, &keeper, lease.as_ref(), &asked.stopped).await;
     tick.inner().cancel();
     // A command that is being stopped still runs. The leases are renewed until it has ended.
     tick.inner().quiet().await;
@@ -191,15 +200,17 @@ enum Exclusive<DB: Database> {
     Failed(String),
     /// The tick was lost.
     Lost,
-    Stopped,
+    /// No run may begin any more, or the schedule was paused.
+    Closed,
 }
 
-/// Waits for the key that a run needs as well. A run that is stopped by then does not begin.
+/// Waits for the key that a run needs as well. The wait may be long, so it is looked afterwards
+/// whether the schedule was paused.
 async fn exclusive<DB: Database>(
     core: &Core<DB>,
     schedule: &Schedule,
     keeper: &Keeper,
-    stopped: &CancellationToken,
+    closed: &CancellationToken,
 ) -> Exclusive<DB> {
     let acquiring = async {
         let (Some(key), Some(lock)) = (&schedule.exclusive, &core.lock) else { return Exclusive::Acquired(None) };
@@ -209,11 +220,31 @@ async fn exclusive<DB: Database>(
             Err(error) => Exclusive::Failed(error.to_string()),
         }
     };
-    tokio::select! {
+    let waited = tokio::select! {
         biased;
         () = keeper.lost() => Exclusive::Lost,
-        () = stopped.cancelled() => Exclusive::Stopped,
+        () = closed.cancelled() => Exclusive::Closed,
         acquired = acquiring => acquired,
+    };
+    match waited {
+        Exclusive::Acquired(Some(lease)) if is_paused(core, &schedule.name).await || closed.is_cancelled() => {
+            // A failure is logged, and the key ends with its lease.
+            drop(lease.abandon().await);
+            Exclusive::Closed
+        }
+        waited => waited,
+    }
+}
+
+/// Returns whether the schedule is known to be paused.
+async fn is_paused<DB: Database>(core: &Core<DB>, name: &Key) -> bool {
+    let names = std::slice::from_ref(name);
+    match answered!(core, Action::Inspect, &quoted(name), conn => DB::registered(conn, names)) {
+        Ok(registered) => registered.rows.iter().any(|row| row.paused),
+        Err(error) => {
+            tracing::warn!(schedule = %name, ?error, "it is unknown whether it was paused; it is run");
+            false
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     schedule::{
         core::{Core, put_back},
         pacing::{MOST, look_backoff, look_pause},
-        run::{self, Ended, Job},
+        run::{self, Asked, Ended, Job},
     },
     store::{Database, schedule::Times},
 };
@@ -41,11 +41,13 @@ pub struct Running {
 impl Running {
     pub(super) fn start<DB: Database>(core: Arc<Core<DB>>, jobs: HashMap<Key, Job<DB>>, known: Vec<Times>) -> Self {
         let (closed, stopped) = (CancellationToken::new(), CancellationToken::new());
-        let runner = Runner { core, jobs, known, closed: closed.clone(), stopped: stopped.clone() };
+        let asked = Asked { closed: closed.clone(), stopped: stopped.clone() };
+        let runner = Runner { core, jobs, known, asked };
         Self { closed, stopped, driver: Some(tokio::spawn(runner.drive())) }
     }
 
-    /// Claims nothing more, and waits for the runs to end. After `limit`, those that are left are
+    /// Claims nothing more, and waits for the runs to end. A run that waits for its key does not
+    /// begin. After `limit`, those that are left are
     /// stopped and handed back: another instance runs their ticks again. Returns whether all ended
     /// by themselves.
     ///
@@ -77,8 +79,7 @@ struct Runner<DB: Database> {
     core: Arc<Core<DB>>,
     jobs: HashMap<Key, Job<DB>>,
     known: Vec<Times>,
-    closed: CancellationToken,
-    stopped: CancellationToken,
+    asked: Asked,
 }
 
 /// Waits until then. A timer alone takes a millisecond or more, also if its time has come.
@@ -101,7 +102,7 @@ impl<DB: Database> Runner<DB> {
             let free = self.core.at_once.saturating_sub(u32::try_from(runs.len()).unwrap_or(u32::MAX));
             tokio::select! {
                 biased;
-                () = self.closed.cancelled() => break,
+                () = self.asked.closed.cancelled() => break,
                 Some(ended) = runs.join_next() => {
                     // A run that ended leaves room, and its schedule may be due again.
                     let due_in = if free == 0 { Some(Duration::ZERO) } else { ended.ok().and_then(|ended| ended.1) };
@@ -150,14 +151,14 @@ impl<DB: Database> Runner<DB> {
             }
         };
         let claimed = reply.claimed.len();
-        if claimed > 0 && self.closed.is_cancelled() {
+        if claimed > 0 && self.asked.closed.is_cancelled() {
             put_back(&self.core, holder, &self.known).await;
             return self.core.look_every;
         }
         for row in reply.claimed {
             let Some(job) = self.jobs.get(&row.name).cloned() else { continue };
             let claim = Claim { key: row.name.clone(), holder, token: row.token };
-            runs.spawn(run::run(self.core.clone(), job, (claim, row, sent), self.stopped.clone()));
+            runs.spawn(run::run(self.core.clone(), job, (claim, row, sent), self.asked.clone()));
         }
         let next_in = reply.next_in.map_or(self.core.look_every, |next| next.to_std().unwrap_or_default());
         if next_in.is_zero() && claimed == 0 {

@@ -11,7 +11,7 @@ use crate::{
     key::{Claim, Holder, Key},
     schedule::{
         core::{Core, quoted},
-        run::{self, Ended, Job},
+        run::{self, Asked, Ended, Job},
         schedules::Schedules,
     },
     store::{Database, schedule::Times},
@@ -35,7 +35,8 @@ pub enum TickOutcome {
     /// The run lost its lease or its key, or its end could not be recorded. Another instance may
     /// run the tick.
     Lost,
-    /// The work was stopped, and another instance may run the tick at once.
+    /// The work was stopped, or did not begin because the schedule was paused while the run waited
+    /// for its key. Another instance may run the tick at once, or when the schedule is resumed.
     HandedBack,
     /// Nothing was run: the tick is not due, another instance runs it, or the schedule is paused.
     NotDue {
@@ -114,7 +115,8 @@ async fn tick<DB: Database>(
         return Ok(TickOutcome::NotDue { retry_after });
     };
     let claim = Claim { key: row.name.clone(), holder, token: row.token };
-    let (ended, _) = run::run(core, job, (claim, row, sent), stopped).await;
+    let asked = Asked { closed: stopped.clone(), stopped };
+    let (ended, _) = run::run(core, job, (claim, row, sent), asked).await;
     Ok(match ended {
         Ended::Succeeded => TickOutcome::Succeeded,
         Ended::Failed { error, again } => TickOutcome::Failed { error, again },

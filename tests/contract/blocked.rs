@@ -80,7 +80,7 @@ async fn a_lost_run_is_stopped_before_its_event<DB: TestDatabase>(db: TestDb<DB>
         let began = Mutex::new(Some(began));
         let schedules = Schedules::new(pool).lease(LEASE).unwrap().on(schedule, move |tick: Tick<DB>| {
             if let Some(began) = began.lock().unwrap().take() {
-                drop(began.send(()));
+                let _ = began.send(());
             }
             drop(tick);
             std::future::pending::<Never>()

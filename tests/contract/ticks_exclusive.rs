@@ -22,6 +22,8 @@ harness::tests!(everywhere(
     the_loss_of_the_key_cancels_the_work,
     the_key_and_the_tick_are_confirmed_together,
     a_run_that_is_stopped_while_it_waits_is_put_back,
+    a_run_that_waits_does_not_begin_after_a_shutdown,
+    a_run_that_waits_does_not_begin_after_a_pause,
     a_run_that_is_lost_while_it_waits_takes_no_key,
     the_tick_is_kept_while_a_command_is_stopped,
     the_key_is_kept_while_a_command_is_stopped,
@@ -237,6 +239,35 @@ async fn a_run_that_is_stopped_while_it_waits_is_put_back<DB: TestDatabase>(db: 
         assert!(row.attempt == 0 && row.due <= chrono::Utc::now() + SHORT, "{row:?}");
     }
     by_hand.release(Status::Succeeded).await.unwrap();
+    one.finish.send(Some(true)).unwrap();
+    assert_eq!(ended(one.try_tick()).await, TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "S1");
+}
+
+/// The limit is long, since runs that have begun may end.
+async fn a_run_that_waits_does_not_begin_after_a_shutdown<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut one = work(&db, "one", due_with_key(&db).await);
+    let by_hand = acquired(db.lock().try_acquire("key").await);
+    let running = one.schedules.start().await.unwrap();
+    is_run(&db).await;
+    assert!(timeout(PATIENCE, running.shutdown(Duration::MAX)).await.unwrap());
+    let row = info(&db, "k").await;
+    assert!(!row.running && row.attempt == 0 && row.due == row.slot, "{row:?}");
+    by_hand.release(Status::Succeeded).await.unwrap();
+    assert!(one.begun.try_recv().is_err());
+}
+
+async fn a_run_that_waits_does_not_begin_after_a_pause<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut one = work(&db, "one", due_with_key(&db).await);
+    let by_hand = acquired(db.lock().try_acquire("key").await);
+    let run = one.try_tick();
+    is_run(&db).await;
+    one.schedules.pause("k").await.unwrap();
+    by_hand.release(Status::Succeeded).await.unwrap();
+    assert_eq!(ended(run).await, TickOutcome::HandedBack);
+    assert!(one.begun.try_recv().is_err());
+    acquired(db.lock().try_acquire("key").await).release(Status::Succeeded).await.unwrap();
+    one.schedules.resume("k").await.unwrap();
     one.finish.send(Some(true)).unwrap();
     assert_eq!(ended(one.try_tick()).await, TickOutcome::Succeeded);
     assert_eq!(told(&db, "k").await, "S1");
