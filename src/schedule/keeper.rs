@@ -10,11 +10,11 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
+    action::Action,
     hedge::{Answer, Request},
-    key::Claim,
+    key::{Claim, Holder},
     pacing,
-    retry::Repeat,
-    schedule::core::Core,
+    schedule::core::{Core, answered, quoted},
     store::{Database, Outcome, Reply, failure::Failure},
     task::emit_apart,
 };
@@ -93,7 +93,7 @@ async fn keep<DB: Database>(
         let until = *deadline.borrow();
         let renewal = async {
             stopped.run_until_cancelled(sleep_until(renew_at)).await?;
-            Some(extend(&core, &claim, core.lease, Instant::now() + pacing::attempt(whole)).await)
+            Some(extend(&core, &claim, Instant::now() + pacing::attempt(whole)).await)
         };
         let reply = tokio::select! {
             biased;
@@ -126,31 +126,16 @@ fn report_lost(lost: &CancellationToken, claim: Claim, why: &'static str) {
     emit_apart(move || tracing::error!(schedule = %claim.key, token = %claim.token, "lost: {why}"));
 }
 
-async fn extend<DB: Database>(
-    core: &Core<DB>,
-    claim: &Claim,
-    lease: TimeDelta,
-    limit: Instant,
-) -> Result<Answer<Outcome>, Failure> {
-    core.hedge.send(&Extension { claim, lease }, limit).await.reply
+async fn extend<DB: Database>(core: &Core<DB>, claim: &Claim, limit: Instant) -> Result<Answer<Outcome>, Failure> {
+    core.hedge.send(&Extension { claim, lease: core.lease }, limit).await.reply
 }
 
 /// Ends a claim of work that has stopped, so that another instance may take over at once. If no
 /// statement comes through, the claim ends with its lease.
 pub async fn abandon<DB: Database>(core: &Core<DB>, claim: &Claim) {
-    let limit = core.limit();
-    let mut repeat = Repeat::until(limit);
-    loop {
-        let reply = match extend(core, claim, TimeDelta::zero(), limit).await {
-            // Another statement has the row locked, perhaps a renewal that was given up.
-            Ok(Answer { reply: Outcome::Skipped { .. }, .. }) => Err(Failure::Undone),
-            reply => reply.map(drop),
-        };
-        if let Some(reply) = repeat.last(reply).await {
-            if let Err(failure) = reply {
-                tracing::warn!(schedule = %claim.key, %failure, "not handed back; it ends with its lease");
-            }
-            return;
-        }
+    let vacant = Holder::unique();
+    let handed = answered!(core, Action::Abandon, &quoted(&claim.key), conn => DB::hand_back(conn, claim, vacant));
+    if let Err(error) = handed {
+        tracing::warn!(schedule = %claim.key, ?error, "not handed back; it ends with its lease");
     }
 }

@@ -5,6 +5,7 @@
 //! | a success, or the last attempt failed | the next one | the slot | 0 |
 //! | a failed attempt, with attempts left | stays | after the back-off | stays |
 //! | nothing: the process died | stays | when the lease ends | one more, at the takeover |
+//! | nothing: it was handed back | stays | at once | one more, at the takeover |
 //! | a triggered run | stays | the slot | 0 |
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -33,6 +34,9 @@ pub struct Row {
     pub attempt: u32,
     /// How many earlier ticks the slot stands for already.
     pub missed: u32,
+    /// How many earlier attempts have failed, or ended with the death of their process: those that
+    /// were not handed back.
+    pub spent: u32,
     /// When the previous attempt was begun, if its process died.
     pub lost_since: Option<DateTime<Utc>>,
 }
@@ -65,9 +69,14 @@ pub enum Then {
     Again(TimeDelta),
 }
 
+/// Returns how many earlier attempts there may be that were not handed back.
+pub fn most_spent(schedule: &Schedule) -> u32 {
+    schedule.retries.times + TAKEOVERS
+}
+
 /// Decides what to run of a row that was claimed at `now`.
 pub fn start(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
-    if row.attempt > 1 + schedule.retries.times + TAKEOVERS {
+    if row.spent > most_spent(schedule) {
         return Start::GiveUp;
     }
     if !row.own {

@@ -18,7 +18,7 @@ fn minutely(catch_up: CatchUp) -> [Schedule; 2] {
 }
 
 fn row(slot: &str) -> Row {
-    Row { slot: at(slot), triggered: false, own: true, attempt: 1, missed: 0, lost_since: None }
+    Row { slot: at(slot), triggered: false, own: true, attempt: 1, missed: 0, spent: 0, lost_since: None }
 }
 
 fn moved(to: &str, missed: u32, skipped: u32) -> Start {
@@ -112,10 +112,10 @@ fn a_slot_that_was_not_moved_in_time_is_moved_by_the_takeover() {
 fn a_tick_that_kills_its_processes_is_given_up() {
     for times in [0, 3] {
         let schedule = Schedule::every("k", MINUTE).unwrap().retry(Retries::times(times)).unwrap();
-        let lost = |attempt| Row { attempt, lost_since: Some(at("10:00:00")), ..row("10:00:00") };
-        assert_eq!(start(&schedule, &lost(11 + times), at("10:00:10")), Start::Run);
-        assert_eq!(start(&schedule, &lost(12 + times), at("10:00:10")), Start::GiveUp);
-        let triggered = Row { triggered: true, own: false, ..lost(12 + times) };
+        let lost = |spent| Row { attempt: 40, spent, lost_since: Some(at("10:00:00")), ..row("10:00:00") };
+        assert_eq!(start(&schedule, &lost(10 + times), at("10:00:10")), Start::Run, "others were handed back");
+        assert_eq!(start(&schedule, &lost(11 + times), at("10:00:10")), Start::GiveUp);
+        let triggered = Row { triggered: true, own: false, ..lost(11 + times) };
         assert_eq!(start(&schedule, &triggered, at("10:00:10")), Start::GiveUp);
     }
 }

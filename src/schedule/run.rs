@@ -100,14 +100,16 @@ pub async fn run<DB: Database>(
     claimed: (Claim, ClaimedRow, Instant),
     asked: Asked,
 ) -> (Ended, Option<Duration>) {
-    let (claim, row, _) = &claimed;
+    let (claim, row, sent) = &claimed;
     let lost_since = row.lost.as_ref().map(|lost| lost.begin_time);
     let &ClaimedRow { slot, own, attempt, missed, .. } = row;
-    let tick = Row { slot, triggered: is_trigger(slot), own, attempt, missed, lost_since };
+    let keeper = Keeper::start(&core, claim, *sent);
+    let spent = spent(&core, &job.schedule, claim, row).await;
+    let tick = Row { slot, triggered: is_trigger(slot), own, attempt, missed, spent, lost_since };
     let start = plan::start(&job.schedule, &tick, row.now);
     let (slot, attempt) = if let Start::Move { to, .. } = start { (to, 1) } else { (slot, attempt) };
     let span = spans::tick(claim, slot, attempt);
-    let ended = started(core, job, claimed, tick, start, asked).instrument(span.clone()).await;
+    let ended = started(core, job, claimed, keeper, (tick, start), asked).instrument(span.clone()).await;
     if let Ended::Failed { error, .. } = &ended.0 {
         span.record("error", error.as_str());
     }
@@ -115,17 +117,33 @@ pub async fn run<DB: Database>(
     ended
 }
 
+/// Counts the earlier attempts at the tick that were not handed back. The history is asked only if
+/// there were enough attempts to give up. If it cannot be read, the tick is run.
+async fn spent<DB: Database>(core: &Core<DB>, schedule: &Schedule, claim: &Claim, row: &ClaimedRow) -> u32 {
+    let most = row.attempt.saturating_sub(1);
+    if most <= plan::most_spent(schedule) {
+        return most;
+    }
+    let (name, slot) = (&claim.key, row.slot);
+    match answered!(core, Action::Read, &quoted(name), conn => DB::handed_back_runs(conn, name, slot)) {
+        Ok(handed_back) => most.saturating_sub(u32::try_from(handed_back).unwrap_or(u32::MAX)),
+        Err(error) => {
+            tracing::warn!(schedule = %name, ?error, "the history could not be read; the tick is run");
+            0
+        }
+    }
+}
+
 /// Passes over the ticks that are not run, does the work, and records its end.
 async fn started<DB: Database>(
     core: Arc<Core<DB>>,
     job: Job<DB>,
     claimed: (Claim, ClaimedRow, Instant),
-    mut tick: Row,
-    start: Start,
+    keeper: Keeper,
+    (mut tick, start): (Row, Start),
     asked: Asked,
 ) -> (Ended, Option<Duration>) {
-    let (claim, row, sent) = &claimed;
-    let keeper = Keeper::start(&core, claim, *sent);
+    let (claim, row, _) = &claimed;
     tracing::debug!(schedule = %claim.key, token = %claim.token, ?tick, ?start, "claimed");
     match pass_over(&core, &job.schedule, claim, &tick, start).await {
         Ok(true) => {}

@@ -46,7 +46,8 @@ pub struct Retries {
 impl Retries {
     /// Runs a tick again up to `times` times after failures, at once. Zero is the default.
     ///
-    /// A run whose process died counts as one of them, but is always taken over, ten times at most.
+    /// A run whose process died, or that was handed back, counts as one of them. It is always taken
+    /// over. A tick that kills its processes ends as failed after `times` and eleven attempts.
     pub fn times(times: u32) -> Self {
         Self { times, first: TimeDelta::zero(), longest: TimeDelta::zero() }
     }

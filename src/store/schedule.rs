@@ -12,7 +12,9 @@ use crate::key::{Claim, Holder, Key, Token};
 use crate::store::{Outcome, Reply, Store};
 
 /// The error that the history records for a run whose process died.
-pub const LOST: &str = "taken over: its lease ended, or it was handed back";
+pub const LOST: &str = "taken over: its lease ended";
+/// The error that the history records for a run whose work was stopped.
+pub const HANDED_BACK: &str = "handed back: its work was stopped";
 /// The most rows that one step of deletion takes.
 pub const STEP: i64 = 500;
 
@@ -230,13 +232,29 @@ pub trait ScheduleStore: Store {
     fn put_back(conn: &mut Self::Connection, holder: Holder, known: &[Times])
     -> impl Future<Output = Reply<()>> + Send;
 
-    /// Makes the claim's lease end after `lease` from now; at once, if that is zero. Never waits
-    /// for a row that another transaction has locked.
+    /// Makes the claim's lease end after `lease` from now. Never waits for a row that another
+    /// transaction has locked.
     fn extend_run(
         conn: &mut Self::Connection,
         claim: &Claim,
         lease: TimeDelta,
     ) -> impl Future<Output = Reply<Outcome>> + Send;
+
+    /// Ends a claim of work that was stopped: records the run, and makes the row due for a
+    /// takeover. The row's holder is `vacant` until then, so the run changes nothing any more.
+    /// Returns `false` if the claim does not stand.
+    fn hand_back(
+        conn: &mut Self::Connection,
+        claim: &Claim,
+        vacant: Holder,
+    ) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Counts the attempts at a slot that were handed back.
+    fn handed_back_runs(
+        conn: &mut Self::Connection,
+        name: &Key,
+        slot: DateTime<Utc>,
+    ) -> impl Future<Output = Reply<i64>> + Send;
 
     /// Moves the slot. Returns `false` if the claim does not stand.
     fn pass_over(

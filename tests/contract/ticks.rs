@@ -197,7 +197,7 @@ async fn an_instance_that_dies_is_taken_over_from<DB: TestDatabase>(db: TestDb<D
     assert_eq!((previous.token, previous.label.as_str()), (lost.token(), "first"));
     assert!(running.shutdown(PATIENCE).await);
     assert_eq!(told(&db, "k").await, "L1 S2");
-    assert_eq!(runs(&db, "k").await[0].error.as_deref(), Some("taken over: its lease ended, or it was handed back"));
+    assert_eq!(runs(&db, "k").await[0].error.as_deref(), Some("taken over: its lease ended"));
 }
 
 async fn a_run_keeps_its_lease_for_as_long_as_it_works<DB: TestDatabase>(db: TestDb<DB>) {

@@ -20,6 +20,8 @@ harness::tests!(everywhere(
     a_shutdown_hands_back_what_does_not_end,
     instances_that_are_dropped_hand_back_too,
     a_try_that_is_dropped_hands_back,
+    a_tick_that_is_handed_back_often_is_not_given_up,
+    a_tick_whose_processes_died_too_often_is_given_up,
     a_run_that_takes_too_long_is_stopped_and_fails
 ));
 
@@ -210,4 +212,58 @@ async fn endless<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedule, mpsc::Unbounde
     let running = schedules.start().await.unwrap();
     drop(schedules);
     (schedule, begun, running)
+}
+
+/// More often than a tick is taken over from processes that died.
+async fn a_tick_that_is_handed_back_often_is_not_given_up<DB: TestDatabase>(db: TestDb<DB>) {
+    const TIMES: u32 = 13;
+    let (sender, mut ticks) = mpsc::unbounded_channel();
+    let schedules = instance(&db, "one").on(due(&db, "k").await, move |tick: Tick<DB>| {
+        let ends = tick.attempt() > TIMES;
+        sender.send(tick).unwrap();
+        async move {
+            if !ends {
+                std::future::pending::<()>().await;
+            }
+            Never::Ok(())
+        }
+    });
+    for _ in 0..TIMES {
+        let (mut begun, stop) = (None, async { timeout(PATIENCE, ticks.recv()).await.unwrap().unwrap() });
+        let outcome = schedules.try_tick_until("k", async { begun = Some(stop.await) }).await.unwrap();
+        assert_eq!(outcome, TickOutcome::HandedBack);
+        let mut tx = db.pool.begin().await.unwrap();
+        let error = begun.unwrap().finish_in(&mut tx).await.unwrap_err();
+        assert!(matches!(error, Error::Lost { .. }), "it can no longer end: {error:?}");
+        tx.rollback().await.unwrap();
+    }
+    assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
+    assert_eq!(ticks.recv().await.unwrap().taken_over_from().unwrap().label, "one");
+    let runs = runs(&db, "k").await;
+    assert!(told(&db, "k").await.ends_with("L12 L13 S14"), "{runs:?}");
+    assert_eq!(runs[0].error.as_deref(), Some("handed back: its work was stopped"));
+}
+
+/// Five attempts were handed back. The last one is found without its process.
+async fn a_tick_whose_processes_died_too_often_is_given_up<DB: TestDatabase>(db: TestDb<DB>) {
+    for (name, died, given_up) in [("k", 10, false), ("l", 11, true)] {
+        let schedules = idle(&db, due(&db, name).await);
+        for attempt in 1..died + 5 {
+            let error = if attempt > 5 { "taken over: its lease ended" } else { "handed back: its work was stopped" };
+            db.execute(&format!(
+                "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, error)
+                 SELECT name, slot, {attempt}, {attempt}, 'dead', slot, slot, 'L', '{error}' FROM t_resource_schedule WHERE name = '{name}'"
+            ))
+            .await;
+        }
+        let (holder, attempt) = (DB::uuid("0123456789abcdef0123456789abcdef"), died + 5);
+        db.execute(&format!(
+            "UPDATE t_resource_schedule SET holder = {holder}, attempt = {attempt}, run_slot = slot, client_ip = 'dead', begin_time = slot WHERE name = '{name}'"
+        ))
+        .await;
+        let outcome = schedules.try_tick(name).await.unwrap();
+        let is_given_up =
+            matches!(&outcome, TickOutcome::Failed { error, again: false } if error.starts_with("given up"));
+        assert!(if given_up { is_given_up } else { outcome == TickOutcome::Succeeded }, "{name}: {outcome:?}");
+    }
 }

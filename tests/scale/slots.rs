@@ -87,7 +87,15 @@ impl Slots {
         let lost_since = taken_over.then_some(slot.begun);
         slot.begun = clock(now);
         let (attempt, time) = (slot.attempt, time(slot.slot));
-        let row = Row { slot: slot.slot, triggered: false, own: true, attempt, missed: 0, lost_since };
+        let row = Row {
+            slot: slot.slot,
+            triggered: false,
+            own: true,
+            attempt,
+            missed: 0,
+            spent: attempt.saturating_sub(1),
+            lost_since,
+        };
         self.set_due(index, now + lease);
         Some(Tick { slot: index, claim: self.claims, row, taken_over, time })
     }

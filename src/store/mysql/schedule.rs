@@ -11,13 +11,14 @@ use crate::{
         mysql::{
             row::{Query, commit, marks, micros},
             schedule_sql::{
-                CLAIM, END, EXTEND, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, OLD, PASS, PAUSE,
-                PUT_BACK, REGISTER, SELECTED, SINCE, TABLES, TELL, TOLD, TRIGGER,
+                CLAIM, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST,
+                LOOK, OLD, PASS, PAUSE, PUT_BACK, REGISTER, SELECTED, SINCE, TABLES, TELL, TELL_HANDED_BACK, TOLD,
+                TRIGGER,
             },
         },
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Found, LOST, ListedRun, ListedSchedule, LostRun, Pass, Registered,
-            Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
+            ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
+            Registered, Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
         },
         servers::{Support, refusal, support},
         unanswered,
@@ -94,6 +95,17 @@ impl ScheduleStore for MySql {
         }
         let left: Option<i64> = bind_claim(sqlx::query(LEFT), claim).fetch_optional(conn).await?.map(|row| row.get(0));
         Ok(left.map_or(Outcome::Lost, |left| Outcome::Skipped { left: TimeDelta::microseconds(left) }))
+    }
+
+    async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
+        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+        let handed = hand_back(conn, claim, vacant).await;
+        settle(conn, handed).await
+    }
+
+    async fn handed_back_runs(conn: &mut MySqlConnection, name: &Key, slot: DateTime<Utc>) -> Reply<i64> {
+        let query = sqlx::query(HANDED_BACK_RUNS).bind(name.as_str()).bind(slot.naive_utc()).bind(HANDED_BACK);
+        query.fetch_one(conn).await?.try_get(0)
     }
 
     async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
@@ -292,6 +304,16 @@ async fn begun(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<(Strin
                WHERE name = ? AND holder = ? AND token = ? FOR UPDATE";
     let row = bind_claim(sqlx::query(sql), claim).fetch_optional(conn).await?;
     row.map(|row| Ok((row.try_get("label")?, row.try_get("begin_time")?))).transpose()
+}
+
+async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
+    let query = sqlx::query(HAND_BACK).bind(*vacant.as_uuid());
+    if bind_claim(query, claim).execute(&mut *conn).await?.rows_affected() == 0 {
+        return Ok(false);
+    }
+    let vacated = Claim { holder: vacant, ..claim.clone() };
+    bind_claim(sqlx::query(TELL_HANDED_BACK).bind(HANDED_BACK), &vacated).execute(conn).await?;
+    Ok(true)
 }
 
 async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {

@@ -69,6 +69,20 @@ SET t.due_at = {NOW} + INTERVAL ? MICROSECOND"
     )
 });
 
+/// The holder until the takeover, and the claim.
+pub(super) const HAND_BACK: &str = "
+UPDATE t_resource_schedule SET due_at = UTC_TIMESTAMP(6), holder = ? WHERE name = ? AND holder = ? AND token = ?";
+
+/// Adds the run that was handed back to the history.
+pub(super) const TELL_HANDED_BACK: &str = "
+INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+SELECT name, run_slot, attempt, token, client_ip, begin_time, UTC_TIMESTAMP(6), 'L', missed, ?
+FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?
+ON DUPLICATE KEY UPDATE t_resource_schedule_run.name = t_resource_schedule_run.name";
+
+pub(super) const HANDED_BACK_RUNS: &str =
+    "SELECT COUNT(*) FROM t_resource_schedule_run WHERE name = ? AND slot = ? AND status = 'L' AND error = ?";
+
 pub(super) const LEFT: &str = "
 SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), due_at) FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?";
 

@@ -9,8 +9,8 @@ use crate::{
     store::{
         Outcome, Reply,
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Found, LOST, ListedRun, ListedSchedule, LostRun, Pass, Registered,
-            Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
+            ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
+            Registered, Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
         },
         servers::{Support, refusal, support},
     },
@@ -101,6 +101,21 @@ WITH locked AS MATERIALIZED (
 )
 SELECT EXISTS (SELECT FROM extended) AS done,
        (SELECT due_at - clock_timestamp() FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left";
+
+/// $4 the holder until the takeover, $5 the error.
+const HAND_BACK: &str = "
+WITH freed AS (
+    UPDATE t_resource_schedule SET holder = $4, due_at = clock_timestamp() WHERE name = $1 AND holder = $2 AND token = $3
+    RETURNING name, run_slot, attempt, token, client_ip, begin_time, missed
+), told AS (
+    INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+    SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $5 FROM freed
+    ON CONFLICT DO NOTHING
+)
+SELECT EXISTS (SELECT FROM freed)";
+
+const HANDED_BACK_RUNS: &str =
+    "SELECT count(*) FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND status = 'L' AND error = $3";
 
 /// $4 the slot, $5 and $6 the times with which it was computed, $7 whether it is run, $8 missed,
 /// $9 skipped, $10 the slot before.
@@ -268,6 +283,14 @@ impl ScheduleStore for Postgres {
             return Ok(Outcome::Done);
         }
         Ok(interval(&row, "left")?.map_or(Outcome::Lost, |left| Outcome::Skipped { left }))
+    }
+
+    async fn hand_back(conn: &mut PgConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
+        bind_claim(HAND_BACK, claim).bind(vacant.as_uuid()).bind(HANDED_BACK).fetch_one(conn).await?.try_get(0)
+    }
+
+    async fn handed_back_runs(conn: &mut PgConnection, name: &Key, slot: DateTime<Utc>) -> Reply<i64> {
+        sqlx::query(HANDED_BACK_RUNS).bind(name.as_str()).bind(slot).bind(HANDED_BACK).fetch_one(conn).await?.try_get(0)
     }
 
     async fn pass_over(conn: &mut PgConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {

@@ -10,14 +10,15 @@ use crate::{
     store::{
         Outcome, Reply,
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Found, LOST, ListedRun, ListedSchedule, LostRun, Pass, Registered,
-            Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
+            ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
+            Registered, Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
         },
         sqlite::{
             row::{Query, hex, json, micros, time},
             schedule_sql::{
-                CLAIM, END, END_WITHIN, EXTEND, FORGET, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK,
-                NOW, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED, SINCE, TABLES, TAKE_OVER, TOLD, TRIGGER,
+                CLAIM, END, END_WITHIN, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HISTORY, INSTALL, LAST_SUCCESSES,
+                LATEST, LEFT, LIST, LOOK, NOW, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED, SINCE, TABLES,
+                TAKE_OVER, TOLD, TRIGGER,
             },
             write::{undo, written},
         },
@@ -75,6 +76,15 @@ impl ScheduleStore for Sqlite {
         }
         let left: Option<i64> = bind_claim(LEFT, claim).fetch_optional(conn).await?.map(|row| row.get(0));
         Ok(left.map_or(Outcome::Lost, |left| Outcome::Skipped { left: TimeDelta::microseconds(left) }))
+    }
+
+    async fn hand_back(conn: &mut SqliteConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
+        transaction(bind_claim(HAND_BACK, claim).bind(*vacant.as_uuid()).bind(HANDED_BACK), conn).await
+    }
+
+    async fn handed_back_runs(conn: &mut SqliteConnection, name: &Key, slot: DateTime<Utc>) -> Reply<i64> {
+        let query = sqlx::query(HANDED_BACK_RUNS).bind(name.as_str()).bind(slot.timestamp_micros()).bind(HANDED_BACK);
+        query.fetch_one(conn).await?.try_get(0)
     }
 
     async fn pass_over(conn: &mut SqliteConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {

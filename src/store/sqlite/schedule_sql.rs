@@ -124,6 +124,20 @@ WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(
 
 pub(super) const EXTEND: &str = concat!("UPDATE t_resource_schedule SET due_at = ", now!(), " + ?4 WHERE ", held!());
 
+/// ?4 the holder until the takeover, ?5 the error.
+pub(super) const HAND_BACK: &str = concat!(
+    "BEGIN IMMEDIATE;",
+    record!("run_slot, attempt, 'L', missed, ?5", held!(), " ON CONFLICT DO NOTHING"),
+    "UPDATE t_resource_schedule SET holder = ?4, due_at = ",
+    now!(),
+    " WHERE ",
+    held!(),
+    " RETURNING 1; COMMIT"
+);
+
+pub(super) const HANDED_BACK_RUNS: &str =
+    "SELECT count(*) FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND status = 'L' AND error = ?3";
+
 pub(super) const LEFT: &str = concat!("SELECT due_at - ", now!(), " FROM t_resource_schedule WHERE ", held!());
 
 pub(super) const TOLD: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";

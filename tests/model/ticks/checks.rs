@@ -62,6 +62,10 @@ fn trigger() -> Design {
     Design { ticks: 1, triggers: 1, crashes: true, ..Design::new("trigger") }
 }
 
+fn stops() -> Design {
+    Design { ticks: 1, losses: 1, stops: true, ..Design::new("stops") }
+}
+
 fn forgotten() -> Design {
     Design { ticks: 1, losses: 1, forgets: 1, ..Design::new("forgotten") }
 }
@@ -79,6 +83,7 @@ const SIZES: &[Size] = &[
     (skip, 120_000, &[Event::Moved, Event::Skipped, Event::TakenOver]),
     (triggers, 1_000, &[Event::TriggeredRun, Event::TriggeredDuringRun, Event::TakenOver]),
     (trigger, 25_000, &[Event::TriggeredRun, Event::TriggeredDuringRun]),
+    (stops, 80_000, &[Event::HandedBack, Event::TakenOver]),
     (forgotten, 35_000, &[Event::EndRefused]),
     (clock_stepped_back, 28_000, &[Event::TakenOver]),
 ];

@@ -36,6 +36,7 @@ pub enum Event {
     ClaimMissed,
     LateClaimTaken,
     PutBack,
+    HandedBack,
     Moved,
     Skipped,
     Renewed,
@@ -69,6 +70,8 @@ pub struct Design {
     pub failures: bool,
     pub pauses: bool,
     pub crashes: bool,
+    /// Runs are handed back.
+    pub stops: bool,
     /// The number of statements and replies that time out: delayed or lost.
     pub losses: u8,
     pub triggers: u8,
@@ -98,6 +101,7 @@ impl Design {
             failures: false,
             pauses: false,
             crashes: false,
+            stops: false,
             losses: 0,
             triggers: 0,
             forgets: 0,

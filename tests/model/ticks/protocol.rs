@@ -34,6 +34,8 @@ pub enum Action {
     Renew(Id),
     Succeed(Id),
     Fail(Id),
+    /// The work is stopped, and its run handed back.
+    Stop(Id),
     Again(Id),
     /// The client stops to try.
     Leave(Id),
@@ -157,6 +159,11 @@ impl Model for Design {
                 let status = if action == Action::Succeed(id) { Status::Succeeded } else { Status::Failed };
                 state.finish(self, id, run, status);
             }
+            Action::Stop(id) => {
+                let Stage::Working(run) = state.clients[id].stage else { return None };
+                state.clients[id].stage = Stage::Idle;
+                state.send(id, Statement::Abandon(run.claim));
+            }
             Action::Again(id) => state.again(id)?,
             Action::Leave(id) => {
                 // A claim whose slot could not be moved is handed back.
@@ -239,6 +246,9 @@ impl Design {
                 actions.push(Action::Succeed(id));
                 if self.failures {
                     actions.push(Action::Fail(id));
+                }
+                if self.stops {
+                    actions.push(Action::Stop(id));
                 }
                 if run.deadline < state.monotonic() + self.lease {
                     actions.push(Action::Renew(id));

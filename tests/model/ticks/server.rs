@@ -5,14 +5,17 @@ use crate::ticks::{
     state::*,
 };
 
+/// The holder of a row that was handed back.
+const VACANT: u8 = u8::MAX;
+
 impl State {
     pub fn execute(&mut self, design: &Design, statement: Statement) -> Reply {
         match statement {
             Statement::Claim { seen, now, holder } => self.claim(design, &seen, now, holder),
             Statement::PutBack(holder) => self.put_back(design, holder),
             Statement::Pass(claim, pass) => self.pass(design, claim, &pass),
-            Statement::Renew(claim) => self.extend(design, claim, design.lease),
-            Statement::Abandon(claim) => self.extend(design, claim, 0),
+            Statement::Renew(claim) => self.extend(design, claim),
+            Statement::Abandon(claim) => self.hand_back(design, claim),
             Statement::End(claim, end) => self.end(design, claim, &end),
             Statement::Tell(told) => {
                 self.add(told);
@@ -120,8 +123,22 @@ impl State {
         Reply::Done
     }
 
-    /// Makes the lease end after this time.
-    fn extend(&mut self, design: &Design, claim: Claim, lease: Time) -> Reply {
+    /// The row is due for a takeover, and its holder is one that no run has.
+    fn hand_back(&mut self, design: &Design, claim: Claim) -> Reply {
+        if !self.is_ours(claim) {
+            return Reply::Not;
+        }
+        self.check_change(claim);
+        design.meet(Event::HandedBack);
+        let Row { run_slot, attempt, token, .. } = self.row;
+        self.add(Told { slot: run_slot.unwrap_or_default(), attempt, status: 'L', token });
+        (self.row.holder, self.row.due) = (Some(VACANT), self.now);
+        self.record.valid = None;
+        Reply::Done
+    }
+
+    /// Makes the lease end later.
+    fn extend(&mut self, design: &Design, claim: Claim) -> Reply {
         if design.is(Mutant::RenewalRevives) && self.row.token == claim.token {
             self.row.holder = Some(claim.holder);
         }
@@ -129,10 +146,8 @@ impl State {
             return Reply::Not;
         }
         self.check_change(claim);
-        if lease > 0 {
-            design.meet(Event::Renewed);
-        }
-        self.row.due = self.now + lease;
+        design.meet(Event::Renewed);
+        self.row.due = self.now + design.lease;
         Reply::Done
     }
 

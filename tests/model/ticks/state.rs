@@ -77,6 +77,7 @@ impl Run {
             own: self.own,
             attempt: self.attempt,
             missed: self.missed,
+            spent: self.attempt - 1,
             lost_since: self.lost_since.map(at),
         }
     }
