@@ -188,8 +188,7 @@ impl Job<'_> {
                 Ok((exit::TOO_LONG, Outcome::TooLong))
             }
             () = lease.lost() => {
-                // The signal is sent before the message, since a stderr that is not read would block
-                // this process.
+                // The signal is sent before the message, which may wait a moment for its reader.
                 work.forward(Signal::TERM);
                 out::print_error(format_args!("{key}: lost; stopping the command"));
                 work.stopped(key, stop, self.grace).await?;

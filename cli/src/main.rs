@@ -25,6 +25,7 @@ mod stub;
 mod ui;
 mod waiting;
 mod work;
+mod writer;
 
 use std::{process::ExitCode, time::Duration};
 
@@ -56,6 +57,7 @@ async fn main() -> ExitCode {
             failure.code
         }
     };
+    out::flush();
     ExitCode::from(code)
 }
 
@@ -67,7 +69,7 @@ fn init_tracing(verbose: u8) {
         1 => tracing::Level::INFO,
         _ => tracing::Level::DEBUG,
     };
-    let to_stderr = tracing_subscriber::fmt().with_max_level(level).with_writer(out::stderr).with_ansi(false);
+    let to_stderr = tracing_subscriber::fmt().with_max_level(level).with_writer(|| out::Stderr).with_ansi(false);
     // A stderr that cannot be written must not cause a panic.
     let to_stderr = to_stderr.log_internal_errors(false).finish();
     let ours = Targets::new().with_target("rowlock", level);

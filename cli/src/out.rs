@@ -1,10 +1,13 @@
 //! The program's output. A message is one line, and a reader that has closed the stream causes no
-//! panic.
+//! panic. Messages, and the lines of the commands of `rowlock cron`, have writers of their own, so
+//! that a reader that has stopped reading stops nothing else.
 
 use std::{
     fmt::Display,
     io::{ErrorKind, Write},
+    os::fd::AsFd,
     sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
 };
 
 use rustix::{
@@ -14,9 +17,22 @@ use rustix::{
 
 use serde_json::Value;
 
-use crate::exit::{Failure, IO, SIGNAL};
+use crate::{
+    exit::{Failure, IO, SIGNAL},
+    writer::Writer,
+};
 
 const SIGPIPE: u8 = 13;
+/// How long the end of the program waits for a reader.
+const LAST: Duration = Duration::from_secs(2);
+
+pub static STDERR: Writer = Writer::new(|| unless_it_stops(std::io::stderr()), |lines| dropped("stderr", lines));
+pub static STDOUT: Writer = Writer::new(|| unless_it_stops(std::io::stdout()), |lines| dropped("stdout", lines));
+
+/// Says that lines are missing. The caller is a writer's thread, which waits for none.
+fn dropped(stream: &str, lines: u64) {
+    STDERR.add(format!("rowlock: {stream} was not read: {lines} lines were dropped\n").as_bytes());
+}
 
 /// Writes the requested output to stdout.
 pub fn say(text: impl Display) -> Result<(), Failure> {
@@ -41,7 +57,27 @@ pub fn say_json(value: &Value) -> Result<(), Failure> {
 pub fn print_error(text: impl Display) {
     let line = format!("rowlock: {}\n", printable(&text.to_string()));
     // The line is written in one call, since the command writes to the same stderr.
-    let _ = stderr().write_all(line.as_bytes());
+    STDERR.write(line.as_bytes());
+}
+
+/// Waits for the last messages at the end of the program.
+pub fn flush() {
+    STDERR.flush(LAST);
+    STDOUT.flush(LAST);
+}
+
+/// Stderr for those that format into a writer. One call writes one message.
+pub struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        STDERR.write(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 static NEVER_STOP: AtomicBool = AtomicBool::new(false);
@@ -52,16 +88,15 @@ pub fn never_stop() {
     NEVER_STOP.store(true, Ordering::Relaxed);
 }
 
-/// Returns stderr, or a sink if a write to stderr would suspend the process.
-pub fn stderr() -> Box<dyn Write> {
-    let err = std::io::stderr();
+/// Returns a stream, or a sink if a write to it would suspend the process.
+fn unless_it_stops(stream: impl Write + AsFd + 'static) -> Box<dyn Write> {
     let stops = || {
-        tcgetattr(&err).is_ok_and(|terminal| terminal.local_modes.contains(LocalModes::TOSTOP))
-            && tcgetpgrp(&err).is_ok_and(|foreground| foreground != getpgrp())
+        tcgetattr(&stream).is_ok_and(|terminal| terminal.local_modes.contains(LocalModes::TOSTOP))
+            && tcgetpgrp(&stream).is_ok_and(|foreground| foreground != getpgrp())
     };
     match NEVER_STOP.load(Ordering::Relaxed) && stops() {
         true => Box::new(std::io::sink()),
-        false => Box::new(anstream::AutoStream::auto(err)),
+        false => Box::new(stream),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The wait for a key, and what a terminal shows of it.
 
 use std::{
-    io::{IsTerminal as _, Write as _},
+    io::IsTerminal as _,
     time::{Duration, Instant},
 };
 
@@ -126,21 +126,16 @@ impl Line {
         // Blanks in place of an escape sequence, which not every terminal knows.
         let blanks = " ".repeat(self.width.get().saturating_sub(text.width()));
         self.width.set(text.width());
-        put(&format!("\r{text}{blanks}"));
+        out::STDERR.write(format!("\r{text}{blanks}").as_bytes());
     }
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
         if self.width.get() > 0 {
-            put(&format!("\r{}\r", " ".repeat(self.width.get())));
+            out::STDERR.write(format!("\r{}\r", " ".repeat(self.width.get())).as_bytes());
         }
     }
-}
-
-fn put(text: &str) {
-    let mut err = out::stderr();
-    let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
 }
 
 /// Returns the terminal's columns, less the last one, in which some terminals begin a new line.

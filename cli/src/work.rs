@@ -128,8 +128,6 @@ impl Work {
             if timeout(grace, gone()).await.is_err() {
                 self.kill(of_session).await;
             }
-            // The message is written last, since a stderr that is not read would block this
-            // process.
             told(key, format_args!("stopped what the command had left running"));
         }
         Ok(status)

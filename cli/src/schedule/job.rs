@@ -13,7 +13,7 @@ use std::{
 use rowlock::{Database, Tick};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader},
+    io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader},
     process::{Child, Command},
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
@@ -25,6 +25,7 @@ use crate::{
     out,
     schedule::{environment, file::Job},
     work::{code, expired},
+    writer::Writer,
 };
 
 /// How long the end of a run waits for output. Daemons of the command may keep its streams open.
@@ -95,10 +96,10 @@ impl Started {
         let mut child = command.spawn().map_err(cannot)?;
         let (mut output, last_line) = (JoinSet::new(), LastLine::default());
         if let Some(from) = child.stdout.take() {
-            output.spawn(pass_on(name.to_owned(), from, tokio::io::stdout(), None));
+            output.spawn(pass_on(name.to_owned(), from, &out::STDOUT, None));
         }
         if let Some(from) = child.stderr.take() {
-            output.spawn(pass_on(name.to_owned(), from, tokio::io::stderr(), Some(last_line.clone())));
+            output.spawn(pass_on(name.to_owned(), from, &out::STDERR, Some(last_line.clone())));
         }
         Ok(Self { child, output, last_line })
     }
@@ -182,12 +183,12 @@ fn recorded(line: &[u8]) -> Option<String> {
     Some(line[..end].to_owned()).filter(|line| !line.is_empty())
 }
 
-/// Passes output on by lines, each behind the job's name. If it cannot be written, it is dropped,
-/// since the command must not wait for a reader that is gone.
+/// Passes output on by lines, each behind the job's name. If it cannot be written, or is not read
+/// any more, it is dropped, since the command must not wait for a reader that is gone.
 async fn pass_on(
     name: String,
     from: impl AsyncRead + Unpin,
-    mut to: impl AsyncWrite + Unpin,
+    to: &'static Writer,
     last_line: Option<LastLine>,
 ) {
     let mut from = BufReader::new(from);
@@ -205,8 +206,6 @@ async fn pass_on(
             line.push(b'\n');
         }
         // One write for each line, so that the lines of several commands do not mix.
-        if to.write_all(&line).await.is_ok() {
-            let _ = to.flush().await;
-        }
+        to.pass(&line).await;
     }
 }

@@ -21,6 +21,7 @@ mod program_run;
 mod program_runs;
 mod program_schedules;
 mod program_shared;
+mod program_stalled;
 mod program_stop;
 mod program_terminal;
 mod program_waiting;
@@ -65,6 +66,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_cron::register::<DB>(suite);
     program_schedules::register::<DB>(suite);
     program_shared::register::<DB>(suite);
+    program_stalled::register::<DB>(suite);
     outages::register::<DB>(suite);
     ui_pages::register::<DB>(suite);
     ui_changes::register::<DB>(suite);

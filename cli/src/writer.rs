@@ -1,0 +1,152 @@
+//! Output that the program does not wait for.
+//!
+//! A reader that has stopped reading (a pager, a terminal after Ctrl-S, a log driver) blocks a
+//! write. The leases are renewed and the signals handled in one thread, so that another thread
+//! writes.
+
+use std::{
+    collections::VecDeque,
+    io::Write,
+    mem::take,
+    sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::time::sleep;
+
+/// How many bytes may wait for the reader.
+const MOST: usize = 256 * 1024;
+/// How long a message waits to be written, so that messages and the output of a command keep their
+/// order. A reader that takes longer is not waited for.
+const MOMENT: Duration = Duration::from_millis(50);
+/// After how long without progress the lines of commands are dropped.
+const STALLED: Duration = Duration::from_secs(5);
+/// The pause before another look for room.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A stream, with the lines that are not written yet.
+pub struct Writer {
+    open: fn() -> Box<dyn Write>,
+    /// Told how many lines were dropped, once the reader reads again.
+    dropped: fn(u64),
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    thread: OnceLock<bool>,
+}
+
+struct Queue {
+    /// The first line is empty while it is written.
+    lines: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// Since when the first line is written.
+    since: Option<Instant>,
+    dropped: u64,
+}
+
+impl Queue {
+    fn is_late(&self, limit: Duration) -> bool {
+        self.since.is_some_and(|since| since.elapsed() >= limit)
+    }
+
+    fn has_room(&self, line: &[u8]) -> bool {
+        self.lines.is_empty() || self.bytes + line.len() <= MOST
+    }
+}
+
+impl Writer {
+    pub const fn new(open: fn() -> Box<dyn Write>, dropped: fn(u64)) -> Self {
+        let queue = Queue { lines: VecDeque::new(), bytes: 0, since: None, dropped: 0 };
+        Self { open, dropped, queue: Mutex::new(queue), changed: Condvar::new(), thread: OnceLock::new() }
+    }
+
+    /// Writes a message, and waits a moment for that. It is dropped if too much waits already.
+    pub fn write(&'static self, line: &[u8]) {
+        let queue = self.added(line);
+        if !queue.is_late(MOMENT) {
+            drop(self.empty(queue, MOMENT));
+        }
+    }
+
+    /// Writes a line once there is room for it. It is dropped if the reader has stopped reading.
+    pub async fn pass(&'static self, line: &[u8]) {
+        let is_to_wait = || {
+            let queue = self.queue();
+            !queue.has_room(line) && !queue.is_late(STALLED)
+        };
+        while is_to_wait() {
+            sleep(PAUSE).await;
+        }
+        self.add(line);
+    }
+
+    /// Adds a line for the thread, and does not wait.
+    pub fn add(&'static self, line: &[u8]) {
+        drop(self.added(line));
+    }
+
+    fn added(&'static self, line: &[u8]) -> MutexGuard<'static, Queue> {
+        if !self.has_thread() {
+            let _ = (self.open)().write_all(line);
+            return self.queue();
+        }
+        let mut queue = self.queue();
+        if queue.has_room(line) {
+            queue.bytes += line.len();
+            queue.lines.push_back(line.to_owned());
+            self.changed.notify_all();
+        } else {
+            queue.dropped += 1;
+        }
+        queue
+    }
+
+    /// Waits until everything is written, within the limit.
+    pub fn flush(&'static self, limit: Duration) {
+        drop(self.empty(self.queue(), limit));
+    }
+
+    fn empty(&self, queue: MutexGuard<'static, Queue>, limit: Duration) -> MutexGuard<'static, Queue> {
+        let emptied = self.changed.wait_timeout_while(queue, limit, |queue| !queue.lines.is_empty());
+        emptied.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the thread with the first line. Without one, lines are written where they arise.
+    fn has_thread(&'static self) -> bool {
+        let start = || std::thread::Builder::new().spawn(|| self.write_all()).is_ok();
+        *self.thread.get_or_init(start)
+    }
+
+    fn write_all(&self) {
+        loop {
+            let line = self.next();
+            let mut to = (self.open)();
+            // A stream that cannot be written must not end the work.
+            let _ = to.write_all(&line).and_then(|()| to.flush());
+            let dropped = self.written(&line);
+            if dropped > 0 {
+                (self.dropped)(dropped);
+            }
+        }
+    }
+
+    fn next(&self) -> Vec<u8> {
+        let queue = self.changed.wait_while(self.queue(), |queue| queue.lines.is_empty());
+        let mut queue = queue.unwrap_or_else(PoisonError::into_inner);
+        queue.since = Some(Instant::now());
+        queue.lines.front_mut().map(take).unwrap_or_default()
+    }
+
+    /// Returns how many lines were dropped before this one was written.
+    fn written(&self, line: &[u8]) -> u64 {
+        let mut queue = self.queue();
+        queue.lines.pop_front();
+        queue.bytes -= line.len();
+        queue.since = None;
+        self.changed.notify_all();
+        take(&mut queue.dropped)
+    }
+}
