@@ -86,6 +86,12 @@ pub fn has_shell(group: Pid) -> bool {
     members.any(|member| all.iter().any(|process| is_shell(process, member)))
 }
 
+/// Returns whether this process is in a group. It is in none that has a number if its leader is
+/// outside of the PID namespace, which `getpgrp` does not allow for.
+pub fn is_own_group(group: Pid) -> bool {
+    Process::read(getpid()).is_none_or(|own| own.group == group.as_raw_nonzero().get())
+}
+
 /// Waits for adopted children that have ended, except for `but`, for which another part of the
 /// program waits.
 pub fn reap(but: Option<Pid>) {

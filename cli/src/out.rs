@@ -10,14 +10,12 @@ use std::{
     time::Duration,
 };
 
-use rustix::{
-    process::getpgrp,
-    termios::{LocalModes, tcgetattr, tcgetpgrp},
-};
+use rustix::termios::{LocalModes, tcgetattr, tcgetpgrp};
 
 use serde_json::Value;
 
 use crate::{
+    descendants,
     exit::{Failure, IO, SIGNAL},
     writer::Writer,
 };
@@ -92,7 +90,7 @@ pub fn never_stop() {
 fn unless_it_stops(stream: impl Write + AsFd + 'static) -> Box<dyn Write> {
     let stops = || {
         tcgetattr(&stream).is_ok_and(|terminal| terminal.local_modes.contains(LocalModes::TOSTOP))
-            && tcgetpgrp(&stream).is_ok_and(|foreground| foreground != getpgrp())
+            && tcgetpgrp(&stream).is_ok_and(|foreground| !descendants::is_own_group(foreground))
     };
     match NEVER_STOP.load(Ordering::Relaxed) && stops() {
         true => Box::new(std::io::sink()),

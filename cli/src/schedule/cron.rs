@@ -57,6 +57,7 @@ async fn until_it_passes<T>(mut what: impl AsyncFnMut() -> Result<T, Failure>) -
 }
 
 pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure> {
+    out::never_stop();
     let jobs = file::read(&cron.file)?;
     let mut asked = Asked::listen()?;
     let (stop, stopped) = watch::channel(false);
@@ -97,6 +98,9 @@ struct Stop {
 impl Asked {
     fn listen() -> Result<Self, Failure> {
         listen(SignalKind::child())?;
+        // Ctrl-Z would suspend this program alone: the commands would go on without renewals. A
+        // signal that was listened for once keeps its handler.
+        listen(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()))?;
         let (terminate, interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
         Ok(Self { stop: Stop { terminate, interrupt }, hang_up: listen(SignalKind::hangup())? })
     }

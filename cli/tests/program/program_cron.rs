@@ -32,6 +32,7 @@ harness::tests!(
         jobs_that_cannot_all_start_claim_no_tick,
         what_waiting_cannot_mend_ends_the_program
     ),
+    sqlite(the_suspend_key_does_not_stop_the_renewals),
     everywhere.alone(each_tick_is_run_once_beside_kills)
 );
 
@@ -438,4 +439,23 @@ async fn each_tick_is_run_once_beside_kills<DB: TestDatabase>(db: TestDb<DB>) {
     let apart = slots.windows(2).all(|two| (two[1] - two[0]).num_milliseconds() == 1000);
     assert!(slots.len() >= 8 && apart, "{slots:?}");
     assert!(runs.iter().all(|run| run["status"] != "missed" && run["missed"] == 0), "{runs:?}");
+}
+
+/// The commands are in groups of their own, and would go on without renewals.
+async fn the_suspend_key_does_not_stop_the_renewals<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "after = \"1h\"\nlease = \"2s\"", STAYS);
+    let first = cron(&db, "", &file);
+    stage.up().await;
+    first.signal(Signal::TSTP);
+    std::fs::remove_file(stage.file("up")).unwrap();
+    let second = cron(&db, "", &file);
+    sleep(Duration::from_secs(6)).await;
+    assert!(!stage.file("up").exists(), "the second one runs it beside the first");
+    stage.go();
+    assert_eq!(ended_as(&db, "k", "succeeded").await["attempt"], 1);
+    for instance in [first, second] {
+        instance.signal(Signal::TERM);
+        instance.ended().await.with(0);
+    }
 }
