@@ -158,48 +158,63 @@ impl Job<'_> {
         stop: &mut StopSignals,
     ) -> Result<(u8, Outcome), Failure> {
         let (key, on_terminal) = (self.key, work.is_on_terminal());
-        tokio::select! {
+        let status = tokio::select! {
             biased;
-            status = work.ended(key, self.grace) => {
-                let code = code(status?);
-                if let Some(failure) = work.failure() {
-                    return Err(self.put_back(lock, lease, stop, failure).await);
-                }
-                if code != exit::OK && stop.has_stopped_the_command(self.grace).await {
-                    self.abandon(lock, lease, stop).await;
-                    return Ok((code, Outcome::Stopped));
-                }
-                let (status, outcome) = if code == exit::OK { (Status::Succeeded, Outcome::Succeeded) } else { (Status::Failed, Outcome::Failed) };
-                self.record(lease, status, stop).await?;
-                Ok((code, outcome))
-            }
+            status = work.exited() => status?,
             signal = stop.for_command(on_terminal, self.grace) => {
                 // The lease is still renewed while the command stops.
                 work.forward(signal);
                 let status = work.stopped(key, stop, self.grace).await?;
                 self.abandon(lock, lease, stop).await;
-                Ok((code(status), Outcome::Stopped))
+                return Ok((code(status), Outcome::Stopped));
             }
             limit = expired(self.timeout) => {
                 work.forward(Signal::TERM);
                 out::print_error(format_args!("{key}: not ended within {limit:?}, its --timeout: stopping the command"));
                 work.stopped(key, stop, self.grace).await?;
                 self.record(lease, Status::Failed, stop).await?;
-                Ok((exit::TOO_LONG, Outcome::TooLong))
+                return Ok((exit::TOO_LONG, Outcome::TooLong));
             }
-            () = lease.lost() => {
-                // The signal is sent before the message, which may wait a moment for its reader.
-                work.forward(Signal::TERM);
-                out::print_error(format_args!("{key}: lost; stopping the command"));
-                work.stopped(key, stop, self.grace).await?;
-                if self.lock_delay.is_zero() {
-                    return Ok((exit::LOST, Outcome::Lost));
-                }
-                // The command has stopped, so that nothing is left to wait for.
-                let _ = stop.within(self.grace, lease.abandon()).await;
-                Ok((exit::LOST, Outcome::Lost))
-            }
+            () = lease.lost() => return self.lost(lease, work, stop).await,
+        };
+        let code = code(status);
+        if let Some(failure) = work.failure() {
+            return Err(self.put_back(lock, lease, stop, failure).await);
         }
+        let is_stopped = code != exit::OK && stop.has_stopped_the_command(self.grace).await;
+        tokio::select! {
+            biased;
+            () = work.leaves_nothing(key, stop, self.grace) => {}
+            () = lease.lost() => return self.lost(lease, work, stop).await,
+        }
+        if is_stopped {
+            self.abandon(lock, lease, stop).await;
+            return Ok((code, Outcome::Stopped));
+        }
+        let (status, outcome) = match code {
+            exit::OK => (Status::Succeeded, Outcome::Succeeded),
+            _ => (Status::Failed, Outcome::Failed),
+        };
+        self.record(lease, status, stop).await?;
+        Ok((code, outcome))
+    }
+
+    /// Stops the command of a claim that was lost.
+    async fn lost<DB: Database, K>(
+        &self,
+        lease: Lease<DB, K>,
+        mut work: Work,
+        stop: &mut StopSignals,
+    ) -> Result<(u8, Outcome), Failure> {
+        // The signal is sent before the message, which may wait a moment for its reader.
+        work.forward(Signal::TERM);
+        out::print_error(format_args!("{}: lost; stopping the command", self.key));
+        work.stopped(self.key, stop, self.grace).await?;
+        if !self.lock_delay.is_zero() {
+            // The command has stopped, so that nothing is left to wait for.
+            let _ = stop.within(self.grace, lease.abandon()).await;
+        }
+        Ok((exit::LOST, Outcome::Lost))
     }
 
     /// Records how the command has ended. A claim that was lost is an error; whatever else goes

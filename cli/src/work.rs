@@ -112,25 +112,40 @@ impl Work {
         Ok(Self { child, target, report, _tasks: tasks })
     }
 
-    /// Waits for the command, and for the processes that it leaves behind in its session. After the
-    /// grace period those processes are stopped. Daemons are not affected.
-    pub async fn ended(&mut self, key: &str, grace: Duration) -> Result<ExitStatus, Failure> {
-        let status = self.child.wait().await.map_err(wait_failed)?;
+    /// Waits for the command itself.
+    pub async fn exited(&mut self) -> Result<ExitStatus, Failure> {
+        self.child.wait().await.map_err(wait_failed)
+    }
+
+    /// Waits for the processes that the command has left behind in its session. After the grace
+    /// period, or at a signal, those processes are stopped. Daemons are not affected. The command
+    /// has ended, and nothing that happens here changes how.
+    pub async fn leaves_nothing(&mut self, key: &str, stop: &mut StopSignals, grace: Duration) {
         let of_session = |process: &Process| !process.is_daemon();
         let gone = async || {
             while self.target.is_left(of_session) {
                 sleep(CHECK_INTERVAL).await;
             }
         };
-        if timeout(grace, gone()).await.is_err() {
-            self.target.send_to(Signal::TERM, of_session);
-            self.target.send_to(Signal::CONT, of_session);
-            if timeout(grace, gone()).await.is_err() {
-                self.kill(of_session).await;
+        let has_to_stop = async {
+            if stop.asked().is_none() {
+                let _ = stop.next().await;
             }
-            told(key, format_args!("stopped what the command had left running"));
+        };
+        let are_gone = tokio::select! {
+            biased;
+            gone = timeout(grace, gone()) => gone.is_ok(),
+            () = has_to_stop => false,
+        };
+        if are_gone {
+            return;
         }
-        Ok(status)
+        self.target.send_to(Signal::TERM, of_session);
+        self.target.send_to(Signal::CONT, of_session);
+        if timeout(grace, gone()).await.is_err() {
+            self.kill(of_session).await;
+        }
+        told(key, format_args!("stopped what the command had left running"));
     }
 
     /// Returns why the command did not start, if it did not.

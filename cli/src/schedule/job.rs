@@ -23,7 +23,7 @@ use tokio::{
 use crate::{
     front::this_program,
     out,
-    schedule::{environment, file::Job},
+    schedule::{environment, file::Job, supervise::STOPPED},
     work::{code, expired},
     writer::Writer,
 };
@@ -53,11 +53,15 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
     let started = Started::start(&job, &environment(&tick), shared.grace)?;
     // The run keeps its leases until the command has ended.
     let going_on = tick.going_on();
+    // The command counts until the library has its result, which is recorded then.
+    let taken = counted.clone();
     tokio::spawn(async move {
         started.watch(job, shared.stop, reply).await;
         drop((counted, going_on));
     });
-    match ended.await {
+    let ended = ended.await;
+    drop(taken);
+    match ended {
         Ok(result) => result,
         // The command was stopped with the program. The run has not failed: it is handed back.
         Err(_) => std::future::pending().await,
@@ -116,21 +120,21 @@ impl Started {
         let (result, by_itself) = tokio::select! {
             biased;
             status = self.child.wait() => (ended(status), true),
-            () = async { drop(stop.wait_for(|stop| *stop).await) } => {
-                self.stop().await;
+            () = async { drop(stop.wait_for(|stop| *stop).await) } => match self.stop().await {
+                Some(result) => (result, true),
                 // Without a reply, the run is not recorded.
-                return;
-            }
+                None => return,
+            },
             () = reply.closed() => {
                 self.terminate();
                 out::print_error(format_args!("{name}: lost; stopping the command"));
                 self.stop().await;
                 return;
             }
-            limit = expired(job.timeout) => {
-                self.stop().await;
-                (Err(format!("stopped after its timeout of {limit:?}")), false)
-            }
+            limit = expired(job.timeout) => match self.stop().await {
+                Some(result) => (result, true),
+                None => (Err(format!("stopped after its timeout of {limit:?}")), false),
+            },
         };
         self.last_output().await;
         if let Err(error) = &result {
@@ -153,11 +157,15 @@ impl Started {
         let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
     }
 
-    /// Stops the command. The process above it kills what is left after the grace period.
-    async fn stop(&mut self) {
+    /// Stops the command. The process above it kills what is left after the grace period. Returns
+    /// the result of a command that had ended by itself, so that only what it had left running was
+    /// stopped.
+    async fn stop(&mut self) -> Option<Result<(), String>> {
         self.terminate();
-        let _ = self.child.wait().await;
+        let status = self.child.wait().await;
         self.last_output().await;
+        let code = status.as_ref().ok().and_then(ExitStatus::code)?;
+        (code != i32::from(STOPPED)).then(|| ended(status))
     }
 
     async fn last_output(&mut self) {

@@ -19,8 +19,11 @@ use crate::{
 
 /// The interval at which the process looks for its parent.
 const ORPHAN_INTERVAL: Duration = Duration::from_millis(200);
+/// The exit code if the command was stopped. A command that had ended by itself keeps its own.
+pub const STOPPED: u8 = exit::LOST;
 
-/// Runs the command to its end, or stops it at a signal. The exit code is the command's.
+/// Runs the command to its end, or stops it at a signal. The exit code is the command's, or
+/// [`STOPPED`].
 pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
     let mut stop = StopSignals::listen()?;
     if is_orphan(run.parent) {
@@ -53,15 +56,19 @@ async fn orphaned(parent: i32) {
 async fn to_its_end(work: &mut Work, stop: &mut StopSignals, grace: Duration) -> Result<u8, Failure> {
     // `rowlock cron` begins each line with the name of the job.
     let key = "";
-    tokio::select! {
+    let status = tokio::select! {
         biased;
-        status = work.ended(key, grace) => {
-            let code = code(status?);
-            work.failure().map_or(Ok(code), Err)
-        }
+        status = work.exited() => status?,
         signal = stop.next() => {
             work.forward(signal);
-            work.stopped(key, stop, grace).await.map(code)
+            return work.stopped(key, stop, grace).await.map(|_| STOPPED);
+        }
+    };
+    match work.failure() {
+        Some(failure) => Err(failure),
+        None => {
+            work.leaves_nothing(key, stop, grace).await;
+            Ok(code(status))
         }
     }
 }

@@ -179,23 +179,12 @@ impl Started<'_> {
             Err(failure) => return Err(failed(reply, attempt, stop, run, failure).await),
         };
         let on_terminal = work.is_on_terminal();
-        tokio::select! {
+        let status = tokio::select! {
             biased;
-            status = work.ended(name, run.grace) => {
-                let code = code(status?);
-                if let Some(failure) = work.failure() {
-                    return Err(failed(reply, attempt, stop, run, failure).await);
-                }
-                if code != exit::OK && stop.has_stopped_the_command(run.grace).await {
-                    return Ok(Ran::Stopped(code));
-                }
-                let result = if code == exit::OK { Ok(()) } else { Err(format!("exit code {code}")) };
-                record(reply, result, attempt, stop, run).await?;
-                Ok(Ran::Recorded(code))
-            }
+            status = work.exited() => status?,
             signal = stop.for_command(on_terminal, run.grace) => {
                 work.forward(signal);
-                Ok(Ran::Stopped(code(work.stopped(name, stop, run.grace).await?)))
+                return Ok(Ran::Stopped(code(work.stopped(name, stop, run.grace).await?)));
             }
             limit = expired(run.timeout) => {
                 work.forward(Signal::TERM);
@@ -203,16 +192,35 @@ impl Started<'_> {
                 out::print_error(format_args!("{name}: {why}"));
                 work.stopped(name, stop, run.grace).await?;
                 record(reply, Err(why), attempt, stop, run).await?;
-                Ok(Ran::Recorded(exit::TOO_LONG))
+                return Ok(Ran::Recorded(exit::TOO_LONG));
             }
-            () = lost.cancelled() => {
-                work.forward(Signal::TERM);
-                out::print_error(format_args!("{name}: lost; stopping the command"));
-                work.stopped(name, stop, run.grace).await?;
-                Ok(Ran::Stopped(exit::LOST))
-            }
+            () = lost.cancelled() => return stopped_since_lost(name, work, stop, run).await,
+        };
+        let code = code(status);
+        if let Some(failure) = work.failure() {
+            return Err(failed(reply, attempt, stop, run, failure).await);
         }
+        let is_stopped = code != exit::OK && stop.has_stopped_the_command(run.grace).await;
+        tokio::select! {
+            biased;
+            () = work.leaves_nothing(name, stop, run.grace) => {}
+            () = lost.cancelled() => return stopped_since_lost(name, work, stop, run).await,
+        }
+        if is_stopped {
+            return Ok(Ran::Stopped(code));
+        }
+        let result = if code == exit::OK { Ok(()) } else { Err(format!("exit code {code}")) };
+        record(reply, result, attempt, stop, run).await?;
+        Ok(Ran::Recorded(code))
     }
+}
+
+/// Stops the command of a run that was lost.
+async fn stopped_since_lost(name: &str, mut work: Work, stop: &mut StopSignals, run: &Run) -> Result<Ran, Failure> {
+    work.forward(Signal::TERM);
+    out::print_error(format_args!("{name}: lost; stopping the command"));
+    work.stopped(name, stop, run.grace).await?;
+    Ok(Ran::Stopped(exit::LOST))
 }
 
 /// Records that the command did not begin.

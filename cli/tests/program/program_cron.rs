@@ -11,7 +11,10 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio::time::sleep;
 
-use crate::program::{Program as _, STAYS, Stage, Started, start};
+use crate::{
+    program::{Program as _, STAYS, Stage, Started, start},
+    program_terminal::state,
+};
 
 harness::tests!(
     everywhere(
@@ -32,7 +35,10 @@ harness::tests!(
         jobs_that_cannot_all_start_claim_no_tick,
         what_waiting_cannot_mend_ends_the_program
     ),
-    sqlite(the_suspend_key_does_not_stop_the_renewals),
+    sqlite(
+        the_suspend_key_does_not_stop_the_renewals,
+        a_command_that_has_ended_is_recorded_though_its_leftovers_are_stopped
+    ),
     everywhere.alone(each_tick_is_run_once_beside_kills)
 );
 
@@ -457,5 +463,32 @@ async fn the_suspend_key_does_not_stop_the_renewals<DB: TestDatabase>(db: TestDb
     for instance in [first, second] {
         instance.signal(Signal::TERM);
         instance.ended().await.with(0);
+    }
+}
+
+/// The command leaves a process behind, which has the grace period. The signal and the timeout come
+/// within it.
+async fn a_command_that_has_ended_is_recorded_though_its_leftovers_are_stopped<DB: TestDatabase>(db: TestDb<DB>) {
+    let leaves = r#"sleep 1000 & echo $$ > "$0/new"; mv "$0/new" "$0/up""#;
+    for (name, terms, signal) in [("signal", "", Some(Signal::TERM)), ("time", "timeout = \"2s\"", None)] {
+        let stage = Stage::new();
+        let cron = cron(&db, "--grace 5s", &job(&stage, name, &format!("after = \"1h\"\n{terms}"), leaves));
+        let command = stage.up().await;
+        eventually("the command has ended", async || state(&command).is_none()).await;
+        match signal {
+            Some(signal) => {
+                // The second signal ends the time that runs have to end.
+                cron.signal(signal);
+                sleep(Duration::from_millis(500)).await;
+                cron.signal(signal);
+            }
+            None => {
+                ended_as(&db, name, "succeeded").await;
+                cron.signal(Signal::TERM);
+            }
+        }
+        cron.ended().await.with(0);
+        let runs = runs(&db, name).await;
+        assert_eq!((runs.len(), &runs[0]["status"]), (1, &"succeeded".into()), "{runs:?}");
     }
 }

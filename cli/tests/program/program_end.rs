@@ -7,7 +7,7 @@ use std::{
 
 use harness::{Need, TestDatabase, TestDb, eventually};
 use rustix::process::Signal;
-use tokio::process::Command;
+use tokio::{process::Command, time::sleep};
 
 use crate::{
     program::{PROGRAM, Program as _, STAYS, Stage, ended, read, start, within},
@@ -27,7 +27,8 @@ harness::tests!(
     sqlite(
         orphans_are_buried_while_the_command_works,
         descendants_in_other_sessions_are_stopped_too,
-        what_the_command_leaves_behind_is_ended_first
+        what_the_command_leaves_behind_is_ended_first,
+        the_status_of_a_command_that_has_ended_stays
     )
 );
 
@@ -186,4 +187,28 @@ async fn a_command_whose_beginning_fails_leaves_the_key_free<DB: TestDatabase>(d
     // An exit code of 126 from the command itself is passed on, and counts as a failure.
     db.rowlock("run k -- sh -c", &["exit 126"]).await.with(126);
     assert_eq!(db.show("k").await["status"], "F");
+}
+
+/// The command leaves a process behind, which has the grace period. A signal and the timeout come
+/// within it.
+async fn the_status_of_a_command_that_has_ended_stays<DB: TestDatabase>(db: TestDb<DB>) {
+    let leaves = r#"sleep 1000 & echo $$ > "$0/new"; mv "$0/new" "$0/up"; exit $1"#;
+    for (code, status) in [(0, "S"), (7, "F")] {
+        for words in ["--lease 1h --grace 1h", "--lease 1h --grace 5s --timeout 3s"] {
+            let stage = Stage::new();
+            let words = format!("run k {words} -- sh -c");
+            let job = db.start(&words, &[leaves, stage.path(), &code.to_string()]);
+            let command = stage.up().await;
+            eventually("the command has ended", async || state(&command).is_none()).await;
+            if !words.contains("--timeout") {
+                // A signal that comes with the end of a command may have ended it.
+                sleep(Duration::from_millis(1000)).await;
+                job.signal(Signal::TERM);
+            }
+            let ended = job.ended().await.with(code);
+            assert!(ended.err.contains("stopped what the command had left running"), "{ended:?}");
+            let row = db.show("k").await;
+            assert_eq!(row["status"], status, "{words}");
+        }
+    }
 }
