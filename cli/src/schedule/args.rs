@@ -112,9 +112,9 @@ pub struct Named {
 #[derive(Debug, Args)]
 pub struct Supervise {
     pub parent: i32,
-    /// The job, for those who list processes
-    #[arg(allow_hyphen_values = true)]
-    pub name: String,
+    /// The job, for those who list processes. Any text can follow the sign, also `--help`.
+    #[arg(long, require_equals = true)]
+    pub job: String,
     /// How long the command may take to stop
     #[arg(value_parser = duration)]
     pub grace: Duration,

@@ -87,7 +87,8 @@ impl Started {
         command
             .arg0("rowlock")
             .arg("supervise")
-            .args([std::process::id().to_string().as_str(), name, &humantime::format_duration(grace).to_string()])
+            .args([std::process::id().to_string(), humantime::format_duration(grace).to_string()])
+            .arg(format!("--job={name}"))
             .arg("--")
             .args(&job.command)
             .envs(environment.iter().map(|(name, value)| (name, value)))

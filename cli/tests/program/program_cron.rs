@@ -37,6 +37,7 @@ harness::tests!(
     ),
     sqlite(
         the_suspend_key_does_not_stop_the_renewals,
+        a_name_is_no_option,
         a_command_that_has_ended_is_recorded_though_its_leftovers_are_stopped
     ),
     everywhere.alone(each_tick_is_run_once_beside_kills)
@@ -464,6 +465,18 @@ async fn the_suspend_key_does_not_stop_the_renewals<DB: TestDatabase>(db: TestDb
         instance.signal(Signal::TERM);
         instance.ended().await.with(0);
     }
+}
+
+async fn a_name_is_no_option<DB: TestDatabase>(db: TestDb<DB>) {
+    let names = ["--help", "-h", "-v", "--", "--local", "--job=k"];
+    let stage = Stage::new();
+    let file = jobs(&stage, &names.map(|name| (name, "after = \"1h\"", r#"echo "runs $ROWLOCK_JOB""#)));
+    let mut cron = cron(&db, "", &file);
+    for name in names {
+        cron.says(&format!("{name}: runs {name}\n"), 1).await;
+    }
+    cron.signal(Signal::TERM);
+    cron.ended().await.with(0);
 }
 
 /// The command leaves a process behind, which has the grace period. The signal and the timeout come
