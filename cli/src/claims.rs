@@ -13,7 +13,7 @@ use crate::{
     forced,
     operators::{Release, Renew},
     out, show,
-    signals::StopSignals,
+    signals::{StopSignals, number},
     waiting::{Wait, Waited},
 };
 
@@ -31,7 +31,7 @@ pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Res
         Waited::Granted(lease) => lease,
         Waited::Over(code) => return Ok(code),
     };
-    let printed = print(&lock, lease.claim(), lease.taken_over_from().cloned()).await;
+    let printed = print_unless_asked(&lock, lease.claim(), lease.taken_over_from().cloned(), &mut stop).await;
     if printed.is_ok() {
         lease.detach();
     } else {
@@ -67,13 +67,20 @@ pub async fn release<DB: Database>(pool: Pool<DB>, release: Release) -> Result<u
     Ok(exit::OK)
 }
 
-/// Prints the claim as one JSON object on one line. `expires_at` is read from the row; it is null
-/// if the row cannot be read or no longer has this holder.
-pub async fn print<DB: Database>(
+/// Prints the claim. A claim that is not read within a second after a signal is not printed.
+pub async fn print_unless_asked<DB: Database>(
     lock: &LeaseLock<DB>,
     claim: &Claim,
     prior: Option<PreviousClaim>,
+    stop: &mut StopSignals,
 ) -> Result<u8, Failure> {
+    let printed = stop.within(Duration::MAX, print(lock, claim, prior)).await;
+    printed.unwrap_or_else(|_| Err(Failure::new(exit::SIGNAL + stop.asked().map(number).unwrap_or_default(), "")))
+}
+
+/// Prints the claim as one JSON object on one line. `expires_at` is read from the row; it is null
+/// if the row cannot be read or no longer has this holder.
+async fn print<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, prior: Option<PreviousClaim>) -> Result<u8, Failure> {
     let entry =
         lock.inspect(claim.key.as_str()).await.ok().flatten().filter(|entry| entry.holder == Some(claim.holder));
     let claim: Value = json!({
@@ -83,6 +90,6 @@ pub async fn print<DB: Database>(
         "expires_at": entry.and_then(|entry| entry.until).map(show::precise),
         "taken_over_from": prior.map(|prior| json!({ "token": prior.token.get(), "by": prior.label })),
     });
-    out::say_json(&claim)?;
+    out::say_json_aside(claim).await?;
     Ok(exit::OK)
 }

@@ -55,16 +55,24 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
             return Err(Failure::new(hold.terms.refused_exit_code, text));
         }
     };
-    if let Err(failure) = claims::print(&lock, lease.claim(), lease.taken_over_from().cloned()).await {
+    let lost = || Failure::new(exit::LOST, format_args!("{key}: lost; its work has to stop"));
+    let printed = tokio::select! {
+        biased;
+        printed = claims::print_unless_asked(&lock, lease.claim(), lease.taken_over_from().cloned(), &mut stop) => printed,
+        () = lease.lost() => Err(lost()),
+    };
+    if let Err(failure) = printed {
         drop(lease.abandon().await);
         return Err(failure);
     }
     let end = loop {
+        // A signal may have come while the claim was printed.
+        if let Some(signal) = stop.asked() {
+            break End::Asked(signal);
+        }
         tokio::select! {
             biased;
-            () = lease.lost() => {
-                return Err(Failure::new(exit::LOST, format_args!("{key}: lost; its work has to stop")));
-            }
+            () = lease.lost() => return Err(lost()),
             end = script.ended() => break end,
             signal = stop.next() => break End::Asked(signal),
             () = received(&mut suspend) => {}

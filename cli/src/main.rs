@@ -32,6 +32,7 @@ use std::{process::ExitCode, time::Duration};
 use clap::{CommandFactory as _, Parser as _};
 use rowlock::{Database, LeaseLock, Schedules};
 use rustix::process::Pid;
+use tokio::runtime::Builder;
 use tracing_subscriber::{
     filter::{Targets, filter_fn},
     layer::SubscriberExt as _,
@@ -42,13 +43,14 @@ use args::{Action, Arguments};
 use database::{Kind, Opened, Source};
 use exit::Failure;
 
-/// The runtime has a single thread: the command's death signal is bound to the thread that started
-/// it, and that thread has to live as long as the program.
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
+/// How long the end of the program waits for threads that are blocked, such as by a reader of
+/// stdout that does not read.
+const BLOCKED: Duration = Duration::from_secs(1);
+
+fn main() -> ExitCode {
     let arguments = Arguments::parse();
     init_tracing(arguments.verbose);
-    let code = match act(arguments).await {
+    let code = match done(arguments) {
         Ok(code) => code,
         Err(failure) => {
             if !failure.is_silent() {
@@ -59,6 +61,18 @@ async fn main() -> ExitCode {
     };
     out::flush();
     ExitCode::from(code)
+}
+
+/// The runtime has a single thread: the command's death signal is bound to the thread that started
+/// it, and that thread has to live as long as the program.
+fn done(arguments: Arguments) -> Result<u8, Failure> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| {
+        Failure::new(exit::NOT_EXECUTABLE, format_args!("the program could not start its runtime: {error}"))
+    })?;
+    let done = runtime.block_on(act(arguments));
+    runtime.shutdown_timeout(BLOCKED);
+    done
 }
 
 /// Sends rowlock's own events to stderr: warnings by default, informational events with `-v`, debug

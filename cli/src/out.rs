@@ -29,7 +29,7 @@ pub static STDOUT: Writer = Writer::new(|| unless_it_stops(std::io::stdout()), |
 
 /// Says that lines are missing. The caller is a writer's thread, which waits for none.
 fn dropped(stream: &str, lines: u64) {
-    STDERR.add(format!("rowlock: {stream} was not read: {lines} lines were dropped\n").as_bytes());
+    STDERR.add_note(format!("rowlock: {stream} was not read: {lines} lines were dropped\n").as_bytes());
 }
 
 /// Writes the requested output to stdout.
@@ -49,6 +49,12 @@ pub fn say(text: impl Display) -> Result<(), Failure> {
 pub fn say_json(value: &Value) -> Result<(), Failure> {
     let escape = |c: char| if c.is_control() { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
     say(value.to_string().chars().map(escape).collect::<String>())
+}
+
+/// Writes JSON while the caller goes on with other work: leases are renewed, signals are handled.
+pub async fn say_json_aside(value: Value) -> Result<(), Failure> {
+    let said = tokio::task::spawn_blocking(move || say_json(&value)).await;
+    said.unwrap_or_else(|error| Err(Failure::new(IO, format_args!("stdout: {error}"))))
 }
 
 /// Writes an error to stderr. If stderr cannot be written, the work continues.

@@ -48,8 +48,8 @@ impl Queue {
         self.since.is_some_and(|since| since.elapsed() >= limit)
     }
 
-    fn has_room(&self, line: &[u8]) -> bool {
-        self.lines.is_empty() || self.bytes + line.len() <= MOST
+    fn has_room(&self, line: &[u8], most: usize) -> bool {
+        self.lines.is_empty() || self.bytes + line.len() <= most
     }
 }
 
@@ -61,7 +61,7 @@ impl Writer {
 
     /// Writes a message, and waits a moment for that. It is dropped if too much waits already.
     pub fn write(&'static self, line: &[u8]) {
-        let queue = self.added(line);
+        let queue = self.added(line, MOST);
         if !queue.is_late(MOMENT) {
             drop(self.empty(queue, MOMENT));
         }
@@ -71,26 +71,27 @@ impl Writer {
     pub async fn pass(&'static self, line: &[u8]) {
         let is_to_wait = || {
             let queue = self.queue();
-            !queue.has_room(line) && !queue.is_late(STALLED)
+            !queue.has_room(line, MOST) && !queue.is_late(STALLED)
         };
         while is_to_wait() {
             sleep(PAUSE).await;
         }
-        self.add(line);
+        drop(self.added(line, MOST));
+    }
+
+    /// Adds a line that says what was dropped. There is room for it behind those that wait.
+    pub fn add_note(&'static self, line: &[u8]) {
+        drop(self.added(line, 2 * MOST));
     }
 
     /// Adds a line for the thread, and does not wait.
-    pub fn add(&'static self, line: &[u8]) {
-        drop(self.added(line));
-    }
-
-    fn added(&'static self, line: &[u8]) -> MutexGuard<'static, Queue> {
+    fn added(&'static self, line: &[u8], most: usize) -> MutexGuard<'static, Queue> {
         if !self.has_thread() {
             let _ = (self.open)().write_all(line);
             return self.queue();
         }
         let mut queue = self.queue();
-        if queue.has_room(line) {
+        if queue.has_room(line, most) {
             queue.bytes += line.len();
             queue.lines.push_back(line.to_owned());
             self.changed.notify_all();

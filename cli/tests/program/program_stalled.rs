@@ -24,7 +24,9 @@ use crate::{
 harness::tests!(sqlite(
     renewals_and_signals_need_no_reader,
     a_loss_stops_the_command_though_stderr_is_not_read,
-    the_jobs_of_cron_need_no_reader
+    the_jobs_of_cron_need_no_reader,
+    a_claim_that_is_not_read_ends_at_a_signal,
+    cron_ends_though_its_output_is_not_read
 ));
 
 /// A pipe that is full, so that each write to it blocks.
@@ -121,4 +123,29 @@ async fn the_jobs_of_cron_need_no_reader<DB: TestDatabase>(db: TestDb<DB>) {
     for stream in ["stdout", "stderr"] {
         assert!(text.contains(&format!("rowlock: {stream} was not read: ")), "{stream}");
     }
+}
+
+/// The claim is taken, and cannot be printed. It is renewed until the program is asked to stop.
+async fn a_claim_that_is_not_read_ends_at_a_signal<DB: TestDatabase>(db: TestDb<DB>) {
+    for words in ["acquire k --lease 2s", "hold k --lease 2s"] {
+        let mut command = db.command(words, &[]);
+        command.stdin(Stdio::piped());
+        let mut program = Unread::start(command).await;
+        let is_held = async || db.rowlock("show k --json", &[]).await.out.contains("\"held\"");
+        eventually("the key is held", is_held).await;
+        db.rowlock("run k --wait 5s -- true", &[]).await.with(75);
+        program.signal(Signal::TERM);
+        assert_eq!(program.ended().await.code(), Some(143));
+        db.rowlock("run k --wait 10s -- true", &[]).await.with(0);
+    }
+}
+
+async fn cron_ends_though_its_output_is_not_read<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "after = \"1h\"", "echo begins");
+    let mut cron = Unread::start(db.command("cron", &[file.to_str().unwrap()])).await;
+    let has_ended = async || db.rowlock("runs k", &[]).await.out.contains("succeeded");
+    eventually("the run has ended", has_ended).await;
+    cron.signal(Signal::TERM);
+    assert_eq!(cron.ended().await.code(), Some(0));
 }
