@@ -13,7 +13,7 @@ use crate::{
     schedule::args::{Cron, Named, Runs, Schedules, Supervise, TickOf},
 };
 
-const EXITS: &str = "Exit codes: 0 done, 2 bad arguments, 69 database unreachable or failed, 73 output cannot be written, 74 claim lost, \
+const EXITS: &str = "Exit codes: 0 done, 2 bad arguments, 69 database unreachable or failed, 70 tick given up, 73 output cannot be written, 74 claim lost, \
 75 refused, 78 table missing or unusable; run: the command's own, 124 after --timeout, 128+n if signal n ended it, 126 not executable, 127 not found.";
 
 const CRON: &str = "Example: rowlock cron /etc/rowlock/jobs.toml

@@ -137,7 +137,14 @@ async fn refused<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: Ti
         TickOutcome::Lost => {
             return Err(Failure::new(exit::LOST, format_args!("{name}: lost before the command began")));
         }
-        TickOutcome::Failed { error, .. } => error,
+        TickOutcome::Failed { error, .. } => {
+            return Err(Failure::new(exit::GIVEN_UP, format_args!("{name}: {error}")));
+        }
+        // Without a signal, only the database can be the cause.
+        TickOutcome::HandedBack => {
+            let text = format_args!("{name}: handed back before the command began, since the database failed");
+            return Err(Failure::new(exit::UNAVAILABLE, text));
+        }
         TickOutcome::PassedOver => "its ticks were too old, and were passed over".to_owned(),
         _ if info.paused => format!("paused: `rowlock resume {name}` ends that"),
         // Only other times leave no time to wait for.

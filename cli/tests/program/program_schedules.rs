@@ -12,21 +12,25 @@ use crate::{
     program_cron::{cron, job, runs},
 };
 
-harness::tests!(everywhere(
-    a_tick_that_is_due_is_run,
-    a_tick_that_is_not_due_is_refused,
-    times_of_a_higher_version_are_named,
-    a_schedule_is_shown_with_its_runs,
-    a_tick_that_runs_elsewhere_is_waited_for,
-    a_tick_is_finished_elsewhere_after_a_kill,
-    a_failed_command_is_a_failed_run,
-    all_ticks_that_were_missed_are_run_one_after_another,
-    old_runs_are_forgotten,
-    a_run_that_is_lost_stops_its_command,
-    a_schedule_is_paused_resumed_and_triggered,
-    a_schedule_that_does_not_exist_says_so,
-    tables_that_are_missing_say_what_to_run
-));
+harness::tests!(
+    everywhere(
+        a_tick_that_is_given_up_is_a_failure,
+        a_tick_that_is_due_is_run,
+        a_tick_that_is_not_due_is_refused,
+        times_of_a_higher_version_are_named,
+        a_schedule_is_shown_with_its_runs,
+        a_tick_that_runs_elsewhere_is_waited_for,
+        a_tick_is_finished_elsewhere_after_a_kill,
+        a_failed_command_is_a_failed_run,
+        all_ticks_that_were_missed_are_run_one_after_another,
+        old_runs_are_forgotten,
+        a_run_that_is_lost_stops_its_command,
+        a_schedule_is_paused_resumed_and_triggered,
+        a_schedule_that_does_not_exist_says_so,
+        tables_that_are_missing_say_what_to_run
+    ),
+    sqlite(a_tick_that_the_database_refuses_is_a_failure)
+);
 
 /// A pattern that is not due while the tests run, unless they run at the turn of a year.
 const YEARLY: [&str; 2] = ["--cron", "0 0 1 1 *"];
@@ -212,4 +216,33 @@ async fn tables_that_are_missing_say_what_to_run<DB: TestDatabase>(db: TestDb<DB
         let ended = db.rowlock("", words).await.with(78);
         assert!(ended.err.contains("run `rowlock migrate` once"), "{words:?}: {ended:?}");
     }
+}
+
+/// Eleven instances died while they ran the tick.
+async fn a_tick_that_is_given_up_is_a_failure<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let holder = DB::uuid("0123456789abcdef0123456789abcdef");
+    db.execute(&format!(
+        "UPDATE t_resource_schedule SET holder = {holder}, attempt = 11, run_slot = slot, client_ip = 'node-1',
+             begin_time = {}, due_at = {}, token = token + 1",
+        DB::ago(90_000),
+        DB::ago(1000)
+    ))
+    .await;
+    let ended = db.rowlock("run k --skip-ok", &[YEARLY[0], YEARLY[1], "--", "echo", "runs"]).await.with(70);
+    assert!(ended.err.contains("k: given up") && ended.out.is_empty(), "{ended:?}");
+}
+
+/// The ticks that were missed cannot be passed over.
+async fn a_tick_that_the_database_refuses_is_a_failure<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let ago = DB::ago(1000 * 60 * 60 * 24 * 366 * 3);
+    db.execute(&format!("UPDATE t_resource_schedule SET slot = {ago}, due_at = {ago}")).await;
+    db.execute(
+        "CREATE TRIGGER refuses BEFORE UPDATE OF slot ON t_resource_schedule WHEN NEW.slot <> OLD.slot
+             BEGIN SELECT RAISE(ABORT, 'refused'); END",
+    )
+    .await;
+    let ended = db.rowlock("run k --skip-ok", &[YEARLY[0], YEARLY[1], "--", "echo", "runs"]).await.with(69);
+    assert!(ended.err.contains("k: handed back") && ended.out.is_empty(), "{ended:?}");
 }
