@@ -75,7 +75,12 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
                 continue;
             }
             outcome = &mut attempt => outcome?,
-            signal = stop.next() => return Ok(exit::SIGNAL + number(signal)),
+            signal = stop.next() => {
+                // A claim that is in flight is undone.
+                drop(hand_back);
+                let _ = stop.within(run.grace, attempt).await;
+                return Ok(exit::SIGNAL + number(signal));
+            }
         };
         if ran && matches!(outcome, TickOutcome::NotDue { .. }) {
             return Ok(exit::OK);

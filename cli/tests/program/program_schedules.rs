@@ -29,7 +29,7 @@ harness::tests!(
         a_schedule_that_does_not_exist_says_so,
         tables_that_are_missing_say_what_to_run
     ),
-    sqlite(a_tick_that_the_database_refuses_is_a_failure)
+    sqlite(a_tick_that_the_database_refuses_is_a_failure, a_signal_during_the_claim_leaves_the_tick_free)
 );
 
 /// A pattern that is not due while the tests run, unless they run at the turn of a year.
@@ -245,4 +245,25 @@ async fn a_tick_that_the_database_refuses_is_a_failure<DB: TestDatabase>(db: Tes
     .await;
     let ended = db.rowlock("run k --skip-ok", &[YEARLY[0], YEARLY[1], "--", "echo", "runs"]).await.with(69);
     assert!(ended.err.contains("k: handed back") && ended.out.is_empty(), "{ended:?}");
+}
+
+/// The claim takes a while, and the signals come at various times of it. The lease is so long that
+/// only a claim that was undone leaves the tick free.
+async fn a_signal_during_the_claim_leaves_the_tick_free<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    db.execute(
+        "CREATE TRIGGER slow BEFORE UPDATE ON t_resource_schedule WHEN NEW.holder IS NOT NULL AND OLD.holder IS NULL
+             BEGIN SELECT count(*) FROM
+                 (WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 1000000) SELECT n FROM c);
+             END",
+    )
+    .await;
+    for round in 1..=8 {
+        let program = db.start("run k --lease 1h", &[YEARLY[0], YEARLY[1], "--", "sleep", "1000"]);
+        sleep(Duration::from_millis(round * 100)).await;
+        program.signal(Signal::TERM);
+        let ended = program.ended().await;
+        assert!([143, -15].contains(&ended.code), "{ended:?}");
+        assert_eq!(schedule(&db).await["running"], false, "{round}");
+    }
 }
