@@ -16,6 +16,9 @@ use crate::{
     exit::{Failure, IO, UNAVAILABLE, USAGE},
 };
 
+/// The longest wait for a connection. The pool adds it to the time of the clock, which has an end.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
 pub enum Kind {
     Sqlite,
     Postgres,
@@ -33,7 +36,7 @@ pub struct Source {
 
 impl Source {
     pub fn choose(arguments: &SourceArguments) -> Result<Self, Failure> {
-        let timeout = arguments.connect_timeout;
+        let timeout = arguments.connect_timeout.min(LONGEST);
         if arguments.local {
             return Ok(Self { kind: Kind::Sqlite, url: local_file()?, own_file: true, timeout });
         }

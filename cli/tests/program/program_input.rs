@@ -21,6 +21,7 @@ harness::tests!(
         a_file_that_is_missing_is_not_made,
         a_look_leaves_the_file_as_it_is,
         no_database_names_all_three_ways,
+        a_time_to_connect_may_be_long,
         each_commands_help_has_an_example,
         completions_and_man_pages_are_written,
         any_url_is_read_or_refused
@@ -297,4 +298,8 @@ async fn any_url_is_read_or_refused<DB: TestDatabase>(_: TestDb<DB>) {
         assert!([2, 69].contains(&ended.code) && ended.out.is_empty(), "{url:?}: {ended:?}");
         assert!(!ended.err.contains("hunter2") && !ended.err.contains("panicked"), "{url:?}: {ended:?}");
     });
+}
+
+async fn a_time_to_connect_may_be_long<DB: TestDatabase>(db: TestDb<DB>) {
+    db.rowlock("list --connect-timeout 584542046090y", &[]).await.with(0);
 }
