@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use rustix::process::{Pid, Signal, WaitOptions, getpid, getsid, kill_process, test_kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, test_kill_process, waitpid};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
@@ -47,7 +47,8 @@ impl Process {
 
     /// Returns whether the process created a session of its own, as daemons do.
     pub fn is_daemon(self) -> bool {
-        getsid(None).is_ok_and(|session| session.as_raw_nonzero().get() != self.session)
+        // `getsid` has no number for a session whose leader is outside of the PID namespace.
+        Self::read(getpid()).is_some_and(|own| own.session != self.session)
     }
 }
 
@@ -84,6 +85,11 @@ pub fn has_shell(group: Pid) -> bool {
     };
     let mut members = all.iter().filter(|process| process.group == group && process.parent != own);
     members.any(|member| all.iter().any(|process| is_shell(process, member)))
+}
+
+/// Returns whether this process is in a group that has a number here.
+pub fn has_group() -> bool {
+    Process::read(getpid()).is_none_or(|own| own.group != 0)
 }
 
 /// Returns whether this process is in a group. It is in none that has a number if its leader is

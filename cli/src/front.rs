@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// Returns whether this process has a controlling terminal, regardless of its stdin and of the job
-/// in the foreground.
+/// in the foreground. The command could not be in a group that has no number here.
 pub fn has_terminal() -> bool {
-    File::open("/dev/tty").is_ok()
+    File::open("/dev/tty").is_ok() && descendants::has_group()
 }
 
 /// Starts the program again as the second process, passes on the signals that ask it to stop, and

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use tokio::{process::Command, time::sleep};
 
 use crate::{
-    program::{PROGRAM, Program as _, STAYS, Stage, ended, read, start, within},
+    program::{PROGRAM, Program as _, STAYS, Stage, Started, ended, read, start, within},
     program_terminal::{TICKS, is_stopped, signal, state},
 };
 
@@ -23,7 +23,10 @@ harness::tests!(
         what_is_told_to_the_database_is_within_the_grace,
         a_command_whose_beginning_fails_leaves_the_key_free
     ),
-    sqlite[NAMESPACES](as_pid_1_it_stops_as_soon_as_its_command_does),
+    sqlite[NAMESPACES](
+        as_pid_1_it_stops_as_soon_as_its_command_does,
+        the_leader_of_its_session_may_be_outside
+    ),
     sqlite(
         orphans_are_buried_while_the_command_works,
         descendants_in_other_sessions_are_stopped_too,
@@ -211,4 +214,18 @@ async fn the_status_of_a_command_that_has_ended_stays<DB: TestDatabase>(db: Test
             assert_eq!(row["status"], status, "{words}");
         }
     }
+}
+
+/// Starts the program as the first process of a namespace.
+fn as_pid_1<DB: TestDatabase>(db: &TestDb<DB>, words: &str, more: &[&str]) -> Started {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["-pf", "--kill-child", "--mount-proc", PROGRAM]).args(words.split_whitespace()).args(more);
+    unshare.env("DATABASE_URL", &db.url);
+    start(unshare)
+}
+
+async fn the_leader_of_its_session_may_be_outside<DB: TestDatabase>(db: TestDb<DB>) {
+    let script = "sleep 1000 > /dev/null 2>&1 &";
+    let ended = as_pid_1(&db, "run k --lease 1h --grace 300ms -- sh -c", &[script]).ended().await.with(0);
+    assert!(ended.err.contains("stopped what the command had left running"), "{ended:?}");
 }
