@@ -98,12 +98,12 @@ pub fn is_own_group(group: Pid) -> bool {
     Process::read(getpid()).is_none_or(|own| own.group == group.as_raw_nonzero().get())
 }
 
-/// Waits for adopted children that have ended, except for `but`, for which another part of the
-/// program waits.
-pub fn reap(but: Option<Pid>) {
+/// Waits for adopted children that have ended, except for those of its own, for which another part
+/// of the program waits.
+pub fn reap(is_own: impl Fn(Pid) -> bool) {
     let own = getpid().as_raw_nonzero().get();
     for process in all().unwrap_or_default() {
-        if process.parent == own && process.state == State::Dead && Some(process.pid) != but {
+        if process.parent == own && process.state == State::Dead && !is_own(process.pid) {
             let _ = waitpid(Some(process.pid), WaitOptions::NOHANG);
         }
     }

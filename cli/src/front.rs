@@ -40,7 +40,7 @@ pub async fn run_in_front() -> Result<u8, Failure> {
             status = behind.wait() => return status.map(code).map_err(wait_failed),
             signal = stop.next() => drop(pid.map(|pid| kill_process(pid, signal))),
             // As the first process of a container, this process has to wait for orphans.
-            () = received(&mut children) => descendants::reap(pid),
+            () = received(&mut children) => descendants::reap(|child| Some(child) == pid),
         }
     }
 }

@@ -225,7 +225,7 @@ fn handle_signals(target: Target) -> Result<impl Future<Output = ()>, Failure> {
         loop {
             tokio::select! {
                 () = received(&mut children) => {
-                    descendants::reap(target.pid);
+                    descendants::reap(|child| Some(child) == target.pid);
                     // Many orphans may end at the same time.
                     sleep(CHECK_INTERVAL).await;
                 }

@@ -76,6 +76,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
             () = asked.stop.received() => break,
             () = received(&mut asked.hang_up) => again = instance.read_anew(&cron.file).await,
             () = sleep(AGAIN), if again => again = instance.read_anew(&cron.file).await,
+            () = received(&mut asked.children) => job::reap_orphans(),
             Some(_) = instance.ending.join_next() => {}
         }
     }
@@ -86,6 +87,8 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
 
 /// The signals of `rowlock cron`.
 struct Asked {
+    /// As the first process of a container, the program has to wait for orphans.
+    children: Option<Signals>,
     stop: Stop,
     hang_up: Option<Signals>,
 }
@@ -97,12 +100,12 @@ struct Stop {
 
 impl Asked {
     fn listen() -> Result<Self, Failure> {
-        listen(SignalKind::child())?;
+        let children = listen(SignalKind::child())?.filter(|_| std::process::id() == 1);
         // Ctrl-Z would suspend this program alone: the commands would go on without renewals. A
         // signal that was listened for once keeps its handler.
         listen(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()))?;
         let (terminate, interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
-        Ok(Self { stop: Stop { terminate, interrupt }, hang_up: listen(SignalKind::hangup())? })
+        Ok(Self { children, stop: Stop { terminate, interrupt }, hang_up: listen(SignalKind::hangup())? })
     }
 }
 

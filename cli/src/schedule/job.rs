@@ -21,6 +21,7 @@ use tokio::{
 };
 
 use crate::{
+    descendants,
     front::this_program,
     out,
     schedule::{environment, file::Job, supervise::STOPPED},
@@ -68,9 +69,19 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
     }
 }
 
+/// The processes above commands, for which this module waits.
+static OWN: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// Waits for orphans of commands that have ended. The first process of a container has to.
+pub fn reap_orphans() {
+    let own = OWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    descendants::reap(|child| own.contains(&child));
+}
+
 /// A command, and the process above it.
 struct Started {
     child: Child,
+    pid: Option<Pid>,
     output: JoinSet<()>,
     /// The last line of stderr that is not blank.
     last_line: LastLine,
@@ -106,7 +117,9 @@ impl Started {
         if let Some(from) = child.stderr.take() {
             output.spawn(pass_on(name.to_owned(), from, &out::STDERR, Some(last_line.clone())));
         }
-        Ok(Self { child, output, last_line })
+        let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        OWN.lock().unwrap_or_else(PoisonError::into_inner).extend(pid);
+        Ok(Self { child, pid, output, last_line })
     }
 
     /// Waits for the command's end, and stops it when its run is lost, takes too long, or ends with
@@ -176,6 +189,13 @@ impl Started {
     }
 }
 
+impl Drop for Started {
+    fn drop(&mut self) {
+        let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+        own.retain(|pid| Some(*pid) != self.pid);
+    }
+}
+
 fn ended(status: std::io::Result<ExitStatus>) -> Result<(), String> {
     match status.map(code) {
         Ok(0) => Ok(()),
@@ -194,12 +214,7 @@ fn recorded(line: &[u8]) -> Option<String> {
 
 /// Passes output on by lines, each behind the job's name. If it cannot be written, or is not read
 /// any more, it is dropped, since the command must not wait for a reader that is gone.
-async fn pass_on(
-    name: String,
-    from: impl AsyncRead + Unpin,
-    to: &'static Writer,
-    last_line: Option<LastLine>,
-) {
+async fn pass_on(name: String, from: impl AsyncRead + Unpin, to: &'static Writer, last_line: Option<LastLine>) {
     let mut from = BufReader::new(from);
     let prefix = format!("{}: ", out::printable(&name));
     loop {

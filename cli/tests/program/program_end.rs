@@ -11,6 +11,7 @@ use tokio::{process::Command, time::sleep};
 
 use crate::{
     program::{PROGRAM, Program as _, STAYS, Stage, Started, ended, read, start, within},
+    program_cron::job,
     program_terminal::{TICKS, is_stopped, signal, state},
 };
 
@@ -25,7 +26,8 @@ harness::tests!(
     ),
     sqlite[NAMESPACES](
         as_pid_1_it_stops_as_soon_as_its_command_does,
-        the_leader_of_its_session_may_be_outside
+        the_leader_of_its_session_may_be_outside,
+        as_pid_1_cron_buries_orphans
     ),
     sqlite(
         orphans_are_buried_while_the_command_works,
@@ -224,8 +226,28 @@ fn as_pid_1<DB: TestDatabase>(db: &TestDb<DB>, words: &str, more: &[&str]) -> St
     start(unshare)
 }
 
+fn children(of: &str) -> String {
+    std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default().trim().to_owned()
+}
+
 async fn the_leader_of_its_session_may_be_outside<DB: TestDatabase>(db: TestDb<DB>) {
     let script = "sleep 1000 > /dev/null 2>&1 &";
     let ended = as_pid_1(&db, "run k --lease 1h --grace 300ms -- sh -c", &[script]).ended().await.with(0);
     assert!(ended.err.contains("stopped what the command had left running"), "{ended:?}");
+}
+
+/// A daemon that has ended becomes a child of the first process.
+async fn as_pid_1_cron_buries_orphans<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let script = r#"setsid sh -c 'while [ ! -e "$0/go" ]; do sleep 0.05; done' "$0" > /dev/null 2>&1 & touch "$0/up""#;
+    let file = job(&stage, "k", "after = \"1h\"", script);
+    let unshare = as_pid_1(&db, "cron", &[file.to_str().unwrap()]);
+    stage.up().await;
+    let cron = children(&unshare.id().to_string());
+    eventually("the run is recorded", async || db.rowlock("runs k", &[]).await.out.contains("succeeded")).await;
+    assert_ne!(children(&cron), "", "the daemon lives");
+    stage.go();
+    eventually("it is buried", async || children(&cron).is_empty()).await;
+    signal(&cron, Signal::TERM);
+    unshare.ended().await.with(0);
 }
