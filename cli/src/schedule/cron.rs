@@ -7,7 +7,7 @@ use sqlx::Pool;
 use tokio::{
     signal::unix::{Signal as Signals, SignalKind},
     sync::{mpsc, watch},
-    task::JoinSet,
+    task::{JoinSet, spawn_blocking},
     time::{sleep, timeout},
 };
 
@@ -58,8 +58,11 @@ async fn until_it_passes<T>(mut what: impl AsyncFnMut() -> Result<T, Failure>) -
 
 pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure> {
     out::never_stop();
-    let jobs = file::read(&cron.file)?;
     let mut asked = Asked::listen()?;
+    let jobs = tokio::select! {
+        jobs = read(&cron.file) => jobs?,
+        () = asked.stop.received() => return Ok(exit::OK),
+    };
     let (stop, stopped) = watch::channel(false);
     let (commands, no_commands) = mpsc::channel(1);
     let (works, no_works) = mpsc::channel(1);
@@ -71,11 +74,20 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
         () = asked.stop.received() => return Ok(exit::OK),
     }
     let mut again = false;
+    let mut reading: JoinSet<Result<Vec<Job>, Failure>> = JoinSet::new();
     loop {
         tokio::select! {
             () = asked.stop.received() => break,
-            () = received(&mut asked.hang_up) => again = instance.read_anew(&cron.file).await,
-            () = sleep(AGAIN), if again => again = instance.read_anew(&cron.file).await,
+            () = received(&mut asked.hang_up) => {
+                // What is read later is newer.
+                reading = JoinSet::new();
+                reading.spawn(read(&cron.file));
+            }
+            () = sleep(AGAIN), if again => {
+                again = false;
+                reading.spawn(read(&cron.file));
+            }
+            Some(Ok(jobs)) = reading.join_next() => again = instance.replace(&cron.file, jobs).await,
             () = received(&mut asked.children) => job::reap_orphans(),
             Some(_) = instance.ending.join_next() => {}
         }
@@ -83,6 +95,16 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
     let end = End { stop, commands, no_commands, no_works, grace: cron.grace };
     end.end(instance, asked.stop).await;
     Ok(exit::OK)
+}
+
+/// Reads the file, and looks for its commands, in another thread: leases are renewed, and signals
+/// handled, though a network file system does not reply.
+fn read(file: &Path) -> impl Future<Output = Result<Vec<Job>, Failure>> + use<> {
+    let file = file.to_owned();
+    async move {
+        let jobs = spawn_blocking(move || file::read(&file)).await;
+        jobs.unwrap_or_else(|error| Err(Failure::new(exit::USAGE, format_args!("the file was not read: {error}"))))
+    }
 }
 
 /// The signals of `rowlock cron`.
@@ -180,10 +202,11 @@ impl<DB: Database> Instance<DB> {
         }
     }
 
-    /// Reads the file anew. If that fails, the runs and the commands stay as they are. Returns
-    /// whether it has to be done again: the database failed, and may have some of the new times.
-    async fn read_anew(&mut self, file: &Path) -> bool {
-        let jobs = match file::read(file) {
+    /// Replaces the jobs by those of the file that was read anew. If that fails, the runs and the
+    /// commands stay as they are. Returns whether it has to be done again: the database failed, and
+    /// may have some of the new times.
+    async fn replace(&mut self, file: &Path, jobs: Result<Vec<Job>, Failure>) -> bool {
+        let jobs = match jobs {
             Ok(jobs) => jobs,
             Err(wrong) => {
                 out::print_error(format_args!("{wrong}; the jobs stay as they were"));

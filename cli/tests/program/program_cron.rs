@@ -38,6 +38,7 @@ harness::tests!(
     sqlite(
         the_suspend_key_does_not_stop_the_renewals,
         a_name_is_no_option,
+        a_file_that_cannot_be_read_stops_nothing,
         a_command_that_has_ended_is_recorded_though_its_leftovers_are_stopped
     ),
     everywhere.alone(each_tick_is_run_once_beside_kills)
@@ -504,4 +505,19 @@ async fn a_command_that_has_ended_is_recorded_though_its_leftovers_are_stopped<D
         let runs = runs(&db, name).await;
         assert_eq!((runs.len(), &runs[0]["status"]), (1, &"succeeded".into()), "{runs:?}");
     }
+}
+
+/// Nothing writes to the FIFO, as a network file system that does not reply.
+async fn a_file_that_cannot_be_read_stops_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "after = \"200ms\"", "echo runs");
+    let mut cron = cron(&db, "", &file);
+    cron.says("k: runs", 1).await;
+    std::fs::remove_file(&file).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    cron.signal(Signal::HUP);
+    let before = cron.said().matches("k: runs").count();
+    cron.says("k: runs", before + 20).await;
+    cron.signal(Signal::TERM);
+    cron.ended().await.with(0);
 }
