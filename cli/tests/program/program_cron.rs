@@ -36,7 +36,6 @@ harness::tests!(
         what_waiting_cannot_mend_ends_the_program
     ),
     sqlite(
-        the_suspend_key_does_not_stop_the_renewals,
         a_name_is_no_option,
         a_file_that_cannot_be_read_stops_nothing,
         a_command_that_has_ended_is_recorded_though_its_leftovers_are_stopped
@@ -447,25 +446,6 @@ async fn each_tick_is_run_once_beside_kills<DB: TestDatabase>(db: TestDb<DB>) {
     let apart = slots.windows(2).all(|two| (two[1] - two[0]).num_milliseconds() == 1000);
     assert!(slots.len() >= 8 && apart, "{slots:?}");
     assert!(runs.iter().all(|run| run["status"] != "missed" && run["missed"] == 0), "{runs:?}");
-}
-
-/// The commands are in groups of their own, and would go on without renewals.
-async fn the_suspend_key_does_not_stop_the_renewals<DB: TestDatabase>(db: TestDb<DB>) {
-    let stage = Stage::new();
-    let file = job(&stage, "k", "after = \"1h\"\nlease = \"2s\"", STAYS);
-    let first = cron(&db, "", &file);
-    stage.up().await;
-    first.signal(Signal::TSTP);
-    std::fs::remove_file(stage.file("up")).unwrap();
-    let second = cron(&db, "", &file);
-    sleep(Duration::from_secs(6)).await;
-    assert!(!stage.file("up").exists(), "the second one runs it beside the first");
-    stage.go();
-    assert_eq!(ended_as(&db, "k", "succeeded").await["attempt"], 1);
-    for instance in [first, second] {
-        instance.signal(Signal::TERM);
-        instance.ended().await.with(0);
-    }
 }
 
 async fn a_name_is_no_option<DB: TestDatabase>(db: TestDb<DB>) {

@@ -6,6 +6,7 @@ use std::{
     path::Path,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use harness::{TestDatabase, TestDb, eventually};
@@ -14,7 +15,12 @@ use rustix::{
     pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt},
 };
 
-use crate::program::{PROGRAM, Program as _, Stage, hear_all_signals, read};
+use tokio::time::sleep;
+
+use crate::{
+    program::{PROGRAM, Program as _, Stage, hear_all_signals, read},
+    program_cron::{cron, job, runs},
+};
 
 harness::tests!(
     everywhere(a_command_that_is_suspended_keeps_its_key, a_suspended_command_whose_claim_is_lost_does_not_go_on),
@@ -28,6 +34,7 @@ harness::tests!(
         on_a_terminal_descendants_do_not_outlive_the_claim,
         a_terminal_that_is_closed_ends_the_command,
         without_a_shell_nothing_stays_suspended,
+        the_suspend_key_does_not_stop_cron,
         an_interrupted_command_closes_no_window
     )
 );
@@ -333,6 +340,29 @@ async fn without_a_shell_nothing_stays_suspended<DB: TestDatabase>(db: TestDb<DB
     ticks_on(&stage).await;
     stage.go();
     ended_well(&db).await;
+}
+
+/// The commands of `rowlock cron` are in groups of their own, and would go on without renewals.
+async fn the_suspend_key_does_not_stop_cron<DB: TestDatabase>(db: TestDb<DB>) {
+    let (terminal, stage) = (Terminal::new(&db), Stage::new());
+    let file = job(&stage, "k", "after = \"1h\"\nlease = \"2s\"", TICKS);
+    terminal.enters(&format!(r#""$ROWLOCK" cron {}"#, file.to_str().unwrap()));
+    stage.up().await;
+    terminal.types(SUSPEND);
+    std::fs::remove_file(stage.file("up")).unwrap();
+    let other = cron(&db, "", &file);
+    // Three leases.
+    sleep(Duration::from_secs(6)).await;
+    assert!(!stage.file("up").exists(), "the other instance runs it beside the first");
+    stage.go();
+    eventually("the run has ended", async || {
+        let runs = runs(&db, "k").await;
+        runs.iter().any(|run| run["status"] == "succeeded" && run["attempt"] == 1)
+    })
+    .await;
+    terminal.types(INTERRUPT);
+    other.signal(Signal::TERM);
+    other.ended().await.with(0);
 }
 
 /// A shell that exits ends its job, also a stopped one.
