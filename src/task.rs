@@ -32,11 +32,23 @@ impl InFlight {
 /// Emits an event about a loss that was reported. A subscriber may block its thread, and the task
 /// that the report has woken last may be bound to that thread, so the event has a task of its own.
 pub(crate) fn emit_apart(event: impl FnOnce() + Send + 'static) {
+    let event = EmitOnDrop(Some(event));
     match Handle::try_current() {
         Ok(runtime) if runtime.runtime_flavor() != RuntimeFlavor::CurrentThread => {
-            runtime.spawn(async { event() }.in_current_span());
+            runtime.spawn(async { drop(event) }.in_current_span());
         }
-        _ => event(),
+        _ => drop(event),
+    }
+}
+
+/// An event that is emitted when it is dropped: also with its task, by a runtime that is shut down.
+struct EmitOnDrop<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> Drop for EmitOnDrop<F> {
+    fn drop(&mut self) {
+        if let Some(emit) = self.0.take() {
+            emit();
+        }
     }
 }
 

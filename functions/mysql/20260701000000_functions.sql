@@ -192,7 +192,8 @@ claim: BEGIN
                 t.prior_status = IF(j.verdict = 'same', j.prior_status, j.status),
                 t.prior_begin_time = IF(j.verdict = 'same', j.prior_begin_time, j.began),
                 t.prior_end_time = IF(j.verdict = 'same', j.prior_end_time, j.ended),
-                t.expires_at = SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND + INTERVAL v_length MICROSECOND,
+                t.expires_at = GREATEST(IF(j.verdict = 'same', IFNULL(t.expires_at, j.now), j.now),
+                    SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND + INTERVAL v_length MICROSECOND),
                 t.token = IF(j.verdict = 'same', j.token, GREATEST(j.token + 1, j.micros))
             WHERE j.verdict IS NOT NULL;
             IF ROW_COUNT() > 0 THEN

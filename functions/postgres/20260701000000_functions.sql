@@ -66,7 +66,7 @@ BEGIN
             prior_status = CASE j.verdict WHEN 'same' THEN t.prior_status ELSE t.status END,
             prior_begin_time = CASE j.verdict WHEN 'same' THEN t.prior_begin_time ELSE t.begin_time END,
             prior_end_time = CASE j.verdict WHEN 'same' THEN t.prior_end_time ELSE t.end_time END,
-            expires_at = j.now + length, awaited = t.awaited AND j.verdict = 'same'
+            expires_at = greatest(CASE j.verdict WHEN 'same' THEN t.expires_at END, j.now + length), awaited = t.awaited AND j.verdict = 'same'
         FROM (
             SELECT c.key_resource, n.now, v.verdict
             FROM t_resource_lock c CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n

@@ -112,6 +112,9 @@ impl<DB: Database> Shared<DB> {
     /// Returns the table's shape, which only the first call reads.
     pub async fn known_table(&self, limit: Instant) -> Result<&Table, Error> {
         let Settings { pool, time_limit, .. } = &self.settings;
+        if let Some(table) = self.table.get() {
+            return Ok(table);
+        }
         let reading = self.reading.turn(limit, || self.table.initialized()).await;
         if let Some(table) = self.table.get() {
             return Ok(table);

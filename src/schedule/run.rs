@@ -222,36 +222,36 @@ enum Exclusive<DB: Database> {
     Closed,
 }
 
-/// Waits for the key that a run needs as well. The wait may be long, so it is looked afterwards
-/// whether the schedule was paused.
+/// Waits for the key that a run needs as well. The wait may be long, so the schedule is read once
+/// more after it: it may have been paused.
 async fn exclusive<DB: Database>(
     core: &Core<DB>,
     schedule: &Schedule,
     keeper: &Keeper,
     closed: &CancellationToken,
 ) -> Exclusive<DB> {
+    let (Some(key), Some(lock)) = (&schedule.exclusive, &core.lock) else { return Exclusive::Acquired(None) };
+    let mut held = None;
     let acquiring = async {
-        let (Some(key), Some(lock)) = (&schedule.exclusive, &core.lock) else { return Exclusive::Acquired(None) };
         match lock.acquire(key.as_str(), Duration::MAX).await {
-            Ok(Attempt::Acquired(lease)) => Exclusive::Acquired(Some(lease)),
-            Ok(Attempt::Refused(refusal)) => Exclusive::Failed(refusal.to_string()),
-            Err(error) => Exclusive::Failed(error.to_string()),
+            Ok(Attempt::Acquired(lease)) => held = Some(lease),
+            Ok(Attempt::Refused(refusal)) => return Some(Exclusive::Failed(refusal.to_string())),
+            Err(error) => return Some(Exclusive::Failed(error.to_string())),
         }
+        is_paused(core, &schedule.name).await.then_some(Exclusive::Closed)
     };
-    let waited = tokio::select! {
+    let not_begun = tokio::select! {
         biased;
-        () = keeper.lost() => Exclusive::Lost,
-        () = closed.cancelled() => Exclusive::Closed,
-        acquired = acquiring => acquired,
+        () = keeper.lost() => Some(Exclusive::Lost),
+        () = closed.cancelled() => Some(Exclusive::Closed),
+        not_begun = acquiring => not_begun,
     };
-    match waited {
-        Exclusive::Acquired(Some(lease)) if is_paused(core, &schedule.name).await || closed.is_cancelled() => {
-            // A failure is logged, and the key ends with its lease.
-            drop(lease.abandon().await);
-            Exclusive::Closed
-        }
-        waited => waited,
+    let Some(not_begun) = not_begun else { return Exclusive::Acquired(held) };
+    if let Some(lease) = held {
+        // A failure is logged, and the key ends with its lease.
+        drop(lease.abandon().await);
     }
+    not_begun
 }
 
 /// Returns whether the schedule is known to be paused.

@@ -47,9 +47,8 @@ impl Running {
     }
 
     /// Claims nothing more, and waits for the runs to end. A run that waits for its key does not
-    /// begin. After `limit`, those that are left are
-    /// stopped and handed back: another instance runs their ticks again. Returns whether all ended
-    /// by themselves.
+    /// begin. After `limit`, those that are left are stopped and handed back: another instance runs
+    /// their ticks again. Returns whether all ended by themselves.
     ///
     /// Work that is stopped is dropped. Handing it back may take another ten seconds. Work that
     /// succeeds before it can be dropped, because it blocks its thread, is recorded as succeeded.

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually};
+use harness::{DIRECT, Need, PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::LeaseLock;
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{task::JoinSet, time::sleep};
 
 harness::tests!(
-    everywhere[DIRECT](a_resumption_that_is_carried_out_late_shortens_no_later_one),
+    servers[READS_PASS](a_resumption_that_is_carried_out_late_shortens_no_later_one),
     mysql_and_mariadb(
         a_renewal_that_was_held_up_moves_no_lease_back,
         a_claim_that_was_held_up_holds_for_a_whole_lease,
@@ -18,6 +18,12 @@ harness::tests!(
 );
 
 const LEASE: Duration = Duration::from_secs(30);
+
+/// On MariaDB a read waits behind an update that waits for a locked table.
+const READS_PASS: Need = Need {
+    what: "reads that pass waiting updates",
+    is_met: |server| server.name != "mariadb" && (DIRECT.is_met)(server),
+};
 
 /// Returns a pool whose statements start 20 s before they are executed: `timestamp` moves the start
 /// of a statement, and not `SYSDATE`.
@@ -108,12 +114,14 @@ async fn renewals_behind_a_metadata_lock_may_run_in_any_order<DB: TestDatabase>(
 async fn a_resumption_that_is_carried_out_late_shortens_no_later_one<DB: TestDatabase>(db: TestDb<DB>) {
     let (block, unblock) = match db.server.name {
         "postgres" => ("BEGIN; LOCK TABLE t_resource_lock IN EXCLUSIVE MODE", "ROLLBACK"),
-        "sqlite" => ("BEGIN IMMEDIATE", "ROLLBACK"),
         _ => ("LOCK TABLES t_resource_lock READ", "UNLOCK TABLES"),
     };
     let holder = acquired(db.lock_for(LEASE).try_acquire("k").await).detach().holder;
-    let resumed = |lease: Duration| {
-        let lock = db.lock_for(lease);
+    // Over one connection each, so that no request is sent on a second one.
+    let pools = [db.pool_of(1).await, db.pool_of(1).await];
+    let resumed = |pool: &Pool<DB>, lease: Duration| {
+        let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
+        let lock = lock.lease(lease).unwrap();
         tokio::spawn(async move { lock.resume("k", holder).await.map(|lease| lease.detach()) })
     };
     // The server decides which of the two is carried out first.
@@ -121,10 +129,10 @@ async fn a_resumption_that_is_carried_out_late_shortens_no_later_one<DB: TestDat
         let before = ends_at(&db).await;
         let mut other = db.pool_of(1).await.acquire().await.unwrap();
         DB::execute_on(&mut other, block).await.unwrap();
-        let long = resumed(LEASE);
-        sleep(Duration::from_millis(200)).await;
-        let late = resumed(Duration::from_secs(5));
-        sleep(Duration::from_millis(200)).await;
+        let long = resumed(&pools[0], LEASE);
+        eventually("one request waits", || async { waiting(&db).await >= 1 }).await;
+        let late = resumed(&pools[1], Duration::from_secs(5));
+        eventually("both requests wait", || async { waiting(&db).await >= 2 }).await;
         DB::execute_on(&mut other, unblock).await.unwrap();
         long.await.unwrap().unwrap();
         let least = ends_at(&db).await;
@@ -138,7 +146,6 @@ async fn a_resumption_that_is_carried_out_late_shortens_no_later_one<DB: TestDat
 async fn ends_at<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
     let micros = match db.server.name {
         "postgres" => "(extract(epoch FROM expires_at) * 1000000)::bigint",
-        "sqlite" => "expires_at",
         _ => "TIMESTAMPDIFF(MICROSECOND, '2000-01-01', expires_at)",
     };
     db.number(&format!("SELECT {micros} FROM t_resource_lock WHERE key_resource = 'k'")).await.unwrap()
@@ -147,6 +154,9 @@ async fn ends_at<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
 /// Returns how many statements wait for the table.
 async fn waiting<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
     let sql = match db.server.name {
+        "postgres" => {
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        }
         "mysql" => {
             "SELECT COUNT(*) FROM performance_schema.threads WHERE processlist_db = DATABASE() AND processlist_state LIKE 'Waiting for table%'"
         }

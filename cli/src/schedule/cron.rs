@@ -8,7 +8,7 @@ use tokio::{
     signal::unix::{Signal as Signals, SignalKind},
     sync::{mpsc, watch},
     task::{JoinSet, spawn_blocking},
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use crate::{
@@ -73,21 +73,24 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
         started = until_it_passes(async || instance.start(&cron.file, jobs.clone()).await) => started?,
         () = asked.stop.received() => return Ok(exit::OK),
     }
-    let mut again = false;
+    let mut again: Option<Instant> = None;
     let mut reading: JoinSet<Result<Vec<Job>, Failure>> = JoinSet::new();
     loop {
         tokio::select! {
             () = asked.stop.received() => break,
             () = received(&mut asked.hang_up) => {
                 // What is read later is newer.
-                reading = JoinSet::new();
+                (reading, again) = (JoinSet::new(), None);
                 reading.spawn(read(&cron.file));
             }
-            () = sleep(AGAIN), if again => {
-                again = false;
+            () = until(again) => {
+                again = None;
                 reading.spawn(read(&cron.file));
             }
-            Some(Ok(jobs)) = reading.join_next() => again = instance.replace(&cron.file, jobs).await,
+            Some(Ok(jobs)) = reading.join_next() => tokio::select! {
+                failed = instance.replace(&cron.file, jobs) => again = failed.then(|| Instant::now() + AGAIN),
+                () = asked.stop.received() => break,
+            },
             () = received(&mut asked.children) => job::reap_orphans(),
             Some(_) = instance.ending.join_next() => {}
         }
@@ -95,6 +98,14 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
     let end = End { stop, commands, no_commands, no_works, grace: cron.grace };
     end.end(instance, asked.stop).await;
     Ok(exit::OK)
+}
+
+/// Waits until then, if there is such a time.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Reads the file, and looks for its commands, in another thread: leases are renewed, and signals

@@ -62,7 +62,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
             Some(claimed) = claimed.recv() => {
                 let started = Started { run: &run, program: program.clone(), front };
                 match started.works(claimed, attempt.as_mut(), &mut stop).await? {
-                    Ran::Recorded(exit::OK) if run.tick.catches_up_on_all() => ran = true,
+                    Ran::Recorded(exit::OK) if run.tick.catches_up_on_all() && stop.asked().is_none() => ran = true,
                     Ran::Recorded(code) => return Ok(code),
                     Ran::Stopped(code) => {
                         drop(hand_back);

@@ -464,7 +464,7 @@ async fn a_name_is_no_option<DB: TestDatabase>(db: TestDb<DB>) {
 /// within it.
 async fn a_command_that_has_ended_is_recorded_though_its_leftovers_are_stopped<DB: TestDatabase>(db: TestDb<DB>) {
     let leaves = r#"sleep 1000 & echo $$ > "$0/new"; mv "$0/new" "$0/up""#;
-    for (name, terms, signal) in [("signal", "", Some(Signal::TERM)), ("time", "timeout = \"2s\"", None)] {
+    for (name, terms, signal) in [("signal", "", Some(Signal::TERM)), ("time", "timeout = \"5s\"", None)] {
         let stage = Stage::new();
         let cron = cron(&db, "--grace 5s", &job(&stage, name, &format!("after = \"1h\"\n{terms}"), leaves));
         let command = stage.up().await;

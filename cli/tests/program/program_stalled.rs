@@ -77,9 +77,9 @@ impl Unread {
 /// Each renewal is an event with `-vv`. The wait is three leases long.
 async fn renewals_and_signals_need_no_reader<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let mut job = Unread::start(db.command("run k -vv --lease 2s -- sh -c", &[STAYS, stage.path()])).await;
+    let mut job = Unread::start(db.command("run k -vv --lease 4s -- sh -c", &[STAYS, stage.path()])).await;
     let holder = stage.up().await;
-    db.rowlock("run k --wait 6s -- true", &[]).await.with(75);
+    db.rowlock("run k --wait 12s -- true", &[]).await.with(75);
     assert_eq!(db.show("k").await["holder"], holder.as_str());
     job.signal(Signal::TERM);
     assert_eq!(job.ended().await.code(), Some(143));
@@ -102,7 +102,7 @@ async fn the_jobs_of_cron_need_no_reader<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let line = "0".repeat(1000);
     let script = format!("yes {line} | head -n 1000; yes {line} | head -n 1000 >&2");
-    let file = job(&stage, "k", "after = \"1h\"\nlease = \"2s\"", &script);
+    let file = job(&stage, "k", "after = \"1h\"\nlease = \"5s\"", &script);
     let mut cron = Unread::start(db.command("cron", &[file.to_str().unwrap()])).await;
     // There is no schedule until the program has registered it.
     let has_ended = async || db.rowlock("runs k", &[]).await.out.contains("succeeded");
@@ -127,13 +127,13 @@ async fn the_jobs_of_cron_need_no_reader<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// The claim is taken, and cannot be printed. It is renewed until the program is asked to stop.
 async fn a_claim_that_is_not_read_ends_at_a_signal<DB: TestDatabase>(db: TestDb<DB>) {
-    for words in ["acquire k --lease 2s", "hold k --lease 2s"] {
+    for words in ["acquire k --lease 4s", "hold k --lease 4s"] {
         let mut command = db.command(words, &[]);
         command.stdin(Stdio::piped());
         let mut program = Unread::start(command).await;
         let is_held = async || db.rowlock("show k --json", &[]).await.out.contains("\"held\"");
         eventually("the key is held", is_held).await;
-        db.rowlock("run k --wait 5s -- true", &[]).await.with(75);
+        db.rowlock("run k --wait 9s -- true", &[]).await.with(75);
         program.signal(Signal::TERM);
         assert_eq!(program.ended().await.code(), Some(143));
         db.rowlock("run k --wait 10s -- true", &[]).await.with(0);

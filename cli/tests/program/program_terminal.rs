@@ -345,14 +345,14 @@ async fn without_a_shell_nothing_stays_suspended<DB: TestDatabase>(db: TestDb<DB
 /// The commands of `rowlock cron` are in groups of their own, and would go on without renewals.
 async fn the_suspend_key_does_not_stop_cron<DB: TestDatabase>(db: TestDb<DB>) {
     let (terminal, stage) = (Terminal::new(&db), Stage::new());
-    let file = job(&stage, "k", "after = \"1h\"\nlease = \"2s\"", TICKS);
+    let file = job(&stage, "k", "after = \"1h\"\nlease = \"4s\"", TICKS);
     terminal.enters(&format!(r#""$ROWLOCK" cron {}"#, file.to_str().unwrap()));
     stage.up().await;
     terminal.types(SUSPEND);
     std::fs::remove_file(stage.file("up")).unwrap();
     let other = cron(&db, "", &file);
     // Three leases.
-    sleep(Duration::from_secs(6)).await;
+    sleep(Duration::from_secs(12)).await;
     assert!(!stage.file("up").exists(), "the other instance runs it beside the first");
     stage.go();
     eventually("the run has ended", async || {
