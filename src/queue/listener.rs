@@ -152,7 +152,7 @@ impl<DB: Database> Listener<DB> {
                     sleep(PER_WAITER.saturating_mul(self.wakeups.count()).min(LONGEST_PAUSE)).await;
                 }
                 lost => {
-                    tracing::warn!(?lost, "the connection that listens was lost; it is opened again");
+                    tracing::warn!(?lost, "notifications have ended; they are requested again, and waiters poll");
                     return;
                 }
             }
