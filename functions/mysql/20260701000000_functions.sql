@@ -94,7 +94,7 @@ claim: BEGIN
               AND (v_gap = 0 OR c.begin_time IS NULL OR v_now - INTERVAL v_gap MICROSECOND >= c.begin_time)
               AND TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) < v_token + 100000
             LIMIT 1 FOR UPDATE SKIP LOCKED
-        ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+        ) j STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource
         SET t.prior_token = NULL, t.prior_client_ip = LEFT(j.client_ip, 45), t.prior_status = j.status,
             t.prior_begin_time = j.began, t.prior_end_time = j.ended,
             t.lock_flag = 1, t.status = 'P', t.client_ip = v_label, t.holder = v_asker, t.token = v_token,
@@ -183,7 +183,7 @@ claim: BEGIN
                                    - INTERVAL v_gap MICROSECOND >= c.begin_time) THEN 'acquired'
                        END AS verdict
                 FROM t_resource_lock c WHERE c.key_resource = v_key LIMIT 1 FOR UPDATE SKIP LOCKED
-            ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+            ) j STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource
             SET t.lock_flag = 1, t.status = 'P', t.client_ip = v_label, t.holder = v_asker, t.end_time = NULL,
                 t.begin_time = IF(j.verdict = 'same', t.begin_time, j.now),
                 t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now),
@@ -275,7 +275,7 @@ BEGIN
         UPDATE (
             SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token
             AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
-        ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+        ) j STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource
         SET t.expires_at = GREATEST(IFNULL(t.expires_at, t.claimed_at),
             SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND + INTERVAL v_length MICROSECOND);
         IF ROW_COUNT() > 0 THEN
@@ -309,7 +309,7 @@ BEGIN
         UPDATE (
             SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token
             AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
-        ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+        ) j STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource
         SET t.lock_flag = 0, t.status = COALESCE(p_status, 'S'), t.end_time = UTC_TIMESTAMP(6), t.holder = NULL,
             t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL;
         IF ROW_COUNT() > 0 THEN
@@ -339,7 +339,7 @@ BEGIN
         UPDATE (
             SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token
             AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
-        ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+        ) j STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource
         SET t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6));
         IF ROW_COUNT() > 0 THEN
             SET v_outcome = 'done';
@@ -370,7 +370,7 @@ BEGIN
         UPDATE (
             SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token
             AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
-        ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+        ) j STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource
         SET t.confirms = t.confirms + 1;
         IF ROW_COUNT() > 0 THEN
             SET v_outcome = 'done';

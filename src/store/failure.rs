@@ -96,7 +96,12 @@ impl Failure {
                     Error::ColumnMissing { table: "t_resource_lock", columns: format!("a column ({})", said(&source)) }
                 }
                 Fault::ReadOnly => Error::ReadOnly { source },
-                Fault::Contention | Fault::NoConnection | Fault::Denied | Fault::Other | Fault::Outage => {
+                Fault::Contention
+                | Fault::Outage
+                | Fault::NoConnection
+                | Fault::Overload
+                | Fault::Denied
+                | Fault::Other => {
                     // The server's own error undid its statement. After any other error the effect
                     // is unknown.
                     let undone = fault != Fault::Outage && source.as_database_error().is_some();

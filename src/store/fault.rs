@@ -31,6 +31,8 @@ pub enum Fault {
     Outage,
     /// No statement was sent: the pool had no connection available.
     NoConnection,
+    /// The server lacked the time, the space or the memory for the statement, which was undone.
+    Overload,
     MissingTable,
     MissingColumn,
     ReadOnly,
@@ -57,6 +59,7 @@ impl Fault {
             Self::Contention => "contention",
             Self::Outage => "outage",
             Self::NoConnection => "no_connection",
+            Self::Overload => "overload",
             Self::MissingTable => "missing_table",
             Self::MissingColumn => "missing_column",
             Self::ReadOnly => "read_only",
@@ -66,7 +69,7 @@ impl Fault {
     }
 
     pub fn is_transient(self) -> bool {
-        matches!(self, Self::Contention | Self::Outage | Self::NoConnection)
+        matches!(self, Self::Contention | Self::Outage | Self::NoConnection | Self::Overload)
     }
 }
 
@@ -148,6 +151,9 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
             // 25P03, 25P04: the session was ended for being idle in a transaction, or for the
             // transaction's length
             "25P03" | "25P04" | "40003" | "53300" => Fault::Outage,
+            // 57014: `statement_timeout`, or an operator
+            "57014" => Fault::Overload,
+            code if code.starts_with("53") => Fault::Overload,
             code if code.starts_with("08") || code.starts_with("57P") => Fault::Outage,
             _ => Fault::Other,
         };
@@ -179,6 +185,8 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
             | 3781..=3783
             | 3796..=3799
             | 4031 => Fault::Outage,
+            // 1021, 1114: no space; 1037, 1038, 1041, 1206: no memory; 3024: a limit to statements
+            1021 | 1037 | 1038 | 1041 | 1114 | 1206 | 3024 => Fault::Overload,
             _ => Fault::Other,
         };
     }
@@ -186,12 +194,15 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
     if let Some(error) = error.try_downcast_ref::<sqlx::sqlite::SqliteError>() {
         const BUSY: i32 = 5;
         const LOCKED: i32 = 6;
+        const NOMEM: i32 = 7;
         const READONLY: i32 = 8;
+        const FULL: i32 = 13;
         const AUTH: i32 = 23;
         let primary = error.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or_default() & 0xff;
         return match primary {
             BUSY | LOCKED => Fault::Contention,
             READONLY => Fault::ReadOnly,
+            NOMEM | FULL => Fault::Overload,
             AUTH => Fault::Denied,
             _ if error.message().starts_with("no such table") => Fault::MissingTable,
             _ if error.message().starts_with("no such column") => Fault::MissingColumn,

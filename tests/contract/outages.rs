@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use harness::{PATIENCE, TestDatabase, TestDb, acquired, events, eventually, proxy::Way};
+use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, events, eventually, pool, proxy::Way};
 use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, Reason, Status};
 use tokio::{
     task::JoinHandle,
@@ -25,7 +25,9 @@ harness::tests!(
         a_wait_outlives_an_outage_that_was_there_before_it,
         a_grant_that_goes_unheard_in_an_outage_is_found_after_it,
         a_wait_that_ends_in_an_outage_tells_what_is_known
-    )
+    ),
+    postgres[DIRECT](a_wait_outlives_a_limit_to_statements),
+    sqlite(a_wait_outlives_a_full_disk)
 );
 
 const LIMIT: Duration = Duration::from_millis(300);
@@ -170,6 +172,45 @@ async fn a_wait_outlives_a_transaction_that_is_longer_than_the_time_limit<DB: Te
         DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
         acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release(Status::Succeeded).await.unwrap();
     }
+}
+
+/// The server ends each claim after 100 ms, while another transaction has the whole table locked.
+async fn a_wait_outlives_a_limit_to_statements<DB: TestDatabase>(db: TestDb<DB>) {
+    let limited = pool::<DB>(&format!("{}?options[statement_timeout]=100ms", db.url), 2).await;
+    let lock = LeaseLock::new(limited);
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, "BEGIN; LOCK TABLE t_resource_lock").await.unwrap();
+    let error = lock.try_acquire("k").await.unwrap_err();
+    let undone = matches!(&error, Error::Database { outcome: Certainty::NothingChanged, .. });
+    assert!(undone && error.is_retryable(), "{error:?}");
+    let mut task = waiting(&lock, "k", Duration::MAX);
+    sleep(OUTAGE).await;
+    has_not_given_up(&mut task);
+    DB::execute_on(&mut other, "COMMIT").await.unwrap();
+    acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release(Status::Succeeded).await.unwrap();
+}
+
+/// The file has reached the size that its connections allow. A new key needs another page.
+async fn a_wait_outlives_a_full_disk<DB: TestDatabase>(db: TestDb<DB>) {
+    let only = db.pool_of(1).await;
+    let lock = LeaseLock::new(only.clone());
+    acquired(lock.try_acquire("known").await).release(Status::Succeeded).await.unwrap();
+    DB::execute(&only, "PRAGMA max_page_count = 1").await.unwrap(); // as many as there are
+    let error = loop {
+        let key = format!("{:0>200}", fastrand::u64(..));
+        match lock.try_acquire(&key).await {
+            Ok(claim) => acquired(Ok::<_, Error>(claim)).release(Status::Succeeded).await.unwrap(),
+            Err(error) => break error,
+        }
+    };
+    let undone = matches!(&error, Error::Database { outcome: Certainty::NothingChanged, .. });
+    assert!(undone && error.is_retryable(), "{error:?}");
+    let mut task = waiting(&lock, &"n".repeat(200), Duration::MAX);
+    sleep(OUTAGE).await;
+    has_not_given_up(&mut task);
+    DB::execute(&only, "PRAGMA max_page_count = 1000000").await.unwrap();
+    acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release(Status::Succeeded).await.unwrap();
 }
 
 async fn what_does_not_pass_by_itself_ends_a_wait<DB: TestDatabase>(db: TestDb<DB>) {

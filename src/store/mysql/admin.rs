@@ -12,7 +12,7 @@ use crate::{
     rules::{Status, Terms},
     store::{
         Reply,
-        mysql::row::{MICROS, ROW, micros, read},
+        mysql::row::{JOINED, MICROS, ROW, micros, read},
         to_utc, unanswered,
     },
 };
@@ -60,7 +60,7 @@ static FORCE: LazyLock<String> = LazyLock::new(|| {
 UPDATE (
     SELECT c.key_resource, c.token, {MICROS} AS micros FROM t_resource_lock c
     WHERE c.key_resource = ? AND {AS_EXPECTED} LIMIT 1 FOR UPDATE SKIP LOCKED
-) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+) j {JOINED}
 SET t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.holder = NULL,
     t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL,
     t.token = LAST_INSERT_ID(GREATEST(j.token + 1, j.micros))"
@@ -156,7 +156,7 @@ impl AdminStore for MySql {
             "DELETE t FROM (
                  SELECT c.key_resource FROM t_resource_lock c FORCE INDEX (PRIMARY)
                  WHERE {FORGETTABLE} AND c.key_resource IN ({marks}) LIMIT {STEP} FOR UPDATE SKIP LOCKED
-             ) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource"
+             ) j {JOINED}"
         );
         // Padded with the last key, so that only one statement is prepared.
         let padded = keys.iter().chain(std::iter::repeat(last)).take(STEP);

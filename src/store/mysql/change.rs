@@ -8,7 +8,7 @@ use sqlx::{
     mysql::{MySqlQueryResult, MySqlRow},
 };
 
-use crate::store::mysql::row::{NOW, NOWAIT, Query, marks, micros, padded, unless_locked};
+use crate::store::mysql::row::{JOINED, NOW, NOWAIT, Query, marks, micros, padded, unless_locked};
 use crate::{
     key::Claim,
     store::{
@@ -58,7 +58,7 @@ fn locked(named: &Named<'_>, more: &str) -> String {
 /// Builds the update of those of the claims that stand.
 pub(super) fn change_statement(named: &Named<'_>, set: &str) -> String {
     let locked = locked(named, "");
-    format!("UPDATE ({locked}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set}")
+    format!("UPDATE ({locked}) j {JOINED} SET {set}")
 }
 
 /// Builds the same update for MariaDB. It changes nothing if one of the rows is locked, or one that
@@ -71,9 +71,7 @@ fn change_nowait_statement(named: &Named<'_>, set: &str) -> String {
 /// Builds the update of all of the claims. It changes nothing if one of them does not stand.
 fn change_all_statement(named: &Named<'_>, set: &str) -> String {
     let locked = locked(named, ", COUNT(*) OVER () AS standing");
-    format!(
-        "UPDATE ({locked}) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {set} WHERE j.standing = ?"
-    )
+    format!("UPDATE ({locked}) j {JOINED} SET {set} WHERE j.standing = ?")
 }
 
 fn bind_keys<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {

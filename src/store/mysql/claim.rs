@@ -6,7 +6,9 @@ use chrono::DateTime;
 use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
-use crate::store::mysql::row::{MICROS, NOW, NOWAIT, Query, ROW, commit, marks, micros, padded, read, unless_locked};
+use crate::store::mysql::row::{
+    JOINED, MICROS, NOW, NOWAIT, Query, ROW, commit, marks, micros, padded, read, unless_locked,
+};
 use crate::{
     key::{PreviousClaim, Token},
     rules::{Rules, Terms, Verdict, judge},
@@ -56,7 +58,7 @@ UPDATE (
     SELECT c.key_resource, c.token, c.status, {BEGAN} AS began, {ENDED} AS ended, c.client_ip, c.prior_token, c.prior_status,
            c.prior_begin_time, c.prior_end_time, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros, {} AS verdict
     FROM t_resource_lock c WHERE c.key_resource = ? LIMIT 1 FOR UPDATE SKIP LOCKED
-) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource
+) j {JOINED}
 SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time = NULL,
     t.begin_time = IF(j.verdict = 'same', t.begin_time, j.now + INTERVAL ? MICROSECOND),
     t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now + INTERVAL ? MICROSECOND),
@@ -116,7 +118,7 @@ fn claim_several_statement(count: usize) -> String {
 UPDATE (
     SELECT c.key_resource, {asker} AS asker, c.status AS was, {BEGAN} AS began, {ENDED} AS ended, c.client_ip AS label
     FROM t_resource_lock c FORCE INDEX (PRIMARY) WHERE {free} LIMIT 1000000 FOR UPDATE SKIP LOCKED
-) j STRAIGHT_JOIN t_resource_lock t ON t.key_resource = j.key_resource SET {take}"
+) j {JOINED} SET {take}"
     )
 }
 

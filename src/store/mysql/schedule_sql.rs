@@ -47,7 +47,7 @@ UPDATE (
     SELECT c.name FROM t_resource_schedule c
     WHERE c.name = ? AND c.spec = ? AND c.zone = ? AND c.token = ? AND c.slot = ? AND c.attempt = ? AND c.due_at = ? AND c.paused = 0
     LIMIT 1 FOR UPDATE SKIP LOCKED
-) j STRAIGHT_JOIN t_resource_schedule t ON t.name = j.name
+) j STRAIGHT_JOIN t_resource_schedule t FORCE INDEX (PRIMARY) ON t.name = j.name
 SET t.holder = ?, t.token = ?, t.client_ip = ?, t.run_slot = ?, t.attempt = ?, t.begin_time = ?,
     t.due_at = {NOW} + INTERVAL ? MICROSECOND"
     )
@@ -55,7 +55,7 @@ SET t.holder = ?, t.token = ?, t.client_ip = ?, t.run_slot = ?, t.attempt = ?, t
 
 /// The slot may be one of other times, and lie ahead.
 pub(super) const PUT_BACK: &str = "
-UPDATE t_resource_schedule
+UPDATE t_resource_schedule FORCE INDEX (PRIMARY)
 SET due_at = IF(attempt > 1 OR triggered_at IS NOT NULL, UTC_TIMESTAMP(6), slot), attempt = attempt - 1, holder = NULL
 WHERE holder = ? AND name IN";
 
@@ -64,7 +64,7 @@ pub(super) static EXTEND: LazyLock<String> = LazyLock::new(|| {
         "
 UPDATE (
     SELECT c.name FROM t_resource_schedule c WHERE c.name = ? AND c.holder = ? AND c.token = ? LIMIT 1 FOR UPDATE SKIP LOCKED
-) j STRAIGHT_JOIN t_resource_schedule t ON t.name = j.name
+) j STRAIGHT_JOIN t_resource_schedule t FORCE INDEX (PRIMARY) ON t.name = j.name
 SET t.due_at = {NOW} + INTERVAL ? MICROSECOND"
     )
 });
