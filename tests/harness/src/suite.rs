@@ -17,7 +17,7 @@ use tokio::{runtime::Builder, time::timeout};
 use crate::{Server, TestDatabase, TestDb, direct_url, pool, server::pools_sessions};
 
 /// How many tests run in parallel, unless `--test-threads` is given.
-const AT_ONCE: usize = 6;
+const AT_ONCE: usize = 8;
 
 static MACHINE: RwLock<()> = RwLock::new(());
 
