@@ -185,8 +185,8 @@ pub struct Terms {
     /// Refuse if the key was taken less than this ago: about half of the job's period
     #[arg(long, value_name = "D", default_value = "0s", value_parser = duration)]
     pub min_interval: Duration,
-    /// Wait for the key, for so long at most, or `forever`; `run` and `hold` need a shorter time
-    /// than --min-interval
+    /// Wait for the key, for so long at most, or `forever`; with --min-interval, `run` and `hold`
+    /// accept only a shorter time than that
     #[arg(long, value_name = "D", default_value = "0s", value_parser = wait)]
     pub wait: Duration,
     /// Serve those that wait with --fair in order of arrival, on all machines
@@ -267,7 +267,7 @@ pub struct Run {
     /// Stop COMMAND after this long; it has failed then, and the exit code is 124
     #[arg(long, value_name = "D", value_parser = duration)]
     pub timeout: Option<Duration>,
-    /// Exit with 0 when refused
+    /// Exit with 0 when refused, and say why only on a terminal
     #[arg(long, conflicts_with = "refused_exit_code")]
     pub skip_ok: bool,
     /// Run this text with `sh -c`, in place of COMMAND

@@ -4,7 +4,7 @@
 
 use std::{
     fmt::Display,
-    io::{ErrorKind, Write},
+    io::{ErrorKind, IsTerminal as _, Write},
     os::fd::AsFd,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::{
     descendants,
-    exit::{Failure, IO, SIGNAL},
+    exit::{Failure, IO, OK, SIGNAL},
     writer::Writer,
 };
 
@@ -62,6 +62,14 @@ pub fn print_error(text: impl Display) {
     let line = format!("rowlock: {}\n", printable(&text.to_string()));
     // The line is written in one call, since the command writes to the same stderr.
     STDERR.write(line.as_bytes());
+}
+
+/// Writes why nothing was run. If that counts as success, cron would mail a line for each tick of
+/// each machine: only a terminal shows it then.
+pub fn print_refusal(why: impl Display, exit_code: u8) {
+    if exit_code != OK || std::io::stderr().is_terminal() {
+        print_error(format_args!("refused: {why}"));
+    }
 }
 
 /// Waits for the last messages at the end of the program.

@@ -62,7 +62,7 @@ impl Wait<'_> {
         // A claim that is being undone would otherwise keep its key until its lease ends.
         let _ = stop.within(self.grace, lock.shutdown(Duration::MAX)).await;
         if let Some(refusal) = attempt?.refused() {
-            out::print_error(format_args!("refused: {refusal}"));
+            out::print_refusal(refusal, self.refused);
         }
         Ok(Waited::Over(self.refused))
     }

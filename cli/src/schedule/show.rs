@@ -64,12 +64,12 @@ pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &args::Runs) ->
     Ok(exit::OK)
 }
 
-/// Says that the lease of a run is over, and that no instance has taken it over.
+/// Says that no instance has taken over a run that was lost or handed back.
 fn tell_lost(info: &ScheduleInfo) {
     if let (Some(lost), Some(since)) = (info.lost_since, info.since) {
         let (began, lost) = (clock(since), clock(lost));
         out::print_error(format_args!(
-            "{}: the run that {} began at {began} is lost: its lease is over since {lost}, and no instance has taken it over",
+            "{}: the run that {} began at {began} is lost or handed back: its lease is over since {lost}, and no instance has taken it over",
             info.name, info.by
         ));
     }

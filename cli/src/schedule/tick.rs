@@ -161,7 +161,7 @@ async fn refused<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: Ti
         ),
         _ => format!("done, or not due: the next tick is at {}", clock(info.slot)),
     };
-    out::print_error(format_args!("refused: {name}: {why}"));
+    out::print_refusal(format_args!("{name}: {why}"), run.refused());
     Ok(run.refused())
 }
 

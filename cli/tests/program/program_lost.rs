@@ -43,7 +43,10 @@ async fn a_run_whose_lease_is_over_is_shown_as_lost<DB: TestDatabase>(db: TestDb
     assert!(shown.contains("lost, lease over since 2"), "{shown}");
     let runs = db.rowlock("runs k", &[]).await.with(0);
     assert!(runs.err.starts_with("rowlock: k: the run that node-1 began at 2"), "{runs:?}");
-    assert!(runs.err.contains("is lost: its lease is over since 2") && runs.err.lines().count() == 1, "{runs:?}");
+    assert!(
+        runs.err.contains("is lost or handed back: its lease is over since 2") && runs.err.lines().count() == 1,
+        "{runs:?}"
+    );
     assert_eq!(db.rowlock("runs k --json", &[]).await.with(0).err, "", "JSON is for programs");
 }
 
