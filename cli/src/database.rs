@@ -12,7 +12,7 @@ use sqlx::{
 };
 
 use crate::{
-    args::SourceArguments,
+    args::source::SourceArguments,
     exit::{Failure, IO, UNAVAILABLE, USAGE},
 };
 

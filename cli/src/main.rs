@@ -1,30 +1,16 @@
 //! The program `rowlock`: the same locks for shells, crontabs and other languages.
 
 mod args;
-mod claims;
-mod command;
 mod database;
-mod descendants;
 mod doctor;
 mod exit;
-mod find;
-mod forced;
-mod front;
-mod hold;
-mod lead;
-mod names;
-mod one;
-mod operators;
+mod format;
+mod keys;
 mod out;
-mod queues;
+mod process;
 mod schedule;
-mod show;
-mod signals;
-mod stub;
 #[cfg(feature = "ui")]
 mod ui;
-mod waiting;
-mod work;
 mod writer;
 
 use std::{process::ExitCode, time::Duration};
@@ -42,6 +28,8 @@ use tracing_subscriber::{
 use args::{Action, Arguments};
 use database::{Kind, Opened, Source};
 use exit::Failure;
+use keys::{claims, hold, lead, list, show};
+use process::{front, stub};
 
 /// How long the end of the program waits for threads that are blocked, such as by a reader of
 /// stdout that does not read.
@@ -181,16 +169,16 @@ async fn act_on<DB: Database>(
             Ok(exit::OK)
         }
         Action::Run(run) if run.tick.cron.is_some() => schedule::tick::run(pool, run, front).await,
-        Action::Run(run) => command::run(run.terms.lock(pool)?.lock_delay(run.lock_delay)?, run, front).await,
+        Action::Run(run) => keys::run::run(run.terms.lock(pool)?.lock_delay(run.lock_delay)?, run, front).await,
         Action::Lead(lead) => lead::lead(lead.lock(pool)?, lead, front).await,
         Action::Leader(leader) => lead::leader(&LeaseLock::new(pool), &leader).await,
         Action::Acquire(acquire) => claims::acquire(acquire.terms.lock(pool)?, acquire).await,
         Action::Hold(hold) => hold::hold(hold.terms.lock(pool)?.lock_delay(hold.lock_delay)?, hold).await,
         Action::Renew(renew) => claims::renew(pool, renew).await,
         Action::Release(release) => claims::release(pool, release).await,
-        Action::List(list) => show::list(&list.judged_by.lock(pool)?, &list).await,
-        Action::Show(one) => one::show(&one.judged_by.lock(pool.clone())?, &Schedules::new(pool), &one).await,
-        Action::Watch(watch) => show::watch(&watch.judged_by.lock(pool)?, &watch).await,
+        Action::List(list) => list::list(&list.judged_by.lock(pool)?, &list).await,
+        Action::Show(one) => show::show(&one.judged_by.lock(pool.clone())?, &Schedules::new(pool), &one).await,
+        Action::Watch(watch) => list::watch(&watch.judged_by.lock(pool)?, &watch).await,
         Action::Forget { older_than, runs, judged_by } => {
             let rows = match runs {
                 true => Schedules::new(pool).forget_history(older_than).await?,

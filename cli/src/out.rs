@@ -15,8 +15,8 @@ use rustix::termios::{LocalModes, tcgetattr, tcgetpgrp};
 use serde_json::Value;
 
 use crate::{
-    descendants,
     exit::{Failure, IO, OK, SIGNAL},
+    process::descendants,
     writer::Writer,
 };
 

@@ -8,24 +8,17 @@ mod servers;
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
-use clap::Args;
 use rowlock::LeaseLock;
 use serde_json::{Value, json};
 
 use crate::{
+    args::keys::Doctor,
     database::{self, Kind, Opened},
     exit::{self, Failure},
+    format::aligned,
     out::{self, printable},
-    show::aligned,
 };
 use servers::Server;
-
-#[derive(Debug, Args)]
-pub struct Doctor {
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}
 
 /// What a check says about the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,14 +12,14 @@ use tokio::{
 };
 
 use crate::{
+    args::schedules::Cron,
     exit::{self, Failure},
     out,
+    process::signals::{listen, received},
     schedule::{
-        args::Cron,
         file::{self, Job},
         job::{self, Shared},
     },
-    signals::{listen, received},
 };
 
 /// How long the database has to take back the runs whose commands were stopped.

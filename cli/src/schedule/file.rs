@@ -6,10 +6,12 @@ use rowlock::{CatchUp, Error, Retries, Schedule};
 use toml::de::{DeTable, DeValue};
 
 use crate::{
-    args::duration,
+    args::{
+        schedules::{CatchUpWith, MOST},
+        values::duration,
+    },
     exit::{Failure, USAGE},
-    find::find,
-    schedule::args::{CatchUpWith, MOST},
+    process::find::find,
 };
 
 /// A job: its schedule, and the command of each tick.

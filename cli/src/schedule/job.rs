@@ -21,11 +21,9 @@ use tokio::{
 };
 
 use crate::{
-    descendants,
-    front::this_program,
     out,
+    process::{descendants, find::this_program, status::code, work::expired},
     schedule::{environment, file::Job, supervise::STOPPED},
-    work::{code, expired},
     writer::Writer,
 };
 

@@ -4,7 +4,6 @@
 //! has a process of its own above it, `supervise.rs`, which stops the command with all that it has
 //! started, and nothing else.
 
-pub mod args;
 pub mod cron;
 mod file;
 mod job;
@@ -14,7 +13,7 @@ pub mod tick;
 
 use rowlock::{Database, Tick};
 
-use crate::show::precise;
+use crate::format::precise;
 
 /// The variables of a command that runs a tick.
 pub fn environment<DB: Database>(tick: &Tick<DB>) -> [(&'static str, String); 5] {

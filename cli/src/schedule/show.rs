@@ -5,13 +5,13 @@ use rowlock::{Database, RunInfo, RunOptions, RunStatus, ScheduleInfo, Schedules}
 use serde_json::{Value, json};
 
 use crate::{
+    args::schedules,
     exit::{self, Failure},
+    format::{aligned, clock, precise},
     out::{self, printable},
-    schedule::args,
-    show::{aligned, clock, precise},
 };
 
-pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &args::Schedules) -> Result<u8, Failure> {
+pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &schedules::Schedules) -> Result<u8, Failure> {
     const HEADER: [&str; 6] = ["NAME", "TIMES", "STATE", "NEXT", "WHO", "TOKEN"];
     let all = schedules.list().await?;
     if list.json {
@@ -28,7 +28,7 @@ pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &args::Schedule
     Ok(exit::OK)
 }
 
-pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &args::Runs) -> Result<u8, Failure> {
+pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Runs) -> Result<u8, Failure> {
     let mut options = RunOptions::default().limit(runs.limit);
     if runs.failed {
         options = options.unsuccessful();
@@ -110,17 +110,17 @@ pub fn times(info: &ScheduleInfo) -> String {
     if info.zone == "UTC" { info.times.clone() } else { format!("{} {}", info.times, info.zone) }
 }
 
-pub async fn pause<DB: Database>(schedules: &Schedules<DB>, named: &args::Named) -> Result<u8, Failure> {
+pub async fn pause<DB: Database>(schedules: &Schedules<DB>, named: &schedules::Named) -> Result<u8, Failure> {
     schedules.pause(named.name.as_str()).await?;
     changed(schedules, named, "is paused").await
 }
 
-pub async fn resume<DB: Database>(schedules: &Schedules<DB>, named: &args::Named) -> Result<u8, Failure> {
+pub async fn resume<DB: Database>(schedules: &Schedules<DB>, named: &schedules::Named) -> Result<u8, Failure> {
     schedules.resume(named.name.as_str()).await?;
     changed(schedules, named, "is resumed").await
 }
 
-pub async fn trigger<DB: Database>(schedules: &Schedules<DB>, named: &args::Named) -> Result<u8, Failure> {
+pub async fn trigger<DB: Database>(schedules: &Schedules<DB>, named: &schedules::Named) -> Result<u8, Failure> {
     schedules.trigger(named.name.as_str()).await?;
     let paused = find(schedules, named.name.as_str()).await?.paused;
     changed(schedules, named, triggered(paused)).await
@@ -135,7 +135,7 @@ fn triggered(paused: bool) -> &'static str {
 }
 
 /// Says what was changed.
-async fn changed<DB: Database>(schedules: &Schedules<DB>, named: &args::Named, what: &str) -> Result<u8, Failure> {
+async fn changed<DB: Database>(schedules: &Schedules<DB>, named: &schedules::Named, what: &str) -> Result<u8, Failure> {
     let name = named.name.as_str();
     match named.json {
         true => out::say_json(&object(&find(schedules, name).await?))?,

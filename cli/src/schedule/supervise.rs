@@ -10,11 +10,9 @@ use rustix::process::getppid;
 use tokio::time::sleep;
 
 use crate::{
+    args::schedules::Supervise,
     exit::{self, Failure},
-    find::find,
-    schedule::args::Supervise,
-    signals::StopSignals,
-    work::{Work, code},
+    process::{find::find, signals::StopSignals, status::code, work::Work},
 };
 
 /// The interval at which the process looks for its parent.

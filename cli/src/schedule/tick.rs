@@ -15,14 +15,17 @@ use tokio::{
 };
 
 use crate::{
-    args::Run,
+    args::claims::Run,
     exit::{self, Failure},
-    find::find,
+    format::clock,
     out,
+    process::{
+        find::find,
+        signals::{StopSignals, number},
+        status::code,
+        work::{Work, expired},
+    },
     schedule::{environment, show},
-    show::clock,
-    signals::{StopSignals, number},
-    work::{Work, code, expired},
 };
 
 /// By how much the clock of this machine may be ahead of the database's. crontab and systemd start

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::ui::{
-    changes::Changer,
+    change::Changer,
     looks::{Looks, View},
     sessions::Sessions,
 };

@@ -1,7 +1,7 @@
 //! Changes that an operator asks for: each is asked once more on a page of its own, and logged with
 //! who asked.
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     Extension, Form, Router,
@@ -10,18 +10,15 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
     routing::get,
 };
-use chrono::{DateTime, Utc};
 use maud::{Markup, html};
-use rowlock::{Database, ForcedRelease, LockInfo, Schedules, Status};
+use rowlock::{LockInfo, Status};
 use serde::Deserialize;
 
 use crate::{
-    exit::{Failure, REFUSED},
     out::printable,
-    show,
     ui::{
-        Lock,
         app::App,
+        change::{Change, Verb, seen},
         guard::Who,
         jobs::job_address,
         layout,
@@ -30,87 +27,7 @@ use crate::{
     },
 };
 
-/// What an operator asks for, of a key or a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verb {
-    Release,
-    Pause,
-    Resume,
-    Trigger,
-}
-
-/// A change, as its form says it.
-#[derive(Clone, Debug)]
-pub struct Change {
-    verb: Verb,
-    /// The key or the job.
-    name: String,
-    /// The row that the page showed. A key that has changed hands since is not released.
-    seen: String,
-    status: Status,
-}
-
-pub type Changer = Box<dyn Fn(Change) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync>;
-
-/// Returns what makes changes on a database.
-pub fn on<DB: Database>(lock: Lock<DB>, schedules: Schedules<DB>) -> Changer {
-    Box::new(move |change| {
-        let (lock, schedules) = (lock.clone(), schedules.clone());
-        Box::pin(async move { make(&lock, &schedules, &change).await })
-    })
-}
-
-async fn make<DB: Database>(lock: &Lock<DB>, schedules: &Schedules<DB>, change: &Change) -> Result<(), Failure> {
-    let name = change.name.as_str();
-    match change.verb {
-        Verb::Pause => Ok(schedules.pause(name).await?),
-        Verb::Resume => Ok(schedules.resume(name).await?),
-        Verb::Trigger => Ok(schedules.trigger(name).await?),
-        Verb::Release => release(lock, change).await,
-    }
-}
-
-/// Releases the key, if its row is still the one that the page showed.
-async fn release<DB: Database>(lock: &Lock<DB>, change: &Change) -> Result<(), Failure> {
-    let now = match lock.inspect(&change.name).await? {
-        Some(row) if seen(&row) == change.seen => match lock.force_release_if_unchanged(&row, change.status).await? {
-            ForcedRelease::Released(_) => return Ok(()),
-            ForcedRelease::Changed(now) => now,
-        },
-        now => now,
-    };
-    Err(changed(now.as_ref()))
-}
-
-/// Writes down what tells a row from every later one of its key, for a form to carry.
-fn seen(row: &LockInfo) -> String {
-    let micros = |time: Option<DateTime<Utc>>| time.map(|time| time.timestamp_micros()).unwrap_or_default();
-    let holder = row.holder.map(|holder| holder.to_string()).unwrap_or_default();
-    format!("{}/{holder}/{}/{}", row.token, micros(row.since), micros(row.ended))
-}
-
-/// Says that a key was left alone, and what it is now.
-fn changed(now: Option<&LockInfo>) -> Failure {
-    let now = match now {
-        None => "its row was deleted".to_owned(),
-        Some(row) => format!("it is now {}", show::claim(row)),
-    };
-    let text = format!("the key has changed hands since the page was shown, and was left alone: {now}");
-    Failure::new(REFUSED, text)
-}
-
 impl Verb {
-    const ALL: [Self; 4] = [Self::Release, Self::Pause, Self::Resume, Self::Trigger];
-
-    fn path(self) -> &'static str {
-        match self {
-            Self::Release => "/release",
-            Self::Pause => "/pause",
-            Self::Resume => "/resume",
-            Self::Trigger => "/trigger",
-        }
-    }
-
     /// The button, and what it does.
     fn words(self) -> (&'static str, &'static str) {
         match self {

@@ -5,8 +5,8 @@ use rowlock::{RunInfo, RunStatus, ScheduleInfo};
 use serde::Deserialize;
 
 use crate::{
+    format::clock,
     out::printable,
-    show::clock,
     ui::{
         jobs::{job_badge, missed, outcome_badge},
         live::Page,

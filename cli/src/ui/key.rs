@@ -5,9 +5,11 @@ use rowlock::LockInfo;
 use serde::Deserialize;
 
 use crate::{
-    names::{Kind, kind},
+    keys::{
+        names::{Kind, kind},
+        read::is_claimed,
+    },
     out::printable,
-    show::is_claimed,
     ui::{
         live::Page,
         locks::{badge, holder, key_address, so_far, time_left},

@@ -13,8 +13,8 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::{
     exit::{self, Failure},
+    format::clock,
     out::printable,
-    show::clock,
     ui::{app::App, looks::View, snapshot::Unread},
 };
 

@@ -8,9 +8,11 @@ use rowlock::{LockInfo, State};
 use serde::Deserialize;
 
 use crate::{
-    names::{Kind, kind},
+    keys::{
+        names::{Kind, kind},
+        read::is_claimed,
+    },
     out::printable,
-    show::is_claimed,
     ui::{
         live::Page,
         snapshot::{InUse, Part, Snapshot},

@@ -3,10 +3,11 @@
 //! `looks.rs` reads the database, as often for one open page as for a hundred. A look is a
 //! `Snapshot`, and each page is a pure function of it: `locks.rs`, `jobs.rs`, `runs.rs`, `key.rs`,
 //! `job.rs`, and `numbers.rs` for `/metrics`. `live.rs` sends a page's changes. `guard.rs` decides
-//! which requests are answered, and `changes.rs` makes the changes that an operator asks for.
+//! which requests are answered. `change.rs` makes the changes that an operator asks for, and
+//! `changes.rs` asks once more before.
 
 mod app;
-pub mod args;
+mod change;
 mod changes;
 mod guard;
 mod job;
@@ -34,12 +35,12 @@ use rowlock::{Database, LeaseLock, Schedules};
 use tokio::net::TcpListener;
 
 use crate::{
+    args::ui::Ui,
     exit::{self, Failure},
     out,
-    signals::StopSignals,
+    process::signals::StopSignals,
 };
 use app::App;
-use args::Ui;
 use guard::{Guard, Passwords};
 use looks::Looks;
 
@@ -57,7 +58,7 @@ pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> R
 
     let (lock, schedules) = (ui.judged_by.lock(pool.clone())?, Schedules::new(pool));
     let looks = Looks::start(lock.clone(), schedules.clone());
-    let change = changes::on(lock, schedules);
+    let change = change::on(lock, schedules);
     let guard = Arc::new(Guard { hosts: ui.host, passwords });
     let app = Arc::new(App::new(looks, ui.allow_changes.then_some(change), place));
     let service = router(app, guard).into_make_service_with_connect_info::<SocketAddr>();

@@ -9,7 +9,7 @@ use std::{
 use chrono::{DateTime, TimeDelta, Utc};
 use rowlock::{LockInfo, RunInfo, RunStatus, ScheduleInfo, State};
 
-use crate::{
+use crate::keys::{
     names::{Kind, kind},
     queues::queue,
 };

@@ -3,7 +3,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 use maud::{Markup, html};
 
-use crate::show::{clock, precise};
+use crate::format::{clock, precise};
 
 /// Writes a duration with its two largest units: `3 h 5 min`, `42 s`, `1.5 s`, `80 ms`.
 pub fn span(duration: TimeDelta) -> String {

@@ -2,7 +2,7 @@
 
 use rowlock::{Database, Error, LeaseLock, ListOptions, LockInfo, State};
 
-use crate::show::{is_claimed, pages};
+use crate::keys::read::{is_claimed, pages};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind<'a> {

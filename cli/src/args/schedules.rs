@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 use rowlock::{CatchUp, Error, Key, Schedule};
 
-use crate::args::{duration, key};
+use crate::args::values::{duration, key};
 
 #[derive(Debug, Args)]
 pub struct Cron {

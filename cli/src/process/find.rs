@@ -36,3 +36,12 @@ fn interpreter(program: &Path) -> Option<PathBuf> {
     let path = line.trim_ascii_start().split(|byte| b" \t".contains(byte)).next()?;
     (!path.is_empty()).then(|| OsStr::from_bytes(path).into())
 }
+
+/// Returns the path of this program, also if its file was replaced while it waited for the key.
+pub fn this_program() -> Result<PathBuf, Failure> {
+    if cfg!(target_os = "linux") {
+        return Ok("/proc/self/exe".into());
+    }
+    std::env::current_exe()
+        .map_err(|error| Failure::new(NOT_EXECUTABLE, format_args!("the program could not find its own file: {error}")))
+}

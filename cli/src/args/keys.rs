@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use rowlock::{Database, Error, Holder, Key, LeaseLock, Status};
 
-use crate::args::{duration, key, pause};
+use crate::args::values::{duration, key, pause};
 
 #[derive(Debug, Args)]
 pub struct Renew {
@@ -108,4 +108,11 @@ pub struct Watch {
     pub every: Duration,
     #[command(flatten)]
     pub judged_by: MinInterval,
+}
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }

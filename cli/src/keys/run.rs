@@ -12,13 +12,16 @@ use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 use crate::{
-    args::{RuleSet, Run},
+    args::claims::{RuleSet, Run},
     exit::{self, Failure},
-    find::find,
+    keys::waiting::{Wait, Waited},
     out,
-    signals::StopSignals,
-    waiting::{Wait, Waited},
-    work::{Work, code, expired},
+    process::{
+        find::find,
+        signals::StopSignals,
+        status::code,
+        work::{Work, expired},
+    },
 };
 
 pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>) -> Result<u8, Failure> {

@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
 
-use crate::operators::MinInterval;
+use crate::args::keys::MinInterval;
 
 #[derive(Debug, Args)]
 pub struct Ui {

@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     io::{PipeReader, PipeWriter, Read as _},
-    os::{fd::AsRawFd as _, unix::process::ExitStatusExt as _},
+    os::fd::AsRawFd as _,
     path::PathBuf,
     process::ExitStatus,
     time::Duration,
@@ -18,11 +18,14 @@ use tokio::{
 };
 
 use crate::{
-    descendants::{self, Process},
     exit::{self, Failure},
-    front::this_program,
     out,
-    signals::{SOON, StopSignals, listen, received},
+    process::{
+        descendants::{self, Process},
+        find::this_program,
+        signals::{SOON, StopSignals, listen, received},
+        status::wait_failed,
+    },
 };
 
 /// The interval at which the command's descendants are checked.
@@ -265,15 +268,4 @@ pub async fn expired(limit: Option<Duration>) -> Duration {
         None => std::future::pending().await,
     }
     limit.unwrap_or_default()
-}
-
-/// Returns the exit code of a process in the form that a shell reports.
-pub fn code(status: ExitStatus) -> u8 {
-    let number = |code: i32| u8::try_from(code).unwrap_or(u8::MAX);
-    let signal = || status.signal().map(|signal| exit::SIGNAL.saturating_add(number(signal)));
-    status.code().map(number).or_else(signal).unwrap_or(u8::MAX)
-}
-
-pub fn wait_failed(error: std::io::Error) -> Failure {
-    Failure::new(exit::NOT_EXECUTABLE, format_args!("the command's end was not seen: {error}"))
 }

@@ -5,16 +5,19 @@
 //! lock. The second process holds the claim and is the command's parent. It is in a group of its
 //! own, which no key suspends, so that the lease is renewed while the job is suspended.
 
-use std::{fs::File, path::PathBuf};
+use std::fs::File;
 
 use rustix::process::{Pid, kill_process};
 use tokio::{process::Command, signal::unix::SignalKind};
 
 use crate::{
-    descendants,
     exit::{Failure, NOT_EXECUTABLE},
-    signals::{StopSignals, listen, received},
-    work::{code, wait_failed},
+    process::{
+        descendants,
+        find::this_program,
+        signals::{StopSignals, listen, received},
+        status::{code, wait_failed},
+    },
 };
 
 /// Returns whether this process has a controlling terminal, regardless of its stdin and of the job
@@ -43,13 +46,4 @@ pub async fn run_in_front() -> Result<u8, Failure> {
             () = received(&mut children) => descendants::reap(|child| Some(child) == pid),
         }
     }
-}
-
-/// Returns the path of this program, also if its file was replaced while it waited for the key.
-pub fn this_program() -> Result<PathBuf, Failure> {
-    if cfg!(target_os = "linux") {
-        return Ok("/proc/self/exe".into());
-    }
-    std::env::current_exe()
-        .map_err(|error| Failure::new(NOT_EXECUTABLE, format_args!("the program could not find its own file: {error}")))
 }

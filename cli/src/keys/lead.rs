@@ -8,15 +8,19 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use crate::{
-    args::{Lead, Leader, RuleSet},
-    command::{Job, Outcome, environment},
+    args::claims::{Lead, Leader, RuleSet},
     exit::{self, Failure},
-    find::find,
+    format::{clock, precise},
+    keys::{
+        run::{Job, Outcome, environment},
+        waiting::Wait,
+    },
     out::{self, printable},
-    show::{clock, precise},
-    signals::{StopSignals, number},
-    waiting::Wait,
-    work::Work,
+    process::{
+        find::find,
+        signals::{StopSignals, number},
+        work::Work,
+    },
 };
 
 /// The pause between a loss and the next campaign.

@@ -8,13 +8,18 @@ use serde_json::{Value, json};
 use sqlx::Pool;
 
 use crate::{
-    args::Acquire,
+    args::{
+        claims::Acquire,
+        keys::{Release, Renew},
+    },
     exit::{self, Failure},
-    forced,
-    operators::{Release, Renew},
-    out, show,
-    signals::{StopSignals, number},
-    waiting::{Wait, Waited},
+    format::precise,
+    keys::{
+        forced,
+        waiting::{Wait, Waited},
+    },
+    out,
+    process::signals::{StopSignals, number},
 };
 
 /// How long a renewal holds at least, unless it says so.
@@ -87,7 +92,7 @@ async fn print<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, prior: Option<
         "key": claim.key.as_str(),
         "token": claim.token.get(),
         "holder": claim.holder.to_string(),
-        "expires_at": entry.and_then(|entry| entry.until).map(show::precise),
+        "expires_at": entry.and_then(|entry| entry.until).map(precise),
         "taken_over_from": prior.map(|prior| json!({ "token": prior.token.get(), "by": prior.label })),
     });
     out::say_json_aside(claim).await?;

@@ -11,9 +11,9 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use crate::{
     exit::{self, Failure},
+    format::clock,
     out::{self, printable},
-    show::clock,
-    signals::{StopSignals, number},
+    process::signals::{StopSignals, number},
 };
 
 /// The pause before the first line, so that a short wait shows nothing.

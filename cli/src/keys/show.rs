@@ -8,13 +8,16 @@ use rowlock::{Database, Error, LeaseLock, LockInfo, ScheduleInfo, Schedules, Sta
 use serde_json::{Value, json};
 
 use crate::{
+    args::keys::Show,
     exit::{self, Failure},
-    names::Parts,
-    operators::Show,
+    format::{aligned, clock},
+    keys::{
+        names::Parts,
+        queues::{self, Queues},
+        rows::{duration, object, objects, style, table},
+    },
     out::{self, printable},
-    queues::{self, Queues},
     schedule,
-    show::{aligned, clock, duration, object, objects, style, table},
 };
 
 /// Shows a key, the permits and readers of that name, and its schedule with its last runs.

@@ -21,13 +21,17 @@ use tokio::{
 };
 
 use crate::{
-    args::Hold,
-    claims,
-    descendants::is_ending,
+    args::claims::Hold,
     exit::{self, Failure},
+    keys::{
+        claims,
+        waiting::{Wait, Waited},
+    },
     out,
-    signals::{StopSignals, listen, number, received},
-    waiting::{Wait, Waited},
+    process::{
+        descendants::is_ending,
+        signals::{StopSignals, listen, number, received},
+    },
 };
 
 /// How long the database has to record the end of the claim.

@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::HashMap};
 use rowlock::{Database, Error, LeaseLock};
 
 use crate::{
-    names::{Kind, kind},
+    keys::names::{Kind, kind},
     out,
 };
 

@@ -3,10 +3,10 @@
 use rowlock::{Database, Error, ForcedRelease, LeaseLock, LockInfo, Schedules, Status, Token};
 
 use crate::{
+    args::keys::Release,
     exit::{self, Failure},
-    operators::Release,
+    keys::{read::is_claimed, rows::claim},
     out::{self, printable},
-    show::{claim, is_claimed},
 };
 
 /// How often the key may change hands before it is released without a look at its row.

@@ -3,9 +3,9 @@
 use std::{fs::File, io::Write as _, os::unix::process::CommandExt as _, process::Command};
 
 use crate::{
-    args::Stub,
-    descendants,
+    args::claims::Stub,
     exit::{self, Failure},
+    process::descendants,
 };
 
 /// Becomes the command. On Linux, the process is killed when its parent ends, for whatever reason.

@@ -1,0 +1,158 @@
+//! The command line.
+
+pub mod claims;
+pub mod keys;
+pub mod schedules;
+pub mod source;
+#[cfg(feature = "ui")]
+pub mod ui;
+pub mod values;
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::args::{
+    claims::{Acquire, Hold, Lead, Leader, Run, Stub},
+    keys::{Doctor, List, MinInterval, Release, Renew, Show, Watch},
+    schedules::{Cron, Named, Runs, Schedules, Supervise},
+    source::SourceArguments,
+    values::duration,
+};
+
+const EXITS: &str = "Exit codes: 0 done, 2 bad arguments, 69 database unreachable or failed, 70 tick given up, 73 output cannot be written, 74 claim lost, \
+75 refused, 78 table missing or unusable; run: the command's own, 124 after --timeout, 128+n if signal n ended it, 126 not executable, 127 not found.";
+
+const CRON: &str = "Example: rowlock cron /etc/rowlock/jobs.toml
+
+A file with one job; each section is a job:
+
+[nightly-report]
+cron = \"30 2 * * *\"                           # or: every = \"30s\", after = \"10m\"
+zone = \"Europe/Berlin\"                        # default: UTC
+command = [\"/opt/app/report\", \"--full\"]       # no shell reads it
+retry = 3                                      # default: 0
+timeout = \"2h\"                                 # default: none
+# Further keys: catch_up, max, grace, backoff, lease, exclusive_with";
+
+/// Scheduled jobs and locks in the SQL database that an application already has: PostgreSQL, MySQL,
+/// MariaDB or SQLite.
+#[derive(Debug, Parser)]
+#[command(name = "rowlock", version, after_help = EXITS, disable_help_subcommand = true)]
+pub struct Arguments {
+    #[command(flatten)]
+    pub source: SourceArguments,
+    /// Print events on stderr; twice: all events
+    #[arg(long, short, action = clap::ArgAction::Count, global = true)]
+    pub verbose: u8,
+    /// The process that stands before this one on a terminal
+    #[arg(long, hide = true)]
+    pub behind: Option<i32>,
+    #[command(subcommand)]
+    pub action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Action {
+    /// Create the tables, or add what they lack
+    #[command(after_help = "Example: DATABASE_URL=postgres://me@db/app rowlock migrate")]
+    Migrate {
+        /// Create the lock's functions too, or replace them: rowlock_try_acquire and others, for
+        /// programs in other languages
+        #[arg(long)]
+        functions: bool,
+    },
+    /// Run a command while holding a key, or the tick of a schedule that is due
+    #[command(
+        after_help = "Examples: rowlock run nightly-report --min-interval 12h -- ./report.sh --all\n          rowlock run nightly-report --cron '30 2 * * *' --zone Europe/Berlin -- ./report.sh"
+    )]
+    Run(Run),
+    /// Wait until this instance leads, run a command while it does, and stop it when it does not
+    #[command(after_help = "Example: rowlock lead indexer --lease 10s -- ./indexer --follow")]
+    Lead(Lead),
+    /// Show which instance leads
+    #[command(after_help = "Example: rowlock leader indexer --watch --json")]
+    Leader(Leader),
+    /// Take a key and print the claim as JSON; it holds until the lease ends, unless it is renewed
+    #[command(after_help = "Example: rowlock acquire deploy --lease 10m | jq -r .holder")]
+    Acquire(Acquire),
+    /// Hold a key while stdin is open, and print the claim as JSON
+    #[command(
+        after_help = "Example: coproc rowlock hold deploy; read -r claim <&\"${COPROC[0]}\"    # the key is free when stdin closes"
+    )]
+    Hold(Hold),
+    /// Set anew how long a claim holds, and print it as JSON
+    #[command(after_help = "Example: rowlock renew deploy --holder 0b9f6a52-3a4e-4c58-9d3c-2f1f6f0f7c11 --lease 10m")]
+    Renew(Renew),
+    /// End a claim: with its holder's id, or by force
+    #[command(
+        after_help = "Examples: rowlock release deploy --holder 0b9f6a52-3a4e-4c58-9d3c-2f1f6f0f7c11 --status S\n          rowlock release deploy --force"
+    )]
+    Release(Release),
+    /// List keys: who holds what, since when, until when
+    #[command(after_help = "Example: rowlock list --held")]
+    List(List),
+    /// Show one key: its claim, how long it lasted, the permits or readers of that name, and the
+    /// last runs of the schedule of that name
+    #[command(after_help = "Example: rowlock show nightly-report --json")]
+    Show(Show),
+    /// Show the list, live
+    #[command(after_help = "Example: rowlock watch --held")]
+    Watch(Watch),
+    /// Delete rows of keys that were not used for so long: never one that is held, failed, or
+    /// within its minimum interval (the column `time`, an hour at least, and --min-interval); or
+    /// old runs
+    #[command(
+        after_help = "Examples: rowlock forget --older-than 30d\n          rowlock forget --runs --older-than 90d"
+    )]
+    Forget {
+        /// How long ago they were released, or the runs ended, at least
+        #[arg(long, value_name = "D", value_parser = duration)]
+        older_than: Duration,
+        /// Delete the runs of schedules instead; the last success of each stays
+        #[arg(long, conflicts_with = "min_interval")]
+        runs: bool,
+        #[command(flatten)]
+        judged_by: MinInterval,
+    },
+    /// Run the jobs of a file at their times, each tick on one of the machines that do so
+    #[command(after_help = CRON)]
+    Cron(Cron),
+    /// List schedules: their times, what runs, what is next
+    #[command(after_help = "Example: rowlock schedules --json")]
+    Schedules(Schedules),
+    /// List the last runs of a schedule, or of all schedules
+    #[command(
+        after_help = "Examples: rowlock runs nightly-report --limit 100\n          rowlock runs --failed --since 24h"
+    )]
+    Runs(Runs),
+    /// Pause a schedule: no run begins until it is resumed; one that is under way goes on
+    #[command(after_help = "Example: rowlock pause nightly-report")]
+    Pause(Named),
+    /// Resume a schedule; its catch-up decides about the ticks since the pause
+    #[command(after_help = "Example: rowlock resume nightly-report")]
+    Resume(Named),
+    /// Ask for a run of a schedule now, beside its ticks
+    #[command(after_help = "Example: rowlock trigger nightly-report")]
+    Trigger(Named),
+    /// Examine the database: the connection, tables, rights, clock, pooler and notifications
+    #[command(after_help = "Example: rowlock doctor --json")]
+    Doctor(Doctor),
+    /// Show locks, jobs and runs as a web page, and numbers for Prometheus at /metrics
+    #[cfg(feature = "ui")]
+    #[command(after_help = "Example: rowlock ui --listen 127.0.0.1:8080 --allow-changes")]
+    Ui(ui::Ui),
+    /// Print completions for a shell
+    #[command(after_help = "Example: rowlock completions bash > /etc/bash_completion.d/rowlock")]
+    Completions { shell: Shell },
+    /// Write the man pages into a folder, which is created if it does not exist
+    #[command(after_help = "Example: rowlock man /usr/local/share/man/man1")]
+    Man { folder: PathBuf },
+    /// Become a command that dies with its parent
+    #[command(hide = true)]
+    Exec(Stub),
+    /// Run one command of `cron` and stop it with all that it has started
+    #[command(hide = true)]
+    Supervise(Supervise),
+}

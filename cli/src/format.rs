@@ -1,0 +1,29 @@
+//! Tables and times, for people and for programs.
+
+use anstyle::Style;
+use chrono::{DateTime, SecondsFormat, Utc};
+use unicode_width::UnicodeWidthStr as _;
+
+/// Aligns the columns of a table. The last one is not padded.
+pub fn aligned<const N: usize>(rows: &[(Style, [String; N])]) -> String {
+    let widths: [usize; N] = std::array::from_fn(|column| match column + 1 < N {
+        true => rows.iter().map(|(_, cells)| cells[column].width()).max().unwrap_or_default() + 2,
+        false => 0,
+    });
+    let line = |(style, cells): &(Style, [String; N])| {
+        let padded = cells
+            .iter()
+            .zip(widths)
+            .map(|(cell, width)| format!("{cell}{}", " ".repeat(width.saturating_sub(cell.width()))));
+        format!("{style}{}{style:#}", padded.collect::<String>().trim_end())
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+pub fn clock(time: DateTime<Utc>) -> String {
+    time.format("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
+pub fn precise(time: DateTime<Utc>) -> String {
+    time.to_rfc3339_opts(SecondsFormat::Micros, true)
+}

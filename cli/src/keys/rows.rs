@@ -1,0 +1,75 @@
+//! The rows of keys, for people and for programs.
+
+use std::time::Duration;
+
+use anstyle::{AnsiColor, Style};
+use chrono::{DateTime, Utc};
+use rowlock::{LockInfo, State};
+use serde_json::{Value, json};
+
+use crate::{
+    format::{aligned, clock, precise},
+    keys::{
+        queues::{Queues, text},
+        read::is_claimed,
+    },
+    out::printable,
+};
+
+pub fn table(entries: &[LockInfo], queues: &Queues) -> String {
+    const HEADER: [&str; 7] = ["KEY", "STATE", "SINCE", "UNTIL", "WHO", "WAITING", "TOKEN"];
+    let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
+    let rows: Vec<(Style, [String; 7])> = std::iter::once((Style::new().bold(), HEADER.map(str::to_owned)))
+        .chain(entries.iter().map(|entry| {
+            let who = if entry.by.is_empty() { "-" } else { &entry.by };
+            let (state, token) = (entry.state.to_string(), entry.token.to_string());
+            let (key, who, waiting) = (printable(&entry.key), printable(who), text(queues.of(&entry.key)));
+            (style(entry.state), [key, state, time(entry.since), time(entry.until), who, waiting, token])
+        }))
+        .collect();
+    aligned(&rows)
+}
+
+/// Describes the claim of a row: its state, by whom, and since when.
+pub fn claim(row: &LockInfo) -> String {
+    let by = if row.by.is_empty() { String::new() } else { format!(" by {}", row.by) };
+    let since = row.since.map(|since| format!(" since {}", clock(since))).unwrap_or_default();
+    let verb = if is_claimed(row.state) { "" } else { ", last taken" };
+    format!("{}{verb}{by}{since}", row.state)
+}
+
+pub fn style(state: State) -> Style {
+    let colour = match state {
+        State::Held => AnsiColor::Green,
+        State::Expired | State::WithinWindow => AnsiColor::Yellow,
+        State::Failed => AnsiColor::Red,
+        State::HeldByAnotherProgram => AnsiColor::Cyan,
+        _ => return Style::new(),
+    };
+    Style::new().fg_color(Some(colour.into()))
+}
+
+pub fn objects(entries: &[LockInfo], queues: &Queues) -> Vec<Value> {
+    entries.iter().map(|entry| object(entry, queues.of(&entry.key))).collect()
+}
+
+pub fn object(entry: &LockInfo, waiting: Option<u64>) -> Value {
+    json!({
+        "key": entry.key,
+        "state": entry.state.name(),
+        "status": entry.status,
+        "since": entry.since.map(precise),
+        "until": entry.until.map(precise),
+        "ended": entry.ended.map(precise),
+        "by": entry.by,
+        "waiting": waiting,
+        "token": entry.token.get(),
+        "holder": entry.holder.map(|holder| holder.to_string()),
+        "duration": duration(entry).map(|duration| duration.as_secs_f64()),
+    })
+}
+
+/// Returns how long the last claim lasted, if it has ended.
+pub fn duration(entry: &LockInfo) -> Option<Duration> {
+    (entry.ended.filter(|_| entry.holder.is_none())? - entry.since?).to_std().ok()
+}
