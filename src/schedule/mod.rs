@@ -2,11 +2,12 @@
 //!
 //! `plan.rs` decides, from the row that was claimed and the schedule that the instance knows.
 //! `store/schedule.rs` sends the statements. Between them, `runner.rs` claims, and `run.rs` runs a
-//! tick and records its end.
+//! tick, whose end `end.rs` records.
 
 pub mod admin;
 mod core;
 mod cron;
+mod end;
 mod keeper;
 mod pacing;
 mod plan;

@@ -13,8 +13,9 @@ use crate::{
     pacing::Backoff,
     schedule::{
         core::{Core, put_back},
+        end::Ended,
         pacing::{MOST, look_backoff, look_pause},
-        run::{self, Asked, Ended, Job},
+        run::{self, Asked, Job},
     },
     store::{Database, schedule::Times},
 };

@@ -11,7 +11,8 @@ use crate::{
     key::{Claim, Holder, Key},
     schedule::{
         core::{Core, quoted},
-        run::{self, Asked, Ended, Job},
+        end::Ended,
+        run::{self, Asked, Job},
         schedules::Schedules,
     },
     store::{Database, schedule::Times},

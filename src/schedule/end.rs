@@ -1,0 +1,137 @@
+//! The end of a run, and its record.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::{
+    action::Action,
+    pacing::Backoff,
+    rules::Status,
+    schedule::{
+        core::{answered, quoted, sent},
+        plan::Then,
+        tick::Inner,
+    },
+    store::{
+        Database,
+        failure::{Failure, Remedy, remedy},
+        schedule::End,
+    },
+};
+
+const UNCOMMITTED: &str = "its transaction was not committed";
+/// The most characters of an error that the history keeps.
+const ERROR: usize = 1_000;
+
+/// How a claimed tick ended.
+#[derive(Clone, Debug)]
+pub enum Ended {
+    Succeeded,
+    /// The run failed. `again`: the tick is run again.
+    Failed {
+        error: String,
+        again: bool,
+    },
+    /// Nothing was run.
+    PassedOver,
+    /// The lease was lost, or the end could not be recorded.
+    Lost,
+    /// The work was stopped, and another instance may take over.
+    HandedBack,
+}
+
+impl Ended {
+    /// Returns a short name for programs. It never changes.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Succeeded => "succeeded",
+            Self::Failed { .. } => "failed",
+            Self::PassedOver => "missed",
+            Self::Lost => "lost",
+            Self::HandedBack => "handed_back",
+        }
+    }
+}
+
+/// Records the end of the run.
+pub async fn end<DB: Database>(tick: &Inner<DB>, result: Result<(), String>) -> (Ended, Option<Duration>) {
+    if !tick.ended_in_transaction() {
+        return recorded(tick, result).await.unwrap_or((Ended::Lost, None));
+    }
+    // The tick has ended with its transaction if, and only if, that was committed. Then its claim
+    // does not stand.
+    let failed = result.err().unwrap_or_else(|| UNCOMMITTED.to_owned());
+    match recorded(tick, Err(failed)).await {
+        Ok((Ended::Lost, _)) => committed(tick).await,
+        ended => ended.unwrap_or((Ended::Lost, None)),
+    }
+}
+
+/// Looks for the success that a transaction of the work has committed. It is read, and not
+/// recorded: the server that showed no claim may be behind, and another one may show that the claim
+/// stands.
+async fn committed<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Duration>) {
+    let (end, then) = tick.end(Status::Succeeded, None);
+    let (core, claim) = (&tick.core, &tick.claim);
+    match answered!(core, Action::Read, &quoted(&claim.key), conn => DB::has_ended(conn, claim, &end)) {
+        Ok(true) => (Ended::Succeeded, Some(due_in(tick, then))),
+        Ok(false) => (Ended::Lost, None),
+        Err(error) => {
+            tracing::error!(schedule = %claim.key, ?error, "it is unknown whether a run has succeeded");
+            (Ended::Lost, None)
+        }
+    }
+}
+
+/// Returns the time until the schedule is due again.
+fn due_in<DB: Database>(tick: &Inner<DB>, then: Then) -> Duration {
+    match then {
+        Then::Next(next) => (next - tick.now()).to_std().unwrap_or_default(),
+        Then::Again(pause) => pause.to_std().unwrap_or_default(),
+    }
+}
+
+/// Records the end of the run as `S` or `F`. An error was logged.
+async fn recorded<DB: Database>(
+    tick: &Inner<DB>,
+    result: Result<(), String>,
+) -> Result<(Ended, Option<Duration>), Failure> {
+    let error: Option<String> = result.err().map(|error| error.chars().take(ERROR).collect());
+    let status = if error.is_some() { Status::Failed } else { Status::Succeeded };
+    let (end, then) = tick.end(status, error.as_deref());
+    if !send_end(tick, &end).await? {
+        return Ok((Ended::Lost, None));
+    }
+    let (schedule, slot) = (tick.claim.key.as_str(), end.slot);
+    tracing::info!(schedule, %slot, attempt = end.attempt, status = end.status, error, "run");
+    let again = matches!(then, Then::Again(_));
+    Ok((error.map_or(Ended::Succeeded, |error| Ended::Failed { error, again }), Some(due_in(tick, then))))
+}
+
+/// Sends the end until there is a reply. An end that is sent again is recognized by its row in the
+/// history. After the lease, an end is still recorded if no other instance has taken over.
+async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>) -> Result<bool, Failure> {
+    let core = &tick.core;
+    let limit = core.limit() + core.lease.to_std().unwrap_or_default();
+    let mut pauses = Backoff::up_to(Duration::from_secs(1));
+    let plain = end.error.map(|error| error.escape_default().take(ERROR).collect::<String>());
+    let mut end = end.clone();
+    loop {
+        match sent!(&core.requests, core.limit(), conn => DB::end_run(conn, &tick.claim, &end, false)) {
+            // The database may not hold the characters of the error.
+            Err(failure) if remedy(&failure, 1) == Remedy::Apart && end.error != plain.as_deref() => {
+                tracing::warn!(schedule = %tick.claim.key, %failure, "the end of a run was refused; sent with its error in ASCII");
+                end.error = plain.as_deref();
+            }
+            Err(failure) if Instant::now() < limit && remedy(&failure, 1) != Remedy::Nothing => {
+                pauses.pause(Duration::MAX).await;
+            }
+            Err(failure) => {
+                tracing::error!(schedule = %tick.claim.key, %failure, "the end of a run could not be recorded");
+                return Err(failure);
+            }
+            stands => return stands,
+        }
+    }
+}
