@@ -14,6 +14,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// How long a node may take to restart: it may have to copy another node's data.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// After how long a member of a group is told to join again.
+const REJOIN: Duration = Duration::from_secs(20);
 /// How long it may take to answer a question.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -239,9 +241,7 @@ impl Cluster {
     }
 
     async fn isolate(&self, node: usize, sql: &'static str) {
-        use sqlx::Connection as _;
-        let mut conn = sqlx::MySqlConnection::connect(&self.urls[node - 1]).await.unwrap();
-        sqlx::raw_sql(sql).execute(&mut conn).await.unwrap();
+        send(&self.urls[node - 1], sql).await.unwrap();
     }
 
     /// Waits until the node has noticed that it is not in the majority, or for as long as that
@@ -366,8 +366,32 @@ async fn expelled(urls: &[String], node: usize) {
 }
 
 async fn ready(kind: Kind, urls: &[String]) {
+    let mut rejoin = Instant::now() + REJOIN;
     for url in urls {
-        until("all nodes are there", async || one(url, kind.is_ready()).await == Some(1_i64)).await;
+        let is_ready = async || one(url, kind.is_ready()).await == Some(1_i64);
+        let since = Instant::now();
+        while !is_ready().await {
+            assert!(since.elapsed() < PATIENCE, "all nodes are there: not within {PATIENCE:?}");
+            if kind == Kind::Group && Instant::now() >= rejoin {
+                join_all(urls).await;
+                rejoin = Instant::now() + REJOIN;
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+/// Lets the members join that were expelled, and failed to join at once. By themselves they try
+/// again after five minutes.
+async fn join_all(urls: &[String]) {
+    const STATE: &str = "SELECT IFNULL(MAX(member_state), 'OFFLINE') FROM performance_schema.replication_group_members
+                         WHERE member_id = @@server_uuid";
+    for url in urls {
+        let state = one::<String>(url, STATE).await;
+        if matches!(state.as_deref(), Some("ERROR" | "OFFLINE")) {
+            println!("a member is {state:?}, and is told to join");
+            timeout(PATIENCE, send(url, "STOP GROUP_REPLICATION; START GROUP_REPLICATION")).await.ok();
+        }
     }
 }
 
@@ -390,6 +414,12 @@ where
     let reply = timeout(ANSWER, sqlx::query_scalar(sql).fetch_one(&mut conn)).await.ok()?.ok();
     conn.close().await.ok();
     reply
+}
+
+async fn send(url: &str, sql: &'static str) -> Result<(), sqlx::Error> {
+    use sqlx::Connection as _;
+    let mut conn = sqlx::MySqlConnection::connect(url).await?;
+    sqlx::raw_sql(sql).execute(&mut conn).await.map(drop)
 }
 
 pub type Wandering = crate::wandering::Wandering<MySql>;

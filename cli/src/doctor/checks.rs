@@ -132,10 +132,11 @@ async fn server<DB: Server>(conn: &mut DB::Connection) -> Finding {
 
 async fn place<DB: Server>(conn: &mut DB::Connection) -> Finding {
     match DB::text(conn, DB::PLACE).await {
-        Ok(Some(place)) if place.contains("none: ") => {
-            Finding::problem("place", place, "name a database in the URL, or a schema in the search_path")
+        Ok(Some(place)) => Finding::good("place", place),
+        Ok(None) => {
+            let why = "the URL names no database, or the search_path no schema that exists";
+            Finding::problem("place", why, "name a database in the URL, or a schema in the search_path")
         }
-        Ok(place) => Finding::good("place", place.unwrap_or_default()),
         Err(error) => unread("place", &error),
     }
 }

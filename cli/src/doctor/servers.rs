@@ -30,7 +30,7 @@ pub enum Notifications {
 pub trait Server: Database {
     /// Reads the server's name and version.
     const VERSION: &'static str;
-    /// Reads the schema in which the tables are.
+    /// Reads the schema in which the tables are; NULL if there is none.
     const PLACE: &'static str;
     /// Reads the time in microseconds since 1970; `None` where it is this machine's.
     const NOW: Option<&'static str>;
@@ -59,7 +59,7 @@ pub trait Server: Database {
 impl Server for Postgres {
     const VERSION: &'static str = "SELECT version()";
     const PLACE: &'static str = "SELECT 'schema ' || coalesce((SELECT relnamespace::regnamespace::text FROM pg_class
-        WHERE oid = to_regclass('t_resource_lock')), current_schema()::text, 'none: the search_path leads nowhere')";
+        WHERE oid = to_regclass('t_resource_lock')), current_schema()::text)";
     const NOW: Option<&'static str> = Some("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint::text");
     const POOLER: Option<&'static str> = Some("SHOW pool_version");
     const USER: Option<&'static str> = Some("SELECT quote_ident(current_user)");
@@ -111,8 +111,7 @@ fn refuses_settings(error: &sqlx::Error) -> bool {
 impl Server for MySql {
     const VERSION: &'static str = "SELECT CONVERT(CONCAT(
         IF(VERSION() LIKE '%MariaDB%', '', 'MySQL '), VERSION(), ' ', @@version_comment) USING utf8mb4)";
-    const PLACE: &'static str =
-        "SELECT CONVERT(CONCAT('database ', COALESCE(DATABASE(), 'none: the URL names none')) USING utf8mb4)";
+    const PLACE: &'static str = "SELECT CONVERT(CONCAT('database ', DATABASE()) USING utf8mb4)";
     const NOW: Option<&'static str> =
         Some("SELECT CONVERT(CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) USING utf8mb4)");
 

@@ -10,7 +10,7 @@ harness::tests!(
     sqlite(a_database_that_only_reads_is_a_problem),
     servers(a_server_out_of_reach_is_a_problem),
     servers[DIRECT](rights_that_are_missing_are_named, the_advice_for_a_connection_depends_on_its_error),
-    postgres[DIRECT](notifications_are_tried)
+    postgres[DIRECT](notifications_are_tried, a_search_path_that_leads_nowhere_is_a_problem)
 );
 
 async fn doctor(url: &str) -> Ended {
@@ -89,6 +89,11 @@ async fn what_is_missing_is_named<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!((lines.len(), text.matches("problem").count()), (2, 2), "{text}");
     db.rowlock("migrate", &[]).await.with(0);
     db.rowlock("doctor", &[]).await.with(0);
+}
+
+async fn a_search_path_that_leads_nowhere_is_a_problem<DB: TestDatabase>(db: TestDb<DB>) {
+    let found = doctor(&format!("{}?options[search_path]=nowhere", db.url)).await.with(78).json();
+    assert_eq!(result(&found, "place")["result"], "problem", "{found}");
 }
 
 async fn a_database_that_only_reads_is_a_problem<DB: TestDatabase>(db: TestDb<DB>) {
