@@ -16,6 +16,7 @@ use crate::{
     store::{
         Database,
         failure::{Failure, Remedy, remedy},
+        fault::Fault,
         schedule::End,
     },
 };
@@ -109,6 +110,11 @@ async fn recorded<DB: Database>(
     Ok((error.map_or(Ended::Succeeded, |error| Ended::Failed { error, again }), Some(due_in(tick, then))))
 }
 
+/// Returns whether the server refused the statement for what it says.
+fn is_refused(failure: &Failure) -> bool {
+    remedy(failure, 1) == Remedy::Apart && failure.fault() == Fault::Other
+}
+
 /// Sends the end until there is a reply. An end that is sent again is recognized by its row in the
 /// history. After the lease, an end is still recorded if no other instance has taken over.
 async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>) -> Result<bool, Failure> {
@@ -120,7 +126,7 @@ async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>) -> Result<bool,
     loop {
         match sent!(&core.requests, core.limit(), conn => DB::end_run(conn, &tick.claim, &end, false)) {
             // The database may not hold the characters of the error.
-            Err(failure) if remedy(&failure, 1) == Remedy::Apart && end.error != plain.as_deref() => {
+            Err(failure) if is_refused(&failure) && end.error != plain.as_deref() => {
                 tracing::warn!(schedule = %tick.claim.key, %failure, "the end of a run was refused; sent with its error in ASCII");
                 end.error = plain.as_deref();
             }

@@ -11,7 +11,7 @@ use sqlx::{Pool, pool::PoolConnection};
 use tokio::{
     runtime::{Handle, Id},
     sync::Semaphore,
-    time::{Instant, error::Elapsed, timeout, timeout_at},
+    time::{Instant, error::Elapsed, sleep, timeout, timeout_at},
 };
 
 use crate::{
@@ -35,6 +35,9 @@ pub struct PooledConn<DB: Store> {
     options: Option<Arc<Options<DB>>>,
 }
 
+/// How long a connection may take to open before idle ones are looked for. Each further look comes
+/// after twice the time.
+const OPENING: Duration = Duration::from_millis(20);
 /// How long a connection is kept while there is always a next statement.
 const LOAN: Duration = Duration::from_secs(1);
 
@@ -44,11 +47,28 @@ impl<DB: Store> PooledConn<DB> {
         Self::take(pool, None, limit).await
     }
 
+    /// A pool that opens a connection for a request does not give it one that becomes idle since.
+    /// The request therefore asks a second time once there is one.
     async fn take(pool: &Pool<DB>, background_permit: Option<Arc<Semaphore>>, limit: Instant) -> Result<Self, Failure> {
         let options = pool.connect_options();
-        let work: Waiting<DB> = Box::pin(pool.acquire());
-        let acquiring = Acquiring { work: Some(work), options: options.clone(), background_permit };
-        match timeout_at(limit, acquiring).await {
+        let acquire = |background_permit| {
+            let work: Waiting<DB> = Box::pin(pool.acquire());
+            Acquiring { work: Some(work), options: options.clone(), background_permit }
+        };
+        let mut first = acquire(background_permit);
+        let taken = timeout_at(limit, async {
+            tokio::select! {
+                biased;
+                taken = &mut first => return taken,
+                () = has_idle(pool) => {}
+            }
+            tokio::select! {
+                biased;
+                taken = &mut first => taken,
+                taken = acquire(None) => taken,
+            }
+        });
+        match taken.await {
             Ok(Ok(conn)) => Ok(Self::of(conn, Some(options))),
             Ok(Err(error)) => Err(Failure::NoConnection(error)),
             Err(_) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
@@ -176,6 +196,18 @@ impl<DB: Store> Drop for PooledConn<DB> {
             }
             _ => drop(conn.detach()),
         }
+    }
+}
+
+/// Waits until the pool has an idle connection.
+async fn has_idle<DB: Store>(pool: &Pool<DB>) {
+    let mut pause = OPENING;
+    loop {
+        sleep(pause).await;
+        if pool.num_idle() > 0 {
+            return;
+        }
+        pause *= 2;
     }
 }
 

@@ -90,7 +90,7 @@ async fn a_version_is_granted_to_everybody<DB: TestDatabase>(db: TestDb<DB>) {
     let grants = [granted(lock.try_acquire(name).await), granted(lock.acquire(name, MINUTE).await)];
     assert!(grants.iter().all(|grant| grant.token().get() == 0 && grant.is_held() && grant.lease().is_none()));
     assert_ne!(grants[0].claim().holder, grants[1].claim().holder);
-    let error = lock.acquire("nobody's", MINUTE).await.unwrap_err();
+    let error = lock.acquire("no-one's", MINUTE).await.unwrap_err();
     assert!(matches!(&error, Error::NotFound { table, .. } if table == "account"), "{error:?}");
 }
 

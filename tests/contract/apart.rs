@@ -33,6 +33,7 @@ harness::tests!(
         a_renewal_that_is_not_driven_any_more_loses_no_other,
         a_runtime_that_stands_still_loses_no_place_of_another,
         leases_are_renewed_though_no_connection_can_be_opened,
+        a_connection_that_becomes_idle_serves_a_request_for_which_none_opens,
         a_renewal_that_comes_after_the_release_tells_of_no_loss
     )
 );
@@ -203,6 +204,22 @@ async fn leases_are_renewed_though_no_connection_can_be_opened<DB: TestDatabase>
     for lease in leases {
         lease.abandon().await.unwrap();
     }
+}
+
+/// All connections are in use when the request is sent, and no further one can be opened.
+async fn a_connection_that_becomes_idle_serves_a_request_for_which_none_opens<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let pool = proxy.pool::<DB>(4);
+    let lock = LeaseLock::<DB>::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    eventually("all are idle", || async { pool.num_idle() == pool.size() as usize }).await;
+    let in_use: Vec<_> = std::iter::from_fn(|| pool.try_acquire()).collect();
+    assert!((1..4).contains(&in_use.len()), "{pool:?}");
+    proxy.hold_new();
+    let asks = tokio::spawn(async move { lock.try_acquire("k").await });
+    sleep(LEASE / 20).await;
+    drop(in_use);
+    acquired(timeout(PATIENCE / 4, asks).await.expect("it takes an idle connection").unwrap());
 }
 
 /// The renewal was sent before the release, and finds the row without the claim.

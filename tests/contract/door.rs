@@ -138,6 +138,11 @@ async fn unfit_columns_of_an_existing_table_are_refused<DB: TestDatabase>(db: Te
                 "ALTER TABLE t_resource_lock MODIFY begin_time DATETIME(6) NULL DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6)",
                 "begin_time",
             ),
+            (
+                "ALTER TABLE t_resource_lock MODIFY begin_time DATETIME(6) NULL, DROP PRIMARY KEY, ADD UNIQUE (key_resource),
+                     ADD id INT AUTO_INCREMENT PRIMARY KEY",
+                "primary key",
+            ),
         ],
     };
     for (statement, says) in unfit {

@@ -303,7 +303,8 @@ async fn behind_a_pooler_no_connection_listens_or_is_disturbed<DB: TestDatabase>
         let [one, two] = [acquired(holder.try_acquire("one").await), acquired(holder.try_acquire("two").await)];
         let (next, heard) = (waiting(&asks, "one"), waiting(&listens, "two"));
         awaited(&db, "two").await;
-        eventually("whoever is connected to the server listens", || async { listeners(&server).await == 1 }).await;
+        eventually("each process that is connected to the server listens", || async { listeners(&server).await == 1 })
+            .await;
         for (key, next) in [(one, next), (two, heard)] {
             let (lease, took) = handed_over(key, next).await;
             assert!(took < BOUND, "{took:?}");

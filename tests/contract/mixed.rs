@@ -84,7 +84,7 @@ async fn a_waiter_whose_place_is_gone_is_not_the_first_any_more<DB: TestDatabase
     let lease = tokio::select! {
         lease = next => lease.unwrap(),
         granted = &mut passed_over => panic!("granted before the one whose turn it is: {granted:?}"),
-        () = tokio::time::sleep(PATIENCE) => panic!("nobody is granted the key"),
+        () = tokio::time::sleep(PATIENCE) => panic!("no task is granted the key"),
     };
     let token = lease.token();
     lease.release(Status::Succeeded).await.unwrap();

@@ -179,7 +179,7 @@ async fn a_runtime_that_stands_still_delays_no_other_request<DB: TestDatabase>(d
     proxy.hold(Way::Replies);
     let elsewhere = elsewhere.driven_on().await;
     proxy.open();
-    let answers = timeout(PATIENCE / 2, all(wanted)).await.expect("it is under way on nobody else's runtime");
+    let answers = timeout(PATIENCE / 2, all(wanted)).await.expect("it is under way on no other caller's runtime");
     for answer in answers {
         drop(acquired(answer));
     }

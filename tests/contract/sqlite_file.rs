@@ -71,7 +71,10 @@ async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: TestDataba
     assert!(begun.elapsed() < 2 * lease, "told within the lease: {:?}", begun.elapsed());
     eventually("both leases have ended", || async { ended("taken").await && ended("left").await }).await;
     let tried = other.try_acquire("taken").await;
-    assert!(matches!(tried, Ok(rowlock::Attempt::Refused(_))), "nobody gets in while the file is written: {tried:?}");
+    assert!(
+        matches!(tried, Ok(rowlock::Attempt::Refused(_))),
+        "no claim is granted while the file is written: {tried:?}"
+    );
     DB::execute_on(&mut writer, "COMMIT").await.unwrap();
     // A renewal that waited for the file may succeed now, for a lease of its own.
     let next = acquired(other.acquire("taken", PATIENCE).await);

@@ -84,7 +84,7 @@ impl<'a, DB: TestDatabase> Gate<'a, DB> {
     /// Lets the server end the session that waits at the gate, and opens the gate when that is
     /// done.
     async fn ends_who_waits(mut self) {
-        eventually("somebody waits", || async { self.waiting().await.is_some() }).await;
+        eventually("a task waits", || async { self.waiting().await.is_some() }).await;
         let session = self.waiting().await.unwrap();
         let postgres = self.db.server.name == "postgres";
         let end = if postgres { format!("SELECT pg_terminate_backend({session})") } else { format!("KILL {session}") };

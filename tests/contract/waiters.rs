@@ -131,7 +131,7 @@ pub async fn places<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
 /// The side of the process: it asks as it is ordered to, and reports each grant after its release.
 pub async fn work<DB: TestDatabase>(lock: LeaseLock<DB>, keys: &str) {
     // When the first order arrives, the table has been checked and the connection is open.
-    lock.inspect("nobody's").await.unwrap();
+    lock.inspect("no-one's").await.unwrap();
     say("ready");
     let mut orders = BufReader::new(tokio::io::stdin()).lines();
     let mut tasks = JoinSet::new();

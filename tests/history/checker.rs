@@ -311,7 +311,7 @@ impl<'a> View<'a> {
                 self.heard.iter().any(|heard| heard.op.process != *process && heard.at > *at && heard.at <= until);
             if !freed {
                 let text =
-                    format!("{crashed} crashed, and nobody had it by {:?} after, though {asking} went on", until - *at);
+                    format!("{crashed} crashed, and no one had it by {:?} after, though {asking} went on", until - *at);
                 verdict.breaks(Rule::CrashesAreFreed, text);
             }
         }
@@ -385,7 +385,7 @@ impl<'a> View<'a> {
                     .breaks(Rule::OutcomesAreTrue, format!("{op} took over from {prior} of process {process}, {what}"));
             };
             if taken.insert(prior, process).is_some() {
-                breaks("and somebody had before");
+                breaks("and another claim had before");
             }
             match known.get(&prior) {
                 Some(before) if was_released(before) => breaks("which was released"),

@@ -11,9 +11,9 @@ use crate::{
         mysql::{
             row::{Query, commit, marks, micros},
             schedule_sql::{
-                CLAIM, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST,
-                LOOK, OLD, PASS, PAUSE, PUT_BACK, REGISTER, SELECTED, SINCE, TABLES, TELL, TELL_HANDED_BACK, TOLD,
-                TRIGGER,
+                CLAIM, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HELD_OF, HISTORY, INSTALL, LAST_SUCCESSES, LATEST,
+                LEFT, LIST, LOOK, OLD, PASS, PAUSE, PUT_BACK, REGISTER, SELECTED, SINCE, TABLES, TELL,
+                TELL_HANDED_BACK, TOLD, TRIGGER, forget_statement,
             },
         },
         schedule::{
@@ -78,14 +78,18 @@ impl ScheduleStore for MySql {
     }
 
     async fn put_back(conn: &mut MySqlConnection, holder: Holder, known: &[Times]) -> Reply<()> {
-        let names = marks("?", known.len().max(1));
-        let query = sqlx::query(AssertSqlSafe(format!("{PUT_BACK} ({names})"))).bind(*holder.as_uuid());
-        known
-            .iter()
-            .fold(query, |query, times| query.bind(times.name.as_str().to_owned()))
-            .execute(conn)
-            .await
-            .map(drop)
+        let marks = |count: usize| marks("?", count.max(1));
+        let query = sqlx::query_as(AssertSqlSafe(format!("{HELD_OF} ({})", marks(known.len()))));
+        let names = known.iter().map(|times| times.name.as_str());
+        let query = names.fold(query.bind(*holder.as_uuid()), |query, name| query.bind(name));
+        let held: Vec<(Vec<u8>,)> = query.fetch_all(&mut *conn).await?;
+        // An UPDATE reads the rows of all names that it is given, and waits for those of other runs.
+        if held.is_empty() {
+            return Ok(());
+        }
+        let query = sqlx::query(AssertSqlSafe(format!("{PUT_BACK} ({})", marks(held.len()))));
+        let query = held.into_iter().fold(query.bind(*holder.as_uuid()), |query, (name,)| query.bind(name));
+        query.execute(conn).await.map(drop)
     }
 
     async fn extend_run(conn: &mut MySqlConnection, claim: &Claim, lease: TimeDelta) -> Reply<Outcome> {
@@ -174,8 +178,7 @@ impl ScheduleStore for MySql {
         if old.is_empty() {
             return Ok(0);
         }
-        let rows = marks("(?, ?, ?)", old.len());
-        let sql = format!("DELETE FROM t_resource_schedule_run WHERE (name, slot, attempt) IN ({rows})");
+        let sql = forget_statement(old.len());
         let query =
             old.into_iter().fold(sqlx::query(AssertSqlSafe(sql)).persistent(false), |query, (name, slot, attempt)| {
                 query.bind(name).bind(slot).bind(attempt)

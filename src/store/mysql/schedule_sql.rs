@@ -53,6 +53,9 @@ SET t.holder = ?, t.token = ?, t.client_ip = ?, t.run_slot = ?, t.attempt = ?, t
     )
 });
 
+/// The names of the rows that a holder has claimed.
+pub(super) const HELD_OF: &str = "SELECT name FROM t_resource_schedule WHERE holder = ? AND name IN";
+
 /// The slot may be one of other times, and lie ahead.
 pub(super) const PUT_BACK: &str = "
 UPDATE t_resource_schedule FORCE INDEX (PRIMARY)
@@ -139,6 +142,17 @@ macro_rules! select_runs {
             $rest
         )
     };
+}
+
+/// Builds the statement that deletes these runs. Each is looked up by its primary key: a condition
+/// with a list would read the whole of the table, and wait for the runs that are being recorded.
+pub(super) fn forget_statement(count: usize) -> String {
+    let one = "SELECT CAST(? AS BINARY) AS name, CAST(? AS DATETIME(6)) AS slot, ? AS attempt";
+    let rows = vec![one; count].join(" UNION ALL ");
+    format!(
+        "DELETE r FROM ({rows}) j STRAIGHT_JOIN t_resource_schedule_run r FORCE INDEX (PRIMARY)
+         ON r.name = j.name AND r.slot = j.slot AND r.attempt = j.attempt"
+    )
 }
 
 pub(super) const HISTORY: &str =

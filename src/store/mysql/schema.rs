@@ -16,6 +16,8 @@ SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type US
        CAST(banner.version LIKE '%MariaDB%' AS SIGNED) AS mariadb,
        (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.plugins WHERE plugin_name = 'group_replication' AND plugin_status = 'ACTIVE') AS member,
        (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 't_resource_lock_queue') AS queue,
+       (SELECT CONVERT(COALESCE(GROUP_CONCAT(LOWER(column_name) ORDER BY seq_in_index), '') USING utf8mb4) FROM information_schema.statistics
+        WHERE table_schema = DATABASE() AND table_name = 't_resource_lock' AND index_name = 'PRIMARY') AS primary_key,
        CONVERT(CONCAT(IF(is_nullable = 'NO' AND column_name = 'end_time', ' NOT NULL', ''), IF(extra LIKE '%on update%', ' ON UPDATE', ''))
            USING utf8mb4) AS more, CONVERT(CONCAT(banner.version, ' ', @@version_comment) USING utf8mb4) AS banner
 FROM (SELECT VERSION() AS version) banner
@@ -42,6 +44,10 @@ impl SchemaStore for MySql {
                 _ => Freshness::Before,
             };
             schema.queue = row.try_get::<i64, _>("queue")? > 0;
+            // A statement that found its rows by another index would lock rows of other keys too.
+            if row.try_get::<String, _>("primary_key")? != "key_resource" {
+                schema.wrong = Some("its primary key is not the column key_resource alone; make it that".into());
+            }
             let column_type: String = row.try_get("type")?;
             let data_type: String = row.try_get("data_type")?;
             let more: String = row.try_get("more")?;
