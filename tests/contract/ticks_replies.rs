@@ -17,10 +17,10 @@ use tokio::{
 
 use crate::ticks::{LONG, SHORT, back, due, idle, info, instance, runs, told};
 
-harness::tests!(servers(
-    an_end_between_a_look_and_a_claim_is_seen,
-    a_message_that_is_lost_loses_no_tick_and_repeats_no_success
-));
+harness::tests!(
+    servers(an_end_between_a_look_and_a_claim_is_seen, a_message_that_is_lost_loses_no_tick_and_repeats_no_success),
+    mysql_and_mariadb(a_claim_that_is_carried_out_late_is_undone_beside_a_locked_run)
+);
 
 /// More than a run has.
 const MESSAGES: usize = 14;
@@ -133,4 +133,31 @@ async fn a_message_that_is_lost_loses_no_tick_and_repeats_no_success<DB: TestDat
         assert_once(&db, &name, first, &at).await;
         assert_eq!(info(&db, &name).await.slot, first + 2 * LONG, "{at}");
     }
+}
+
+/// The server carries a claim out after its instance has given it up. Another run's row is locked
+/// by a transaction, as by `finish_in`.
+async fn a_claim_that_is_carried_out_late_is_undone_beside_a_locked_run<DB: TestDatabase>(db: TestDb<DB>) {
+    let (running, late) = (due(&db, "a").await, due(&db, "k").await);
+    let holder = DB::uuid("0123456789abcdef0123456789abcdef");
+    let run = format!("holder = {holder}, due_at = {}", DB::ago(-3_600_000));
+    db.execute(&format!("UPDATE t_resource_schedule SET {run} WHERE name = 'a'")).await;
+    db.execute("CREATE TABLE claimed_late (name varbinary(255) PRIMARY KEY)").await;
+    db.execute(
+        "CREATE TRIGGER late BEFORE UPDATE ON t_resource_schedule FOR EACH ROW
+             BEGIN IF NEW.name = 'k' AND OLD.holder IS NULL AND NEW.holder IS NOT NULL
+                 AND NOT EXISTS (SELECT 1 FROM claimed_late) THEN
+                 INSERT INTO claimed_late VALUES ('k'); DO SLEEP(2);
+             END IF; END",
+    )
+    .await;
+    let mut finishing = db.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut finishing, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut finishing, "UPDATE t_resource_schedule SET missed = 1 WHERE name = 'a'").await.unwrap();
+    let schedules = instance(&db, "late").time_limit(4 * SHORT).unwrap().lease(LONG / 10).unwrap();
+    let schedules = schedules.on(running, async |_| Ok::<_, Infallible>(()));
+    let schedules = schedules.on(late, async |_| Ok::<_, Infallible>(())).start().await.unwrap();
+    eventually("it is run", || async { told(&db, "k").await.ends_with("S1") }).await;
+    DB::execute_on(&mut finishing, "ROLLBACK").await.unwrap();
+    schedules.shutdown(PATIENCE).await;
 }

@@ -11,8 +11,8 @@ use crate::{
         mysql::{
             row::{Query, commit, marks, micros},
             schedule_sql::{
-                CLAIM, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HELD_OF, HISTORY, INSTALL, LAST_SUCCESSES, LATEST,
-                LEFT, LIST, LOOK, OLD, PASS, PAUSE, PUT_BACK, REGISTER, SELECTED, SINCE, TABLES, TELL,
+                CLAIM, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST,
+                LOOK, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, REGISTER, SELECTED, SINCE, TABLES, TELL,
                 TELL_HANDED_BACK, TOLD, TRIGGER, forget_statement,
             },
         },
@@ -79,11 +79,11 @@ impl ScheduleStore for MySql {
 
     async fn put_back(conn: &mut MySqlConnection, holder: Holder, known: &[Times]) -> Reply<()> {
         let marks = |count: usize| marks("?", count.max(1));
-        let query = sqlx::query_as(AssertSqlSafe(format!("{HELD_OF} ({})", marks(known.len()))));
+        let query = sqlx::query_as(AssertSqlSafe(format!("{MAY_BE_HELD} ({})", marks(known.len()))));
         let names = known.iter().map(|times| times.name.as_str());
         let query = names.fold(query.bind(*holder.as_uuid()), |query, name| query.bind(name));
         let held: Vec<(Vec<u8>,)> = query.fetch_all(&mut *conn).await?;
-        // An UPDATE reads the rows of all names that it is given, and waits for those of other runs.
+        // An UPDATE locks the rows of all names that it is given, and waits for those of other runs.
         if held.is_empty() {
             return Ok(());
         }

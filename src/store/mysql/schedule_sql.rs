@@ -53,8 +53,10 @@ SET t.holder = ?, t.token = ?, t.client_ip = ?, t.run_slot = ?, t.attempt = ?, t
     )
 });
 
-/// The names of the rows that a holder has claimed.
-pub(super) const HELD_OF: &str = "SELECT name FROM t_resource_schedule WHERE holder = ? AND name IN";
+/// The names of the rows that a holder has claimed, or may be claiming in a statement that is still
+/// carried out. The rows of other runs are not among them.
+pub(super) const MAY_BE_HELD: &str =
+    "SELECT name FROM t_resource_schedule WHERE (holder = ? OR due_at <= UTC_TIMESTAMP(6)) AND name IN";
 
 /// The slot may be one of other times, and lie ahead.
 pub(super) const PUT_BACK: &str = "
