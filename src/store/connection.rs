@@ -36,8 +36,9 @@ pub struct PooledConn<DB: Store> {
 }
 
 /// How long a connection may take to open before idle ones are looked for. Each further look comes
-/// after twice the time.
-const OPENING: Duration = Duration::from_millis(20);
+/// after twice the time. It is longer than the pool takes to test a connection of a remote server:
+/// a second test that is abandoned closes its connection.
+const OPENING: Duration = Duration::from_millis(250);
 /// How long a connection is kept while there is always a next statement.
 const LOAN: Duration = Duration::from_secs(1);
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use harness::{COUNTED, PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
 use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, Reason, Status};
 use sqlx::Pool;
 use tokio::time::{Instant, timeout};
@@ -29,12 +29,9 @@ harness::tests!(
         a_request_dropped_before_sending_is_removed,
         more_than_fit_in_one_statement_take_a_few
     ),
-    // Behind Pgpool-II a statement may take as long as a claim is tried again.
-    servers[COUNTED](a_row_locked_by_a_transaction_delays_no_other_request),
     servers(
         a_request_dropped_after_sending_fails_no_other,
         a_lost_reply_is_lost_for_no_request,
-        a_locked_row_delays_nothing_in_a_table_of_few_rows,
         a_slow_reply_delays_no_other_request
     )
 );
@@ -296,52 +293,6 @@ async fn a_release_of_what_is_lost_is_that_ones_alone<DB: TestDatabase>(db: Test
         }
     }
     assert_eq!(db.column("key 3", "client_ip").await.as_deref(), Some("thief"));
-}
-
-async fn a_row_locked_by_a_transaction_delays_no_other_request<DB: TestDatabase>(db: TestDb<DB>) {
-    let keys = ["first", "k", "other"].map(String::from);
-    let (pool, lock) = set_up(&db, &keys).await;
-    let mut sitting = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut sitting, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut sitting, DB::LOCK_ROW).await.unwrap();
-    let (answers, count) = counted(&pool, together(&pool, tries(&lock, ["first", "k", "other"]))).await;
-    // The count if each key is requested once, alone and in a batch. MySQL reads the row in
-    // addition, and MariaDB first tries a plain update.
-    let once = if db.server.name == "postgres" { 3 } else { 4 };
-    assert!(count.is_none_or(|count| count > once), "the one is asked for again, for a while: {count:?}");
-    DB::execute_on(&mut sitting, "ROLLBACK").await.unwrap();
-    let [first, busy, other] = <[_; 3]>::try_from(answers).unwrap_or_else(|_| panic!("three answers"));
-    drop((acquired(first), acquired(other)));
-    assert_eq!(refused(busy).reason, Reason::Busy);
-}
-
-/// A server may read the whole of a small table where it reads a few rows of a larger one. It then
-/// locks all of them, and waits for the one that a transaction has locked.
-async fn a_locked_row_delays_nothing_in_a_table_of_few_rows<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = LeaseLock::builder(db.pool_of(4).await).time_limit(PATIENCE).build().unwrap();
-    let lock = lock.lease(Duration::from_secs(3)).unwrap();
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    for count in 1..=4 {
-        db.execute("DELETE FROM t_resource_lock").await;
-        let keys = [numbered(count), vec!["k".to_owned()]].concat();
-        for key in &keys {
-            db.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES ('{key}')")).await;
-        }
-        db.execute(if db.server.name == "postgres" { "ANALYZE" } else { "ANALYZE TABLE t_resource_lock" }).await;
-        let mut other = db.pool_of(1).await.acquire().await.unwrap();
-        DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-        DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
-
-        let mut answers = timeout(PATIENCE, all(tries(&lock, names(&keys)))).await.expect("no claim waits");
-        assert_eq!(refused(answers.pop().unwrap()).reason, Reason::Busy);
-        let leases: Vec<_> = answers.into_iter().map(acquired).collect();
-        let ends = "SELECT CAST(MIN(expires_at) AS char(40)) FROM t_resource_lock WHERE lock_flag = 1";
-        let before = db.text(ends).await;
-        eventually("all are renewed", || async { db.text(ends).await > before }).await;
-        let released = timeout(PATIENCE, all(releases(leases, |_| Status::Succeeded))).await.expect("no release waits");
-        released.into_iter().for_each(Result::unwrap);
-        DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
-    }
 }
 
 /// The rows of a batch are written in one statement. An error that the server raises for one row

@@ -46,6 +46,7 @@ mod ledger;
 mod line;
 mod listening;
 mod lock_delay;
+mod locked_rows;
 mod migrations;
 mod mixed;
 mod neighbours;
@@ -169,6 +170,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     keeping::register::<DB>(suite);
     listening::register::<DB>(suite);
     lock_delay::register::<DB>(suite);
+    locked_rows::register::<DB>(suite);
     migrations::register::<DB>(suite);
     mixed::register::<DB>(suite);
     neighbours::register::<DB>(suite);

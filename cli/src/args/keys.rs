@@ -109,10 +109,3 @@ pub struct Watch {
     #[command(flatten)]
     pub judged_by: MinInterval,
 }
-
-#[derive(Debug, Args)]
-pub struct Doctor {
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
-}

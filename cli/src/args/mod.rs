@@ -15,9 +15,9 @@ use clap_complete::Shell;
 
 use crate::args::{
     claims::{Acquire, Hold, Lead, Leader, Run, Stub},
-    keys::{Doctor, List, MinInterval, Release, Renew, Show, Watch},
+    keys::{List, MinInterval, Release, Renew, Show, Watch},
     schedules::{Cron, Named, Runs, Schedules, Supervise},
-    source::SourceArguments,
+    source::{Doctor, SourceArguments},
     values::duration,
 };
 

@@ -1,4 +1,4 @@
-//! The arguments that choose the database.
+//! The arguments that choose the database, and those of the command that examines it.
 
 use std::time::Duration;
 
@@ -21,4 +21,11 @@ pub struct SourceArguments {
     /// How long to wait for a connection
     #[arg(long, value_name = "D", default_value = "10s", value_parser = duration, global = true)]
     pub connect_timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }

@@ -12,7 +12,7 @@ use rowlock::LeaseLock;
 use serde_json::{Value, json};
 
 use crate::{
-    args::keys::Doctor,
+    args::source::Doctor,
     database::{self, Kind, Opened},
     exit::{self, Failure},
     format::aligned,

@@ -31,7 +31,8 @@ pub(super) const NOW: &str = "SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, N
 pub(super) const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR";
 
 /// Joins the rows that a derived table `j` has locked with the table that is changed. Without the
-/// index, a server reads the whole of a small table, and waits for the rows that others have locked.
+/// index, a server reads the whole of a small table, and waits for the rows that others have
+/// locked.
 pub(super) const JOINED: &str =
     "STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource";
 

@@ -78,16 +78,16 @@ impl ScheduleStore for MySql {
     }
 
     async fn put_back(conn: &mut MySqlConnection, holder: Holder, known: &[Times]) -> Reply<()> {
-        let marks = |count: usize| marks("?", count.max(1));
-        let query = sqlx::query_as(AssertSqlSafe(format!("{MAY_BE_HELD} ({})", marks(known.len()))));
+        let query = sqlx::query_as(AssertSqlSafe(format!("{MAY_BE_HELD} ({})", marks("?", known.len().max(1)))));
         let names = known.iter().map(|times| times.name.as_str());
         let query = names.fold(query.bind(*holder.as_uuid()), |query, name| query.bind(name));
         let held: Vec<(Vec<u8>,)> = query.fetch_all(&mut *conn).await?;
-        // An UPDATE locks the rows of all names that it is given, and waits for those of other runs.
+        // An UPDATE locks the rows of all names that it is given, and waits for those of other
+        // runs.
         if held.is_empty() {
             return Ok(());
         }
-        let query = sqlx::query(AssertSqlSafe(format!("{PUT_BACK} ({})", marks(held.len()))));
+        let query = sqlx::query(AssertSqlSafe(format!("{PUT_BACK} ({})", marks("?", held.len()))));
         let query = held.into_iter().fold(query.bind(*holder.as_uuid()), |query, (name,)| query.bind(name));
         query.execute(conn).await.map(drop)
     }
