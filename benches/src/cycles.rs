@@ -56,7 +56,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
 
 /// All contenders share one pool, because they run one after the other.
 async fn entries<DB: Speak>(kind: Kind, site: &Site, tasks: usize, rounds: &Rounds) -> Result<Vec<Entry>, Error> {
-    let connections = rounds.connections(tasks);
+    let connections = rounds.connections;
     let pool = patient_pool::<DB>(&site.url, connections, rounds.ping).await?;
     let mut entries = Vec::new();
     let mut enter = |name, contender| entries.push(Entry::new(name, 0, contender));

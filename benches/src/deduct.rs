@@ -76,7 +76,7 @@ where
     i64: Value<DB>,
 {
     let Options { rounds, tasks, .. } = options;
-    let pool = patient_pool::<DB>(&site.url, rounds.connections(*tasks), rounds.ping).await?;
+    let pool = patient_pool::<DB>(&site.url, rounds.connections, rounds.ping).await?;
     let mut ledgers = Vec::new();
     for (name, table) in [("rowlock", "by_version"), ("single", "by_guard"), ("for-update", "by_lock")] {
         if rounds.wants(name) {

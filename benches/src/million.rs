@@ -65,7 +65,7 @@ async fn enter<DB: Speak>(
 ) -> Result<(), Error> {
     let Options { rounds, few, .. } = options;
     eprintln!("million {}: filling in {rows} rows", kind.name());
-    let pool = patient_pool::<DB>(&site.url, rounds.connections(1), rounds.ping).await?;
+    let pool = patient_pool::<DB>(&site.url, rounds.connections, rounds.ping).await?;
     fill(&pool, "t_resource_lock (key_resource)", (0..rows).map(|row| format!("('{}')", key(row)))).await?;
     DB::script(&pool, DB::ANALYZE.into()).await?;
     let any = || -> Pick { Box::new(move |_| key(fastrand::usize(..rows))) };

@@ -79,7 +79,6 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
 }
 
 async fn contender<DB: Speak>(site: &Site, options: &Options, key: Pick) -> Result<Arc<dyn Contender>, Error> {
-    let Options { rounds, tasks, .. } = options;
-    let pool = patient_pool::<DB>(&site.url, rounds.connections(*tasks), rounds.ping).await?;
+    let pool = patient_pool::<DB>(&site.url, options.rounds.connections, options.rounds.ping).await?;
     Ok(cycle(Rowlock::new(pool, true, PATIENCE)?, key))
 }

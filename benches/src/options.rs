@@ -39,9 +39,9 @@ pub struct Rounds {
     /// How long a first round is that does not count, in seconds.
     #[arg(long, default_value = "0.3", value_parser = seconds)]
     pub warm_up: Duration,
-    /// The most connections of a pool; never more than there are tasks.
+    /// The most connections of a pool.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
-    connections: u32,
+    pub connections: u32,
     /// Lets pools test each connection before they give it out, as sqlx does by default.
     #[arg(long)]
     pub ping: bool,
@@ -51,10 +51,6 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    pub fn connections(&self, tasks: usize) -> u32 {
-        u32::try_from(tasks).map_or(self.connections, |tasks| tasks.clamp(1, self.connections))
-    }
-
     pub fn wants(&self, contender: &str) -> bool {
         self.contenders.is_empty() || self.contenders.iter().any(|wanted| wanted == contender)
     }

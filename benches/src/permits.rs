@@ -45,7 +45,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
         durability::show::<DB>(kind, site).await?;
         report.head();
         for &tasks in &options.tasks {
-            let (entries, rounds) = (entries::<DB>(site, tasks, options).await?, &options.rounds);
+            let (entries, rounds) = (entries::<DB>(site, options).await?, &options.rounds);
             Contest { scenario: "permits", server: kind.name(), tasks, entries, rounds, wal: None }.run(report).await?;
         }
         Ok(())
@@ -53,10 +53,10 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
     .await
 }
 
-async fn entries<DB: Speak>(site: &Site, tasks: usize, options: &Options) -> Result<Vec<Entry>, Error> {
+async fn entries<DB: Speak>(site: &Site, options: &Options) -> Result<Vec<Entry>, Error> {
     let Options { rounds, permits, .. } = options;
     let (permits, size) = (*permits, usize::try_from(*permits)?);
-    let pool = patient_pool::<DB>(&site.url, rounds.connections(tasks), rounds.ping).await?;
+    let pool = patient_pool::<DB>(&site.url, rounds.connections, rounds.ping).await?;
     let mut entries = Vec::new();
     let mut enter = |name, size, base, contender| {
         if rounds.wants(name) {

@@ -53,7 +53,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
         let wal = if kind == Kind::Postgres { Some(PgPool::connect(&site.url).await?) } else { None };
         let holder = LeaseLock::new(patient_pool::<DB>(&site.url, 1, false).await?);
         let Attempt::Acquired(lease) = holder.try_acquire(KEY).await? else { return Err("the key is not free".into()) };
-        let (entries, held) = entries::<DB>(site, *tasks, rounds).await?;
+        let (entries, held) = entries::<DB>(site, rounds).await?;
         Contest { scenario: "refusals", server: kind.name(), tasks: *tasks, entries, rounds, wal }.run(report).await?;
         for giving_back in held {
             giving_back.await?;
@@ -72,12 +72,8 @@ async fn hold<L: Lock>(lock: L) -> Result<Ending<()>, Error> {
     Ok(Box::pin(async move { lock.release(&ASK, held).await }))
 }
 
-async fn entries<DB: Speak>(
-    site: &Site,
-    tasks: usize,
-    rounds: &Rounds,
-) -> Result<(Vec<Entry>, Vec<Ending<()>>), Error> {
-    let pool = patient_pool::<DB>(&site.url, rounds.connections(tasks), rounds.ping).await?;
+async fn entries<DB: Speak>(site: &Site, rounds: &Rounds) -> Result<(Vec<Entry>, Vec<Ending<()>>), Error> {
+    let pool = patient_pool::<DB>(&site.url, rounds.connections, rounds.ping).await?;
     let mut held = Vec::new();
     let mut entries = Vec::new();
     let mut enter = |name, contender| entries.push(Entry::new(name, 0, contender));

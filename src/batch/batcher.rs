@@ -104,9 +104,9 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
         conn.proceed(reply)
     }
 
-    /// Sends requests in one statement. Returns the connection if it can be used again.
-    pub async fn send_together(&self, conn: PooledConn<DB>, slots: Vec<Slot<DB, Op>>) -> Option<PooledConn<DB>> {
-        let Some(limit) = slots.iter().map(|slot| slot.first.limits.statement).max() else { return Some(conn) };
+    /// Sends requests in one statement.
+    pub async fn send_together(&self, conn: PooledConn<DB>, slots: Vec<Slot<DB, Op>>) {
+        let Some(limit) = slots.iter().map(|slot| slot.first.limits.statement).max() else { return conn.give_back() };
         let _token = self.tracker.token();
         let (mut requests, mut replies) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
         for Slot { first: Waiting { request, reply, limits }, others } in slots {
@@ -115,12 +115,12 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
         }
         match self.exchange(conn, &requests, limit).await {
             Ok((conn, outputs)) => {
+                conn.give_back();
                 for ((reply, _, others), output) in replies.into_iter().zip(outputs) {
                     self.share(&output, others);
                     // The result of a cancelled request is dropped, which abandons a granted lease.
                     drop(reply.send(Ok(output)));
                 }
-                Some(conn)
             }
             Err(failure) => {
                 let mut firsts = Vec::with_capacity(replies.len());
@@ -129,7 +129,6 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
                     firsts.push(Waiting { request, reply, limits });
                 }
                 self.fail(firsts, failure).await;
-                None
             }
         }
     }

@@ -18,11 +18,7 @@ use crate::{
         op::BatchOp,
         state::{Slot, Stage},
     },
-    store::{
-        Database,
-        connection::{IdleConn, PooledConn},
-        failure::Failure,
-    },
+    store::{Database, connection::PooledConn, failure::Failure},
     sync::lock,
 };
 
@@ -103,21 +99,14 @@ impl<DB: Database, Op: BatchOp<DB>> Worker<DB, Op> {
 
     /// Sends waiting requests until there are none.
     async fn work(mut self) {
-        let mut kept: Option<IdleConn<DB>> = None;
         while let Some((number, limit)) = self.next() {
-            let conn = match kept.take() {
-                Some(kept) => kept.lend(),
-                None => match PooledConn::checkout(&self.batch.pool, limit).await {
-                    Ok(conn) => conn,
-                    Err(failure) => {
-                        self.refuse(number, failure);
-                        continue;
-                    }
-                },
-            };
-            let slots = self.take_batch();
-            let conn = self.batch.send_together(conn, slots).await;
-            kept = conn.and_then(|conn| conn.keep(&self.batch.pool));
+            match PooledConn::checkout(&self.batch.pool, limit).await {
+                Ok(conn) => {
+                    let slots = self.take_batch();
+                    self.batch.send_together(conn, slots).await;
+                }
+                Err(failure) => self.refuse(number, failure),
+            }
         }
     }
 

@@ -17,8 +17,8 @@ use crate::{
     retry::{Retry, TIME_LIMIT, time_limit},
     rules::{Rules, Terms},
     store::{
-        Database,
-        pools::{Connections, Options, Purpose},
+        Database, Options,
+        pools::{Connections, Purpose},
     },
 };
 

@@ -18,9 +18,10 @@ use crate::{
     metrics,
     retry::outage_pause,
     store::{
-        Reply, Store,
+        Options, Reply, Store,
         failure::Failure,
-        pools::{Connections, HANDSHAKE, Options},
+        kept::{Borrowed, Kept, LOAN},
+        pools::{Connections, HANDSHAKE},
     },
 };
 
@@ -29,67 +30,38 @@ use crate::{
 /// running. A connection that may be a database in memory, which would be lost with it, is instead
 /// made idle in the background.
 pub struct PooledConn<DB: Store> {
-    conn: Option<PoolConnection<DB>>,
-    since: Instant,
-    /// `None`: the connection is closed when dropped, whatever the database.
-    options: Option<Arc<Options<DB>>>,
+    conn: Option<Borrowed<DB>>,
+    /// Where it is kept between statements. `None`: it returns to its pool.
+    kept: Option<Arc<Kept<DB>>>,
+    /// The connection is closed when dropped, whatever the database.
+    closes: bool,
 }
 
 /// How long a connection may take to open before idle ones are looked for. Each further look comes
 /// after twice the time. It is longer than the pool takes to test a connection of a remote server:
 /// a second test that is abandoned closes its connection.
 const OPENING: Duration = Duration::from_millis(250);
-/// How long a connection is kept while there is always a next statement.
-const LOAN: Duration = Duration::from_secs(1);
 
 impl<DB: Store> PooledConn<DB> {
     /// Waits for a connection of a pool, up to the limit. Its state is not checked.
     pub async fn unchecked(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
-        Self::take(pool, None, limit).await
+        Ok(Self::of(borrow(pool, None, limit).await?, None))
     }
 
-    /// A pool that opens a connection for a request does not give it one that becomes idle since.
-    /// The request therefore asks a second time once there is one.
-    async fn take(pool: &Pool<DB>, background_permit: Option<Arc<Semaphore>>, limit: Instant) -> Result<Self, Failure> {
-        let options = pool.connect_options();
-        let acquire = |background_permit| {
-            let work: Waiting<DB> = Box::pin(pool.acquire());
-            Acquiring { work: Some(work), options: options.clone(), background_permit }
-        };
-        let mut first = acquire(background_permit);
-        let taken = timeout_at(limit, async {
-            tokio::select! {
-                biased;
-                taken = &mut first => return taken,
-                () = has_idle(pool) => {}
-            }
-            tokio::select! {
-                biased;
-                taken = &mut first => taken,
-                taken = acquire(None) => taken,
-            }
-        });
-        match taken.await {
-            Ok(Ok(conn)) => Ok(Self::of(conn, Some(options))),
-            Ok(Err(error)) => Err(Failure::NoConnection(error)),
-            Err(_) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
-        }
-    }
-
-    fn of(conn: PoolConnection<DB>, options: Option<Arc<Options<DB>>>) -> Self {
-        Self { conn: Some(conn), since: Instant::now(), options }
+    fn of(conn: Borrowed<DB>, kept: Option<Arc<Kept<DB>>>) -> Self {
+        Self { conn: Some(conn), kept, closes: false }
     }
 
     /// Returns the connection, for one statement.
     #[expect(clippy::expect_used, reason = "it is taken out by `settle` and `drop` alone, which end the loan")]
     pub fn get(&mut self) -> &mut DB::Connection {
-        self.conn.as_deref_mut().expect("the loan has not ended")
+        &mut self.conn.as_mut().expect("the loan has not ended").conn
     }
 
     /// Returns the connection, for inspection.
     #[expect(clippy::expect_used, reason = "as for `get`")]
     pub fn peek(&self) -> &DB::Connection {
-        self.conn.as_deref().expect("the loan has not ended")
+        &self.conn.as_ref().expect("the loan has not ended").conn
     }
 
     /// Returns the loan and the value if the statement succeeded. On a server error, which ended
@@ -102,7 +74,7 @@ impl<DB: Store> PooledConn<DB> {
                 let failure = Failure::Failed(error);
                 metrics::database_error(failure.fault().name());
                 if !failure.may_still_run() && !failure.is_at_a_standby() {
-                    self.give_back();
+                    self.return_to_pool();
                 }
                 Err(failure)
             }
@@ -113,9 +85,18 @@ impl<DB: Store> PooledConn<DB> {
         }
     }
 
-    /// Returns an idle connection to its pool.
+    /// Ends the loan of an idle connection, which is kept for a next statement for a short time.
     pub fn give_back(mut self) {
-        drop(self.conn.take());
+        match (self.conn.take(), &self.kept) {
+            (Some(conn), Some(kept)) => kept.keep(conn),
+            (conn, _) => drop(conn.map(Borrowed::give_back)),
+        }
+    }
+
+    /// Returns an idle connection to its pool at once. The pool tests it.
+    fn return_to_pool(mut self) {
+        self.kept = None;
+        self.give_back();
     }
 
     /// Returns a connection that may be a database in memory to its pool, once no statement or
@@ -138,7 +119,14 @@ impl<DB: Store> PooledConn<DB> {
     /// Waits for a connection on which a statement commits by itself, up to the limit.
     pub async fn checkout(connections: &Connections<DB>, limit: Instant) -> Result<Self, Failure> {
         loop {
-            let mut conn = Self::take(&connections.pool()?, connections.background_permit(), limit).await?;
+            let pool = connections.pool()?;
+            let kept = connections.kept();
+            let _waiting = match kept.take() {
+                Ok(conn) => return Ok(Self::of(conn, Some(kept.clone()))),
+                Err(waiting) => waiting,
+            };
+            let conn = borrow(&pool, connections.background_permit(), limit).await?;
+            let mut conn = Self::of(conn, Some(kept.clone()));
             if !connections.is_shared() {
                 return Ok(conn);
             }
@@ -152,7 +140,7 @@ impl<DB: Store> PooledConn<DB> {
                 }
                 // The check was answered: no statement is in flight.
                 Ok(Err(error @ sqlx::Error::Configuration(_))) => {
-                    conn.give_back();
+                    conn.return_to_pool();
                     return Err(Failure::NoConnection(error));
                 }
                 Ok(Err(error)) => return Err(Failure::NoConnection(error)),
@@ -172,11 +160,15 @@ impl<DB: Store> PooledConn<DB> {
         conn.settle(reply)
     }
 
+    fn age(&self) -> Duration {
+        self.conn.as_ref().map_or(Duration::MAX, |conn| conn.since.elapsed())
+    }
+
     /// Keeps an idle connection for a next statement, for a limited time, if other requests still
     /// find one. Otherwise the connection returns to its pool.
     pub fn keep(self, connections: &Connections<DB>) -> Option<IdleConn<DB>> {
         if connections.has_spare()
-            && self.since.elapsed() < LOAN
+            && self.age() < LOAN
             && let Ok(runtime) = Handle::try_current()
         {
             return Some(IdleConn { conn: Some(self), runtime: runtime.id() });
@@ -189,14 +181,46 @@ impl<DB: Store> PooledConn<DB> {
 impl<DB: Store> Drop for PooledConn<DB> {
     fn drop(&mut self) {
         let Some(conn) = self.conn.take() else { return };
-        match (Handle::try_current(), self.options.take()) {
-            (Ok(runtime), Some(options)) if DB::may_be_in_memory(&options) => {
+        match Handle::try_current() {
+            Ok(runtime) if !self.closes && DB::may_be_in_memory(&conn.options) => {
                 // If the runtime ends first, the connection is closed.
-                let conn = Self::of(conn, None);
+                let conn = Self { conn: Some(conn), kept: None, closes: true };
                 runtime.spawn(conn.make_idle());
             }
-            _ => drop(conn.detach()),
+            _ => conn.close(),
         }
+    }
+}
+
+/// Borrows a connection, up to the limit. A pool that opens a connection for a request does not
+/// give it one that becomes idle since. The request therefore asks a second time once there is one.
+async fn borrow<DB: Store>(
+    pool: &Pool<DB>,
+    background_permit: Option<Arc<Semaphore>>,
+    limit: Instant,
+) -> Result<Borrowed<DB>, Failure> {
+    let options = pool.connect_options();
+    let acquire = |background_permit| {
+        let work: Acquired<DB> = Box::pin(pool.acquire());
+        Acquiring { work: Some(work), options: options.clone(), background_permit }
+    };
+    let mut first = acquire(background_permit);
+    let taken = timeout_at(limit, async {
+        tokio::select! {
+            biased;
+            taken = &mut first => return taken,
+            () = has_idle(pool) => {}
+        }
+        tokio::select! {
+            biased;
+            taken = &mut first => taken,
+            taken = acquire(None) => taken,
+        }
+    });
+    match taken.await {
+        Ok(Ok(conn)) => Ok(Borrowed { conn, since: Instant::now(), options }),
+        Ok(Err(error)) => Err(Failure::NoConnection(error)),
+        Err(_) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
     }
 }
 
@@ -212,14 +236,14 @@ async fn has_idle<DB: Store>(pool: &Pool<DB>) {
     }
 }
 
-type Waiting<DB> = Pin<Box<dyn Future<Output = Reply<PoolConnection<DB>>> + Send>>;
+type Acquired<DB> = Pin<Box<dyn Future<Output = Reply<PoolConnection<DB>>> + Send>>;
 
 /// A pending acquisition. A pool closes the connection that it is testing or opening when this
 /// future is dropped. For a database in memory, and for one of the lock's own connections at a
 /// time, the acquisition therefore completes in the background, and the connection returns to its
 /// pool.
 struct Acquiring<DB: Store> {
-    work: Option<Waiting<DB>>,
+    work: Option<Acquired<DB>>,
     options: Arc<Options<DB>>,
     background_permit: Option<Arc<Semaphore>>,
 }
@@ -261,7 +285,7 @@ impl<DB: Store> IdleConn<DB> {
     /// one may have been lost unnoticed.
     pub fn is_fresh(&self) -> bool {
         let here = Handle::try_current().is_ok_and(|runtime| runtime.id() == self.runtime);
-        here && self.conn.as_ref().is_some_and(|conn| conn.since.elapsed() < LOAN)
+        here && self.conn.as_ref().is_some_and(|conn| conn.age() < LOAN)
     }
 
     #[expect(clippy::expect_used, reason = "it is taken out here and by `drop` alone")]

@@ -8,6 +8,7 @@ pub mod admin;
 pub mod connection;
 pub mod failure;
 pub mod fault;
+pub mod kept;
 #[cfg(feature = "mysql")]
 mod mysql;
 pub mod pools;
@@ -36,6 +37,9 @@ use crate::{
 
 /// The most claims or tickets that one statement names.
 pub const BATCH: usize = 1000;
+
+/// The options with which a pool opens its connections.
+pub type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Options;
 
 /// The result of one statement, or the driver's error.
 pub type Reply<T> = Result<T, sqlx::Error>;

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Connection, Database, Pool};
+use sqlx::Pool;
 use tokio::{
     runtime::{Handle, Id},
     sync::Semaphore,
@@ -21,8 +21,10 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-use crate::store::{Store, failure::Failure};
-use crate::sync::lock;
+use crate::{
+    store::{Options, Store, failure::Failure, kept::Kept},
+    sync::lock,
+};
 
 /// The most connections for requests, and as many again for values. There are at least two, because
 /// one may be slow to open.
@@ -37,14 +39,12 @@ pub const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long closing the idle connections may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The options with which a pool opens its connections.
-pub type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Options;
-
 /// A source of connections for one purpose.
-pub struct Connections<DB: Database> {
+pub struct Connections<DB: Store> {
     application: Pool<DB>,
     /// `None`: the application's pool is used.
     dedicated: Option<(Arc<SharedPools<DB>>, Purpose)>,
+    kept: Arc<Kept<DB>>,
 }
 
 /// The purpose of connections. None can use up the connections of another.
@@ -57,9 +57,10 @@ pub enum Purpose {
     Values,
 }
 
-impl<DB: Database> Clone for Connections<DB> {
+impl<DB: Store> Clone for Connections<DB> {
     fn clone(&self) -> Self {
-        Self { application: self.application.clone(), dedicated: self.dedicated.clone() }
+        let (application, dedicated) = (self.application.clone(), self.dedicated.clone());
+        Self { application, dedicated, kept: self.kept.clone() }
     }
 }
 
@@ -67,17 +68,27 @@ impl<DB: Store> Connections<DB> {
     /// Creates connections that all locks and tables of one application pool share. SQLite has
     /// none: there the application's pool is used.
     pub fn new(application: Pool<DB>, purpose: Purpose) -> Self {
-        let dedicated = DB::OWN_CONNECTIONS.then(|| (SharedPools::find(&application), purpose));
-        Self { application, dedicated }
+        if !DB::OWN_CONNECTIONS {
+            return Self::shared(application);
+        }
+        let pools = SharedPools::find(&application);
+        let kept = pools.of(purpose).kept.clone();
+        Self { application, dedicated: Some((pools, purpose)), kept }
     }
 
     /// Uses the application's pool, and checks each connection before use.
     pub fn shared(application: Pool<DB>) -> Self {
-        Self { application, dedicated: None }
+        let kept = Kept::shared(application.clone());
+        Self { application, dedicated: None, kept }
     }
 
     pub fn application(&self) -> &Pool<DB> {
         &self.application
+    }
+
+    /// Returns the connections that are kept between statements.
+    pub fn kept(&self) -> &Arc<Kept<DB>> {
+        &self.kept
     }
 
     pub fn is_shared(&self) -> bool {
@@ -108,13 +119,14 @@ impl<DB: Store> Connections<DB> {
 
     /// Returns whether another statement finds a connection while this one is kept.
     pub fn has_spare(&self) -> bool {
-        self.pool().is_ok_and(|pool| pool.num_idle() > 0 || pool.size() < self.most())
+        !self.kept.is_empty() || self.pool().is_ok_and(|pool| pool.num_idle() > 0 || pool.size() < self.most())
     }
 
     /// Closes the lock's own connections as they become idle, and notifies the server.
     pub async fn close_idle(&self) {
         let Some(pool) = self.dedicated().and_then(|dedicated| dedicated.opened()) else { return };
         let limit = Instant::now() + CLOSE_TIMEOUT;
+        self.kept.give_back();
         while pool.size() > 0 && Instant::now() < limit {
             match pool.try_acquire() {
                 // If the server does not answer, the connection is dropped.
@@ -126,16 +138,12 @@ impl<DB: Store> Connections<DB> {
     }
 
     fn dedicated(&self) -> Option<&Arc<DedicatedPools<DB>>> {
-        self.dedicated.as_ref().map(|(dedicated, purpose)| match purpose {
-            Purpose::Requests => &dedicated.requests,
-            Purpose::Renewals => &dedicated.renewals,
-            Purpose::Values => &dedicated.values,
-        })
+        self.dedicated.as_ref().map(|(pools, purpose)| pools.of(*purpose))
     }
 }
 
 /// The connections that the locks of one application pool share.
-struct SharedPools<DB: Database> {
+struct SharedPools<DB: Store> {
     /// Kept, so that no other pool gets the same address.
     _application: Pool<DB>,
     requests: Arc<DedicatedPools<DB>>,
@@ -147,7 +155,7 @@ struct SharedPools<DB: Database> {
 /// the pool share.
 static FOUND: LazyLock<Mutex<HashMap<usize, Weak<dyn Any + Send + Sync>>>> = LazyLock::new(Mutex::default);
 
-impl<DB: Database> SharedPools<DB> {
+impl<DB: Store> SharedPools<DB> {
     fn find(application: &Pool<DB>) -> Arc<Self> {
         let address = std::ptr::from_ref(application.options()).addr();
         let mut found = lock(&FOUND);
@@ -163,16 +171,25 @@ impl<DB: Database> SharedPools<DB> {
         found.insert(address, Arc::downgrade(&shared));
         dedicated
     }
+
+    fn of(&self, purpose: Purpose) -> &Arc<DedicatedPools<DB>> {
+        match purpose {
+            Purpose::Requests => &self.requests,
+            Purpose::Renewals => &self.renewals,
+            Purpose::Values => &self.values,
+        }
+    }
 }
 
 /// The locks' own pools, one for each runtime that uses them. A connection that was opened on a
 /// runtime answers only while that runtime is driven.
-struct DedicatedPools<DB: Database> {
+struct DedicatedPools<DB: Store> {
     most: u32,
     pools: Mutex<HashMap<Id, Opened<DB>>>,
+    kept: Arc<Kept<DB>>,
 }
 
-struct Opened<DB: Database> {
+struct Opened<DB: Store> {
     pool: Pool<DB>,
     /// Holds one permit: while the server is unreachable, not every caller leaves an attempt
     /// behind.
@@ -185,7 +202,7 @@ struct Opened<DB: Database> {
     watch: Option<AbortHandle>,
 }
 
-impl<DB: Database> Drop for Opened<DB> {
+impl<DB: Store> Drop for Opened<DB> {
     fn drop(&mut self) {
         if let Some(watch) = self.watch.take() {
             watch.abort();
@@ -193,9 +210,9 @@ impl<DB: Database> Drop for Opened<DB> {
     }
 }
 
-impl<DB: Database> DedicatedPools<DB> {
+impl<DB: Store> DedicatedPools<DB> {
     fn new(most: u32) -> Arc<Self> {
-        Arc::new(Self { most, pools: Mutex::default() })
+        Arc::new(Self { most, pools: Mutex::default(), kept: Kept::dedicated() })
     }
 
     /// Returns the pool of this runtime, if there is one.
@@ -241,12 +258,12 @@ impl<DB: Database> DedicatedPools<DB> {
 }
 
 /// Removes the pool when the runtime drops the task. The connections end with their runtime.
-struct RemoveOnDrop<DB: Database> {
+struct RemoveOnDrop<DB: Store> {
     dedicated: Weak<DedicatedPools<DB>>,
     runtime: Id,
 }
 
-impl<DB: Database> Drop for RemoveOnDrop<DB> {
+impl<DB: Store> Drop for RemoveOnDrop<DB> {
     fn drop(&mut self) {
         if let Some(dedicated) = self.dedicated.upgrade() {
             let opened = lock(&dedicated.pools).remove(&self.runtime);

@@ -42,6 +42,7 @@ mod handles;
 mod in_memory;
 mod isolation;
 mod keeping;
+mod kept_connections;
 mod ledger;
 mod line;
 mod listening;
@@ -168,6 +169,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     in_memory::register::<DB>(suite);
     isolation::register::<DB>(suite);
     keeping::register::<DB>(suite);
+    kept_connections::register::<DB>(suite);
     listening::register::<DB>(suite);
     lock_delay::register::<DB>(suite);
     locked_rows::register::<DB>(suite);

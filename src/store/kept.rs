@@ -1,0 +1,197 @@
+//! Connections that are kept between statements.
+//!
+//! A pool tests each connection that returns to it, which takes a round trip, and a connection of
+//! the application's pool is checked before each use. While statements follow each other, a
+//! connection is therefore kept for the next one.
+
+use std::{
+    collections::HashSet,
+    mem,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use sqlx::{Pool, pool::PoolConnection};
+use tokio::{
+    runtime::{Handle, Id},
+    time::{Instant, sleep},
+};
+
+use crate::{
+    store::{Options, Store},
+    sync::lock,
+};
+
+/// How long a connection is kept without a statement.
+const UNUSED: Duration = Duration::from_millis(10);
+/// How long a connection is kept while there is always a next statement.
+pub const LOAN: Duration = Duration::from_secs(1);
+
+/// A connection that was borrowed from its pool.
+pub struct Borrowed<DB: Store> {
+    pub conn: PoolConnection<DB>,
+    pub since: Instant,
+    pub options: Arc<Options<DB>>,
+}
+
+/// The connections that are kept of one pool. A request for which none is kept waits for the pool,
+/// and while one waits, every connection returns there.
+pub struct Kept<DB: Store> {
+    /// An application's pool, which has to have a connection left.
+    application: Option<Pool<DB>>,
+    state: Mutex<State<DB>>,
+}
+
+struct State<DB: Store> {
+    /// The connection that was used last is at the end.
+    idle: Vec<Idle<DB>>,
+    /// How many requests wait for the pool.
+    waiting: usize,
+    /// The runtimes on which a task returns unused connections.
+    runtimes: HashSet<Id>,
+}
+
+struct Idle<DB: Store> {
+    borrowed: Borrowed<DB>,
+    /// A connection answers only while the runtime on which it was used is driven.
+    runtime: Id,
+    used: Instant,
+}
+
+impl<DB: Store> Kept<DB> {
+    /// Keeps connections of a pool that only the locks use.
+    pub fn dedicated() -> Arc<Self> {
+        Self::new(None)
+    }
+
+    /// Keeps connections of an application's pool while it has another one.
+    pub fn shared(application: Pool<DB>) -> Arc<Self> {
+        Self::new(Some(application))
+    }
+
+    fn new(application: Option<Pool<DB>>) -> Arc<Self> {
+        let state = State { idle: Vec::new(), waiting: 0, runtimes: HashSet::new() };
+        Arc::new(Self { application, state: Mutex::new(state) })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        lock(&self.state).idle.is_empty()
+    }
+
+    /// Returns the connection of this runtime that was used last. Otherwise the caller waits for
+    /// the pool until it drops what is returned.
+    pub fn take(self: &Arc<Self>) -> Result<Borrowed<DB>, Waiting<DB>> {
+        let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+        let mut state = lock(&self.state);
+        match state.idle.iter().rposition(|idle| Some(idle.runtime) == runtime) {
+            Some(place) => Ok(state.idle.remove(place).borrowed),
+            None => {
+                state.waiting += 1;
+                Err(Waiting(self.clone()))
+            }
+        }
+    }
+
+    /// Keeps a connection on which no statement is in flight and no transaction is open, or returns
+    /// it to its pool.
+    pub fn keep(self: &Arc<Self>, borrowed: Borrowed<DB>) {
+        let Ok(runtime) = Handle::try_current() else { return borrowed.close() };
+        let is_due = borrowed.since.elapsed() >= LOAN;
+        let mut state = lock(&self.state);
+        if is_due || state.waiting > 0 || !self.has_another() {
+            drop(state);
+            return borrowed.give_back();
+        }
+        state.idle.push(Idle { borrowed, runtime: runtime.id(), used: Instant::now() });
+        let is_new = state.runtimes.insert(runtime.id());
+        drop(state);
+        if is_new {
+            let returning = Returning { kept: self.clone(), runtime: runtime.id() };
+            runtime.spawn(returning.work());
+        }
+    }
+
+    fn has_another(&self) -> bool {
+        self.application.as_ref().is_none_or(|pool| {
+            !pool.is_closed() && (pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections())
+        })
+    }
+
+    /// Returns all connections of this runtime to the pool.
+    pub fn give_back(&self) {
+        if let Ok(runtime) = Handle::try_current() {
+            self.give_back_unused(runtime.id(), Duration::ZERO);
+        }
+    }
+
+    /// Returns connections of a runtime that were not used for a time, and whether any is left.
+    fn give_back_unused(&self, runtime: Id, time: Duration) -> bool {
+        let mut state = lock(&self.state);
+        let is_unused = |idle: &Idle<DB>| idle.runtime == runtime && idle.used.elapsed() >= time;
+        let (unused, used) = mem::take(&mut state.idle).into_iter().partition::<Vec<_>, _>(is_unused);
+        let is_left = used.iter().any(|idle| idle.runtime == runtime);
+        state.idle = used;
+        drop(state);
+        for idle in unused {
+            idle.borrowed.give_back();
+        }
+        is_left
+    }
+}
+
+impl<DB: Store> Drop for Kept<DB> {
+    fn drop(&mut self) {
+        for idle in mem::take(&mut lock(&self.state).idle) {
+            idle.borrowed.give_back();
+        }
+    }
+}
+
+impl<DB: Store> Borrowed<DB> {
+    /// Returns the connection to its pool. Outside a runtime the pool cannot take it back, and it
+    /// is closed.
+    pub fn give_back(self) {
+        match Handle::try_current() {
+            Ok(_) => drop(self.conn),
+            Err(_) => self.close(),
+        }
+    }
+
+    pub fn close(self) {
+        drop(self.conn.detach());
+    }
+}
+
+/// A request that waits for the pool.
+pub struct Waiting<DB: Store>(Arc<Kept<DB>>);
+
+impl<DB: Store> Drop for Waiting<DB> {
+    fn drop(&mut self) {
+        lock(&self.0.state).waiting -= 1;
+    }
+}
+
+/// Returns unused connections of one runtime, until none is kept. If the runtime ends first, its
+/// connections end with it.
+struct Returning<DB: Store> {
+    kept: Arc<Kept<DB>>,
+    runtime: Id,
+}
+
+impl<DB: Store> Returning<DB> {
+    async fn work(self) {
+        loop {
+            sleep(UNUSED).await;
+            if !self.kept.give_back_unused(self.runtime, UNUSED) {
+                return;
+            }
+        }
+    }
+}
+
+impl<DB: Store> Drop for Returning<DB> {
+    fn drop(&mut self) {
+        lock(&self.kept.state).runtimes.remove(&self.runtime);
+        self.kept.give_back_unused(self.runtime, Duration::ZERO);
+    }
+}
