@@ -9,7 +9,7 @@ use std::{
 
 use sqlx::{Pool, pool::PoolConnection};
 use tokio::{
-    runtime::{Handle, Id},
+    runtime::Handle,
     sync::Semaphore,
     time::{Instant, error::Elapsed, sleep, timeout, timeout_at},
 };
@@ -20,7 +20,7 @@ use crate::{
     store::{
         Options, Reply, Store,
         failure::Failure,
-        kept::{Borrowed, Kept, LOAN},
+        kept::{Borrowed, Kept},
         pools::{Connections, HANDSHAKE},
     },
 };
@@ -160,18 +160,15 @@ impl<DB: Store> PooledConn<DB> {
         conn.settle(reply)
     }
 
-    fn age(&self) -> Duration {
-        self.conn.as_ref().map_or(Duration::MAX, |conn| conn.since.elapsed())
+    fn is_fresh(&self) -> bool {
+        self.conn.as_ref().is_some_and(Borrowed::is_fresh)
     }
 
-    /// Keeps an idle connection for a next statement, for a limited time, if other requests still
-    /// find one. Otherwise the connection returns to its pool.
+    /// Lets the caller hold an idle connection for its next statement, if other requests still find
+    /// one. Otherwise the loan ends.
     pub fn keep(self, connections: &Connections<DB>) -> Option<IdleConn<DB>> {
-        if connections.has_spare()
-            && self.age() < LOAN
-            && let Ok(runtime) = Handle::try_current()
-        {
-            return Some(IdleConn { conn: Some(self), runtime: runtime.id() });
+        if connections.has_spare() && self.is_fresh() {
+            return Some(IdleConn(Some(self)));
         }
         self.give_back();
         None
@@ -218,7 +215,7 @@ async fn borrow<DB: Store>(
         }
     });
     match taken.await {
-        Ok(Ok(conn)) => Ok(Borrowed { conn, since: Instant::now(), options }),
+        Ok(Ok(conn)) => Ok(Borrowed::new(conn, options)),
         Ok(Err(error)) => Err(Failure::NoConnection(error)),
         Err(_) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
     }
@@ -273,31 +270,24 @@ impl<DB: Store> Drop for Acquiring<DB> {
     }
 }
 
-/// A connection kept for a next statement. Dropping it returns it to its pool.
-pub struct IdleConn<DB: Store> {
-    conn: Option<PooledConn<DB>>,
-    /// The runtime on which it was used. It answers only while that runtime is driven.
-    runtime: Id,
-}
+/// A connection that a caller holds for its next statement. Dropping it ends the loan.
+pub struct IdleConn<DB: Store>(Option<PooledConn<DB>>);
 
 impl<DB: Store> IdleConn<DB> {
-    /// Returns whether the connection was borrowed on this runtime less than `LOAN` ago. An older
-    /// one may have been lost unnoticed.
+    /// Returns whether the connection was borrowed on this runtime a short time ago.
     pub fn is_fresh(&self) -> bool {
-        let here = Handle::try_current().is_ok_and(|runtime| runtime.id() == self.runtime);
-        here && self.conn.as_ref().is_some_and(|conn| conn.age() < LOAN)
+        self.0.as_ref().is_some_and(PooledConn::is_fresh)
     }
 
     #[expect(clippy::expect_used, reason = "it is taken out here and by `drop` alone")]
     pub fn lend(mut self) -> PooledConn<DB> {
-        self.conn.take().expect("it was kept")
+        self.0.take().expect("it was held")
     }
 }
 
 impl<DB: Store> Drop for IdleConn<DB> {
     fn drop(&mut self) {
-        // Outside a runtime the pool cannot take the connection back, and it is closed.
-        if let (Some(conn), Ok(_)) = (self.conn.take(), Handle::try_current()) {
+        if let Some(conn) = self.0.take() {
             conn.give_back();
         }
     }

@@ -24,13 +24,17 @@ use crate::{
 
 /// How long a connection is kept without a statement.
 const UNUSED: Duration = Duration::from_millis(10);
-/// How long a connection is kept while there is always a next statement.
-pub const LOAN: Duration = Duration::from_secs(1);
+/// How long a connection is kept while there is always a next statement. An older one may have been
+/// lost unnoticed.
+const LOAN: Duration = Duration::from_secs(1);
 
 /// A connection that was borrowed from its pool.
 pub struct Borrowed<DB: Store> {
     pub conn: PoolConnection<DB>,
-    pub since: Instant,
+    since: Instant,
+    /// The runtime of the request. The connection answers only while it is driven. `None`: outside
+    /// of one.
+    runtime: Option<Id>,
     pub options: Arc<Options<DB>>,
 }
 
@@ -53,8 +57,6 @@ struct State<DB: Store> {
 
 struct Idle<DB: Store> {
     borrowed: Borrowed<DB>,
-    /// A connection answers only while the runtime on which it was used is driven.
-    runtime: Id,
     used: Instant,
 }
 
@@ -81,12 +83,19 @@ impl<DB: Store> Kept<DB> {
     /// Returns the connection of this runtime that was used last. Otherwise the caller waits for
     /// the pool until it drops what is returned.
     pub fn take(self: &Arc<Self>) -> Result<Borrowed<DB>, Waiting<DB>> {
-        let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+        let runtime = this_runtime();
         let mut state = lock(&self.state);
-        match state.idle.iter().rposition(|idle| Some(idle.runtime) == runtime) {
-            Some(place) => Ok(state.idle.remove(place).borrowed),
-            None => {
+        let place = state.idle.iter().rposition(|idle| idle.borrowed.runtime == runtime);
+        let last = place.map(|place| state.idle.remove(place).borrowed);
+        // A runtime that was not driven has returned no connection.
+        match last {
+            Some(last) if last.is_fresh() => Ok(last),
+            stale => {
                 state.waiting += 1;
+                drop(state);
+                if let Some(stale) = stale {
+                    stale.give_back();
+                }
                 Err(Waiting(self.clone()))
             }
         }
@@ -96,13 +105,12 @@ impl<DB: Store> Kept<DB> {
     /// it to its pool.
     pub fn keep(self: &Arc<Self>, borrowed: Borrowed<DB>) {
         let Ok(runtime) = Handle::try_current() else { return borrowed.close() };
-        let is_due = borrowed.since.elapsed() >= LOAN;
         let mut state = lock(&self.state);
-        if is_due || state.waiting > 0 || !self.has_another() {
+        if !borrowed.is_fresh() || state.waiting > 0 || !self.has_another() {
             drop(state);
             return borrowed.give_back();
         }
-        state.idle.push(Idle { borrowed, runtime: runtime.id(), used: Instant::now() });
+        state.idle.push(Idle { borrowed, used: Instant::now() });
         let is_new = state.runtimes.insert(runtime.id());
         drop(state);
         if is_new {
@@ -112,24 +120,23 @@ impl<DB: Store> Kept<DB> {
     }
 
     fn has_another(&self) -> bool {
-        self.application.as_ref().is_none_or(|pool| {
-            !pool.is_closed() && (pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections())
-        })
+        self.application.as_ref().is_none_or(|pool| !pool.is_closed() && has_spare(pool))
     }
 
     /// Returns all connections of this runtime to the pool.
     pub fn give_back(&self) {
-        if let Ok(runtime) = Handle::try_current() {
-            self.give_back_unused(runtime.id(), Duration::ZERO);
+        if let Some(runtime) = this_runtime() {
+            self.give_back_unused(runtime, Duration::ZERO);
         }
     }
 
     /// Returns connections of a runtime that were not used for a time, and whether any is left.
     fn give_back_unused(&self, runtime: Id, time: Duration) -> bool {
         let mut state = lock(&self.state);
-        let is_unused = |idle: &Idle<DB>| idle.runtime == runtime && idle.used.elapsed() >= time;
+        let is_here = |idle: &Idle<DB>| idle.borrowed.runtime == Some(runtime);
+        let is_unused = |idle: &Idle<DB>| is_here(idle) && idle.used.elapsed() >= time;
         let (unused, used) = mem::take(&mut state.idle).into_iter().partition::<Vec<_>, _>(is_unused);
-        let is_left = used.iter().any(|idle| idle.runtime == runtime);
+        let is_left = used.iter().any(is_here);
         state.idle = used;
         drop(state);
         for idle in unused {
@@ -141,13 +148,32 @@ impl<DB: Store> Kept<DB> {
 
 impl<DB: Store> Drop for Kept<DB> {
     fn drop(&mut self) {
-        for idle in mem::take(&mut lock(&self.state).idle) {
+        let idle = mem::take(&mut lock(&self.state).idle);
+        for idle in idle {
             idle.borrowed.give_back();
         }
     }
 }
 
+/// Returns whether a request finds a connection that is idle, or may open one.
+pub fn has_spare<DB: Store>(pool: &Pool<DB>) -> bool {
+    pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections()
+}
+
+fn this_runtime() -> Option<Id> {
+    Handle::try_current().ok().map(|runtime| runtime.id())
+}
+
 impl<DB: Store> Borrowed<DB> {
+    pub fn new(conn: PoolConnection<DB>, options: Arc<Options<DB>>) -> Self {
+        Self { conn, since: Instant::now(), runtime: this_runtime(), options }
+    }
+
+    /// Returns whether the connection was borrowed on this runtime less than [`LOAN`] ago.
+    pub fn is_fresh(&self) -> bool {
+        self.runtime.is_some() && self.runtime == this_runtime() && self.since.elapsed() < LOAN
+    }
+
     /// Returns the connection to its pool. Outside a runtime the pool cannot take it back, and it
     /// is closed.
     pub fn give_back(self) {

@@ -22,7 +22,11 @@ use tokio::{
 };
 
 use crate::{
-    store::{Options, Store, failure::Failure, kept::Kept},
+    store::{
+        Options, Store,
+        failure::Failure,
+        kept::{Kept, has_spare},
+    },
     sync::lock,
 };
 
@@ -119,7 +123,7 @@ impl<DB: Store> Connections<DB> {
 
     /// Returns whether another statement finds a connection while this one is kept.
     pub fn has_spare(&self) -> bool {
-        !self.kept.is_empty() || self.pool().is_ok_and(|pool| pool.num_idle() > 0 || pool.size() < self.most())
+        !self.kept.is_empty() || self.pool().is_ok_and(|pool| has_spare(&pool))
     }
 
     /// Closes the lock's own connections as they become idle, and notifies the server.
