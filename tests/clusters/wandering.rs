@@ -13,8 +13,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Options;
 
-/// Each statement has a connection of its own, and each connection after the first leads to the
-/// server that is chosen then.
+/// Each statement has a connection of its own, since a pool's only connection is not kept for the
+/// next statement. Each connection after the first leads to the server that is chosen then.
 pub struct Wandering<DB: Database> {
     pub pool: Pool<DB>,
     next: Arc<OnceLock<Options<DB>>>,
@@ -24,7 +24,7 @@ impl<DB: Database> Wandering<DB> {
     pub fn new(url: &str) -> Self {
         let (pool, next) = (Arc::new(OnceLock::<Pool<DB>>::new()), Arc::<OnceLock<Options<DB>>>::default());
         let (own, then) = (pool.clone(), next.clone());
-        let options = PoolOptions::new().max_connections(4).after_release(|_, _| Box::pin(async { Ok(false) }));
+        let options = PoolOptions::new().max_connections(1).after_release(|_, _| Box::pin(async { Ok(false) }));
         let options = options.after_connect(move |_, _| {
             if let (Some(pool), Some(options)) = (own.get(), then.get()) {
                 pool.set_connect_options(options.clone());
@@ -44,7 +44,7 @@ impl<DB: Database> Wandering<DB> {
         let since = Instant::now();
         while self.pool.size() > 0 {
             assert!(since.elapsed() < PATIENCE, "a connection stays open");
-            sleep(Duration::from_millis(20)).await; // some are kept for the next statement of their kind
+            sleep(Duration::from_millis(20)).await;
         }
         self.pool.set_connect_options(first.parse().unwrap());
         let then = then.parse().unwrap();
