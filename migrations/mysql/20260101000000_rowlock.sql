@@ -1,11 +1,11 @@
--- rowlock: the table of its locks, and of those who wait in order, on MySQL and MariaDB. Every statement here may run again on a database that has it already.
+-- rowlock: the table of its locks, and the queue of requests that wait in order, on MySQL and MariaDB. Every statement here may run again on a database that has it already.
 CREATE TABLE IF NOT EXISTS t_resource_lock (
     key_resource VARBINARY(255) NOT NULL PRIMARY KEY,                             -- compared byte by byte
     status       CHAR(1)        NOT NULL DEFAULT 'S',                             -- 'S' success, 'F' failure, 'P' in progress
     lock_flag    TINYINT        NOT NULL DEFAULT 0,                               -- 1 locked, 0 free
     begin_time   DATETIME(6)    NULL DEFAULT '1970-01-01 00:00:00',               -- UTC
     end_time     DATETIME(6)    NULL,
-    client_ip    VARCHAR(45)    NOT NULL DEFAULT '',                              -- who took it
+    client_ip    VARCHAR(45)    NOT NULL DEFAULT '',                              -- the label of the last claim
     time         INT            NOT NULL DEFAULT 60                               -- minutes within which only one node may take it
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4;
 
@@ -42,7 +42,7 @@ DEALLOCATE PREPARE rowlock_alter;
 CREATE TABLE IF NOT EXISTS t_resource_lock_queue (
     key_resource VARBINARY(255) NOT NULL,
     ticket       BIGINT         NOT NULL AUTO_INCREMENT,
-    alive_until  DATETIME(6)    NOT NULL,                                         -- whoever does not move this on has gone
+    alive_until  DATETIME(6)    NOT NULL,                                         -- a waiter that does not extend this is gone
     PRIMARY KEY (key_resource, ticket),
     KEY (ticket)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4;

@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS t_resource_schedule (
 CREATE TABLE IF NOT EXISTS t_resource_schedule_run (
     name       VARBINARY(255) NOT NULL,
     slot       DATETIME(6)    NOT NULL,
-    attempt    INT            NOT NULL,                                           -- 0 for ticks that were passed over
+    attempt    INT            NOT NULL,                                           -- 0 for ticks that were skipped
     token      BIGINT         NOT NULL,
     client_ip  VARCHAR(45) CHARACTER SET utf8mb4 NOT NULL,
     begin_time DATETIME(6)    NOT NULL,

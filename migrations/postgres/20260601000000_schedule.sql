@@ -32,7 +32,7 @@ BEGIN
     CREATE TABLE IF NOT EXISTS t_resource_schedule_run (
         name       varchar(255) COLLATE "C" NOT NULL,
         slot       timestamptz NOT NULL,
-        attempt    int         NOT NULL,                   -- 0 for ticks that were passed over
+        attempt    int         NOT NULL,                   -- 0 for ticks that were skipped
         token      bigint      NOT NULL,
         client_ip  varchar(45) NOT NULL,
         begin_time timestamptz NOT NULL,

@@ -21,7 +21,7 @@ CREATE INDEX IF NOT EXISTS t_resource_schedule_due ON t_resource_schedule (due_a
 CREATE TABLE IF NOT EXISTS t_resource_schedule_run (
     name       TEXT    NOT NULL,
     slot       INTEGER NOT NULL,
-    attempt    INTEGER NOT NULL,                     -- 0 for ticks that were passed over
+    attempt    INTEGER NOT NULL,                     -- 0 for ticks that were skipped
     token      INTEGER NOT NULL,
     client_ip  TEXT    NOT NULL,
     begin_time INTEGER NOT NULL,
