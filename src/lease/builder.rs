@@ -158,8 +158,8 @@ impl<DB: Database> LeaseLockBuilder<DB> {
     /// share them, and each runtime opens them when they are needed. Nothing that the application
     /// does to its connections affects them.
     ///
-    /// On a shared pool each statement takes one more round trip, which rolls back or detects a
-    /// transaction that was left open there. Session settings (`SET search_path`) apply to the
+    /// On a shared pool each connection that is borrowed takes one more round trip, which rolls back
+    /// or detects a transaction that was left open there. Session settings (`SET search_path`) apply to the
     /// lock, and a lease is lost if the pool is exhausted for longer than the lease. SQLite always
     /// shares the application's pool.
     pub fn share_pool(mut self) -> Self {
@@ -192,7 +192,7 @@ impl<DB: Database> LeaseLockBuilder<DB> {
     /// Builds the lock from settings that are known to be valid.
     fn assemble(self) -> LeaseLock<DB> {
         let (pool, renewals) = if self.share_pool {
-            let shared = Connections::shared(self.pool);
+            let shared = Connections::shared(self.pool, Purpose::Requests);
             (shared.clone(), shared)
         } else {
             let renewals = Connections::new(self.pool.clone(), Purpose::Renewals);

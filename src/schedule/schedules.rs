@@ -328,7 +328,7 @@ impl<DB: Database> Schedules<DB> {
 
     fn core_with(&self, lock: Option<LeaseLock<DB>>) -> Arc<Core<DB>> {
         let connections = |purpose| match self.share_pool {
-            true => Connections::shared(self.pool.clone()),
+            true => Connections::shared(self.pool.clone(), purpose),
             false => Connections::new(self.pool.clone(), purpose),
         };
         let requests = connections(Purpose::Requests);

@@ -120,13 +120,13 @@ impl<DB: Store> PooledConn<DB> {
     pub async fn checkout(connections: &Connections<DB>, limit: Instant) -> Result<Self, Failure> {
         loop {
             let pool = connections.pool()?;
-            let kept = connections.kept();
-            let _waiting = match kept.take() {
-                Ok(conn) => return Ok(Self::of(conn, Some(kept.clone()))),
-                Err(waiting) => waiting,
+            let kept = connections.kept().cloned();
+            let _waiting = match kept.as_ref().map(Kept::take) {
+                Some(Ok(conn)) => return Ok(Self::of(conn, kept)),
+                waiting => waiting,
             };
             let conn = borrow(&pool, connections.background_permit(), limit).await?;
-            let mut conn = Self::of(conn, Some(kept.clone()));
+            let mut conn = Self::of(conn, kept);
             if !connections.is_shared() {
                 return Ok(conn);
             }

@@ -7,7 +7,7 @@
 use std::{
     collections::HashSet,
     mem,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
@@ -76,26 +76,20 @@ impl<DB: Store> Kept<DB> {
         Arc::new(Self { application, state: Mutex::new(state) })
     }
 
-    pub fn is_empty(&self) -> bool {
-        lock(&self.state).idle.is_empty()
+    /// Returns whether a connection of this runtime is kept.
+    pub fn has_one(&self) -> bool {
+        let runtime = this_runtime();
+        lock(&self.state).idle.iter().any(|idle| idle.borrowed.runtime == runtime)
     }
 
     /// Returns the connection of this runtime that was used last. Otherwise the caller waits for
     /// the pool until it drops what is returned.
     pub fn take(self: &Arc<Self>) -> Result<Borrowed<DB>, Waiting<DB>> {
-        let runtime = this_runtime();
         let mut state = lock(&self.state);
-        let place = state.idle.iter().rposition(|idle| idle.borrowed.runtime == runtime);
-        let last = place.map(|place| state.idle.remove(place).borrowed);
-        // A runtime that was not driven has returned no connection.
-        match last {
-            Some(last) if last.is_fresh() => Ok(last),
-            stale => {
+        match state.idle.iter().rposition(|idle| idle.borrowed.is_fresh()) {
+            Some(place) => Ok(state.idle.remove(place).borrowed),
+            None => {
                 state.waiting += 1;
-                drop(state);
-                if let Some(stale) = stale {
-                    stale.give_back();
-                }
                 Err(Waiting(self.clone()))
             }
         }
@@ -114,13 +108,16 @@ impl<DB: Store> Kept<DB> {
         let is_new = state.runtimes.insert(runtime.id());
         drop(state);
         if is_new {
-            let returning = Returning { kept: self.clone(), runtime: runtime.id() };
+            let returning = Returning { kept: Arc::downgrade(self), runtime: runtime.id() };
             runtime.spawn(returning.work());
         }
     }
 
+    /// Returns whether the application's pool has another connection: an idle one or, on SQLite, one
+    /// that it may open. A server may have reached its own limit.
     fn has_another(&self) -> bool {
-        self.application.as_ref().is_none_or(|pool| !pool.is_closed() && has_spare(pool))
+        let has_another = |pool: &Pool<DB>| pool.num_idle() > 0 || !DB::OWN_CONNECTIONS && has_spare(pool);
+        self.application.as_ref().is_none_or(|pool| !pool.is_closed() && has_another(pool))
     }
 
     /// Returns all connections of this runtime to the pool.
@@ -139,19 +136,22 @@ impl<DB: Store> Kept<DB> {
         let is_left = used.iter().any(is_here);
         state.idle = used;
         drop(state);
-        for idle in unused {
-            idle.borrowed.give_back();
-        }
+        unused.into_iter().for_each(Idle::give_back);
         is_left
     }
 }
 
 impl<DB: Store> Drop for Kept<DB> {
     fn drop(&mut self) {
-        let idle = mem::take(&mut lock(&self.state).idle);
-        for idle in idle {
-            idle.borrowed.give_back();
-        }
+        mem::take(&mut lock(&self.state).idle).into_iter().for_each(Idle::give_back);
+    }
+}
+
+impl<DB: Store> Idle<DB> {
+    /// Returns the connection to its pool, which tests it. If it was lost while its runtime stood
+    /// still, the test would occupy the pool's capacity without a limit.
+    fn give_back(self) {
+        if self.used.elapsed() < LOAN { self.borrowed.give_back() } else { self.borrowed.close() }
     }
 }
 
@@ -200,7 +200,7 @@ impl<DB: Store> Drop for Waiting<DB> {
 /// Returns unused connections of one runtime, until none is kept. If the runtime ends first, its
 /// connections end with it.
 struct Returning<DB: Store> {
-    kept: Arc<Kept<DB>>,
+    kept: Weak<Kept<DB>>,
     runtime: Id,
 }
 
@@ -208,7 +208,8 @@ impl<DB: Store> Returning<DB> {
     async fn work(self) {
         loop {
             sleep(UNUSED).await;
-            if !self.kept.give_back_unused(self.runtime, UNUSED) {
+            let Some(kept) = self.kept.upgrade() else { return };
+            if !kept.give_back_unused(self.runtime, UNUSED) {
                 return;
             }
         }
@@ -217,7 +218,8 @@ impl<DB: Store> Returning<DB> {
 
 impl<DB: Store> Drop for Returning<DB> {
     fn drop(&mut self) {
-        lock(&self.kept.state).runtimes.remove(&self.runtime);
-        self.kept.give_back_unused(self.runtime, Duration::ZERO);
+        let Some(kept) = self.kept.upgrade() else { return };
+        lock(&kept.state).runtimes.remove(&self.runtime);
+        kept.give_back_unused(self.runtime, Duration::ZERO);
     }
 }

@@ -3,8 +3,8 @@
 //! An application can leave a pooled connection inside a transaction that its pool does not know of
 //! (a `begin()` whose future was dropped, a BEGIN sent as text), or with other settings. A claim
 //! made there would be undone later. A lock therefore opens connections of its own, with the
-//! options and hooks of the application's pool. Where it shares that pool, each connection is
-//! checked before use.
+//! options and hooks of the application's pool. Where it shares that pool, each connection that it
+//! borrows is checked first.
 
 use std::{
     any::Any,
@@ -46,9 +46,10 @@ const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
 /// A source of connections for one purpose.
 pub struct Connections<DB: Store> {
     application: Pool<DB>,
-    /// `None`: the application's pool is used.
-    dedicated: Option<(Arc<SharedPools<DB>>, Purpose)>,
-    kept: Arc<Kept<DB>>,
+    pools: Arc<SharedPools<DB>>,
+    purpose: Purpose,
+    /// The application's pool is used.
+    is_shared: bool,
 }
 
 /// The purpose of connections. None can use up the connections of another.
@@ -63,8 +64,7 @@ pub enum Purpose {
 
 impl<DB: Store> Clone for Connections<DB> {
     fn clone(&self) -> Self {
-        let (application, dedicated) = (self.application.clone(), self.dedicated.clone());
-        Self { application, dedicated, kept: self.kept.clone() }
+        Self { application: self.application.clone(), pools: self.pools.clone(), ..*self }
     }
 }
 
@@ -72,31 +72,32 @@ impl<DB: Store> Connections<DB> {
     /// Creates connections that all locks and tables of one application pool share. SQLite has
     /// none: there the application's pool is used.
     pub fn new(application: Pool<DB>, purpose: Purpose) -> Self {
-        if !DB::OWN_CONNECTIONS {
-            return Self::shared(application);
-        }
         let pools = SharedPools::find(&application);
-        let kept = pools.of(purpose).kept.clone();
-        Self { application, dedicated: Some((pools, purpose)), kept }
+        Self { application, pools, purpose, is_shared: !DB::OWN_CONNECTIONS }
     }
 
-    /// Uses the application's pool, and checks each connection before use.
-    pub fn shared(application: Pool<DB>) -> Self {
-        let kept = Kept::shared(application.clone());
-        Self { application, dedicated: None, kept }
+    /// Uses the application's pool, and checks each connection that is borrowed from it.
+    pub fn shared(application: Pool<DB>, purpose: Purpose) -> Self {
+        Self { is_shared: true, ..Self::new(application, purpose) }
     }
 
     pub fn application(&self) -> &Pool<DB> {
         &self.application
     }
 
-    /// Returns the connections that are kept between statements.
-    pub fn kept(&self) -> &Arc<Kept<DB>> {
-        &self.kept
+    /// Returns the connections that are kept between statements. For statements on the
+    /// application's tables none is: the hooks of its pool may prepare each use of a connection for
+    /// its caller.
+    pub fn kept(&self) -> Option<&Arc<Kept<DB>>> {
+        match (self.purpose, self.is_shared) {
+            (Purpose::Values, _) => None,
+            (_, true) => self.pools.kept.as_ref(),
+            (purpose, false) => Some(&self.pools.of(purpose).kept),
+        }
     }
 
     pub fn is_shared(&self) -> bool {
-        self.dedicated.is_none()
+        self.is_shared
     }
 
     /// Returns the pool to take a connection from. Closing the application's pool closes the lock
@@ -123,14 +124,17 @@ impl<DB: Store> Connections<DB> {
 
     /// Returns whether another statement finds a connection while this one is kept.
     pub fn has_spare(&self) -> bool {
-        !self.kept.is_empty() || self.pool().is_ok_and(|pool| has_spare(&pool))
+        let has_kept = || self.kept().is_some_and(|kept| kept.has_one());
+        self.pool().is_ok_and(|pool| has_spare(&pool) || has_kept())
     }
 
     /// Closes the lock's own connections as they become idle, and notifies the server.
     pub async fn close_idle(&self) {
         let Some(pool) = self.dedicated().and_then(|dedicated| dedicated.opened()) else { return };
         let limit = Instant::now() + CLOSE_TIMEOUT;
-        self.kept.give_back();
+        if let Some(kept) = self.kept() {
+            kept.give_back();
+        }
         while pool.size() > 0 && Instant::now() < limit {
             match pool.try_acquire() {
                 // If the server does not answer, the connection is dropped.
@@ -142,7 +146,7 @@ impl<DB: Store> Connections<DB> {
     }
 
     fn dedicated(&self) -> Option<&Arc<DedicatedPools<DB>>> {
-        self.dedicated.as_ref().map(|(pools, purpose)| pools.of(*purpose))
+        (!self.is_shared).then(|| self.pools.of(self.purpose))
     }
 }
 
@@ -150,6 +154,9 @@ impl<DB: Store> Connections<DB> {
 struct SharedPools<DB: Store> {
     /// Kept, so that no other pool gets the same address.
     _application: Pool<DB>,
+    /// Connections of the application's pool. A database in memory would end with one that is kept
+    /// when its runtime ends.
+    kept: Option<Arc<Kept<DB>>>,
     requests: Arc<DedicatedPools<DB>>,
     renewals: Arc<DedicatedPools<DB>>,
     values: Arc<DedicatedPools<DB>>,
@@ -170,7 +177,9 @@ impl<DB: Store> SharedPools<DB> {
         let most = application.options().get_max_connections().clamp(LEAST, MOST);
         let (requests, renewals, values) =
             (DedicatedPools::new(most), DedicatedPools::new(MOST_RENEWALS), DedicatedPools::new(most));
-        let dedicated = Arc::new(Self { _application: application.clone(), requests, renewals, values });
+        let in_memory = DB::may_be_in_memory(&application.connect_options());
+        let kept = (!in_memory).then(|| Kept::shared(application.clone()));
+        let dedicated = Arc::new(Self { _application: application.clone(), kept, requests, renewals, values });
         let shared: Arc<dyn Any + Send + Sync> = dedicated.clone();
         found.insert(address, Arc::downgrade(&shared));
         dedicated

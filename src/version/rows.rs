@@ -68,7 +68,7 @@ impl<DB: Database> Rows<DB> {
     }
 
     pub fn share_pool(mut self) -> Self {
-        self.pool = Connections::shared(self.pool.application().clone());
+        self.pool = Connections::shared(self.pool.application().clone(), Purpose::Values);
         self
     }
 

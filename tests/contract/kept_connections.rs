@@ -10,62 +10,141 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::{LeaseLock, Status};
+use rowlock::{LeaseLock, Status, VersionedTable};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{
+    join,
     runtime::Builder,
     task::block_in_place,
     time::{sleep, timeout},
 };
 
+use crate::ledger::{COLUMNS, ledger};
+
 harness::tests!(
     everywhere(
         a_connection_is_kept_for_the_next_statement,
+        locks_of_one_pool_share_what_is_kept,
+        the_hooks_run_for_each_statement_on_the_applications_tables,
         a_kept_connection_returns_to_the_applications_pool,
         the_applications_only_connection_is_not_kept
     ),
-    servers(a_connection_of_a_runtime_that_stood_still_is_not_used)
+    servers(a_connection_whose_statement_failed_is_not_kept, connections_of_a_runtime_that_stood_still_are_not_used)
 );
 
 const CYCLES: usize = 20;
 
-/// Returns a pool, and how often a connection has returned to it or to a pool made like it.
-async fn counting<DB: TestDatabase>(db: &TestDb<DB>, connections: u32) -> (Pool<DB>, Arc<AtomicUsize>) {
-    let returned = Arc::new(AtomicUsize::new(0));
-    let counted = returned.clone();
-    let options = PoolOptions::<DB>::new().max_connections(connections).test_before_acquire(false);
-    let options = options.after_release(move |_, _| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        Box::pin(async { Ok(true) })
-    });
-    (options.connect(&db.url).await.unwrap(), returned)
+/// A pool that counts how often a connection returns to it, or to a pool made like it.
+struct Counted<DB: TestDatabase> {
+    pool: Pool<DB>,
+    returned: Arc<AtomicUsize>,
+}
+
+impl<DB: TestDatabase> Counted<DB> {
+    /// Opens all connections of the pool.
+    async fn of(db: &TestDb<DB>, connections: u32) -> Self {
+        let returned = Arc::new(AtomicUsize::new(0));
+        let counted = returned.clone();
+        let options = PoolOptions::<DB>::new().max_connections(connections).test_before_acquire(false);
+        let options = options.after_release(move |_, _| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async { Ok(true) })
+        });
+        let pool = options.connect(&db.url).await.unwrap();
+        let mut opened = Vec::new();
+        for _ in 0..connections {
+            opened.push(pool.acquire().await.unwrap());
+        }
+        Self { pool, returned }
+    }
+
+    /// Returns a lock that uses this pool.
+    fn sharing(&self) -> LeaseLock<DB> {
+        LeaseLock::builder(self.pool.clone()).share_pool().build().unwrap()
+    }
+
+    fn locks(&self) -> [LeaseLock<DB>; 2] {
+        [LeaseLock::new(self.pool.clone()), self.sharing()]
+    }
+
+    /// Counts the connections that return while the work runs.
+    async fn while_running(&self, work: impl Future<Output = ()>) -> usize {
+        let before = self.returned.load(Ordering::Relaxed);
+        work.await;
+        self.returned.load(Ordering::Relaxed) - before
+    }
+
+    async fn eventually_returned(&self, count: usize) {
+        eventually("every statement returned its connection", async || self.returned.load(Ordering::Relaxed) >= count)
+            .await;
+    }
+}
+
+async fn cycle<DB: TestDatabase>(lock: &LeaseLock<DB>) {
+    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 }
 
 async fn cycles<DB: TestDatabase>(lock: &LeaseLock<DB>) {
     for _ in 0..CYCLES {
-        acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        cycle(lock).await;
     }
 }
 
 /// A busy machine may leave a connection unused for longer than it is kept, so the cycles are
 /// repeated.
 async fn a_connection_is_kept_for_the_next_statement<DB: TestDatabase>(db: TestDb<DB>) {
-    let (pool, returned) = counting(&db, 4).await;
-    let builder = || LeaseLock::builder(pool.clone());
-    for lock in [builder(), builder().share_pool()].map(|lock| lock.build().unwrap()) {
-        cycles(&lock).await;
-        eventually("few of the statements return their connection", async || {
-            let before = returned.load(Ordering::Relaxed);
-            cycles(&lock).await;
-            returned.load(Ordering::Relaxed) - before < CYCLES
-        })
-        .await;
+    let counted = Counted::of(&db, 4).await;
+    for lock in counted.locks() {
+        let few = async || counted.while_running(cycles(&lock)).await < CYCLES;
+        eventually("few of the statements return their connection", few).await;
+    }
+}
+
+/// An application may make a lock for each request.
+async fn locks_of_one_pool_share_what_is_kept<DB: TestDatabase>(db: TestDb<DB>) {
+    let counted = Counted::of(&db, 4).await;
+    let first = counted.sharing();
+    let of_new_locks = async || {
+        for _ in 0..CYCLES {
+            cycle(&counted.sharing()).await;
+        }
+    };
+    let few = async || counted.while_running(of_new_locks()).await < CYCLES / 2;
+    eventually("few of the locks return their connection", few).await;
+    drop(first);
+}
+
+/// The hooks of the application's pool may prepare a connection for the caller.
+async fn the_hooks_run_for_each_statement_on_the_applications_tables<DB: TestDatabase>(db: TestDb<DB>) {
+    drop(ledger(&db).await);
+    let counted = Counted::of(&db, 4).await;
+    let table = || VersionedTable::<DB>::new(counted.pool.clone(), COLUMNS).unwrap();
+    for table in [table(), table().share_pool()] {
+        let before = counted.returned.load(Ordering::Relaxed);
+        for _ in 0..CYCLES {
+            table.read("a").await.unwrap();
+        }
+        counted.eventually_returned(before + CYCLES).await;
+    }
+}
+
+async fn a_connection_whose_statement_failed_is_not_kept<DB: TestDatabase>(db: TestDb<DB>) {
+    let counted = Counted::of(&db, 4).await;
+    for lock in counted.locks() {
+        cycle(&lock).await;
+        db.execute("ALTER TABLE t_resource_lock RENAME TO away").await;
+        let before = counted.returned.load(Ordering::Relaxed);
+        for _ in 0..CYCLES {
+            lock.try_acquire("k").await.expect_err("there is no table");
+        }
+        counted.eventually_returned(before + CYCLES).await;
+        db.execute("ALTER TABLE away RENAME TO t_resource_lock").await;
     }
 }
 
 async fn a_kept_connection_returns_to_the_applications_pool<DB: TestDatabase>(db: TestDb<DB>) {
-    let (pool, _) = counting(&db, 2).await;
-    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
+    let counted = Counted::of(&db, 2).await;
+    let (pool, lock) = (&counted.pool, counted.sharing());
     cycles(&lock).await;
     eventually("all are idle", async || pool.num_idle() == pool.size() as usize).await;
     cycles(&lock).await;
@@ -74,28 +153,39 @@ async fn a_kept_connection_returns_to_the_applications_pool<DB: TestDatabase>(db
 
 /// The application waits for no more than one statement, though there is always a next one.
 async fn the_applications_only_connection_is_not_kept<DB: TestDatabase>(db: TestDb<DB>) {
-    let (pool, returned) = counting(&db, 1).await;
-    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
+    let counted = Counted::of(&db, 1).await;
+    let (pool, lock) = (&counted.pool, counted.sharing());
     let application = async {
         for _ in 0..CYCLES {
             drop(pool.acquire().await.unwrap());
         }
     };
-    timeout(PATIENCE, async { tokio::join!(cycles(&lock), application) }).await.expect("both go on");
-    eventually("every statement returned it", async || returned.load(Ordering::Relaxed) >= 3 * CYCLES).await;
+    timeout(PATIENCE, async { join!(cycles(&lock), application) }).await.expect("both go on");
+    counted.eventually_returned(3 * CYCLES).await;
     timeout(PATIENCE, pool.close()).await.expect("nothing is kept from a pool that is closed");
 }
 
 /// A runtime that is not driven returns no connection, and the server or a firewall may have
-/// dropped the connection without a word by the time it is driven again.
-async fn a_connection_of_a_runtime_that_stood_still_is_not_used<DB: TestDatabase>(db: TestDb<DB>) {
+/// dropped all connections without a word by the time it is driven again.
+async fn connections_of_a_runtime_that_stood_still_are_not_used<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
-    let lock = LeaseLock::<DB>::builder(proxy.pool(4)).time_limit(PATIENCE / 4).build().unwrap();
+    let builder = LeaseLock::<DB>::builder(proxy.pool(2)).batching(false);
+    let lock = builder.time_limit(PATIENCE / 4).build().unwrap();
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    block_in_place(|| runtime.block_on(cycles(&lock)));
+    let both = async || join!(lock.try_acquire("one"), lock.try_acquire("other"));
+    let work = async {
+        for _ in 0..CYCLES {
+            let (one, other) = both().await;
+            let (one, other) = (acquired(one), acquired(other));
+            let (one, other) = join!(one.release(Status::Succeeded), other.release(Status::Succeeded));
+            one.and(other).unwrap();
+        }
+    };
+    block_in_place(|| runtime.block_on(work));
     sleep(Duration::from_millis(1100)).await;
     proxy.silence();
-    let attempt = block_in_place(|| runtime.block_on(lock.try_acquire("k")));
-    acquired(attempt).detach();
+    let (one, other) = block_in_place(|| runtime.block_on(both()));
+    acquired(one).detach();
+    acquired(other).detach();
     runtime.shutdown_background();
 }
