@@ -15,8 +15,8 @@ use sqlx::{Pool, pool::PoolOptions};
 use tokio::{
     join,
     runtime::Builder,
-    task::block_in_place,
-    time::{sleep, timeout},
+    task::{JoinSet, block_in_place},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::ledger::{COLUMNS, ledger};
@@ -24,12 +24,17 @@ use crate::ledger::{COLUMNS, ledger};
 harness::tests!(
     everywhere(
         a_connection_is_kept_for_the_next_statement,
+        a_connection_is_kept_for_a_second_at_most,
         locks_of_one_pool_share_what_is_kept,
         the_hooks_run_for_each_statement_on_the_applications_tables,
         a_kept_connection_returns_to_the_applications_pool,
         the_applications_only_connection_is_not_kept
     ),
-    servers(a_connection_whose_statement_failed_is_not_kept, connections_of_a_runtime_that_stood_still_are_not_used)
+    servers(
+        a_connection_returns_if_a_request_waits,
+        a_connection_whose_statement_failed_is_not_kept,
+        connections_of_a_runtime_that_stood_still_are_not_used
+    )
 );
 
 const CYCLES: usize = 20;
@@ -80,13 +85,17 @@ impl<DB: TestDatabase> Counted<DB> {
     }
 }
 
-async fn cycle<DB: TestDatabase>(lock: &LeaseLock<DB>) {
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+async fn cycle<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str) {
+    acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
 }
 
 async fn cycles<DB: TestDatabase>(lock: &LeaseLock<DB>) {
+    cycles_of(lock.clone(), "k".into()).await;
+}
+
+async fn cycles_of<DB: TestDatabase>(lock: LeaseLock<DB>, key: String) {
     for _ in 0..CYCLES {
-        cycle(lock).await;
+        cycle(&lock, &key).await;
     }
 }
 
@@ -100,13 +109,35 @@ async fn a_connection_is_kept_for_the_next_statement<DB: TestDatabase>(db: TestD
     }
 }
 
+async fn a_connection_is_kept_for_a_second_at_most<DB: TestDatabase>(db: TestDb<DB>) {
+    let counted = Counted::of(&db, 4).await;
+    for lock in counted.locks() {
+        let started = Instant::now();
+        let returned = counted.while_running(async {
+            while started.elapsed() < Duration::from_millis(1500) {
+                cycle(&lock, "k").await;
+            }
+        });
+        assert_ne!(returned.await, 0);
+    }
+}
+
+/// Eight tasks share two connections, so that one always waits.
+async fn a_connection_returns_if_a_request_waits<DB: TestDatabase>(db: TestDb<DB>) {
+    let counted = Counted::of(&db, 2).await;
+    let lock = LeaseLock::builder(counted.pool.clone()).batching(false).build().unwrap();
+    let tasks: JoinSet<()> = (0..8).map(|number| cycles_of(lock.clone(), number.to_string())).collect();
+    let returned = counted.while_running(async { drop(tasks.join_all().await) }).await;
+    assert!(returned > 8 * CYCLES, "half of the statements returned their connection, not {returned}");
+}
+
 /// An application may make a lock for each request.
 async fn locks_of_one_pool_share_what_is_kept<DB: TestDatabase>(db: TestDb<DB>) {
     let counted = Counted::of(&db, 4).await;
     let first = counted.sharing();
     let of_new_locks = async || {
         for _ in 0..CYCLES {
-            cycle(&counted.sharing()).await;
+            cycle(&counted.sharing(), "k").await;
         }
     };
     let few = async || counted.while_running(of_new_locks()).await < CYCLES / 2;
@@ -131,7 +162,7 @@ async fn the_hooks_run_for_each_statement_on_the_applications_tables<DB: TestDat
 async fn a_connection_whose_statement_failed_is_not_kept<DB: TestDatabase>(db: TestDb<DB>) {
     let counted = Counted::of(&db, 4).await;
     for lock in counted.locks() {
-        cycle(&lock).await;
+        cycle(&lock, "k").await;
         db.execute("ALTER TABLE t_resource_lock RENAME TO away").await;
         let before = counted.returned.load(Ordering::Relaxed);
         for _ in 0..CYCLES {

@@ -274,7 +274,8 @@ async fn a_renewal_keeps_the_delay<DB: TestDatabase>(db: TestDb<DB>) {
 async fn an_attempt_that_is_dropped_midway_keeps_no_delay<DB: TestDatabase>(db: TestDb<DB>) {
     let mut polls = 0;
     loop {
-        let lock = delayed(db.lock(), LONG, LONG);
+        // A connection that an earlier attempt has left would make this one shorter.
+        let lock = delayed(LeaseLock::new(db.pool_of(2).await), LONG, LONG);
         let received = {
             let (mut attempt, mut left) = (pin!(lock.try_acquire("k")), polls);
             poll_fn(|cx| match attempt.as_mut().poll(cx) {
