@@ -118,17 +118,18 @@ impl<'a> Section<'a> {
             Some(key) => key.then(|key| schedule.exclusive_with(&key))?,
             None => schedule,
         };
-        let Some(command) = self.take("command", words)? else {
+        let command = self.take("command", words)?;
+        let lease = self.take("lease", lease)?.map_or(LEASE, |lease| lease.value);
+        let timeout = self.take("timeout", timeout)?.map(|timeout| timeout.value);
+        if let Some((key, value)) = self.fields.iter().min_by_key(|(_, value)| value.at) {
+            return Err(self.wrong(value.at, format_args!("{key:?} is no key of a job: it has {KEYS}")));
+        }
+        let Some(command) = command else {
             let why = "it has no command: write one like command = [\"/opt/app/report\", \"--full\"]";
             return Err(self.wrong(self.name.at, why));
         };
         find(&command.value).map_err(|failure| self.wrong(command.at, format_args!("command: {failure}")))?;
-        let lease = self.take("lease", lease)?.map_or(LEASE, |lease| lease.value);
-        let timeout = self.take("timeout", time)?.map(|timeout| timeout.value);
-        match self.fields.iter().min_by_key(|(_, value)| value.at) {
-            Some((key, value)) => Err(self.wrong(value.at, format_args!("{key:?} is no key of a job: it has {KEYS}"))),
-            None => Ok(Job { schedule, command: command.value, lease, timeout }),
-        }
+        Ok(Job { schedule, command: command.value, lease, timeout })
     }
 
     /// Reads the times: exactly one of three keys.
@@ -199,6 +200,12 @@ fn lease(value: &DeValue<'_>) -> Result<Duration, String> {
     let (least, most) = (Duration::from_millis(100), 30 * Duration::from_secs(24 * 60 * 60));
     let lease = time(value)?;
     (least..=most).contains(&lease).then_some(lease).ok_or_else(|| "it has to be from 100ms to 30days".to_owned())
+}
+
+fn timeout(value: &DeValue<'_>) -> Result<Duration, String> {
+    let timeout = time(value)?;
+    let possible = (Duration::from_millis(1)..=YEAR).contains(&timeout);
+    possible.then_some(timeout).ok_or_else(|| "it has to be from 1ms to 366days".to_owned())
 }
 
 fn number(value: &DeValue<'_>) -> Result<u32, String> {
