@@ -37,7 +37,7 @@ pub async fn run(options: &Options) -> Result<(), Error> {
     let shown = Shown { counted: "refusals", wal: true, base: "rowlock", ..Shown::default() };
     let mut report = Report::new(options.rounds.common.csv.as_deref(), shown)?;
     println!("Tries for a key that another lock holds: medians of {} rounds.", options.rounds.rounds);
-    println!("WAL bytes: written to PostgreSQL's log for each refusal, including those of other writers.");
+    println!("WAL bytes: by which PostgreSQL's log grew, for each refusal. Other writers count too.");
     durability::show_redis().await?;
     for (kind, server) in options.rounds.common.servers() {
         on!(kind, measure(kind, &server, options, &mut report))?;

@@ -113,11 +113,8 @@ impl<DB: Store> Kept<DB> {
         }
     }
 
-    /// Returns whether the application's pool has another connection: an idle one or, on SQLite, one
-    /// that it may open. A server may have reached its own limit.
     fn has_another(&self) -> bool {
-        let has_another = |pool: &Pool<DB>| pool.num_idle() > 0 || !DB::OWN_CONNECTIONS && has_spare(pool);
-        self.application.as_ref().is_none_or(|pool| !pool.is_closed() && has_another(pool))
+        self.application.as_ref().is_none_or(|pool| !pool.is_closed() && application_has_spare(pool))
     }
 
     /// Returns all connections of this runtime to the pool.
@@ -158,6 +155,12 @@ impl<DB: Store> Idle<DB> {
 /// Returns whether a request finds a connection that is idle, or may open one.
 pub fn has_spare<DB: Store>(pool: &Pool<DB>) -> bool {
     pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections()
+}
+
+/// The same for an application's pool. Its server may have reached a limit of its own, and opens no
+/// other connection.
+pub fn application_has_spare<DB: Store>(pool: &Pool<DB>) -> bool {
+    pool.num_idle() > 0 || !DB::OWN_CONNECTIONS && has_spare(pool)
 }
 
 fn this_runtime() -> Option<Id> {

@@ -25,7 +25,7 @@ use crate::{
     store::{
         Options, Store,
         failure::Failure,
-        kept::{Kept, has_spare},
+        kept::{Kept, application_has_spare, has_spare},
     },
     sync::lock,
 };
@@ -125,6 +125,7 @@ impl<DB: Store> Connections<DB> {
     /// Returns whether another statement finds a connection while this one is kept.
     pub fn has_spare(&self) -> bool {
         let has_kept = || self.kept().is_some_and(|kept| kept.has_one());
+        let has_spare = if self.is_shared { application_has_spare } else { has_spare };
         self.pool().is_ok_and(|pool| has_spare(&pool) || has_kept())
     }
 

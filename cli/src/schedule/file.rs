@@ -1,6 +1,12 @@
 //! The file of `rowlock cron`: its jobs, and what is wrong with it, by line.
 
-use std::{collections::BTreeMap, ffi::OsString, ops::Range, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    ops::{Range, RangeInclusive},
+    path::Path,
+    time::Duration,
+};
 
 use rowlock::{CatchUp, Error, Retries, Schedule};
 use toml::de::{DeTable, DeValue};
@@ -197,15 +203,17 @@ fn time(value: &DeValue<'_>) -> Result<Duration, String> {
 }
 
 fn lease(value: &DeValue<'_>) -> Result<Duration, String> {
-    let (least, most) = (Duration::from_millis(100), 30 * Duration::from_secs(24 * 60 * 60));
-    let lease = time(value)?;
-    (least..=most).contains(&lease).then_some(lease).ok_or_else(|| "it has to be from 100ms to 30days".to_owned())
+    let most = 30 * Duration::from_secs(24 * 60 * 60);
+    within(value, Duration::from_millis(100)..=most, "it has to be from 100ms to 30days")
 }
 
 fn timeout(value: &DeValue<'_>) -> Result<Duration, String> {
-    let timeout = time(value)?;
-    let possible = (Duration::from_millis(1)..=YEAR).contains(&timeout);
-    possible.then_some(timeout).ok_or_else(|| "it has to be from 1ms to 366days".to_owned())
+    within(value, Duration::from_millis(1)..=YEAR, "it has to be from 1ms to 366days")
+}
+
+fn within(value: &DeValue<'_>, possible: RangeInclusive<Duration>, why: &str) -> Result<Duration, String> {
+    let time = time(value)?;
+    possible.contains(&time).then_some(time).ok_or_else(|| why.to_owned())
 }
 
 fn number(value: &DeValue<'_>) -> Result<u32, String> {
