@@ -2,10 +2,16 @@
 //! changed one of its rows at an isolation level that does not allow for that. Each request in the
 //! batch is still answered as if it had been sent alone.
 
+use std::time::Duration;
+
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
 use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Status};
 use sqlx::Pool;
-use tokio::{join, sync::watch, time::timeout};
+use tokio::{
+    join,
+    sync::watch,
+    time::{sleep, timeout},
+};
 
 use crate::{
     batched::{all, begin, names, numbered, released, releases, set_up, together, tries},
@@ -16,6 +22,7 @@ use crate::{
 harness::tests!(
     mysql_and_mariadb(several_are_freed_together_or_as_they_are_told_apart),
     mariadb(a_concurrent_change_at_snapshot_isolation),
+    postgres(a_claim_that_failed_is_repeated_once_its_transaction_has_ended),
     servers[DIRECT](
         claims_whose_connection_the_server_ends_are_all_granted,
         releases_whose_connection_the_server_ends_are_all_done
@@ -338,6 +345,28 @@ async fn a_rival_at_repeatable_read<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn a_rival_at_serializable<DB: TestDatabase>(db: TestDb<DB>) {
     a_rival(db, "serializable").await;
+}
+
+/// The server reports an error before it ends the transaction, which takes long on a busy machine.
+/// Another request would skip the rows that are still locked.
+async fn a_claim_that_failed_is_repeated_once_its_transaction_has_ended<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let lock = LeaseLock::builder(proxy.pool::<DB>(2)).time_limit(PATIENCE).build().unwrap();
+    acquired(lock.acquire("k", PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    for sql in [
+        "CREATE SEQUENCE claims",
+        "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('claims') = 1 THEN RAISE 'refused once' USING ERRCODE = 'serialization_failure'; END IF; RETURN NEW; END $$",
+        "CREATE TRIGGER fail BEFORE UPDATE ON t_resource_lock FOR EACH ROW EXECUTE FUNCTION fail()",
+    ] {
+        db.execute(sql).await;
+    }
+    proxy.hold_after_error("refused once");
+    let lease = proxy.while_held(Way::Replies, lock.try_acquire("k"), async |proxy| {
+        sleep(Duration::from_millis(200)).await;
+        assert_eq!(db.number("SELECT last_value FROM claims").await, Some(1), "it was sent again");
+        proxy.open();
+    });
+    acquired(lease.await).release(Status::Succeeded).await.unwrap();
 }
 
 /// A reply that counts rows does not identify them. A freed key may be claimed by another client

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
 use chrono::DateTime;
-use sqlx::{PgConnection, Row as _, postgres::PgRow};
+use sqlx::{Connection as _, PgConnection, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
 use crate::{
@@ -158,7 +158,15 @@ pub(super) async fn claim(conn: &mut PgConnection, requests: &[ClaimRequest], te
             bind_requests(sql, requests, terms)
         }
     };
-    let rows = query.fetch_all(conn).await?;
+    let rows = match query.fetch_all(&mut *conn).await {
+        // The server reports an error before it ends the transaction. Until then the next request
+        // would skip the rows that it locked, and report them as busy.
+        Err(error @ sqlx::Error::Database(_)) => {
+            drop(conn.ping().await);
+            return Err(error);
+        }
+        rows => rows?,
+    };
     rows.iter().map(|row| answer(row, terms)).collect()
 }
 

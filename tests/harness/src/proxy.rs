@@ -59,6 +59,8 @@ struct State {
     delay: Duration,
     /// In requests, the first text is replaced by the second, which has the same length.
     replaced: Option<(&'static str, &'static str)>,
+    /// After an error of PostgreSQL that contains this text, replies are held.
+    failing: Option<&'static str>,
 }
 
 impl State {
@@ -169,6 +171,11 @@ impl Proxy {
         between: impl AsyncFnOnce(&Self),
     ) -> T {
         self.hold_after(way, after);
+        self.while_held(way, work, between).await
+    }
+
+    /// Runs `work`. Runs `between` once a chunk is held in this direction.
+    pub async fn while_held<T>(&self, way: Way, work: impl Future<Output = T>, between: impl AsyncFnOnce(&Self)) -> T {
         let between = async {
             self.held(way).await;
             between(self).await;
@@ -181,6 +188,12 @@ impl Proxy {
     pub fn replace(&self, text: &'static str, with: &'static str) {
         assert_eq!(text.len(), with.len());
         self.shared.0.send_modify(|state| state.replaced = Some((text, with)));
+    }
+
+    /// Lets the next error of PostgreSQL that contains this text pass, and holds what its connection
+    /// replies after that. For the client, the transaction has then not ended.
+    pub fn hold_after_error(&self, text: &'static str) {
+        self.shared.0.send_modify(|state| state.failing = Some(text));
     }
 
     /// Continues to hold the connections on which a chunk is held. All others, and new ones, pass.
@@ -331,10 +344,35 @@ async fn pump(
                 chunk[at..at + with.len()].copy_from_slice(with.as_bytes());
             }
         }
+        let error = shared.0.borrow().failing.filter(|_| way == Way::Replies);
+        let end = error.and_then(|text| end_of_error(&chunk[..length], text));
         // A receiver that has closed its end does not stop the sender.
-        let _ = to.write_all(&chunk[..length]).await;
+        let _ = to.write_all(&chunk[..end.unwrap_or(length)]).await;
+        if let Some(end) = end {
+            shared.0.send_modify(|state| {
+                state.failing = None;
+                state.left[way as usize] = Some(0);
+                state.only = Some(vec![number]);
+            });
+            shared.pass(way, number).await;
+            let _ = to.write_all(&chunk[end..length]).await;
+        }
     }
     let _ = to.shutdown().await;
+}
+
+/// Returns where the message of PostgreSQL ends that is an error with this text.
+fn end_of_error(chunk: &[u8], text: &str) -> Option<usize> {
+    let mut start = 0;
+    while let Some([kind, a, b, c, d]) = chunk.get(start..start + 5) {
+        let end = start + 1 + u32::from_be_bytes([*a, *b, *c, *d]) as usize;
+        let message = chunk.get(start..end)?;
+        if *kind == b'E' && message.windows(text.len()).any(|part| part == text.as_bytes()) {
+            return Some(end);
+        }
+        start = end;
+    }
+    None
 }
 
 /// What a pool sends when a connection is given back (PostgreSQL's Sync alone, MySQL's COM_PING),
