@@ -34,9 +34,9 @@ impl Pattern {
         let parser = CronParser::builder().seconds(Seconds::Optional).year(Year::Optional).build();
         let fields = text.split_whitespace().count();
         if !text.starts_with('@') && !(5..=6).contains(&fields) {
-            return Err(format!("it has {fields} fields, and needs five, or six with seconds in front"));
+            return Err(format!("it needs five fields, or six with seconds in front, and has {fields}"));
         }
-        let cron = parser.parse(text).map_err(|error| error.to_string())?;
+        let cron = parser.parse(text).map_err(|error| wrong_field(&parser, text).unwrap_or(error.to_string()))?;
         let hourly = (0..24).all(|hour| cron.pattern.hour_match(hour).unwrap_or(false));
         let pattern = Self { cron, hourly };
         match pattern.next(Tz::UTC, DateTime::UNIX_EPOCH) {
@@ -76,6 +76,19 @@ impl Pattern {
         let found = self.cron.find_next_occurrence(&after.with_timezone(&offset), false).ok()?;
         Some(found.with_timezone(&Utc)).filter(|found| *found > after)
     }
+}
+
+/// Returns what is wrong with the first field that is wrong by itself.
+fn wrong_field(parser: &CronParser, text: &str) -> Option<String> {
+    const FIELDS: [&str; 6] = ["second", "minute", "hour", "day of the month", "month", "day of the week"];
+    let values: Vec<&str> = text.split_whitespace().collect();
+    let first = FIELDS.len().checked_sub(values.len())?;
+    values.iter().enumerate().find_map(|(place, value)| {
+        let mut fields = ["*"; 6];
+        *fields.get_mut(first + place)? = value;
+        let error = parser.parse(&fields.join(" ")).err()?;
+        Some(format!("the {} {value:?}: {error}", FIELDS[first + place]))
+    })
 }
 
 fn offset(zone: Tz, at: DateTime<Utc>) -> FixedOffset {

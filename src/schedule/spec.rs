@@ -115,9 +115,10 @@ impl Schedule {
     /// [`zone`](Self::zone) sets another time zone.
     ///
     /// The pattern has five fields (minute, hour, day of the month, month, day of the week), or six
-    /// with seconds in front. Where the clock is changed, a pattern that names hours has one tick
-    /// in a repeated hour, the first, and a tick at the end of a gap that left its time out. A
-    /// pattern that matches every hour follows elapsed time instead.
+    /// with seconds in front; or it is `@yearly`, `@monthly`, `@weekly`, `@daily` or `@hourly`.
+    /// Where the clock is changed, a pattern that names hours has one tick in a repeated hour, the
+    /// first, and a tick at the end of a gap that left its time out. A pattern that matches every
+    /// hour follows elapsed time instead.
     ///
     /// # Errors
     /// [`Error::InvalidKey`] for a text that is not a name, [`Error::InvalidSchedule`] for one that
@@ -324,6 +325,10 @@ mod tests {
         let year = 400 * DAY;
         for (wrong, says) in [
             (Schedule::cron("k", "61 * * * *"), "the cron pattern \"61 * * * *\""),
+            (Schedule::cron("k", "61 * * * *"), "the minute \"61\""),
+            (Schedule::cron("k", "0 0 25 * * *"), "the hour \"25\""),
+            (Schedule::cron("k", "0 0 * * dau"), "the day of the week \"dau\""),
+            (Schedule::cron("k", "*"), "it needs five fields, or six with seconds in front, and has 1"),
             (Schedule::cron("k", "0 0 30 2 *"), "no time matches it"),
             (Schedule::cron(" k", "0 0 * * *"), "white space"),
             (schedule().zone("Europe/Berlitz"), "\"Europe/Berlitz\" is no time zone"),

@@ -8,7 +8,7 @@ use rowlock::{Database, Error, Key, LeaseLock, Rules};
 use crate::{
     args::{
         schedules::TickOf,
-        values::{duration, key, wait},
+        values::{duration, key, timeout, wait},
     },
     exit::{OK, REFUSED},
 };
@@ -112,7 +112,7 @@ pub struct Run {
     #[arg(long, value_name = "KEY", value_parser = key, conflicts_with_all = ["cron", "permits", "shared", "exclusive", "min_interval"])]
     pub also: Vec<Key>,
     /// Stop COMMAND after this long; it has failed then, and the exit code is 124
-    #[arg(long, value_name = "D", value_parser = duration)]
+    #[arg(long, value_name = "D", value_parser = timeout)]
     pub timeout: Option<Duration>,
     /// Exit with 0 when refused, and say why only on a terminal
     #[arg(long, conflicts_with = "refused_exit_code")]

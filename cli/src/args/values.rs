@@ -1,11 +1,21 @@
 //! The values of arguments.
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use rowlock::Key;
 
 pub fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 30s, 5m or 1h"))
+}
+
+/// The longest a command may run.
+pub fn timeout(text: &str) -> Result<Duration, String> {
+    let most = Duration::from_secs(366 * 24 * 60 * 60);
+    within(duration(text)?, Duration::from_millis(1)..=most, "it has to be from 1ms to 366days")
+}
+
+pub fn within(time: Duration, possible: RangeInclusive<Duration>, why: &str) -> Result<Duration, String> {
+    possible.contains(&time).then_some(time).ok_or_else(|| why.to_owned())
 }
 
 /// How long to wait for a key.
@@ -15,8 +25,7 @@ pub fn wait(text: &str) -> Result<Duration, String> {
 
 /// Without one, `watch` would keep the database busy.
 pub fn pause(text: &str) -> Result<Duration, String> {
-    let least = Duration::from_millis(10);
-    duration(text).and_then(|pause| if pause < least { Err("it has to be at least 10ms".into()) } else { Ok(pause) })
+    within(duration(text)?, Duration::from_millis(10)..=Duration::MAX, "it has to be at least 10ms")
 }
 
 pub fn key(text: &str) -> Result<Key, String> {

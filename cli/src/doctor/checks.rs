@@ -284,25 +284,36 @@ fn judged(settings: &[(String, String)]) -> Vec<Finding> {
         let found = settings.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted));
         found.map(|(_, value)| value.to_ascii_uppercase())
     };
-    let Some(isolation) = setting("transaction_isolation").or_else(|| setting("tx_isolation")) else {
-        return Vec::new();
-    };
     let is_on = |name| setting(name).is_some_and(|value| value == "ON" || value == "1");
-    let statements = is_on("log_bin") && setting("binlog_format").as_deref() == Some("STATEMENT");
     let mut findings = Vec::new();
-    if statements && isolation.starts_with("READ-") {
-        let found = format!("binlog_format is STATEMENT, and the isolation level is {isolation}");
-        let advice = "InnoDB refuses every write then (error 1665): set binlog_format = ROW";
-        findings.push(Finding::problem("binary log", found, advice));
-    } else {
-        let log = if is_on("log_bin") { setting("binlog_format").unwrap_or_default() } else { "off".to_owned() };
-        findings.push(Finding::good("binary log", format!("{log}; isolation level {isolation}")));
+    if let Some(isolation) = setting("transaction_isolation").or_else(|| setting("tx_isolation")) {
+        let format = if is_on("log_bin") { setting("binlog_format").unwrap_or_default() } else { "off".to_owned() };
+        findings.push(binary_log(&format, &isolation));
     }
     if is_on("wsrep_on") {
         let advice = "docs/clusters.md says what a node that leaves the cluster means";
         findings.push(Finding::note("cluster", "a Galera cluster", advice));
     }
+    findings.extend(setting("journal_mode").map(|mode| journal(&mode)));
     findings
+}
+
+fn binary_log(format: &str, isolation: &str) -> Finding {
+    const CHECK: &str = "binary log";
+    if format == "STATEMENT" && isolation.starts_with("READ-") {
+        let found = format!("binlog_format is STATEMENT, and the isolation level is {isolation}");
+        return Finding::problem(CHECK, found, "InnoDB refuses every write then (error 1665): set binlog_format = ROW");
+    }
+    Finding::good(CHECK, format!("{format}; isolation level {isolation}"))
+}
+
+/// Judges SQLite's journal mode. A database in memory has no file, and one writer at a time anyway.
+fn journal(mode: &str) -> Finding {
+    const CHECK: &str = "journal";
+    match mode {
+        "WAL" | "MEMORY" => Finding::good(CHECK, mode),
+        _ => Finding::note(CHECK, mode, "readers and writers wait for each other: PRAGMA journal_mode = WAL ends that"),
+    }
 }
 
 #[cfg(test)]
@@ -336,6 +347,12 @@ mod tests {
         assert_eq!(of("STATEMENT", "ON", "REPEATABLE-READ"), Mark::Good);
         assert_eq!(of("ROW", "ON", "READ-COMMITTED"), Mark::Good);
         assert!(judged(&[]).is_empty(), "other databases have none of them");
+    }
+
+    #[test]
+    fn readers_and_writers_that_wait_are_worth_a_note() {
+        let of = |mode: &str| judged(&[("journal_mode".to_owned(), mode.to_owned())])[0].mark;
+        assert_eq!([of("wal"), of("memory"), of("delete")], [Mark::Good, Mark::Good, Mark::Note]);
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub trait Server: Database {
     async fn notifications(_: &Pool<Self>) -> Notifications {
         Notifications::None
     }
-    /// Returns the settings of the server that concern locks, by name.
+    /// Returns the settings of the database that concern locks, by name.
     async fn settings(_: &mut Self::Connection) -> Result<Vec<(String, String)>, sqlx::Error> {
         Ok(Vec::new())
     }
@@ -144,7 +144,8 @@ impl Server for MySql {
 
 impl Server for Sqlite {
     const VERSION: &'static str = "SELECT 'SQLite ' || sqlite_version()";
-    const PLACE: &'static str = "SELECT 'journal mode ' || (SELECT journal_mode FROM pragma_journal_mode)";
+    const PLACE: &'static str =
+        "SELECT CASE file WHEN '' THEN 'memory' ELSE 'file ' || file END FROM pragma_database_list WHERE name = 'main'";
     const NOW: Option<&'static str> = None;
     const USER: Option<&'static str> = None;
 
@@ -156,5 +157,10 @@ impl Server for Sqlite {
         // SQLITE_READONLY and its variants; SQLITE_PERM, SQLITE_AUTH.
         let code = error.code().and_then(|code| code.parse::<u32>().ok());
         code.is_some_and(|code| [8, 3, 23].contains(&(code & 0xff)))
+    }
+
+    async fn settings(conn: &mut SqliteConnection) -> Result<Vec<(String, String)>, sqlx::Error> {
+        let mode = Self::text(conn, "PRAGMA journal_mode").await?;
+        Ok(mode.map(|mode| ("journal_mode".to_owned(), mode)).into_iter().collect())
     }
 }

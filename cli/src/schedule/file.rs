@@ -1,12 +1,6 @@
 //! The file of `rowlock cron`: its jobs, and what is wrong with it, by line.
 
-use std::{
-    collections::BTreeMap,
-    ffi::OsString,
-    ops::{Range, RangeInclusive},
-    path::Path,
-    time::Duration,
-};
+use std::{collections::BTreeMap, ffi::OsString, ops::Range, path::Path, time::Duration};
 
 use rowlock::{CatchUp, Error, Retries, Schedule};
 use toml::de::{DeTable, DeValue};
@@ -14,7 +8,7 @@ use toml::de::{DeTable, DeValue};
 use crate::{
     args::{
         schedules::{CatchUpWith, MOST},
-        values::duration,
+        values::{self, duration, within},
     },
     exit::{Failure, USAGE},
     process::find::find,
@@ -204,16 +198,11 @@ fn time(value: &DeValue<'_>) -> Result<Duration, String> {
 
 fn lease(value: &DeValue<'_>) -> Result<Duration, String> {
     let most = 30 * Duration::from_secs(24 * 60 * 60);
-    within(value, Duration::from_millis(100)..=most, "it has to be from 100ms to 30days")
+    within(time(value)?, Duration::from_millis(100)..=most, "it has to be from 100ms to 30days")
 }
 
 fn timeout(value: &DeValue<'_>) -> Result<Duration, String> {
-    within(value, Duration::from_millis(1)..=YEAR, "it has to be from 1ms to 366days")
-}
-
-fn within(value: &DeValue<'_>, possible: RangeInclusive<Duration>, why: &str) -> Result<Duration, String> {
-    let time = time(value)?;
-    possible.contains(&time).then_some(time).ok_or_else(|| why.to_owned())
+    values::timeout(&string(value)?)
 }
 
 fn number(value: &DeValue<'_>) -> Result<u32, String> {

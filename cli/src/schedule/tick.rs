@@ -162,6 +162,7 @@ async fn refused<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: Ti
             info.version,
             clock(info.slot)
         ),
+        _ if info.since.is_none() => format!("registered, and not run yet: the first tick is at {}", clock(info.slot)),
         _ => format!("done, or not due: the next tick is at {}", clock(info.slot)),
     };
     out::print_refusal(format_args!("{name}: {why}"), run.refused());

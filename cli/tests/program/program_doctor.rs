@@ -7,7 +7,7 @@ use crate::program::{Ended, Program as _, ended, rowlock};
 
 harness::tests!(
     everywhere(a_healthy_database_has_no_problem, what_is_missing_is_named),
-    sqlite(a_database_that_only_reads_is_a_problem),
+    sqlite(a_database_that_only_reads_is_a_problem, a_journal_that_makes_readers_wait_is_noted),
     servers(a_server_out_of_reach_is_a_problem),
     servers[DIRECT](rights_that_are_missing_are_named, the_advice_for_a_connection_depends_on_its_error),
     postgres[DIRECT](notifications_are_tried, a_search_path_that_leads_nowhere_is_a_problem)
@@ -63,6 +63,20 @@ async fn a_healthy_database_has_no_problem<DB: TestDatabase>(db: TestDb<DB>) {
     let text = db.rowlock("doctor", &[]).await.with(0).out;
     assert!(text.contains("ok") && text.contains(&server) && !text.contains("problem"), "{text}");
     assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0), "nothing is changed");
+}
+
+async fn a_journal_that_makes_readers_wait_is_noted<DB: TestDatabase>(db: TestDb<DB>) {
+    // The mode can be changed by the only connection.
+    let pool = db.pool_of(1).await;
+    db.pool.close().await;
+    for (sql, mode, expected) in
+        [("PRAGMA journal_mode = WAL", "WAL", "ok"), ("PRAGMA journal_mode = DELETE", "DELETE", "note")]
+    {
+        DB::execute(&pool, sql).await.unwrap();
+        let found = db.rowlock("doctor --json", &[]).await.with(0).json();
+        let journal = result(&found, "journal");
+        assert_eq!((&journal["result"], &journal["found"]), (&expected.into(), &mode.into()), "{found}");
+    }
 }
 
 async fn what_is_missing_is_named<DB: TestDatabase>(db: TestDb<DB>) {

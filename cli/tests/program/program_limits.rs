@@ -59,6 +59,8 @@ async fn a_command_that_takes_too_long_is_stopped_and_has_failed<DB: TestDatabas
     let row = db.show("k").await;
     assert_eq!((&row["status"], &row["holder"]), (&"F".into(), &Value::Null));
     db.rowlock("run k --timeout 1h -- true", &[]).await.with(0);
+    let refused = db.rowlock("run k --timeout 0s -- true", &[]).await.with(2);
+    assert!(refused.err.contains("--timeout") && refused.err.contains("from 1ms to 366days"), "{refused:?}");
     assert_eq!(db.show("k").await["status"], "S");
 }
 

@@ -65,11 +65,16 @@ async fn a_tick_that_is_due_is_run<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_tick_that_is_not_due_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let refused = db.rowlock("run k", &[YEARLY[0], YEARLY[1], "--", "echo", "it runs"]).await.with(75);
     assert!(refused.out.is_empty() && refused.err.lines().count() == 1, "{refused:?}");
-    assert!(refused.err.starts_with("rowlock: refused: k: done, or not due: the next tick is at 2"), "{refused:?}");
+    let says = "rowlock: refused: k: registered, and not run yet: the first tick is at 2";
+    assert!(refused.err.starts_with(says), "{refused:?}");
     let skipped = db.rowlock("run k --skip-ok", &[YEARLY[0], YEARLY[1], "--", "echo", "it runs"]).await.with(0);
     assert_eq!((skipped.out.as_str(), skipped.err.as_str()), ("", ""));
+    due(&db).await;
+    db.rowlock("run k", &[YEARLY[0], YEARLY[1], "--", "true"]).await.with(0);
+    let done = db.rowlock("run k", &[YEARLY[0], YEARLY[1], "--", "echo", "it runs"]).await.with(75);
+    assert!(done.err.starts_with("rowlock: refused: k: done, or not due: the next tick is at 2"), "{done:?}");
     let wrong = db.rowlock("run k --cron", &["61 * * * *", "--", "true"]).await.with(2);
-    assert!(wrong.err.contains("the cron pattern"), "{wrong:?}");
+    assert!(wrong.err.contains("the cron pattern") && wrong.err.contains("the minute \"61\""), "{wrong:?}");
     let both = db.rowlock("run k --wait 1m", &[YEARLY[0], YEARLY[1], "--", "true"]).await.with(2);
     assert!(both.err.contains("--wait"), "{both:?}");
 }
