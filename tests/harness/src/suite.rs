@@ -1,14 +1,15 @@
 //! The tests of a suite, as trials of libtest-mimic.
 //!
 //! Most tests spend most of their time waiting, so many more run in parallel than there are
-//! processors. A test that measures a duration, or counts events within a period, runs alone, after
-//! all others.
+//! processors. A test that measures a duration, or counts events within a period, runs after all of
+//! these, alone on its server.
 
 use std::{
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
+    vec,
 };
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -18,8 +19,6 @@ use crate::{Server, TestDatabase, TestDb, direct_url, pool, server::pools_sessio
 
 /// How many tests run in parallel, unless `--test-threads` is given.
 const AT_ONCE: usize = 8;
-
-static MACHINE: RwLock<()> = RwLock::new(());
 
 /// Lists the tests of a module, by where they run, as a function `register` of that module:
 ///
@@ -123,7 +122,7 @@ impl Group {
         Self { need: Some(need), ..self }
     }
 
-    /// No other test runs beside these.
+    /// No other test runs on the server beside one of these, and none that is not alone anywhere.
     #[must_use]
     pub fn alone(self) -> Self {
         Self { alone: true, ..self }
@@ -135,11 +134,13 @@ pub struct Suite {
     server: Server,
     parallel: Vec<Trial>,
     alone: Vec<Trial>,
+    /// Held by the test that is alone on the server.
+    turn: Arc<Mutex<()>>,
 }
 
 impl Suite {
     pub fn new(server: Server) -> Self {
-        Self { server, parallel: Vec::new(), alone: Vec::new() }
+        Self { server, parallel: Vec::new(), alone: Vec::new(), turn: Arc::default() }
     }
 
     /// Adds a test, unless its group does not run on this server. The trial creates a database for
@@ -157,14 +158,10 @@ impl Suite {
             Some(variable) if url.is_none() => Some(variable),
             _ => group.need.filter(|need| !(need.is_met)(server)).map(|need| need.what),
         };
+        let turn = alone.then(|| self.turn.clone());
         let run = move || {
-            if alone {
-                let _machine = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
-                on_its_own_database(server, url, test)
-            } else {
-                let _machine = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
-                on_its_own_database(server, url, test)
-            }
+            let _alone = turn.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
+            on_its_own_database(server, url, test)
         };
         let trial = Trial::test(format!("{}::{}::{name}", server.name, group.module), run);
         let trial = trial.with_ignored_flag(missing.is_some());
@@ -200,16 +197,29 @@ where
     })
 }
 
-/// Runs the suites, and trials without a database, as the command line says. Tests that run alone
-/// come last, so that no other test waits for them.
+/// Runs the suites, and trials without a database, as the command line says. Of the tests that are
+/// alone on their servers, those of different servers run in parallel.
 pub fn run(suites: impl IntoIterator<Item = Suite>, mut trials: Vec<Trial>) -> ! {
     let mut alone = Vec::new();
     for suite in suites {
         trials.extend(suite.parallel);
-        alone.extend(suite.alone);
+        alone.push(suite.alone.into_iter());
     }
-    trials.append(&mut alone);
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(AT_ONCE);
-    libtest_mimic::run(&arguments, trials).exit()
+    let arguments = Arguments::from_args();
+    let run = |at_once, trials: Vec<Trial>| {
+        let test_threads = arguments.test_threads.or(Some(at_once));
+        !trials.is_empty() && libtest_mimic::run(&Arguments { test_threads, ..arguments.clone() }, trials).has_failed()
+    };
+    let servers = alone.len();
+    let failed = run(AT_ONCE, trials) | run(servers, in_turn(alone));
+    std::process::exit(if failed { 101 } else { 0 })
+}
+
+/// The first of each list, the second of each, and so on.
+fn in_turn<T>(mut lists: Vec<vec::IntoIter<T>>) -> Vec<T> {
+    let mut all = Vec::new();
+    while lists.iter().any(|list| list.len() > 0) {
+        all.extend(lists.iter_mut().filter_map(Iterator::next));
+    }
+    all
 }
