@@ -9,10 +9,14 @@ use std::fmt;
 ///
 /// /// Returns whether the error occurred while a lease was ended.
 /// fn at_the_end(error: &Error) -> bool {
-///     let (Error::TimedOut { action, .. } | Error::Database { action, .. }) = error else {
-///         return false;
-///     };
-///     matches!(action, Action::Release | Action::Abandon)
+///     match error {
+///         Error::TimedOut { action, .. }
+///         | Error::NoConnection { action, .. }
+///         | Error::Database { action, .. } => {
+///             matches!(action, Action::Release | Action::Abandon)
+///         }
+///         _ => false,
+///     }
 /// }
 /// # assert!(!at_the_end(&Error::TableMissing));
 /// ```
@@ -86,9 +90,9 @@ impl fmt::Display for Action {
 /// /// Returns whether the request may have been carried out.
 /// fn in_doubt(error: &Error) -> bool {
 ///     match error {
-///         Error::TimedOut { outcome, .. } | Error::Database { outcome, .. } => {
-///             *outcome == Certainty::Unknown
-///         }
+///         Error::TimedOut { outcome, .. }
+///         | Error::NoConnection { outcome, .. }
+///         | Error::Database { outcome, .. } => *outcome == Certainty::Unknown,
 ///         Error::CommitUnknown { .. } => true,
 ///         _ => false,
 ///     }

@@ -38,16 +38,6 @@ pub enum Error {
     #[error(transparent)]
     InvalidKey(#[from] InvalidKey),
 
-    /// The table's key column cannot hold this key; nothing was changed.
-    #[non_exhaustive]
-    #[error("key {:?} does not fit: the column t_resource_lock.key_resource is {column}; use a shorter key, or widen the column", key.as_str())]
-    KeyTooLong {
-        /// The key.
-        key: Key,
-        /// The column's type.
-        column: String,
-    },
-
     /// The text is not the id of a holder; nothing was sent.
     #[error(transparent)]
     InvalidHolder(#[from] InvalidHolder),
@@ -145,14 +135,6 @@ pub enum Error {
         wrong: String,
     },
 
-    /// The table cannot be used in its present form.
-    #[non_exhaustive]
-    #[error("the table t_resource_lock cannot be used: {wrong}")]
-    Unsuitable {
-        /// What is wrong with it, and what would be correct.
-        wrong: String,
-    },
-
     /// The database accepts no writes; nothing was changed.
     #[non_exhaustive]
     #[error("the database accepts no writes: connect to the primary, or make the database's file writable")]
@@ -229,16 +211,17 @@ pub enum Error {
         key: Key,
     },
 
-    /// The key does not fit the type of the column; nothing was sent.
+    /// The column of the keys cannot hold this key: it has another type, is too narrow, or lacks a
+    /// character. Nothing was changed.
     #[non_exhaustive]
-    #[error("key {:?} does not fit: the column {column} holds {holds}; pass a key of that type", key.as_str())]
+    #[error("key {:?} does not fit: the column {column} holds {holds}; pass a key that fits, or change the column", key.as_str())]
     KeyUnfit {
         /// The key.
         key: Key,
         /// Table and column.
         column: String,
         /// What the column holds.
-        holds: &'static str,
+        holds: String,
     },
 
     /// The name of a table or column is not valid.
@@ -253,13 +236,14 @@ pub enum Error {
         rule: &'static str,
     },
 
-    /// The application's table differs from its description; nothing was changed.
+    /// The table cannot be used in its present form, or an application's table differs from its
+    /// description; nothing was changed.
     #[non_exhaustive]
     #[error("the table {table} cannot be used: {wrong}")]
     TableUnfit {
-        /// The table, as the caller named it.
+        /// The table: `t_resource_lock`, or the application's as the caller named it.
         table: String,
-        /// What is wrong with it.
+        /// What is wrong with it, and what would be correct.
         wrong: String,
     },
 

@@ -3,12 +3,12 @@
 use crate::error::Error;
 
 /// The most characters of a label.
-const MOST: usize = 45;
+const MAX_CHARS: usize = 45;
 
 /// # Errors
 /// [`Error::InvalidSetting`] for a label that is too long or has control characters.
 pub(crate) fn check(label: &str) -> Result<(), Error> {
-    if label.chars().count() <= MOST && !label.chars().any(char::is_control) {
+    if label.chars().count() <= MAX_CHARS && !label.chars().any(char::is_control) {
         return Ok(());
     }
     Err(Error::InvalidSetting {
@@ -24,7 +24,7 @@ pub(crate) fn default() -> String {
     let process = format!("/{}", std::process::id());
     let host = gethostname::gethostname();
     let host = host.to_string_lossy();
-    let host = host.chars().filter(|c| !c.is_control()).take(MOST - process.len());
+    let host = host.chars().filter(|c| !c.is_control()).take(MAX_CHARS - process.len());
     host.chain(process.chars()).collect()
 }
 
@@ -35,7 +35,7 @@ mod tests {
     #[test]
     fn the_default_label_fits_its_column_and_names_the_process() {
         let label = default();
-        assert!(label.chars().count() <= MOST, "{label}");
+        assert!(label.chars().count() <= MAX_CHARS, "{label}");
         assert!(label.ends_with(&format!("/{}", std::process::id())), "{label}");
     }
 }

@@ -8,7 +8,7 @@
 //! | at most N holders at a time | [`LeaseLock::semaphore`] |
 //! | many readers, or one writer | [`LeaseLock::read_write`] |
 //! | one leader among all instances | [`LeaseLock::election`] |
-//! | a scheduled job | `Schedules`: `cron`, `every`, `after` |
+//! | a scheduled job | `Schedules`, with `Schedule::cron`, `Schedule::every`, `Schedule::after` |
 //! | a job that must not overlap | [`ResourceLockExt::run`], [`ResourceLockExt::run_within`] |
 //! | a transaction that commits only under a lock | [`ResourceLockExt::transaction`] |
 //! | a balance | [`VersionedTable::deduct`], [`VersionedTable::deposit`] |

@@ -15,10 +15,11 @@ mod published {
 
     static BY_KEY: AtomicBool = AtomicBool::new(false);
 
-    /// Adds the label `key` to the numbers of keys and jobs, or leaves it out, as it is by default.
+    /// Adds the label `key` to the metrics of keys and schedules, or omits it. By default it is
+    /// omitted.
     ///
-    /// Each key then has series of its own: the number of keys has to be small. Of a lease of
-    /// several keys, the label is the first.
+    /// Each key then has a series of its own, so the application should have few keys. For a lease
+    /// on several keys, the label is the first key.
     ///
     /// ```
     /// rowlock::label_metrics_by_key(true);
@@ -27,12 +28,11 @@ mod published {
         BY_KEY.store(enabled, Ordering::Relaxed);
     }
 
-    /// The bounds of the histograms' buckets that fit all of them: from a millisecond to a day, in
-    /// seconds.
+    /// Bounds of buckets that fit all histograms, in seconds: from a millisecond to a day.
     pub const METRIC_BUCKETS: [f64; 16] =
         [0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 120.0, 600.0, 3_600.0, 14_400.0, 86_400.0];
 
-    /// Describes all numbers, with their units, to the recorder that is installed.
+    /// Describes all metrics, with their units, to the recorder that is installed.
     ///
     /// ```
     /// rowlock::describe_metrics(); // after the application has installed its recorder

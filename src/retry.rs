@@ -139,7 +139,7 @@ impl Repeat {
 
     /// Returns the reply if it is final. Returns `None`, after a pause, if the statement met an
     /// outage, contention or a lack of connections and there is time left.
-    pub async fn last<T>(&mut self, reply: Result<T, Failure>) -> Option<Result<T, Failure>> {
+    pub async fn final_or_pause<T>(&mut self, reply: Result<T, Failure>) -> Option<Result<T, Failure>> {
         let left = self.limit.saturating_duration_since(Instant::now());
         match reply {
             Err(failure) if failure.fault().is_transient() && !left.is_zero() => {

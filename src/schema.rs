@@ -45,7 +45,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// logs a warning and succeeds.
 ///
 /// # Errors
-/// [`Error::Unsuitable`] if the table would not be usable even with the missing columns, and
+/// [`Error::TableUnfit`] if the table would not be usable even with the missing columns, and
 /// [`Error::Unsupported`] if the server or the file cannot be used; nothing is changed.
 /// [`Error::Database`] if the database refuses; [`Error::TimedOut`] after a minute.
 ///
@@ -114,7 +114,7 @@ pub(crate) async fn schedule_tables<DB: Database>(
     let mut repeat = Repeat::until(limit);
     loop {
         let found = PooledConn::send(connections, limit, async |conn| DB::schedule_tables(conn).await).await;
-        if let Some(found) = repeat.last(found).await {
+        if let Some(found) = repeat.final_or_pause(found).await {
             let subject = "the tables of schedules".to_owned();
             return found.map_err(|failure| {
                 failure.into_error(Action::Inspect, subject, time_limit, Certainty::NothingChanged)
@@ -191,12 +191,12 @@ async fn complete<DB: Database>(connections: &Connections<DB>) -> Result<(), Err
             return Ok(());
         }
         if let Some(wrong) = schema.wrong {
-            return Err(Error::Unsuitable { wrong });
+            return Err(unfit(wrong));
         }
         if installed {
             let wrong =
                 format!("it lacks {}, which rowlock does not add to a table of another program", missing.join(", "));
-            return Err(Error::Unsuitable { wrong });
+            return Err(unfit(wrong));
         }
         let mut conn = PooledConn::checkout(connections, limit).await.map_err(|failure| failed(failure, LIMIT))?;
         let reply = timeout_at(limit, DB::install(conn.get())).await;
@@ -223,10 +223,14 @@ async fn schema<DB: Database>(
     let mut repeat = Repeat::until(limit);
     loop {
         let schema = PooledConn::send(connections, limit, async |conn| DB::schema(conn).await).await;
-        if let Some(schema) = repeat.last(schema).await {
+        if let Some(schema) = repeat.final_or_pause(schema).await {
             return schema.map_err(failed);
         }
     }
+}
+
+fn unfit(wrong: String) -> Error {
+    Error::TableUnfit { table: "t_resource_lock".to_owned(), wrong }
 }
 
 fn failed(failure: Failure, limit: Duration) -> Error {
@@ -264,7 +268,7 @@ impl Table {
             return Err(Error::ColumnMissing { table: "t_resource_lock", columns: missing.join(", ") });
         }
         if let Some(wrong) = schema.wrong {
-            return Err(Error::Unsuitable { wrong });
+            return Err(unfit(wrong));
         }
         if let Some((server, version)) = schema.untried {
             if schema.accepted {
@@ -279,7 +283,8 @@ impl Table {
 
     pub fn admits(&self, key: &Key, label: &str) -> Result<(), Error> {
         if !self.key_limit.holds(key) {
-            return Err(Error::KeyTooLong { key: key.clone(), column: self.key_type.clone() });
+            let column = "t_resource_lock.key_resource".to_owned();
+            return Err(Error::KeyUnfit { key: key.clone(), column, holds: self.key_type.clone() });
         }
         if label.chars().count() > self.label_chars {
             return Err(Error::LabelTooLong { label: label.to_owned(), chars: self.label_chars });

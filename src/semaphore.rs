@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The most permits of a semaphore: as many as a set has keys.
-const MOST_PERMITS: u32 = 100;
+const MAX_PERMITS: u32 = 100;
 
 /// A lock that at most N holders have at a time.
 ///
@@ -85,7 +85,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// [`Error::InvalidKey`] for a name that is no key, or too long for the number that is added;
     /// [`Error::InvalidSetting`] for no permits, or too many.
     pub fn semaphore(&self, name: &str, permits: u32) -> Result<Semaphore<DB>, Error> {
-        if !(1..=MOST_PERMITS).contains(&permits) {
+        if !(1..=MAX_PERMITS).contains(&permits) {
             let (setting, value) = ("a semaphore", format!("{permits} permits"));
             return Err(Error::InvalidSetting { setting, value, rule: "it has to have 1 to 100 permits" });
         }
@@ -110,7 +110,7 @@ impl<DB: Database> Semaphore<DB> {
     pub fn number(&self, permit: &Key) -> Option<u32> {
         let digits = permit.as_str().strip_prefix(self.name.as_str())?.strip_prefix('#')?;
         // The text of a number is one: not `0`, `+3` or `007`.
-        let number = digits.parse().ok().filter(|number| (1..=MOST_PERMITS).contains(number))?;
+        let number = digits.parse().ok().filter(|number| (1..=MAX_PERMITS).contains(number))?;
         (digits == number.to_string()).then_some(number)
     }
 

@@ -93,12 +93,12 @@ impl From<Error> for Failure {
                 );
             }
             Error::InvalidSchedule { .. } => return Self::new(USAGE, &error),
-            Error::Unsuitable { .. }
+            Error::TableUnfit { .. }
             | Error::Unsupported { .. }
             | Error::ReadOnly { .. }
             | Error::RowNotVisible { .. } => UNFIT,
             Error::InvalidKey { .. }
-            | Error::KeyTooLong { .. }
+            | Error::KeyUnfit { .. }
             | Error::LabelTooLong { .. }
             | Error::InvalidSetting { .. }
             | Error::InvalidHolder { .. } => USAGE,

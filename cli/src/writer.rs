@@ -15,7 +15,7 @@ use std::{
 use tokio::time::sleep;
 
 /// How many bytes may wait for the reader.
-const MOST: usize = 256 * 1024;
+const MAX_BUFFERED: usize = 256 * 1024;
 /// How long a message waits to be written, so that messages and the output of a command keep their
 /// order. A reader that takes longer is not waited for.
 const MOMENT: Duration = Duration::from_millis(50);
@@ -61,7 +61,7 @@ impl Writer {
 
     /// Writes a message, and waits a moment for that. It is dropped if too much waits already.
     pub fn write(&'static self, line: &[u8]) {
-        let queue = self.added(line, MOST);
+        let queue = self.added(line, MAX_BUFFERED);
         if !queue.is_late(MOMENT) {
             drop(self.empty(queue, MOMENT));
         }
@@ -71,17 +71,17 @@ impl Writer {
     pub async fn pass(&'static self, line: &[u8]) {
         let is_to_wait = || {
             let queue = self.queue();
-            !queue.has_room(line, MOST) && !queue.is_late(STALLED)
+            !queue.has_room(line, MAX_BUFFERED) && !queue.is_late(STALLED)
         };
         while is_to_wait() {
             sleep(PAUSE).await;
         }
-        drop(self.added(line, MOST));
+        drop(self.added(line, MAX_BUFFERED));
     }
 
     /// Adds a line that says what was dropped. There is room for it behind those that wait.
     pub fn add_note(&'static self, line: &[u8]) {
-        drop(self.added(line, 2 * MOST));
+        drop(self.added(line, 2 * MAX_BUFFERED));
     }
 
     /// Adds a line for the thread, and does not wait.

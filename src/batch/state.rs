@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The most requests in one statement. A larger statement only takes longer.
-const MOST: usize = 256;
+const MAX_REQUESTS: usize = 256;
 
 pub(crate) struct Waiting<DB: Database, Op: BatchOp<DB>> {
     pub request: Op::Request,
@@ -79,7 +79,7 @@ impl<DB: Database, Op: BatchOp<DB>> State<DB, Op> {
     pub fn take_batch(&mut self) -> Vec<Slot<DB, Op>> {
         let (mut slots, mut queued): (Vec<Slot<DB, Op>>, HashMap<Key, usize>) = (Vec::new(), HashMap::new());
         let mut stay = BTreeMap::new();
-        while slots.len() < MOST
+        while slots.len() < MAX_REQUESTS
             && let Some((number, waiting)) = self.waiting.pop_first()
         {
             let Some(key) = Op::key(&waiting.request).cloned() else { continue };

@@ -107,7 +107,7 @@ impl<DB: Database> Election<DB> {
         loop {
             match self.lock.acquire(self.name.as_str(), Duration::MAX).await {
                 Ok(Attempt::Acquired(lease)) => {
-                    *lock(&self.term) = Arc::downgrade(lease.state());
+                    *lock(&self.term) = Arc::downgrade(lease.lease_state());
                     tracing::info!(name = %self.name, term = %lease.token(), "leading");
                     return Ok(Leadership::new(lease));
                 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use sqlx::Connection as _;
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep, timeout_at},
@@ -17,7 +16,7 @@ use crate::{
         info::{ForcedRelease, ListOptions, LockInfo},
         lock::LeaseLock,
     },
-    retry::{DAY, outage_pause, within},
+    retry::{DAY, within},
     rules::{Status, Terms},
     store::{
         Database,
@@ -42,7 +41,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// Lists rows in key order, one page per call.
     ///
     /// # Errors
-    /// [`Error::TableMissing`] and similar errors, [`Error::Database`], [`Error::TimedOut`].
+    /// [`Error::TableMissing`] and similar errors, [`Error::Database`], [`Error::TimedOut`],
+    /// [`Error::NoConnection`].
     ///
     /// # Cancel safety
     /// The method only reads.
@@ -85,7 +85,7 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Errors
     /// [`Error::InvalidKey`], [`Error::TableMissing`] and similar errors, [`Error::Database`],
-    /// [`Error::TimedOut`].
+    /// [`Error::TimedOut`], [`Error::NoConnection`].
     ///
     /// # Cancel safety
     /// The method only reads.
@@ -118,7 +118,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// its ticket lapses, 12 s after its last heartbeat.
     ///
     /// # Errors
-    /// [`Error::TableMissing`] and similar errors, [`Error::Database`], [`Error::TimedOut`].
+    /// [`Error::TableMissing`] and similar errors, [`Error::Database`], [`Error::TimedOut`],
+    /// [`Error::NoConnection`].
     ///
     /// # Cancel safety
     /// The method only reads.
@@ -165,7 +166,8 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Errors
     /// [`Error::TimedOut`] if other transactions had the row locked until the time limit;
-    /// [`Error::InvalidKey`], [`Error::TableMissing`] and similar errors, [`Error::Database`].
+    /// [`Error::InvalidKey`], [`Error::TableMissing`] and similar errors, [`Error::Database`],
+    /// [`Error::NoConnection`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the key may have been released.
@@ -279,7 +281,7 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for more than ten years; [`Error::TableMissing`] and similar
-    /// errors, [`Error::Database`], [`Error::TimedOut`].
+    /// errors, [`Error::Database`], [`Error::TimedOut`], [`Error::NoConnection`].
     ///
     /// # Cancel safety
     /// If the future is dropped, some of the rows may be deleted. Another call deletes the rest.
@@ -327,18 +329,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// Returns a connection that has just answered a ping, because an operator's request is not
     /// sent again.
     async fn checkout(&self, limit: Instant, action: Action, subject: &str) -> Result<PooledConn<DB>, Error> {
-        let failed = |failure| self.failed(failure, action, subject);
-        loop {
-            let mut conn = PooledConn::checkout(&self.shared.settings.pool, limit).await.map_err(failed)?;
-            match timeout_at(limit, conn.get().ping()).await {
-                Ok(Ok(())) => return Ok(conn),
-                // The connection was closed while it was idle.
-                Ok(Err(_)) if Instant::now() < limit => drop(conn),
-                Ok(Err(error)) => return Err(failed(Failure::NoConnection(error))),
-                Err(_) => return Err(failed(Failure::NoConnection(sqlx::Error::PoolTimedOut))),
-            }
-            outage_pause().await;
-        }
+        let conn = PooledConn::answering(&self.shared.settings.pool, limit).await;
+        conn.map_err(|failure| self.failed(failure, action, subject))
     }
 
     fn failed(&self, failure: Failure, action: Action, subject: &str) -> Error {

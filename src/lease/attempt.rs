@@ -42,7 +42,7 @@ use crate::{
 const BUSY_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The longest pause between two creations of the same row.
-const MOST_BETWEEN_CREATES: Duration = Duration::from_millis(500);
+const MAX_CREATE_PAUSE: Duration = Duration::from_millis(500);
 
 pub(crate) struct Try<'a, DB: Database> {
     lock: &'a Shared<DB>,
@@ -214,7 +214,7 @@ impl<'a, DB: Database> Try<'a, DB> {
             return Ok(Attempt::Refused(refusal));
         }
         let (began, mut busy_since) = (Instant::now(), None);
-        let mut pauses = Backoff::up_to(MOST_BETWEEN_CREATES);
+        let mut pauses = Backoff::up_to(MAX_CREATE_PAUSE);
         loop {
             let next = match self.claim().await {
                 // Dropping the handle puts the claim back. The next request is made by another
@@ -334,7 +334,8 @@ impl<'a, DB: Database> Try<'a, DB> {
         reply
     }
 
-    /// A row created by another transaction is as good. Contention is retried.
+    /// Creates the rows of these keys. A row that another transaction created serves as well. After
+    /// contention or an outage the caller sends the claim again.
     async fn create(&mut self, keys: Vec<Key>) -> Result<(), Error> {
         let (minutes, limit) = (self.on.terms.minutes(), self.limit);
         let creation = Creation::new(keys.clone(), minutes, limit, self.contended);

@@ -57,7 +57,7 @@ pub(crate) async fn commit_outcome<DB: Database>(
     let limit = Instant::now() + time_limit;
     let mut repeat = Repeat::until(limit);
     let count = loop {
-        if let Some(count) = repeat.last(confirms(pool, claim, limit).await).await {
+        if let Some(count) = repeat.final_or_pause(confirms(pool, claim, limit).await).await {
             break count;
         }
     };

@@ -130,8 +130,8 @@ impl<DB: Database, K> Lease<DB, K> {
         Ok(Self { handle, priors, writer_token: self.writer_token, keys: PhantomData })
     }
 
-    pub(crate) fn state(&self) -> &Arc<LeaseState> {
-        self.handle.state()
+    pub(crate) fn lease_state(&self) -> &Arc<LeaseState> {
+        self.handle.lease_state()
     }
 
     /// Returns whether the lease is known to be held at this moment, by this machine's monotonic

@@ -105,7 +105,7 @@ impl<DB: Database> LeaseHandle<DB> {
         self.held.keep(kept);
     }
 
-    pub fn state(&self) -> &Arc<LeaseState> {
+    pub fn lease_state(&self) -> &Arc<LeaseState> {
         &self.held
     }
 

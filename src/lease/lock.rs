@@ -26,7 +26,7 @@ use crate::{
 
 /// The maximum number of keys in a set. Except on PostgreSQL, each key takes a statement of its
 /// own.
-const MOST_KEYS: usize = 100;
+const MAX_KEYS: usize = 100;
 
 /// A lock on named resources, kept in the table `t_resource_lock`.
 ///
@@ -91,15 +91,14 @@ impl<DB: Database> LeaseLock<DB> {
     /// shape.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`] and [`Error::KeyTooLong`] before anything is sent;
+    /// [`Error::InvalidKey`] and [`Error::KeyUnfit`] before anything is sent;
     /// [`Error::TableMissing`] and similar errors, which state what to run;
     /// [`Error::RowNotVisible`] if the row that the call created is not visible;
-    /// [`Error::Database`] and [`Error::TimedOut`], which state whether the key may have been
-    /// taken. A database failure is never reported as a refusal.
+    /// [`Error::Database`], [`Error::TimedOut`] and [`Error::NoConnection`], which state whether the
+    /// key may have been taken. A database failure is never reported as a refusal.
     ///
     /// # Cancel safety
-    /// If the future is dropped while a claim is in flight, the key may remain taken until the
-    /// lease ends.
+    /// As [`acquire`](Self::acquire).
     ///
     /// # Examples
     ///
@@ -142,8 +141,9 @@ impl<DB: Database> LeaseLock<DB> {
     /// without a refusal.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the wait stops. A claim in flight is finished in the background
-    /// and its row put back as it was before; a claim that took over an expired one is abandoned.
+    /// If the future is dropped, the wait stops. A claim in flight is completed in the background,
+    /// and its row is put back as it was before; a claim that took over an expired one is abandoned.
+    /// If the database does not answer within a second, the claim may stand until its lease ends.
     ///
     /// A future that was polled, is not polled again and is not dropped may be the one whose turn
     /// it is. The other tasks of this process that wait for the key on equal terms then wait behind
@@ -280,7 +280,7 @@ impl<DB: Database> LeaseLock<DB> {
         let mut keys = keys.into_iter().map(|key| Key::new(key.as_ref())).collect::<Result<Vec<_>, _>>()?;
         keys.sort_unstable();
         keys.dedup();
-        if keys.is_empty() || keys.len() > MOST_KEYS {
+        if keys.is_empty() || keys.len() > MAX_KEYS {
             let (setting, value) = ("a set", format!("{} keys", keys.len()));
             return Err(Error::InvalidSetting { setting, value, rule: "it has to have 1 to 100 keys" });
         }

@@ -82,7 +82,7 @@ impl<DB: Database> Batcher<DB, Looks> {
         let mut repeat = Repeat::until(limit);
         loop {
             let look = Look { keys: keys.clone(), on: on.clone() };
-            if let Some(rows) = repeat.last(self.send(&runtime, look, limits).await).await {
+            if let Some(rows) = repeat.final_or_pause(self.send(&runtime, look, limits).await).await {
                 return rows.map_err(|failure| {
                     let subject = subject([keys.first.as_str()].into_iter());
                     failure.into_error(Action::Inspect, subject, time_limit, Certainty::NothingChanged)

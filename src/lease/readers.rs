@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The most readers of a name at a time: the keys `NAME#r1` to `NAME#r1024`.
-pub(crate) const MOST_READERS: u32 = 1024;
+pub(crate) const MAX_READERS: u32 = 1024;
 
 /// The readers of all names.
 pub(crate) struct AllReaders<DB: Database> {
@@ -31,7 +31,7 @@ pub(crate) struct AllReaders<DB: Database> {
 
 impl<DB: Database> Default for AllReaders<DB> {
     fn default() -> Self {
-        Self { known: Mutex::default(), first: fastrand::u32(1..=MOST_READERS) }
+        Self { known: Mutex::default(), first: fastrand::u32(1..=MAX_READERS) }
     }
 }
 
@@ -57,7 +57,7 @@ impl<DB: Database> AllReaders<DB> {
 pub(crate) struct Readers<DB: Database> {
     first: u32,
     /// One bit for each number in use.
-    used: Mutex<[u64; MOST_READERS as usize / 64]>,
+    used: Mutex<[u64; MAX_READERS as usize / 64]>,
     /// The last read of the name's row showed a claim: the next reader looks before it claims.
     was_closed: AtomicBool,
     /// The last claim on the name by a reader that waited. Readers lock it in order of arrival, and
@@ -71,7 +71,7 @@ impl<DB: Database> Readers<DB> {
     pub fn take_number(self: &Arc<Self>, from: Option<u32>, held: impl Fn(u32) -> bool) -> Option<Number<DB>> {
         let first = from.unwrap_or(self.first) - 1;
         let mut used = lock(&self.used);
-        let mut numbers = (0..MOST_READERS).map(|step| (first + step) % MOST_READERS);
+        let mut numbers = (0..MAX_READERS).map(|step| (first + step) % MAX_READERS);
         let index = numbers.find(|index| used[*index as usize / 64] >> (index % 64) & 1 == 0 && !held(index + 1))?;
         used[index as usize / 64] |= 1 << (index % 64);
         Some(Number { readers: self.clone(), number: index + 1 })

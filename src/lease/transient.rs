@@ -25,7 +25,7 @@ impl<'a> TransientRetry<'a> {
     }
 
     /// Returns the reply if it is final. Returns `None`, after a pause, if a retry makes sense.
-    pub async fn last<T>(&mut self, reply: Result<T, Error>) -> Option<Result<T, Error>> {
+    pub async fn final_or_pause<T>(&mut self, reply: Result<T, Error>) -> Option<Result<T, Error>> {
         let left = self.until.saturating_duration_since(Instant::now());
         match reply {
             Err(error) if error.is_retryable() && !left.is_zero() => {

@@ -111,7 +111,7 @@ pub(crate) async fn table_within<DB: Database>(
     let mut retry = TransientRetry::new(until, &last_error);
     loop {
         let table = shared.known_table(until.min(Instant::now() + time_limit)).await;
-        if let Some(table) = retry.last(table).await {
+        if let Some(table) = retry.final_or_pause(table).await {
             return table.map_err(|error| late(error, wait, false));
         }
     }
@@ -292,7 +292,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
         let mut retry = TransientRetry::new(self.until, &self.last_error);
         loop {
             let outcome = self.poll_once(state).await;
-            if let Some(outcome) = retry.last(outcome).await {
+            if let Some(outcome) = retry.final_or_pause(outcome).await {
                 return outcome.inspect_err(|_| self.failed());
             }
         }
@@ -347,7 +347,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
         let mut retry = TransientRetry::new(self.until, &self.last_error);
         loop {
             let drawn = tickets.join(&self.runtime, &self.wanted.queues, self.limit()).await;
-            if let Some(drawn) = retry.last(drawn.map_err(|failure| self.error(failure))).await {
+            if let Some(drawn) = retry.final_or_pause(drawn.map_err(|failure| self.error(failure))).await {
                 return drawn;
             }
         }

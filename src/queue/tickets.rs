@@ -126,7 +126,7 @@ impl<DB: Database> Tickets<DB> {
                 DetachOnDrop::new(runtime.clone(), &self.tracker, joining).await
             };
             // A ticket that was drawn although no reply arrived lapses.
-            if let Some(drawn) = repeat.last(joined.await).await {
+            if let Some(drawn) = repeat.final_or_pause(joined.await).await {
                 return drawn;
             }
         }
@@ -160,7 +160,7 @@ impl<DB: Database> Tickets<DB> {
         let mut repeat = Repeat::until(limit);
         loop {
             let front = PooledConn::send(&self.pool, limit, async |conn| DB::front(conn, keys, number).await).await;
-            let Some(front) = repeat.last(front).await else { continue };
+            let Some(front) = repeat.final_or_pause(front).await else { continue };
             let view = read_queue(keys, number, &front?);
             if !view.lapsed.is_empty() && matches!(view.at, Position::First | Position::Unknown) {
                 PooledConn::send(&self.pool, limit, async |conn| DB::clear(conn, &view.lapsed).await).await?;

@@ -68,7 +68,7 @@ impl<DB: Database> Call<'_, DB> {
         let mut before: Option<Vec<(Key, Token)>> = None;
         let (mut retry, mut pauses, mut releases) = (self.retry(), poll_backoff(DB::NOTIFIES), None);
         loop {
-            let Some(rows) = retry.last(self.look(&self.names.readers).await).await else { continue };
+            let Some(rows) = retry.final_or_pause(self.look(&self.names.readers).await).await else { continue };
             let mut readers = self.readers_in(&rows?, own);
             if let Some(before) = &before {
                 readers.retain(|reader| before.iter().any(|(key, token)| *key == reader.key && *token == reader.token));

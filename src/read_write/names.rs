@@ -2,7 +2,7 @@
 
 use crate::{
     key::{InvalidKey, Key},
-    lease::readers::MOST_READERS,
+    lease::readers::MAX_READERS,
     store::admin::KeyRange,
 };
 
@@ -19,7 +19,7 @@ pub(crate) struct Names {
 impl Names {
     pub fn new(name: &str) -> Result<Self, InvalidKey> {
         let name = Key::new(name)?;
-        let (first, longest) = (reader_key(&name, 1)?, reader_key(&name, MOST_READERS)?);
+        let (first, longest) = (reader_key(&name, 1)?, reader_key(&name, MAX_READERS)?);
         // A colon follows the digits in byte order.
         let last = Key::new(&format!("{name}#r:"))?;
         Ok(Self { readers: KeyRange { first, last }, longest, name })
@@ -32,7 +32,7 @@ impl Names {
     /// Returns the number of a reader's key, or `None` for any other key.
     pub fn number(&self, key: &str) -> Option<u32> {
         let digits = key.strip_prefix(self.name.as_str())?.strip_prefix("#r")?;
-        let number = digits.parse().ok().filter(|number| (1..=MOST_READERS).contains(number))?;
+        let number = digits.parse().ok().filter(|number| (1..=MAX_READERS).contains(number))?;
         (number.to_string() == digits).then_some(number)
     }
 }
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn only_the_keys_of_readers_have_a_number() {
         let names = Names::new("k").unwrap();
-        for number in 1..=MOST_READERS {
+        for number in 1..=MAX_READERS {
             let key = names.reader(number).unwrap();
             assert_eq!(names.number(key.as_str()), Some(number));
             assert!(names.readers.first <= key && key <= names.readers.last, "{key} is in the range");

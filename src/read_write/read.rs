@@ -12,7 +12,7 @@ use crate::{
         attempt::Try,
         claims::Granted,
         guard::Lease,
-        readers::{Entrance, MOST_READERS, Number},
+        readers::{Entrance, MAX_READERS, Number},
         wanted::Wanted,
     },
     pacing::retry_backoff,
@@ -54,7 +54,7 @@ impl<DB: Database> Call<'_, DB> {
     async fn let_in(&self) -> Result<Attempt<Lease<DB>>, Error> {
         let (mut retry, mut pauses) = (self.retry(), retry_backoff());
         loop {
-            let Some(entry) = retry.last(self.enter().await).await else { continue };
+            let Some(entry) = retry.final_or_pause(self.enter().await).await else { continue };
             match entry? {
                 Entry::In(lease) => return Ok(Attempt::Acquired(lease)),
                 Entry::Closed(Some(refusal)) => return Ok(Attempt::Refused(refusal)),
@@ -194,7 +194,7 @@ impl<DB: Database> Call<'_, DB> {
                 attempt => return Ok(attempt),
             }
             let held = self.held_numbers().await?;
-            number = self.readers.take_number(Some(fastrand::u32(1..=MOST_READERS)), |number| held.contains(&number));
+            number = self.readers.take_number(Some(fastrand::u32(1..=MAX_READERS)), |number| held.contains(&number));
         }
     }
 

@@ -3,19 +3,22 @@
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
+use tokio::time::timeout_at;
 
 use crate::{
-    action::Action,
+    action::{Action, Certainty},
     error::Error,
     key::{Key, Token},
-    retry::{DAY, within},
+    retry::{DAY, Repeat, within},
     schedule::{
-        core::{answered, quoted},
+        core::{Core, answered, quoted},
         schedules::Schedules,
         selection::RunOptions,
     },
     store::{
         Database,
+        connection::PooledConn,
+        failure::Failure,
         schedule::{ListedRun, ListedSchedule, RunPage, STEP},
     },
 };
@@ -48,7 +51,7 @@ pub struct ScheduleInfo {
     /// Whether a run is under way. The end of its lease is [`due`](Self::due).
     pub running: bool,
     /// When the lease of a run ended that has no recorded end: its instance died, or no longer
-    /// reaches the database. The next instance that looks takes the run over.
+    /// reaches the database. The next instance that polls takes the run over.
     pub lost_since: Option<DateTime<Utc>>,
     /// The slot of the run that is under way or that failed and is run again.
     pub run_slot: Option<DateTime<Utc>>,
@@ -164,13 +167,33 @@ fn age(age: Duration) -> Result<TimeDelta, Error> {
     within("an age", age, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")
 }
 
+/// Sends a trigger, up to the time limit. Returns whether the schedule exists.
+///
+/// A trigger without a reply is not sent again: it may have been carried out and run since, and
+/// another one would run again.
+async fn trigger<DB: Database>(core: &Core<DB>, name: &Key) -> Result<bool, Failure> {
+    let limit = core.limit();
+    let mut repeat = Repeat::until(limit);
+    loop {
+        let mut conn = PooledConn::answering(&core.requests, limit).await?;
+        let reply = timeout_at(limit, DB::trigger(conn.get(), name)).await;
+        let reply = conn.settle(reply);
+        if reply.as_ref().is_err_and(Failure::is_unanswered) {
+            return reply;
+        }
+        if let Some(reply) = repeat.final_or_pause(reply).await {
+            return reply;
+        }
+    }
+}
+
 /// Operations for operators, on all schedules of the database.
 impl<DB: Database> Schedules<DB> {
     /// Pauses a schedule: no run begins until it is resumed. A run that is under way goes on.
     ///
     /// # Errors
-    /// [`Error::UnknownSchedule`], [`Error::ScheduleTablesMissing`], [`Error::Database`],
-    /// [`Error::TimedOut`].
+    /// [`Error::InvalidKey`], [`Error::UnknownSchedule`], [`Error::ScheduleTablesMissing`],
+    /// [`Error::Database`], [`Error::TimedOut`], [`Error::NoConnection`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the schedule may be paused.
@@ -198,7 +221,7 @@ impl<DB: Database> Schedules<DB> {
         }
     }
 
-    /// Asks for a run of a schedule beside its ticks, as soon as an instance looks and no run is
+    /// Asks for a run of a schedule beside its ticks, as soon as an instance polls and no run is
     /// under way. The tick that is next keeps its time. Triggers that wait count once, and those of
     /// a paused schedule wait until it is resumed. If a failed tick waits for its next attempt,
     /// that is made at once.
@@ -210,16 +233,18 @@ impl<DB: Database> Schedules<DB> {
     /// If the future is dropped, the run may have been asked for.
     pub async fn trigger(&self, name: &str) -> Result<(), Error> {
         let (core, name) = (self.core(), Key::new(name)?);
-        match answered!(&*core, Action::Update, &quoted(&name), conn => DB::trigger(conn, &name))? {
-            true => Ok(()),
-            false => Err(Error::UnknownSchedule { name }),
+        match trigger(&core, &name).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::UnknownSchedule { name }),
+            Err(failure) => Err(core.failed(failure, Action::Update, &quoted(&name), Certainty::NothingChanged)),
         }
     }
 
     /// Lists all schedules of the database in the order of their names.
     ///
     /// # Errors
-    /// [`Error::ScheduleTablesMissing`], [`Error::Database`], [`Error::TimedOut`].
+    /// [`Error::ScheduleTablesMissing`], [`Error::Database`], [`Error::TimedOut`],
+    /// [`Error::NoConnection`].
     ///
     /// # Cancel safety
     /// The method only reads.
@@ -253,7 +278,7 @@ impl<DB: Database> Schedules<DB> {
     /// Returns the last runs of a schedule, at most `limit`: the latest slot first.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// [`Error::InvalidKey`]; otherwise as [`list`](Self::list).
     ///
     /// # Cancel safety
     /// The method only reads.

@@ -10,7 +10,7 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     hedge::Hedge,
-    key::{Holder, Key},
+    key::{Claim, Holder, Key},
     lease::lock::LeaseLock,
     schedule::{registration::registration, spec::Schedule},
     schema::schedule_tables,
@@ -21,6 +21,9 @@ use crate::{
         schedule::{DueReply, DueRequest, ListedSchedule, Registered, Times},
     },
 };
+
+/// How often times are registered that meet a run which has just begun.
+const REGISTRATIONS: u32 = 5;
 
 /// Sends one statement on a connection of its own.
 macro_rules! sent {
@@ -44,13 +47,17 @@ macro_rules! answered {
         let core = $core;
         let limit = core.limit();
         let mut repeat = $crate::retry::Repeat::until(limit);
+        let mut outcome = $crate::action::Certainty::NothingChanged;
         let reply = loop {
             let reply = $crate::schedule::core::sent!(&core.requests, limit, $conn => $statement);
-            if let Some(reply) = repeat.last(reply).await {
+            if reply.as_ref().is_err_and($crate::store::failure::Failure::is_unanswered) && !$action.leaves_nothing() {
+                outcome = $crate::action::Certainty::Unknown;
+            }
+            if let Some(reply) = repeat.final_or_pause(reply).await {
                 break reply;
             }
         };
-        reply.map_err(|failure| core.failed(failure, $action, $subject))
+        reply.map_err(|failure| core.failed(failure, $action, $subject, outcome))
     }};
 }
 
@@ -62,8 +69,8 @@ pub struct Core<DB: Database> {
     pub lease: TimeDelta,
     pub time_limit: Duration,
     /// The longest pause between two looks.
-    pub look_every: Duration,
-    pub at_once: u32,
+    pub poll_interval: Duration,
+    pub max_concurrent_runs: u32,
     /// A row with a higher one is left alone.
     pub version: i64,
     /// Sends the renewals.
@@ -77,8 +84,9 @@ impl<DB: Database> Core<DB> {
         Instant::now() + self.time_limit
     }
 
-    pub fn failed(&self, failure: Failure, action: Action, subject: &str) -> Error {
-        match failure.into_error(action, subject.to_owned(), self.time_limit, Certainty::NothingChanged) {
+    /// Returns the error to report. `before` is what was known of the outcome before this request.
+    pub fn failed(&self, failure: Failure, action: Action, subject: &str, before: Certainty) -> Error {
+        match failure.into_error(action, subject.to_owned(), self.time_limit, before) {
             Error::TableMissing => Error::ScheduleTablesMissing,
             Error::ColumnMissing { columns, .. } => {
                 Error::ColumnMissing { table: "t_resource_schedule or t_resource_schedule_run", columns }
@@ -108,23 +116,41 @@ impl<DB: Database> Core<DB> {
         let mut schedules: Vec<&Schedule> = schedules.collect();
         // In one order on all instances, so that they do not deadlock.
         schedules.sort_by_key(|schedule| schedule.name());
+        let all = schedules.iter().map(|schedule| schedule.times()).collect();
+        // A row is left alone if a run began since it was read, and is read again.
+        for _ in 0..REGISTRATIONS {
+            schedules = self.register_once(schedules, overdue).await?;
+            if schedules.is_empty() {
+                break;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Registers the times of schedules where the rows allow it. Returns those that were registered:
+    /// whether a row was left alone shows in another call.
+    async fn register_once<'s>(
+        &self,
+        schedules: Vec<&'s Schedule>,
+        overdue: Option<TimeDelta>,
+    ) -> Result<Vec<&'s Schedule>, Error> {
         let names: Vec<Key> = schedules.iter().map(|schedule| schedule.name.clone()).collect();
         let Registered { rows, now } =
             answered!(self, Action::Inspect, "schedules", conn => DB::registered(conn, &names))?;
         let rows: HashMap<&Key, &ListedSchedule> = rows.iter().map(|row| (&row.times.name, row)).collect();
-        let mut all = Vec::with_capacity(schedules.len());
+        let mut registered = Vec::new();
         for schedule in schedules {
             let (times, row) = (schedule.times(), rows.get(&schedule.name).copied());
             if let Some(registration) = registration(schedule, self.version, row, overdue, now) {
                 let name = quoted(&schedule.name);
                 answered!(self, Action::Update, &name, conn => DB::register(conn, &times, &registration))?;
                 tracing::info!(schedule = %times.name, times = times.spec, zone = times.zone, ?registration, "registered");
+                registered.push(schedule);
             } else if let Some(row) = row.filter(|row| row.times != times) {
                 tracing::warn!(schedule = %times.name, times = row.times.spec, "other times are registered: not run by this instance");
             }
-            all.push(times);
         }
-        Ok(all)
+        Ok(registered)
     }
 
     /// Claims what is due, once. The reply counts from the instant.
@@ -143,21 +169,26 @@ impl<DB: Database> Core<DB> {
         }
         (sent, reply)
     }
-
-    /// Returns how long after it was sent a claim or a renewal counts: a little less than the
-    /// lease, for clocks that diverge and timers that fire late.
-    pub fn counted(&self, lease: TimeDelta) -> Duration {
-        (lease - self.lease / 20).to_std().unwrap_or_default()
-    }
 }
 
-/// Undoes a claim of these schedules under which no work was begun. If no statement comes through,
+/// Undoes a claim of these schedules under which no work was begun. If no statement succeeds,
 /// what was claimed is taken over when its lease ends.
 pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, known: &[Times]) {
     let done = answered!(core, Action::Abandon, "schedules", conn => DB::put_back(conn, holder, known));
     if let Err(error) = done {
         tracing::warn!(?error, "a claim of schedules was not undone; it ends with its lease");
     }
+}
+
+/// Ends a claim of work that has stopped, so that another instance may take over at once. If no
+/// statement succeeds, the claim ends with its lease. Returns `false` if the claim did not stand.
+pub async fn hand_back<DB: Database>(core: &Core<DB>, claim: &Claim) -> bool {
+    let vacant = Holder::unique();
+    let handed = answered!(core, Action::Abandon, &quoted(&claim.key), conn => DB::hand_back(conn, claim, vacant));
+    handed.unwrap_or_else(|error| {
+        tracing::warn!(schedule = %claim.key, ?error, "not handed back; it ends with its lease");
+        true
+    })
 }
 
 impl Schedule {

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use crate::{
     action::Action,
+    key::Claim,
     pacing::Backoff,
     rules::Status,
     schedule::{
@@ -14,7 +15,7 @@ use crate::{
         tick::Inner,
     },
     store::{
-        Database,
+        Database, Reply,
         failure::{Failure, Remedy, remedy},
         fault::Fault,
         schedule::End,
@@ -72,7 +73,7 @@ pub async fn end<DB: Database>(tick: &Inner<DB>, result: Result<(), String>) -> 
 /// Looks for the success that a transaction of the work has committed. It is read, and not
 /// recorded: the server that showed no claim may be behind, and another one may show that the claim
 /// stands.
-async fn committed<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Duration>) {
+pub async fn committed<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Duration>) {
     let (end, then) = tick.end(Status::Succeeded, None);
     let (core, claim) = (&tick.core, &tick.claim);
     match answered!(core, Action::Read, &quoted(&claim.key), conn => DB::has_ended(conn, claim, &end)) {
@@ -115,6 +116,11 @@ fn is_refused(failure: &Failure) -> bool {
     remedy(failure, 1) == Remedy::Apart && failure.fault() == Fault::Other
 }
 
+/// Ends the run. An end that was sent before has the same status in the history.
+async fn ended<DB: Database>(conn: &mut DB::Connection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
+    Ok(DB::end_run(conn, claim, end, false).await? || DB::has_ended(conn, claim, end).await?)
+}
+
 /// Sends the end until there is a reply. An end that is sent again is recognized by its row in the
 /// history. After the lease, an end is still recorded if no other instance has taken over.
 async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>) -> Result<bool, Failure> {
@@ -124,7 +130,7 @@ async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>) -> Result<bool,
     let plain = end.error.map(|error| error.escape_default().take(ERROR).collect::<String>());
     let mut end = end.clone();
     loop {
-        match sent!(&core.requests, core.limit(), conn => DB::end_run(conn, &tick.claim, &end, false)) {
+        match sent!(&core.requests, core.limit(), conn => ended::<DB>(conn, &tick.claim, &end)) {
             // The database may not hold the characters of the error.
             Err(failure) if is_refused(&failure) && end.error != plain.as_deref() => {
                 tracing::warn!(schedule = %tick.claim.key, %failure, "the end of a run was refused; sent with its error in ASCII");

@@ -1,6 +1,6 @@
-//! Renews the lease of one run in the background, and tells its loss.
+//! Renews the lease of one run in the background, and reports its loss.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use chrono::TimeDelta;
 use tokio::{
@@ -10,11 +10,10 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
-    action::Action,
     hedge::{Answer, Request},
-    key::{Claim, Holder},
+    key::Claim,
     pacing,
-    schedule::core::{Core, answered, quoted},
+    schedule::core::Core,
     store::{Database, Outcome, Reply, failure::Failure},
     task::emit_apart,
 };
@@ -35,7 +34,7 @@ impl Keeper {
     /// Begins to renew a claim that was granted to a request sent at `sent`.
     pub fn start<DB: Database>(core: &Arc<Core<DB>>, claim: &Claim, sent: Instant) -> Self {
         let (lost, stopped) = (CancellationToken::new(), CancellationToken::new());
-        let (until, deadline) = watch::channel(sent + core.counted(core.lease));
+        let (until, deadline) = watch::channel(sent + trusted(core, core.lease));
         let keeping = keep(core.clone(), claim.clone(), sent, until, [lost.clone(), stopped.clone()]);
         Self { lost, deadline, stopped, task: AbortOnDropHandle::new(tokio::spawn(keeping)) }
     }
@@ -80,6 +79,12 @@ impl<DB: Database> Request<DB> for Extension<'_> {
     }
 }
 
+/// Returns how long after it was sent a claim or a renewal counts that left this much of the lease.
+fn trusted<DB: Database>(core: &Core<DB>, left: TimeDelta) -> Duration {
+    let whole = core.lease.to_std().unwrap_or_default();
+    pacing::trusted(left.to_std().unwrap_or_default(), whole)
+}
+
 async fn keep<DB: Database>(
     core: Arc<Core<DB>>,
     claim: Claim,
@@ -104,23 +109,23 @@ async fn keep<DB: Database>(
         let Some(reply) = reply else { return };
         match reply {
             Ok(Answer { sent, reply: Outcome::Done }) => {
-                deadline.send_replace(sent + core.counted(core.lease));
+                deadline.send_replace(sent + trusted(&core, core.lease));
                 renew_at = sent + pacing::renewed_within(whole);
             }
             Ok(Answer { sent, reply: Outcome::Skipped { left } }) => {
-                deadline.send_replace(sent + core.counted(left));
+                deadline.send_replace(sent + trusted(&core, left));
                 renew_at = soon;
             }
             Ok(Answer { reply: Outcome::Lost, .. }) => return report_lost(&lost, claim, SEEN_WITHOUT),
             Err(failure) => {
-                tracing::warn!(schedule = %claim.key, %failure, "renewal brought no answer; the deadline stands, trying again");
+                tracing::warn!(schedule = %claim.key, %failure, "renewal got no reply; the deadline stands, trying again");
                 renew_at = soon;
             }
         }
     }
 }
 
-/// Reports the loss, and then tells of it.
+/// Cancels the token of the loss, and then emits the event.
 fn report_lost(lost: &CancellationToken, claim: Claim, why: &'static str) {
     lost.cancel();
     emit_apart(move || tracing::error!(schedule = %claim.key, token = %claim.token, "lost: {why}"));
@@ -128,14 +133,4 @@ fn report_lost(lost: &CancellationToken, claim: Claim, why: &'static str) {
 
 async fn extend<DB: Database>(core: &Core<DB>, claim: &Claim, limit: Instant) -> Result<Answer<Outcome>, Failure> {
     core.hedge.send(&Extension { claim, lease: core.lease }, limit).await.reply
-}
-
-/// Ends a claim of work that has stopped, so that another instance may take over at once. If no
-/// statement comes through, the claim ends with its lease.
-pub async fn abandon<DB: Database>(core: &Core<DB>, claim: &Claim) {
-    let vacant = Holder::unique();
-    let handed = answered!(core, Action::Abandon, &quoted(&claim.key), conn => DB::hand_back(conn, claim, vacant));
-    if let Err(error) = handed {
-        tracing::warn!(schedule = %claim.key, ?error, "not handed back; it ends with its lease");
-    }
 }

@@ -152,20 +152,25 @@ fn pending_of_cron(schedule: &Schedule, slot: DateTime<Utc>, now: DateTime<Utc>,
     if all.len() < COUNTED as usize {
         return last_of(&all, 0);
     }
-    // Too many to count: the last ones are found from the end, by looking ever further back.
-    let mut back = TimeDelta::hours(1);
+    // Too many to count: the last ones are found in a time before `now` that has enough of them,
+    // and not too many to count. It is longer than `short`, and shorter than `long`.
+    let (mut short, mut back, mut long) = (TimeDelta::zero(), TimeDelta::hours(1), None);
     loop {
         let since = (now - back).max(slot);
         let found = ticks(schedule, schedule.next(since), now, COUNTED);
-        if found.len() >= most as usize || since == slot {
+        if found.len() == COUNTED as usize {
+            long = Some(back);
+        } else if found.len() >= most as usize || since == slot {
             return last_of(&found, COUNTED);
+        } else {
+            short = back;
         }
-        back = back * 2;
+        back = long.map_or(back * 2, |long| short + (long - short) / 2);
     }
 }
 
-/// Returns the ticks from `first` to `now`, up to a number. `first` is one of them if it is not
-/// later than `now`, and the only one that may be later than that if it is.
+/// Returns the ticks from `first` to `now`, at most `most`. There are none if `first` is later than
+/// `now`.
 fn ticks(schedule: &Schedule, first: DateTime<Utc>, now: DateTime<Utc>, most: u32) -> Vec<DateTime<Utc>> {
     let next = |tick: &DateTime<Utc>| Some(schedule.next(*tick));
     std::iter::successors(Some(first), next).take_while(|tick| *tick <= now).take(most as usize).collect()

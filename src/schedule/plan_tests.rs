@@ -166,3 +166,15 @@ fn very_many_ticks_are_counted_up_to_a_number() {
         assert!(missed >= 365 * 86400 - 1000, "{missed}");
     }
 }
+
+/// From Monday at 07:00, the last ten thousand ticks begin on Sunday, within a time that holds more.
+#[test]
+fn the_last_ticks_are_the_last_ones_however_many_there_are() {
+    let time = |text: &str| text.parse::<DateTime<Utc>>().unwrap();
+    let (slot, now) = (time("2026-01-02T09:00:00Z"), time("2026-01-05T07:00:00Z"));
+    let schedule = Schedule::cron("k", "* * 9-17 * * *").unwrap();
+    for (most, first) in [(1, "2026-01-04T17:59:59Z"), (1_000, "2026-01-04T17:43:20Z")] {
+        let found = pending(&schedule, slot, now, most);
+        assert_eq!((found.first, found.last), (time(first), time("2026-01-04T17:59:59Z")), "{most}");
+    }
+}

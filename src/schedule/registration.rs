@@ -26,7 +26,8 @@ pub fn registration(
     overdue: Option<TimeDelta>,
     now: DateTime<Utc>,
 ) -> Option<Registration> {
-    let of = |slot| Some(Registration { version, slot, overdue });
+    let run_slot = row.and_then(|row| row.run_slot);
+    let of = |slot| Some(Registration { version, slot, overdue, run_slot });
     let Some(row) = row else { return of(schedule.first(now)) };
     if row.version < version {
         return of(first(schedule, row, now));

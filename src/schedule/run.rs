@@ -16,9 +16,9 @@ use crate::{
     metrics,
     rules::Status,
     schedule::{
-        core::{Core, answered, put_back, quoted},
-        end::{Ended, end},
-        keeper::{Keeper, abandon},
+        core::{Core, answered, hand_back, put_back, quoted},
+        end::{Ended, committed, end},
+        keeper::Keeper,
         plan::{self, Row, Start},
         spec::Schedule,
         tick::Tick,
@@ -116,7 +116,7 @@ async fn started<DB: Database>(
         Ok(false) => return (Ended::Lost, None),
         Err(error) => {
             tracing::error!(schedule = %claim.key, ?error, "the slot could not be moved");
-            hand_back(&core, claim, keeper).await;
+            stop_and_hand_back(&core, claim, keeper).await;
             return (Ended::HandedBack, None);
         }
     }
@@ -153,10 +153,12 @@ async fn started<DB: Database>(
             drop(keeper);
             ended
         }
+        // The transaction of `finish_in` may have been committed.
+        Stop::Lost if tick.inner().ended_in_transaction() => committed(tick.inner()).await,
         Stop::Lost => (Ended::Lost, None),
         Stop::HandBack(ended) => {
-            hand_back(&tick.inner().core, &tick.inner().claim, keeper).await;
-            (ended, None)
+            let stood = stop_and_hand_back(&tick.inner().core, &tick.inner().claim, keeper).await;
+            if !stood && tick.inner().ended_in_transaction() { committed(tick.inner()).await } else { (ended, None) }
         }
         // The work still runs. Nothing else may, until the leases end.
         Stop::Unstoppable => {
@@ -171,10 +173,11 @@ async fn started<DB: Database>(
     ended
 }
 
-/// Hands back a claim whose work has stopped.
-async fn hand_back<DB: Database>(core: &Core<DB>, claim: &Claim, keeper: Keeper) {
+/// Stops the renewals of a claim whose work has stopped, and hands it back.
+/// Returns `false` if the claim did not stand.
+async fn stop_and_hand_back<DB: Database>(core: &Core<DB>, claim: &Claim, keeper: Keeper) -> bool {
     keeper.stop().await;
-    abandon(core, claim).await;
+    hand_back(core, claim).await
 }
 
 /// What came of the wait for the key that a run needs as well.
@@ -288,8 +291,9 @@ async fn work<DB: Database>(
             () = keeper.lost() => Stop::Lost,
             () = wait_for(lease.map(Lease::lost)) => Stop::HandBack(Ended::Lost),
         };
-        // The transaction of `finish_in` decides by itself, and its commit ends the claim.
-        tick.inner().not_committing().await;
+        // The transaction of `finish_in` decides by itself, and its commit ends the claim. It may
+        // also have been rolled back, so the wait has a limit.
+        drop(timeout(tick.inner().core.time_limit, tick.inner().not_committing()).await);
         stop
     };
     // A task of its own, so that a panic of the work is a failure of the run.

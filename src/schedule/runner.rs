@@ -14,15 +14,15 @@ use crate::{
     schedule::{
         core::{Core, put_back},
         end::Ended,
-        pacing::{MOST, look_backoff, look_pause},
+        pacing::{MAX_CLAIMS, poll_backoff, poll_pause},
         run::{self, Asked, Job},
     },
     store::{Database, schedule::Times},
 };
 
-/// After how many of the longest pauses between looks the times are registered again, and the
-/// longest pause between two registrations.
+/// The times are registered again after this many of the longest pauses between polls.
 const REGISTER_EVERY: u32 = 30;
+/// The times are registered again at least this often.
 const REGISTER_AT_LEAST_EVERY: Duration = Duration::from_secs(60);
 
 /// An instance that runs its schedules, until it is shut down or dropped.
@@ -95,22 +95,22 @@ type Runs = JoinSet<(Ended, Option<Duration>)>;
 impl<DB: Database> Runner<DB> {
     async fn drive(self) {
         let mut runs = Runs::new();
-        let mut look_at = Instant::now();
+        let mut poll_at = Instant::now();
         let mut register_at = self.next_registration();
         let mut pauses = self.pauses();
         loop {
-            let free = self.core.at_once.saturating_sub(u32::try_from(runs.len()).unwrap_or(u32::MAX));
+            let free = self.core.max_concurrent_runs.saturating_sub(u32::try_from(runs.len()).unwrap_or(u32::MAX));
             tokio::select! {
                 biased;
                 () = self.asked.closed.cancelled() => break,
                 Some(ended) = runs.join_next() => {
                     // A run that ended leaves room, and its schedule may be due again.
                     let due_in = if free == 0 { Some(Duration::ZERO) } else { ended.ok().and_then(|ended| ended.1) };
-                    look_at = due_in.map_or(look_at, |due_in| look_at.min(Instant::now() + due_in));
+                    poll_at = due_in.map_or(poll_at, |due_in| poll_at.min(Instant::now() + due_in));
                 }
-                () = until(look_at), if free > 0 => {
-                    let pause = self.look(&mut runs, free.min(MOST), &mut pauses).await;
-                    look_at = Instant::now() + pause;
+                () = until(poll_at), if free > 0 => {
+                    let pause = self.poll(&mut runs, free.min(MAX_CLAIMS), &mut pauses).await;
+                    poll_at = Instant::now() + pause;
                 }
                 () = sleep_until(register_at) => {
                     self.register_again().await;
@@ -122,7 +122,7 @@ impl<DB: Database> Runner<DB> {
     }
 
     fn next_registration(&self) -> Instant {
-        let pause = (REGISTER_EVERY * self.core.look_every).min(REGISTER_AT_LEAST_EVERY);
+        let pause = (REGISTER_EVERY * self.core.poll_interval).min(REGISTER_AT_LEAST_EVERY);
         Instant::now() + pause.mul_f64(0.75 + fastrand::f64() / 4.0)
     }
 
@@ -136,11 +136,11 @@ impl<DB: Database> Runner<DB> {
 
     /// The pauses while something is due that cannot be claimed, or the database fails.
     fn pauses(&self) -> Backoff {
-        look_backoff(self.core.look_every)
+        poll_backoff(self.core.poll_interval)
     }
 
-    /// Claims what is due and runs it. Returns the time until the next look.
-    async fn look(&self, runs: &mut Runs, most: u32, pauses: &mut Backoff) -> Duration {
+    /// Claims what is due and runs it. Returns the time until the next poll.
+    async fn poll(&self, runs: &mut Runs, most: u32, pauses: &mut Backoff) -> Duration {
         let holder = Holder::unique();
         let (sent, reply) = self.core.claim(&self.known, holder, most).await;
         let reply = match reply {
@@ -153,14 +153,14 @@ impl<DB: Database> Runner<DB> {
         let claimed = reply.claimed.len();
         if claimed > 0 && self.asked.closed.is_cancelled() {
             put_back(&self.core, holder, &self.known).await;
-            return self.core.look_every;
+            return self.core.poll_interval;
         }
         for row in reply.claimed {
             let Some(job) = self.jobs.get(&row.name).cloned() else { continue };
             let claim = Claim { key: row.name.clone(), holder, token: row.token };
             runs.spawn(run::run(self.core.clone(), job, (claim, row, sent), self.asked.clone()));
         }
-        let next_in = reply.next_in.map_or(self.core.look_every, |next| next.to_std().unwrap_or_default());
+        let next_in = reply.next_in.map_or(self.core.poll_interval, |next| next.to_std().unwrap_or_default());
         if next_in.is_zero() && claimed == 0 {
             return pauses.next();
         }
@@ -168,6 +168,6 @@ impl<DB: Database> Runner<DB> {
         if next_in.is_zero() {
             return Duration::ZERO;
         }
-        look_pause(next_in, self.core.look_every)
+        poll_pause(next_in, self.core.poll_interval)
     }
 }

@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// The most schedules of one instance: what one statement can name.
-const MOST: usize = 10_000;
+const MAX_SCHEDULES: usize = 10_000;
 
 /// Schedules with their work: each tick runs on one of the instances that know it, and on another
 /// one if that dies.
@@ -71,13 +71,13 @@ const MOST: usize = 10_000;
 /// ```
 #[must_use = "schedules run after `start`"]
 pub struct Schedules<DB: Database> {
-    pool: Pool<DB>,
-    share_pool: bool,
+    /// Kept, so that calls that follow each other use the same connections.
+    requests: Connections<DB>,
     label: String,
     lease: TimeDelta,
     time_limit: Duration,
-    look_every: Duration,
-    at_once: u32,
+    poll_interval: Duration,
+    max_concurrent_runs: u32,
     version: i64,
     lock: Option<LeaseLock<DB>>,
     pub(super) jobs: Vec<Job<DB>>,
@@ -87,13 +87,12 @@ impl<DB: Database> Schedules<DB> {
     /// Creates an instance without schedules on the pool's database. Nothing is sent yet.
     pub fn new(pool: Pool<DB>) -> Self {
         Self {
-            pool,
-            share_pool: false,
+            requests: Connections::new(pool, Purpose::Requests),
             label: label::default(),
             lease: TimeDelta::seconds(30),
             time_limit: TIME_LIMIT,
-            look_every: Duration::from_secs(2),
-            at_once: 32,
+            poll_interval: Duration::from_secs(2),
+            max_concurrent_runs: 32,
             version: 0,
             lock: None,
             jobs: Vec::new(),
@@ -167,15 +166,15 @@ impl<DB: Database> Schedules<DB> {
         Ok(self)
     }
 
-    /// Sets the longest pause between two looks at the table: 2 s by default. An instance knows
+    /// Sets the longest pause between two polls of the table: 2 s by default. An instance knows
     /// when its schedules are due; the pause delays a trigger, and what other instances hand back.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a duration outside of 10 ms to one hour.
-    pub fn look_every(mut self, pause: Duration) -> Result<Self, Error> {
+    pub fn poll_interval(mut self, pause: Duration) -> Result<Self, Error> {
         let (least, most) = (Duration::from_millis(10), Duration::from_secs(3600));
-        within("a pause between looks", pause, least, most, "it has to be from 10 ms to one hour")?;
-        self.look_every = pause;
+        within("a poll interval", pause, least, most, "it has to be from 10 ms to one hour")?;
+        self.poll_interval = pause;
         Ok(self)
     }
 
@@ -183,12 +182,12 @@ impl<DB: Database> Schedules<DB> {
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a number outside of 1 to 10,000.
-    pub fn at_once(mut self, runs: u32) -> Result<Self, Error> {
+    pub fn max_concurrent_runs(mut self, runs: u32) -> Result<Self, Error> {
         if !(1..=10_000).contains(&runs) {
-            let (setting, value) = ("a number of runs at once", runs.to_string());
+            let (setting, value) = ("a number of concurrent runs", runs.to_string());
             return Err(Error::InvalidSetting { setting, value, rule: "it has to be from 1 to 10,000" });
         }
-        self.at_once = runs;
+        self.max_concurrent_runs = runs;
         Ok(self)
     }
 
@@ -220,16 +219,17 @@ impl<DB: Database> Schedules<DB> {
     /// would block all later ones.
     pub fn lock(mut self, lock: LeaseLock<DB>) -> Result<Self, Error> {
         let terms = &lock.on.terms;
-        let (value, rule) = if !Arc::ptr_eq(&lock.pool().connect_options(), &self.pool.connect_options()) {
-            ("another pool", "it has to be built on the pool of the schedules")
-        } else if !terms.min_interval.is_zero() {
-            ("a minimum interval", "a schedule's distances are those of its ticks")
-        } else if terms.rules == Rules::Article {
-            ("Rules::Article", "a run that fails would block all later ones until an operator acts")
-        } else {
-            self.lock = Some(lock);
-            return Ok(self);
-        };
+        let (value, rule) =
+            if !Arc::ptr_eq(&lock.pool().connect_options(), &self.requests.application().connect_options()) {
+                ("another pool", "it has to be built on the pool of the schedules")
+            } else if !terms.min_interval.is_zero() {
+                ("a minimum interval", "a schedule's distances are those of its ticks")
+            } else if terms.rules == Rules::Article {
+                ("Rules::Article", "a run that fails would block all later ones until an operator acts")
+            } else {
+                self.lock = Some(lock);
+                return Ok(self);
+            };
         Err(Error::InvalidSetting { setting: "a lock for schedules", value: value.to_owned(), rule })
     }
 
@@ -237,7 +237,7 @@ impl<DB: Database> Schedules<DB> {
     /// connections that locks open for themselves; see
     /// [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool).
     pub fn share_pool(mut self) -> Self {
-        self.share_pool = true;
+        self.requests = Connections::shared(self.requests.application().clone(), Purpose::Requests);
         self
     }
 
@@ -262,8 +262,8 @@ impl<DB: Database> Schedules<DB> {
     /// # Errors
     /// [`Error::InvalidSchedule`] for a name that was added twice, [`Error::InvalidSetting`] for
     /// too many schedules, [`Error::ScheduleTablesMissing`], [`Error::NoRuntime`],
-    /// [`Error::Database`], [`Error::TimedOut`]. With a key, also [`Error::TableMissing`] and
-    /// [`Error::KeyTooLong`] and similar errors of the table of locks.
+    /// [`Error::Database`], [`Error::TimedOut`], [`Error::NoConnection`]. With a key, also
+    /// [`Error::TableMissing`], [`Error::KeyUnfit`] and similar errors of the table of locks.
     ///
     /// # Cancel safety
     /// If the future is dropped, some of the schedules may be registered. The call can be repeated.
@@ -303,13 +303,14 @@ impl<DB: Database> Schedules<DB> {
         if let Some(lock) = &self.lock {
             return Ok(lock.clone());
         }
-        let builder = LeaseLock::builder(self.pool.clone()).label(&self.label).time_limit(self.time_limit);
-        let builder = if self.share_pool { builder.share_pool() } else { builder };
+        let builder =
+            LeaseLock::builder(self.requests.application().clone()).label(&self.label).time_limit(self.time_limit);
+        let builder = if self.requests.is_shared() { builder.share_pool() } else { builder };
         builder.build()?.lease(self.lease.to_std().unwrap_or_default())
     }
 
     fn check_names(&self) -> Result<(), Error> {
-        if self.jobs.len() > MOST {
+        if self.jobs.len() > MAX_SCHEDULES {
             let (setting, value) = ("a number of schedules", self.jobs.len().to_string());
             return Err(Error::InvalidSetting { setting, value, rule: "it has to be at most 10,000" });
         }
@@ -327,24 +328,19 @@ impl<DB: Database> Schedules<DB> {
     }
 
     fn core_with(&self, lock: Option<LeaseLock<DB>>) -> Arc<Core<DB>> {
-        let connections = |purpose| match self.share_pool {
-            true => Connections::shared(self.pool.clone(), purpose),
-            false => Connections::new(self.pool.clone(), purpose),
-        };
-        let requests = connections(Purpose::Requests);
         let hedge = Hedge {
-            pool: connections(Purpose::Renewals),
-            requests: requests.clone(),
+            pool: self.requests.with_purpose(Purpose::Renewals),
+            requests: self.requests.clone(),
             delay: hedge_delay(self.lease.to_std().unwrap_or_default()),
             pool_exhausted_until: Arc::new(Mutex::new(Instant::now())),
         };
         Arc::new(Core {
-            requests,
+            requests: self.requests.clone(),
             label: self.label.clone(),
             lease: self.lease,
             time_limit: self.time_limit,
-            look_every: self.look_every,
-            at_once: self.at_once,
+            poll_interval: self.poll_interval,
+            max_concurrent_runs: self.max_concurrent_runs,
             version: self.version,
             hedge,
             lock,
@@ -355,7 +351,7 @@ impl<DB: Database> Schedules<DB> {
 impl<DB: Database> Clone for Schedules<DB> {
     fn clone(&self) -> Self {
         let (label, lock) = (self.label.clone(), self.lock.clone());
-        Self { pool: self.pool.clone(), label, lock, jobs: self.jobs.clone(), ..*self }
+        Self { requests: self.requests.clone(), label, lock, jobs: self.jobs.clone(), ..*self }
     }
 }
 

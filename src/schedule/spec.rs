@@ -47,7 +47,8 @@ impl Retries {
     /// Runs a tick again up to `times` times after failures, at once. Zero is the default.
     ///
     /// A run whose process died, or that was handed back, counts as one of them. It is always taken
-    /// over. A tick that kills its processes ends as failed after `times` and eleven attempts.
+    /// over. A tick that kills its processes ends as failed after its first attempt, its retries and
+    /// ten further attempts.
     pub fn times(times: u32) -> Self {
         Self { times, first: TimeDelta::zero(), longest: TimeDelta::zero() }
     }
@@ -219,8 +220,8 @@ impl Schedule {
 
     /// Sets the longest that a run may take: without a limit by default.
     ///
-    /// The work is then dropped, and its tasks are told by the tick's [cancellation
-    /// token](crate::Tick::cancellation_token). The run counts as failed, so it is
+    /// The work is then dropped, and the tick's [cancellation
+    /// token](crate::Tick::cancellation_token) is cancelled, for its tasks. The run counts as failed, so it is
     /// [retried](Self::retry) as after an error. Work that succeeds before it can be dropped,
     /// because it blocks its thread, has succeeded. The wait for a key
     /// ([`exclusive_with`](Self::exclusive_with)) does not count.
@@ -239,8 +240,8 @@ impl Schedule {
     /// A run that is due waits until the key is free, and its work begins with both. If either the
     /// tick or the key is lost, the work is dropped, and the tick is run again. The run releases
     /// the key with its own status. If its process dies, the instance that takes over waits for the
-    /// end of both leases. A run that waits counts as one of those [at
-    /// once](crate::Schedules::at_once).
+    /// end of both leases. A run that waits counts as one of the
+    /// [concurrent runs](crate::Schedules::max_concurrent_runs).
     ///
     /// The key is taken for the schedules' [lease](crate::Schedules::lease) and under their label,
     /// unless [`Schedules::lock`](crate::Schedules::lock) sets other terms.

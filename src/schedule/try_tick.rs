@@ -9,13 +9,14 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     key::{Claim, Holder, Key},
+    retry::Repeat,
     schedule::{
         core::{Core, quoted},
         end::Ended,
         run::{self, Asked, Job},
         schedules::Schedules,
     },
-    store::{Database, schedule::Times},
+    store::{Database, fault::Fault, schedule::Times},
 };
 
 /// How [`Schedules::try_tick`] ended.
@@ -106,8 +107,18 @@ async fn tick<DB: Database>(
     known: Vec<Times>,
     stopped: CancellationToken,
 ) -> Result<TickOutcome, Error> {
-    let holder = Holder::unique();
-    let (sent, reply) = core.claim(&known, holder, 1).await;
+    let mut repeat = Repeat::until(core.limit());
+    let (holder, sent, reply) = loop {
+        let holder = Holder::unique();
+        let (sent, reply) = core.claim(&known, holder, 1).await;
+        // Other instances claim at the same moment. A claim without a reply is undone, and reported.
+        if !reply.as_ref().is_err_and(|failure| failure.fault() == Fault::Contention) {
+            break (holder, sent, reply);
+        }
+        if let Some(reply) = repeat.final_or_pause(reply).await {
+            break (holder, sent, reply);
+        }
+    };
     let subject = quoted(&job.schedule.name);
     let reply = reply
         .map_err(|failure| failure.into_error(Action::Acquire, subject, core.time_limit, Certainty::NothingChanged))?;

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{Pool, pool::PoolConnection};
+use sqlx::{Connection as _, Pool, pool::PoolConnection};
 use tokio::{
     runtime::Handle,
     sync::Semaphore,
@@ -149,6 +149,22 @@ impl<DB: Store> PooledConn<DB> {
         }
     }
 
+    /// Waits for a connection that has just answered a ping, for a statement that is not sent
+    /// again.
+    pub async fn answering(connections: &Connections<DB>, limit: Instant) -> Result<Self, Failure> {
+        loop {
+            let mut conn = Self::checkout(connections, limit).await?;
+            match timeout_at(limit, conn.get().ping()).await {
+                Ok(Ok(())) => return Ok(conn),
+                // The connection was closed while it was idle.
+                Ok(Err(_)) if Instant::now() < limit => drop(conn),
+                Ok(Err(error)) => return Err(Failure::NoConnection(error)),
+                Err(_) => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
+            }
+            outage_pause().await;
+        }
+    }
+
     /// Sends one statement, on a connection of its own, up to the limit.
     pub async fn send<T>(
         connections: &Connections<DB>,
@@ -196,6 +212,9 @@ async fn borrow<DB: Store>(
     background_permit: Option<Arc<Semaphore>>,
     limit: Instant,
 ) -> Result<Borrowed<DB>, Failure> {
+    if Handle::try_current().is_err() {
+        return Err(Failure::NoRuntime);
+    }
     let options = pool.connect_options();
     let acquire = |background_permit| {
         let work: Acquired<DB> = Box::pin(pool.acquire());

@@ -11,6 +11,8 @@ use crate::{
 /// Why there is no result.
 #[derive(Debug)]
 pub enum Failure {
+    /// The call was made outside of a runtime: nothing was sent.
+    NoRuntime,
     /// No connection was available: nothing was sent.
     NoConnection(sqlx::Error),
     /// Sent, and no reply arrived within the limit.
@@ -24,6 +26,7 @@ pub enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::NoRuntime => write!(f, "{}", Error::NoRuntime),
             Self::NoConnection(error) => write!(f, "no connection: {}", said(error)),
             Self::NoReply => f.write_str("no reply in time"),
             Self::Failed(error) => f.write_str(&said(error)),
@@ -36,14 +39,17 @@ impl Failure {
     /// Returns whether a statement may still be running on the connection. A server error means
     /// that its statement ended, and a result that could not be decoded has been read to its end.
     pub fn may_still_run(&self) -> bool {
-        !matches!(self, Self::Undone | Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. }))
+        !matches!(
+            self,
+            Self::NoRuntime | Self::Undone | Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. })
+        )
     }
 
     /// Returns whether the statement was sent and may have been carried out. A server error means
     /// that it was undone, unless the session ended with it.
     pub fn is_unanswered(&self) -> bool {
         match self {
-            Self::NoConnection(_) | Self::Undone => false,
+            Self::NoRuntime | Self::NoConnection(_) | Self::Undone => false,
             Self::NoReply => true,
             Self::Failed(error) => error.as_database_error().is_none() || self.is_outage(),
         }
@@ -71,7 +77,7 @@ impl Failure {
         match self {
             // A closed pool or a wrong password does not recover by itself.
             Self::NoConnection(error) if fault(error).is_transient() => Fault::NoConnection,
-            Self::NoConnection(_) => Fault::Other,
+            Self::NoRuntime | Self::NoConnection(_) => Fault::Other,
             Self::NoReply => Fault::Outage,
             Self::Undone => Fault::Contention,
             Self::Failed(error) => fault(error),
@@ -83,6 +89,7 @@ impl Failure {
         let timed_out = |outcome| Error::TimedOut { action, subject: subject.clone(), limit, outcome };
         let fault = self.fault();
         match self {
+            Self::NoRuntime => Error::NoRuntime,
             Self::NoConnection(sqlx::Error::PoolTimedOut) => {
                 Error::NoConnection { action, subject, limit, outcome: before }
             }
@@ -128,7 +135,7 @@ pub enum Remedy {
 /// Returns the remedy for the failure of a statement that carried this many requests.
 pub fn remedy(failure: &Failure, requests: usize) -> Remedy {
     match (failure, failure.fault()) {
-        (Failure::NoConnection(sqlx::Error::PoolClosed), _) => Remedy::Nothing,
+        (Failure::NoRuntime | Failure::NoConnection(sqlx::Error::PoolClosed), _) => Remedy::Nothing,
         (Failure::NoConnection(error), _) if fault(error) == Fault::Denied => Remedy::Nothing,
         (Failure::NoConnection(_) | Failure::NoReply | Failure::Undone, _) => Remedy::Again,
         (_, Fault::Contention | Fault::Outage | Fault::NoConnection) => Remedy::Again,

@@ -32,11 +32,11 @@ use crate::{
 
 /// The most connections for requests, and as many again for values. There are at least two, because
 /// one may be slow to open.
-const MOST: u32 = 8;
-const LEAST: u32 = 2;
+const MAX_REQUESTS: u32 = 8;
+const MIN_REQUESTS: u32 = 2;
 /// The most connections for renewals and endings: one for each, and a second for each if the first
 /// does not answer, for leases of two durations. More than two of them rarely renew at once.
-const MOST_RENEWALS: u32 = 8;
+const MAX_RENEWALS: u32 = 8;
 /// How long a connection continues to open after its caller has stopped waiting. Without this
 /// limit, a server that does not answer would occupy the pool's capacity.
 pub const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -79,6 +79,11 @@ impl<DB: Store> Connections<DB> {
     /// Uses the application's pool, and checks each connection that is borrowed from it.
     pub fn shared(application: Pool<DB>, purpose: Purpose) -> Self {
         Self { is_shared: true, ..Self::new(application, purpose) }
+    }
+
+    /// Returns the same source, for another purpose.
+    pub fn with_purpose(&self, purpose: Purpose) -> Self {
+        Self { purpose, ..self.clone() }
     }
 
     pub fn application(&self) -> &Pool<DB> {
@@ -175,9 +180,9 @@ impl<DB: Store> SharedPools<DB> {
             return dedicated;
         }
         found.retain(|_, dedicated| dedicated.strong_count() > 0);
-        let most = application.options().get_max_connections().clamp(LEAST, MOST);
+        let most = application.options().get_max_connections().clamp(MIN_REQUESTS, MAX_REQUESTS);
         let (requests, renewals, values) =
-            (DedicatedPools::new(most), DedicatedPools::new(MOST_RENEWALS), DedicatedPools::new(most));
+            (DedicatedPools::new(most), DedicatedPools::new(MAX_RENEWALS), DedicatedPools::new(most));
         let in_memory = DB::may_be_in_memory(&application.connect_options());
         let kept = (!in_memory).then(|| Kept::shared(application.clone()));
         let dedicated = Arc::new(Self { _application: application.clone(), kept, requests, renewals, values });

@@ -50,6 +50,9 @@ pub struct Registration {
     /// Other times of the same version are replaced only if the schedule is overdue by more than
     /// this.
     pub overdue: Option<TimeDelta>,
+    /// The slot of the last run when the row was read. If another run has begun since, the row is
+    /// left alone: the slot above may be that of the run.
+    pub run_slot: Option<DateTime<Utc>>,
 }
 
 /// A request to claim what is due.
@@ -264,7 +267,7 @@ pub trait ScheduleStore: Store {
     ) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Ends a run: frees the row and adds the run to the history. Returns `false` if the claim does
-    /// not stand and did not end with this status. `within`: as a part of the transaction that is
+    /// not stand. `within`: as a part of the transaction that is
     /// open on the connection.
     fn end_run(
         conn: &mut Self::Connection,

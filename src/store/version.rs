@@ -244,7 +244,11 @@ impl Statements {
             }
             Holds::Text | Holds::Other => (Some(KeyValue::Text(text.to_owned())), "texts"),
         };
-        value.ok_or_else(|| Error::KeyUnfit { key: key.clone(), column: self.key_name.clone(), holds })
+        value.ok_or_else(|| Error::KeyUnfit {
+            key: key.clone(),
+            column: self.key_name.clone(),
+            holds: holds.to_owned(),
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::error::Error;
 
 /// The longest name that no database truncates. PostgreSQL truncates longer ones.
-const MOST_BYTES: usize = 63;
+const MAX_BYTES: usize = 63;
 
 /// One identifier: ASCII letters, digits and underscores. It does not begin with a digit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ impl Name {
 
     fn new(text: &str) -> Option<Self> {
         let begins = |c: char| c.is_ascii_alphabetic() || c == '_';
-        let fits = text.len() <= MOST_BYTES
+        let fits = text.len() <= MAX_BYTES
             && text.starts_with(begins)
             && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         fits.then(|| Self(text.to_owned()))

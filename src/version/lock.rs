@@ -113,7 +113,7 @@ impl<DB: Database> VersionLock<DB> {
         loop {
             let read = async |conn: &mut DB::Connection| DB::version(conn, &statements.version, &value).await;
             let version = PooledConn::send(&self.rows.pool, limit, read).await;
-            if let Some(version) = repeat.last(version).await {
+            if let Some(version) = repeat.final_or_pause(version).await {
                 return Ok(version?);
             }
         }

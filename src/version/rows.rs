@@ -85,7 +85,7 @@ impl<DB: Database> Rows<DB> {
         loop {
             let inspect = async |conn: &mut DB::Connection| DB::table_columns(conn, &self.names.table).await;
             let seen = PooledConn::send(&self.pool, limit, inspect).await;
-            if let Some(seen) = repeat.last(seen).await {
+            if let Some(seen) = repeat.final_or_pause(seen).await {
                 return self.prepare(&seen?);
             }
         }

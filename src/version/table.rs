@@ -230,7 +230,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         loop {
             let read = async |conn: &mut DB::Connection| DB::read(conn, &statements.read, &value).await;
             let found = PooledConn::send(&self.rows.pool, limit, read).await;
-            if let Some(found) = repeat.last(found).await {
+            if let Some(found) = repeat.final_or_pause(found).await {
                 let found = found.map_err(|failure| error(failure.into()))?;
                 return Ok(found.map(|(value, version)| Versioned { value, version }));
             }
@@ -244,9 +244,9 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ///
     /// # Errors
     /// [`UpdateError::Computation`] at once, with nothing written; [`Error::NotFound`];
-    /// [`Error::Conflict`] when the attempts or the time are used up. [`Error::TimedOut`] and
-    /// [`Error::Database`] state whether the value may have been written. A write that may have
-    /// been carried out is never repeated.
+    /// [`Error::Conflict`] when the attempts or the time are used up. [`Error::TimedOut`],
+    /// [`Error::NoConnection`] and [`Error::Database`] state whether the value may have been
+    /// written. A write that may have been carried out is never repeated.
     ///
     /// # Cancel safety
     /// If the future is dropped, the change may have been made. Value and version change together.

@@ -92,7 +92,7 @@ async fn an_inexact_key_column_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
         }
     }
     let error = db.lock().try_acquire("k").await.unwrap_err();
-    assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("key_resource"), "{error:?}");
+    assert!(matches!(error, Error::TableUnfit { .. }) && error.to_string().contains("key_resource"), "{error:?}");
     assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
 }
 
@@ -105,9 +105,9 @@ async fn a_narrow_key_column_limits_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     };
     let lock = db.lock();
     let error = lock.try_acquire(&"x".repeat(46)).await.unwrap_err();
-    assert!(matches!(error, Error::KeyTooLong { .. }) && error.to_string().contains("45"), "{error:?}");
+    assert!(matches!(error, Error::KeyUnfit { .. }) && error.to_string().contains("45"), "{error:?}");
     if db.server.name != "postgres" {
-        assert!(matches!(lock.try_acquire("🔒").await, Err(Error::KeyTooLong { .. })));
+        assert!(matches!(lock.try_acquire("🔒").await, Err(Error::KeyUnfit { .. })));
     }
     for key in ["é".repeat(45), "K".into(), "k".into()] {
         let lease = acquired(lock.try_acquire(&key).await);

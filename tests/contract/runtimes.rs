@@ -4,13 +4,21 @@
 //! The other runtime has one thread, and is driven only for as long as a test wants: it stops at
 //! one point of its work after another.
 
-use std::{future::poll_fn, task::Poll, time::Duration};
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use harness::{
     COUNTED, PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{LeaseLock, Reason, Status};
+use rowlock::{
+    LeaseLock, ListOptions, Reason, ResourceLock, RunOptions, Schedules, Status, VersionLock, migrate,
+    migrate_functions,
+};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -24,9 +32,56 @@ use crate::batched::{
 
 harness::tests!(
     everywhere.alone(a_runtime_that_stands_still_holds_up_no_other),
+    everywhere(outside_of_a_runtime_each_call_says_so),
     everywhere[COUNTED](a_runtime_that_ends_leaves_no_request_waiting),
     servers.alone(a_runtime_that_stands_still_delays_no_other_request)
 );
+
+/// Polls a future once, on a thread that belongs to no runtime.
+fn outside<T: Send + 'static, E: std::fmt::Display + Send + 'static>(
+    what: &str,
+    call: impl Future<Output = Result<T, E>> + Send + 'static,
+) {
+    let polled = std::thread::spawn(move || {
+        let mut call = Box::pin(call);
+        match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Err(error)) => error.to_string(),
+            Poll::Ready(Ok(_)) => "it succeeded".to_owned(),
+            Poll::Pending => "it waits".to_owned(),
+        }
+    });
+    let said = polled.join().unwrap_or_else(|_| panic!("{what} panicked"));
+    assert!(said.contains("needs a tokio runtime"), "{what}: {said}");
+}
+
+async fn outside_of_a_runtime_each_call_says_so<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
+    let schedules = Arc::new(Schedules::new(db.pool.clone()));
+    let versions = VersionLock::new(db.pool.clone(), "account", "id", "version").unwrap();
+    macro_rules! outside {
+        ($($value:ident: $call:expr),+ $(,)?) => {
+            $(outside(stringify!($call), { let $value = $value.clone(); async move { $call.await } });)+
+        };
+    }
+    let pool = db.pool.clone();
+    outside!(
+        pool: migrate(&pool),
+        pool: migrate_functions(&pool),
+        lock: lock.try_acquire("k"),
+        lock: lock.list(&ListOptions::default()),
+        lock: lock.inspect("k"),
+        lock: lock.force_release("k", Status::Failed),
+        lock: lock.forget(PATIENCE),
+        schedules: schedules.start(),
+        schedules: schedules.list(),
+        schedules: schedules.pause("k"),
+        schedules: schedules.trigger("k"),
+        schedules: schedules.history("k", 1),
+        schedules: schedules.runs(&RunOptions::default()),
+        schedules: schedules.forget_history(PATIENCE),
+        versions: versions.try_acquire("k"),
+    );
+}
 
 /// A runtime, and work that only this runtime drives.
 struct Elsewhere<T> {

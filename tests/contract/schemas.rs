@@ -88,7 +88,7 @@ async fn a_queue_that_is_not_beside_the_table_is_refused<DB: TestDatabase>(db: T
         let before = tables(&db).await;
         let error = LeaseLock::new(pool.clone()).try_acquire("k").await.unwrap_err();
         let told = error.to_string();
-        assert!(matches!(error, Error::Unsuitable { .. }), "{error:?}");
+        assert!(matches!(error, Error::TableUnfit { .. }), "{error:?}");
         assert!(told.contains("app.t_resource_lock_queue") && told.contains("public.t_resource_lock,"), "{told}");
         assert_eq!(tables(&db).await, before);
     }

@@ -31,7 +31,7 @@ pub type Never = Result<(), Infallible>;
 
 /// An instance without schedules, which looks often.
 pub fn instance<DB: TestDatabase>(db: &TestDb<DB>, label: &str) -> Schedules<DB> {
-    Schedules::new(db.pool.clone()).label(label).unwrap().look_every(SHORT).unwrap()
+    Schedules::new(db.pool.clone()).label(label).unwrap().poll_interval(SHORT).unwrap()
 }
 
 /// An instance with one schedule that does nothing but succeed.
@@ -273,7 +273,7 @@ async fn a_fixed_delay_counts_from_the_end_of_the_run<DB: TestDatabase>(db: Test
 
 async fn the_work_of_an_instance_is_bounded<DB: TestDatabase>(db: TestDb<DB>) {
     let under_way = Arc::new(Mutex::new((0, 0)));
-    let mut schedules = instance(&db, "one").at_once(3).unwrap();
+    let mut schedules = instance(&db, "one").max_concurrent_runs(3).unwrap();
     for number in 0..12 {
         let schedule = due(&db, &format!("k{number}")).await;
         let under_way = under_way.clone();

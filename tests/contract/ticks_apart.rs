@@ -17,7 +17,7 @@ use tokio::{
 use crate::{
     apart::still,
     isolation::pool_of_at,
-    ticks::{due, idle, info, instance, told},
+    ticks::{Never, SHORT, due, idle, info, instance, told},
 };
 
 harness::tests!(
@@ -28,6 +28,7 @@ harness::tests!(
         a_run_without_answers_is_lost_before_its_lease_ends,
         a_run_is_renewed_though_no_connection_can_be_opened,
         an_end_survives_connections_that_fall_silent,
+        operators_are_told_what_is_unknown,
         each_tick_is_run_once_under_serializable
     )
 );
@@ -59,6 +60,33 @@ impl<DB: TestDatabase> Run<DB> {
         self.finish.send(true).unwrap();
         timeout(PATIENCE, self.outcome).await.unwrap().unwrap().unwrap()
     }
+}
+
+/// The request is carried out, and its reply is lost. Then no connection can be opened.
+async fn operators_are_told_what_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedules = instance(&db, "other").on(due(&db, "k").await, async |_| Never::Ok(()));
+    for (name, trigger) in [("trigger", true), ("pause", false)] {
+        let proxy = db.proxy().await;
+        let operator = Schedules::<DB>::new(proxy.pool(4)).time_limit(10 * SHORT).unwrap();
+        let ask = async |name| if trigger { operator.trigger(name).await } else { operator.pause(name).await };
+        ask("unknown").await.unwrap_err(); // prepares the statement
+        let answer = proxy.during(Way::Replies, 0, ask("k"), async |proxy| {
+            eventually("it is carried out", || async {
+                let row = info(&db, "k").await;
+                if trigger { row.triggered.is_some() } else { row.paused }
+            })
+            .await;
+            proxy.cut();
+            proxy.hold_new();
+        });
+        let error = answer.await.unwrap_err();
+        assert!(error.to_string().contains("it may have been carried out"), "{name}: {error}");
+    }
+    schedules.resume("k").await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Succeeded, "the trigger, and the tick");
+    }
+    assert!(matches!(schedules.try_tick("k").await.unwrap(), TickOutcome::NotDue { .. }), "it was triggered once");
 }
 
 async fn through<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy) -> Run<DB> {

@@ -15,6 +15,9 @@ harness::tests!(everywhere(
     the_work_and_its_tick_are_committed_together,
     a_transaction_that_is_not_committed_fails_the_run,
     a_lost_run_cannot_commit_its_tick,
+    a_tick_that_was_committed_is_not_committed_again,
+    a_stop_after_the_commit_leaves_a_success,
+    a_run_is_lost_though_its_transaction_is_not_committed,
     a_tick_ends_only_in_a_transaction,
     a_shutdown_waits_for_the_runs,
     a_shutdown_hands_back_what_does_not_end,
@@ -96,6 +99,60 @@ async fn a_lost_run_cannot_commit_its_tick<DB: TestDatabase>(db: TestDb<DB>) {
     tx.rollback().await.unwrap();
     running.abort();
     assert_eq!(info(&db, "k").await.by, "thief");
+}
+
+/// The work repeats a transaction whose commit had no reply.
+async fn a_tick_that_was_committed_is_not_committed_again<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("CREATE TABLE effect (id BIGINT)").await;
+    let (schedule, url) = (due(&db, "k").await, db.url.clone());
+    let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
+        let url = url.clone();
+        async move {
+            work::<DB>(tick.clone(), url.clone(), Deed::Commit).await?;
+            work::<DB>(tick, url, Deed::Commit).await
+        }
+    });
+    assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
+    assert_eq!(db.number("SELECT COUNT(*) FROM effect").await, Some(1));
+    assert_eq!(told(&db, "k").await, "S1");
+}
+
+async fn a_stop_after_the_commit_leaves_a_success<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("CREATE TABLE effect (id BIGINT)").await;
+    let (committed, mut commits) = mpsc::unbounded_channel();
+    let (schedule, url) = (due(&db, "k").await, db.url.clone());
+    let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
+        let (url, committed) = (url.clone(), committed.clone());
+        async move {
+            work::<DB>(tick, url, Deed::Commit).await?;
+            committed.send(()).unwrap();
+            std::future::pending::<Result<(), String>>().await
+        }
+    });
+    let stop = async { timeout(PATIENCE, commits.recv()).await.unwrap().unwrap() };
+    assert_eq!(schedules.try_tick_until("k", stop).await.unwrap(), TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "S1");
+}
+
+/// The work goes on after its transaction was rolled back.
+async fn a_run_is_lost_though_its_transaction_is_not_committed<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("CREATE TABLE effect (id BIGINT)").await;
+    let (sender, mut ticks) = mpsc::unbounded_channel();
+    let (schedule, url) = (due(&db, "k").await, db.url.clone());
+    let schedules = instance(&db, "one").time_limit(10 * SHORT).unwrap().lease(10 * SHORT).unwrap();
+    let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
+        let (url, sender) = (url.clone(), sender.clone());
+        async move {
+            work::<DB>(tick.clone(), url, Deed::RollBack).await?;
+            sender.send(tick).unwrap();
+            std::future::pending::<Result<(), String>>().await
+        }
+    });
+    let running = tokio::spawn(async move { schedules.try_tick("k").await });
+    let tick = timeout(PATIENCE, ticks.recv()).await.unwrap().unwrap();
+    steal(&db, "k").await;
+    timeout(PATIENCE, tick.cancellation_token().cancelled()).await.expect("the work is told");
+    assert_eq!(timeout(PATIENCE, running).await.unwrap().unwrap().unwrap(), TickOutcome::Lost);
 }
 
 async fn a_tick_ends_only_in_a_transaction<DB: TestDatabase>(db: TestDb<DB>) {

@@ -203,7 +203,7 @@ async fn an_instance_leaves_alone_what_has_other_times<DB: TestDatabase>(db: Tes
     let (sender, mut ran) = mpsc::unbounded_channel();
     let of = |label: &'static str, period: Duration| {
         let sender = sender.clone();
-        let schedules = instance(&db, label).at_once(1).unwrap();
+        let schedules = instance(&db, label).max_concurrent_runs(1).unwrap();
         let schedules = schedules.on(Schedule::every("other", SHORT).unwrap(), async |_| Never::Ok(()));
         schedules.on(Schedule::every("k", period).unwrap(), move |_| {
             sender.send(label).unwrap();

@@ -104,7 +104,7 @@ pub async fn work<DB: TestDatabase>(pool: sqlx::Pool<DB>) {
         let (name, slot, attempt) = (tick.name(), tick.slot().timestamp_millis(), tick.attempt());
         format!("INSERT INTO effect (name, slot, attempt) VALUES ('{name}', {slot}, {attempt})")
     };
-    let schedules = Schedules::new(pool.clone()).lease(6 * SHORT).unwrap().look_every(2 * SHORT).unwrap();
+    let schedules = Schedules::new(pool.clone()).lease(6 * SHORT).unwrap().poll_interval(2 * SHORT).unwrap();
     let schedules = schedules
         .on(schedule("plain"), move |tick: Tick<DB>| {
             let pool = plain.clone();
@@ -205,7 +205,7 @@ async fn judge<DB: TestDatabase>(db: &TestDb<DB>, name: &str) {
 async fn the_cost_of_idling_is_that_of_the_looks<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     for count in [2, 2_000] {
-        let mut schedules = Schedules::new(pool.clone()).share_pool().look_every(Duration::from_secs(1)).unwrap();
+        let mut schedules = Schedules::new(pool.clone()).share_pool().poll_interval(Duration::from_secs(1)).unwrap();
         for number in 0..count {
             let schedule = Schedule::every(&format!("k{number}"), LONG).unwrap();
             schedules = schedules.on(schedule, async |_| Ok::<_, Infallible>(()));
@@ -224,7 +224,7 @@ async fn the_cost_of_idling_is_that_of_the_looks<DB: TestDatabase>(db: TestDb<DB
 async fn a_run_takes_two_statements<DB: TestDatabase>(db: TestDb<DB>) {
     const RUNS: i64 = 30;
     let pool = db.pool_of(1).await;
-    let mut schedules = Schedules::new(pool.clone()).share_pool().look_every(Duration::from_secs(60)).unwrap();
+    let mut schedules = Schedules::new(pool.clone()).share_pool().poll_interval(Duration::from_secs(60)).unwrap();
     for number in 0..RUNS {
         let schedule = due(&db, &format!("k{number}")).await;
         schedules = schedules.on(schedule, async |_| Ok::<_, Infallible>(()));

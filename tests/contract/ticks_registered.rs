@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use chrono::DateTime;
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{Error, Schedule, Schedules};
+use rowlock::{Error, Schedule, Schedules, TickOutcome};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -16,6 +17,7 @@ harness::tests!(everywhere(
     a_lower_version_replaces_no_times,
     an_old_instance_that_restarts_does_not_stop_the_schedule,
     times_that_are_gone_are_put_back,
+    times_meet_a_run_that_has_just_begun,
     times_without_an_instance_are_replaced,
     a_schedule_that_is_resumed_is_not_overdue,
     a_version_beyond_the_column_is_refused
@@ -26,7 +28,7 @@ const A_WHILE: Duration = Duration::from_millis(1_500);
 
 fn every<DB: TestDatabase>(db: &TestDb<DB>, version: u64, period: Duration) -> Schedules<DB> {
     let schedules = idle(db, Schedule::every("k", period).unwrap());
-    schedules.version(version).unwrap().look_every(SHORT / 10).unwrap().lease(10 * SHORT).unwrap()
+    schedules.version(version).unwrap().poll_interval(SHORT / 10).unwrap().lease(10 * SHORT).unwrap()
 }
 
 async fn times<DB: TestDatabase>(db: &TestDb<DB>) -> (String, u64) {
@@ -73,6 +75,34 @@ async fn an_old_instance_that_restarts_does_not_stop_the_schedule<DB: TestDataba
 }
 
 /// The row was deleted by an operator, or has the times of an instance that knew no versions.
+/// An instance with other times has read the row. Before it writes its times, another instance runs
+/// the tick that would be their first.
+async fn times_meet_a_run_that_has_just_begun<DB: TestDatabase>(db: TestDb<DB>) {
+    every(&db, 0, LONG).try_tick("k").await.unwrap();
+    let new = Schedule::every("k", LONG / 2).unwrap();
+    // The first tick of the new times.
+    let period = i64::try_from((LONG / 2).as_secs()).unwrap();
+    let slot = (info(&db, "k").await.now.timestamp() / period + 1) * period;
+    let at = |seconds| DateTime::from_timestamp(seconds, 0).unwrap();
+    let other = db.pool_of(1).await;
+    let mut tx = other.begin().await.unwrap();
+    let ran = match db.server.name {
+        "sqlite" => at(slot).timestamp_micros().to_string(),
+        "postgres" => format!("'{}'", at(slot).to_rfc3339()),
+        _ => format!("'{}'", at(slot).naive_utc()),
+    };
+    let run = format!("UPDATE t_resource_schedule SET run_slot = {ran}, token = token + 1");
+    assert_eq!(DB::execute_on(&mut tx, &run).await.unwrap(), 1);
+    let new = idle(&db, new);
+    let (tried, ()) = tokio::join!(new.try_tick("k"), async {
+        sleep(3 * SHORT).await; // it has read the row, and waits for it
+        tx.commit().await.unwrap();
+    });
+    assert!(matches!(tried.unwrap(), TickOutcome::NotDue { .. }));
+    let row = info(&db, "k").await;
+    assert_eq!((row.times.as_str(), row.slot), (text(LONG / 2).as_str(), at(slot + period)), "{row:?}");
+}
+
 async fn times_that_are_gone_are_put_back<DB: TestDatabase>(db: TestDb<DB>) {
     let running = every(&db, 2, LONG).start().await.unwrap();
     for lose in [
@@ -96,7 +126,7 @@ async fn times_that_are_gone_are_put_back<DB: TestDatabase>(db: TestDb<DB>) {
 /// All instances are of one version. An old one registers its times last, and is gone.
 async fn times_without_an_instance_are_replaced<DB: TestDatabase>(db: TestDb<DB>) {
     let (sender, mut ran) = mpsc::unbounded_channel();
-    let new = instance(&db, "new").look_every(SHORT / 10).unwrap().lease(10 * SHORT).unwrap();
+    let new = instance(&db, "new").poll_interval(SHORT / 10).unwrap().lease(10 * SHORT).unwrap();
     let new = new.on(Schedule::every("k", 2 * LONG).unwrap(), move |tick| {
         sender.send(tick).unwrap();
         async { Never::Ok(()) }

@@ -247,7 +247,7 @@ async fn a_column_that_does_not_fit_is_refused<DB: TestDatabase>(db: TestDb<DB>)
         db.execute(&usual.replace(there, instead)).await;
         let before = definitions(&db).await;
         let error = rowlock::migrate(&db.pool).await.unwrap_err();
-        assert!(matches!(error, Error::Unsuitable { .. }), "{instead}: {error:?}");
+        assert!(matches!(error, Error::TableUnfit { .. }), "{instead}: {error:?}");
         assert!(error.to_string().contains(column) && error.to_string().contains("; use "), "{error}");
         assert_eq!(definitions(&db).await, before);
         assert!(matches!(db.lock().try_acquire("k").await, Err(Error::ColumnMissing { .. })), "nothing was added");
@@ -263,7 +263,7 @@ async fn a_session_in_another_time_zone_is_refused<DB: TestDatabase>(db: TestDb<
     acquired(LeaseLock::new(abroad.clone()).try_acquire("k").await);
     put(&db, Table::Articles).await;
     let error = LeaseLock::new(abroad).try_acquire("k").await.unwrap_err();
-    assert!(matches!(error, Error::Unsuitable { .. }) && error.to_string().contains("Asia/Shanghai"), "{error:?}");
+    assert!(matches!(error, Error::TableUnfit { .. }) && error.to_string().contains("Asia/Shanghai"), "{error:?}");
     acquired(db.lock().try_acquire("k").await);
 }
 

@@ -42,10 +42,10 @@ macro_rules! constants {
 
 constants! {
     /// The most connections of an instance for requests.
-    requests: number = "store/pools.rs", "const MOST: u32 = ";
-    renewals: number = "store/pools.rs", "const MOST_RENEWALS: u32 = ";
+    requests: number = "store/pools.rs", "const MAX_REQUESTS: u32 = ";
+    renewals: number = "store/pools.rs", "const MAX_RENEWALS: u32 = ";
     /// The most claims in one statement.
-    batch: number = "batch/state.rs", "const MOST: usize = ";
+    batch: number = "batch/state.rs", "const MAX_REQUESTS: usize = ";
     /// The most renewals in one statement.
     renewed: number = "store/mod.rs", "const BATCH: usize = ";
     /// After how long a request that waits behind a statement opens another worker.
@@ -60,9 +60,9 @@ constants! {
     alive: number = "store/queue.rs", "pub const ALIVE_SECONDS: u64 = ";
     /// How many tickets of a queue are read.
     front: number = "store/queue.rs", "pub const FRONT: u64 = ";
-    look_every: duration = "schedule/schedules.rs", "time_limit: TIME_LIMIT,\n            look_every: ";
+    poll_interval: duration = "schedule/schedules.rs", "time_limit: TIME_LIMIT,\n            poll_interval: ";
     /// The most runs of an instance at a time.
-    at_once: number = "schedule/schedules.rs", "            at_once: ";
+    max_concurrent_runs: number = "schedule/schedules.rs", "            max_concurrent_runs: ";
     /// The most schedules of one instance.
-    known: number = "schedule/schedules.rs", "const MOST: usize = ";
+    known: number = "schedule/schedules.rs", "const MAX_SCHEDULES: usize = ";
 }

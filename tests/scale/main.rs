@@ -56,7 +56,7 @@ struct Options {
     pool: usize,
     /// The longest pause between two looks, in seconds; that of the code by default.
     #[arg(long)]
-    look_every: Option<f64>,
+    poll_interval: Option<f64>,
     /// Waiters are served in the order of their tickets.
     #[arg(long)]
     fair: bool,
@@ -110,7 +110,7 @@ fn main() {
     let mut setup = Setup::new(scenario, options.instances, options.keys, conditions);
     (setup.known, setup.pool, setup.pattern) = (options.known, options.pool, options.pattern);
     setup.lease = Duration::from_secs_f64(options.lease);
-    setup.look_every = options.look_every.map(Duration::from_secs_f64);
+    setup.poll_interval = options.poll_interval.map(Duration::from_secs_f64);
     setup.death = matches!(options.trouble, Trouble::Death).then_some(begin);
     setup.fair = options.fair;
     (setup.end, setup.seed) = (options.seconds * 1_000_000, options.seed);

@@ -53,7 +53,7 @@ pub struct Setup {
     pub pool: usize,
     pub lease: Duration,
     /// The longest pause between two looks; that of the code by default.
-    pub look_every: Option<Duration>,
+    pub poll_interval: Option<Duration>,
     pub conditions: Conditions,
     /// When an instance dies: the holder of the first key, or the one with the most runs.
     pub death: Option<Time>,
@@ -101,8 +101,13 @@ fn run_locks(setup: &Setup) -> Figures {
 fn run_ticks(setup: &Setup) -> Figures {
     let constants = Constants::read();
     let groups = setup.keys.div_ceil(setup.known.min(constants.known));
-    let look_every = setup.look_every.unwrap_or(Duration::from_micros(constants.look_every));
-    let work = ticks::Work { lease: setup.lease, look_every, at_once: constants.at_once, runs: RUN };
+    let poll_interval = setup.poll_interval.unwrap_or(Duration::from_micros(constants.poll_interval));
+    let work = ticks::Work {
+        lease: setup.lease,
+        poll_interval,
+        max_concurrent_runs: constants.max_concurrent_runs,
+        runs: RUN,
+    };
     let slots = match &setup.pattern {
         Some(pattern) => Slots::new(groups, std::slice::from_ref(pattern), std::iter::repeat_n(0, setup.keys)),
         None => Slots::new(groups, &patterns(), (0..setup.keys).map(|_| pattern())),
@@ -110,7 +115,7 @@ fn run_ticks(setup: &Setup) -> Figures {
     let mut ticks = Ticks::new(work, slots, setup.instances, groups);
     let mut net = Net::new(setup.instances, setup.pool, setup.conditions.clone());
     for instance in 0..setup.instances {
-        ticks.look_at(&mut net, instance, fastrand::u64(0..DEPLOY));
+        ticks.poll_at(&mut net, instance, fastrand::u64(0..DEPLOY));
     }
     setup.death.into_iter().for_each(|death| net.timer(death, ticks::Timer::Death));
     net.run(&mut ticks, setup.end);
@@ -145,7 +150,7 @@ impl Setup {
             fair: false,
             pool: 10,
             lease: Duration::from_secs(30),
-            look_every: None,
+            poll_interval: None,
             conditions,
             death: None,
             end: 300 * SECOND,

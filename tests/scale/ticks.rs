@@ -8,7 +8,7 @@ use crate::{
     net::{App, Failure, Instance, Net, Outcome, Purpose, Sent},
     pacing::{self, Backoff},
     schedule::{
-        pacing::{MOST, look_backoff, look_pause},
+        pacing::{MAX_CLAIMS, poll_backoff, poll_pause},
         plan::Start,
     },
     slots::{Slots, Tick},
@@ -17,9 +17,9 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
     pub lease: Duration,
-    pub look_every: Duration,
+    pub poll_interval: Duration,
     /// The most runs of an instance at a time.
-    pub at_once: usize,
+    pub max_concurrent_runs: usize,
     /// The median of how long a run takes.
     pub runs: Time,
 }
@@ -73,7 +73,7 @@ struct Run {
 struct Process {
     group: usize,
     runs: Vec<Run>,
-    look_at: Time,
+    poll_at: Time,
     /// Grows when the timer of the look is set anew.
     look: u32,
     looking: bool,
@@ -93,26 +93,26 @@ impl Ticks {
         let process = |instance| Process {
             group: instance % groups,
             runs: Vec::new(),
-            look_at: 0,
+            poll_at: 0,
             look: 0,
             looking: false,
-            pauses: look_backoff(work.look_every),
+            pauses: poll_backoff(work.poll_interval),
         };
         Self { work, slots, processes: (0..instances).map(process).collect(), died: None }
     }
 
     fn free(&self, instance: Instance) -> usize {
-        self.work.at_once - self.processes[instance].runs.len()
+        self.work.max_concurrent_runs - self.processes[instance].runs.len()
     }
 
-    pub fn look_at(&mut self, net: &mut Net<Self>, instance: Instance, at: Time) {
+    pub fn poll_at(&mut self, net: &mut Net<Self>, instance: Instance, at: Time) {
         let process = &mut self.processes[instance];
-        (process.look_at, process.look) = (at, process.look + 1);
+        (process.poll_at, process.look) = (at, process.look + 1);
         net.timer(at, Timer::Look(instance, process.look));
     }
 
-    fn look(&mut self, net: &mut Net<Self>, instance: Instance) {
-        let free = self.free(instance).min(MOST as usize);
+    fn poll(&mut self, net: &mut Net<Self>, instance: Instance) {
+        let free = self.free(instance).min(MAX_CLAIMS as usize);
         let process = &mut self.processes[instance];
         if free == 0 || process.looking {
             return;
@@ -139,21 +139,21 @@ impl Ticks {
         claimed: Vec<Tick>,
         next: Option<Time>,
     ) {
-        let (now, look_every) = (net.now(), self.work.look_every);
+        let (now, poll_interval) = (net.now(), self.work.poll_interval);
         let count = claimed.len();
         for tick in claimed {
             self.begin(net, instance, sent, tick);
         }
         let process = &mut self.processes[instance];
         process.looking = false;
-        let next_in = next.map_or(look_every, |next| duration(next.saturating_sub(now)));
+        let next_in = next.map_or(poll_interval, |next| duration(next.saturating_sub(now)));
         let pause = if next_in.is_zero() && count == 0 {
             process.pauses.next()
         } else {
-            process.pauses = look_backoff(look_every);
-            if next_in.is_zero() { Duration::ZERO } else { look_pause(next_in, look_every) }
+            process.pauses = poll_backoff(poll_interval);
+            if next_in.is_zero() { Duration::ZERO } else { poll_pause(next_in, poll_interval) }
         };
-        self.look_at(net, instance, now + micros(pause));
+        self.poll_at(net, instance, now + micros(pause));
     }
 
     fn begin(&mut self, net: &mut Net<Self>, instance: Instance, sent: Time, tick: Tick) {
@@ -203,10 +203,10 @@ impl Ticks {
         let was_full = self.free(instance) == 0;
         self.processes[instance].runs.retain(|run| run.tick.claim != claim);
         let (now, process) = (net.now(), &self.processes[instance]);
-        let at = if was_full { now } else { due_at.unwrap_or(process.look_at).max(now) };
-        if !process.looking && (was_full || at < process.look_at) {
-            let at = at.min(process.look_at.max(now));
-            self.look_at(net, instance, at);
+        let at = if was_full { now } else { due_at.unwrap_or(process.poll_at).max(now) };
+        if !process.looking && (was_full || at < process.poll_at) {
+            let at = at.min(process.poll_at.max(now));
+            self.poll_at(net, instance, at);
         }
     }
 
@@ -296,7 +296,7 @@ impl App for Ticks {
                 let process = &mut self.processes[instance];
                 process.looking = false;
                 let pause = micros(process.pauses.next());
-                self.look_at(net, instance, net.now() + pause);
+                self.poll_at(net, instance, net.now() + pause);
             }
             (Statement::End(tick), Ok(Reply::Ended(due_at))) => self.over(net, instance, tick.claim, due_at),
             (Statement::End(tick), _) => {
@@ -325,7 +325,7 @@ impl App for Ticks {
         match timer {
             Timer::Death => self.death(net),
             Timer::Look(instance, look) if !net.is_dead(instance) && self.processes[instance].look == look => {
-                self.look(net, instance);
+                self.poll(net, instance);
             }
             Timer::Done(instance, claim) | Timer::End(instance, claim) if !net.is_dead(instance) => {
                 self.end(net, instance, claim);

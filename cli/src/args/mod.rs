@@ -139,7 +139,7 @@ pub enum Action {
     /// Examine the database: the connection, tables, rights, clock, pooler and notifications
     #[command(after_help = "Example: rowlock doctor --json")]
     Doctor(Doctor),
-    /// Show locks, jobs and runs as a web page, and numbers for Prometheus at /metrics
+    /// Show locks, jobs and runs as a web page, and metrics for Prometheus at /metrics
     #[cfg(feature = "ui")]
     #[command(after_help = "Example: rowlock ui --listen 127.0.0.1:8080 --allow-changes")]
     Ui(ui::Ui),

@@ -42,7 +42,7 @@ impl TickOf {
             Some(zone) => schedule.zone(zone)?,
             None => schedule,
         };
-        schedule.catch_up(self.catch_up.map(|with| with.at_most(MOST)).unwrap_or_default())
+        schedule.catch_up(self.catch_up.map(|with| with.at_most(DEFAULT_MAX)).unwrap_or_default())
     }
 
     pub fn catches_up_on_all(&self) -> bool {
@@ -51,7 +51,7 @@ impl TickOf {
 }
 
 /// How many ticks are caught up on, unless a file says so.
-pub const MOST: u32 = 100;
+pub const DEFAULT_MAX: u32 = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CatchUpWith {

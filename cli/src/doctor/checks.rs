@@ -149,7 +149,7 @@ async fn locks<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
         Err(error @ (Error::TableMissing | Error::ColumnMissing { .. })) => {
             (Finding::problem(CHECK, first_part(error), MIGRATE), false)
         }
-        Err(error @ Error::Unsuitable { .. }) => {
+        Err(error @ Error::TableUnfit { .. }) => {
             let advice = "change the table as said, or let rowlock use a database or schema of its own";
             (Finding::problem(CHECK, Failure::from(error).to_string(), advice), false)
         }

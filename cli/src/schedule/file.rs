@@ -7,7 +7,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::{
     args::{
-        schedules::{CatchUpWith, MOST},
+        schedules::{CatchUpWith, DEFAULT_MAX},
         values::{self, duration, within},
     },
     exit::{Failure, USAGE},
@@ -160,7 +160,7 @@ impl<'a> Section<'a> {
                 At { at: max.at, value: CatchUp::All(max.value) }
             }
             (_, Some(max)) => return Err(self.wrong(max.at, "max goes with catch_up = \"all\" alone")),
-            (Some(with), None) => At { at: with.at, value: with.value.at_most(MOST) },
+            (Some(with), None) => At { at: with.at, value: with.value.at_most(DEFAULT_MAX) },
             (None, None) => At { at: self.name.at, value: CatchUp::default() },
         };
         let schedule = with.then(|with| schedule.catch_up(with))?;

@@ -130,7 +130,7 @@ pub async fn trigger<DB: Database>(schedules: &Schedules<DB>, named: &schedules:
 fn triggered(paused: bool) -> &'static str {
     match paused {
         true => "is triggered, but paused: it runs once it is resumed",
-        false => "is triggered: the next instance that looks runs it",
+        false => "is triggered: the next instance that polls runs it",
     }
 }
 

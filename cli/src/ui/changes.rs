@@ -42,7 +42,7 @@ impl Verb {
             }
             Self::Trigger => (
                 "Run now",
-                "The next instance that looks runs the job, beside its ticks. A paused job runs once it is resumed.",
+                "The next instance that polls runs the job, beside its ticks. A paused job runs once it is resumed.",
             ),
         }
     }

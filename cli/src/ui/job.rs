@@ -40,7 +40,7 @@ impl Page for OneJob {
         let done = match self.done.as_str() {
             "pause" => Some("The job is paused. A run that is under way goes on."),
             "resume" => Some("The job is resumed."),
-            "trigger" => Some("A run was asked for. The next instance that looks runs it."),
+            "trigger" => Some("A run was asked for. The next instance that polls runs it."),
             _ => None,
         };
         html! {

@@ -17,7 +17,7 @@ use crate::{
     exit::Failure,
     ui::{
         Lock,
-        snapshot::{EACH, MOST_RUNS, Part, Runs, Snapshot, Unread, WEEK},
+        snapshot::{EACH, MAX_RUNS, Part, Runs, Snapshot, Unread, WEEK},
     },
 };
 
@@ -212,7 +212,7 @@ impl<DB: Database> Reader<DB> {
     /// took beside the one that every look needs.
     async fn read_runs(&mut self, now: DateTime<Utc>) -> Result<u32, Error> {
         let since = if self.is_complete { self.runs.newest().map(|end| end - LATE) } else { None };
-        let mut found = self.schedules.runs_since(since.unwrap_or(now - WEEK), MOST_RUNS).await?;
+        let mut found = self.schedules.runs_since(since.unwrap_or(now - WEEK), MAX_RUNS).await?;
         let more = !self.is_complete;
         if more {
             found.extend(self.schedules.latest_runs(EACH).await?);

@@ -1,8 +1,8 @@
-//! `rowlock ui`: a web page of locks, jobs and runs, and numbers for Prometheus.
+//! `rowlock ui`: a web page of locks, jobs and runs, and metrics for Prometheus.
 //!
 //! `looks.rs` reads the database, as often for one open page as for a hundred. A look is a
 //! `Snapshot`, and each page is a pure function of it: `locks.rs`, `jobs.rs`, `runs.rs`, `key.rs`,
-//! `job.rs`, and `numbers.rs` for `/metrics`. `live.rs` sends a page's changes. `guard.rs` decides
+//! `job.rs`, and `metrics.rs` for `/metrics`. `live.rs` sends a page's changes. `guard.rs` decides
 //! which requests are answered. `change.rs` makes the changes that an operator asks for, and
 //! `changes.rs` asks once more before.
 
@@ -17,7 +17,7 @@ mod layout;
 mod live;
 mod locks;
 mod looks;
-mod numbers;
+mod metrics;
 mod plot;
 mod runs;
 mod sessions;
@@ -80,7 +80,7 @@ fn router(app: Arc<App>, guard: Arc<Guard>) -> Router {
         .merge(live::routes::<key::OneKey>())
         .merge(live::routes::<job::OneJob>())
         .merge(changes::routes())
-        .route("/metrics", get(numbers::metrics))
+        .route("/metrics", get(metrics::metrics))
         .merge(layout::files())
         .fallback(layout::not_found)
         .with_state(app)

@@ -13,7 +13,7 @@ use crate::ui::guard::is_same;
 
 const COOKIE: &str = "rowlock_ui";
 /// The oldest session ends when there are more.
-const MOST: usize = 1_000;
+const MAX_SESSIONS: usize = 1_000;
 
 #[derive(Debug, Default)]
 pub struct Sessions(Mutex<VecDeque<Session>>);
@@ -40,7 +40,7 @@ impl Sessions {
         let cookie = format!("{COOKIE}={}; Path=/; HttpOnly; SameSite=Strict", session.id);
         let given = Given { token: session.token.clone(), cookie: Some(cookie) };
         let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if sessions.len() >= MOST {
+        if sessions.len() >= MAX_SESSIONS {
             sessions.pop_front();
         }
         sessions.push_back(session);

@@ -17,7 +17,7 @@ use crate::keys::{
 /// How long runs are kept, so that a page can show a week of them.
 pub const WEEK: TimeDelta = TimeDelta::days(7);
 /// How many runs are kept, beside those of [`EACH`].
-pub const MOST_RUNS: u32 = 20_000;
+pub const MAX_RUNS: u32 = 20_000;
 /// How many runs of each schedule are kept, however old they are.
 pub const EACH: u32 = 30;
 
@@ -144,13 +144,13 @@ impl Runs {
         is_new
     }
 
-    /// Drops what is older than a week or beyond [`MOST_RUNS`], but for the last [`EACH`] of each
+    /// Drops what is older than a week or beyond [`MAX_RUNS`], but for the last [`EACH`] of each
     /// schedule and its last success.
     pub fn prune(&mut self, now: DateTime<Utc>) {
         let mut ends: Vec<_> =
             self.by_job.values().flat_map(|runs| runs.values().map(|run| Reverse(run.ended))).collect();
         ends.sort_unstable();
-        let beyond = ends.get(MOST_RUNS as usize).map_or(DateTime::UNIX_EPOCH, |end| end.0);
+        let beyond = ends.get(MAX_RUNS as usize).map_or(DateTime::UNIX_EPOCH, |end| end.0);
         let oldest = beyond.max(now - WEEK);
         for runs in self.by_job.values_mut() {
             let success = runs.values().rev().find(|run| run.status == RunStatus::Succeeded).map(|run| run.slot);

@@ -52,7 +52,7 @@ impl ScheduleStore for MySql {
     }
 
     async fn register(conn: &mut MySqlConnection, times: &Times, registration: &Registration) -> Reply<()> {
-        let Registration { version, slot, overdue } = *registration;
+        let Registration { version, slot, overdue, run_slot } = *registration;
         let (name, spec, zone, slot) = (times.name.as_str(), &times.spec, &times.zone, slot.naive_utc());
         let query = sqlx::query(
             "INSERT INTO t_resource_schedule (name, spec, zone, version, slot, due_at) VALUES (?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE name = name",
@@ -60,7 +60,8 @@ impl ScheduleStore for MySql {
         query.bind(name).bind(spec).bind(zone).bind(version).bind(slot).bind(slot).execute(&mut *conn).await?;
         let query = sqlx::query(REGISTER).bind(spec).bind(zone).bind(slot).bind(spec).bind(zone).bind(spec).bind(zone);
         let query = query.bind(spec).bind(zone).bind(slot).bind(spec).bind(zone).bind(version);
-        let query = query.bind(name).bind(version).bind(version).bind(spec).bind(zone);
+        let query = query.bind(name).bind(run_slot.map(|slot| slot.naive_utc()));
+        let query = query.bind(version).bind(version).bind(spec).bind(zone);
         let overdue = overdue.map(micros);
         query.bind(overdue).bind(overdue).execute(conn).await.map(drop)
     }
@@ -335,9 +336,7 @@ async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -
 
 async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
     let (spec, zone, slot) = (&end.times.spec, &end.times.zone, end.slot.naive_utc());
-    let Some((label, begin_time)) = begun(conn, claim).await? else {
-        return MySql::has_ended(conn, claim, end).await;
-    };
+    let Some((label, begin_time)) = begun(conn, claim).await? else { return Ok(false) };
     let next = end.next.map(|next| next.naive_utc());
     let query = sqlx::query(END.as_str()).bind(next).bind(spec).bind(zone).bind(micros(end.pause));
     let query = query.bind(next).bind(spec).bind(zone).bind(next);

@@ -31,7 +31,7 @@ SET due_at = CASE WHEN holder IS NOT NULL OR (spec = ? AND zone = ?) THEN due_at
     attempt = IF(holder IS NOT NULL OR triggered_at = run_slot OR (spec = ? AND zone = ?), attempt, 0),
     missed = IF(holder IS NOT NULL OR (spec = ? AND zone = ?), missed, 0),
     slot = IF(spec = ? AND zone = ?, slot, ?), spec = ?, zone = ?, version = ?
-WHERE name = ? AND (version < ? OR (
+WHERE name = ? AND run_slot <=> ? AND (version < ? OR (
     version = ? AND NOT (spec = ? AND zone = ?)
     AND (? IS NULL OR (paused = 0 AND due_at + INTERVAL ? MICROSECOND < UTC_TIMESTAMP(6)))))";
 

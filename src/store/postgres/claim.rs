@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
 use chrono::DateTime;
-use sqlx::{Connection as _, PgConnection, Row as _, postgres::PgRow};
+use sqlx::{PgConnection, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
 use crate::{
@@ -11,7 +11,10 @@ use crate::{
     rules::{Rules, Terms},
     store::{
         ClaimReply, ClaimRequest, Reply, is_apart,
-        postgres::row::{FEW, Query, ROW, read},
+        postgres::{
+            ended,
+            row::{FEW, Query, ROW, read},
+        },
     },
 };
 
@@ -158,15 +161,8 @@ pub(super) async fn claim(conn: &mut PgConnection, requests: &[ClaimRequest], te
             bind_requests(sql, requests, terms)
         }
     };
-    let rows = match query.fetch_all(&mut *conn).await {
-        // The server reports an error before it ends the transaction. Until then the next request
-        // would skip the rows that it locked, and report them as busy.
-        Err(error @ sqlx::Error::Database(_)) => {
-            drop(conn.ping().await);
-            return Err(error);
-        }
-        rows => rows?,
-    };
+    let rows = query.fetch_all(&mut *conn).await;
+    let rows = ended(conn, rows).await?;
     rows.iter().map(|row| answer(row, terms)).collect()
 }
 

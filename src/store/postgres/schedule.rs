@@ -8,6 +8,7 @@ use crate::{
     key::{Claim, Holder, Key, Token},
     store::{
         Outcome, Reply,
+        postgres::ended,
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
             Registered, Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
@@ -49,9 +50,9 @@ SET spec = excluded.spec, zone = excluded.zone, version = excluded.version,
     attempt = CASE WHEN t.holder IS NOT NULL OR t.triggered_at = t.run_slot OR (t.spec = excluded.spec AND t.zone = excluded.zone)
                    THEN t.attempt ELSE 0 END,
     missed = CASE WHEN t.holder IS NOT NULL OR (t.spec = excluded.spec AND t.zone = excluded.zone) THEN t.missed ELSE 0 END
-WHERE t.version < excluded.version OR (
+WHERE t.run_slot IS NOT DISTINCT FROM $7 AND (t.version < excluded.version OR (
     t.version = excluded.version AND NOT (t.spec = excluded.spec AND t.zone = excluded.zone)
-    AND ($6::interval IS NULL OR (NOT t.paused AND t.due_at + $6::interval < clock_timestamp())))";
+    AND ($6::interval IS NULL OR (NOT t.paused AND t.due_at + $6::interval < clock_timestamp()))))";
 
 /// $1 to $3 the known schedules, $4 holder, $5 label, $6 lease, $7 the most rows, $8 the error of a
 /// lost run.
@@ -166,9 +167,9 @@ const PAUSE: &str = "
 UPDATE t_resource_schedule SET paused = $2, due_at = CASE WHEN paused AND NOT $2 THEN greatest(due_at, clock_timestamp()) ELSE due_at END
 WHERE name = $1";
 
-/// A trigger has a time of its own: later than the last run, and never that of a slot, which has
-/// whole milliseconds.
-/// One that waits stays, and one whose run is under way is followed by another.
+/// A trigger has a time of its own. It is later than the last run, and never that of a slot, because
+/// slots have whole milliseconds. A trigger that waits keeps its time. A trigger during a triggered
+/// run is followed by another run.
 const TRIGGER: &str = "
 UPDATE t_resource_schedule
 SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot)
@@ -252,16 +253,17 @@ impl ScheduleStore for Postgres {
     }
 
     async fn register(conn: &mut PgConnection, times: &Times, registration: &Registration) -> Reply<()> {
-        let Registration { version, slot, overdue } = *registration;
+        let Registration { version, slot, overdue, run_slot } = *registration;
         let query = sqlx::query(REGISTER).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
-        query.bind(version).bind(slot).bind(overdue).execute(conn).await.map(drop)
+        query.bind(version).bind(slot).bind(overdue).bind(run_slot).execute(conn).await.map(drop)
     }
 
     async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
         let part = |part: fn(&Times) -> &str| ask.known.iter().map(part).collect::<Vec<_>>();
         let query = sqlx::query(CLAIM).bind(part(|times| times.name.as_str())).bind(part(|times| &times.spec));
         let query = query.bind(part(|times| &times.zone)).bind(ask.holder.as_uuid()).bind(ask.label).bind(ask.lease);
-        let rows = query.bind(i64::from(ask.most)).bind(LOST).fetch_all(conn).await?;
+        let rows = query.bind(i64::from(ask.most)).bind(LOST).fetch_all(&mut *conn).await;
+        let rows = ended(conn, rows).await?;
         let mut reply = DueReply { claimed: Vec::with_capacity(rows.len()), next_in: None };
         for row in rows {
             reply.next_in = interval(&row, "next_in")?;
@@ -302,10 +304,7 @@ impl ScheduleStore for Postgres {
     async fn end_run(conn: &mut PgConnection, claim: &Claim, end: &End<'_>, _: bool) -> Reply<bool> {
         let query = bind_claim(END, claim).bind(&end.times.spec).bind(&end.times.zone).bind(end.next).bind(end.pause);
         let query = query.bind(end.slot).bind(counted(end.attempt)).bind(end.status).bind(counted(end.missed));
-        if query.bind(end.error).fetch_one(&mut *conn).await?.try_get(0)? {
-            return Ok(true);
-        }
-        Self::has_ended(conn, claim, end).await
+        query.bind(end.error).fetch_one(conn).await?.try_get(0)
     }
 
     async fn has_ended(conn: &mut PgConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {

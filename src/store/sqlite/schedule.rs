@@ -47,9 +47,10 @@ impl ScheduleStore for Sqlite {
     }
 
     async fn register(conn: &mut SqliteConnection, times: &Times, registration: &Registration) -> Reply<()> {
-        let Registration { version, slot, overdue } = *registration;
+        let Registration { version, slot, overdue, run_slot } = *registration;
         let query = sqlx::query(REGISTER).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
-        query.bind(version).bind(slot.timestamp_micros()).bind(overdue.map(micros)).execute(conn).await.map(drop)
+        let query = query.bind(version).bind(slot.timestamp_micros()).bind(overdue.map(micros));
+        query.bind(run_slot.map(|slot| slot.timestamp_micros())).execute(conn).await.map(drop)
     }
 
     async fn claim_due(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
@@ -98,8 +99,7 @@ impl ScheduleStore for Sqlite {
         let query = query.bind(end.next.map(|next| next.timestamp_micros())).bind(&end.times.spec);
         let query = query.bind(&end.times.zone).bind(micros(end.pause)).bind(end.slot.timestamp_micros());
         let query = query.bind(counted(end.attempt)).bind(end.status).bind(counted(end.missed)).bind(end.error);
-        let is_ended = if within { written(query, conn).await?.is_some() } else { transaction(query, conn).await? };
-        if is_ended { Ok(true) } else { Self::has_ended(conn, claim, end).await }
+        if within { Ok(written(query, conn).await?.is_some()) } else { transaction(query, conn).await }
     }
 
     async fn has_ended(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {

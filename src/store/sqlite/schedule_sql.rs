@@ -47,11 +47,11 @@ SET spec = excluded.spec, zone = excluded.zone, version = excluded.version,
     attempt = CASE WHEN holder IS NOT NULL OR triggered_at = run_slot OR (spec = excluded.spec AND zone = excluded.zone)
                    THEN attempt ELSE 0 END,
     missed = CASE WHEN holder IS NOT NULL OR (spec = excluded.spec AND zone = excluded.zone) THEN missed ELSE 0 END
-WHERE version < excluded.version OR (
+WHERE run_slot IS ?7 AND (version < excluded.version OR (
     version = excluded.version AND NOT (spec = excluded.spec AND zone = excluded.zone)
     AND (?6 IS NULL OR (NOT paused AND due_at + ?6 < ",
     now!(),
-    ")))"
+    "))))"
 );
 
 /// Adds the runs of `$rows`, a condition on schedules, to the history. `$values` are the slot, the

@@ -28,7 +28,7 @@ async fn claim_due(conn: &mut SqliteConnection, holder: Holder) -> Reply<DueRepl
 async fn claimed() -> (SqliteConnection, Claim) {
     let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
     Sqlite::install_schedules(&mut conn).await.unwrap();
-    let registration = Registration { version: 1, slot: SLOT, overdue: None };
+    let registration = Registration { version: 1, slot: SLOT, overdue: None, run_slot: None };
     Sqlite::register(&mut conn, &times(), &registration).await.unwrap();
     let holder = Holder::new(Uuid::new_v4());
     let row = claim_due(&mut conn, holder).await.unwrap().claimed.remove(0);

@@ -1,7 +1,7 @@
 //! `/metrics`: what the database says, in the text format of Prometheus.
 //!
-//! The numbers are those of the last look, so each scrape makes its own registry: what is gone from
-//! the database is gone from the numbers.
+//! The metrics are those of the last look, so each scrape makes its own registry: what is gone from
+//! the database is gone from the metrics.
 
 use std::sync::{
     Arc,
@@ -28,7 +28,7 @@ use crate::ui::{
 
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// The most names of semaphores that have a number of their own.
-const MOST_NAMES: usize = 200;
+const MAX_NAMES: usize = 200;
 
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     match text(&app.looks.fresh().await) {
@@ -55,7 +55,7 @@ struct OfJob {
     job: String,
 }
 
-/// Returns all numbers. While the database does not answer, there is one: `rowlock_up`. The numbers
+/// Returns all metrics. While the database does not answer, there is one: `rowlock_up`. The metrics
 /// of a table that could not be read are left out.
 fn text(view: &View) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("rowlock");
@@ -98,7 +98,7 @@ fn of_locks(registry: &mut Registry, snapshot: &Snapshot) {
 
     let (permits, readers) = (Family::<OfName, Number>::default(), Number::default());
     let in_use = snapshot.in_use();
-    for (name, used) in in_use.iter().filter(|(_, used)| used.permits > 0).take(MOST_NAMES) {
+    for (name, used) in in_use.iter().filter(|(_, used)| used.permits > 0).take(MAX_NAMES) {
         permits.get_or_create(&OfName { name: (*name).to_owned() }).set(number(used.permits));
     }
     readers.set(number(in_use.values().map(|used| used.readers).sum::<usize>()));
