@@ -1,8 +1,9 @@
 //! When a key may be claimed: the rules table as a pure function.
 //!
 //! The functions here are the reference. The claim statements of PostgreSQL, MySQL and MariaDB
-//! repeat the granting half, so that a grant costs one round trip. A claim that they do not grant is
-//! explained here, from the row that they read. A test runs every cell of the table on every server.
+//! repeat the granting half, so that a grant costs one round trip. A claim that they do not grant
+//! is explained here, from the row that they read. A test runs every cell of the table on every
+//! server.
 
 use chrono::{DateTime, TimeDelta, Utc};
 

@@ -25,9 +25,9 @@ const MAX_PERMITS: u32 = 100;
 /// [`confirm`](ResourceLock::confirm). [`LeaseLock::list`] shows each permit with its holder. The
 /// token is that of the permit: a resource that is guarded by tokens is guarded for each permit.
 ///
-/// The number of permits may differ between instances, as it does while a change is deployed. Claims
-/// on permits above an instance's own number end with their holders, and are not taken anew by that
-/// instance.
+/// The number of permits may differ between instances, as it does while a change is deployed.
+/// Claims on permits above an instance's own number end with their holders, and are not taken anew
+/// by that instance.
 ///
 /// As a [`ResourceLock`], it grants a permit of the key that is passed, which is usually its
 /// [`name`](Self::name). Another key is another semaphore with as many permits.

@@ -1,5 +1,5 @@
-//! Acquire and release of a semaphore's permits, beside plain claims on as many keys, and by readers,
-//! beside plain claims on one key.
+//! Acquire and release of a semaphore's permits, beside plain claims on as many keys, and by
+//! readers, beside plain claims on one key.
 
 use clap::Args;
 

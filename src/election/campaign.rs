@@ -26,7 +26,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 ///
 /// The leader is the holder of the key of that name, and its term is the fencing token. A leader
 /// that crashes is replaced when its lease ends, one that resigns at once. Set a
-/// [`lock_delay`](LeaseLock::lock_delay) if the work of a leader needs a moment to stop after a loss.
+/// [`lock_delay`](LeaseLock::lock_delay) if the work of a leader needs a moment to stop after a
+/// loss.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -113,8 +114,8 @@ impl<DB: Database> Election<DB> {
                 }
                 // Refused for longer than a wait can last.
                 Ok(Attempt::Refused(_)) => {}
-                // An instance whose first requests find a read-only database may have been given the
-                // wrong one.
+                // An instance whose first requests find a read-only database may have been given
+                // the wrong one.
                 Err(error @ (Error::ReadOnly { .. } | Error::RowNotVisible { .. })) if since.elapsed() > PAUSES.1 => {
                     tracing::warn!(name = %self.name, %error, "no leader can be elected; trying again");
                 }
@@ -128,8 +129,8 @@ impl<DB: Database> Election<DB> {
     /// is lost, the work is dropped at its next await, and the campaign begins again. Returns the
     /// result of the work that still led when it returned.
     ///
-    /// The work may run several times. It is run again if it returns because the leadership is lost,
-    /// which [`Leadership::cancellation_token`] tells it and the tasks that it spawns.
+    /// The work may run several times. It is run again if it returns because the leadership is
+    /// lost, which [`Leadership::cancellation_token`] tells it and the tasks that it spawns.
     ///
     /// # Errors
     /// As [`campaign`](Self::campaign).

@@ -85,8 +85,8 @@ impl<DB: Database> Leadership<DB> {
     /// leader. `work` is the handle of the work, such as a `JoinHandle`. The lease is renewed until
     /// then, so that no other instance leads while this one still works.
     ///
-    /// Returns the result of the work, and whether the key was freed. If it was not, the next leader
-    /// waits until the lease ends.
+    /// Returns the result of the work, and whether the key was freed. If it was not, the next
+    /// leader waits until the lease ends.
     ///
     /// # Cancel safety
     /// If the future is dropped, the leadership is dropped. A detached task, whose `JoinHandle` was

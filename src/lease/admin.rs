@@ -161,8 +161,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// `None` if the key has no row.
     ///
     /// The previous holder detects the loss at its next renewal or release and cannot restore the
-    /// claim. Its work may continue until then. No [`lock_delay`](Self::lock_delay) is kept: the key
-    /// is free at once, so see first that the work of the holder has stopped.
+    /// claim. Its work may continue until then. No [`lock_delay`](Self::lock_delay) is kept: the
+    /// key is free at once, so see first that the work of the holder has stopped.
     ///
     /// # Errors
     /// [`Error::TimedOut`] if other transactions had the row locked until the time limit;
@@ -236,8 +236,8 @@ impl<DB: Database> LeaseLock<DB> {
         })
     }
 
-    /// Releases a key by force, if its row is as expected. Returns the new token, or `None` if it was
-    /// not released.
+    /// Releases a key by force, if its row is as expected. Returns the new token, or `None` if it
+    /// was not released.
     async fn force(&self, key: &Key, status: Status, expected: Option<&Seen>) -> Result<Option<Token>, Error> {
         let limit = self.checked_deadline().await?;
         let busy = || Error::TimedOut {

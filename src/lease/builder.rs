@@ -158,10 +158,10 @@ impl<DB: Database> LeaseLockBuilder<DB> {
     /// share them, and each runtime opens them when they are needed. Nothing that the application
     /// does to its connections affects them.
     ///
-    /// On a shared pool each connection that is borrowed takes one more round trip, which rolls back
-    /// or detects a transaction that was left open there. Session settings (`SET search_path`) apply to the
-    /// lock, and a lease is lost if the pool is exhausted for longer than the lease. SQLite always
-    /// shares the application's pool.
+    /// On a shared pool each connection that is borrowed takes one more round trip, which rolls
+    /// back or detects a transaction that was left open there. Session settings (`SET search_path`)
+    /// apply to the lock, and a lease is lost if the pool is exhausted for longer than the lease.
+    /// SQLite always shares the application's pool.
     pub fn share_pool(mut self) -> Self {
         self.share_pool = true;
         self

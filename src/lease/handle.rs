@@ -271,8 +271,8 @@ impl<DB: Database> LeaseHandle<DB> {
         drop(self.begin_abandoning());
     }
 
-    /// Begins to abandon the claims of stopped work, for which no lock-delay is kept. Returns `None`
-    /// if another handle holds them.
+    /// Begins to abandon the claims of stopped work, for which no lock-delay is kept. Returns
+    /// `None` if another handle holds them.
     fn begin_abandoning(&mut self) -> Option<oneshot::Receiver<EndOutcome>> {
         let last = self.held.drop_handle();
         self.state = if last { HandleState::Ended } else { HandleState::Closed };

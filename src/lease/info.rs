@@ -11,8 +11,8 @@ use crate::{
     },
 };
 
-/// Selects the rows that [`LeaseLock::list`](crate::LeaseLock::list) returns: all rows, a hundred per
-/// page, by default.
+/// Selects the rows that [`LeaseLock::list`](crate::LeaseLock::list) returns: all rows, a hundred
+/// per page, by default.
 ///
 /// ```
 /// use rowlock::ListOptions;
@@ -131,7 +131,8 @@ impl LockInfo {
     }
 }
 
-/// What came of [`LeaseLock::force_release_if_unchanged`](crate::LeaseLock::force_release_if_unchanged).
+/// What came of
+/// [`LeaseLock::force_release_if_unchanged`](crate::LeaseLock::force_release_if_unchanged).
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -160,7 +161,7 @@ impl LockInfo {
 pub enum ForcedRelease {
     /// The key is free, under this new token.
     Released(Token),
-    /// The row is not what was seen, and was left alone. It is the row as it is now; `None` if it was
-    /// deleted.
+    /// The row is not what was seen, and was left alone. It is the row as it is now; `None` if it
+    /// was deleted.
     Changed(Option<LockInfo>),
 }

@@ -94,8 +94,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// [`Error::InvalidKey`] and [`Error::KeyUnfit`] before anything is sent;
     /// [`Error::TableMissing`] and similar errors, which state what to run;
     /// [`Error::RowNotVisible`] if the row that the call created is not visible;
-    /// [`Error::Database`], [`Error::TimedOut`] and [`Error::NoConnection`], which state whether the
-    /// key may have been taken. A database failure is never reported as a refusal.
+    /// [`Error::Database`], [`Error::TimedOut`] and [`Error::NoConnection`], which state whether
+    /// the key may have been taken. A database failure is never reported as a refusal.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -142,8 +142,9 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// If the future is dropped, the wait stops. A claim in flight is completed in the background,
-    /// and its row is put back as it was before; a claim that took over an expired one is abandoned.
-    /// If the database does not answer within a second, the claim may stand until its lease ends.
+    /// and its row is put back as it was before; a claim that took over an expired one is
+    /// abandoned. If the database does not answer within a second, the claim may stand until its
+    /// lease ends.
     ///
     /// A future that was polled, is not polled again and is not dropped may be the one whose turn
     /// it is. The other tasks of this process that wait for the key on equal terms then wait behind
@@ -377,11 +378,11 @@ impl<DB: Database> LeaseLock<DB> {
     /// have ended, and all claims and queue tickets of dropped waiters have been ended too. Returns
     /// whether none of them is left. It covers all handles of the lock.
     ///
-    /// Call it before the program ends, so that the next holder need not wait for them to expire. The
-    /// key of a dropped lease stays closed for its lock-delay, for which this call does not wait.
-    /// Leases that are still held stay held. Connections that are idle by then are closed, which
-    /// takes up to 400 ms more; another lock on the same pool opens new ones. At the limit the
-    /// background work continues with what is left, as long as the runtime exists.
+    /// Call it before the program ends, so that the next holder need not wait for them to expire.
+    /// The key of a dropped lease stays closed for its lock-delay, for which this call does not
+    /// wait. Leases that are still held stay held. Connections that are idle by then are closed,
+    /// which takes up to 400 ms more; another lock on the same pool opens new ones. At the limit
+    /// the background work continues with what is left, as long as the runtime exists.
     ///
     /// # Cancel safety
     /// If the future is dropped, the wait stops. Nothing else changes.

@@ -59,8 +59,8 @@ pub(crate) enum PollOutcome<DB: Database> {
 pub(crate) enum PollEnd<DB: Database> {
     Finished(Attempt<Granted<DB>>),
     /// The permit belongs to another waiter of this process. Numbers that were drawn one after the
-    /// other need not grow where several nodes assign them. A waiter without a ticket has passed its
-    /// permit on and was then refused.
+    /// other need not grow where several nodes assign them. A waiter without a ticket has passed
+    /// its permit on and was then refused.
     YieldPermit(Option<Ticket<DB>>),
     /// A ticket is needed.
     NeedsTicket,

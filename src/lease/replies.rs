@@ -53,8 +53,8 @@ pub(crate) fn next_of_all(requests: &[ClaimRequest], replies: Vec<ClaimReply>, t
     }
 }
 
-/// One key is enough. The refusal is that of the key that may be free first, and all of its rows are
-/// awaited only if each of them is.
+/// One key is enough. The refusal is that of the key that may be free first, and all of its rows
+/// are awaited only if each of them is.
 pub(crate) fn next_of_any(requests: &[ClaimRequest], replies: Vec<ClaimReply>, terms: &Terms) -> Next {
     let seen = |reply| match reply {
         ClaimReply::Seen { row, now } => (row, now),

@@ -49,8 +49,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// It is for work whose effects cannot be fenced, and which may need a moment to stop once it
     /// learns of the loss. The row's lease is `lease` plus `lock_delay`, and the holder trusts the
     /// first part alone. A release frees the key at once, and so does
-    /// [`Lease::abandon`](crate::Lease::abandon), because the work has stopped by then. A lease that
-    /// is dropped keeps the key closed for the delay, because tasks of its work may still run.
+    /// [`Lease::abandon`](crate::Lease::abandon), because the work has stopped by then. A lease
+    /// that is dropped keeps the key closed for the delay, because tasks of its work may still run.
     /// [`force_release`](Self::force_release) keeps no delay. A claim that is taken up by
     /// [`resume`](Self::resume) has the delay of the handle that takes it up.
     ///

@@ -32,8 +32,8 @@ pub(crate) struct LeaseState {
     handles: AtomicUsize,
     /// The index of the claim that was found to be lost.
     lost_at: AtomicUsize,
-    /// What is kept until the lease is over: the permit or the place for which other waiters of this
-    /// process wait, or the number of a reader.
+    /// What is kept until the lease is over: the permit or the place for which other waiters of
+    /// this process wait, or the number of a reader.
     kept: Mutex<Option<Box<dyn Send>>>,
     wakeups: Arc<Wakeups>,
     _counted: Counted,

@@ -262,7 +262,8 @@ impl<DB: Database> PendingAcquire<'_, DB> {
         if !self.wanted.any {
             self.queue.set_refusal(Some(self.refusal_for_local_waiters(Some(granted.handle.time_left()))));
         }
-        // Passed on after the ticket is left, so that the next waiter is then the first in the queue.
+        // Passed on after the ticket is left, so that the next waiter is then the first in the
+        // queue.
         let mut passed_on = permit;
         if passed_on.is_some() {
             self.queue.set_poll_backoff(None);
@@ -366,8 +367,8 @@ impl<DB: Database> PendingAcquire<'_, DB> {
         tickets.position(&self.wanted.queues, number, self.limit()).await.map_err(|failure| self.error(failure))
     }
 
-    /// Requests that the holder notifies of its release, or all holders if any key is enough. Returns
-    /// whether a key is already free.
+    /// Requests that the holder notifies of its release, or all holders if any key is enough.
+    /// Returns whether a key is already free.
     async fn request_notification(&self, key: &Key) -> bool {
         let keys = if self.wanted.any { &self.wanted.keys[..] } else { std::slice::from_ref(key) };
         self.lock.waiting.request_notification(keys, Some(self.until)).await

@@ -37,8 +37,8 @@ impl<DB: Database> Waiting<DB> {
         Self { tickets: Tickets::new(requests, renewals, tracker), listener, wakeups, requests: requests.clone() }
     }
 
-    /// Marks the rows of these keys, so that their releases are notified. Returns whether one of the
-    /// keys is already free. A failure is none for the caller, who polls in any case.
+    /// Marks the rows of these keys, so that their releases are notified. Returns whether one of
+    /// the keys is already free. A failure is none for the caller, who polls in any case.
     pub async fn request_notification(&self, keys: &[Key], until: Option<Instant>) -> bool {
         let limit = Instant::now() + NOTIFICATION_TIMEOUT;
         let limit = until.map_or(limit, |until| limit.min(until));

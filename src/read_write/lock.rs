@@ -109,9 +109,9 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// that claim over, and [`Lease::taken_over_from`] returns it: the writer's work may be half
     /// done.
     ///
-    /// A reader that waited for the name holds it for a moment when it enters, and so does the first
-    /// reader of a name that has no row. In that moment another attempt is refused as beside a
-    /// writer. [`read`](Self::read) waits for its end.
+    /// A reader that waited for the name holds it for a moment when it enters, and so does the
+    /// first reader of a name that has no row. In that moment another attempt is refused as beside
+    /// a writer. [`read`](Self::read) waits for its end.
     ///
     /// # Errors
     /// As [`LeaseLock::try_acquire`].

@@ -127,8 +127,8 @@ impl<DB: Database> Core<DB> {
         Ok(all)
     }
 
-    /// Registers the times of schedules where the rows allow it. Returns those that were registered:
-    /// whether a row was left alone shows in another call.
+    /// Registers the times of schedules where the rows allow it. Returns those that were
+    /// registered: whether a row was left alone shows in another call.
     async fn register_once<'s>(
         &self,
         schedules: Vec<&'s Schedule>,

@@ -167,7 +167,8 @@ fn very_many_ticks_are_counted_up_to_a_number() {
     }
 }
 
-/// From Monday at 07:00, the last ten thousand ticks begin on Sunday, within a time that holds more.
+/// From Monday at 07:00, the last ten thousand ticks begin on Sunday, within a time that holds
+/// more.
 #[test]
 fn the_last_ticks_are_the_last_ones_however_many_there_are() {
     let time = |text: &str| text.parse::<DateTime<Utc>>().unwrap();

@@ -51,8 +51,10 @@ impl Running {
     /// begin. After `limit`, those that are left are stopped and handed back: another instance runs
     /// their ticks again. Returns whether all ended by themselves.
     ///
-    /// Work that is stopped is dropped. Handing it back may take another ten seconds. Work that
-    /// succeeds before it can be dropped, because it blocks its thread, is recorded as succeeded.
+    /// Work that is stopped is dropped. Handing it back may take another ten seconds. If the
+    /// database does not answer while a run records its end, that is tried for the time limit and a
+    /// lease more. Work that succeeds before it can be dropped, because it blocks its thread, is
+    /// recorded as succeeded.
     ///
     /// # Cancel safety
     /// If the future is dropped, the runs are stopped and handed back in the background.

@@ -47,8 +47,8 @@ impl Retries {
     /// Runs a tick again up to `times` times after failures, at once. Zero is the default.
     ///
     /// A run whose process died, or that was handed back, counts as one of them. It is always taken
-    /// over. A tick that kills its processes ends as failed after its first attempt, its retries and
-    /// ten further attempts.
+    /// over. A tick that kills its processes ends as failed after its first attempt, its retries
+    /// and ten further attempts.
     pub fn times(times: u32) -> Self {
         Self { times, first: TimeDelta::zero(), longest: TimeDelta::zero() }
     }
@@ -221,10 +221,12 @@ impl Schedule {
     /// Sets the longest that a run may take: without a limit by default.
     ///
     /// The work is then dropped, and the tick's [cancellation
-    /// token](crate::Tick::cancellation_token) is cancelled, for its tasks. The run counts as failed, so it is
-    /// [retried](Self::retry) as after an error. Work that succeeds before it can be dropped,
-    /// because it blocks its thread, has succeeded. The wait for a key
-    /// ([`exclusive_with`](Self::exclusive_with)) does not count.
+    /// token](crate::Tick::cancellation_token) is cancelled, for its tasks. The run counts as
+    /// failed, so it is [retried](Self::retry) as after an error. Work that blocks its thread
+    /// cannot be dropped. If it succeeds within five more seconds, the run has succeeded. After
+    /// that the lease is no longer renewed, and once it has ended another instance runs the tick
+    /// beside such work. The wait for a key ([`exclusive_with`](Self::exclusive_with)) does not
+    /// count.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a duration outside of 1 ms to 366 days.

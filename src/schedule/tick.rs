@@ -205,9 +205,9 @@ impl<DB: Database> Tick<DB> {
     /// After any error the transaction has to be rolled back. [`Error::Lost`] if the run lost its
     /// lease or its key: another instance has the tick, or another holder the key. Also if the tick
     /// has ended: an earlier transaction was committed, perhaps without a reply.
-    /// [`Error::Conflict`] if another transaction used the row. A renewal of the lease uses it, after
-    /// each third of the lease. A transaction under REPEATABLE READ or SERIALIZABLE on PostgreSQL, or
-    /// one that begins by reading on SQLite, has to commit before the next renewal.
+    /// [`Error::Conflict`] if another transaction used the row. A renewal of the lease uses it,
+    /// after each third of the lease. A transaction under REPEATABLE READ or SERIALIZABLE on
+    /// PostgreSQL, or one that begins by reading on SQLite, has to commit before the next renewal.
     /// [`Error::NotInTransaction`], [`Error::Database`], [`Error::TimedOut`],
     /// [`Error::NoConnection`].
     ///

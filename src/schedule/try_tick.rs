@@ -111,7 +111,8 @@ async fn tick<DB: Database>(
     let (holder, sent, reply) = loop {
         let holder = Holder::unique();
         let (sent, reply) = core.claim(&known, holder, 1).await;
-        // Other instances claim at the same moment. A claim without a reply is undone, and reported.
+        // Other instances claim at the same moment. A claim without a reply is undone, and
+        // reported.
         if !reply.as_ref().is_err_and(|failure| failure.fault() == Fault::Contention) {
             break (holder, sent, reply);
         }

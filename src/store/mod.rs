@@ -104,9 +104,9 @@ pub enum Change {
     /// `expires_at = now + lease`, and never earlier than before: a renewal that was delayed may be
     /// carried out after one with a longer lease.
     Renew(TimeDelta),
-    /// `expires_at = now + lease`, for a claim that is taken up, perhaps with a shorter lease. If the
-    /// row no longer has the `expires_at` that was `seen`, never earlier than before: a request that
-    /// was delayed may be carried out after another one for the same claim.
+    /// `expires_at = now + lease`, for a claim that is taken up, perhaps with a shorter lease. If
+    /// the row no longer has the `expires_at` that was `seen`, never earlier than before: a request
+    /// that was delayed may be carried out after another one for the same claim.
     Resume { lease: TimeDelta, seen: Option<DateTime<Utc>> },
     /// Frees the row after work that has completed.
     Release {
@@ -280,8 +280,8 @@ pub trait Store: sqlx::Database {
         form: Form,
     ) -> impl Future<Output = Reply<Vec<ClaimReply>>> + Send;
 
-    /// Reads the rows without locking them. A locking read of several rows would keep those that are
-    /// not claimed from others. Returns one reply per request, in order.
+    /// Reads the rows without locking them. A locking read of several rows would keep those that
+    /// are not claimed from others. Returns one reply per request, in order.
     fn look(
         conn: &mut Self::Connection,
         requests: &[ClaimRequest],

@@ -170,7 +170,8 @@ pub async fn payments(kind: Kind, lock: LeaseLock<MySql>, done: Arc<AtomicI64>, 
         match lock.transaction("account", pay).await {
             Ok(()) => drop(done.fetch_add(1, SeqCst)),
             Err(TransactionError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
-            // A node undid it for another node's, while a statement was prepared, and told no error.
+            // A node undid it for another node's, while a statement was prepared, and told no
+            // error.
             Err(TransactionError::Failed(Error::TransactionOver { .. })) if kind == Kind::Galera => unknown += 1,
             // The member of a group is not the primary, or not yet.
             Err(TransactionError::Failed(Error::ReadOnly { .. })) if kind == Kind::Group => {}

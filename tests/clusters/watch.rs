@@ -190,8 +190,8 @@ fn summary(error: &(dyn StdError + 'static)) -> String {
     name
 }
 
-/// Acquires these keys one after the other, in random order, until it is stopped. A semaphore grants
-/// a permit instead.
+/// Acquires these keys one after the other, in random order, until it is stopped. A semaphore
+/// grants a permit instead.
 pub async fn work<DB: Database>(lock: impl ResourceLock<DB>, who: String, keys: &'static [&'static str], watch: Watch) {
     while !watch.is_over() {
         let key = keys[fastrand::usize(..keys.len())];

@@ -38,8 +38,8 @@ harness::tests!(
 
 const LEASE: Duration = Duration::from_secs(3);
 
-/// Five instances lead for a moment each, again and again. None of them shares anything with another
-/// but the database.
+/// Five instances lead for a moment each, again and again. None of them shares anything with
+/// another but the database.
 async fn one_leads_at_a_time_and_terms_grow<DB: TestDatabase>(db: TestDb<DB>) {
     let highest = Arc::new(std::sync::Mutex::new(Token::new(0)));
     let (leading, mut tasks) = (Arc::new(AtomicBool::new(false)), JoinSet::new());

@@ -403,7 +403,8 @@ async fn the_table_is_found_on_any_path<DB: Functions>(db: TestDb<DB>) {
     let app = pool::<DB>(&path("\"An app\""), 2).await;
     rowlock::migrate_functions(&app).await.unwrap();
     let conn = &mut *db.pool.acquire().await.unwrap();
-    // Temporary tables and the caller's path mislead no function, and a session's time zone neither.
+    // Temporary tables and the caller's path mislead no function, and a session's time zone
+    // neither.
     for misleading in [
         "CREATE TEMP TABLE t_resource_lock (LIKE public.t_resource_lock INCLUDING ALL)",
         "SET search_path = pg_temp, public, \"An app\"; SET TimeZone = 'Asia/Kolkata'",

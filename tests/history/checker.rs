@@ -14,8 +14,8 @@ pub const GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
-    /// No more leases than allowed overlap: one of a key, N of a semaphore. A lease that was neither
-    /// released nor abandoned lasts as much longer as the lock-delay.
+    /// No more leases than allowed overlap: one of a key, N of a semaphore. A lease that was
+    /// neither released nor abandoned lasts as much longer as the lock-delay.
     NoOverlap,
     /// Tokens grow from grant to grant.
     TokensGrow,
@@ -31,8 +31,8 @@ pub enum Rule {
     /// An operation that reported done took effect, once. One that reported otherwise did not. An
     /// unknown one did or did not.
     OutcomesAreTrue,
-    /// Once no other writer precedes it, a writer waits no longer than the longest reader of that time
-    /// holds its lease, and its own lease, and a second.
+    /// Once no other writer precedes it, a writer waits no longer than the longest reader of that
+    /// time holds its lease, and its own lease, and a second.
     WritersGetIn,
 }
 
@@ -167,8 +167,8 @@ impl<'a> View<'a> {
             .map(|deleted| deleted.1)
     }
 
-    /// Whether the process was stalled, for at least `so_long` in all, within this time, or was killed
-    /// before the end of it.
+    /// Whether the process was stalled, for at least `so_long` in all, within this time, or was
+    /// killed before the end of it.
     pub fn stood_still(&self, process: usize, within: Span, so_long: Duration) -> bool {
         let killed = self.history.killed.iter().any(|(who, at)| *who == process && *at <= within.1);
         let still = self.history.stood_still.iter().filter(|(who, span)| *who == process && meet(*span, within));
@@ -176,8 +176,8 @@ impl<'a> View<'a> {
         killed || (still.peek().is_some() && still.sum::<Duration>() >= so_long)
     }
 
-    /// Whether the process or the database was stalled for so long that the time of a grant cannot be
-    /// judged.
+    /// Whether the process or the database was stalled for so long that the time of a grant cannot
+    /// be judged.
     pub fn was_slow(&self, process: usize, within: Span) -> bool {
         [process, DATABASE].iter().any(|who| self.stood_still(*who, within, GRACE / 2))
     }
@@ -407,8 +407,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A claim whose grant its process never received: the process was killed, got no reply or a late
-    /// one and claimed again, or claimed again within a transaction.
+    /// A claim whose grant its process never received: the process was killed, got no reply or a
+    /// late one and claimed again, or claimed again within a transaction.
     fn may_have_claimed(&self, process: usize, before: Duration) -> bool {
         self.asked.iter().any(|op| {
             let unheard = match op.heard().next() {

@@ -226,7 +226,8 @@ fn a_loss_of_a_permit_that_is_told_too_late_is_caught() {
     breaks_as(PROMISED, &told(1001), Some(Rule::LossIsToldFirst));
 }
 
-/// The work of a leader is dropped, which is recorded as its loss. It was not told more of its time.
+/// The work of a leader is dropped, which is recorded as its loss. It was not told more of its
+/// time.
 fn a_term_that_goes_on_beside_the_next_one_is_caught() {
     let terms = |dropped: u32| {
         format!(

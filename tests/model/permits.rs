@@ -1,5 +1,5 @@
-//! A model of the claim on any one of N permits: rows, clients, lost replies, requests that run late,
-//! crashes. What a client claims is chosen by the code's own `wanted::choose`.
+//! A model of the claim on any one of N permits: rows, clients, lost replies, requests that run
+//! late, crashes. What a client claims is chosen by the code's own `wanted::choose`.
 
 use libtest_mimic::Trial;
 use stateright::{Model, Property};

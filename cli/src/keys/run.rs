@@ -238,8 +238,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Abandons the claim of a command that was asked to stop. Another instance may run the command at
-    /// once.
+    /// Abandons the claim of a command that was asked to stop. Another instance may run the command
+    /// at once.
     async fn abandon<DB: Database, K>(&self, lock: &LeaseLock<DB>, lease: Lease<DB, K>, stop: &mut StopSignals) {
         if let Err(why) = stop.within(self.grace, abandoned(lock, lease)).await {
             not_recorded(self.key, why);

@@ -1,8 +1,8 @@
 //! Which requests are answered, and what all answers tell the browser.
 //!
 //! The name in `Host` has to be one of this server's, so that no other site becomes this one by
-//! pointing its name here. `Origin` has to be this server where a browser sends it, and a change has
-//! to have it.
+//! pointing its name here. `Origin` has to be this server where a browser sends it, and a change
+//! has to have it.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -69,8 +69,8 @@ async fn ask_for_password(headers: &HeaderMap) -> Response {
     (StatusCode::UNAUTHORIZED, ask, "a name and a password are required").into_response()
 }
 
-/// Returns whether the name is localhost, an IP address, or one of `names`. No other site can make a
-/// browser send an IP address as the name of its host.
+/// Returns whether the name is localhost, an IP address, or one of `names`. No other site can make
+/// a browser send an IP address as the name of its host.
 fn host_is_ours(headers: &HeaderMap, names: &[String]) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next().and_then(|host| host.to_str().ok()), hosts.next()) else { return false };

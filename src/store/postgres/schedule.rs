@@ -167,9 +167,9 @@ const PAUSE: &str = "
 UPDATE t_resource_schedule SET paused = $2, due_at = CASE WHEN paused AND NOT $2 THEN greatest(due_at, clock_timestamp()) ELSE due_at END
 WHERE name = $1";
 
-/// A trigger has a time of its own. It is later than the last run, and never that of a slot, because
-/// slots have whole milliseconds. A trigger that waits keeps its time. A trigger during a triggered
-/// run is followed by another run.
+/// A trigger has a time of its own. It is later than the last run, and never that of a slot,
+/// because slots have whole milliseconds. A trigger that waits keeps its time. A trigger during a
+/// triggered run is followed by another run.
 const TRIGGER: &str = "
 UPDATE t_resource_schedule
 SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot)

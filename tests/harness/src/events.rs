@@ -58,8 +58,8 @@ pub fn with(text: &str) -> Vec<String> {
     Log(&EVENTS).lines_with(text)
 }
 
-/// Returns the events of the level `INFO` and above, each after the spans that it is in, and the ends
-/// of spans, if they contain this text. A span has the fields that were recorded by then.
+/// Returns the events of the level `INFO` and above, each after the spans that it is in, and the
+/// ends of spans, if they contain this text. A span has the fields that were recorded by then.
 pub fn in_spans(text: &str) -> Vec<String> {
     Log(&SPANS).lines_with(text)
 }

@@ -190,8 +190,8 @@ impl Proxy {
         self.shared.0.send_modify(|state| state.replaced = Some((text, with)));
     }
 
-    /// Lets the next error of PostgreSQL that contains this text pass, and holds what its connection
-    /// replies after that. For the client, the transaction has then not ended.
+    /// Lets the next error of PostgreSQL that contains this text pass, and holds what its
+    /// connection replies after that. For the client, the transaction has then not ended.
     pub fn hold_after_error(&self, text: &'static str) {
         self.shared.0.send_modify(|state| state.failing = Some(text));
     }

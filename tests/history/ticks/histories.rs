@@ -27,8 +27,8 @@ const PROCESSES: usize = 3;
 /// The least time of faults.
 const SECONDS: u64 = 20;
 
-/// Injects every fault once, in any order, and goes on with this until the time is over and kills have
-/// interrupted runs. On a busy machine a run may end before its worker is killed.
+/// Injects every fault once, in any order, and goes on with this until the time is over and kills
+/// have interrupted runs. On a busy machine a run may end before its worker is killed.
 async fn each_tick_runs_once_while_processes_are_troubled<DB: Books>(db: TestDb<DB>) {
     let seed = number("ROWLOCK_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
     let long = Duration::from_secs(number("ROWLOCK_LONG").unwrap_or(SECONDS));
