@@ -210,7 +210,7 @@ pub use lock_ext::{ResourceLockExt, RunOutcome};
 pub use metrics::{METRIC_BUCKETS, describe_metrics, label_metrics_by_key};
 pub use read_write::{lock::ReadWriteLock, side::Side};
 pub use retry::Retry;
-pub use rules::{Reason, Refusal, Rules, State, Status};
+pub use rules::{LockState, Reason, Refusal, Rules, Status};
 #[cfg(feature = "schedule")]
 pub use schedule::{
     admin::{RunInfo, RunStatus, ScheduleInfo},

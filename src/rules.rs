@@ -268,12 +268,12 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// use rowlock::{State, Status};
+/// use rowlock::{LockState, Status};
 ///
 /// let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
-/// assert_eq!(lock.inspect("report").await?.map(|row| row.state), Some(State::Held));
+/// assert_eq!(lock.inspect("report").await?.map(|row| row.state), Some(LockState::Held));
 /// lease.release(Status::Succeeded).await?;
-/// assert_eq!(lock.inspect("report").await?.map(|row| row.state), Some(State::Free));
+/// assert_eq!(lock.inspect("report").await?.map(|row| row.state), Some(LockState::Free));
 /// # Ok(())
 /// # }
 /// # #[cfg(not(feature = "sqlite"))]
@@ -281,7 +281,7 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum State {
+pub enum LockState {
     /// A claim holds the key.
     Held,
     /// A claim whose lease is over holds the key: its holder crashed, was stopped, or abandoned it.
@@ -296,7 +296,7 @@ pub enum State {
     Free,
 }
 
-impl State {
+impl LockState {
     /// Returns a short name for programs. It never changes.
     pub fn name(self) -> &'static str {
         match self {
@@ -310,7 +310,7 @@ impl State {
     }
 }
 
-impl std::fmt::Display for State {
+impl std::fmt::Display for LockState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Held => "held",
@@ -324,19 +324,19 @@ impl std::fmt::Display for State {
 }
 
 /// Returns the state of a row, and the time until which it lasts, if that is known.
-pub fn state(row: &Row, now: DateTime<Utc>, terms: &Terms) -> (State, Option<DateTime<Utc>>) {
+pub fn state(row: &Row, now: DateTime<Utc>, terms: &Terms) -> (LockState, Option<DateTime<Utc>>) {
     if row.is_rowlocks() {
         let expired = row.expires_at.is_some_and(|end| now >= end);
-        return (if expired { State::Expired } else { State::Held }, row.expires_at);
+        return (if expired { LockState::Expired } else { LockState::Held }, row.expires_at);
     }
     if row.locked {
-        return (State::HeldByAnotherProgram, None);
+        return (LockState::HeldByAnotherProgram, None);
     }
     let window_ends = row.begin_time.map(|begin| later(begin, terms.min_interval)).filter(|end| now < *end);
     match window_ends {
-        _ if row.status == "F" => (State::Failed, window_ends),
-        Some(end) => (State::WithinWindow, Some(end)),
-        None => (State::Free, None),
+        _ if row.status == "F" => (LockState::Failed, window_ends),
+        Some(end) => (LockState::WithinWindow, Some(end)),
+        None => (LockState::Free, None),
     }
 }
 

@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 
 use crate::{
     key::{Holder, Token},
-    rules::{State, Terms, state},
+    rules::{LockState, Terms, state},
     store::{
         admin::{Listed, Page, Seen},
         to_utc,
@@ -64,11 +64,11 @@ impl ListOptions {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// use rowlock::State;
+/// use rowlock::LockState;
 ///
 /// let _lease = lock.try_acquire("report").await?;
 /// let row = lock.inspect("report").await?.expect("the key has a row");
-/// assert_eq!(row.state, State::Held);
+/// assert_eq!(row.state, LockState::Held);
 /// println!("{} is {} by {} until {:?}", row.key, row.state, row.by, row.until);
 /// # Ok(())
 /// # }
@@ -82,7 +82,7 @@ pub struct LockInfo {
     pub key: String,
     /// The state of the row when it was read, judged by the minimum interval of the handle that
     /// read it. The row does not record that interval.
-    pub state: State,
+    pub state: LockState,
     /// The end of the lease or of the minimum interval.
     pub until: Option<DateTime<Utc>>,
     /// When the key was last acquired.

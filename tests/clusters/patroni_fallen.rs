@@ -12,8 +12,8 @@ use std::{
 };
 
 use rowlock::{
-    Attempt, CatchUp, Error, LeaseLock, ReadWriteLock, Reason, ResourceLock as _, ResourceLockExt as _, Schedule,
-    Schedules, State, Status, Tick, TickOutcome, TransactionError,
+    Attempt, CatchUp, Error, LeaseLock, LockState, ReadWriteLock, Reason, ResourceLock as _, ResourceLockExt as _,
+    Schedule, Schedules, Status, Tick, TickOutcome, TransactionError,
 };
 use sqlx::{PgPool, Postgres};
 use tokio::time::{Instant, sleep, timeout};
@@ -63,7 +63,7 @@ async fn a_primary_that_was_replaced_grants_nothing(folder: PathBuf) {
     let current = new.try_acquire("free").await.unwrap().acquired().unwrap();
 
     let seen = old.inspect("free").await.unwrap().unwrap();
-    assert!(seen.state != State::Held, "it answers with what was there: {seen:?}");
+    assert!(seen.state != LockState::Held, "it answers with what was there: {seen:?}");
     let error = old.try_acquire("free").await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
     let error = held.renew().await.unwrap_err();
@@ -138,7 +138,7 @@ async fn a_standby_that_lags_grants_nothing_and_loses_nothing(folder: PathBuf) {
 
     let at_standby = impatient(&cluster, standbys[0]);
     let seen = at_standby.inspect("k").await.unwrap();
-    assert!(seen.is_none_or(|seen| seen.state != State::Held), "it answers with what it has applied");
+    assert!(seen.is_none_or(|seen| seen.state != LockState::Held), "it answers with what it has applied");
     let error = at_standby.try_acquire("k").await.unwrap_err();
     assert!(matches!(error, Error::ReadOnly { .. }), "{error:?}");
     wandering.turn_to(cluster.url_of(last), cluster.url_of(standbys[0])).await;

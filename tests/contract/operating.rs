@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{Error, ForcedRelease, ListOptions, Reason, Rules, State, Status};
+use rowlock::{Error, ForcedRelease, ListOptions, LockState, Reason, Rules, Status};
 use tokio::time::timeout;
 
 harness::tests!(
@@ -41,7 +41,7 @@ async fn list_shows_each_state_in_the_order_of_keys<DB: TestDatabase>(db: TestDb
     let lock = db.lock().min_interval(HOUR).unwrap();
     let entries = lock.list(&ListOptions::default()).await.unwrap();
     let seen: Vec<_> = entries.iter().map(|entry| (entry.key.as_str(), entry.state)).collect();
-    use State::*;
+    use LockState::*;
     let expected = [
         ("1 held", Held),
         ("2 expired", Expired),
@@ -87,7 +87,7 @@ async fn inspect_looks_at_one_key<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(lock.inspect("k").await.unwrap(), None);
     let lease = acquired(lock.try_acquire("k").await);
     let entry = lock.inspect("k").await.unwrap().unwrap();
-    assert_eq!((entry.state, entry.token, entry.holder), (State::Held, lease.token(), Some(lease.claim().holder)));
+    assert_eq!((entry.state, entry.token, entry.holder), (LockState::Held, lease.token(), Some(lease.claim().holder)));
     assert!(matches!(lock.inspect("").await, Err(Error::InvalidKey { .. })));
 }
 
@@ -131,20 +131,20 @@ async fn a_forced_release_of_what_was_seen_frees_nothing_else<DB: TestDatabase>(
     let seen = look().await;
     first.release(Status::Succeeded).await.unwrap();
     let now = left_alone(seen.clone()).await.unwrap();
-    assert_eq!((now.state, now.status.as_str(), now.token), (State::Free, "S", seen.token), "a success stays one");
+    assert_eq!((now.state, now.status.as_str(), now.token), (LockState::Free, "S", seen.token), "a success stays one");
     let second = acquired(lock.try_acquire("k").await);
     let now = left_alone(seen).await.unwrap();
-    assert_eq!((now.state, now.token, now.holder), (State::Held, second.token(), Some(second.claim().holder)));
+    assert_eq!((now.state, now.token, now.holder), (LockState::Held, second.token(), Some(second.claim().holder)));
     second.renew().await.unwrap();
 
     // A program that knows no tokens leaves the token and the holder of the claim before.
     let seen = look().await;
     db.set("k", &format!("begin_time = {}, end_time = {0}", DB::ago(-1000))).await;
-    assert_eq!(left_alone(seen).await.unwrap().state, State::HeldByAnotherProgram);
+    assert_eq!(left_alone(seen).await.unwrap().state, LockState::HeldByAnotherProgram);
     let seen = look().await;
     db.set("k", "lock_flag = 0, status = 'F'").await;
     db.set("k", &format!("end_time = {}", DB::ago(-2000))).await;
-    assert_eq!(left_alone(seen).await.unwrap().state, State::Failed);
+    assert_eq!(left_alone(seen).await.unwrap().state, LockState::Failed);
     db.set("k", &format!("lock_flag = 1, begin_time = {}", DB::ago(-3000))).await;
     assert!(matches!(force(look().await).await, ForcedRelease::Released(_)), "of another program");
     let seen = look().await;
@@ -177,7 +177,7 @@ async fn a_claim_that_is_replaced_while_it_is_forced_stands<DB: TestDatabase>(db
     DB::execute_on(&mut other, "UPDATE t_resource_lock SET token = token + 1, client_ip = 'next'").await.unwrap();
     DB::execute_on(&mut other, "COMMIT").await.unwrap();
     let ForcedRelease::Changed(Some(now)) = forcing.await.unwrap().unwrap() else { panic!("it was released") };
-    assert_eq!((now.state, now.by.as_str(), now.token.get()), (State::Held, "next", seen.token.get() + 1));
+    assert_eq!((now.state, now.by.as_str(), now.token.get()), (LockState::Held, "next", seen.token.get() + 1));
     assert_eq!(lock.inspect("k").await.unwrap().unwrap().holder, seen.holder);
 }
 

@@ -1,6 +1,6 @@
 //! What keys are, by their names: `NAME#3` is a permit of a semaphore, `NAME#r3` a reader's.
 
-use rowlock::{Database, Error, LeaseLock, ListOptions, LockInfo, State};
+use rowlock::{Database, Error, LeaseLock, ListOptions, LockInfo, LockState};
 
 use crate::keys::read::{is_claimed, pages};
 
@@ -56,7 +56,7 @@ impl Parts {
 
     /// Says what the name is, with the rows that are claimed.
     pub fn described(&self, name: &str) -> Vec<(String, &[LockInfo])> {
-        let held = |rows: &[LockInfo]| rows.iter().filter(|row| row.state == State::Held).count();
+        let held = |rows: &[LockInfo]| rows.iter().filter(|row| row.state == LockState::Held).count();
         let permits = match held(&self.permits) {
             0 => "no permit is held".to_owned(),
             1 => "1 permit is held".to_owned(),

@@ -1,6 +1,6 @@
 //! Reads the rows of keys.
 
-use rowlock::{Database, Error, LeaseLock, ListOptions, LockInfo, State};
+use rowlock::{Database, Error, LeaseLock, ListOptions, LockInfo, LockState};
 
 /// Returns all rows that are selected, page by page.
 pub async fn pages<DB: Database>(lock: &LeaseLock<DB>, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {
@@ -17,6 +17,6 @@ pub async fn pages<DB: Database>(lock: &LeaseLock<DB>, filter: &ListOptions) -> 
     }
 }
 
-pub fn is_claimed(state: State) -> bool {
-    matches!(state, State::Held | State::Expired | State::HeldByAnotherProgram)
+pub fn is_claimed(state: LockState) -> bool {
+    matches!(state, LockState::Held | LockState::Expired | LockState::HeldByAnotherProgram)
 }

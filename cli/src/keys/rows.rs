@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use chrono::{DateTime, Utc};
-use rowlock::{LockInfo, State};
+use rowlock::{LockInfo, LockState};
 use serde_json::{Value, json};
 
 use crate::{
@@ -38,12 +38,12 @@ pub fn claim(row: &LockInfo) -> String {
     format!("{}{verb}{by}{since}", row.state)
 }
 
-pub fn style(state: State) -> Style {
+pub fn style(state: LockState) -> Style {
     let colour = match state {
-        State::Held => AnsiColor::Green,
-        State::Expired | State::WithinWindow => AnsiColor::Yellow,
-        State::Failed => AnsiColor::Red,
-        State::HeldByAnotherProgram => AnsiColor::Cyan,
+        LockState::Held => AnsiColor::Green,
+        LockState::Expired | LockState::WithinWindow => AnsiColor::Yellow,
+        LockState::Failed => AnsiColor::Red,
+        LockState::HeldByAnotherProgram => AnsiColor::Cyan,
         _ => return Style::new(),
     };
     Style::new().fg_color(Some(colour.into()))

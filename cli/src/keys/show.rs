@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anstyle::Style;
 use chrono::{DateTime, Utc};
-use rowlock::{Database, Error, LeaseLock, LockInfo, ScheduleInfo, Schedules, State};
+use rowlock::{Database, Error, LeaseLock, LockInfo, LockState, ScheduleInfo, Schedules};
 use serde_json::{Value, json};
 
 use crate::{
@@ -72,11 +72,11 @@ fn lines(entry: &LockInfo, waiting: Option<u64>) -> Vec<(Style, [String; 2])> {
     let status = match entry.status.as_str() {
         "S" => "succeeded",
         "F" => "failed",
-        "P" if entry.state == State::Held => "in progress",
+        "P" if entry.state == LockState::Held => "in progress",
         "P" => "not ended",
         other => other,
     };
-    let so_far = || (entry.now - entry.since?).to_std().ok().filter(|_| entry.state == State::Held);
+    let so_far = || (entry.now - entry.since?).to_std().ok().filter(|_| entry.state == LockState::Held);
     let took = match (duration(entry), so_far()) {
         (Some(took), _) => text(took),
         (None, Some(took)) => format!("{} so far", text(took)),

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rowlock::{Attempt, Database, Error, LeaseLock, LockInfo, State};
+use rowlock::{Attempt, Database, Error, LeaseLock, LockInfo, LockState};
 use tokio::time::sleep;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
@@ -97,7 +97,7 @@ impl Wait<'_> {
     async fn holder<DB: Database>(&self, lock: &LeaseLock<DB>) -> Option<LockInfo> {
         for key in &self.keys {
             let row = lock.inspect(key).await.ok().flatten();
-            if let Some(row) = row.filter(|row| row.state != State::Free) {
+            if let Some(row) = row.filter(|row| row.state != LockState::Free) {
                 return Some(row);
             }
         }

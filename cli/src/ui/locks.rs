@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use chrono::{DateTime, Utc};
 use maud::{Markup, html};
-use rowlock::{LockInfo, State};
+use rowlock::{LockInfo, LockState};
 use serde::Deserialize;
 
 use crate::{
@@ -62,8 +62,14 @@ const COLUMNS: [(Column, &str, &str); 8] = [
     (Column::Waiting, "waiting", "Waiting"),
 ];
 
-const STATES: [State; 6] =
-    [State::Held, State::Expired, State::HeldByAnotherProgram, State::Failed, State::WithinWindow, State::Free];
+const STATES: [LockState; 6] = [
+    LockState::Held,
+    LockState::Expired,
+    LockState::HeldByAnotherProgram,
+    LockState::Failed,
+    LockState::WithinWindow,
+    LockState::Free,
+];
 
 /// In place of a state: the keys that are waited for.
 const WAITING: &str = "waiting";
@@ -138,7 +144,7 @@ impl Locks {
 }
 
 /// The order of states: what needs attention comes first.
-fn place(state: State) -> usize {
+fn place(state: LockState) -> usize {
     STATES.iter().position(|one| *one == state).unwrap_or(STATES.len())
 }
 
@@ -148,7 +154,7 @@ fn left(lock: &LockInfo) -> Option<DateTime<Utc>> {
 }
 
 /// Shows a state in words, with a colour.
-pub fn badge(state: State) -> Markup {
+pub fn badge(state: LockState) -> Markup {
     html! { span class={ "badge " (state.name()) } { (state) } }
 }
 
@@ -227,9 +233,9 @@ impl Page for Locks {
         };
         let in_state = |state| snapshot.locks.iter().filter(|lock| lock.state == state).count();
         // What needs attention is counted if there is any.
-        let counts = STATES.iter().filter(|state| !matches!(state, State::WithinWindow | State::Free));
+        let counts = STATES.iter().filter(|state| !matches!(state, LockState::WithinWindow | LockState::Free));
         let counts = counts.map(|state| (*state, in_state(*state)));
-        let counts = counts.filter(|(state, count)| *state == State::Held || *count > 0);
+        let counts = counts.filter(|(state, count)| *state == LockState::Held || *count > 0);
         let waiting: u64 = snapshot.waiting.values().sum();
         html! {
             p.summary {

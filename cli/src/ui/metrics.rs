@@ -18,7 +18,7 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
-use rowlock::{RunStatus, State as LockState};
+use rowlock::{LockState, RunStatus};
 
 use crate::ui::{
     app::App,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rowlock::{LockInfo, RunInfo, RunStatus, ScheduleInfo, State};
+use rowlock::{LockInfo, LockState, RunInfo, RunStatus, ScheduleInfo};
 
 use crate::keys::{
     names::{Kind, kind},
@@ -102,7 +102,7 @@ impl Snapshot {
     /// Counts the permits and readers of each name that has any.
     pub fn in_use(&self) -> BTreeMap<&str, InUse> {
         let mut names: BTreeMap<&str, InUse> = BTreeMap::new();
-        for lock in self.locks.iter().filter(|lock| lock.state == State::Held) {
+        for lock in self.locks.iter().filter(|lock| lock.state == LockState::Held) {
             match kind(&lock.key) {
                 Kind::Permit { of } => names.entry(of).or_default().permits += 1,
                 Kind::Reader { of } => names.entry(of).or_default().readers += 1,
