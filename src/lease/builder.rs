@@ -191,13 +191,11 @@ impl<DB: Database> LeaseLockBuilder<DB> {
 
     /// Builds the lock from settings that are known to be valid.
     fn assemble(self) -> LeaseLock<DB> {
-        let (pool, renewals) = if self.share_pool {
-            let shared = Connections::shared(self.pool, Purpose::Requests);
-            (shared.clone(), shared)
-        } else {
-            let renewals = Connections::new(self.pool.clone(), Purpose::Renewals);
-            (Connections::new(self.pool, Purpose::Requests), renewals)
+        let pool = match self.share_pool {
+            true => Connections::shared(self.pool, Purpose::Requests),
+            false => Connections::new(self.pool, Purpose::Requests),
         };
+        let renewals = pool.with_purpose(Purpose::Renewals);
         let terms = Terms {
             rules: Rules::default(),
             min_interval: TimeDelta::zero(),

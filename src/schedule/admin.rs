@@ -175,9 +175,13 @@ async fn trigger<DB: Database>(core: &Core<DB>, name: &Key) -> Result<bool, Fail
     let limit = core.limit();
     let mut repeat = Repeat::until(limit);
     loop {
-        let mut conn = PooledConn::answering(&core.requests, limit).await?;
-        let reply = timeout_at(limit, DB::trigger(conn.get(), name)).await;
-        let reply = conn.settle(reply);
+        let reply = match PooledConn::answering(&core.requests, limit).await {
+            Ok(mut conn) => {
+                let reply = timeout_at(limit, DB::trigger(conn.get(), name)).await;
+                conn.settle(reply)
+            }
+            Err(failure) => Err(failure),
+        };
         if reply.as_ref().is_err_and(Failure::is_unanswered) {
             return reply;
         }

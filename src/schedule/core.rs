@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 use tokio::{runtime::Handle, time::Instant};
 
 use crate::{
@@ -113,34 +113,50 @@ impl<DB: Database> Core<DB> {
         schedules: impl Iterator<Item = &'s Schedule>,
         overdue: Option<TimeDelta>,
     ) -> Result<Vec<Times>, Error> {
-        let mut schedules: Vec<&Schedule> = schedules.collect();
+        let mut left: Vec<&Schedule> = schedules.collect();
         // In one order on all instances, so that they do not deadlock.
-        schedules.sort_by_key(|schedule| schedule.name());
-        let all = schedules.iter().map(|schedule| schedule.times()).collect();
-        // A row is left alone if a run began since it was read, and is read again.
+        left.sort_by_key(|schedule| schedule.name());
+        let all = left.iter().map(|schedule| schedule.times()).collect();
+        let mut seen: HashMap<Key, ListedSchedule> = HashMap::new();
         for _ in 0..REGISTRATIONS {
-            schedules = self.register_once(schedules, overdue).await?;
-            if schedules.is_empty() {
-                break;
+            let names: Vec<Key> = left.iter().map(|schedule| schedule.name.clone()).collect();
+            let Registered { rows, now } =
+                answered!(self, Action::Inspect, "schedules", conn => DB::registered(conn, &names))?;
+            let rows: HashMap<Key, ListedSchedule> =
+                rows.into_iter().map(|row| (row.times.name.clone(), row)).collect();
+            // The row was left alone for a run that began after it was read.
+            left.retain(|schedule| {
+                let of = (seen.get(&schedule.name), rows.get(&schedule.name));
+                seen.is_empty()
+                    || matches!(of, (Some(seen), Some(row)) if row.times == seen.times && row.run_slot != seen.run_slot)
+            });
+            left = self.register_over(left, &rows, now, overdue).await?;
+            left.retain(|schedule| rows.contains_key(&schedule.name));
+            if left.is_empty() {
+                return Ok(all);
             }
+            seen = rows;
+        }
+        for schedule in left {
+            tracing::warn!(
+                schedule = schedule.name(),
+                "it may not have the times of this instance: runs began too often"
+            );
         }
         Ok(all)
     }
 
-    /// Registers the times of schedules where the rows allow it. Returns those that were
-    /// registered: whether a row was left alone shows in another call.
-    async fn register_once<'s>(
+    /// Registers the times of schedules where the rows allow it, and returns these schedules.
+    async fn register_over<'s>(
         &self,
         schedules: Vec<&'s Schedule>,
+        rows: &HashMap<Key, ListedSchedule>,
+        now: DateTime<Utc>,
         overdue: Option<TimeDelta>,
     ) -> Result<Vec<&'s Schedule>, Error> {
-        let names: Vec<Key> = schedules.iter().map(|schedule| schedule.name.clone()).collect();
-        let Registered { rows, now } =
-            answered!(self, Action::Inspect, "schedules", conn => DB::registered(conn, &names))?;
-        let rows: HashMap<&Key, &ListedSchedule> = rows.iter().map(|row| (&row.times.name, row)).collect();
         let mut registered = Vec::new();
         for schedule in schedules {
-            let (times, row) = (schedule.times(), rows.get(&schedule.name).copied());
+            let (times, row) = (schedule.times(), rows.get(&schedule.name));
             if let Some(registration) = registration(schedule, self.version, row, overdue, now) {
                 let name = quoted(&schedule.name);
                 answered!(self, Action::Update, &name, conn => DB::register(conn, &times, &registration))?;

@@ -81,6 +81,9 @@ impl Pattern {
 /// Returns what is wrong with the first field that is wrong by itself.
 fn wrong_field(parser: &CronParser, text: &str) -> Option<String> {
     const FIELDS: [&str; 6] = ["second", "minute", "hour", "day of the month", "month", "day of the week"];
+    if text.starts_with('@') {
+        return Some("the short forms are @yearly, @monthly, @weekly, @daily and @hourly".to_owned());
+    }
     let values: Vec<&str> = text.split_whitespace().collect();
     let first = FIELDS.len().checked_sub(values.len())?;
     values.iter().enumerate().find_map(|(place, value)| {

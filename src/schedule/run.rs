@@ -158,7 +158,14 @@ async fn started<DB: Database>(
         Stop::Lost => (Ended::Lost, None),
         Stop::HandBack(ended) => {
             let stood = stop_and_hand_back(&tick.inner().core, &tick.inner().claim, keeper).await;
-            if !stood && tick.inner().ended_in_transaction() { committed(tick.inner()).await } else { (ended, None) }
+            match !stood && tick.inner().ended_in_transaction() {
+                true => match committed(tick.inner()).await {
+                    succeeded @ (Ended::Succeeded, _) => succeeded,
+                    // An earlier attempt to hand it back had no reply.
+                    _ => (ended, None),
+                },
+                false => (ended, None),
+            }
         }
         // The work still runs. Nothing else may, until the leases end.
         Stop::Unstoppable => {

@@ -331,6 +331,7 @@ mod tests {
             (Schedule::cron("k", "61 * * * *"), "the minute \"61\""),
             (Schedule::cron("k", "0 0 25 * * *"), "the hour \"25\""),
             (Schedule::cron("k", "0 0 * * dau"), "the day of the week \"dau\""),
+            (Schedule::cron("k", "@midnight"), "the short forms are @yearly"),
             (Schedule::cron("k", "*"), "it needs five fields, or six with seconds in front, and has 1"),
             (Schedule::cron("k", "0 0 30 2 *"), "no time matches it"),
             (Schedule::cron(" k", "0 0 * * *"), "white space"),

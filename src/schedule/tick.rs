@@ -199,7 +199,8 @@ impl<DB: Database> Tick<DB> {
     /// well is confirmed by the same commit.
     ///
     /// It is the last statement of the transaction. The work then commits, and returns. If it does
-    /// not commit, the run counts as failed.
+    /// not commit, the run counts as failed. Work that goes on after the commit is dropped a while
+    /// later, because the commit has ended its lease.
     ///
     /// # Errors
     /// After any error the transaction has to be rolled back. [`Error::Lost`] if the run lost its

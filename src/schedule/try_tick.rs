@@ -113,7 +113,7 @@ async fn tick<DB: Database>(
         let (sent, reply) = core.claim(&known, holder, 1).await;
         // Other instances claim at the same moment. A claim without a reply is undone, and
         // reported.
-        if !reply.as_ref().is_err_and(|failure| failure.fault() == Fault::Contention) {
+        if stopped.is_cancelled() || !reply.as_ref().is_err_and(|failure| failure.fault() == Fault::Contention) {
             break (holder, sent, reply);
         }
         if let Some(reply) = repeat.final_or_pause(reply).await {

@@ -3,6 +3,7 @@
 use harness::{DIRECT, TestDatabase, TestDb, acquired, events, pool, proxy::Proxy};
 use rowlock::{Error, LeaseLock};
 use sqlx::{Pool, pool::PoolOptions};
+use tokio::sync::Mutex;
 
 harness::tests!(
     postgres[DIRECT](an_untried_server_is_told_of),
@@ -34,8 +35,10 @@ async fn tidb_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(db.number(tables).await, Some(0));
 }
 
-/// For the whole process, so that no other test may run.
+/// For the whole process, so that no other test may accept or refuse a server.
 async fn tidb_can_be_accepted<DB: TestDatabase>(db: TestDb<DB>) {
+    static ACCEPTING: Mutex<()> = Mutex::const_new(());
+    let _accepting = ACCEPTING.lock().await;
     let (_proxy, pool) = at_tidb(&db).await;
     rowlock::accept_any_server(true);
     let migrated = rowlock::migrate(&pool).await;

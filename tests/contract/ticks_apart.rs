@@ -67,9 +67,10 @@ async fn operators_are_told_what_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let schedules = instance(&db, "other").on(due(&db, "k").await, async |_| Never::Ok(()));
     for (name, trigger) in [("trigger", true), ("pause", false)] {
         let proxy = db.proxy().await;
-        let operator = Schedules::<DB>::new(proxy.pool(4)).time_limit(10 * SHORT).unwrap();
+        let operator = Schedules::<DB>::new(proxy.pool(4)).time_limit(20 * SHORT).unwrap();
         let ask = async |name| if trigger { operator.trigger(name).await } else { operator.pause(name).await };
-        ask("unknown").await.unwrap_err(); // prepares the statement
+        let unknown = ask("unknown").await; // prepares the statement
+        assert!(matches!(unknown, Err(Error::UnknownSchedule { .. })), "{unknown:?}");
         let answer = proxy.during(Way::Replies, 0, ask("k"), async |proxy| {
             eventually("it is carried out", || async {
                 let row = info(&db, "k").await;

@@ -139,7 +139,7 @@ async fn a_run_is_lost_though_its_transaction_is_not_committed<DB: TestDatabase>
     db.execute("CREATE TABLE effect (id BIGINT)").await;
     let (sender, mut ticks) = mpsc::unbounded_channel();
     let (schedule, url) = (due(&db, "k").await, db.url.clone());
-    let schedules = instance(&db, "one").time_limit(10 * SHORT).unwrap().lease(10 * SHORT).unwrap();
+    let schedules = instance(&db, "one").time_limit(30 * SHORT).unwrap().lease(60 * SHORT).unwrap();
     let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
         let (url, sender) = (url.clone(), sender.clone());
         async move {

@@ -74,7 +74,6 @@ async fn an_old_instance_that_restarts_does_not_stop_the_schedule<DB: TestDataba
     assert!(new.shutdown(PATIENCE).await);
 }
 
-/// The row was deleted by an operator, or has the times of an instance that knew no versions.
 /// An instance with other times has read the row. Before it writes its times, another instance runs
 /// the tick that would be their first.
 async fn times_meet_a_run_that_has_just_begun<DB: TestDatabase>(db: TestDb<DB>) {
@@ -103,6 +102,7 @@ async fn times_meet_a_run_that_has_just_begun<DB: TestDatabase>(db: TestDb<DB>) 
     assert_eq!((row.times.as_str(), row.slot), (text(LONG / 2).as_str(), at(slot + period)), "{row:?}");
 }
 
+/// The row was deleted by an operator, or has the times of an instance that knew no versions.
 async fn times_that_are_gone_are_put_back<DB: TestDatabase>(db: TestDb<DB>) {
     let running = every(&db, 2, LONG).start().await.unwrap();
     for lose in [
