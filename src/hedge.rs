@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout, timeout_at},
+};
 
 use crate::{
     store::{Database, Reply, connection::PooledConn, failure::Failure, pools::Connections},
@@ -59,6 +62,9 @@ impl<DB: Database> Hedge<DB> {
     ///
     /// A pool of one connection has none for the second request, which waits for the first.
     pub async fn send<R: Request<DB>>(&self, request: &R, limit: Instant) -> Exchange<Answer<R::Reply>> {
+        if Handle::try_current().is_err() {
+            return Exchange { unanswered: false, reply: Err(Failure::NoRuntime) };
+        }
         let (first_sent, second_sent) = (AtomicBool::new(false), AtomicBool::new(false));
         let mut first = pin!(self.send_once(request, limit, &first_sent));
         if let Ok(reply) = timeout(self.delay, &mut first).await {

@@ -8,7 +8,10 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use futures_core::Stream;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep},
+};
 
 use crate::{
     error::Error,
@@ -126,6 +129,9 @@ struct Observer<DB: Database> {
 
 impl<DB: Database> Observer<DB> {
     async fn next(mut self) -> (Change, Self) {
+        if Handle::try_current().is_err() {
+            return (Err(Error::NoRuntime), self);
+        }
         loop {
             match self.lock.read(&self.names[0]).await {
                 Ok(listed) => {

@@ -315,7 +315,7 @@ impl<DB: Database> LeaseLock<DB> {
     pub(crate) fn forgetting(&self, older_than: Duration) -> Result<Forgetting<'_, DB>, Error> {
         let older_than = within("an age", older_than, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
         let terms = Terms { min_interval: *lock(&self.on.longest_interval), ..self.on.terms.clone() };
-        Ok(Forgetting { lock: self, older_than, terms, after: Some(String::new()) })
+        Ok(Forgetting { lock: self, older_than, terms, after: Some(String::new()), deleted: false })
     }
 
     /// Checks for a runtime and a usable table, and returns the deadline of the operation.
@@ -345,6 +345,8 @@ pub(crate) struct Forgetting<'a, DB: Database> {
     terms: Terms,
     /// The last key of the step before, or `None` after the last step.
     after: Option<String>,
+    /// An earlier step has deleted rows.
+    deleted: bool,
 }
 
 impl<DB: Database> Forgetting<'_, DB> {
@@ -354,8 +356,11 @@ impl<DB: Database> Forgetting<'_, DB> {
         let lock = self.lock;
         let limit = lock.checked_deadline().await?;
         let subject = if self.after.is_some() { TABLE } else { QUEUE };
-        let mut conn = lock.checkout(limit, Action::Forget, subject).await?;
-        let failed = |failure| lock.failed(failure, Action::Forget, subject);
+        let before = if self.deleted { Certainty::Unknown } else { Certainty::NothingChanged };
+        let failed = |failure: Failure| {
+            failure.into_error(Action::Forget, subject.to_owned(), lock.shared.settings.time_limit, before)
+        };
+        let mut conn = PooledConn::answering(&lock.shared.settings.pool, limit).await.map_err(failed)?;
         let Some(after) = &self.after else {
             let reply = timeout_at(limit, DB::sweep(conn.get())).await;
             return conn.settle(reply).map(|_| None).map_err(failed);
@@ -363,6 +368,7 @@ impl<DB: Database> Forgetting<'_, DB> {
         let reply = timeout_at(limit, DB::forget(conn.get(), self.older_than, after, &self.terms)).await;
         let step = conn.settle(reply).map_err(failed)?;
         self.after = step.after;
+        self.deleted |= step.rows > 0;
         Ok(Some(step.rows))
     }
 }

@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use sqlx::Connection as _;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout_at},
+};
 
 use crate::{
     action::{Action, Certainty},
@@ -22,6 +25,7 @@ pub(crate) async fn confirm<DB: Database>(
     tx: &mut DB::Connection,
     time_limit: Duration,
 ) -> Result<Confirmation, Error> {
+    Handle::try_current().map_err(|_| Error::NoRuntime)?;
     let key = claim.key.clone();
     if !tx.is_in_transaction() {
         return Err(Error::NotInTransaction { key });

@@ -122,6 +122,9 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     pub async fn lost(&self) {
+        if Handle::try_current().is_err() {
+            return self.held.lost.cancelled().await; // no clock can be watched here
+        }
         self.on.renewer.ensure_task();
         // The renewer reports the loss. The clock is watched here too, in case the runtime that
         // drives the renewer makes no progress.
@@ -243,6 +246,7 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     pub async fn abandon(mut self) -> Result<(), Error> {
+        Handle::try_current().map_err(|_| Error::NoRuntime)?; // dropping the handle abandons it
         let Some(ended) = self.begin_abandoning() else {
             return if self.held.lost.is_cancelled() { Err(self.error_lost()) } else { Ok(()) };
         };

@@ -104,6 +104,9 @@ impl<DB: Database> Renewers<DB> {
     /// Waits for at most `limit` until no background work is left. Returns whether none is, and no
     /// claim was left behind.
     pub async fn settled(&self, limit: Duration) -> bool {
+        if Handle::try_current().is_err() {
+            return false; // the limit cannot be watched
+        }
         self.renewers().iter().for_each(Renewer::ensure_task);
         timeout(limit, self.tracker.wait()).await.is_ok() && *lock(&self.left_behind_until) <= Instant::now()
     }

@@ -163,7 +163,14 @@ impl<DB: Database> Tickets<DB> {
             let Some(front) = repeat.final_or_pause(front).await else { continue };
             let view = read_queue(keys, number, &front?);
             if !view.lapsed.is_empty() && matches!(view.at, Position::First | Position::Unknown) {
-                PooledConn::send(&self.pool, limit, async |conn| DB::clear(conn, &view.lapsed).await).await?;
+                let cleared =
+                    PooledConn::send(&self.pool, limit, async |conn| DB::clear(conn, &view.lapsed).await).await;
+                // The first one does not depend on it. Others may delete the same tickets.
+                if view.at == Position::Unknown {
+                    repeat.final_or_pause(cleared).await.transpose()?;
+                } else if let Err(failure) = cleared {
+                    tracing::debug!(%failure, "lapsed tickets were not deleted");
+                }
             }
             if view.at != Position::Unknown {
                 return Ok(view.at);

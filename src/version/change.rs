@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use sqlx::Connection as _;
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout_at},
+};
 
 use crate::{
     action::Action,
@@ -66,6 +69,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         basis: Basis,
         mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Updated<V>, UpdateError<E>> {
+        Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let mut tries = self.rows.retry.begin();
         let until = tries.until;
         // The limit of a statement, including the wait for a connection.

@@ -49,6 +49,7 @@ async fn a_step_that_fails_leaves_those_before_it_done<DB: TestDatabase>(db: Tes
     }
     let error = db.lock().forget(HOUR).await.unwrap_err();
     assert!(format!("{error:?}").contains("not this one"), "{error:?}");
+    assert!(error.to_string().contains("it may have been carried out"), "{error}");
     assert_eq!(rows(&db).await, 203, "two steps of 500 are done");
     db.execute(if db.server.name == "postgres" {
         "DROP TRIGGER refuse ON t_resource_lock"

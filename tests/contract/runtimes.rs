@@ -16,8 +16,8 @@ use harness::{
     proxy::{Proxy, Way},
 };
 use rowlock::{
-    LeaseLock, ListOptions, Reason, ResourceLock, RunOptions, Schedules, Status, VersionLock, migrate,
-    migrate_functions,
+    Columns, LeaseLock, ListOptions, Reason, ResourceLock, RunOptions, Schedules, Status, VersionLock, VersionedTable,
+    migrate, migrate_functions,
 };
 use sqlx::Pool;
 use tokio::{
@@ -57,6 +57,9 @@ fn outside<T: Send + 'static, E: std::fmt::Display + Send + 'static>(
 async fn outside_of_a_runtime_each_call_says_so<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let schedules = Arc::new(Schedules::new(db.pool.clone()));
+    let lease = Arc::new(acquired(lock.try_acquire("held").await));
+    let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
+    let table = VersionedTable::new(db.pool.clone(), columns).unwrap();
     let versions = VersionLock::new(db.pool.clone(), "account", "id", "version").unwrap();
     macro_rules! outside {
         ($($value:ident: $call:expr),+ $(,)?) => {
@@ -80,6 +83,9 @@ async fn outside_of_a_runtime_each_call_says_so<DB: TestDatabase>(db: TestDb<DB>
         schedules: schedules.runs(&RunOptions::default()),
         schedules: schedules.forget_history(PATIENCE),
         versions: versions.try_acquire("k"),
+        table: table.read("k"),
+        table: table.deposit("k", 1),
+        lease: lease.renew(),
     );
 }
 
