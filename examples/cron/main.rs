@@ -27,7 +27,8 @@ async fn fired(jobs: &Schedules<Sqlite>) -> Result<TickOutcome, rowlock::Error> 
             TickOutcome::NotDue { retry_after: Some(left) } if left <= LEASE => {
                 sleep(left + Duration::from_millis(10)).await;
             }
-            outcome => return Ok(outcome), // Succeeded, Failed, PassedOver, Lost, HandedBack, NotDue
+            // Succeeded, Failed, PassedOver, Lost, HandedBack, NotDue.
+            outcome => return Ok(outcome),
         }
     }
 }

@@ -140,7 +140,7 @@ impl<DB: Database> Core<DB> {
         for schedule in left {
             tracing::warn!(
                 schedule = schedule.name(),
-                "it may not have the times of this instance: runs began too often"
+                "the times of a schedule may not be registered: runs began too often"
             );
         }
         Ok(all)

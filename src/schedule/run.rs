@@ -158,14 +158,10 @@ async fn started<DB: Database>(
         Stop::Lost => (Ended::Lost, None),
         Stop::HandBack(ended) => {
             let stood = stop_and_hand_back(&tick.inner().core, &tick.inner().claim, keeper).await;
-            match !stood && tick.inner().ended_in_transaction() {
-                true => match committed(tick.inner()).await {
-                    succeeded @ (Ended::Succeeded, _) => succeeded,
-                    // An earlier attempt to hand it back had no reply.
-                    _ => (ended, None),
-                },
-                false => (ended, None),
-            }
+            let found =
+                if stood || !tick.inner().ended_in_transaction() { None } else { Some(committed(tick.inner()).await) };
+            // If it did not succeed, an earlier attempt to hand it back had no reply.
+            found.filter(|found| matches!(found.0, Ended::Succeeded)).unwrap_or((ended, None))
         }
         // The work still runs. Nothing else may, until the leases end.
         Stop::Unstoppable => {
@@ -180,8 +176,8 @@ async fn started<DB: Database>(
     ended
 }
 
-/// Stops the renewals of a claim whose work has stopped, and hands it back.
-/// Returns `false` if the claim did not stand.
+/// Stops the renewals of a claim whose work has stopped, and hands it back. Returns `false` if the
+/// claim did not stand.
 async fn stop_and_hand_back<DB: Database>(core: &Core<DB>, claim: &Claim, keeper: Keeper) -> bool {
     keeper.stop().await;
     hand_back(core, claim).await

@@ -12,7 +12,7 @@ use crate::{
     store::{
         ClaimReply, ClaimRequest, Reply, is_apart,
         postgres::{
-            ended,
+            once_ended,
             row::{FEW, Query, ROW, read},
         },
     },
@@ -162,7 +162,7 @@ pub(super) async fn claim(conn: &mut PgConnection, requests: &[ClaimRequest], te
         }
     };
     let rows = query.fetch_all(&mut *conn).await;
-    let rows = ended(conn, rows).await?;
+    let rows = once_ended(conn, rows).await?;
     rows.iter().map(|row| answer(row, terms)).collect()
 }
 

@@ -34,7 +34,7 @@ const IN_ANOTHER: [&str; 2] = ["22012", "25P02"];
 
 /// Waits for the end of the transaction of a statement that failed. The server reports an error
 /// before it releases the locks, and the next statement would skip the rows that are still locked.
-async fn ended<T>(conn: &mut PgConnection, reply: Reply<T>) -> Reply<T> {
+async fn once_ended<T>(conn: &mut PgConnection, reply: Reply<T>) -> Reply<T> {
     if matches!(reply, Err(sqlx::Error::Database(_))) {
         drop(conn.ping().await);
     }

@@ -8,7 +8,7 @@ use crate::{
     key::{Claim, Holder, Key, Token},
     store::{
         Outcome, Reply,
-        postgres::ended,
+        postgres::once_ended,
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
             Registered, Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
@@ -263,7 +263,7 @@ impl ScheduleStore for Postgres {
         let query = sqlx::query(CLAIM).bind(part(|times| times.name.as_str())).bind(part(|times| &times.spec));
         let query = query.bind(part(|times| &times.zone)).bind(ask.holder.as_uuid()).bind(ask.label).bind(ask.lease);
         let rows = query.bind(i64::from(ask.most)).bind(LOST).fetch_all(&mut *conn).await;
-        let rows = ended(conn, rows).await?;
+        let rows = once_ended(conn, rows).await?;
         let mut reply = DueReply { claimed: Vec::with_capacity(rows.len()), next_in: None };
         for row in rows {
             reply.next_in = interval(&row, "next_in")?;
