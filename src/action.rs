@@ -12,7 +12,8 @@ use std::fmt;
 ///     match error {
 ///         Error::TimedOut { action, .. }
 ///         | Error::NoConnection { action, .. }
-///         | Error::Database { action, .. } => {
+///         | Error::Database { action, .. }
+///         | Error::ReadOnly { action, .. } => {
 ///             matches!(action, Action::Release | Action::Abandon)
 ///         }
 ///         _ => false,
@@ -92,7 +93,8 @@ impl fmt::Display for Action {
 ///     match error {
 ///         Error::TimedOut { outcome, .. }
 ///         | Error::NoConnection { outcome, .. }
-///         | Error::Database { outcome, .. } => *outcome == Certainty::Unknown,
+///         | Error::Database { outcome, .. }
+///         | Error::ReadOnly { outcome, .. } => *outcome == Certainty::Unknown,
 ///         Error::CommitUnknown { .. } => true,
 ///         _ => false,
 ///     }

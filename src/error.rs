@@ -135,10 +135,20 @@ pub enum Error {
         wrong: String,
     },
 
-    /// The database accepts no writes; nothing was changed.
+    /// The database accepts no writes.
     #[non_exhaustive]
-    #[error("the database accepts no writes: connect to the primary, or make the database's file writable")]
+    #[error(
+        "{action} {subject}: the database accepts no writes: connect to the primary, or make the database's file writable; {}",
+        describe_outcome(*action, *outcome)
+    )]
     ReadOnly {
+        /// The action that was under way.
+        action: Action,
+        /// The key, or the other object, that it concerned.
+        subject: String,
+        /// What is known of the outcome. An earlier request of the call may have been carried out,
+        /// by a server that was the primary then.
+        outcome: Certainty,
         /// The driver's error.
         #[source]
         source: sqlx::Error,

@@ -25,6 +25,10 @@ fn failed(action: Action, outcome: Certainty) -> Error {
     Error::Database { action, subject: "\"k\"".into(), outcome, source: refused() }
 }
 
+fn read_only(action: Action, outcome: Certainty) -> Error {
+    Error::ReadOnly { action, subject: "\"k\"".into(), outcome, source: refused() }
+}
+
 #[test]
 fn a_lease_is_spoken_of_where_there_is_one() {
     for action in ACTIONS {
@@ -33,6 +37,7 @@ fn a_lease_is_spoken_of_where_there_is_one() {
             let of_a_claim = matches!(action, Action::Acquire | Action::Renew | Action::Release | Action::Abandon);
             let errors = [
                 failed(action, outcome),
+                read_only(action, outcome),
                 Error::TimedOut { action, subject: subject.clone(), limit, outcome },
                 Error::NoConnection { action, subject: subject.clone(), limit, outcome },
             ];
@@ -50,7 +55,7 @@ fn the_cause_is_told_once_by_what_prints_the_chain() {
     let key = Key::new("k").unwrap();
     let errors = [
         failed(Action::Acquire, Certainty::NothingChanged),
-        Error::ReadOnly { source: refused() },
+        read_only(Action::Acquire, Certainty::NothingChanged),
         Error::TransactionOver { key: key.clone(), source: Some(refused()) },
         Error::CommitUnknown { key, source: Some(refused()) },
     ];

@@ -35,7 +35,9 @@ impl<'a> TransientRetry<'a> {
                 None
             }
             reply => {
-                *lock(self.last_error) = None;
+                if reply.is_ok() {
+                    *lock(self.last_error) = None;
+                }
                 Some(reply)
             }
         }
@@ -48,8 +50,10 @@ pub(crate) fn late(mut error: Error, wait: Duration, unsure: bool) -> Error {
     if let Error::TimedOut { limit, .. } | Error::NoConnection { limit, .. } = &mut error {
         *limit = wait;
     }
-    if let Error::TimedOut { outcome, .. } | Error::NoConnection { outcome, .. } | Error::Database { outcome, .. } =
-        &mut error
+    if let Error::TimedOut { outcome, .. }
+    | Error::NoConnection { outcome, .. }
+    | Error::Database { outcome, .. }
+    | Error::ReadOnly { outcome, .. } = &mut error
         && unsure
     {
         *outcome = Certainty::Unknown;

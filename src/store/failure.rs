@@ -98,12 +98,14 @@ impl Failure {
             Self::NoReply if action.leaves_nothing() => timed_out(before),
             Self::NoReply => timed_out(Certainty::Unknown),
             Self::Failed(source) => match fault {
-                Fault::MissingTable => Error::TableMissing,
-                Fault::MissingColumn => {
+                Fault::MissingTable if before == Certainty::NothingChanged => Error::TableMissing,
+                Fault::MissingColumn if before == Certainty::NothingChanged => {
                     Error::ColumnMissing { table: "t_resource_lock", columns: format!("a column ({})", said(&source)) }
                 }
-                Fault::ReadOnly => Error::ReadOnly { source },
-                Fault::Contention
+                Fault::ReadOnly => Error::ReadOnly { action, subject, outcome: before, source },
+                Fault::MissingTable
+                | Fault::MissingColumn
+                | Fault::Contention
                 | Fault::Outage
                 | Fault::NoConnection
                 | Fault::Overload

@@ -231,7 +231,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         // use, so the connection is closed.
         let close = match &error {
             Error::TimedOut { .. } => true,
-            Error::ReadOnly { source } => fault::may_take_writes_again(source),
+            Error::ReadOnly { source, .. } => fault::may_take_writes_again(source),
             _ => false,
         };
         if !close {

@@ -63,6 +63,7 @@ mod read_write_upgrades;
 mod reentry;
 mod replaced;
 mod replies;
+mod replies_refused;
 mod rights;
 mod rules_table;
 mod runtimes;
@@ -188,6 +189,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     reentry::register::<DB>(suite);
     replaced::register::<DB>(suite);
     replies::register::<DB>(suite);
+    replies_refused::register::<DB>(suite);
     rights::register::<DB>(suite);
     rules_table::register::<DB>(suite);
     runtimes::register::<DB>(suite);

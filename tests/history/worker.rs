@@ -397,7 +397,8 @@ pub fn outcome(error: &Error) -> Outcome {
         Error::Lost { .. } => Outcome::Lost,
         Error::TimedOut { outcome: Certainty::Unknown, .. }
         | Error::NoConnection { outcome: Certainty::Unknown, .. }
-        | Error::Database { outcome: Certainty::Unknown, .. } => Outcome::Unknown,
+        | Error::Database { outcome: Certainty::Unknown, .. }
+        | Error::ReadOnly { outcome: Certainty::Unknown, .. } => Outcome::Unknown,
         _ => Outcome::Nothing,
     }
 }
