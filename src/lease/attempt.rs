@@ -23,6 +23,7 @@ use crate::{
         claims::{ClaimSet, Claimed, Granted},
         creates::Creation,
         handle::subject,
+        in_doubt::{InDoubt, Unanswered},
         replies::{Next, next_of_all, next_of_any, queued},
         shared::Shared,
         terms::KeyTerms,
@@ -71,7 +72,7 @@ pub(crate) struct Try<'a, DB: Database> {
     /// A claim request was sent whose outcome is unknown.
     unanswered: bool,
     /// Set as soon as a claim request has no reply while its caller still waits for one.
-    unanswered_flag: Option<&'a AtomicBool>,
+    in_doubt: Option<&'a InDoubt>,
     /// Set while a claim request is in flight.
     in_flight: Arc<AtomicBool>,
     /// The rows that this attempt created. One that is still missing afterwards is not visible.
@@ -79,12 +80,6 @@ pub(crate) struct Try<'a, DB: Database> {
     /// The request met contention, possibly with other requests of its batch, or it cannot be
     /// granted by a statement of many requests.
     contended: bool,
-}
-
-/// A claim request that may have been granted although no reply arrived.
-pub(crate) struct Unanswered {
-    holder: Holder,
-    chosen: Option<Place>,
 }
 
 impl<'a, DB: Database> Try<'a, DB> {
@@ -122,17 +117,17 @@ impl<'a, DB: Database> Try<'a, DB> {
             statement_deadline,
             busy_timeout: BUSY_TIMEOUT,
             unanswered,
-            unanswered_flag: None,
+            in_doubt: None,
             in_flight: Arc::default(),
             created: Vec::new(),
             contended: false,
         })
     }
 
-    /// Reports to these flags whether a claim request is in flight, and whether one has no reply
-    /// while its caller still waits for one.
-    pub fn reporting_to(mut self, in_flight: &Arc<AtomicBool>, unanswered: &'a AtomicBool) -> Self {
-        (self.in_flight, self.unanswered_flag) = (in_flight.clone(), Some(unanswered));
+    /// Reports whether a claim request is in flight, and whether one has no reply while its caller
+    /// still waits for one.
+    pub fn reporting_to(mut self, in_doubt: &'a InDoubt) -> Self {
+        (self.in_flight, self.in_doubt) = (in_doubt.in_flight.clone(), Some(in_doubt));
         self
     }
 
@@ -201,8 +196,8 @@ impl<'a, DB: Database> Try<'a, DB> {
         }
         self.unanswered = true;
         // Later the caller has stopped waiting, and a claim in flight is finished.
-        if let Some(flag) = self.unanswered_flag.filter(|_| Instant::now() < self.caller_deadline) {
-            flag.store(true, Ordering::Relaxed);
+        if let Some(in_doubt) = self.in_doubt.filter(|_| Instant::now() < self.caller_deadline) {
+            in_doubt.set_unanswered(true);
         }
     }
 

@@ -13,6 +13,7 @@ use crate::{
         attempt::Try,
         claims::Granted,
         guard::{Lease, LeaseSet},
+        in_doubt::InDoubt,
         shared::Shared,
         terms::KeyTerms,
         wait::{table_within, wait_for},
@@ -294,8 +295,19 @@ impl<DB: Database> LeaseLock<DB> {
         wait: Duration,
         for_run: bool,
     ) -> Result<Attempt<Granted<DB>>, Error> {
+        self.granted_or_in_doubt(wanted, wait, for_run, &InDoubt::default()).await
+    }
+
+    /// Acquires the keys. If the future is dropped, `in_doubt` tells whether a claim may stand.
+    pub(crate) async fn granted_or_in_doubt(
+        &self,
+        wanted: &Wanted,
+        wait: Duration,
+        for_run: bool,
+        in_doubt: &InDoubt,
+    ) -> Result<Attempt<Granted<DB>>, Error> {
         let span = spans::acquire(&wanted.keys, wanted.any);
-        let attempt = self.request(wanted, wait, for_run).instrument(span.clone()).await;
+        let attempt = self.request(wanted, wait, for_run, in_doubt).instrument(span.clone()).await;
         match &attempt {
             Ok(Attempt::Acquired(granted)) => spans::acquired(&span, &granted.handle.claims()[0], wanted.any),
             Ok(Attempt::Refused(refusal)) => spans::refused(&span, refusal, wanted.any),
@@ -304,7 +316,13 @@ impl<DB: Database> LeaseLock<DB> {
         attempt
     }
 
-    async fn request(&self, wanted: &Wanted, wait: Duration, for_run: bool) -> Result<Attempt<Granted<DB>>, Error> {
+    async fn request(
+        &self,
+        wanted: &Wanted,
+        wait: Duration,
+        for_run: bool,
+        in_doubt: &InDoubt,
+    ) -> Result<Attempt<Granted<DB>>, Error> {
         Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let now = Instant::now();
         let table = match wait.is_zero() {
@@ -319,7 +337,7 @@ impl<DB: Database> LeaseLock<DB> {
                 let any = wanted.any.then(|| self.on.queues.queue(&wanted.keys, true));
                 Try::new(&self.shared, &self.on, wanted, any, None, None)?.run().await?
             }
-            false => wait_for(&self.shared, &self.on, wanted, now, wait, for_run).await?,
+            false => wait_for(&self.shared, &self.on, wanted, now, wait, for_run, in_doubt).await?,
         };
         if let Attempt::Acquired(granted) = &attempt {
             metrics::waited(granted.handle.claims()[0].key.as_str(), now.elapsed());

@@ -12,6 +12,7 @@ pub(crate) mod ending;
 mod forgetting;
 pub(crate) mod guard;
 pub(crate) mod handle;
+pub(crate) mod in_doubt;
 pub(crate) mod info;
 pub(crate) mod lock;
 pub(crate) mod looks;

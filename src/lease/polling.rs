@@ -2,7 +2,7 @@
 
 use crate::{
     grant::Attempt,
-    lease::{attempt::Unanswered, claims::Granted},
+    lease::{claims::Granted, in_doubt::Unanswered},
     pacing::{Backoff, poll_backoff, poll_sooner},
     queue::{local::Permit, tickets::Ticket},
     rules::Refusal,

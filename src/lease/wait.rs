@@ -7,10 +7,7 @@
 //! refusal named.
 
 use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -28,6 +25,7 @@ use crate::{
         attempt::Try,
         claims::Granted,
         handle::subject,
+        in_doubt::InDoubt,
         polling::{PollEnd, PollOutcome, RequestState},
         replies::queued,
         shared::Shared,
@@ -57,8 +55,8 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The wait that counts as indefinite: ten years.
 pub(crate) const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
 
-/// Waits for these keys, for at most `wait`. `for_run`: a refusal within the minimum
-/// interval ends the wait.
+/// Waits for these keys, for at most `wait`. `for_run`: a refusal within the minimum interval ends
+/// the wait. `in_doubt` tells of a claim that may stand, also if the future is dropped.
 pub(crate) async fn wait_for<DB: Database>(
     shared: &Shared<DB>,
     on: &Arc<KeyTerms<DB>>,
@@ -66,13 +64,13 @@ pub(crate) async fn wait_for<DB: Database>(
     since: Instant,
     wait: Duration,
     for_run: bool,
+    in_doubt: &InDoubt,
 ) -> Result<Attempt<Granted<DB>>, Error> {
     let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
     let _counted = Counted::waiter();
     let until = since + wait.min(LONGEST);
     let queue = on.queues.queue(&wanted.keys, wanted.any);
-    let (in_flight, unanswered, requested) = (Arc::default(), AtomicBool::new(false), AtomicBool::new(false));
-    let (last_refusal, last_error) = (Mutex::default(), Mutex::default());
+    let (asking_since, last_refusal, last_error) = (Mutex::default(), Mutex::default(), Mutex::default());
     let pending = PendingAcquire {
         lock: shared,
         on,
@@ -81,9 +79,8 @@ pub(crate) async fn wait_for<DB: Database>(
         until,
         for_run,
         queue,
-        in_flight,
-        unanswered,
-        requested,
+        in_doubt,
+        asking_since,
         last_refusal,
         last_error,
     };
@@ -127,12 +124,9 @@ struct PendingAcquire<'a, DB: Database> {
     /// A refusal within the minimum interval ends the wait.
     for_run: bool,
     queue: Arc<LocalQueue>,
-    /// A claim request is in flight.
-    in_flight: Arc<AtomicBool>,
-    /// A claim request has no reply and may have been granted.
-    unanswered: AtomicBool,
-    /// A request was sent.
-    requested: AtomicBool,
+    in_doubt: &'a InDoubt,
+    /// Since when this task's own requests have no reply.
+    asking_since: Mutex<Option<Instant>>,
     /// The last refusal of this task's own requests.
     last_refusal: Mutex<Option<Refusal>>,
     /// The failure that is being waited out.
@@ -316,7 +310,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
                 Position::TicketMissing | Position::Unknown => return Ok(PollOutcome::TicketLost),
             }
         }
-        self.requested.store(true, Ordering::Relaxed);
+        lock(&self.asking_since).get_or_insert_with(Instant::now);
         let any = self.wanted.any.then(|| self.queue.clone());
         let attempt = Try::new(self.lock, self.on, self.wanted, any, Some(self.until), state.unanswered.take())?;
         // A fair waiter keeps the permit: the next one is not the first in the queue.
@@ -324,16 +318,18 @@ impl<DB: Database> PendingAcquire<'_, DB> {
             self.queue.set_poll_backoff(None);
             state.permit = None;
         }
-        let mut attempt = attempt.reporting_to(&self.in_flight, &self.unanswered);
+        let mut attempt = attempt.reporting_to(self.in_doubt);
         if state.waited || state.ticket.is_some() {
             attempt = attempt.after_waiting(state.ticket.is_some());
         }
         let answer = attempt.run().await;
         state.unanswered = answer.as_ref().err().and_then(|_| attempt.into_unanswered());
         if state.unanswered.is_none() {
-            self.unanswered.store(false, Ordering::Relaxed);
+            self.in_doubt.set_unanswered(false);
         }
-        Ok(match answer? {
+        let answer = answer?;
+        *lock(&self.asking_since) = None;
+        Ok(match answer {
             Attempt::Acquired(granted) => PollOutcome::Granted(granted),
             Attempt::Refused(refusal) => {
                 let since = refusal.since.map_or(0, |since| since.timestamp_micros());
@@ -393,15 +389,20 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     }
 
     /// Returns the last refusal, unless a later claim may have been granted although no reply
-    /// arrived. A claim in flight is finished, and put back if it is granted. Of several keys of
-    /// which one is enough, a request may be for another one than the shared refusal.
+    /// arrived. A claim in flight is finished, and put back if it is granted.
+    ///
+    /// The shared refusal does not count if this task has asked since and got no reply: for longer
+    /// than a reply takes, or for another one of several keys.
     fn take_last_refusal(&self) -> Option<Attempt<Granted<DB>>> {
-        if self.unanswered.load(Ordering::Relaxed) {
+        if self.in_doubt.is_unanswered() {
             return None;
         }
         let last_refusal = lock(&self.last_refusal).take();
-        let is_its_own = self.wanted.any && self.requested.load(Ordering::Relaxed);
-        self.queue.refusal().filter(|_| !is_its_own).or(last_refusal).map(Attempt::Refused)
+        let time_limit = self.lock.settings.time_limit;
+        let asks_in_vain =
+            lock(&self.asking_since).is_some_and(|since| self.wanted.any || since.elapsed() >= time_limit);
+        let only_its_own = asks_in_vain || lock(&self.last_error).is_some();
+        self.queue.refusal().filter(|_| !only_its_own).or(last_refusal).map(Attempt::Refused)
     }
 
     fn no_reply(&self) -> Error {
@@ -410,8 +411,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     }
 
     fn out_of_time(&self, error: Error, wait: Duration) -> Error {
-        let unsure = [&*self.in_flight, &self.unanswered].iter().any(|flag| flag.load(Ordering::Relaxed));
-        late(error, wait, unsure)
+        late(error, wait, self.in_doubt.may_stand())
     }
 
     fn error(&self, failure: Failure) -> Error {

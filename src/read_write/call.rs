@@ -16,11 +16,13 @@ use crate::{
     grant::Attempt,
     key::Holder,
     lease::{
+        attempt::Try,
         claims::Granted,
+        in_doubt::{InDoubt, Unanswered},
         lock::LeaseLock,
-        readers::{AllReaders, Readers},
+        readers::{AllReaders, Number, Readers},
         shared::Shared,
-        transient::TransientRetry,
+        transient::{TransientRetry, late},
         wait::{LONGEST, table_within},
         wanted::Wanted,
     },
@@ -42,6 +44,10 @@ pub(crate) struct Call<'a, DB: Database> {
     wait: Duration,
     refusal: Mutex<Option<Refusal>>,
     error: Mutex<Option<Error>>,
+    /// The claim on a reader's key that has no reply and may have been granted.
+    pub unanswered: Mutex<Option<(Number<DB>, Unanswered)>>,
+    name_in_doubt: InDoubt,
+    reader_in_doubt: InDoubt,
 }
 
 impl<'a, DB: Database> Call<'a, DB> {
@@ -55,7 +61,9 @@ impl<'a, DB: Database> Call<'a, DB> {
             false => table_within(&lock.shared, since, wait).await?,
         };
         table.admits(&names.longest, &lock.on.terms.label)?;
-        Ok(Self { lock, names, readers, since, wait, refusal: Mutex::default(), error: Mutex::default() })
+        let (refusal, error, unanswered) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (name_in_doubt, reader_in_doubt) = (InDoubt::default(), InDoubt::default());
+        Ok(Self { lock, names, readers, since, wait, refusal, error, unanswered, name_in_doubt, reader_in_doubt })
     }
 
     /// Returns whether the call makes one attempt and does not wait.
@@ -86,19 +94,22 @@ impl<'a, DB: Database> Call<'a, DB> {
         *lock(&self.refusal) = Some(refusal.clone());
     }
 
-    /// Ends the work when the wait is over, with the last refusal.
+    /// Ends the work when the wait is over, with the last refusal, unless a claim has no reply.
     pub async fn within<T>(&self, work: impl Future<Output = Result<Attempt<T>, Error>>) -> Result<Attempt<T>, Error> {
         if self.is_one_attempt() {
             return work.await;
         }
-        if let Ok(ended) = timeout_at(self.until(), work).await {
-            return ended;
-        }
-        let (refusal, error) = (lock(&self.refusal).take(), lock(&self.error).take());
-        match (refusal, error) {
-            (Some(refusal), _) => Ok(Attempt::Refused(refusal)),
-            (None, Some(error)) => Err(error),
-            (None, None) => Err(self.timed_out()),
+        let ended = timeout_at(self.until(), work).await;
+        let in_doubt = [&self.name_in_doubt, &self.reader_in_doubt];
+        let is_unanswered = in_doubt.iter().any(|claim| claim.is_unanswered());
+        let may_stand = in_doubt.iter().any(|claim| claim.may_stand());
+        let error = match ended {
+            Ok(ended) => return ended.map_err(|error| late(error, self.wait, may_stand)),
+            Err(_) => lock(&self.error).take(),
+        };
+        match lock(&self.refusal).take().filter(|_| !is_unanswered) {
+            Some(refusal) => Ok(Attempt::Refused(refusal)),
+            None => Err(late(error.unwrap_or_else(|| self.timed_out()), self.wait, may_stand)),
         }
     }
 
@@ -112,7 +123,30 @@ impl<'a, DB: Database> Call<'a, DB> {
     pub async fn claim_name(&self) -> Result<Attempt<Granted<DB>>, Error> {
         let wanted = Wanted::all([self.names.name.clone()].into());
         let wait = if self.is_one_attempt() { Duration::ZERO } else { self.left() };
-        self.lock.granted(&wanted, wait, false).await
+        self.lock.granted_or_in_doubt(&wanted, wait, false, &self.name_in_doubt).await
+    }
+
+    /// Claims a reader's key by a new holder, or by that of `before`. An error comes with the
+    /// request if its claim may have been granted.
+    pub async fn claim_key(
+        &self,
+        wanted: &Wanted,
+        before: Option<Unanswered>,
+        ahead_of_queue: bool,
+    ) -> Result<Attempt<Granted<DB>>, (Error, Option<Unanswered>)> {
+        let another_may_stand = before.is_none() && self.reader_in_doubt.is_unanswered();
+        let until = (!self.is_one_attempt()).then(|| self.limit());
+        let attempt = Try::new(&self.lock.shared, &self.lock.on, wanted, None, until, before);
+        let mut attempt = attempt.map_err(|error| (error, None))?.reporting_to(&self.reader_in_doubt);
+        if ahead_of_queue {
+            attempt = attempt.ahead_of_queue();
+        }
+        let claimed = attempt.run().await;
+        let unanswered = claimed.as_ref().err().and_then(|_| attempt.into_unanswered());
+        if unanswered.is_none() {
+            self.reader_in_doubt.set_unanswered(another_may_stand);
+        }
+        claimed.map_err(|error| (error, unanswered))
     }
 
     /// Reads rows as they are at some moment after the call.

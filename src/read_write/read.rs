@@ -9,9 +9,9 @@ use crate::{
     grant::Attempt,
     key::Token,
     lease::{
-        attempt::Try,
         claims::Granted,
         guard::Lease,
+        in_doubt::Unanswered,
         readers::{Entrance, MAX_READERS, Number},
         wanted::Wanted,
     },
@@ -22,6 +22,7 @@ use crate::{
         Database,
         admin::{KeyRange, Listed},
     },
+    sync::lock,
 };
 
 /// How many numbers a reader asks for before it is refused.
@@ -88,7 +89,9 @@ impl<DB: Database> Call<'_, DB> {
     /// Claims a reader's key, and is let in if a look at the name's row, which begins after that
     /// claim, shows no other claim.
     async fn enter_if_open(&self) -> Result<Entry<DB>, Error> {
+        // A claim that may have been granted is requested first of all, because it keeps writers out.
         if self.readers.was_closed()
+            && lock(&self.unanswered).is_none()
             && let Access::Closed(refusal) = self.access().await?
         {
             return Ok(Entry::Closed(refusal));
@@ -180,14 +183,17 @@ impl<DB: Database> Call<'_, DB> {
         })
     }
 
-    /// Claims any reader's key: first one that no reader of this process uses, and then one that a
-    /// read of the rows shows to be free.
+    /// Claims any reader's key: first the one whose claim has no reply, or one that no reader of
+    /// this process uses, and then one that a read of the rows shows to be free.
     pub async fn claim_reader(&self, ahead_of_queue: bool) -> Result<Attempt<Granted<DB>>, Error> {
-        let mut number = self.readers.take_number(None, |_| false);
+        let (mut number, mut before) = match lock(&self.unanswered).take() {
+            Some((number, unanswered)) => (Some(number), Some(unanswered)),
+            None => (self.readers.take_number(None, |_| false), None),
+        };
         let mut refused = Vec::new();
         loop {
             let Some(taken) = number else { return Ok(Attempt::Refused(refused.pop().unwrap_or_else(|| self.full()))) };
-            match self.claim_number(taken, ahead_of_queue).await? {
+            match self.claim_number(taken, before.take(), ahead_of_queue).await? {
                 Attempt::Refused(refusal) if refusal.reason != Reason::Queued && refused.len() < NUMBERS => {
                     refused.push(refusal);
                 }
@@ -218,19 +224,27 @@ impl<DB: Database> Call<'_, DB> {
         }
     }
 
-    async fn claim_number(&self, number: Number<DB>, ahead_of_queue: bool) -> Result<Attempt<Granted<DB>>, Error> {
+    /// Claims the key of this number. A claim without a reply is kept, and so is its number.
+    async fn claim_number(
+        &self,
+        number: Number<DB>,
+        before: Option<Unanswered>,
+        ahead_of_queue: bool,
+    ) -> Result<Attempt<Granted<DB>>, Error> {
         let key = self.names.reader(number.number)?;
         // A fair reader does not precede those that wait for the name.
         let wanted = Wanted { keys: [key].into(), queues: [self.names.name.clone()].into(), any: false, name: None };
-        let until = (!self.is_one_attempt()).then(|| self.limit());
-        let mut attempt = Try::new(&self.lock.shared, &self.lock.on, &wanted, None, until, None)?;
-        if ahead_of_queue {
-            attempt = attempt.ahead_of_queue();
+        match self.claim_key(&wanted, before, ahead_of_queue).await {
+            Ok(claimed) => {
+                if let Attempt::Acquired(granted) = &claimed {
+                    granted.handle.keep(number);
+                }
+                Ok(claimed)
+            }
+            Err((error, unanswered)) => {
+                *lock(&self.unanswered) = unanswered.map(|unanswered| (number, unanswered));
+                Err(error)
+            }
         }
-        let attempt = attempt.run().await?;
-        if let Attempt::Acquired(granted) = &attempt {
-            granted.handle.keep(number);
-        }
-        Ok(attempt)
     }
 }

@@ -24,7 +24,8 @@ harness::tests!(
         a_wait_outlives_an_outage,
         a_wait_outlives_an_outage_that_was_there_before_it,
         a_grant_that_goes_unheard_in_an_outage_is_found_after_it,
-        a_wait_that_ends_in_an_outage_tells_what_is_known
+        a_wait_that_ends_in_an_outage_tells_what_is_known,
+        a_waiter_whose_turn_comes_in_an_outage_is_not_refused
     ),
     postgres[DIRECT](a_wait_outlives_a_limit_to_statements),
     sqlite(a_wait_outlives_a_full_disk)
@@ -154,6 +155,29 @@ async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>(db:
     assert!(unknown, "{error:?}");
     line.proxy.open();
     holder.release(Status::Succeeded).await.unwrap();
+}
+
+/// The refusals of the holder in the same process ended with its lease. No connection can be opened
+/// after that.
+async fn a_waiter_whose_turn_comes_in_an_outage_is_not_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::with_free_row(&db, line::SHORT, LIMIT).await;
+    let holder = acquired(line.lock.acquire("k", PATIENCE).await);
+    let wait = 4 * line::SHORT;
+    let mut waiter = waiting(&line.lock, "k", wait);
+    sleep(LIMIT).await;
+    has_not_given_up(&mut waiter);
+    line.proxy.cut();
+    line.proxy.hold_new();
+    holder.lost().await;
+    let ended = timeout(PATIENCE, waiter).await.expect("the wait ends").unwrap();
+    let Err(
+        Error::NoConnection { outcome: Certainty::NothingChanged, limit, .. }
+        | Error::TimedOut { outcome: Certainty::NothingChanged, limit, .. },
+    ) = ended
+    else {
+        panic!("{ended:?}");
+    };
+    assert_eq!(limit, wait);
 }
 
 /// The wait is blocked by an uncommitted insert of another transaction. On SQLite the other

@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::{
     bank::granted,
     cancelled::{Stage, at_every_stop_between},
+    line::{LIMIT, Line, timed_out},
 };
 
 harness::tests!(
@@ -27,7 +28,13 @@ harness::tests!(
         transactions_of_readers_and_writers_exclude_each_other,
         run_and_run_within_work_on_both_sides
     ),
-    servers(neither_side_is_let_in_beside_the_other_however_late_it_is, a_lost_message_lets_no_one_in_beside_the_other)
+    servers(
+        neither_side_is_let_in_beside_the_other_however_late_it_is,
+        a_lost_message_lets_no_one_in_beside_the_other,
+        a_reader_whose_claim_may_stand_is_not_told_that_nothing_changed,
+        a_reader_whose_claim_may_stand_is_not_refused,
+        a_reader_whose_claim_has_no_reply_asks_for_it_again
+    )
 );
 
 const SHORT: Duration = Duration::from_secs(1);
@@ -293,4 +300,65 @@ async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: u
     delayed.shutdown(PATIENCE / 4).await;
     db.execute("DELETE FROM t_resource_lock").await;
     was_held
+}
+
+/// A line whose reader's row exists.
+async fn line<DB: TestDatabase>(db: &TestDb<DB>) -> (Line<DB>, ReadWriteLock<DB>) {
+    let line = Line::with_free_row(db, LONG, LIMIT).await;
+    let lock = line.lock.read_write("k").unwrap();
+    acquired(lock.read(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    (line, lock)
+}
+
+/// The readers' claims that stand.
+async fn readers<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
+    let sql = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource LIKE 'k#r%' AND lock_flag = 1";
+    db.number(sql).await.unwrap()
+}
+
+/// After its first attempt, the reader gets no connection.
+async fn a_reader_whose_claim_may_stand_is_not_told_that_nothing_changed<DB: TestDatabase>(db: TestDb<DB>) {
+    let (line, lock) = line(&db).await;
+    timed_out(line.held(Way::Replies, 0, lock.read(6 * LIMIT), async |_| {}).await);
+    assert_eq!(readers(&db).await, 1);
+}
+
+/// The reader is refused beside a writer, and claims a key of its own after that, whose reply does
+/// not arrive. It holds the name by then.
+async fn a_reader_whose_claim_may_stand_is_not_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut stood = false;
+    for trip in 0.. {
+        let (line, lock) = line(&db).await;
+        let writer = acquired(db.lock_for(LONG).read_write("k").unwrap().write(PATIENCE).await);
+        let reader = tokio::spawn(async move { lock.read(10 * LIMIT).await });
+        sleep(2 * LIMIT).await;
+        line.proxy.hold_after(Way::Replies, trip);
+        writer.release(Status::Succeeded).await.unwrap();
+        let attempt = reader.await.unwrap();
+        if matches!(attempt, Ok(Attempt::Acquired(_))) {
+            break;
+        }
+        let holds_name = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND lock_flag = 1";
+        if readers(&db).await == 1 && db.number(holds_name).await == Some(1) {
+            stood = true;
+            timed_out(attempt);
+        }
+        drop(line);
+        db.execute("DELETE FROM t_resource_lock").await;
+    }
+    assert!(stood, "the reply to a reader's claim was held");
+}
+
+/// The next attempt is made by the same holder: no claim is left behind.
+async fn a_reader_whose_claim_has_no_reply_asks_for_it_again<DB: TestDatabase>(db: TestDb<DB>) {
+    let (line, lock) = line(&db).await;
+    let open = async |proxy: &Proxy| {
+        sleep(2 * LIMIT).await;
+        assert_eq!(readers(&db).await, 1);
+        proxy.cut();
+    };
+    let reader = acquired(line.held(Way::Replies, 0, lock.read(PATIENCE), open).await);
+    assert_eq!(readers(&db).await, 1);
+    reader.release(Status::Succeeded).await.unwrap();
+    assert_eq!(readers(&db).await, 0);
 }
