@@ -187,10 +187,11 @@ impl<DB: Database> Core<DB> {
     }
 }
 
-/// Undoes a claim of these schedules under which no work was begun. If no statement succeeds,
-/// what was claimed is taken over when its lease ends.
+/// Undoes a claim of these schedules under which no work was begun. A takeover is left to the next
+/// claim. If no statement succeeds, what was claimed is taken over when its lease ends.
 pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, known: &[Times]) {
-    let done = answered!(core, Action::Abandon, "schedules", conn => DB::put_back(conn, holder, known));
+    let vacant = Holder::unique();
+    let done = answered!(core, Action::Abandon, "schedules", conn => DB::put_back(conn, holder, vacant, known));
     if let Err(error) = done {
         tracing::warn!(?error, "a claim of schedules was not undone; it ends with its lease");
     }

@@ -230,10 +230,14 @@ pub trait ScheduleStore: Store {
     /// Claims the known schedules that are due, and records the runs whose lease ended.
     fn claim_due(conn: &mut Self::Connection, ask: &DueRequest<'_>) -> impl Future<Output = Reply<DueReply>> + Send;
 
-    /// Undoes a claim of these schedules whose reply was lost: they are due again, and the attempt
-    /// does not count.
-    fn put_back(conn: &mut Self::Connection, holder: Holder, known: &[Times])
-    -> impl Future<Output = Reply<()>> + Send;
+    /// Undoes a claim of these schedules under which no work was begun: they are due again, and the
+    /// attempt does not count. If it was a takeover, `vacant` holds the row until the next one.
+    fn put_back(
+        conn: &mut Self::Connection,
+        holder: Holder,
+        vacant: Holder,
+        known: &[Times],
+    ) -> impl Future<Output = Reply<()>> + Send;
 
     /// Makes the claim's lease end after `lease` from now. Never waits for a row that another
     /// transaction has locked.

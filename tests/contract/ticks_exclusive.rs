@@ -22,6 +22,7 @@ harness::tests!(everywhere(
     the_loss_of_the_key_cancels_the_work,
     the_key_and_the_tick_are_confirmed_together,
     a_run_that_is_stopped_while_it_waits_is_put_back,
+    a_takeover_that_is_stopped_while_it_waits_stays_one,
     a_run_that_waits_does_not_begin_after_a_shutdown,
     a_run_that_waits_does_not_begin_after_a_pause,
     a_run_that_is_lost_while_it_waits_takes_no_key,
@@ -242,6 +243,30 @@ async fn a_run_that_is_stopped_while_it_waits_is_put_back<DB: TestDatabase>(db: 
     one.finish.send(Some(true)).unwrap();
     assert_eq!(ended(one.try_tick()).await, TickOutcome::Succeeded);
     assert_eq!(told(&db, "k").await, "S1");
+}
+
+/// The work of the instance that died may be half done, whichever run comes next.
+async fn a_takeover_that_is_stopped_while_it_waits_stays_one<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut one = work(&db, "one", due_with_key(&db).await);
+    steal(&db, "k").await;
+    let begun = format!("run_slot = slot, begin_time = {}, due_at = {}", DB::ago(1000), DB::ago(1));
+    db.execute(&format!("UPDATE t_resource_schedule SET {begun}")).await;
+    let by_hand = acquired(db.lock().try_acquire("key").await);
+    for _ in 0..2 {
+        let running = one.schedules.start().await.unwrap();
+        eventually("it is taken over", || async { info(&db, "k").await.by == "one" }).await;
+        assert!(timeout(PATIENCE, running.shutdown(Duration::MAX)).await.unwrap());
+        let row = info(&db, "k").await;
+        assert!(row.attempt == 1 && row.due <= chrono::Utc::now(), "{row:?}");
+        db.execute("UPDATE t_resource_schedule SET client_ip = 'put back'").await;
+    }
+    by_hand.release(Status::Succeeded).await.unwrap();
+    one.finish.send(Some(true)).unwrap();
+    let run = one.try_tick();
+    let tick = one.tick().await;
+    assert_eq!((tick.attempt(), tick.taken_over_from().unwrap().label.as_str()), (2, "put back"));
+    assert_eq!(ended(run).await, TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "L1 S2");
 }
 
 /// The limit is long, since runs that have begun may end.

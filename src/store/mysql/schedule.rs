@@ -78,7 +78,7 @@ impl ScheduleStore for MySql {
         Ok(reply)
     }
 
-    async fn put_back(conn: &mut MySqlConnection, holder: Holder, known: &[Times]) -> Reply<()> {
+    async fn put_back(conn: &mut MySqlConnection, holder: Holder, vacant: Holder, known: &[Times]) -> Reply<()> {
         let query = sqlx::query_as(AssertSqlSafe(format!("{MAY_BE_HELD} ({})", marks("?", known.len().max(1)))));
         let names = known.iter().map(|times| times.name.as_str());
         let query = names.fold(query.bind(*holder.as_uuid()), |query, name| query.bind(name));
@@ -89,7 +89,8 @@ impl ScheduleStore for MySql {
             return Ok(());
         }
         let query = sqlx::query(AssertSqlSafe(format!("{PUT_BACK} ({})", marks("?", held.len()))));
-        let query = held.into_iter().fold(query.bind(*holder.as_uuid()), |query, (name,)| query.bind(name));
+        let query = query.bind(*vacant.as_uuid()).bind(*holder.as_uuid());
+        let query = held.into_iter().fold(query, |query, (name,)| query.bind(name));
         query.execute(conn).await.map(drop)
     }
 

@@ -58,11 +58,15 @@ SET t.holder = ?, t.token = ?, t.client_ip = ?, t.run_slot = ?, t.attempt = ?, t
 pub(super) const MAY_BE_HELD: &str =
     "SELECT name FROM t_resource_schedule WHERE (holder = ? OR due_at <= UTC_TIMESTAMP(6)) AND name IN";
 
-/// The slot may be one of other times, and lie ahead.
+/// The holder until the next takeover, and that of the claim. The slot may be one of other times,
+/// and lie ahead.
 pub(super) const PUT_BACK: &str = "
-UPDATE t_resource_schedule FORCE INDEX (PRIMARY)
-SET due_at = IF(attempt > 1 OR triggered_at IS NOT NULL, UTC_TIMESTAMP(6), slot), attempt = attempt - 1, holder = NULL
-WHERE holder = ? AND name IN";
+UPDATE t_resource_schedule s FORCE INDEX (PRIMARY)
+SET s.due_at = IF(s.attempt > 1 OR s.triggered_at IS NOT NULL, UTC_TIMESTAMP(6), s.slot),
+    s.holder = IF(EXISTS (SELECT 1 FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot
+                          AND r.attempt = s.attempt - 1 AND r.status = 'L'), ?, NULL),
+    s.attempt = s.attempt - 1
+WHERE s.holder = ? AND s.name IN";
 
 pub(super) static EXTEND: LazyLock<String> = LazyLock::new(|| {
     format!(

@@ -87,11 +87,12 @@ FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON 
       WHERE NOT s.paused AND NOT EXISTS (SELECT FROM taken WHERE taken.name = s.name)) next
 LEFT JOIN taken t ON true";
 
-/// The slot may be one of other times, and lie ahead.
+/// $3 the holder until the next takeover. The slot may be one of other times, and lie ahead.
 const PUT_BACK: &str = "
-UPDATE t_resource_schedule
-SET holder = NULL, attempt = attempt - 1,
-    due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp() ELSE slot END
+UPDATE t_resource_schedule s
+SET holder = CASE WHEN EXISTS (SELECT FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot
+                               AND r.attempt = s.attempt - 1 AND r.status = 'L') THEN $3 END,
+    attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp() ELSE slot END
 WHERE holder = $1 AND name = ANY ($2::text[])";
 
 const EXTEND: &str = "
@@ -274,9 +275,10 @@ impl ScheduleStore for Postgres {
         Ok(reply)
     }
 
-    async fn put_back(conn: &mut PgConnection, holder: Holder, known: &[Times]) -> Reply<()> {
+    async fn put_back(conn: &mut PgConnection, holder: Holder, vacant: Holder, known: &[Times]) -> Reply<()> {
         let names: Vec<&str> = known.iter().map(|times| times.name.as_str()).collect();
-        sqlx::query(PUT_BACK).bind(holder.as_uuid()).bind(names).execute(conn).await.map(drop)
+        let query = sqlx::query(PUT_BACK).bind(holder.as_uuid()).bind(names).bind(vacant.as_uuid());
+        query.execute(conn).await.map(drop)
     }
 
     async fn extend_run(conn: &mut PgConnection, claim: &Claim, lease: TimeDelta) -> Reply<Outcome> {

@@ -65,9 +65,10 @@ impl ScheduleStore for Sqlite {
         Ok(reply)
     }
 
-    async fn put_back(conn: &mut SqliteConnection, holder: Holder, known: &[Times]) -> Reply<()> {
+    async fn put_back(conn: &mut SqliteConnection, holder: Holder, vacant: Holder, known: &[Times]) -> Reply<()> {
         let names = json(known.iter().map(|times| format!("\"{}\"", hex(times.name.as_str()))));
-        sqlx::query(PUT_BACK).bind(*holder.as_uuid()).bind(names).execute(conn).await.map(drop)
+        let query = sqlx::query(PUT_BACK).bind(*holder.as_uuid()).bind(names).bind(*vacant.as_uuid());
+        query.execute(conn).await.map(drop)
     }
 
     async fn extend_run(conn: &mut SqliteConnection, claim: &Claim, lease: TimeDelta) -> Reply<Outcome> {

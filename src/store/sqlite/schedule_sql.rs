@@ -112,11 +112,13 @@ pub(super) const TAKE_OVER: &str = concat!(
     "COMMIT"
 );
 
-/// The slot may be one of other times, and lie ahead.
+/// ?3 the holder until the next takeover. The slot may be one of other times, and lie ahead.
 pub(super) const PUT_BACK: &str = concat!(
     "
-UPDATE t_resource_schedule
-SET holder = NULL, attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN ",
+UPDATE t_resource_schedule AS s
+SET holder = CASE WHEN EXISTS (SELECT 1 FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot
+                               AND r.attempt = s.attempt - 1 AND r.status = 'L') THEN ?3 END,
+    attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN ",
     now!(),
     " ELSE slot END
 WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))"
