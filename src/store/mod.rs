@@ -71,20 +71,6 @@ fn is_apart(requests: &[ClaimRequest]) -> bool {
     requests.windows(2).any(|pair| pair[0].holder != pair[1].holder)
 }
 
-/// Returns whether the last of these claims was refused. For a holder that gets all or nothing, no
-/// further key is claimed after that.
-#[cfg(feature = "mysql")]
-fn is_refused(answers: &[ClaimReply]) -> bool {
-    matches!(answers.last(), Some(ClaimReply::Seen { .. }))
-}
-
-/// Returns the replies to `count` claims that were rolled back.
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
-fn put_back(answers: Vec<ClaimReply>, count: usize) -> Vec<ClaimReply> {
-    let seen = |answer| if matches!(answer, ClaimReply::Granted { .. }) { ClaimReply::Withheld } else { answer };
-    answers.into_iter().map(seen).chain(std::iter::repeat(ClaimReply::Withheld)).take(count).collect()
-}
-
 /// Turns an error into a lost reply: the connection is closed, and the request is sent again.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 fn unanswered(error: sqlx::Error) -> sqlx::Error {

@@ -1,8 +1,9 @@
 //! Both strategies under each isolation level that an application may have set for its sessions.
 
-use harness::{TestDatabase, TestDb, acquired};
-use rowlock::{LeaseLock, Status};
+use harness::{PATIENCE, TestDatabase, TestDb, acquired};
+use rowlock::{Attempt, LeaseLock, Reason, Status};
 use sqlx::{Pool, pool::PoolOptions};
+use tokio::time::timeout;
 
 use crate::{
     bank::{accounts, locks},
@@ -11,7 +12,7 @@ use crate::{
 
 harness::tests!(
     mariadb(snapshot_isolation, assignments_at_once),
-    servers(read_committed, repeatable_read, serializable)
+    servers(read_committed, repeatable_read, serializable, a_set_does_not_wait_for_a_locked_row_at_serializable)
 );
 
 /// Returns a pool whose sessions have this setting. The statements differ between servers.
@@ -59,6 +60,22 @@ async fn repeatable_read<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn serializable<DB: TestDatabase>(db: TestDb<DB>) {
     holds_at(db, "serializable").await;
+}
+
+/// On MySQL and MariaDB, a plain read within a transaction locks what it reads at this level, and
+/// waits for a row that another transaction has locked.
+async fn a_set_does_not_wait_for_a_locked_row_at_serializable<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = LeaseLock::builder(pool_at(&db, "serializable").await).share_pool().time_limit(2 * PATIENCE);
+    let lock = lock.build().unwrap();
+    let set = lock.try_acquire_all(["a", "k"]).await.unwrap().acquired().unwrap();
+    set.release(Status::Succeeded).await.unwrap();
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let attempt = timeout(PATIENCE, lock.try_acquire_all(["a", "k"])).await.expect("it does not wait").unwrap();
+    let Attempt::Refused(refusal) = attempt else { panic!("{attempt:?}") };
+    assert_eq!((refusal.reason, refusal.key.as_str()), (Reason::Busy, "a"));
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
 }
 
 /// With this setting, MariaDB has an error of its own for a row that another transaction changed.

@@ -10,9 +10,9 @@ use crate::store::mysql::row::{
     JOINED, MICROS, NOW, NOWAIT, Query, ROW, commit, marks, micros, padded, read, unless_locked,
 };
 use crate::{
-    key::{PreviousClaim, Token},
+    key::{Key, PreviousClaim, Token},
     rules::{Rules, Terms, Verdict, judge},
-    store::{ClaimReply, ClaimRequest, Reply, is_refused, put_back, unanswered},
+    store::{ClaimReply, ClaimRequest, Reply, unanswered},
 };
 
 /// The times that the row keeps in case the claim is put back. A zero date, which a strict server
@@ -201,11 +201,11 @@ pub(super) async fn read_and_claim(
     terms: &Terms,
     nowait: bool,
 ) -> Reply<ClaimReply> {
-    if let Some(row) = sqlx::query(READ_ROW.as_str()).bind(request.key.as_str()).fetch_optional(&mut *conn).await? {
-        let (row, now) = read(&row, terms)?;
-        if let Verdict::Refuse(..) = judge(Some(&row), now, request.holder, terms) {
-            return Ok(ClaimReply::Seen { row: Some(row), now });
-        }
+    let seen = read_one(conn, &request.key, terms).await?;
+    if let ClaimReply::Seen { row: Some(row), now } = &seen
+        && let Verdict::Refuse(..) = judge(Some(row), *now, request.holder, terms)
+    {
+        return Ok(seen);
     }
     claim_one(conn, request, terms, nowait).await
 }
@@ -216,6 +216,19 @@ pub(super) async fn claim_one(
     terms: &Terms,
     nowait: bool,
 ) -> Reply<ClaimReply> {
+    match grant_one(conn, request, terms, nowait).await? {
+        Some(granted) => Ok(granted),
+        None => read_one(conn, &request.key, terms).await,
+    }
+}
+
+/// Claims the key. Returns `None` if it was not granted.
+async fn grant_one(
+    conn: &mut MySqlConnection,
+    request: &ClaimRequest,
+    terms: &Terms,
+    nowait: bool,
+) -> Reply<Option<ClaimReply>> {
     let (key, holder) = (request.key.as_str(), *request.holder.as_uuid());
     let mut reply = None;
     if nowait {
@@ -225,22 +238,26 @@ pub(super) async fn claim_one(
         Some(reply) => reply,
         None => bind_claim(request, terms).execute(&mut *conn).await?,
     };
-    let (granted, confirmation) = (reply.rows_affected() > 0, reply.last_insert_id());
+    if reply.rows_affected() == 0 {
+        return Ok(None);
+    }
+    let confirmation = reply.last_insert_id();
     // A trigger of the application that writes hides the id. The row holds the token too.
     let token = (confirmation != 0).then(|| Token::new(i64::try_from(confirmation & !TOOK_OVER).unwrap_or_default()));
-    if let (true, Some(token)) = (granted && confirmation & TOOK_OVER == 0, token) {
-        return Ok(ClaimReply::Granted { token, prior: None });
+    if let (0, Some(token)) = (confirmation & TOOK_OVER, token) {
+        return Ok(Some(ClaimReply::Granted { token, prior: None }));
     }
-    let row = sqlx::query(READ_ROW.as_str()).bind(key).fetch_optional(conn).await;
-    // Granted, and the read failed: reported as a lost reply, so that the same holder claims again.
-    let row = if granted { row.map_err(unanswered)? } else { row? };
-    if granted {
-        let seen = row.as_ref().map(|row| seen(row, holder)).transpose()?.flatten();
-        let token = token.or(seen.as_ref().map(|seen| seen.0));
-        // The claim has been lost since, and its token is unknown.
-        let token = token.ok_or_else(|| unanswered(sqlx::Error::RowNotFound))?;
-        return Ok(ClaimReply::Granted { token, prior: seen.and_then(|seen| seen.1) });
-    }
+    // If the read fails, the grant is reported as a lost reply, so that the same holder claims
+    // again.
+    let row = sqlx::query(READ_ROW.as_str()).bind(key).fetch_optional(conn).await.map_err(unanswered)?;
+    let seen = row.as_ref().map(|row| seen(row, holder)).transpose()?.flatten();
+    // The claim may have been lost since, and its token is then unknown.
+    let token = token.or(seen.as_ref().map(|seen| seen.0)).ok_or_else(|| unanswered(sqlx::Error::RowNotFound))?;
+    Ok(Some(ClaimReply::Granted { token, prior: seen.and_then(|seen| seen.1) }))
+}
+
+async fn read_one(conn: &mut MySqlConnection, key: &Key, terms: &Terms) -> Reply<ClaimReply> {
+    let row = sqlx::query(READ_ROW.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
     let Some(row) = row else { return Ok(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }) };
     let (row, now) = read(&row, terms)?;
     Ok(ClaimReply::Seen { row: Some(row), now })
@@ -344,33 +361,39 @@ pub(super) async fn look(
 
 /// Claims all keys in one transaction, which is rolled back at the first refusal. No claim waits
 /// for a row, so none deadlocks.
+///
+/// The refused row is read after the transaction: at SERIALIZABLE, a read within one locks the row,
+/// and waits for it.
 pub(super) async fn claim_together(
     conn: &mut MySqlConnection,
     requests: &[ClaimRequest],
     terms: &Terms,
 ) -> Reply<Vec<ClaimReply>> {
     sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-    let claimed = claim_each(conn, requests, terms).await;
-    if claimed.as_ref().is_ok_and(|answers| !is_refused(answers)) {
+    let granted = grant_each(conn, requests, terms).await;
+    if granted.as_ref().is_ok_and(|granted| granted.len() == requests.len()) {
         commit(conn).await?;
-        return claimed;
+        return granted;
     }
-    sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
-    claimed.map(|answers| put_back(answers, requests.len()))
+    sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await.map_err(unanswered)?;
+    let refused = granted?.len();
+    let mut replies = vec![ClaimReply::Withheld; requests.len()];
+    replies[refused] = read_one(conn, &requests[refused].key, terms).await?;
+    Ok(replies)
 }
 
-/// Claims the keys in order, up to the first refusal.
-async fn claim_each(conn: &mut MySqlConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-    let mut answers = Vec::with_capacity(requests.len());
+/// Claims the keys in order, up to the first that is not granted.
+async fn grant_each(conn: &mut MySqlConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+    let mut replies = Vec::with_capacity(requests.len());
     for request in requests {
         // A statement that fails at a locked row may end the transaction
         // (innodb_rollback_on_timeout).
-        answers.push(claim_one(conn, request, terms, false).await?);
-        if is_refused(&answers) {
-            break;
+        match grant_one(conn, request, terms, false).await? {
+            Some(granted) => replies.push(granted),
+            None => break,
         }
     }
-    Ok(answers)
+    Ok(replies)
 }
 
 /// Returns the claim's token and the claim that it took over, unless the claim has been lost since.

@@ -12,7 +12,7 @@ use crate::{
     store::{
         ClaimReply, ClaimRequest, Reply,
         fault::{Fault, fault},
-        is_apart, put_back,
+        is_apart,
         sqlite::row::{as_micros, hex, json, kept, keys, listed, micros, now, read, read_rows, time},
         unanswered,
     },
@@ -150,12 +150,13 @@ pub(super) async fn claim(
         Err(error) if apart && fault(&error) == Fault::Contention => HashMap::new(),
         taken => taken?,
     };
+    let is_kept = take.is_kept(&taken);
     let reply = |(request, found): (&ClaimRequest, _)| match taken.get(request.key.as_str()) {
-        Some(granted) => granted.clone(),
+        Some(granted) if is_kept => granted.clone(),
+        Some(_) => ClaimReply::Withheld,
         None => Found::seen(found),
     };
-    let replies = requests.iter().zip(found).map(reply).collect();
-    Ok(if take.is_kept(&taken) { replies } else { put_back(replies, requests.len()) })
+    Ok(requests.iter().zip(found).map(reply).collect())
 }
 
 /// Reads and judges the rows of the requests. Returns the connection's busy timeout too.
