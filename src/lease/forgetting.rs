@@ -2,13 +2,14 @@
 
 use std::{convert::Infallible, time::Duration};
 
+use chrono::TimeDelta;
 use tokio::time::{Instant, sleep};
 
 use crate::{
     error::Error,
     lease::lock::LeaseLock,
     retry::DAY,
-    rules::{Rules, Status},
+    rules::{Rules, Status, Terms},
     store::Database,
 };
 
@@ -66,8 +67,10 @@ impl<DB: Database> LeaseLock<DB> {
     /// ```
     pub async fn forget_after(&self, age: Duration) -> Result<Infallible, Error> {
         let period = (age.min(10 * 365 * DAY) / PERIODS).clamp(SHORTEST_PERIOD, LONGEST_PERIOD);
-        let one = self.clone().fair(false).rules(Rules::Recover);
-        let one = one.lock_delay(Duration::ZERO)?.lease(LEASE)?.min_interval(period.mul_f64(0.85))?;
+        let one = self.clone().rules(Rules::Recover).lock_delay(Duration::ZERO)?.lease(LEASE)?;
+        let min_interval = TimeDelta::from_std(period.mul_f64(0.85)).unwrap_or_default();
+        let terms = Terms { min_interval, ..one.on.terms.clone() };
+        let one = Self { on: self.shared.on_own_interval(terms, false, TimeDelta::zero()), ..one };
         loop {
             match one.forget_as_one(age).await {
                 Err(error) if error.is_retryable() => tracing::warn!(%error, "old rows are deleted later"),

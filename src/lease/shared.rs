@@ -82,6 +82,12 @@ impl<DB: Database> Shared<DB> {
         let mut longest = lock(&self.longest_interval);
         *longest = terms.min_interval.max(*longest);
         drop(longest);
+        self.on_own_interval(terms, fair, lock_delay)
+    }
+
+    /// Returns the terms of a handle whose minimum interval concerns a key of its own, so that it
+    /// does not count as an interval of other keys.
+    pub fn on_own_interval(&self, terms: Terms, fair: bool, lock_delay: TimeDelta) -> Arc<KeyTerms<DB>> {
         let mut known = lock(&self.terms);
         known.retain(|on| on.strong_count() > 0);
         let equal = |on: &Arc<KeyTerms<DB>>| on.terms == terms && on.fair == fair && on.lock_delay == lock_delay;

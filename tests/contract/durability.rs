@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use chrono::FixedOffset;
-use harness::{DIRECT, TestDatabase, TestDb, acquired};
+use harness::{DIRECT, TestDatabase, TestDb, acquired, eventually};
 use rowlock::{LeaseLock, ResourceLock, Rules, Status};
 use sqlx::{Pool, pool::PoolOptions};
 
@@ -13,6 +13,7 @@ use crate::batched::{released, together, tries};
 harness::tests!(postgres[DIRECT](
     a_release_that_nothing_hangs_on_does_not_wait_for_the_disk,
     a_release_that_others_hang_on_waits_for_the_disk,
+    releases_beside_the_deletion_of_old_rows_do_not_wait_for_the_disk,
     what_keeps_a_claim_waits_for_the_disk,
     what_follows_a_release_on_its_connection_waits_for_the_disk
 ));
@@ -98,6 +99,17 @@ async fn a_release_that_others_hang_on_waits_for_the_disk<DB: TestDatabase>(db: 
     ] {
         assert_releases(&db, &pool, &lock, WAITS, what).await;
     }
+}
+
+async fn releases_beside_the_deletion_of_old_rows_do_not_wait_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = bed(&db).await;
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
+    let forgetting = lock.clone();
+    let forgetting = tokio::spawn(async move { forgetting.forget_after(Duration::from_secs(3600)).await });
+    let passes = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'rowlock/forget' AND status = 'S'";
+    eventually("a pass has been made", || async { db.number(passes).await == Some(1) }).await;
+    assert_releases(&db, &pool, &lock, DOES_NOT, "beside the deletion").await;
+    forgetting.abort();
 }
 
 async fn what_keeps_a_claim_waits_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
