@@ -13,6 +13,8 @@ use tokio::{
 };
 use tracing::Instrument as _;
 
+use crate::error::Error;
+
 type Statement = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What a task has in flight, at most one of each kind.
@@ -27,6 +29,14 @@ impl InFlight {
     pub fn is_empty(&self) -> bool {
         self.keeping.is_none() && self.ending.is_none()
     }
+}
+
+/// Returns the runtime of the caller.
+///
+/// # Errors
+/// [`Error::NoRuntime`] outside a runtime.
+pub(crate) fn current_runtime() -> Result<Handle, Error> {
+    Handle::try_current().map_err(|_| Error::NoRuntime)
 }
 
 /// Emits an event about a loss that was reported. A subscriber may block its thread, and the task

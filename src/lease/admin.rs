@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{
     action::{Action, Certainty},
@@ -26,6 +23,7 @@ use crate::{
         fault::Fault,
     },
     sync::lock,
+    task::current_runtime,
 };
 
 const TABLE: &str = "the table t_resource_lock";
@@ -320,7 +318,7 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Checks for a runtime and a usable table, and returns the deadline of the operation.
     async fn checked_deadline(&self) -> Result<Instant, Error> {
-        Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        current_runtime()?;
         let limit = Instant::now() + self.shared.settings.time_limit;
         self.shared.known_table(limit).await?;
         Ok(limit)

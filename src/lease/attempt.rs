@@ -37,6 +37,7 @@ use crate::{
     },
     rules::{Reason, Refusal, Row},
     store::{ClaimReply, ClaimRequest, Database, failure::Failure, fault::Fault},
+    task::current_runtime,
 };
 
 /// How long a busy row is retried within one attempt.
@@ -94,7 +95,7 @@ impl<'a, DB: Database> Try<'a, DB> {
         before: Option<Unanswered>,
     ) -> Result<Self, Error> {
         let holder = before.as_ref().map_or_else(Holder::unique, |before| before.holder);
-        let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let runtime = current_runtime()?;
         let statement_deadline = Instant::now() + lock.settings.time_limit;
         // A holder with an unanswered request was first in the queue when that request was sent.
         let is_first_in_queue = !on.fair || before.is_some();

@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use chrono::{FixedOffset, TimeDelta};
 use sqlx::{Connection as _, Pool, pool::PoolOptions};
-use tokio::{runtime::Handle, time::timeout};
+use tokio::time::timeout;
 
 use crate::{
     action::{Action, Certainty},
@@ -20,6 +20,7 @@ use crate::{
         Database, Options,
         pools::{Connections, Purpose},
     },
+    task::current_runtime,
 };
 
 /// Builds a [`LeaseLock`] from the settings that all its handles share.
@@ -88,7 +89,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// # fn main() {}
     /// ```
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        current_runtime()?;
         let failed = |source| Error::Database {
             action: Action::Connect,
             subject: format!("to {}", DB::NAME),

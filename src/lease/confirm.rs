@@ -4,10 +4,7 @@
 use std::time::Duration;
 
 use sqlx::Connection as _;
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{
     action::{Action, Certainty},
@@ -16,6 +13,7 @@ use crate::{
     lock::{CommitOutcome, Confirmation},
     retry::Repeat,
     store::{Confirmed, Database, connection::PooledConn, failure::Failure, fault::Fault, pools::Connections},
+    task::current_runtime,
 };
 
 /// Counts a confirmation in the caller's transaction. While another transaction has the row locked,
@@ -25,7 +23,7 @@ pub(crate) async fn confirm<DB: Database>(
     tx: &mut DB::Connection,
     time_limit: Duration,
 ) -> Result<Confirmation, Error> {
-    Handle::try_current().map_err(|_| Error::NoRuntime)?;
+    current_runtime()?;
     let key = claim.key.clone();
     if !tx.is_in_transaction() {
         return Err(Error::NotInTransaction { key });

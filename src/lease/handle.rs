@@ -28,6 +28,7 @@ use crate::{
         skipped,
     },
     sync::lock,
+    task::current_runtime,
 };
 
 /// One handle on the claims of a lease. Dropping the last handle abandons them.
@@ -198,7 +199,7 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     async fn try_release(&self, status: Status) -> Result<(), Error> {
-        let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let runtime = current_runtime()?;
         let last = self.held.deadline();
         // A claim that was released is not sent again, because another holder may have the key by
         // then.
@@ -246,7 +247,7 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     pub async fn abandon(mut self) -> Result<(), Error> {
-        Handle::try_current().map_err(|_| Error::NoRuntime)?; // dropping the handle abandons it
+        current_runtime()?; // dropping the handle abandons it
         let Some(ended) = self.begin_abandoning() else {
             return if self.held.lost.is_cancelled() { Err(self.error_lost()) } else { Ok(()) };
         };

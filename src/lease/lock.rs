@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, time::Instant};
+use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use crate::{
@@ -23,6 +23,7 @@ use crate::{
     retry::Retry,
     spans,
     store::Database,
+    task::current_runtime,
 };
 
 /// The maximum number of keys in a set. Except on PostgreSQL, each key takes a statement of its
@@ -323,7 +324,7 @@ impl<DB: Database> LeaseLock<DB> {
         for_run: bool,
         in_doubt: &InDoubt,
     ) -> Result<Attempt<Granted<DB>>, Error> {
-        Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        current_runtime()?;
         let now = Instant::now();
         let table = match wait.is_zero() {
             true => self.shared.known_table(now + self.shared.settings.time_limit).await?,

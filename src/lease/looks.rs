@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use tokio::{
-    runtime::Handle,
     sync::OnceCell,
     time::{Duration, Instant},
 };
@@ -25,6 +24,7 @@ use crate::{
         admin::{KeyRange, Listed},
         schema::Freshness,
     },
+    task::current_runtime,
 };
 
 /// The batch operation that reads.
@@ -77,7 +77,7 @@ impl<DB: Database> Batcher<DB, Looks> {
         limit: Instant,
         time_limit: Duration,
     ) -> Result<Vec<Listed>, Error> {
-        let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let runtime = current_runtime()?;
         let limits = Limits { caller: limit, statement: limit };
         let mut repeat = Repeat::until(limit);
         loop {

@@ -46,6 +46,7 @@ use crate::{
     schema::Table,
     store::{Database, failure::Failure},
     sync::lock,
+    task::current_runtime,
 };
 
 /// How long a ticket that is not visible is waited for before it counts as missing.
@@ -66,7 +67,7 @@ pub(crate) async fn wait_for<DB: Database>(
     for_run: bool,
     in_doubt: &InDoubt,
 ) -> Result<Attempt<Granted<DB>>, Error> {
-    let runtime = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+    let runtime = current_runtime()?;
     let _counted = Counted::waiter();
     let until = since + wait.min(LONGEST);
     let queue = on.queues.queue(&wanted.keys, wanted.any);

@@ -5,10 +5,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
     action::{Action, Certainty},
@@ -33,6 +30,7 @@ use crate::{
         admin::{KeyRange, Listed},
     },
     sync::lock,
+    task::current_runtime,
 };
 
 /// A call that is made once, or that waits.
@@ -53,7 +51,7 @@ pub(crate) struct Call<'a, DB: Database> {
 impl<'a, DB: Database> Call<'a, DB> {
     /// Checks that the table can hold the keys.
     pub async fn new(lock: &'a LeaseLock<DB>, names: &'a Names, wait: Duration) -> Result<Self, Error> {
-        Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        current_runtime()?;
         let Shared { readers, settings, .. } = &*lock.shared;
         let (since, readers) = (Instant::now(), AllReaders::of(readers, &names.name));
         let table = match wait.is_zero() {

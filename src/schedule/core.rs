@@ -4,7 +4,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use tokio::{runtime::Handle, time::Instant};
+use tokio::time::Instant;
 
 use crate::{
     action::{Action, Certainty},
@@ -20,6 +20,7 @@ use crate::{
         pools::Connections,
         schedule::{DueReply, DueRequest, ListedSchedule, Registered, Times},
     },
+    task::current_runtime,
 };
 
 /// How often times are registered that meet a run which has just begun.
@@ -97,7 +98,7 @@ impl<DB: Database> Core<DB> {
 
     /// Checks for a runtime, the tables and a usable server.
     pub async fn check(&self) -> Result<(), Error> {
-        Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        current_runtime()?;
         let found = schedule_tables(&self.requests, self.limit(), self.time_limit).await?;
         match found.refused {
             Some(wrong) => Err(Error::Unsupported { wrong }),

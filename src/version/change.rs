@@ -3,10 +3,7 @@
 use std::time::Duration;
 
 use sqlx::Connection as _;
-use tokio::{
-    runtime::Handle,
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
     action::Action,
@@ -19,6 +16,7 @@ use crate::{
         connection::PooledConn,
         version::{KeyValue, Statements, Value, Write},
     },
+    task::current_runtime,
     version::{
         amount::decimals,
         known::{Basis, Known},
@@ -69,7 +67,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         basis: Basis,
         mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Updated<V>, UpdateError<E>> {
-        Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        current_runtime()?;
         let mut tries = self.rows.retry.begin();
         let until = tries.until;
         // The limit of a statement, including the wait for a connection.
