@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::Pool;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
 #[cfg(feature = "schedule")]
 use crate::store::{fault::Fault, schedule::Found};
@@ -84,20 +84,14 @@ async fn install<DB: Database>(connections: &Connections<DB>) -> Result<(), Erro
 /// Creates the tables of schedules if they do not exist.
 #[cfg(feature = "schedule")]
 async fn complete_schedules<DB: Database>(connections: &Connections<DB>) -> Result<(), Error> {
-    let limit = Instant::now() + LIMIT;
-    let mut tries = 0;
-    while !schedule_tables(connections, limit, LIMIT).await?.tables {
-        let mut conn = PooledConn::checkout(connections, limit).await.map_err(|failure| failed(failure, LIMIT))?;
-        let reply = timeout_at(limit, DB::install_schedules(conn.get())).await;
-        tries += 1;
-        match conn.settle(reply) {
+    let mut attempts = Attempts::new();
+    while !schedule_tables(connections, attempts.limit, LIMIT).await?.tables {
+        match PooledConn::send(connections, attempts.limit, async |conn| DB::install_schedules(conn).await).await {
             Err(failure) if matches!(failure.fault(), Fault::Denied | Fault::ReadOnly) => {
                 tracing::warn!(%failure, "the tables of schedules do not exist, and could not be created");
                 return Ok(());
             }
-            // Instances that start together conflict with each other, as for the table of locks.
-            Err(failure) if tries == 10 => return Err(failed(failure, LIMIT)),
-            Err(_) => sleep(Duration::from_millis(fastrand::u64(5..50) * tries)).await,
+            Err(failure) => attempts.again::<DB>(failure).await?,
             Ok(()) => {}
         }
     }
@@ -162,27 +156,20 @@ pub async fn migrate_functions<DB: Database>(pool: &Pool<DB>) -> Result<(), Erro
 }
 
 async fn create_functions<DB: Database>(connections: &Connections<DB>) -> Result<(), Error> {
-    let limit = Instant::now() + LIMIT;
-    let mut tries = 0;
+    let mut attempts = Attempts::new();
     loop {
-        let mut conn = PooledConn::checkout(connections, limit).await.map_err(|failure| failed(failure, LIMIT))?;
-        let reply = timeout_at(limit, DB::install_functions(conn.get())).await;
-        tries += 1;
-        match conn.settle(reply) {
+        match PooledConn::send(connections, attempts.limit, async |conn| DB::install_functions(conn).await).await {
             Ok(true) => return Ok(()),
             Ok(false) => return Err(Error::Unsupported { wrong: NO_FUNCTIONS.into() }),
-            // Instances that start together conflict with each other.
-            Err(failure) if tries == 10 => return Err(failed(failure, LIMIT)),
-            Err(_) => sleep(Duration::from_millis(fastrand::u64(5..50) * tries)).await,
+            Err(failure) => attempts.again::<DB>(failure).await?,
         }
     }
 }
 
 async fn complete<DB: Database>(connections: &Connections<DB>) -> Result<(), Error> {
-    let limit = Instant::now() + LIMIT;
-    let (mut tries, mut installed) = (0, false);
+    let (mut attempts, mut installed) = (Attempts::new(), false);
     loop {
-        let schema = schema(connections, limit, LIMIT).await?;
+        let schema = schema(connections, attempts.limit, LIMIT).await?;
         if let Some(wrong) = schema.refused {
             return Err(Error::Unsupported { wrong });
         }
@@ -198,17 +185,45 @@ async fn complete<DB: Database>(connections: &Connections<DB>) -> Result<(), Err
                 format!("it lacks {}, which rowlock does not add to a table of another program", missing.join(", "));
             return Err(unfit(wrong));
         }
-        let mut conn = PooledConn::checkout(connections, limit).await.map_err(|failure| failed(failure, LIMIT))?;
-        let reply = timeout_at(limit, DB::install(conn.get())).await;
-        tries += 1;
-        match conn.settle(reply) {
-            // Instances that start together conflict with each other (a type or column that already
-            // exists, a busy file). An instance that fails inspects the table again, and returns
-            // the error only if it persists.
-            Err(failure) if tries == 10 => return Err(failed(failure, LIMIT)),
-            Err(_) => sleep(Duration::from_millis(fastrand::u64(5..50) * tries)).await,
+        match PooledConn::send(connections, attempts.limit, async |conn| DB::install(conn).await).await {
             Ok(()) => installed = true,
+            Err(failure) => attempts.again::<DB>(failure).await?,
         }
+    }
+}
+
+/// Attempts to create or complete tables or functions.
+///
+/// Instances that start together conflict with each other (a type or column that already exists, a
+/// busy file). An instance that fails looks again, and returns the error only if it persists.
+struct Attempts {
+    limit: Instant,
+    failed: u32,
+    /// What is known of the outcome of the attempts so far.
+    outcome: Certainty,
+}
+
+impl Attempts {
+    fn new() -> Self {
+        Self { limit: Instant::now() + LIMIT, failed: 0, outcome: Certainty::NothingChanged }
+    }
+
+    /// Pauses before the next attempt.
+    ///
+    /// # Errors
+    /// The error of the failure, if it was the tenth, or no connection was available.
+    async fn again<DB: Database>(&mut self, failure: Failure) -> Result<(), Error> {
+        let was_sent = !matches!(failure, Failure::NoRuntime | Failure::NoConnection(_));
+        if failure.is_unanswered() || (was_sent && !DB::INSTALLS_ATOMICALLY) {
+            self.outcome = Certainty::Unknown;
+        }
+        self.failed += 1;
+        if self.failed == 10 || !was_sent {
+            let table = "the table t_resource_lock".to_owned();
+            return Err(failure.into_error(Action::Migrate, table, LIMIT, self.outcome));
+        }
+        sleep(Duration::from_millis(fastrand::u64(5..50)) * self.failed).await;
+        Ok(())
     }
 }
 
@@ -231,10 +246,6 @@ async fn schema<DB: Database>(
 
 fn unfit(wrong: String) -> Error {
     Error::TableUnfit { table: "t_resource_lock".to_owned(), wrong }
-}
-
-fn failed(failure: Failure, limit: Duration) -> Error {
-    failure.into_error(Action::Migrate, "the table t_resource_lock".into(), limit, Certainty::NothingChanged)
 }
 
 /// What a lock has to know of the table before it sends a claim.
@@ -290,5 +301,44 @@ impl Table {
             return Err(Error::LabelTooLong { label: label.to_owned(), chars: self.label_chars });
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use super::*;
+
+    async fn outcome_after<DB: Database>(failures: impl IntoIterator<Item = Failure>) -> Certainty {
+        let mut attempts = Attempts::new();
+        for failure in failures {
+            match attempts.again::<DB>(failure).await {
+                Ok(()) => {}
+                Err(Error::NoConnection { action: Action::Migrate, outcome, .. }) => return outcome,
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        panic!("no attempt was the last");
+    }
+
+    /// SQLite creates one table after another.
+    #[tokio::test]
+    async fn an_attempt_that_may_have_done_a_part_is_not_forgotten() {
+        let no_connection = || Failure::NoConnection(sqlx::Error::PoolTimedOut);
+        let undone = || Failure::Undone;
+        assert_eq!(outcome_after::<sqlx::Sqlite>([no_connection()]).await, Certainty::NothingChanged);
+        for sent in [Failure::NoReply, undone()] {
+            assert_eq!(outcome_after::<sqlx::Sqlite>([sent, no_connection()]).await, Certainty::Unknown);
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn an_attempt_that_was_undone_has_changed_nothing() {
+        let no_connection = || Failure::NoConnection(sqlx::Error::PoolTimedOut);
+        assert_eq!(
+            outcome_after::<sqlx::Postgres>([Failure::Undone, no_connection()]).await,
+            Certainty::NothingChanged
+        );
+        assert_eq!(outcome_after::<sqlx::Postgres>([Failure::NoReply, no_connection()]).await, Certainty::Unknown);
     }
 }

@@ -131,6 +131,9 @@ pub fn unfit(column: &str, column_type: &str, fit: &str) -> String {
 
 /// The schema operations of a [`Store`].
 pub trait SchemaStore: Store {
+    /// Whether what is installed is there as a whole or not at all, since it is one transaction.
+    const INSTALLS_ATOMICALLY: bool = false;
+
     /// Reads the definition of the tables.
     fn schema(conn: &mut Self::Connection) -> impl Future<Output = Reply<Schema>> + Send;
 

@@ -19,6 +19,8 @@ LEFT JOIN pg_collation l ON l.oid = a.attcollation
 WHERE a.attrelid = to_regclass('t_resource_lock') AND a.attnum > 0 AND NOT a.attisdropped";
 
 impl SchemaStore for Postgres {
+    const INSTALLS_ATOMICALLY: bool = true;
+
     async fn schema(conn: &mut PgConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
         let mut schema = Schema::empty();
