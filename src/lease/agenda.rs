@@ -243,7 +243,7 @@ mod tests {
 
     fn lease(deadline: Instant) -> Arc<LeaseState> {
         let claim = Claim { key: Key::new("k").unwrap(), holder: Holder::new(Uuid::new_v4()), token: Token::new(1) };
-        Arc::new(LeaseState::new(vec![claim], deadline, Arc::default()))
+        Arc::new(LeaseState::new(vec![claim], deadline, deadline, Arc::default()))
     }
 
     fn ids(leases: &[Arc<LeaseState>]) -> Vec<usize> {

@@ -150,6 +150,7 @@ impl<'a, DB: Database> Try<'a, DB> {
 
     pub async fn run(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
         let attempt = self.attempt().await?;
+        self.settle();
         match &attempt {
             Attempt::Acquired(granted) => {
                 let taken_over = granted.priors.iter().any(Option::is_some);
@@ -202,6 +203,13 @@ impl<'a, DB: Database> Try<'a, DB> {
         }
     }
 
+    /// A reply has told whether the earlier requests were granted.
+    fn settle(&mut self) {
+        if std::mem::take(&mut self.unanswered) {
+            self.lock.left_behind.remove(self.holder);
+        }
+    }
+
     /// Sends the request until it is granted or refused.
     async fn attempt(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
         if !self.is_first_in_queue
@@ -216,7 +224,7 @@ impl<'a, DB: Database> Try<'a, DB> {
                 // Dropping the handle puts the claim back. The next request is made by another
                 // holder.
                 Ok(Claimed::Granted(granted)) if !granted.handle.is_held() => {
-                    self.unanswered = false;
+                    self.settle();
                     return Err(self.timed_out());
                 }
                 Ok(Claimed::Granted(granted)) => {
@@ -302,7 +310,7 @@ impl<'a, DB: Database> Try<'a, DB> {
         match next_of_all(&self.asked(), replies, terms) {
             // Another holder has it, and another key may be free.
             Next::Refuse(refusal) if self.chosen.is_some() => {
-                self.unanswered = false;
+                self.settle();
                 self.chosen.take().into_iter().for_each(Place::refused);
                 if Instant::now() < self.limit { Next::Retry } else { Next::Refuse(refusal) }
             }

@@ -11,10 +11,10 @@ use tokio::{sync::OnceCell, time::Instant};
 use crate::{
     batch::op::BatchOp,
     key::{Claim, Key, PreviousClaim, Token},
-    lease::{handle::LeaseHandle, terms::KeyTerms},
+    lease::{handle::LeaseHandle, left_behind::LeftBehind, terms::KeyTerms},
     rules::{Row, Status, Verdict, judge},
     schema::Table,
-    store::{Change, ClaimReply, ClaimRequest, Database, Reply},
+    store::{Change, ClaimReply, ClaimRequest, Database, Reply, is_undone},
 };
 
 /// A granted claim request: all of its keys are granted.
@@ -62,6 +62,7 @@ pub(crate) enum Claimed<DB: Database> {
 /// caller no longer waits for it.
 pub(crate) struct Claims {
     pub table: Arc<OnceCell<Table>>,
+    pub left_behind: Arc<LeftBehind>,
 }
 
 /// The claim request of one holder.
@@ -101,9 +102,16 @@ impl<DB: Database> BatchOp<DB> for Claims {
         sets.iter().for_each(|set| set.sent.store(!set.look, Ordering::Relaxed));
         let requests: Vec<ClaimRequest> = sets.iter().flat_map(|set| set.requests.clone()).collect();
         let form = self.table.get().map(|table| table.form).unwrap_or_default();
-        let replies = match sets {
-            [ClaimSet { look: true, .. }] => DB::look(conn, &requests, &on.terms).await?,
-            _ => DB::claim(conn, &requests, &on.terms, form).await?,
+        let replies = if let [ClaimSet { look: true, .. }] = sets {
+            DB::look(conn, &requests, &on.terms).await?
+        } else {
+            let holders = requests.iter().map(|request| request.holder).collect();
+            let sent = self.left_behind.sending(holders, on.terms.lease.to_std().unwrap_or_default());
+            let replies = DB::claim(conn, &requests, &on.terms, form).await;
+            if replies.as_ref().map_or_else(is_undone, |_| true) {
+                sent.settled();
+            }
+            replies?
         };
         let mut replies = replies.into_iter();
         let mut claimed = |set: &ClaimSet<DB>| set.claimed(replies.by_ref().take(set.requests.len()).collect(), sent);

@@ -1,6 +1,6 @@
 //! Claims that are to be ended, and the outcome.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokio::{sync::oneshot, time::Instant};
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -40,8 +40,6 @@ pub(crate) struct Ending {
     /// A request was sent whose outcome is unknown.
     unanswered: bool,
     lost: bool,
-    /// By how much the lease in the row is longer than its holder trusts.
-    lock_delay: Duration,
     pauses: Backoff,
     outcome: oneshot::Sender<EndOutcome>,
     _token: TaskTrackerToken,
@@ -51,7 +49,6 @@ impl Ending {
     pub fn new(
         held: Arc<LeaseState>,
         change: Change,
-        lock_delay: Duration,
         pauses: Backoff,
         token: TaskTrackerToken,
     ) -> (Self, oneshot::Receiver<EndOutcome>) {
@@ -65,7 +62,6 @@ impl Ending {
             was_refused: false,
             unanswered: false,
             lost: false,
-            lock_delay,
             pauses,
             outcome,
             _token: token,
@@ -106,16 +102,11 @@ impl Ending {
             }
         }
         let now = Instant::now();
-        if !self.left.is_empty() && !permanent && now < self.row_ends() {
+        if !self.left.is_empty() && !permanent && now < self.held.row_ends() {
             self.at = now + self.pauses.next();
             return None;
         }
         Some(self.ended())
-    }
-
-    /// Returns when the claims end by themselves.
-    pub fn row_ends(&self) -> Instant {
-        self.held.deadline() + self.lock_delay
     }
 
     fn ended(&self) -> EndOutcome {

@@ -395,7 +395,8 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Waits, for at most `limit`, until all dropped leases of this lock have been abandoned or
     /// have ended, and all claims and queue tickets of dropped waiters have been ended too. Returns
-    /// whether none of them is left. It covers all handles of the lock.
+    /// whether none of them is left, and no claim without a reply may stand. It covers all handles
+    /// of the lock.
     ///
     /// Call it before the program ends, so that the next holder need not wait for them to expire.
     /// The key of a dropped lease stays closed for its lock-delay, for which this call does not

@@ -14,6 +14,7 @@ pub(crate) mod guard;
 pub(crate) mod handle;
 pub(crate) mod in_doubt;
 pub(crate) mod info;
+pub(crate) mod left_behind;
 pub(crate) mod lock;
 pub(crate) mod looks;
 mod one_reader;

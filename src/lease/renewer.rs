@@ -32,6 +32,7 @@ use crate::{
         agenda::{self, Agenda},
         changes::{ChangeReply, Changes, GroupReply},
         ending::{EndOutcome, Ending},
+        left_behind::LeftBehind,
         state::LeaseState,
     },
     metrics,
@@ -64,8 +65,7 @@ pub(crate) struct Renewers<DB: Database> {
     requests: Connections<DB>,
     wakeups: Arc<Wakeups>,
     tracker: TaskTracker,
-    /// When the last of the claims that could not be ended expires.
-    left_behind_until: Mutex<Instant>,
+    left_behind: Arc<LeftBehind>,
     /// Until when no connection of the pool is waited for, because it had none a moment ago.
     pool_exhausted_until: Arc<Mutex<Instant>>,
     known: Mutex<Vec<Weak<Renewer<DB>>>>,
@@ -80,11 +80,11 @@ impl<DB: Database> Renewers<DB> {
         requests: Connections<DB>,
         wakeups: Arc<Wakeups>,
         tracker: TaskTracker,
+        left_behind: Arc<LeftBehind>,
     ) -> Arc<Self> {
-        let now = Instant::now();
-        let (left_behind_until, pool_exhausted_until) = (Mutex::new(now), Arc::new(Mutex::new(now)));
+        let pool_exhausted_until = Arc::new(Mutex::new(Instant::now()));
         let (known, runtimes) = (Mutex::default(), Mutex::default());
-        Arc::new(Self { pool, requests, wakeups, tracker, left_behind_until, pool_exhausted_until, known, runtimes })
+        Arc::new(Self { pool, requests, wakeups, tracker, left_behind, pool_exhausted_until, known, runtimes })
     }
 
     /// Returns the renewer of leases of this duration in the row, `lock_delay` included.
@@ -108,7 +108,7 @@ impl<DB: Database> Renewers<DB> {
             return false; // the limit cannot be watched
         }
         self.renewers().iter().for_each(Renewer::ensure_task);
-        timeout(limit, self.tracker.wait()).await.is_ok() && *lock(&self.left_behind_until) <= Instant::now()
+        timeout(limit, self.tracker.wait()).await.is_ok() && self.left_behind.is_empty()
     }
 
     fn renewers(&self) -> Vec<Arc<Renewer<DB>>> {
@@ -155,7 +155,8 @@ impl<DB: Database> Renewer<DB> {
 
     /// Starts renewing claims that were granted to a request sent at `sent`.
     pub fn hold(self: &Arc<Self>, claims: Vec<Claim>, sent: Instant) -> Arc<LeaseState> {
-        let held = Arc::new(LeaseState::new(claims, self.deadline(sent, self.lease), self.all.wakeups.clone()));
+        let (deadline, row_ends) = (self.deadline(sent, self.lease), Instant::now() + self.lease_of_row());
+        let held = Arc::new(LeaseState::new(claims, deadline, row_ends, self.all.wakeups.clone()));
         let renew_at = sent + pacing::renewal_interval(self.lease);
         let mut agenda = lock(&self.agenda);
         agenda.add(held.clone(), renew_at);
@@ -185,8 +186,7 @@ impl<DB: Database> Renewer<DB> {
 
     /// Ends claims in the background with `change`. The receiver gets the outcome.
     pub fn end(self: &Arc<Self>, held: Arc<LeaseState>, change: Change) -> oneshot::Receiver<EndOutcome> {
-        let delay = self.lock_delay.to_std().unwrap_or_default();
-        let (ending, receiver) = Ending::new(held, change, delay, self.pauses(), self.all.tracker.token());
+        let (ending, receiver) = Ending::new(held, change, self.pauses(), self.all.tracker.token());
         let at = ending.at;
         let mut agenda = lock(&self.agenda);
         agenda.end(ending);
@@ -197,6 +197,7 @@ impl<DB: Database> Renewer<DB> {
     /// Renews one lease now.
     pub async fn renew(self: &Arc<Self>, held: &Arc<LeaseState>, change: Change, limit: Instant) -> Exchange<Outcome> {
         self.ensure_task();
+        held.row_lasts_until(limit + self.lease_of_row());
         let Exchange { reply, unanswered } = self.changes.send(&held.claims, change, limit).await;
         let next = pacing::renewal_interval(self.lease);
         Exchange { reply: reply.map(|answer| self.renewed(held, &answer, next)), unanswered }
@@ -226,6 +227,11 @@ impl<DB: Database> Renewer<DB> {
     /// for clocks that diverge and timers that fire late.
     fn deadline(&self, sent: Instant, left: Duration) -> Instant {
         sent + pacing::trusted(left, self.lease)
+    }
+
+    /// Returns the whole lease as the row keeps it.
+    fn lease_of_row(&self) -> Duration {
+        self.lease + self.lock_delay.to_std().unwrap_or_default()
     }
 
     /// Returns how long a whole lease counts on the client's side.
@@ -296,10 +302,14 @@ impl<DB: Database> Renewer<DB> {
             metrics::renewals_failed(failed);
             tracing::warn!(leases = failed, "renewal got no reply; the deadlines stand, trying again");
         }
-        let soon = Instant::now() + pacing::renewal_retry(self.lease);
+        let now = Instant::now();
+        let (soon, row_ends) = (now + pacing::renewal_retry(self.lease), now + self.lease_of_row());
         // Leases that were renewed together stay together.
         let next = pacing::renewal_interval(self.lease);
-        for (held, GroupReply { reply, .. }) in batch.items.iter().zip(replies) {
+        for (held, GroupReply { reply, unanswered }) in batch.items.iter().zip(replies) {
+            if reply.is_ok() || unanswered {
+                held.row_lasts_until(row_ends);
+            }
             let outcome = reply.as_ref().map(|answer| (answer.sent, self.renewed(held, answer, next)));
             match outcome {
                 Ok((sent, Outcome::Skipped { left })) => {
@@ -328,8 +338,7 @@ impl<DB: Database> Renewer<DB> {
             drop(agenda);
             if let Some((ended, ending)) = ended {
                 if matches!(ended, EndOutcome::GivenUp(_)) {
-                    let mut until = lock(&self.all.left_behind_until);
-                    *until = ending.row_ends().max(*until);
+                    ending.left.iter().for_each(|claim| self.all.left_behind.add(claim.holder, ending.held.row_ends()));
                 }
                 ending.complete(ended);
             }

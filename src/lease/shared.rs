@@ -13,8 +13,8 @@ use crate::{
     detach::tracker,
     error::Error,
     lease::{
-        claims::Claims, creates::Creates, looks::Looks, one_reader::OneReader, readers::AllReaders, releases::Releases,
-        renewer::Renewers, terms::KeyTerms,
+        claims::Claims, creates::Creates, left_behind::LeftBehind, looks::Looks, one_reader::OneReader,
+        readers::AllReaders, releases::Releases, renewer::Renewers, terms::KeyTerms,
     },
     queue::Waiting,
     rules::Terms,
@@ -44,6 +44,7 @@ pub(crate) struct Shared<DB: Database> {
     pub readers: AllReaders<DB>,
     pub waiting: Waiting<DB>,
     renewers: Arc<Renewers<DB>>,
+    pub left_behind: Arc<LeftBehind>,
     longest_interval: Arc<Mutex<TimeDelta>>,
     /// The terms of the handles that exist.
     terms: Mutex<Vec<Weak<KeyTerms<DB>>>>,
@@ -55,12 +56,14 @@ impl<DB: Database> Shared<DB> {
         let tracker = tracker();
         let waiting = Waiting::new(pool, renewals, tracker.clone());
         let turn = (DB::ONE_WRITER && *batching).then(Arc::<Turn>::default);
-        let table = Arc::<OnceCell<Table>>::default();
-        let claims = Batcher::new(Claims { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &turn);
+        let (table, left_behind) = (Arc::<OnceCell<Table>>::default(), Arc::<LeftBehind>::default());
+        let claims = Claims { table: table.clone(), left_behind: left_behind.clone() };
+        let claims = Batcher::new(claims, pool.clone(), tracker.clone(), *batching, &turn);
         let creates = Batcher::new(Creates { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &turn);
         let releases = Batcher::new(Releases { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &turn);
         let looks = Batcher::new(Looks { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &None);
-        let renewers = Renewers::new(renewals.clone(), pool.clone(), waiting.wakeups.clone(), tracker);
+        let renewers =
+            Renewers::new(renewals.clone(), pool.clone(), waiting.wakeups.clone(), tracker, left_behind.clone());
         Arc::new(Self {
             settings,
             table,
@@ -72,6 +75,7 @@ impl<DB: Database> Shared<DB> {
             readers: AllReaders::default(),
             waiting,
             renewers,
+            left_behind,
             longest_interval: Arc::default(),
             terms: Mutex::default(),
         })

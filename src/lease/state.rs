@@ -28,6 +28,8 @@ pub(crate) struct LeaseState {
     /// Cancelled when the lease is lost, and when it ends in any other way.
     pub over: CancellationToken,
     deadline: Mutex<Instant>,
+    /// When the lease in the row ends at the latest, whether or not a renewal got a reply.
+    row_ends: Mutex<Instant>,
     /// The number of handles. The last one ends the lease.
     handles: AtomicUsize,
     /// The index of the claim that was found to be lost.
@@ -40,13 +42,14 @@ pub(crate) struct LeaseState {
 }
 
 impl LeaseState {
-    pub fn new(claims: Vec<Claim>, deadline: Instant, wakeups: Arc<Wakeups>) -> Self {
+    pub fn new(claims: Vec<Claim>, deadline: Instant, row_ends: Instant, wakeups: Arc<Wakeups>) -> Self {
         Self {
             claims,
             since: Instant::now(),
             lost: CancellationToken::new(),
             over: CancellationToken::new(),
             deadline: Mutex::new(deadline),
+            row_ends: Mutex::new(row_ends),
             handles: AtomicUsize::new(1),
             lost_at: AtomicUsize::new(0),
             kept: Mutex::default(),
@@ -62,6 +65,16 @@ impl LeaseState {
 
     pub fn deadline(&self) -> Instant {
         *lock(&self.deadline)
+    }
+
+    pub fn row_ends(&self) -> Instant {
+        *lock(&self.row_ends)
+    }
+
+    /// Records that a renewal is sent, after which the lease in the row ends by then.
+    pub fn row_lasts_until(&self, end: Instant) {
+        let mut current = lock(&self.row_ends);
+        *current = end.max(*current);
     }
 
     pub fn time_left(&self) -> Duration {

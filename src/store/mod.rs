@@ -79,8 +79,7 @@ fn unanswered(error: sqlx::Error) -> sqlx::Error {
 
 /// Returns whether the server refused a statement, and the connection goes on. After any other
 /// error it is unknown what was done.
-#[cfg(all(feature = "schedule", any(feature = "mysql", feature = "sqlite")))]
-fn is_undone(error: &sqlx::Error) -> bool {
+pub fn is_undone(error: &sqlx::Error) -> bool {
     error.as_database_error().is_some() && fault::fault(error) != fault::Fault::Outage
 }
 

@@ -44,6 +44,7 @@ mod isolation;
 mod keeping;
 mod kept_connections;
 mod ledger;
+mod left_behind;
 mod line;
 mod listening;
 mod lock_delay;
@@ -171,6 +172,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     isolation::register::<DB>(suite);
     keeping::register::<DB>(suite);
     kept_connections::register::<DB>(suite);
+    left_behind::register::<DB>(suite);
     listening::register::<DB>(suite);
     lock_delay::register::<DB>(suite);
     locked_rows::register::<DB>(suite);

@@ -1,0 +1,48 @@
+//! What `shutdown` returns while a claim may stand that no task holds.
+
+use std::task::{Context, Poll, Waker};
+
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way};
+
+use crate::line::{Line, SHORT, standing};
+
+harness::tests!(servers(
+    a_dropped_claim_without_a_reply_is_left_behind_for_its_lease,
+    a_lease_whose_renewal_has_no_reply_is_not_ended_before_its_row
+));
+
+async fn a_dropped_claim_without_a_reply_is_left_behind_for_its_lease<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::with_free_row(&db, 4 * SHORT, PATIENCE).await;
+    line.proxy.hold_after(Way::Replies, 0);
+    let mut attempt = Box::pin(line.lock.try_acquire("k"));
+    let sent = async {
+        loop {
+            assert!(matches!(attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = sent => {}
+        () = line.proxy.held(Way::Replies) => {}
+    }
+    drop(attempt);
+    assert_eq!(standing(&db).await, 1);
+    assert!(!line.lock.shutdown(PATIENCE).await, "the claim stands");
+    line.proxy.cut();
+    eventually("its lease has ended", || line.lock.shutdown(PATIENCE)).await;
+    assert_eq!(standing(&db).await, 0);
+    acquired(db.lock().try_acquire("k").await);
+}
+
+async fn a_lease_whose_renewal_has_no_reply_is_not_ended_before_its_row<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::with_free_row(&db, 4 * SHORT, PATIENCE).await;
+    let lease = acquired(line.lock.try_acquire("k").await);
+    line.proxy.hold_after(Way::Replies, 0);
+    // It is renewed in the background, and the row shows it.
+    line.proxy.held(Way::Replies).await;
+    line.proxy.cut();
+    line.proxy.hold_new();
+    drop(lease);
+    let is_settled = line.lock.shutdown(2 * PATIENCE).await;
+    assert!(!is_settled || standing(&db).await == 0, "the claim stands");
+}
