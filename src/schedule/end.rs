@@ -76,7 +76,9 @@ pub async fn end<DB: Database>(tick: &Inner<DB>, result: Result<(), String>) -> 
 pub async fn committed<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Duration>) {
     let (end, then) = tick.end(Status::Succeeded, None);
     let (core, claim) = (&tick.core, &tick.claim);
-    match answered!(core, Action::Read, &quoted(&claim.key), conn => DB::has_ended(conn, claim, &end)) {
+    let End { slot, attempt, status, .. } = end;
+    match answered!(core, Action::Read, &quoted(&claim.key), conn => DB::has_ended(conn, claim, slot, attempt, status))
+    {
         Ok(true) => (Ended::Succeeded, Some(due_in(tick, then))),
         Ok(false) => (Ended::Lost, None),
         Err(error) => {
@@ -118,7 +120,8 @@ fn is_refused(failure: &Failure) -> bool {
 
 /// Ends the run. An end that was sent before has the same status in the history.
 async fn ended<DB: Database>(conn: &mut DB::Connection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
-    Ok(DB::end_run(conn, claim, end, false).await? || DB::has_ended(conn, claim, end).await?)
+    let ended = DB::end_run(conn, claim, end, false).await?;
+    Ok(ended || DB::has_ended(conn, claim, end.slot, end.attempt, end.status).await?)
 }
 
 /// Sends the end until there is a reply. An end that is sent again is recognized by its row in the

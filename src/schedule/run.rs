@@ -25,7 +25,7 @@ use crate::{
     },
     spans,
     store::{
-        Database,
+        Database, Reply,
         schedule::{ClaimedRow, Pass, is_trigger},
     },
 };
@@ -266,7 +266,14 @@ async fn pass_over<DB: Database>(
     tracing::warn!(schedule = %claim.key, from = %row.slot, %to, missed = missed.max(skipped), "ticks were missed");
     let times = schedule.times();
     let pass = Pass { times: &times, from: row.slot, to, runs, missed, skipped };
-    answered!(core, Action::Update, &quoted(&claim.key), conn => DB::pass_over(conn, claim, &pass))
+    answered!(core, Action::Update, &quoted(&claim.key), conn => passed_over::<DB>(conn, claim, &pass))
+}
+
+/// Passes over the ticks. A pass that was sent before and ended the claim has the status `M` in the
+/// history.
+async fn passed_over<DB: Database>(conn: &mut DB::Connection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
+    let passed = DB::pass_over(conn, claim, pass).await?;
+    Ok(passed || (!pass.runs && DB::has_ended(conn, claim, pass.from, 0, "M").await?))
 }
 
 /// Why the work is over.

@@ -167,6 +167,7 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
             1290 | 1792 | 1836 => Fault::ReadOnly,
             1044 | 1045 | 1142 | 1143 => Fault::Denied,
             // 1047: a Galera node outside its cluster; 1180, 1317, 1969: an interrupted COMMIT;
+            // 1598: the binary log cannot be written, and the server is stopped during a COMMIT;
             // 3032, 3796 to 3799: a node outside its group; 3781 to 3783: a new primary that has
             // not caught up; 3100: a node left the group during a COMMIT, which the others may
             // have; 3169, 4031: the session was ended
@@ -177,6 +178,7 @@ fn server_fault(error: &dyn DatabaseError) -> Fault {
             | 1203
             | 1226
             | 1317
+            | 1598
             | 1927
             | 1969
             | 3032

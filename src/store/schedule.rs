@@ -280,9 +280,15 @@ pub trait ScheduleStore: Store {
         within: bool,
     ) -> impl Future<Output = Reply<bool>> + Send;
 
-    /// Returns whether the run has ended with this status. Changes nothing.
-    fn has_ended(conn: &mut Self::Connection, claim: &Claim, end: &End<'_>)
-    -> impl Future<Output = Reply<bool>> + Send;
+    /// Returns whether the history shows that this attempt of the claim has ended with this status.
+    /// Changes nothing.
+    fn has_ended(
+        conn: &mut Self::Connection,
+        claim: &Claim,
+        slot: DateTime<Utc>,
+        attempt: u32,
+        status: &'static str,
+    ) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Pauses a schedule, or resumes it: it is not overdue then. Returns `false` if there is none.
     fn pause(conn: &mut Self::Connection, name: &Key, paused: bool) -> impl Future<Output = Reply<bool>> + Send;

@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::{fair::KEPT, waiters::places};
+use crate::{fair::KEPT, line::timed_out, waiters::places};
 
 harness::tests!(
     everywhere(
@@ -26,6 +26,7 @@ harness::tests!(
         a_runtime_that_stands_still_loses_no_lease_of_another,
         a_runtime_that_stands_still_loses_no_lease_of_another_duration
     ),
+    mysql_and_mariadb(a_claim_that_meets_an_error_of_the_binary_log_is_unknown),
     servers(
         a_release_without_the_right_to_it_fails_at_once,
         silent_connections_lose_no_lease,
@@ -75,6 +76,15 @@ async fn refuse_with<DB: TestDatabase>(db: &TestDb<DB>, sqlstate: &str, number: 
 /// Refuses with the error of a full disk.
 async fn refuse<DB: TestDatabase>(db: &TestDb<DB>) {
     refuse_with(db, "53100", 1021).await;
+}
+
+/// The server is stopped while it commits.
+async fn a_claim_that_meets_an_error_of_the_binary_log_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    refuse_with(&db, "58030", 1598).await;
+    let lock = db.builder().time_limit(Duration::from_millis(300)).build().unwrap();
+    acquired(lock.acquire("k", PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    add(&db, "k").await;
+    timed_out(lock.try_acquire("k").await);
 }
 
 async fn add<DB: TestDatabase>(db: &TestDb<DB>, key: &str) {

@@ -35,14 +35,13 @@ async fn a_dropped_claim_without_a_reply_is_left_behind_for_its_lease<DB: TestDa
 }
 
 async fn a_lease_whose_renewal_has_no_reply_is_not_ended_before_its_row<DB: TestDatabase>(db: TestDb<DB>) {
-    let line = Line::with_free_row(&db, 4 * SHORT, PATIENCE).await;
-    let lease = acquired(line.lock.try_acquire("k").await);
-    line.proxy.hold_after(Way::Replies, 0);
-    // It is renewed in the background, and the row shows it.
-    line.proxy.held(Way::Replies).await;
-    line.proxy.cut();
-    line.proxy.hold_new();
+    let Line { proxy, lock, .. } = Line::with_free_row(&db, 4 * SHORT, PATIENCE).await;
+    let lease = acquired(lock.try_acquire("k").await);
+    // The row shows that it is renewed, in the background.
+    proxy.during(Way::Replies, 0, async {}, async |_| {}).await;
+    // From now on, connections are refused.
+    drop(proxy);
     drop(lease);
-    let is_settled = line.lock.shutdown(2 * PATIENCE).await;
+    let is_settled = lock.shutdown(2 * PATIENCE).await;
     assert!(!is_settled || standing(&db).await == 0, "the claim stands");
 }

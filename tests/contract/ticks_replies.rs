@@ -18,7 +18,11 @@ use tokio::{
 use crate::ticks::{LONG, SHORT, back, due, idle, info, instance, runs, told};
 
 harness::tests!(
-    servers(an_end_between_a_look_and_a_claim_is_seen, a_message_that_is_lost_loses_no_tick_and_repeats_no_success),
+    servers(
+        an_end_between_a_look_and_a_claim_is_seen,
+        a_message_that_is_lost_loses_no_tick_and_repeats_no_success,
+        ticks_that_were_passed_over_without_a_reply_are_not_lost
+    ),
     mysql_and_mariadb(a_claim_that_is_carried_out_late_is_undone_beside_a_locked_run)
 );
 
@@ -133,6 +137,29 @@ async fn a_message_that_is_lost_loses_no_tick_and_repeats_no_success<DB: TestDat
         assert_once(&db, &name, first, &at).await;
         assert_eq!(info(&db, &name).await.slot, first + 2 * LONG, "{at}");
     }
+}
+
+/// The connection is lost at each reply of a run that passes its tick over.
+async fn ticks_that_were_passed_over_without_a_reply_are_not_lost<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let mut passed_over = 0;
+    for passed in 0..MESSAGES {
+        let name = format!("skipped{passed}");
+        let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).unwrap().grace(Duration::ZERO).unwrap();
+        let schedules = behind(&db, &proxy, &schedule).await;
+        proxy.hold_after(Way::Replies, passed);
+        let own = name.clone();
+        let cut = tokio::spawn(async move { schedules.try_tick(&own).await });
+        held_or_over(&proxy, Way::Replies, &cut).await;
+        let told = told(&db, &name).await;
+        proxy.cut();
+        let outcome = timeout(PATIENCE, cut).await.unwrap().unwrap();
+        if told.starts_with('M') {
+            passed_over += 1;
+            assert_eq!(outcome.unwrap(), TickOutcome::PassedOver, "after {passed} replies");
+        }
+    }
+    assert!(passed_over > 0);
 }
 
 /// The server carries a claim out after its instance has given it up. Another run's row is locked

@@ -129,9 +129,15 @@ impl ScheduleStore for MySql {
         settle(conn, ended).await
     }
 
-    async fn has_ended(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
-        let query = sqlx::query(TOLD).bind(claim.key.as_str()).bind(end.slot.naive_utc()).bind(counted(end.attempt));
-        let told = query.bind(claim.token.get()).bind(end.status).fetch_optional(conn).await?;
+    async fn has_ended(
+        conn: &mut MySqlConnection,
+        claim: &Claim,
+        slot: DateTime<Utc>,
+        attempt: u32,
+        status: &'static str,
+    ) -> Reply<bool> {
+        let query = sqlx::query(TOLD).bind(claim.key.as_str()).bind(slot.naive_utc()).bind(counted(attempt));
+        let told = query.bind(claim.token.get()).bind(status).fetch_optional(conn).await?;
         Ok(told.is_some())
     }
 

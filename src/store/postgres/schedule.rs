@@ -309,9 +309,15 @@ impl ScheduleStore for Postgres {
         query.bind(end.error).fetch_one(conn).await?.try_get(0)
     }
 
-    async fn has_ended(conn: &mut PgConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
-        let query = sqlx::query(ENDED).bind(claim.key.as_str()).bind(end.slot).bind(counted(end.attempt));
-        query.bind(claim.token.get()).bind(end.status).fetch_one(conn).await?.try_get(0)
+    async fn has_ended(
+        conn: &mut PgConnection,
+        claim: &Claim,
+        slot: DateTime<Utc>,
+        attempt: u32,
+        status: &'static str,
+    ) -> Reply<bool> {
+        let query = sqlx::query(ENDED).bind(claim.key.as_str()).bind(slot).bind(counted(attempt));
+        query.bind(claim.token.get()).bind(status).fetch_one(conn).await?.try_get(0)
     }
 
     async fn pause(conn: &mut PgConnection, name: &Key, paused: bool) -> Reply<bool> {

@@ -103,9 +103,15 @@ impl ScheduleStore for Sqlite {
         if within { Ok(written(query, conn).await?.is_some()) } else { transaction(query, conn).await }
     }
 
-    async fn has_ended(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
-        let query = sqlx::query(TOLD).bind(claim.key.as_str()).bind(end.slot.timestamp_micros());
-        let query = query.bind(counted(end.attempt)).bind(claim.token.get()).bind(end.status);
+    async fn has_ended(
+        conn: &mut SqliteConnection,
+        claim: &Claim,
+        slot: DateTime<Utc>,
+        attempt: u32,
+        status: &'static str,
+    ) -> Reply<bool> {
+        let query = sqlx::query(TOLD).bind(claim.key.as_str()).bind(slot.timestamp_micros());
+        let query = query.bind(counted(attempt)).bind(claim.token.get()).bind(status);
         Ok(query.fetch_optional(conn).await?.is_some())
     }
 
