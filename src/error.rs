@@ -359,6 +359,17 @@ impl Error {
         Self::Database { action, subject: format!("{:?}", key.as_str()), outcome, source }
     }
 
+    /// Returns the action and the outcome of an error of the database.
+    pub(crate) fn outcome_mut(&mut self) -> Option<(&mut Action, &mut Certainty)> {
+        match self {
+            Self::TimedOut { action, outcome, .. }
+            | Self::NoConnection { action, outcome, .. }
+            | Self::Database { action, outcome, .. }
+            | Self::ReadOnly { action, outcome, .. } => Some((action, outcome)),
+            _ => None,
+        }
+    }
+
     /// Returns whether nothing was sent, or only what changes nothing, and the same request may be
     /// answered a little later.
     pub(crate) fn is_harmless(&self) -> bool {

@@ -50,8 +50,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// [`Error::Database`] if the database refuses; [`Error::TimedOut`] after a minute.
 ///
 /// # Cancel safety
-/// If the future is dropped, the table is unchanged, or complete, or (MySQL, MariaDB) created but
-/// not complete. The call can be repeated.
+/// If the future is dropped, the table is unchanged, or complete, or (MySQL, MariaDB, SQLite)
+/// created but not complete. The call can be repeated.
 ///
 /// # Examples
 ///
@@ -69,33 +69,35 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// ```
 pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
     let connections = Connections::new(pool.clone(), Purpose::Requests);
-    let migrated = install(&connections).await;
+    let migrated = install(&connections, &mut Attempts::new()).await;
     connections.close_idle().await;
     migrated
 }
 
-async fn install<DB: Database>(connections: &Connections<DB>) -> Result<(), Error> {
-    complete(connections).await?;
+async fn install<DB: Database>(connections: &Connections<DB>, attempts: &mut Attempts) -> Result<(), Error> {
+    complete(connections, attempts).await?;
     #[cfg(feature = "schedule")]
-    complete_schedules(connections).await?;
+    complete_schedules(connections, attempts).await?;
     Ok(())
 }
 
 /// Creates the tables of schedules if they do not exist.
 #[cfg(feature = "schedule")]
-async fn complete_schedules<DB: Database>(connections: &Connections<DB>) -> Result<(), Error> {
-    let mut attempts = Attempts::new();
-    while !schedule_tables(connections, attempts.limit, LIMIT).await?.tables {
+async fn complete_schedules<DB: Database>(connections: &Connections<DB>, attempts: &mut Attempts) -> Result<(), Error> {
+    loop {
+        let found = schedule_tables(connections, attempts.limit, LIMIT).await;
+        if found.map_err(|error| attempts.error(error))?.tables {
+            return Ok(());
+        }
         match PooledConn::send(connections, attempts.limit, async |conn| DB::install_schedules(conn).await).await {
             Err(failure) if matches!(failure.fault(), Fault::Denied | Fault::ReadOnly) => {
                 tracing::warn!(%failure, "the tables of schedules do not exist, and could not be created");
                 return Ok(());
             }
-            Err(failure) => attempts.again::<DB>(failure).await?,
-            Ok(()) => {}
+            Err(failure) => attempts.again::<DB>(failure, "the tables of schedules").await?,
+            Ok(()) => attempts.changed(),
         }
     }
-    Ok(())
 }
 
 /// Looks whether the tables of schedules exist, and whether the server can be used.
@@ -147,29 +149,29 @@ pub(crate) async fn schedule_tables<DB: Database>(
 /// ```
 pub async fn migrate_functions<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
     let connections = Connections::new(pool.clone(), Purpose::Requests);
-    let migrated = match install(&connections).await {
-        Ok(()) => create_functions(&connections).await,
+    let mut attempts = Attempts::new();
+    let migrated = match install(&connections, &mut attempts).await {
+        Ok(()) => create_functions(&connections, &mut attempts).await,
         failed => failed,
     };
     connections.close_idle().await;
     migrated
 }
 
-async fn create_functions<DB: Database>(connections: &Connections<DB>) -> Result<(), Error> {
-    let mut attempts = Attempts::new();
+async fn create_functions<DB: Database>(connections: &Connections<DB>, attempts: &mut Attempts) -> Result<(), Error> {
     loop {
         match PooledConn::send(connections, attempts.limit, async |conn| DB::install_functions(conn).await).await {
             Ok(true) => return Ok(()),
             Ok(false) => return Err(Error::Unsupported { wrong: NO_FUNCTIONS.into() }),
-            Err(failure) => attempts.again::<DB>(failure).await?,
+            Err(failure) => attempts.again::<DB>(failure, "the lock's functions").await?,
         }
     }
 }
 
-async fn complete<DB: Database>(connections: &Connections<DB>) -> Result<(), Error> {
-    let (mut attempts, mut installed) = (Attempts::new(), false);
+async fn complete<DB: Database>(connections: &Connections<DB>, attempts: &mut Attempts) -> Result<(), Error> {
+    let mut installed = false;
     loop {
-        let schema = schema(connections, attempts.limit, LIMIT).await?;
+        let schema = schema(connections, attempts.limit, LIMIT).await.map_err(|error| attempts.error(error))?;
         if let Some(wrong) = schema.refused {
             return Err(Error::Unsupported { wrong });
         }
@@ -186,13 +188,16 @@ async fn complete<DB: Database>(connections: &Connections<DB>) -> Result<(), Err
             return Err(unfit(wrong));
         }
         match PooledConn::send(connections, attempts.limit, async |conn| DB::install(conn).await).await {
-            Ok(()) => installed = true,
-            Err(failure) => attempts.again::<DB>(failure).await?,
+            Ok(()) => {
+                installed = true;
+                attempts.changed();
+            }
+            Err(failure) => attempts.again::<DB>(failure, "the table t_resource_lock").await?,
         }
     }
 }
 
-/// Attempts to create or complete tables or functions.
+/// The attempts of one call to create or complete tables or functions.
 ///
 /// Instances that start together conflict with each other (a type or column that already exists, a
 /// busy file). An instance that fails looks again, and returns the error only if it persists.
@@ -208,19 +213,31 @@ impl Attempts {
         Self { limit: Instant::now() + LIMIT, failed: 0, outcome: Certainty::NothingChanged }
     }
 
+    /// Records that something was changed.
+    fn changed(&mut self) {
+        self.outcome = Certainty::Unknown;
+    }
+
+    /// Returns the error of a look at the tables, which is that of the call.
+    fn error(&self, mut error: Error) -> Error {
+        if let Some((action, outcome)) = error.outcome_mut().filter(|_| self.outcome == Certainty::Unknown) {
+            (*action, *outcome) = (Action::Migrate, Certainty::Unknown);
+        }
+        error
+    }
+
     /// Pauses before the next attempt.
     ///
     /// # Errors
     /// The error of the failure, if it was the tenth, or no connection was available.
-    async fn again<DB: Database>(&mut self, failure: Failure) -> Result<(), Error> {
+    async fn again<DB: Database>(&mut self, failure: Failure, subject: &str) -> Result<(), Error> {
         let was_sent = !matches!(failure, Failure::NoRuntime | Failure::NoConnection(_));
         if failure.is_unanswered() || (was_sent && !DB::INSTALLS_ATOMICALLY) {
-            self.outcome = Certainty::Unknown;
+            self.changed();
         }
         self.failed += 1;
         if self.failed == 10 || !was_sent {
-            let table = "the table t_resource_lock".to_owned();
-            return Err(failure.into_error(Action::Migrate, table, LIMIT, self.outcome));
+            return Err(failure.into_error(Action::Migrate, subject.to_owned(), LIMIT, self.outcome));
         }
         sleep(Duration::from_millis(fastrand::u64(5..50)) * self.failed).await;
         Ok(())
@@ -311,7 +328,7 @@ mod tests {
     async fn outcome_after<DB: Database>(failures: impl IntoIterator<Item = Failure>) -> Certainty {
         let mut attempts = Attempts::new();
         for failure in failures {
-            match attempts.again::<DB>(failure).await {
+            match attempts.again::<DB>(failure, "a table").await {
                 Ok(()) => {}
                 Err(Error::NoConnection { action: Action::Migrate, outcome, .. }) => return outcome,
                 Err(error) => panic!("{error:?}"),
@@ -320,13 +337,29 @@ mod tests {
         panic!("no attempt was the last");
     }
 
+    /// The look that follows an attempt may be what fails.
+    #[tokio::test]
+    async fn a_look_after_an_attempt_tells_of_the_attempt() {
+        let looked = || Error::TimedOut {
+            action: Action::Inspect,
+            subject: "a table".into(),
+            limit: LIMIT,
+            outcome: Certainty::NothingChanged,
+        };
+        let mut attempts = Attempts::new();
+        let nothing = attempts.error(looked());
+        assert!(matches!(nothing, Error::TimedOut { action: Action::Inspect, outcome: Certainty::NothingChanged, .. }));
+        attempts.again::<sqlx::Sqlite>(Failure::NoReply, "a table").await.unwrap();
+        let unknown = attempts.error(looked());
+        assert!(matches!(unknown, Error::TimedOut { action: Action::Migrate, outcome: Certainty::Unknown, .. }));
+    }
+
     /// SQLite creates one table after another.
     #[tokio::test]
     async fn an_attempt_that_may_have_done_a_part_is_not_forgotten() {
         let no_connection = || Failure::NoConnection(sqlx::Error::PoolTimedOut);
-        let undone = || Failure::Undone;
         assert_eq!(outcome_after::<sqlx::Sqlite>([no_connection()]).await, Certainty::NothingChanged);
-        for sent in [Failure::NoReply, undone()] {
+        for sent in [Failure::NoReply, Failure::Undone] {
             assert_eq!(outcome_after::<sqlx::Sqlite>([sent, no_connection()]).await, Certainty::Unknown);
         }
     }

@@ -197,7 +197,7 @@ impl<'a, DB: Database> Try<'a, DB> {
             return; // only read
         }
         self.unanswered = true;
-        // Later the caller has stopped waiting, and a claim in flight is finished.
+        // The background finishes a claim whose caller has stopped waiting, and puts it back.
         if let Some(in_doubt) = self.in_doubt.filter(|_| Instant::now() < self.caller_deadline) {
             in_doubt.set_unanswered(true);
         }
@@ -248,8 +248,8 @@ impl<'a, DB: Database> Try<'a, DB> {
                 Next::Create(keys) => self.create_missing(keys, began, &mut pauses).await?,
                 Next::Retry | Next::Claim(_) => {}
                 Next::Busy { needs_own_statement: true, .. } if self.retry_unbatched() => {}
-                Next::Busy { row, .. } => {
-                    if let Some(refusal) = self.busy(&mut busy_since, row.as_ref()).await? {
+                Next::Busy { key, row, .. } => {
+                    if let Some(refusal) = self.busy(&mut busy_since, key, row.as_ref()).await? {
                         return Ok(Attempt::Refused(refusal));
                     }
                 }
@@ -260,7 +260,7 @@ impl<'a, DB: Database> Try<'a, DB> {
     /// Returns what to do after a claim statement failed.
     async fn on_failure(&mut self, failure: Failure) -> Result<Next, Error> {
         match failure.fault() {
-            Fault::Contention => Ok(Next::Busy { row: None, needs_own_statement: true }),
+            Fault::Contention => Ok(Next::Busy { key: None, row: None, needs_own_statement: true }),
             // The request was sent and has no reply. The same holder sends it again, and receives
             // the same claim if it was granted.
             Fault::Outage => {
@@ -375,7 +375,12 @@ impl<'a, DB: Database> Try<'a, DB> {
     ///
     /// It does not refuse while an earlier request of this attempt has no reply, because the row
     /// may be locked by that request.
-    async fn busy(&self, since: &mut Option<Instant>, row: Option<&Row>) -> Result<Option<Refusal>, Error> {
+    async fn busy(
+        &self,
+        since: &mut Option<Instant>,
+        key: Option<Key>,
+        row: Option<&Row>,
+    ) -> Result<Option<Refusal>, Error> {
         let now = Instant::now();
         let since = *since.get_or_insert(now);
         if now < self.limit && (self.unanswered || now < since + self.busy_timeout) {
@@ -386,7 +391,7 @@ impl<'a, DB: Database> Try<'a, DB> {
             return Err(self.timed_out());
         }
         Ok(Some(Refusal {
-            key: self.wanted.keys[0].clone(),
+            key: key.unwrap_or_else(|| self.wanted.keys[0].clone()),
             reason: Reason::Busy,
             by: row.map(|row| row.client_ip.clone()).unwrap_or_default(),
             since: row.and_then(|row| row.begin_time),

@@ -102,19 +102,26 @@ impl<DB: Database> BatchOp<DB> for Claims {
         sets.iter().for_each(|set| set.sent.store(!set.look, Ordering::Relaxed));
         let requests: Vec<ClaimRequest> = sets.iter().flat_map(|set| set.requests.clone()).collect();
         let form = self.table.get().map(|table| table.form).unwrap_or_default();
+        let lease = on.terms.lease.to_std().unwrap_or_default();
         let replies = if let [ClaimSet { look: true, .. }] = sets {
             DB::look(conn, &requests, &on.terms).await?
         } else {
             let holders = requests.iter().map(|request| request.holder).collect();
-            let sent = self.left_behind.sending(holders, on.terms.lease.to_std().unwrap_or_default());
+            let in_flight = self.left_behind.sending(holders, lease);
             let replies = DB::claim(conn, &requests, &on.terms, form).await;
             if replies.as_ref().map_or_else(is_undone, |_| true) {
-                sent.settled();
+                in_flight.settled();
             }
             replies?
         };
         let mut replies = replies.into_iter();
-        let mut claimed = |set: &ClaimSet<DB>| set.claimed(replies.by_ref().take(set.requests.len()).collect(), sent);
+        let mut claimed = |set: &ClaimSet<DB>| {
+            let claimed = set.claimed(replies.by_ref().take(set.requests.len()).collect(), sent);
+            if let (Claimed::Late, [request, ..]) = (&claimed, &set.requests[..]) {
+                self.left_behind.add(request.holder, Instant::now() + lease);
+            }
+            claimed
+        };
         Ok(sets.iter().map(&mut claimed).collect())
     }
 }

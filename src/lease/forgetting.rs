@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     error::Error,
     lease::lock::LeaseLock,
-    retry::DAY,
+    retry::{DAY, within},
     rules::{Rules, Status, Terms},
     store::Database,
 };
@@ -68,7 +68,8 @@ impl<DB: Database> LeaseLock<DB> {
     pub async fn forget_after(&self, age: Duration) -> Result<Infallible, Error> {
         let period = (age.min(10 * 365 * DAY) / PERIODS).clamp(SHORTEST_PERIOD, LONGEST_PERIOD);
         let one = self.clone().rules(Rules::Recover).lock_delay(Duration::ZERO)?.lease(LEASE)?;
-        let min_interval = TimeDelta::from_std(period.mul_f64(0.85)).unwrap_or_default();
+        let rule = "a part of the age";
+        let min_interval = within("a period", period.mul_f64(0.85), Duration::ZERO, LONGEST_PERIOD, rule)?;
         let terms = Terms { min_interval, ..one.on.terms.clone() };
         let one = Self { on: self.shared.on_own_interval(terms, false, TimeDelta::zero()), ..one };
         loop {

@@ -108,7 +108,7 @@ impl<DB: Database> Renewers<DB> {
             return false; // the limit cannot be watched
         }
         self.renewers().iter().for_each(Renewer::ensure_task);
-        timeout(limit, self.tracker.wait()).await.is_ok() && self.left_behind.is_empty()
+        timeout(limit, self.tracker.wait()).await.is_ok() && !self.left_behind.any()
     }
 
     fn renewers(&self) -> Vec<Arc<Renewer<DB>>> {
@@ -229,6 +229,11 @@ impl<DB: Database> Renewer<DB> {
         sent + pacing::trusted(left, self.lease)
     }
 
+    /// Records that these claims may stand, and are not ended any more.
+    fn leave_behind(&self, ending: &Ending) {
+        ending.left.iter().for_each(|claim| self.all.left_behind.add(claim.holder, ending.held.row_ends()));
+    }
+
     /// Returns the whole lease as the row keeps it.
     fn lease_of_row(&self) -> Duration {
         self.lease + self.lock_delay.to_std().unwrap_or_default()
@@ -294,6 +299,7 @@ impl<DB: Database> Renewer<DB> {
     async fn renew_batch(self: Arc<Self>, batch: agenda::Batch<Arc<LeaseState>>) {
         let sent = Instant::now();
         let limit = sent + pacing::attempt(self.lease);
+        batch.items.iter().for_each(|held| held.row_lasts_until(limit + self.lease_of_row()));
         let groups: Vec<Vec<Claim>> = batch.items.iter().map(|held| held.claims.clone()).collect();
         let replies = self.changes.send_apart(&groups, batch.refused_from, self.renewal, limit).await;
         metrics::renewed(sent.elapsed());
@@ -302,14 +308,10 @@ impl<DB: Database> Renewer<DB> {
             metrics::renewals_failed(failed);
             tracing::warn!(leases = failed, "renewal got no reply; the deadlines stand, trying again");
         }
-        let now = Instant::now();
-        let (soon, row_ends) = (now + pacing::renewal_retry(self.lease), now + self.lease_of_row());
+        let soon = Instant::now() + pacing::renewal_retry(self.lease);
         // Leases that were renewed together stay together.
         let next = pacing::renewal_interval(self.lease);
-        for (held, GroupReply { reply, unanswered }) in batch.items.iter().zip(replies) {
-            if reply.is_ok() || unanswered {
-                held.row_lasts_until(row_ends);
-            }
+        for (held, GroupReply { reply, .. }) in batch.items.iter().zip(replies) {
             let outcome = reply.as_ref().map(|answer| (answer.sent, self.renewed(held, answer, next)));
             match outcome {
                 Ok((sent, Outcome::Skipped { left })) => {
@@ -337,8 +339,11 @@ impl<DB: Database> Renewer<DB> {
             let ended = agenda.apply_replies(number, claims.iter().map(|(_, claim)| claim).zip(replies));
             drop(agenda);
             if let Some((ended, ending)) = ended {
-                if matches!(ended, EndOutcome::GivenUp(_)) {
-                    ending.left.iter().for_each(|claim| self.all.left_behind.add(claim.holder, ending.held.row_ends()));
+                match ended {
+                    EndOutcome::GivenUp(_) => self.leave_behind(&ending),
+                    EndOutcome::Done | EndOutcome::Lost => {
+                        ending.held.claims.iter().for_each(|claim| self.all.left_behind.remove(claim.holder));
+                    }
                 }
                 ending.complete(ended);
             }
@@ -396,6 +401,7 @@ impl<DB: Database> Work for Renewer<DB> {
         }
         let (leases, endings) = agenda.clear();
         drop(agenda);
+        endings.iter().for_each(|ending| self.leave_behind(ending));
         drop(endings);
         for held in leases {
             held.mark_lost(0, "the runtime that renewed it was shut down");

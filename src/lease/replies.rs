@@ -22,9 +22,10 @@ pub(crate) enum Next {
     Retry,
     /// Of several keys, claim the one at this index.
     Claim(usize),
-    /// Another transaction has a row locked, which was seen like this; or the claim needs a
-    /// statement of its own.
+    /// Another transaction has the row of this key locked, which was seen like this; or the claim
+    /// needs a statement of its own.
     Busy {
+        key: Option<Key>,
         row: Option<Row>,
         needs_own_statement: bool,
     },
@@ -33,7 +34,7 @@ pub(crate) enum Next {
 /// Every key is needed. The first refusal decides, before any row is created. Missing rows are
 /// created before busy rows are retried.
 pub(crate) fn next_of_all(requests: &[ClaimRequest], replies: Vec<ClaimReply>, terms: &Terms) -> Next {
-    let (mut create, mut busy, mut own_statement) = (Vec::new(), None, false);
+    let (mut create, mut busy, mut own_statement) = (Vec::new(), (None, None), false);
     for (request, reply) in requests.iter().zip(replies) {
         let ClaimReply::Seen { row, now } = reply else { continue };
         match (judge(row.as_ref(), now, request.holder, terms), row) {
@@ -43,13 +44,13 @@ pub(crate) fn next_of_all(requests: &[ClaimRequest], replies: Vec<ClaimReply>, t
             (Verdict::Create, _) => create.push(request.key.clone()),
             (verdict, row) => {
                 own_statement |= needs_own_statement(verdict, row.as_ref(), now);
-                busy = row;
+                busy = (Some(request.key.clone()), row);
             }
         }
     }
     match create.is_empty() {
         false => Next::Create(create),
-        true => Next::Busy { row: busy, needs_own_statement: own_statement },
+        true => Next::Busy { key: busy.0, row: busy.1, needs_own_statement: own_statement },
     }
 }
 
@@ -75,7 +76,10 @@ pub(crate) fn next_of_any(requests: &[ClaimRequest], replies: Vec<ClaimReply>, t
                     let key = requests[index].key.clone();
                     Next::Refuse(Refusal { awaited, ..Refusal::new(key, *reason, *until, &row, now) })
                 }
-                (_, row) => Next::Busy { row, needs_own_statement: false },
+                (_, row) => {
+                    let key = requests.get(index).map(|request| request.key.clone());
+                    Next::Busy { key, row, needs_own_statement: false }
+                }
             }
         }
     }

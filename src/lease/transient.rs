@@ -50,12 +50,7 @@ pub(crate) fn late(mut error: Error, wait: Duration, unsure: bool) -> Error {
     if let Error::TimedOut { limit, .. } | Error::NoConnection { limit, .. } = &mut error {
         *limit = wait;
     }
-    if let Error::TimedOut { outcome, .. }
-    | Error::NoConnection { outcome, .. }
-    | Error::Database { outcome, .. }
-    | Error::ReadOnly { outcome, .. } = &mut error
-        && unsure
-    {
+    if let Some((_, outcome)) = error.outcome_mut().filter(|_| unsure) {
         *outcome = Certainty::Unknown;
     }
     error

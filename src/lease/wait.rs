@@ -51,6 +51,8 @@ use crate::{
 
 /// How long a ticket that is not visible is waited for before it counts as missing.
 const REPLICATION_LAG: Duration = Duration::from_millis(100);
+/// How long a waiter's request may have no reply before the refusal of another one is out of date.
+const REPLY: Duration = Duration::from_secs(1);
 /// How long a waiter that was granted its keys waits until its ticket is deleted.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The wait that counts as indefinite: ten years.
@@ -392,17 +394,16 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     /// Returns the last refusal, unless a later claim may have been granted although no reply
     /// arrived. A claim in flight is finished, and put back if it is granted.
     ///
-    /// The shared refusal does not count if this task has asked since and got no reply: for longer
-    /// than a reply takes, or for another one of several keys.
+    /// The shared refusal does not count if this task has asked since and has no reply, for longer
+    /// than a reply takes or for another one of several keys.
     fn take_last_refusal(&self) -> Option<Attempt<Granted<DB>>> {
         if self.in_doubt.is_unanswered() {
             return None;
         }
         let last_refusal = lock(&self.last_refusal).take();
-        let time_limit = self.lock.settings.time_limit;
-        let asks_in_vain =
-            lock(&self.asking_since).is_some_and(|since| self.wanted.any || since.elapsed() >= time_limit);
-        let only_its_own = asks_in_vain || lock(&self.last_error).is_some();
+        let longest = REPLY.min(self.lock.settings.time_limit);
+        let has_no_reply = lock(&self.asking_since).is_some_and(|since| self.wanted.any || since.elapsed() >= longest);
+        let only_its_own = has_no_reply || lock(&self.last_error).is_some();
         self.queue.refusal().filter(|_| !only_its_own).or(last_refusal).map(Attempt::Refused)
     }
 

@@ -92,22 +92,25 @@ impl<'a, DB: Database> Call<'a, DB> {
         *lock(&self.refusal) = Some(refusal.clone());
     }
 
-    /// Ends the work when the wait is over, with the last refusal, unless a claim has no reply.
+    /// Ends the work when the wait is over. It is refused if it was last, and no claim may stand for
+    /// want of a reply.
     pub async fn within<T>(&self, work: impl Future<Output = Result<Attempt<T>, Error>>) -> Result<Attempt<T>, Error> {
         if self.is_one_attempt() {
             return work.await;
         }
-        let ended = timeout_at(self.until(), work).await;
-        let in_doubt = [&self.name_in_doubt, &self.reader_in_doubt];
-        let is_unanswered = in_doubt.iter().any(|claim| claim.is_unanswered());
-        let may_stand = in_doubt.iter().any(|claim| claim.may_stand());
-        let error = match ended {
-            Ok(ended) => return ended.map_err(|error| late(error, self.wait, may_stand)),
-            Err(_) => lock(&self.error).take(),
+        let (refusal, error) = match timeout_at(self.until(), work).await {
+            Ok(Ok(Attempt::Acquired(acquired))) => return Ok(Attempt::Acquired(acquired)),
+            Ok(Ok(Attempt::Refused(refusal))) => (Some(refusal), None),
+            Ok(Err(error)) => (None, Some(error)),
+            Err(_) => (lock(&self.refusal).take(), lock(&self.error).take()),
         };
-        match lock(&self.refusal).take().filter(|_| !is_unanswered) {
+        let in_doubt = [&self.name_in_doubt, &self.reader_in_doubt];
+        match refusal.filter(|_| !in_doubt.iter().any(|claim| claim.is_unanswered())) {
             Some(refusal) => Ok(Attempt::Refused(refusal)),
-            None => Err(late(error.unwrap_or_else(|| self.timed_out()), self.wait, may_stand)),
+            None => {
+                let may_stand = in_doubt.iter().any(|claim| claim.may_stand());
+                Err(late(error.unwrap_or_else(|| self.timed_out()), self.wait, may_stand))
+            }
         }
     }
 
@@ -125,7 +128,7 @@ impl<'a, DB: Database> Call<'a, DB> {
     }
 
     /// Claims a reader's key by a new holder, or by that of `before`. An error comes with the
-    /// request if its claim may have been granted.
+    /// request if its claim may have been granted, and no statement of it is in flight any more.
     pub async fn claim_key(
         &self,
         wanted: &Wanted,
@@ -133,7 +136,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         ahead_of_queue: bool,
     ) -> Result<Attempt<Granted<DB>>, (Error, Option<Unanswered>)> {
         let another_may_stand = before.is_none() && self.reader_in_doubt.is_unanswered();
-        let until = (!self.is_one_attempt()).then(|| self.limit());
+        let until = (!self.is_one_attempt()).then(|| self.until());
         let attempt = Try::new(&self.lock.shared, &self.lock.on, wanted, None, until, before);
         let mut attempt = attempt.map_err(|error| (error, None))?.reporting_to(&self.reader_in_doubt);
         if ahead_of_queue {
@@ -144,7 +147,9 @@ impl<'a, DB: Database> Call<'a, DB> {
         if unanswered.is_none() {
             self.reader_in_doubt.set_unanswered(another_may_stand);
         }
-        claimed.map_err(|error| (error, unanswered))
+        // A call that does not wait stops at the time limit, when its statement may be in flight. A
+        // grant that comes after that is put back, and must not be one of the next attempt.
+        claimed.map_err(|error| (error, unanswered.filter(|_| !self.is_one_attempt())))
     }
 
     /// Reads rows as they are at some moment after the call.

@@ -115,7 +115,7 @@ impl Change {
     /// know no lease: such a release commits synchronously.
     pub fn release(status: Status, terms: &Terms, longest_interval: TimeDelta) -> Self {
         let ours_alone = terms.rules == Rules::Recover && terms.article_clients.is_none();
-        let asynchronous = longest_interval.is_zero() && ours_alone;
+        let asynchronous = longest_interval.max(terms.min_interval).is_zero() && ours_alone;
         Self::Release { status, offset: terms.offset(), asynchronous }
     }
 }

@@ -74,7 +74,7 @@ async fn a_set_does_not_wait_for_a_locked_row_at_serializable<DB: TestDatabase>(
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
     let attempt = timeout(PATIENCE, lock.try_acquire_all(["a", "k"])).await.expect("it does not wait").unwrap();
     let Attempt::Refused(refusal) = attempt else { panic!("{attempt:?}") };
-    assert_eq!((refusal.reason, refusal.key.as_str()), (Reason::Busy, "a"));
+    assert_eq!((refusal.reason, refusal.key.as_str()), (Reason::Busy, "k"));
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
 }
 

@@ -160,7 +160,7 @@ async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>(db:
 /// The refusals of the holder in the same process ended with its lease. No connection can be opened
 /// after that.
 async fn a_waiter_whose_turn_comes_in_an_outage_is_not_refused<DB: TestDatabase>(db: TestDb<DB>) {
-    let line = Line::with_free_row(&db, line::SHORT, LIMIT).await;
+    let line = Line::with_free_row(&db, line::SHORT, PATIENCE).await;
     let holder = acquired(line.lock.acquire("k", PATIENCE).await);
     let wait = 4 * line::SHORT;
     let mut waiter = waiting(&line.lock, "k", wait);

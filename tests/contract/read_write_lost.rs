@@ -33,6 +33,7 @@ harness::tests!(
         a_lost_message_lets_no_one_in_beside_the_other,
         a_reader_whose_claim_may_stand_is_not_told_that_nothing_changed,
         a_reader_whose_claim_may_stand_is_not_refused,
+        a_reader_is_not_put_back_by_the_late_reply_of_its_batch,
         a_reader_whose_claim_has_no_reply_asks_for_it_again
     )
 );
@@ -324,29 +325,74 @@ async fn a_reader_whose_claim_may_stand_is_not_told_that_nothing_changed<DB: Tes
 }
 
 /// The reader is refused beside a writer, and claims a key of its own after that, whose reply does
-/// not arrive. It holds the name by then.
+/// not arrive. It holds the name by then. If connections are refused from then on, the wait ends
+/// between two attempts.
 async fn a_reader_whose_claim_may_stand_is_not_refused<DB: TestDatabase>(db: TestDb<DB>) {
-    let mut stood = false;
-    for trip in 0.. {
-        let (line, lock) = line(&db).await;
-        let writer = acquired(db.lock_for(LONG).read_write("k").unwrap().write(PATIENCE).await);
-        let reader = tokio::spawn(async move { lock.read(10 * LIMIT).await });
-        sleep(2 * LIMIT).await;
-        line.proxy.hold_after(Way::Replies, trip);
-        writer.release(Status::Succeeded).await.unwrap();
-        let attempt = reader.await.unwrap();
-        if matches!(attempt, Ok(Attempt::Acquired(_))) {
-            break;
+    for cut in [false, true] {
+        let mut stood = false;
+        for trip in 0.. {
+            db.execute("DELETE FROM t_resource_lock").await;
+            let (Line { proxy, lock, .. }, _) = line(&db).await;
+            let lock = lock.read_write("k").unwrap();
+            let writer = acquired(db.lock_for(LONG).read_write("k").unwrap().write(PATIENCE).await);
+            let reader = tokio::spawn(async move { lock.read(10 * LIMIT).await });
+            sleep(2 * LIMIT).await;
+            proxy.hold_after(Way::Replies, trip);
+            writer.release(Status::Succeeded).await.unwrap();
+            if cut {
+                sleep(3 * LIMIT).await;
+            }
+            let proxy = (!cut).then_some(proxy);
+            let attempt = reader.await.unwrap();
+            if matches!(attempt, Ok(Attempt::Acquired(_))) {
+                break;
+            }
+            let holds_name = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND lock_flag = 1";
+            if readers(&db).await == 1 && db.number(holds_name).await == Some(1) {
+                stood = true;
+                timed_out(attempt);
+            }
+            drop(proxy);
         }
-        let holds_name = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND lock_flag = 1";
-        if readers(&db).await == 1 && db.number(holds_name).await == Some(1) {
-            stood = true;
-            timed_out(attempt);
-        }
-        drop(line);
-        db.execute("DELETE FROM t_resource_lock").await;
+        assert!(stood, "the reply to a reader's claim was held");
     }
-    assert!(stood, "the reply to a reader's claim was held");
+}
+
+/// A request waits for its turn for most of the time limit, and is then sent together with a later
+/// one. The reply comes within the time limit of that one only.
+async fn a_reader_is_not_put_back_by_the_late_reply_of_its_batch<DB: TestDatabase>(db: TestDb<DB>) {
+    let (proxy, limit) = (db.proxy().await, 4 * LIMIT);
+    let pool = proxy.pool::<DB>(1);
+    let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(limit).build().unwrap().lease(LONG).unwrap();
+    let readers_lock = lock.read_write("k").unwrap();
+    acquired(readers_lock.write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    let warm = [acquired(readers_lock.read(PATIENCE).await), acquired(readers_lock.read(PATIENCE).await)];
+    for reader in warm {
+        reader.release(Status::Succeeded).await.unwrap();
+    }
+    eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
+    // The first claim is answered late, so that both readers wait for the connection.
+    proxy.hold_after(Way::Replies, 0);
+    let first = tokio::spawn(async move { lock.try_acquire("other").await });
+    proxy.held(Way::Replies).await;
+    let reading = |lock: &ReadWriteLock<DB>| {
+        let lock = lock.clone();
+        tokio::spawn(async move { lock.read(PATIENCE).await })
+    };
+    let one = reading(&readers_lock);
+    sleep(limit / 2).await;
+    let two = reading(&readers_lock);
+    sleep(limit / 4).await;
+    proxy.hold_after(Way::Requests, 0);
+    proxy.hold_after(Way::Replies, usize::MAX);
+    proxy.held(Way::Requests).await;
+    sleep(limit / 2).await;
+    proxy.open();
+    let both = [acquired(one.await.unwrap()), acquired(two.await.unwrap())];
+    drop(first.await);
+    // What was put back would be put back by now.
+    sleep(limit / 2).await;
+    assert_eq!((readers(&db).await, both.iter().all(Lease::is_held)), (2, true));
 }
 
 /// The next attempt is made by the same holder: no claim is left behind.

@@ -3,7 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Error, LeaseLock, Reason, Rules, Schedule, Schedules, Status, Tick, TickOutcome};
+use rowlock::{CatchUp, Error, LeaseLock, Reason, Rules, Schedule, Schedules, Status, Tick, TickOutcome};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     sync::{mpsc, watch},
@@ -13,7 +13,7 @@ use tokio::{
 
 use crate::{
     child,
-    ticks::{LONG, Never, SHORT, due, info, instance, steal, told},
+    ticks::{LONG, Never, SHORT, back, due, info, instance, steal, told},
 };
 
 harness::tests!(everywhere(
@@ -245,28 +245,35 @@ async fn a_run_that_is_stopped_while_it_waits_is_put_back<DB: TestDatabase>(db: 
     assert_eq!(told(&db, "k").await, "S1");
 }
 
-/// The work of the instance that died may be half done, whichever run comes next.
+/// The instance that died began the tick in time, and its work may be half done. The tick is
+/// finished, whichever instance runs it, though others are due by then.
 async fn a_takeover_that_is_stopped_while_it_waits_stays_one<DB: TestDatabase>(db: TestDb<DB>) {
-    let mut one = work(&db, "one", due_with_key(&db).await);
-    steal(&db, "k").await;
-    let begun = format!("run_slot = slot, begin_time = {}, due_at = {}", DB::ago(1000), DB::ago(1));
-    db.execute(&format!("UPDATE t_resource_schedule SET {begun}")).await;
-    let by_hand = acquired(db.lock().try_acquire("key").await);
-    for _ in 0..2 {
-        let running = one.schedules.start().await.unwrap();
-        eventually("it is taken over", || async { info(&db, "k").await.by == "one" }).await;
-        assert!(timeout(PATIENCE, running.shutdown(Duration::MAX)).await.unwrap());
-        let row = info(&db, "k").await;
-        assert!(row.attempt == 1 && row.due <= chrono::Utc::now(), "{row:?}");
-        db.execute("UPDATE t_resource_schedule SET client_ip = 'put back'").await;
+    for catch_up in [CatchUp::Once, CatchUp::Skip] {
+        db.execute("DELETE FROM t_resource_schedule").await;
+        db.execute("DELETE FROM t_resource_schedule_run").await;
+        let schedule = due_with_key(&db).await.catch_up(catch_up).unwrap().grace(Duration::ZERO).unwrap();
+        let mut one = work(&db, "one", schedule);
+        steal(&db, "k").await;
+        back(&db, "k", 3 * LONG).await;
+        db.execute("UPDATE t_resource_schedule SET run_slot = slot, begin_time = slot").await;
+        let begun = info(&db, "k").await.slot;
+        let by_hand = acquired(db.lock().try_acquire("key").await);
+        for _ in 0..2 {
+            let running = one.schedules.start().await.unwrap();
+            eventually("it is taken over", || async { info(&db, "k").await.by == "one" }).await;
+            assert!(timeout(PATIENCE, running.shutdown(Duration::MAX)).await.unwrap());
+            let row = info(&db, "k").await;
+            assert!(row.attempt == 1 && row.due <= chrono::Utc::now() && row.by == "thief", "{row:?}");
+        }
+        by_hand.release(Status::Succeeded).await.unwrap();
+        let run = one.try_tick();
+        let tick = one.tick().await;
+        assert_eq!((tick.attempt(), tick.taken_over_from().unwrap().label.as_str()), (2, "thief"));
+        assert_eq!(tick.slot(), begun, "{catch_up:?}");
+        one.finish.send(Some(true)).unwrap();
+        assert_eq!(ended(run).await, TickOutcome::Succeeded);
+        assert_eq!(told(&db, "k").await, "L1 S2");
     }
-    by_hand.release(Status::Succeeded).await.unwrap();
-    one.finish.send(Some(true)).unwrap();
-    let run = one.try_tick();
-    let tick = one.tick().await;
-    assert_eq!((tick.attempt(), tick.taken_over_from().unwrap().label.as_str()), (2, "put back"));
-    assert_eq!(ended(run).await, TickOutcome::Succeeded);
-    assert_eq!(told(&db, "k").await, "L1 S2");
 }
 
 /// The limit is long, since runs that have begun may end.

@@ -58,15 +58,40 @@ SET t.holder = ?, t.token = ?, t.client_ip = ?, t.run_slot = ?, t.attempt = ?, t
 pub(super) const MAY_BE_HELD: &str =
     "SELECT name FROM t_resource_schedule WHERE (holder = ? OR due_at <= UTC_TIMESTAMP(6)) AND name IN";
 
-/// The holder until the next takeover, and that of the claim. The slot may be one of other times,
-/// and lie ahead.
-pub(super) const PUT_BACK: &str = "
+/// Selects a column of the run that a claim took over, if it was lost.
+macro_rules! of_lost_run {
+    ($column:literal) => {
+        concat!(
+            "(SELECT r.",
+            $column,
+            " FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1
+              AND r.status = 'L')"
+        )
+    };
+}
+
+/// The parameters are the holder until the next takeover, and the holder of the claim. The slot may
+/// be one of other times, and lie ahead.
+///
+/// A row that was taken over shows the run that was lost again, since its beginning decides which
+/// ticks the next claim passes over. The history is read only where there may be such a run: the
+/// read locks what it finds, or the gap.
+pub(super) const PUT_BACK: &str = concat!(
+    "
 UPDATE t_resource_schedule s FORCE INDEX (PRIMARY)
 SET s.due_at = IF(s.attempt > 1 OR s.triggered_at IS NOT NULL, UTC_TIMESTAMP(6), s.slot),
-    s.holder = IF(EXISTS (SELECT 1 FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot
-                          AND r.attempt = s.attempt - 1 AND r.status = 'L'), ?, NULL),
+    s.holder = IF(s.attempt > 1 AND EXISTS ",
+    of_lost_run!("name"),
+    ", ?, NULL),
+    s.begin_time = IF(s.attempt > 1, COALESCE(",
+    of_lost_run!("begin_time"),
+    ", s.begin_time), s.begin_time),
+    s.client_ip = IF(s.attempt > 1, COALESCE(",
+    of_lost_run!("client_ip"),
+    ", s.client_ip), s.client_ip),
     s.attempt = s.attempt - 1
-WHERE s.holder = ? AND s.name IN";
+WHERE s.holder = ? AND s.name IN"
+);
 
 pub(super) static EXTEND: LazyLock<String> = LazyLock::new(|| {
     format!(

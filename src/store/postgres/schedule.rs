@@ -88,10 +88,15 @@ FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON 
 LEFT JOIN taken t ON true";
 
 /// $3 the holder until the next takeover. The slot may be one of other times, and lie ahead.
+///
+/// A row that was taken over shows the run that was lost again, since its beginning decides which
+/// ticks the next claim passes over.
 const PUT_BACK: &str = "
 UPDATE t_resource_schedule s
-SET holder = CASE WHEN EXISTS (SELECT FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot
-                               AND r.attempt = s.attempt - 1 AND r.status = 'L') THEN $3 END,
+SET (holder, begin_time, client_ip) = (
+        SELECT CASE WHEN r.name IS NOT NULL THEN $3::uuid END, coalesce(r.begin_time, s.begin_time), coalesce(r.client_ip, s.client_ip)
+        FROM (SELECT 1) one LEFT JOIN t_resource_schedule_run r
+        ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'),
     attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp() ELSE slot END
 WHERE holder = $1 AND name = ANY ($2::text[])";
 
