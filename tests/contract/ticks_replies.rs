@@ -146,7 +146,7 @@ async fn ticks_that_were_passed_over_without_a_reply_are_not_lost<DB: TestDataba
     for passed in 0..MESSAGES {
         let name = format!("skipped{passed}");
         let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).unwrap().grace(Duration::ZERO).unwrap();
-        let schedules = behind(&db, &proxy, &schedule).await;
+        let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE).unwrap();
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
         let cut = tokio::spawn(async move { schedules.try_tick(&own).await });
