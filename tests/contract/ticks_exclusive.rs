@@ -257,7 +257,8 @@ async fn a_takeover_that_is_stopped_while_it_waits_stays_one<DB: TestDatabase>(d
         back(&db, "k", 3 * LONG).await;
         db.execute("UPDATE t_resource_schedule SET run_slot = slot, begin_time = slot").await;
         let begun = info(&db, "k").await.slot;
-        let by_hand = acquired(db.lock().try_acquire("key").await);
+        // A claim of a run that was stopped may still be in flight.
+        let by_hand = acquired(db.lock().acquire("key", PATIENCE).await);
         for _ in 0..2 {
             let running = one.schedules.start().await.unwrap();
             eventually("it is taken over", || async { info(&db, "k").await.by == "one" }).await;
