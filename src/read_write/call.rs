@@ -92,8 +92,8 @@ impl<'a, DB: Database> Call<'a, DB> {
         *lock(&self.refusal) = Some(refusal.clone());
     }
 
-    /// Ends the work when the wait is over: with the last refusal, unless a claim without a reply may
-    /// stand.
+    /// Ends the work when the wait is over: with the last refusal, unless a claim without a reply
+    /// may stand.
     pub async fn within<T>(&self, work: impl Future<Output = Result<Attempt<T>, Error>>) -> Result<Attempt<T>, Error> {
         if self.is_one_attempt() {
             return work.await;

@@ -89,7 +89,8 @@ impl<DB: Database> Call<'_, DB> {
     /// Claims a reader's key, and is let in if a look at the name's row, which begins after that
     /// claim, shows no other claim.
     async fn enter_if_open(&self) -> Result<Entry<DB>, Error> {
-        // A claim that may have been granted is requested first of all, because it keeps writers out.
+        // A claim that may have been granted is requested first of all, because it keeps writers
+        // out.
         if self.readers.was_closed()
             && lock(&self.unanswered).is_none()
             && let Access::Closed(refusal) = self.access().await?
