@@ -391,7 +391,7 @@ impl<'a, DB: Database> Try<'a, DB> {
             return Err(self.timed_out());
         }
         Ok(Some(Refusal {
-            key: key.unwrap_or_else(|| self.wanted.keys[0].clone()),
+            key: key.unwrap_or_else(|| self.wanted.keys[self.chosen.as_ref().map_or(0, Place::index)].clone()),
             reason: Reason::Busy,
             by: row.map(|row| row.client_ip.clone()).unwrap_or_default(),
             since: row.and_then(|row| row.begin_time),

@@ -229,9 +229,11 @@ impl<DB: Database> Renewer<DB> {
         sent + pacing::trusted(left, self.lease)
     }
 
-    /// Records that these claims may stand, and are not ended any more.
+    /// Records which of these claims may stand, because they are not ended any more.
     fn leave_behind(&self, ending: &Ending) {
-        ending.left.iter().for_each(|claim| self.all.left_behind.add(claim.holder, ending.held.row_ends()));
+        let Ending { held, left, .. } = ending;
+        held.claims.iter().for_each(|claim| self.all.left_behind.remove(claim.holder));
+        left.iter().for_each(|claim| self.all.left_behind.add(claim.holder, held.row_ends()));
     }
 
     /// Returns the whole lease as the row keeps it.
@@ -339,12 +341,7 @@ impl<DB: Database> Renewer<DB> {
             let ended = agenda.apply_replies(number, claims.iter().map(|(_, claim)| claim).zip(replies));
             drop(agenda);
             if let Some((ended, ending)) = ended {
-                match ended {
-                    EndOutcome::GivenUp(_) => self.leave_behind(&ending),
-                    EndOutcome::Done | EndOutcome::Lost => {
-                        ending.held.claims.iter().for_each(|claim| self.all.left_behind.remove(claim.holder));
-                    }
-                }
+                self.leave_behind(&ending);
                 ending.complete(ended);
             }
         }

@@ -32,9 +32,9 @@ pub(crate) enum Next {
 }
 
 /// Every key is needed. The first refusal decides, before any row is created. Missing rows are
-/// created before busy rows are retried.
+/// created before busy rows are retried, of which the first is told.
 pub(crate) fn next_of_all(requests: &[ClaimRequest], replies: Vec<ClaimReply>, terms: &Terms) -> Next {
-    let (mut create, mut busy, mut own_statement) = (Vec::new(), (None, None), false);
+    let (mut create, mut busy, mut own_statement) = (Vec::new(), None, false);
     for (request, reply) in requests.iter().zip(replies) {
         let ClaimReply::Seen { row, now } = reply else { continue };
         match (judge(row.as_ref(), now, request.holder, terms), row) {
@@ -44,14 +44,15 @@ pub(crate) fn next_of_all(requests: &[ClaimRequest], replies: Vec<ClaimReply>, t
             (Verdict::Create, _) => create.push(request.key.clone()),
             (verdict, row) => {
                 own_statement |= needs_own_statement(verdict, row.as_ref(), now);
-                busy = (Some(request.key.clone()), row);
+                busy.get_or_insert_with(|| (request.key.clone(), row));
             }
         }
     }
-    match create.is_empty() {
-        false => Next::Create(create),
-        true => Next::Busy { key: busy.0, row: busy.1, needs_own_statement: own_statement },
+    if !create.is_empty() {
+        return Next::Create(create);
     }
+    let (key, row) = busy.map_or((None, None), |(key, row)| (Some(key), row));
+    Next::Busy { key, row, needs_own_statement: own_statement }
 }
 
 /// One key is enough. The refusal is that of the key that may be free first, and all of its rows

@@ -302,15 +302,19 @@ impl<DB: Database> PendingAcquire<'_, DB> {
         // no longer first. A claim that may have been granted is requested first of all, because it
         // keeps other holders out.
         if let (Some(ticket), None) = (&state.ticket, &state.unanswered) {
-            match self.ticket_position(ticket.number).await? {
-                Position::First => {}
+            let behind = match self.ticket_position(ticket.number).await? {
+                Position::First => None,
                 Position::Behind { number, .. } if self.queue.has_waiting(number) => {
-                    return Ok(PollOutcome::BehindLocalWaiter);
+                    Some(PollOutcome::BehindLocalWaiter)
                 }
                 Position::Behind { key, number, left } => {
-                    return Ok(PollOutcome::Refused(queued(self.wanted.asked(key), left), number));
+                    Some(PollOutcome::Refused(queued(self.wanted.asked(key), left), number))
                 }
-                Position::TicketMissing | Position::Unknown => return Ok(PollOutcome::TicketLost),
+                Position::TicketMissing | Position::Unknown => Some(PollOutcome::TicketLost),
+            };
+            if let Some(behind) = behind {
+                *lock(&self.asking_since) = None;
+                return Ok(behind);
             }
         }
         lock(&self.asking_since).get_or_insert_with(Instant::now);

@@ -101,6 +101,9 @@ impl<'a, DB: Database> Call<'a, DB> {
         let (refusal, error) = match timeout_at(self.until(), work).await {
             Ok(Ok(Attempt::Acquired(acquired))) => return Ok(Attempt::Acquired(acquired)),
             Ok(Ok(Attempt::Refused(refusal))) => (Some(refusal), None),
+            Ok(Err(error)) if error.is_retryable() && self.left().is_zero() => {
+                (lock(&self.refusal).take(), Some(error))
+            }
             Ok(Err(error)) => (None, Some(error)),
             Err(_) => (lock(&self.refusal).take(), lock(&self.error).take()),
         };
@@ -109,13 +112,13 @@ impl<'a, DB: Database> Call<'a, DB> {
             Some(refusal) => Ok(Attempt::Refused(refusal)),
             None => {
                 let may_stand = in_doubt.iter().any(|claim| claim.may_stand());
-                Err(late(error.unwrap_or_else(|| self.timed_out()), self.wait, may_stand))
+                Err(late(error.unwrap_or_else(|| self.timed_out(Certainty::NothingChanged)), self.wait, may_stand))
             }
         }
     }
 
-    pub fn timed_out(&self) -> Error {
-        let (action, outcome) = (Action::Acquire, Certainty::Unknown);
+    pub fn timed_out(&self, outcome: Certainty) -> Error {
+        let action = Action::Acquire;
         let limit = if self.is_one_attempt() { self.lock.shared.settings.time_limit } else { self.wait };
         Error::TimedOut { action, subject: format!("{:?}", self.names.name.as_str()), limit, outcome }
     }
@@ -135,7 +138,6 @@ impl<'a, DB: Database> Call<'a, DB> {
         before: Option<Unanswered>,
         ahead_of_queue: bool,
     ) -> Result<Attempt<Granted<DB>>, (Error, Option<Unanswered>)> {
-        let another_may_stand = before.is_none() && self.reader_in_doubt.is_unanswered();
         let until = (!self.is_one_attempt()).then(|| self.until());
         let attempt = Try::new(&self.lock.shared, &self.lock.on, wanted, None, until, before);
         let mut attempt = attempt.map_err(|error| (error, None))?.reporting_to(&self.reader_in_doubt);
@@ -145,7 +147,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         let claimed = attempt.run().await;
         let unanswered = claimed.as_ref().err().and_then(|_| attempt.into_unanswered());
         if unanswered.is_none() {
-            self.reader_in_doubt.set_unanswered(another_may_stand);
+            self.reader_in_doubt.set_unanswered(false);
         }
         // A call that does not wait stops at the time limit, when its statement may be in flight. A
         // grant that comes after that is put back, and must not be one of the next attempt.

@@ -8,7 +8,7 @@ use crate::{
     error::Error,
     grant::Attempt,
     key::{Claim, Key, Token},
-    lease::{claims::Granted, wanted::Wanted},
+    lease::{attempt::Try, claims::Granted, wanted::Wanted},
     pacing::poll_backoff,
     queue::{listener::Listening, wakeups::Subscription},
     read_write::call::Call,
@@ -131,14 +131,15 @@ impl<DB: Database> Call<'_, DB> {
     /// the reader may be about to commit.
     async fn end_expired(&self, key: &Key) -> Result<bool, Error> {
         let wanted = Wanted::all([key.clone()].into());
-        match self.claim_key(&wanted, None, true).await {
+        let attempt = Try::new(&self.lock.shared, &self.lock.on, &wanted, None, Some(self.limit()), None)?;
+        match attempt.ahead_of_queue().run().await {
             Ok(Attempt::Acquired(claim)) => {
                 claim.pass_on().await;
                 Ok(true)
             }
             Ok(Attempt::Refused(_)) => Ok(false),
-            Err((error, _)) if error.is_retryable() && !self.is_one_attempt() => Ok(false),
-            Err((error, _)) => Err(error),
+            Err(error) if error.is_retryable() && !self.is_one_attempt() => Ok(false),
+            Err(error) => Err(error),
         }
     }
 }

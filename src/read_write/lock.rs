@@ -201,8 +201,12 @@ impl<DB: Database> ReadWriteLock<DB> {
         if *writer.key() != self.names.name {
             return Err(Error::NotHeld { key: self.names.name.clone(), holder: writer.claim().holder });
         }
-        let call = Call::new(&self.lock, &self.names, Duration::ZERO).await?;
         let lost = || Error::Lost { key: writer.key().clone(), token: writer.token() };
+        let call = tokio::select! {
+            biased;
+            () = writer.lost() => return Err(lost()),
+            call = Call::new(&self.lock, &self.names, Duration::MAX) => call?,
+        };
         let mut pauses = retry_backoff();
         let reader = loop {
             let claimed = tokio::select! {

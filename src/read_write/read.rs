@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::{
+    action::Certainty,
     error::Error,
     grant::Attempt,
     key::Token,
@@ -60,7 +61,9 @@ impl<DB: Database> Call<'_, DB> {
                 Entry::In(lease) => return Ok(Attempt::Acquired(lease)),
                 Entry::Closed(Some(refusal)) => return Ok(Attempt::Refused(refusal)),
                 Entry::Full(refusal) if self.is_one_attempt() => return Ok(Attempt::Refused(refusal)),
-                Entry::Closed(None) | Entry::TooLate if self.is_one_attempt() => return Err(self.timed_out()),
+                Entry::Closed(None) | Entry::TooLate if self.is_one_attempt() => {
+                    return Err(self.timed_out(Certainty::Unknown));
+                }
                 Entry::Full(refusal) => {
                     self.record(&refusal);
                     pauses.pause(self.left()).await;

@@ -34,7 +34,8 @@ harness::tests!(
         a_reader_whose_claim_may_stand_is_not_told_that_nothing_changed,
         a_reader_whose_claim_may_stand_is_not_refused,
         a_reader_is_not_put_back_by_the_late_reply_of_its_batch,
-        a_reader_whose_claim_has_no_reply_asks_for_it_again
+        a_reader_whose_claim_has_no_reply_asks_for_it_again,
+        a_downgrade_whose_claim_has_no_reply_asks_for_it_again
     )
 );
 
@@ -361,6 +362,7 @@ async fn a_reader_is_not_put_back_by_the_late_reply_of_its_batch<DB: TestDatabas
     for reader in warm {
         reader.release(Status::Succeeded).await.unwrap();
     }
+    acquired(lock.try_acquire("other").await).release(Status::Succeeded).await.unwrap();
     eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
     // The first claim is answered late, so that both readers wait for the connection.
     proxy.hold_after(Way::Replies, 0);
@@ -380,7 +382,7 @@ async fn a_reader_is_not_put_back_by_the_late_reply_of_its_batch<DB: TestDatabas
     sleep(limit / 2).await;
     proxy.open();
     let both = [acquired(one.await.unwrap()), acquired(two.await.unwrap())];
-    drop(first.await);
+    drop(acquired(first.await.unwrap()));
     // What was put back would be put back by now.
     sleep(limit / 2).await;
     assert_eq!((readers(&db).await, both.iter().all(Lease::is_held)), (2, true));
@@ -395,6 +397,20 @@ async fn a_reader_whose_claim_has_no_reply_asks_for_it_again<DB: TestDatabase>(d
         proxy.cut();
     };
     let reader = acquired(line.held(Way::Replies, 0, lock.read(PATIENCE), open).await);
+    assert_eq!(readers(&db).await, 1);
+    reader.release(Status::Succeeded).await.unwrap();
+    assert_eq!(readers(&db).await, 0);
+}
+
+async fn a_downgrade_whose_claim_has_no_reply_asks_for_it_again<DB: TestDatabase>(db: TestDb<DB>) {
+    let (line, lock) = line(&db).await;
+    let writer = acquired(lock.write(PATIENCE).await);
+    let open = async |proxy: &Proxy| {
+        sleep(2 * LIMIT).await;
+        assert_eq!(readers(&db).await, 1);
+        proxy.cut();
+    };
+    let reader = line.held(Way::Replies, 0, lock.downgrade(writer), open).await.unwrap();
     assert_eq!(readers(&db).await, 1);
     reader.release(Status::Succeeded).await.unwrap();
     assert_eq!(readers(&db).await, 0);

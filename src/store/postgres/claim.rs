@@ -106,9 +106,9 @@ seen AS MATERIALIZED (
       AND (SELECT bool_and(g.verdict IS NOT NULL) FROM asked r LEFT JOIN judged g ON g.key_resource = r.key)
     RETURNING t.key_resource, t.token, t.prior_token, t.prior_client_ip
 ), met AS (
-    SELECT {ROW}, now FROM judged
+    SELECT {ROW}, now, verdict IS NOT NULL AS withheld FROM judged
     UNION ALL
-    SELECT {ROW}, now FROM seen s WHERE NOT EXISTS (SELECT FROM judged j WHERE j.key_resource = s.key_resource)
+    SELECT {ROW}, now, false FROM seen s WHERE NOT EXISTS (SELECT FROM judged j WHERE j.key_resource = s.key_resource)
 )
 SELECT m.*, n.token AS new_token, n.prior_token, n.prior_client_ip::text, clock_timestamp() AS clock
 FROM asked r LEFT JOIN met m ON m.key_resource = r.key LEFT JOIN taken n ON n.key_resource = r.key
@@ -163,7 +163,18 @@ pub(super) async fn claim(conn: &mut PgConnection, requests: &[ClaimRequest], te
     };
     let rows = query.fetch_all(&mut *conn).await;
     let rows = once_ended(conn, rows).await?;
-    rows.iter().map(|row| answer(row, terms)).collect()
+    if requests.len() == 1 || is_apart(requests) {
+        return rows.iter().map(|row| answer(row, terms)).collect();
+    }
+    rows.iter().map(|row| answer_of_set(row, terms)).collect()
+}
+
+/// A row that could have been granted by itself was not the reason to refuse the set.
+fn answer_of_set(row: &PgRow, terms: &Terms) -> Reply<ClaimReply> {
+    match answer(row, terms)? {
+        ClaimReply::Seen { row: Some(_), .. } if row.try_get("withheld")? => Ok(ClaimReply::Withheld),
+        answer => Ok(answer),
+    }
 }
 
 /// Reads the rows, and takes no lock.
