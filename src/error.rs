@@ -138,7 +138,8 @@ pub enum Error {
     /// The database accepts no writes.
     #[non_exhaustive]
     #[error(
-        "{action} {subject}: the database accepts no writes: connect to the primary, or make the database's file writable; {}",
+        "{action} {subject}: the database accepts no writes: connect to the primary, or make the \
+         database's file writable; {}",
         describe_outcome(*action, *outcome)
     )]
     ReadOnly {

@@ -308,42 +308,35 @@ impl<DB: Database> LeaseLock<DB> {
         in_doubt: &InDoubt,
     ) -> Result<Attempt<Granted<DB>>, Error> {
         let span = spans::acquire(&wanted.keys, wanted.any);
-        let attempt = self.request(wanted, wait, for_run, in_doubt).instrument(span.clone()).await;
+        let request = async {
+            current_runtime()?;
+            let now = Instant::now();
+            let table = match wait.is_zero() {
+                true => self.shared.known_table(now + self.shared.settings.time_limit).await?,
+                false => table_within(&self.shared, now, wait).await?,
+            };
+            for key in &*wanted.keys {
+                table.admits(key, &self.on.terms.label)?;
+            }
+            let attempt = match wait.is_zero() {
+                true => {
+                    let any = wanted.any.then(|| self.on.queues.queue(&wanted.keys, true));
+                    Try::new(&self.shared, &self.on, wanted, any, None, None)?.run().await?
+                }
+                false => wait_for(&self.shared, &self.on, wanted, now, wait, for_run, in_doubt).await?,
+            };
+            if let Attempt::Acquired(granted) = &attempt {
+                metrics::waited(granted.handle.claims()[0].key.as_str(), now.elapsed());
+            }
+            Ok(attempt)
+        };
+        let attempt = request.instrument(span.clone()).await;
         match &attempt {
             Ok(Attempt::Acquired(granted)) => spans::acquired(&span, &granted.handle.claims()[0], wanted.any),
             Ok(Attempt::Refused(refusal)) => spans::refused(&span, refusal, wanted.any),
             Err(error) => spans::failed(&span, error),
         }
         attempt
-    }
-
-    async fn request(
-        &self,
-        wanted: &Wanted,
-        wait: Duration,
-        for_run: bool,
-        in_doubt: &InDoubt,
-    ) -> Result<Attempt<Granted<DB>>, Error> {
-        current_runtime()?;
-        let now = Instant::now();
-        let table = match wait.is_zero() {
-            true => self.shared.known_table(now + self.shared.settings.time_limit).await?,
-            false => table_within(&self.shared, now, wait).await?,
-        };
-        for key in &*wanted.keys {
-            table.admits(key, &self.on.terms.label)?;
-        }
-        let attempt = match wait.is_zero() {
-            true => {
-                let any = wanted.any.then(|| self.on.queues.queue(&wanted.keys, true));
-                Try::new(&self.shared, &self.on, wanted, any, None, None)?.run().await?
-            }
-            false => wait_for(&self.shared, &self.on, wanted, now, wait, for_run, in_doubt).await?,
-        };
-        if let Attempt::Acquired(granted) = &attempt {
-            metrics::waited(granted.handle.claims()[0].key.as_str(), now.elapsed());
-        }
-        Ok(attempt)
     }
 
     /// Takes up a claim by the id of its holder: one that another process was granted and

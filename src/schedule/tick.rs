@@ -168,8 +168,8 @@ impl<DB: Database> Tick<DB> {
         self.0.claim.token
     }
 
-    /// Returns the run that this one took over from, whose process died or stopped. Its token is that
-    /// of the last claim, under which an instance may have stopped before any work began.
+    /// Returns the run that this one took over from, whose process died or stopped. Its token is
+    /// that of the last claim, under which an instance may have stopped before any work began.
     pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
         self.0.previous.as_ref()
     }

@@ -42,6 +42,6 @@ async fn a_lease_whose_renewal_has_no_reply_is_not_ended_before_its_row<DB: Test
     // From now on, connections are refused.
     drop(proxy);
     drop(lease);
-    let is_settled = lock.shutdown(2 * PATIENCE).await;
-    assert!(!is_settled || standing(&db).await == 0, "the claim stands");
+    assert!(lock.shutdown(2 * PATIENCE).await, "it has ended by itself");
+    assert_eq!(standing(&db).await, 0);
 }
