@@ -25,7 +25,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-use args::{Action, Arguments};
+use args::{Action, Arguments, TableAction, source::SourceArguments};
 use database::{Kind, Opened, Source};
 use exit::Failure;
 use keys::{claims, hold, lead, list, show};
@@ -87,36 +87,45 @@ async fn act(arguments: Arguments) -> Result<u8, Failure> {
     let Arguments { source, action, behind, .. } = arguments;
     let front = behind.and_then(Pid::from_raw);
     match action {
-        Action::Run(_) | Action::Lead(_) if front.is_none() && front::has_terminal() => {
-            return front::run_in_front().await;
+        Action::OnTables(TableAction::Run(_) | TableAction::Lead(_)) if front.is_none() && front::has_terminal() => {
+            front::run_in_front().await
         }
-        Action::Exec(stub) => return Err(stub::become_command(stub)),
-        Action::Supervise(run) => return schedule::supervise::supervise(run).await,
+        Action::OnTables(action) => on_tables(&source, action, front).await,
+        Action::Doctor(doctor) => {
+            let Source { kind, url, timeout, .. } = chosen(&source)?;
+            doctor::examine(kind, &url, timeout, &doctor).await
+        }
         Action::Completions { shell } => {
             let mut program = Arguments::command();
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut program, "rowlock", &mut script);
             out::say(String::from_utf8_lossy(&script).trim_end())?;
-            return Ok(exit::OK);
+            Ok(exit::OK)
         }
         Action::Man { folder } => {
             let written =
                 std::fs::create_dir_all(&folder).and_then(|()| clap_mangen::generate_to(Arguments::command(), &folder));
             written.map_err(|error| Failure::io(&folder, &error))?;
-            return Ok(exit::OK);
+            Ok(exit::OK)
         }
-        _ => {}
+        Action::Exec(stub) => Err(stub::become_command(stub)),
+        Action::Supervise(run) => schedule::supervise::supervise(run).await,
     }
+}
+
+fn chosen(source: &SourceArguments) -> Result<Source, Failure> {
+    rowlock::accept_any_server(source.any_server);
+    Source::choose(source)
+}
+
+/// `front`: the process that stands before this one on a terminal.
+async fn on_tables(source: &SourceArguments, action: TableAction, front: Option<Pid>) -> Result<u8, Failure> {
     if let Some(front) = front {
         stub::die_with(front.as_raw_nonzero().get())?;
         out::never_stop();
     }
-    rowlock::accept_any_server(source.any_server);
-    let Source { kind, url, own_file, timeout } = Source::choose(&source)?;
-    if let Action::Doctor(doctor) = &action {
-        return doctor::examine(kind, &url, timeout, doctor).await;
-    }
-    let create = own_file || matches!(action, Action::Migrate { .. });
+    let Source { kind, url, own_file, timeout } = chosen(source)?;
+    let create = own_file || matches!(action, TableAction::Migrate { .. });
     match kind {
         Kind::Sqlite => {
             let opened = opened(&action, async || database::open_sqlite(&url, create, timeout).await).await?;
@@ -136,14 +145,14 @@ async fn act(arguments: Arguments) -> Result<u8, Failure> {
 }
 
 /// Opens the database. `cron` waits for it.
-async fn opened<T>(action: &Action, open: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
+async fn opened<T>(action: &TableAction, open: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
     match action {
-        Action::Cron(cron) => schedule::cron::opened(cron, open).await,
+        TableAction::Cron(cron) => schedule::cron::opened(cron, open).await,
         _ => open().await,
     }
 }
 
-async fn on<DB: Database>(database: Opened<DB>, action: Action, front: Option<Pid>) -> Result<u8, Failure> {
+async fn on<DB: Database>(database: Opened<DB>, action: TableAction, front: Option<Pid>) -> Result<u8, Failure> {
     let Opened { pool, place } = database;
     let done = act_on(pool.clone(), &place, action, front).await;
     // All locks of a pool share their connections. This call closes those connections too.
@@ -156,11 +165,11 @@ async fn on<DB: Database>(database: Opened<DB>, action: Action, front: Option<Pi
 async fn act_on<DB: Database>(
     pool: sqlx::Pool<DB>,
     place: &str,
-    action: Action,
+    action: TableAction,
     front: Option<Pid>,
 ) -> Result<u8, Failure> {
     match action {
-        Action::Migrate { functions } => {
+        TableAction::Migrate { functions } => {
             if functions {
                 rowlock::migrate_functions(&pool).await?;
             } else {
@@ -168,18 +177,18 @@ async fn act_on<DB: Database>(
             }
             Ok(exit::OK)
         }
-        Action::Run(run) if run.tick.cron.is_some() => schedule::tick::run(pool, run, front).await,
-        Action::Run(run) => keys::run::run(run.terms.lock(pool)?.lock_delay(run.lock_delay)?, run, front).await,
-        Action::Lead(lead) => lead::lead(lead.lock(pool)?, lead, front).await,
-        Action::Leader(leader) => lead::leader(&LeaseLock::new(pool), &leader).await,
-        Action::Acquire(acquire) => claims::acquire(acquire.terms.lock(pool)?, acquire).await,
-        Action::Hold(hold) => hold::hold(hold.terms.lock(pool)?.lock_delay(hold.lock_delay)?, hold).await,
-        Action::Renew(renew) => claims::renew(pool, renew).await,
-        Action::Release(release) => claims::release(pool, release).await,
-        Action::List(list) => list::list(&list.judged_by.lock(pool)?, &list).await,
-        Action::Show(one) => show::show(&one.judged_by.lock(pool.clone())?, &Schedules::new(pool), &one).await,
-        Action::Watch(watch) => list::watch(&watch.judged_by.lock(pool)?, &watch).await,
-        Action::Forget { older_than, runs, judged_by } => {
+        TableAction::Run(run) if run.tick.cron.is_some() => schedule::tick::run(pool, run, front).await,
+        TableAction::Run(run) => keys::run::run(run.terms.lock(pool)?.lock_delay(run.lock_delay)?, run, front).await,
+        TableAction::Lead(lead) => lead::lead(lead.lock(pool)?, lead, front).await,
+        TableAction::Leader(leader) => lead::leader(&LeaseLock::new(pool), &leader).await,
+        TableAction::Acquire(acquire) => claims::acquire(acquire.terms.lock(pool)?, acquire).await,
+        TableAction::Hold(hold) => hold::hold(hold.terms.lock(pool)?.lock_delay(hold.lock_delay)?, hold).await,
+        TableAction::Renew(renew) => claims::renew(pool, renew).await,
+        TableAction::Release(release) => claims::release(pool, release).await,
+        TableAction::List(list) => list::list(&list.judged_by.lock(pool)?, &list).await,
+        TableAction::Show(one) => show::show(&one.judged_by.lock(pool.clone())?, &Schedules::new(pool), &one).await,
+        TableAction::Watch(watch) => list::watch(&watch.judged_by.lock(pool)?, &watch).await,
+        TableAction::Forget { older_than, runs, judged_by } => {
             let rows = match runs {
                 true => Schedules::new(pool).forget_history(older_than).await?,
                 false => judged_by.lock(pool)?.forget(older_than).await?,
@@ -187,18 +196,13 @@ async fn act_on<DB: Database>(
             out::say(format_args!("{rows} deleted"))?;
             Ok(exit::OK)
         }
-        Action::Cron(cron) => schedule::cron::run(pool, cron).await,
-        Action::Schedules(list) => schedule::show::list(&Schedules::new(pool), &list).await,
-        Action::Runs(runs) => schedule::show::runs(&Schedules::new(pool), &runs).await,
-        Action::Pause(named) => schedule::show::pause(&Schedules::new(pool), &named).await,
-        Action::Resume(named) => schedule::show::resume(&Schedules::new(pool), &named).await,
-        Action::Trigger(named) => schedule::show::trigger(&Schedules::new(pool), &named).await,
+        TableAction::Cron(cron) => schedule::cron::run(pool, cron).await,
+        TableAction::Schedules(list) => schedule::show::list(&Schedules::new(pool), &list).await,
+        TableAction::Runs(runs) => schedule::show::runs(&Schedules::new(pool), &runs).await,
+        TableAction::Pause(named) => schedule::show::pause(&Schedules::new(pool), &named).await,
+        TableAction::Resume(named) => schedule::show::resume(&Schedules::new(pool), &named).await,
+        TableAction::Trigger(named) => schedule::show::trigger(&Schedules::new(pool), &named).await,
         #[cfg(feature = "ui")]
-        Action::Ui(ui) => ui::serve(pool, place, ui).await,
-        Action::Doctor(_)
-        | Action::Exec(_)
-        | Action::Supervise(_)
-        | Action::Completions { .. }
-        | Action::Man { .. } => Ok(exit::OK),
+        TableAction::Ui(ui) => ui::serve(pool, place, ui).await,
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     pacing::poll_backoff,
     queue::{listener::Listening, wakeups::Subscription},
     read_write::call::Call,
-    rules::{Refusal, Verdict},
+    rules::{Reason, Refusal, Verdict},
     store::{Database, admin::Listed},
 };
 
@@ -30,8 +30,9 @@ pub(crate) enum Drained {
 struct Reader {
     key: Key,
     token: Token,
-    /// `None` if its lease is over.
-    refusal: Option<Refusal>,
+    /// The refusal of the writer while the claim stands.
+    refusal: Refusal,
+    expired: bool,
     awaited: bool,
 }
 
@@ -75,22 +76,23 @@ impl<DB: Database> Call<'_, DB> {
             }
             before = Some(readers.iter().map(|reader| (reader.key.clone(), reader.token)).collect());
             let mut left = Vec::new();
-            for reader in readers {
-                if reader.refusal.is_some() || !self.end_expired(&reader.key).await? {
-                    left.push(reader);
+            for mut reader in readers {
+                if reader.expired {
+                    let Some(refusal) = self.end_expired(&reader).await? else { continue };
+                    reader.refusal = refusal;
                 }
+                left.push(reader);
             }
             if !claim.handle.is_held() {
                 let Claim { key, token, .. } = claim.handle.claims()[0].clone();
                 return Ok(Drained::Lost(Error::Lost { key, token }));
             }
             let Some(first) = left.first() else { return Ok(Drained::Empty) };
-            let refusal = first.refusal.clone().unwrap_or_else(|| self.full());
             if self.is_one_attempt() {
-                return Ok(Drained::Occupied(refusal));
+                return Ok(Drained::Occupied(first.refusal.clone()));
             }
-            self.record(&refusal);
-            let until = Instant::now() + pauses.next().min(refusal.retry_after.unwrap_or(self.left()));
+            self.record(&first.refusal);
+            let until = Instant::now() + pauses.next().min(first.refusal.retry_after.unwrap_or(self.left()));
             let releases = releases.get_or_insert_with(|| Notifications::of(self, &left));
             if !releases.request_wakeup(self, &left).await {
                 // The loss of the claim ends the pause.
@@ -116,29 +118,30 @@ impl<DB: Database> Call<'_, DB> {
                 continue;
             }
             let Some(key) = self.names.number(key).and_then(|number| self.names.reader(number).ok()) else { continue };
-            let refusal = match self.judge(listed) {
-                Verdict::TakeOver => None,
-                Verdict::Refuse(reason, until) => Some(Refusal::new(key.clone(), reason, until, row, *now)),
+            let (expired, reason, until) = match self.judge(listed) {
+                Verdict::TakeOver => (true, Reason::Busy, None),
+                Verdict::Refuse(reason, until) => (false, reason, until),
                 Verdict::Acquire | Verdict::Create | Verdict::Same => continue,
             };
-            readers.push(Reader { key, token, refusal, awaited: row.awaited });
+            let refusal = Refusal::new(key.clone(), reason, until, row, *now);
+            readers.push(Reader { key, token, refusal, expired, awaited: row.awaited });
         }
         readers
     }
 
     /// Takes over the claim of a reader whose lease is over, so that the reader can neither renew
-    /// it nor confirm it, and frees the key. Returns `false` if its row is locked: a transaction of
-    /// the reader may be about to commit.
-    async fn end_expired(&self, key: &Key) -> Result<bool, Error> {
-        let wanted = Wanted::all([key.clone()].into());
+    /// it nor confirm it, and frees the key. Returns the refusal if its row is locked: a
+    /// transaction of the reader may be about to commit.
+    async fn end_expired(&self, reader: &Reader) -> Result<Option<Refusal>, Error> {
+        let wanted = Wanted::all([reader.key.clone()].into());
         let attempt = Try::new(&self.lock.shared, &self.lock.on, &wanted, None, Some(self.limit()), None)?;
         match attempt.ahead_of_queue().run().await {
             Ok(Attempt::Acquired(claim)) => {
                 claim.pass_on().await;
-                Ok(true)
+                Ok(None)
             }
-            Ok(Attempt::Refused(_)) => Ok(false),
-            Err(error) if error.is_retryable() && !self.is_one_attempt() => Ok(false),
+            Ok(Attempt::Refused(refusal)) => Ok(Some(refusal)),
+            Err(error) if error.is_retryable() && !self.is_one_attempt() => Ok(Some(reader.refusal.clone())),
             Err(error) => Err(error),
         }
     }

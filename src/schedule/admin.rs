@@ -103,7 +103,7 @@ pub enum RunStatus {
     Succeeded,
     /// The work failed: `F`.
     Failed,
-    /// The process died or was stopped, and another instance took over: `L`.
+    /// The process died, or the run was handed back because its work was stopped: `L`.
     Lost,
     /// Ticks that were passed over: `M`.
     Missed,
@@ -124,13 +124,13 @@ pub struct RunInfo {
     /// How many earlier ticks the run stands for; of [`RunStatus::Missed`], how many were passed
     /// over.
     pub missed: u32,
-    /// The error of the work.
+    /// The error of the work, or why the run was lost.
     pub error: Option<String>,
     /// The label of the instance.
     pub by: String,
     /// When the run was begun.
     pub began: DateTime<Utc>,
-    /// When the run ended; of a lost run, when another instance took over.
+    /// When the run ended; of a lost run, when it was taken over or handed back.
     pub ended: DateTime<Utc>,
     /// The fencing token of the run.
     pub token: Token,

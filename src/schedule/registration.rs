@@ -9,6 +9,7 @@
 //! | the same times | left alone | left alone |
 //! | other times, in use | replaced | left alone |
 //! | other times, overdue by more than a lease | replaced | replaced |
+//! | other times, paused | replaced | left alone |
 
 use chrono::{DateTime, TimeDelta, Utc};
 

@@ -121,8 +121,7 @@ async fn tick<DB: Database>(
         }
     };
     let subject = quoted(&job.schedule.name);
-    let reply = reply
-        .map_err(|failure| failure.into_error(Action::Acquire, subject, core.time_limit, Certainty::NothingChanged))?;
+    let reply = reply.map_err(|failure| core.failed(failure, Action::Acquire, &subject, Certainty::NothingChanged))?;
     let Some(row) = reply.claimed.into_iter().next() else {
         let retry_after = reply.next_in.map(|next| next.to_std().unwrap_or_default());
         return Ok(TickOutcome::NotDue { retry_after });

@@ -13,7 +13,8 @@ use crate::store::{Outcome, Reply, Store};
 
 /// The error that the history records for a run whose process died.
 pub const LOST: &str = "taken over: its lease ended";
-/// The error that the history records for a run whose work was stopped.
+/// The error that the history records for a run whose work was stopped. Runs that were handed back
+/// are counted by this text, so it must stay as older rows have it.
 pub const HANDED_BACK: &str = "handed back: its work was stopped";
 /// The most rows that one step of deletion takes.
 pub const STEP: i64 = 500;
@@ -271,8 +272,7 @@ pub trait ScheduleStore: Store {
     ) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Ends a run: frees the row and adds the run to the history. Returns `false` if the claim does
-    /// not stand. `within`: as a part of the transaction that is
-    /// open on the connection.
+    /// not stand. `within`: as a part of the transaction that is open on the connection.
     fn end_run(
         conn: &mut Self::Connection,
         claim: &Claim,

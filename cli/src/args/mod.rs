@@ -55,6 +55,28 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub enum Action {
+    #[command(flatten)]
+    OnTables(TableAction),
+    /// Examine the database: the connection, tables, rights, clock, pooler and notifications
+    #[command(after_help = "Example: rowlock doctor --json")]
+    Doctor(Doctor),
+    /// Print completions for a shell
+    #[command(after_help = "Example: rowlock completions bash > /etc/bash_completion.d/rowlock")]
+    Completions { shell: Shell },
+    /// Write the man pages into a folder, which is created if it does not exist
+    #[command(after_help = "Example: rowlock man /usr/local/share/man/man1")]
+    Man { folder: PathBuf },
+    /// Become a command that dies with its parent
+    #[command(hide = true)]
+    Exec(Stub),
+    /// Run one command of `cron` and stop it with all that it has started
+    #[command(hide = true)]
+    Supervise(Supervise),
+}
+
+/// The actions on the tables of a database.
+#[derive(Debug, Subcommand)]
+pub enum TableAction {
     /// Create the tables, or add what they lack
     #[command(after_help = "Example: DATABASE_URL=postgres://me@db/app rowlock migrate")]
     Migrate {
@@ -136,23 +158,8 @@ pub enum Action {
     /// Ask for a run of a schedule now, beside its ticks
     #[command(after_help = "Example: rowlock trigger nightly-report")]
     Trigger(Named),
-    /// Examine the database: the connection, tables, rights, clock, pooler and notifications
-    #[command(after_help = "Example: rowlock doctor --json")]
-    Doctor(Doctor),
     /// Show locks, jobs and runs as a web page, and metrics for Prometheus at /metrics
     #[cfg(feature = "ui")]
     #[command(after_help = "Example: rowlock ui --listen 127.0.0.1:8080 --allow-changes")]
     Ui(ui::Ui),
-    /// Print completions for a shell
-    #[command(after_help = "Example: rowlock completions bash > /etc/bash_completion.d/rowlock")]
-    Completions { shell: Shell },
-    /// Write the man pages into a folder, which is created if it does not exist
-    #[command(after_help = "Example: rowlock man /usr/local/share/man/man1")]
-    Man { folder: PathBuf },
-    /// Become a command that dies with its parent
-    #[command(hide = true)]
-    Exec(Stub),
-    /// Run one command of `cron` and stop it with all that it has started
-    #[command(hide = true)]
-    Supervise(Supervise),
 }

@@ -69,6 +69,17 @@ pub fn object(entry: &LockInfo, waiting: Option<u64>) -> Value {
     })
 }
 
+/// Describes the status of the work under the last claim.
+pub fn work_status(entry: &LockInfo) -> &str {
+    match entry.status.as_str() {
+        "S" => "succeeded",
+        "F" => "failed",
+        "P" if matches!(entry.state, LockState::Held | LockState::HeldByAnotherProgram) => "in progress",
+        "P" => "not ended",
+        other => other,
+    }
+}
+
 /// Returns how long the last claim lasted, if it has ended.
 pub fn duration(entry: &LockInfo) -> Option<Duration> {
     (entry.ended.filter(|_| entry.holder.is_none())? - entry.since?).to_std().ok()

@@ -14,7 +14,7 @@ use crate::{
     keys::{
         names::Parts,
         queues::{self, Queues},
-        rows::{duration, object, objects, style, table},
+        rows::{duration, object, objects, style, table, work_status},
     },
     out::{self, printable},
     schedule,
@@ -69,13 +69,6 @@ const RUNS: u32 = 10;
 /// Describes a key, one fact a line.
 fn lines(entry: &LockInfo, waiting: Option<u64>) -> Vec<(Style, [String; 2])> {
     let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
-    let status = match entry.status.as_str() {
-        "S" => "succeeded",
-        "F" => "failed",
-        "P" if entry.state == LockState::Held => "in progress",
-        "P" => "not ended",
-        other => other,
-    };
     let so_far = || (entry.now - entry.since?).to_std().ok().filter(|_| entry.state == LockState::Held);
     let took = match (duration(entry), so_far()) {
         (Some(took), _) => text(took),
@@ -87,7 +80,7 @@ fn lines(entry: &LockInfo, waiting: Option<u64>) -> Vec<(Style, [String; 2])> {
     let mut lines = vec![
         line("KEY", &entry.key),
         line("STATE", &entry.state.to_string()),
-        line("STATUS", status),
+        line("STATUS", work_status(entry)),
         line("WHO", who),
         line("SINCE", &time(entry.since)),
         line("UNTIL", &time(entry.until)),

@@ -8,6 +8,7 @@ use crate::{
     keys::{
         names::{Kind, kind},
         read::is_claimed,
+        rows::work_status,
     },
     out::printable,
     ui::{
@@ -66,20 +67,13 @@ impl Page for OneKey {
 }
 
 fn facts(lock: &LockInfo, waiting: Option<u64>) -> Markup {
-    let status = match lock.status.as_str() {
-        "S" => "succeeded",
-        "F" => "failed",
-        "P" if is_claimed(lock.state) => "in progress",
-        "P" => "not ended",
-        other => other,
-    };
     let took = lock.ended.filter(|_| lock.holder.is_none()).zip(lock.since).map(|(ended, since)| span(ended - since));
     html! {
         dl {
             div { dt { "State" } dd { (badge(lock.state)) } }
             div { dt { "Kind" } dd { (kind(&lock.key).name()) } }
             div { dt { (if is_claimed(lock.state) { "Holder" } else { "Last holder" }) } dd { (holder(lock)) } }
-            div { dt { "Status of the work" } dd { (printable(status)) } }
+            div { dt { "Status of the work" } dd { (printable(work_status(lock))) } }
             div { dt { "Taken" } dd { @if let Some(since) = lock.since { (when(since, lock.now)) } @else { "–" } } }
             @if let Some(so_far) = so_far(lock) { div { dt { "Lasts" } dd { (so_far) " so far" } } }
             div { dt { "Time left" } dd { (time_left(lock)) } }

@@ -15,7 +15,7 @@ use crate::{
 
 /// The unit of the servers' limits. MySQL has no shorter one.
 const SECOND: Duration = Duration::from_secs(1);
-/// A shorter limit is none at all on MariaDB.
+/// On MariaDB, a statement with a shorter limit does not wait for a locked row.
 const SHORTEST: Duration = Duration::from_millis(100);
 
 /// Builds the statement that creates these rows. It is not INSERT IGNORE, which hides errors, and
@@ -27,8 +27,9 @@ fn insert(rows: &str) -> String {
     )
 }
 
-/// A limit of less than a second becomes a second, or none at all on MariaDB if it is a tenth of
-/// that. A longer one is the server's, `innodb_lock_wait_timeout`.
+/// The servers' limits are whole seconds. A limit below a second becomes one second; on MariaDB, one
+/// below 100 ms becomes zero, and the statement fails at a locked row. A longer limit is the
+/// server's own, `innodb_lock_wait_timeout`.
 pub(super) async fn create(
     conn: &mut MySqlConnection,
     keys: &[Key],

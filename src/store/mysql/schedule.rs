@@ -12,8 +12,8 @@ use crate::{
             row::{Query, commit, marks, micros},
             schedule_sql::{
                 CLAIM, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST,
-                LOOK, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, REGISTER, SELECTED, SINCE, TABLES, TELL,
-                TELL_HANDED_BACK, TOLD, TRIGGER, forget_statement,
+                LOOK, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, REGISTER, SELECTED, SINCE, TABLES, TELL_ENDED,
+                TELL_HANDED_BACK, TELL_LOST, TELL_PASSED, TOLD, TRIGGER, forget_statement,
             },
         },
         schedule::{
@@ -303,18 +303,10 @@ async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen
         return Ok(false);
     }
     let begin_time = seen.begin_time.unwrap_or(seen.now);
-    let query = sqlx::query(TELL).bind(seen.times.name.as_str()).bind(seen.to_run()).bind(seen.attempt);
-    let query = query.bind(seen.token).bind(&seen.label).bind(begin_time).bind("L").bind(seen.missed).bind(LOST);
+    let query = sqlx::query(TELL_LOST).bind(seen.times.name.as_str()).bind(seen.to_run()).bind(seen.attempt);
+    let query = query.bind(seen.token).bind(&seen.label).bind(begin_time).bind(seen.missed).bind(LOST);
     query.execute(conn).await?;
     Ok(true)
-}
-
-/// Reads what the history has to have of the claim's run.
-async fn begun(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<(String, NaiveDateTime)>> {
-    let sql = "SELECT CONVERT(client_ip USING utf8mb4) AS label, begin_time FROM t_resource_schedule
-               WHERE name = ? AND holder = ? AND token = ? FOR UPDATE";
-    let row = bind_claim(sqlx::query(sql), claim).fetch_optional(conn).await?;
-    row.map(|row| Ok((row.try_get("label")?, row.try_get("begin_time")?))).transpose()
 }
 
 async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
@@ -328,33 +320,33 @@ async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) ->
 }
 
 async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
-    let Some((label, begin_time)) = begun(conn, claim).await? else { return Ok(false) };
     let (spec, zone, to) = (&pass.times.spec, &pass.times.zone, pass.to.naive_utc());
     let query = sqlx::query(PASS).bind(pass.runs).bind(spec).bind(zone).bind(to).bind(spec).bind(zone).bind(to);
     let query = query.bind(pass.runs).bind(to).bind(pass.runs).bind(pass.runs).bind(counted(pass.missed));
-    bind_claim(query.bind(pass.runs), claim).execute(&mut *conn).await?;
+    if bind_claim(query.bind(pass.runs), claim).execute(&mut *conn).await?.rows_affected() == 0 {
+        return Ok(false);
+    }
     if pass.skipped > 0 {
-        let query = sqlx::query(TELL).bind(claim.key.as_str()).bind(pass.from.naive_utc()).bind(0);
-        let query = query.bind(claim.token.get()).bind(label).bind(begin_time).bind("M").bind(counted(pass.skipped));
-        query.bind(None::<String>).execute(conn).await?;
+        let query = sqlx::query(TELL_PASSED).bind(pass.from.naive_utc()).bind(0).bind("M");
+        let query = query.bind(counted(pass.skipped)).bind(None::<String>);
+        query.bind(claim.key.as_str()).bind(claim.token.get()).execute(conn).await?;
     }
     Ok(true)
 }
 
 async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
     let (spec, zone, slot) = (&end.times.spec, &end.times.zone, end.slot.naive_utc());
-    let Some((label, begin_time)) = begun(conn, claim).await? else { return Ok(false) };
     let next = end.next.map(|next| next.naive_utc());
     let query = sqlx::query(END.as_str()).bind(next).bind(spec).bind(zone).bind(micros(end.pause));
     let query = query.bind(next).bind(spec).bind(zone).bind(next);
     let query = (0..3).fold(query, |query, _| query.bind(next).bind(spec).bind(zone));
     let query = query.bind(next).bind(spec).bind(zone).bind(next);
-    bind_claim(query, claim).execute(&mut *conn).await?;
-    // Without ON DUPLICATE KEY: no attempt ends twice.
-    let sql = TELL.split(" ON DUPLICATE").next().unwrap_or(TELL);
-    let query = sqlx::query(sql).bind(claim.key.as_str()).bind(slot).bind(counted(end.attempt));
-    let query = query.bind(claim.token.get()).bind(label).bind(begin_time).bind(end.status);
-    query.bind(counted(end.missed)).bind(end.error).execute(conn).await?;
+    if bind_claim(query, claim).execute(&mut *conn).await?.rows_affected() == 0 {
+        return Ok(false);
+    }
+    let query = sqlx::query(TELL_ENDED).bind(slot).bind(counted(end.attempt)).bind(end.status);
+    let query = query.bind(counted(end.missed)).bind(end.error);
+    query.bind(claim.key.as_str()).bind(claim.token.get()).execute(conn).await?;
     Ok(true)
 }
 

@@ -120,10 +120,31 @@ pub(super) const HANDED_BACK_RUNS: &str =
 pub(super) const LEFT: &str = "
 SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), due_at) FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?";
 
-/// Adds a row to the history. One that is there already stays.
-pub(super) const TELL: &str = "
+/// Adds a run that was lost to the history. One that is there already stays.
+pub(super) const TELL_LOST: &str = "
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
-VALUES (?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), ?, ?, ?) ON DUPLICATE KEY UPDATE name = name";
+VALUES (?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), 'L', ?, ?) ON DUPLICATE KEY UPDATE name = name";
+
+/// Adds a row to the history for a claim, whose row in `t_resource_schedule` may already be free.
+/// The parameters are the slot, the attempt, the status, missed, the error, and the claim's name
+/// and token.
+macro_rules! tell_of_claim {
+    ($rest:literal) => {
+        concat!(
+            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+             SELECT name, ?, ?, token, client_ip, begin_time, UTC_TIMESTAMP(6), ?, ?, ? FROM t_resource_schedule
+             WHERE name = ? AND token = ?",
+            $rest
+        )
+    };
+}
+
+/// No attempt ends twice: a second row is an error.
+pub(super) const TELL_ENDED: &str = tell_of_claim!("");
+
+/// A pass that is repeated after a lost reply finds its row.
+pub(super) const TELL_PASSED: &str =
+    tell_of_claim!(" ON DUPLICATE KEY UPDATE t_resource_schedule_run.name = t_resource_schedule_run.name");
 
 pub(super) const TOLD: &str =
     "SELECT 1 FROM t_resource_schedule_run WHERE name = ? AND slot = ? AND attempt = ? AND token = ? AND status = ?";
@@ -154,8 +175,8 @@ WHERE name = ? AND holder = ? AND token = ?"
 });
 
 /// A trigger has a time of its own: later than the last run, and never that of a slot, which has
-/// whole milliseconds.
-/// One that waits stays, and one whose run is under way is followed by another.
+/// whole milliseconds. A trigger that waits keeps its time. A trigger during a triggered run is
+/// followed by another run.
 pub(super) const TRIGGER: &str = "
 UPDATE t_resource_schedule
 SET triggered_at = IF(triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot),

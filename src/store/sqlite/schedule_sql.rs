@@ -206,8 +206,8 @@ pub(super) const PAUSE: &str = concat!(
 );
 
 /// A trigger has a time of its own: later than the last run, and never that of a slot, which has
-/// whole milliseconds.
-/// One that waits stays, and one whose run is under way is followed by another.
+/// whole milliseconds. A trigger that waits keeps its time. A trigger during a triggered run is
+/// followed by another run.
 pub(super) const TRIGGER: &str = concat!(
     "
 UPDATE t_resource_schedule
