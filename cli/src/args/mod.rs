@@ -53,6 +53,7 @@ pub struct Arguments {
     pub action: Action,
 }
 
+#[expect(clippy::large_enum_variant, reason = "a process has one value of it")]
 #[derive(Debug, Subcommand)]
 pub enum Action {
     #[command(flatten)]
