@@ -59,13 +59,13 @@ impl Ended {
 /// Records the end of the run.
 pub async fn end<DB: Database>(tick: &Inner<DB>, result: Result<(), String>) -> (Ended, Option<Duration>) {
     if !tick.ended_in_transaction() {
-        return recorded(tick, result).await.unwrap_or((Ended::Lost, None));
+        return record_end(tick, result).await.unwrap_or((Ended::Lost, None));
     }
     // The tick has ended with its transaction if, and only if, that was committed. Then its claim
     // does not stand.
     let failed = result.err().unwrap_or_else(|| UNCOMMITTED.to_owned());
-    match recorded(tick, Err(failed)).await {
-        Ok((Ended::Lost, _)) => committed(tick).await,
+    match record_end(tick, Err(failed)).await {
+        Ok((Ended::Lost, _)) => find_success(tick).await,
         ended => ended.unwrap_or((Ended::Lost, None)),
     }
 }
@@ -73,7 +73,7 @@ pub async fn end<DB: Database>(tick: &Inner<DB>, result: Result<(), String>) -> 
 /// Looks for the success that a transaction of the work has committed. It is read, and not
 /// recorded: the server that showed no claim may be behind, and another one may show that the claim
 /// stands.
-pub async fn committed<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Duration>) {
+pub async fn find_success<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Duration>) {
     let (end, then) = tick.end(Status::Succeeded, None);
     let (core, claim) = (&tick.core, &tick.claim);
     let End { slot, attempt, status, .. } = end;
@@ -97,7 +97,7 @@ fn due_in<DB: Database>(tick: &Inner<DB>, then: Then) -> Duration {
 }
 
 /// Records the end of the run as `S` or `F`. An error was logged.
-async fn recorded<DB: Database>(
+async fn record_end<DB: Database>(
     tick: &Inner<DB>,
     result: Result<(), String>,
 ) -> Result<(Ended, Option<Duration>), Failure> {
@@ -119,7 +119,7 @@ fn is_refused(failure: &Failure) -> bool {
 }
 
 /// Ends the run. An end that was sent before has the same status in the history.
-async fn ended<DB: Database>(conn: &mut DB::Connection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
+async fn end_run<DB: Database>(conn: &mut DB::Connection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
     let ended = DB::end_run(conn, claim, end, false).await?;
     Ok(ended || DB::has_ended(conn, claim, end.slot, end.attempt, end.status).await?)
 }
@@ -133,7 +133,7 @@ async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>) -> Result<bool,
     let plain = end.error.map(|error| error.escape_default().take(ERROR).collect::<String>());
     let mut end = end.clone();
     loop {
-        match sent!(&core.requests, core.limit(), conn => ended::<DB>(conn, &tick.claim, &end)) {
+        match sent!(&core.requests, core.limit(), conn => end_run::<DB>(conn, &tick.claim, &end)) {
             // The database may not hold the characters of the error.
             Err(failure) if is_refused(&failure) && end.error != plain.as_deref() => {
                 tracing::warn!(schedule = %tick.claim.key, %failure, "the end of a run was refused; sent with its error in ASCII");

@@ -17,7 +17,7 @@ use crate::{
     rules::Status,
     schedule::{
         core::{Core, answered, hand_back, put_back, quoted},
-        end::{Ended, committed, end},
+        end::{Ended, end, find_success},
         keeper::Keeper,
         plan::{self, Row, Start},
         spec::Schedule,
@@ -75,7 +75,7 @@ pub async fn run<DB: Database>(
     let start = plan::start(&job.schedule, &tick, row.now);
     let (slot, attempt) = if let Start::Move { to, .. } = start { (to, 1) } else { (slot, attempt) };
     let span = spans::tick(claim, slot, attempt);
-    let ended = started(core, job, claimed, keeper, (tick, start), asked).instrument(span.clone()).await;
+    let ended = run_claimed(core, job, claimed, keeper, (tick, start), asked).instrument(span.clone()).await;
     if let Ended::Failed { error, .. } = &ended.0 {
         span.record("error", error.as_str());
     }
@@ -101,7 +101,7 @@ async fn spent<DB: Database>(core: &Core<DB>, schedule: &Schedule, claim: &Claim
 }
 
 /// Passes over the ticks that are not run, does the work, and records its end.
-async fn started<DB: Database>(
+async fn run_claimed<DB: Database>(
     core: Arc<Core<DB>>,
     job: Job<DB>,
     claimed: (Claim, ClaimedRow, Instant),
@@ -116,8 +116,9 @@ async fn started<DB: Database>(
         Ok(false) => return (Ended::Lost, None),
         Err(error) => {
             tracing::error!(schedule = %claim.key, ?error, "the slot could not be moved");
-            stop_and_hand_back(&core, claim, keeper).await;
-            return (Ended::HandedBack, None);
+            // A pass that had no reply may have ended the claim.
+            let stood = stop_and_hand_back(&core, claim, keeper).await;
+            return (if stood { Ended::HandedBack } else { Ended::Lost }, None);
         }
     }
     match start {
@@ -130,7 +131,7 @@ async fn started<DB: Database>(
     if start == Start::GiveUp {
         return end(of(claimed, None).inner(), Err(GIVEN_UP.to_owned())).await;
     }
-    let lease = match exclusive(&core, &job.schedule, &keeper, &asked.closed).await {
+    let mut lease = match acquire_exclusive(&core, &job.schedule, &keeper, &asked.closed).await {
         Exclusive::Acquired(lease) => lease,
         Exclusive::Failed(error) => return end(of(claimed, None).inner(), Err(error)).await,
         Exclusive::Lost => return (Ended::Lost, None),
@@ -143,37 +144,47 @@ async fn started<DB: Database>(
     metrics::started(name.as_str(), delay.to_std().unwrap_or_default());
     let tick = of(claimed, lease.as_ref().map(|lease| lease.claim().clone()));
     let began = Instant::now();
-    let stop = work(&tick, &job.work, &keeper, lease.as_ref(), &asked.stopped).await;
-    tick.inner().cancel();
+    let ended = work_and_end(&tick, &job.work, keeper, &mut lease, &asked.stopped).await;
+    metrics::ran(name.as_str(), ended.0.name(), began.elapsed());
+    release(lease, &ended.0).await;
+    ended
+}
+
+/// Does the work of a tick, and records its end.
+async fn work_and_end<DB: Database>(
+    tick: &Tick<DB>,
+    work: &Work<DB>,
+    keeper: Keeper,
+    lease: &mut Option<Lease<DB>>,
+    stopped: &CancellationToken,
+) -> (Ended, Option<Duration>) {
+    let stop = work_until_stopped(tick, work, &keeper, lease.as_ref(), stopped).await;
+    let inner = tick.inner();
+    inner.cancel();
     // A command that is being stopped still runs. The leases are renewed until it has ended.
-    tick.inner().quiet().await;
-    let ended = match stop {
+    inner.quiet().await;
+    match stop {
         Stop::Ended(result) => {
-            let ended = end(tick.inner(), result).await;
+            let ended = end(inner, result).await;
             drop(keeper);
             ended
         }
         // The transaction of `finish_in` may have been committed.
-        Stop::Lost if tick.inner().ended_in_transaction() => committed(tick.inner()).await,
+        Stop::Lost if inner.ended_in_transaction() => find_success(inner).await,
         Stop::Lost => (Ended::Lost, None),
         Stop::HandBack(ended) => {
-            let stood = stop_and_hand_back(&tick.inner().core, &tick.inner().claim, keeper).await;
-            let found =
-                if stood || !tick.inner().ended_in_transaction() { None } else { Some(committed(tick.inner()).await) };
+            let stood = stop_and_hand_back(&inner.core, &inner.claim, keeper).await;
+            let found = if stood || !inner.ended_in_transaction() { None } else { Some(find_success(inner).await) };
             // If it did not succeed, an earlier attempt to hand it back had no reply.
             found.filter(|found| matches!(found.0, Ended::Succeeded)).unwrap_or((ended, None))
         }
         // The work still runs. Nothing else may, until the leases end.
         Stop::Unstoppable => {
             tracing::error!(schedule = tick.name(), "the work does not stop; its lease is left to end");
-            metrics::ran(name.as_str(), Ended::Lost.name(), began.elapsed());
-            lease.map(Lease::detach);
-            return (Ended::Lost, None);
+            lease.take().map(Lease::detach);
+            (Ended::Lost, None)
         }
-    };
-    metrics::ran(name.as_str(), ended.0.name(), began.elapsed());
-    release(lease, &ended.0).await;
-    ended
+    }
 }
 
 /// Stops the renewals of a claim whose work has stopped, and hands it back. Returns `false` if the
@@ -196,7 +207,7 @@ enum Exclusive<DB: Database> {
 
 /// Waits for the key that a run needs as well. The wait may be long, so the schedule is read once
 /// more after it: it may have been paused.
-async fn exclusive<DB: Database>(
+async fn acquire_exclusive<DB: Database>(
     core: &Core<DB>,
     schedule: &Schedule,
     keeper: &Keeper,
@@ -288,7 +299,7 @@ enum Stop {
 }
 
 /// Does the work until it ends, a lease is lost, its time is over, or the runner is stopped.
-async fn work<DB: Database>(
+async fn work_until_stopped<DB: Database>(
     tick: &Tick<DB>,
     work: &Work<DB>,
     keeper: &Keeper,

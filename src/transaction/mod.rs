@@ -17,7 +17,7 @@ use crate::{
     key::{Claim, Key},
     lock::{CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
     metrics,
-    retry::outage_pause,
+    retry::{Tries, outage_pause},
     rules::Status,
     spans,
     store::{
@@ -56,7 +56,7 @@ where
     F: Future<Output = Result<T, E>>,
 {
     let span = spans::transaction(key);
-    let ended = committed(lock, key, &mut work, &span).instrument(span.clone()).await;
+    let ended = attempt_until_committed(lock, key, &mut work, &span).instrument(span.clone()).await;
     let outcome = match &ended {
         Ok(_) => "committed",
         Err(TransactionError::Work(_)) => "failed",
@@ -74,7 +74,12 @@ where
 }
 
 /// Makes attempts until one is committed, or none can be.
-async fn committed<DB, L, T, E, W, F>(lock: &L, key: &str, work: &mut W, span: &Span) -> Result<T, TransactionError<E>>
+async fn attempt_until_committed<DB, L, T, E, W, F>(
+    lock: &L,
+    key: &str,
+    work: &mut W,
+    span: &Span,
+) -> Result<T, TransactionError<E>>
 where
     DB: Database,
     L: ResourceLock<DB> + ?Sized,
@@ -87,17 +92,7 @@ where
     loop {
         let grant = match kept.take() {
             Some(grant) => grant,
-            None => match lock.acquire(key, tries.left()).await {
-                Ok(Attempt::Acquired(grant)) => grant,
-                Ok(Attempt::Refused(refusal)) => return Err(TransactionError::Refused(refusal)),
-                // All connections are in use, or the server is recovering. There is time left to
-                // wait for that.
-                Err(error) if error.is_harmless() && !tries.left().is_zero() => {
-                    outage_pause().await;
-                    continue;
-                }
-                Err(error) => return Err(error.into()),
-            },
+            None => acquire(lock, key, &tries).await?,
         };
         let fenced =
             Fenced { lock, pool: lock.pool(), claim: grant.claim(), until: tries.until, within: lock.retry().within };
@@ -133,6 +128,24 @@ where
                 abandon(grant);
                 return Err(error.into());
             }
+        }
+    }
+}
+
+/// Acquires the key within the time that is left.
+async fn acquire<DB, L, E>(lock: &L, key: &str, tries: &Tries) -> Result<Grant<DB>, TransactionError<E>>
+where
+    DB: Database,
+    L: ResourceLock<DB> + ?Sized,
+{
+    loop {
+        match lock.acquire(key, tries.left()).await {
+            Ok(Attempt::Acquired(grant)) => return Ok(grant),
+            Ok(Attempt::Refused(refusal)) => return Err(TransactionError::Refused(refusal)),
+            // All connections are in use, or the server is recovering. There is time left to wait
+            // for that.
+            Err(error) if error.is_harmless() && !tries.left().is_zero() => outage_pause().await,
+            Err(error) => return Err(error.into()),
         }
     }
 }

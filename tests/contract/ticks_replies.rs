@@ -21,11 +21,14 @@ harness::tests!(
     servers(
         an_end_between_a_look_and_a_claim_is_seen,
         a_message_that_is_lost_loses_no_tick_and_repeats_no_success,
-        ticks_that_were_passed_over_without_a_reply_are_not_lost
+        ticks_that_were_passed_over_without_a_reply_are_not_lost,
+        a_pass_that_was_made_and_given_up_is_not_handed_back
     ),
     mysql_and_mariadb(a_claim_that_is_carried_out_late_is_undone_beside_a_locked_run)
 );
 
+/// How long the instance behind the proxy sends a request again.
+const LIMIT: Duration = SHORT.saturating_mul(4);
 /// More than a run has.
 const MESSAGES: usize = 14;
 
@@ -40,7 +43,7 @@ async fn two_due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {
 /// long that no test waits for its end.
 async fn behind<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy, schedule: &Schedule) -> Schedules<DB> {
     let over = db.over(proxy.pool(1));
-    let schedules = instance(&over, "behind").share_pool().time_limit(4 * SHORT).unwrap().lease(LONG / 10).unwrap();
+    let schedules = instance(&over, "behind").share_pool().time_limit(LIMIT).unwrap().lease(LONG / 10).unwrap();
     let warm = Schedule::after("warm", SHORT).unwrap();
     let schedules = schedules.on(schedule.clone(), async |_| Ok::<_, Infallible>(()));
     let schedules = schedules.on(warm, async |_| Ok::<_, Infallible>(()));
@@ -162,6 +165,32 @@ async fn ticks_that_were_passed_over_without_a_reply_are_not_lost<DB: TestDataba
     assert!(passed_over > 0);
 }
 
+/// No reply comes before the instance has given its pass up.
+async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let mut given_up = 0;
+    for passed in 0..MESSAGES {
+        let name = format!("given_up{passed}");
+        let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).unwrap().grace(Duration::ZERO).unwrap();
+        let schedules = behind(&db, &proxy, &schedule).await;
+        proxy.hold_after(Way::Replies, passed);
+        let own = name.clone();
+        let run = tokio::spawn(async move { schedules.try_tick(&own).await });
+        held_or_over(&proxy, Way::Replies, &run).await;
+        let told = told(&db, &name).await;
+        if told.starts_with('M') && !run.is_finished() {
+            sleep(LIMIT + SHORT).await;
+        }
+        proxy.open();
+        let outcome = timeout(PATIENCE, run).await.unwrap().unwrap().unwrap();
+        if told.starts_with('M') {
+            given_up += u32::from(outcome == TickOutcome::Lost);
+            assert!(matches!(outcome, TickOutcome::PassedOver | TickOutcome::Lost), "{passed} replies: {outcome:?}");
+        }
+    }
+    assert!(given_up > 0);
+}
+
 /// The server carries a claim out after its instance has given it up. Another run's row is locked
 /// by a transaction, as by `finish_in`.
 async fn a_claim_that_is_carried_out_late_is_undone_beside_a_locked_run<DB: TestDatabase>(db: TestDb<DB>) {
@@ -181,7 +210,7 @@ async fn a_claim_that_is_carried_out_late_is_undone_beside_a_locked_run<DB: Test
     let mut finishing = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut finishing, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut finishing, "UPDATE t_resource_schedule SET missed = 1 WHERE name = 'a'").await.unwrap();
-    let schedules = instance(&db, "late").time_limit(4 * SHORT).unwrap().lease(LONG / 10).unwrap();
+    let schedules = instance(&db, "late").time_limit(LIMIT).unwrap().lease(LONG / 10).unwrap();
     let schedules = schedules.on(running, async |_| Ok::<_, Infallible>(()));
     let schedules = schedules.on(late, async |_| Ok::<_, Infallible>(())).start().await.unwrap();
     eventually("it is run", || async { told(&db, "k").await.ends_with("S1") }).await;
