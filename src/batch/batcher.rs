@@ -61,7 +61,7 @@ pub(crate) struct Batcher<DB: Database, Op: BatchOp<DB>> {
     op: Op,
     pub pool: Connections<DB>,
     pub tracker: TaskTracker,
-    pub on: bool,
+    pub enabled: bool,
     turn: Option<Arc<Turn>>,
     pub state: Mutex<State<DB, Op>>,
 }
@@ -69,8 +69,14 @@ pub(crate) struct Batcher<DB: Database, Op: BatchOp<DB>> {
 impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
     /// With `on` unset, each request is sent by itself. With a turn, its statements take turns with
     /// those of the other batches that have it.
-    pub fn new(op: Op, pool: Connections<DB>, tracker: TaskTracker, on: bool, turn: &Option<Arc<Turn>>) -> Arc<Self> {
-        Arc::new(Self { op, pool, tracker, on, turn: turn.clone(), state: Mutex::new(State::new()) })
+    pub fn new(
+        op: Op,
+        pool: Connections<DB>,
+        tracker: TaskTracker,
+        enabled: bool,
+        turn: &Option<Arc<Turn>>,
+    ) -> Arc<Self> {
+        Arc::new(Self { op, pool, tracker, enabled, turn: turn.clone(), state: Mutex::new(State::new()) })
     }
 
     pub async fn exchange_one(

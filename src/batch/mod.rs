@@ -62,7 +62,7 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
     /// Returns `First` if nothing is in flight; otherwise the request joins the next batch. A
     /// request never waits for a statement in flight on another runtime, which may not be driven.
     fn route(self: &Arc<Self>, runtime: &Handle, request: Op::Request, limits: Limits) -> Route<'_, DB, Op> {
-        if !self.on || Op::key(&request).is_none() {
+        if !self.enabled || Op::key(&request).is_none() {
             return Route::Alone(request);
         }
         let mut state = lock(&self.state);

@@ -72,7 +72,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// ```
     pub async fn list(&self, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {
         let limit = self.checked_deadline().await?;
-        let terms = &self.on.terms;
+        let terms = &self.key_terms.terms;
         let mut conn = self.checkout(limit, Action::Inspect, TABLE).await?;
         let reply = timeout_at(limit, DB::list(conn.get(), &filter.0, terms)).await;
         let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, TABLE))?;
@@ -108,7 +108,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// ```
     pub async fn inspect(&self, key: &str) -> Result<Option<LockInfo>, Error> {
         let listed = self.read(&Key::new(key)?).await?;
-        Ok(listed.map(|listed| LockInfo::new(listed, &self.on.terms)))
+        Ok(listed.map(|listed| LockInfo::new(listed, &self.key_terms.terms)))
     }
 
     /// Returns how many waiters each key has: those that wait on [fair](LeaseLock::fair) handles,
@@ -151,7 +151,7 @@ impl<DB: Database> LeaseLock<DB> {
     pub(crate) async fn read(&self, key: &Key) -> Result<Option<Listed>, Error> {
         let limit = self.checked_deadline().await?;
         let mut conn = self.checkout(limit, Action::Inspect, &quoted(key)).await?;
-        let reply = timeout_at(limit, DB::inspect(conn.get(), key, &self.on.terms)).await;
+        let reply = timeout_at(limit, DB::inspect(conn.get(), key, &self.key_terms.terms)).await;
         conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, &quoted(key)))
     }
 
@@ -227,7 +227,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// # fn main() {}
     /// ```
     pub async fn force_release_if_unchanged(&self, seen: &LockInfo, status: Status) -> Result<ForcedRelease, Error> {
-        let expected = seen.seen(&self.on.terms);
+        let expected = seen.seen(&self.key_terms.terms);
         Ok(match self.force(&Key::new(&seen.key)?, status, Some(&expected)).await? {
             Some(token) => ForcedRelease::Released(token),
             None => ForcedRelease::Changed(self.inspect(&seen.key).await?),
@@ -251,7 +251,7 @@ impl<DB: Database> LeaseLock<DB> {
                 Err(Error::NoConnection { .. }) if skipped => return Err(busy()),
                 conn => conn?,
             };
-            let reply = timeout_at(limit, DB::force(conn.get(), key, status, expected, &self.on.terms)).await;
+            let reply = timeout_at(limit, DB::force(conn.get(), key, status, expected, &self.key_terms.terms)).await;
             match conn.settle(reply) {
                 Ok(Forced::Freed(token)) => {
                     tracing::warn!(%key, %token, status = status.letter(), "released by force");
@@ -312,7 +312,7 @@ impl<DB: Database> LeaseLock<DB> {
 
     pub(crate) fn forgetting(&self, older_than: Duration) -> Result<Forgetting<'_, DB>, Error> {
         let older_than = within("an age", older_than, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
-        let terms = Terms { min_interval: *lock(&self.on.longest_interval), ..self.on.terms.clone() };
+        let terms = Terms { min_interval: *lock(&self.key_terms.longest_interval), ..self.key_terms.terms.clone() };
         Ok(Forgetting { lock: self, older_than, terms, after: Some(String::new()), deleted: false })
     }
 

@@ -46,9 +46,9 @@ const BUSY_TIMEOUT: Duration = Duration::from_millis(100);
 /// The longest pause between two creations of the same row.
 const MAX_CREATE_PAUSE: Duration = Duration::from_millis(500);
 
-pub(crate) struct Try<'a, DB: Database> {
-    lock: &'a Shared<DB>,
-    on: &'a Arc<KeyTerms<DB>>,
+pub(crate) struct ClaimAttempt<'a, DB: Database> {
+    shared: &'a Shared<DB>,
+    key_terms: &'a Arc<KeyTerms<DB>>,
     runtime: Handle,
     wanted: &'a Wanted,
     holder: Holder,
@@ -83,12 +83,12 @@ pub(crate) struct Try<'a, DB: Database> {
     contended: bool,
 }
 
-impl<'a, DB: Database> Try<'a, DB> {
+impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     /// Creates an attempt by a new holder, or by the holder of `before`, whose claim request was
     /// sent and is unanswered. The attempt ends at `until` at the latest.
     pub fn new(
-        lock: &'a Shared<DB>,
-        on: &'a Arc<KeyTerms<DB>>,
+        shared: &'a Shared<DB>,
+        key_terms: &'a Arc<KeyTerms<DB>>,
         wanted: &'a Wanted,
         any: Option<Arc<LocalQueue>>,
         until: Option<Instant>,
@@ -96,16 +96,16 @@ impl<'a, DB: Database> Try<'a, DB> {
     ) -> Result<Self, Error> {
         let holder = before.as_ref().map_or_else(Holder::unique, |before| before.holder);
         let runtime = current_runtime()?;
-        let statement_deadline = Instant::now() + lock.settings.time_limit;
+        let statement_deadline = Instant::now() + shared.settings.time_limit;
         // A holder with an unanswered request was first in the queue when that request was sent.
-        let is_first_in_queue = !on.fair || before.is_some();
+        let is_first_in_queue = !key_terms.fair || before.is_some();
         let caller_deadline = until.unwrap_or(statement_deadline);
         let unanswered = before.is_some();
         let take = || any.as_ref().and_then(LocalQueue::take_place);
         let chosen = before.and_then(|before| before.chosen).or_else(take);
         Ok(Self {
-            lock,
-            on,
+            shared,
+            key_terms,
             runtime,
             wanted,
             holder,
@@ -206,7 +206,7 @@ impl<'a, DB: Database> Try<'a, DB> {
     /// A reply has told whether the earlier requests were granted.
     fn settle(&mut self) {
         if std::mem::take(&mut self.unanswered) {
-            self.lock.left_behind.remove(self.holder);
+            self.shared.left_behind.remove(self.holder);
         }
     }
 
@@ -297,7 +297,7 @@ impl<'a, DB: Database> Try<'a, DB> {
 
     /// Returns what to do after a statement that granted nothing.
     fn next(&mut self, replies: Vec<ClaimReply>) -> Next {
-        let terms = &self.on.terms;
+        let terms = &self.key_terms.terms;
         if self.is_for_any() {
             return match next_of_any(&self.asked(), replies, terms) {
                 Next::Claim(index) => {
@@ -325,7 +325,7 @@ impl<'a, DB: Database> Try<'a, DB> {
     async fn claim(&self) -> Result<Claimed<DB>, Failure> {
         let set = ClaimSet {
             requests: self.asked(),
-            on: self.on.clone(),
+            key_terms: self.key_terms.clone(),
             // After contention the request is sent alone. It then does not contend with the other
             // requests of a batch, and its reply is its own.
             alone: self.contended || self.unanswered,
@@ -333,7 +333,7 @@ impl<'a, DB: Database> Try<'a, DB> {
             sent: self.in_flight.clone(),
         };
         let limits = Limits { caller: self.caller_deadline, statement: self.statement_deadline };
-        let reply = self.lock.claims.send(&self.runtime, set, limits).await;
+        let reply = self.shared.claims.send(&self.runtime, set, limits).await;
         self.in_flight.store(false, Ordering::Relaxed);
         reply
     }
@@ -341,10 +341,10 @@ impl<'a, DB: Database> Try<'a, DB> {
     /// Creates the rows of these keys. A row that another transaction created serves as well. After
     /// contention or an outage the caller sends the claim again.
     async fn create(&mut self, keys: Vec<Key>) -> Result<(), Error> {
-        let (minutes, limit) = (self.on.terms.minutes(), self.limit);
+        let (minutes, limit) = (self.key_terms.terms.minutes(), self.limit);
         let creation = Creation::new(keys.clone(), minutes, limit, self.contended);
         let limits = Limits { caller: limit, statement: limit };
-        match self.lock.creates.send(&self.runtime, creation, limits).await {
+        match self.shared.creates.send(&self.runtime, creation, limits).await {
             Err(failure)
                 if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
             {
@@ -363,7 +363,7 @@ impl<'a, DB: Database> Try<'a, DB> {
     /// Returns `None` if no waiter precedes the request and the keys may be claimed; otherwise
     /// returns the refusal.
     async fn check_queue(&self) -> Result<Option<Refusal>, Error> {
-        let position = self.lock.waiting.tickets.position(&self.wanted.queues, i64::MAX, self.limit).await;
+        let position = self.shared.waiting.tickets.position(&self.wanted.queues, i64::MAX, self.limit).await;
         Ok(match position.map_err(|failure| self.error(failure))? {
             Position::Behind { key, left, .. } => Some(queued(self.wanted.asked(key), left)),
             Position::First | Position::TicketMissing | Position::Unknown => None,
@@ -408,7 +408,7 @@ impl<'a, DB: Database> Try<'a, DB> {
     fn error(&self, failure: Failure) -> Error {
         let before = if self.unanswered { Certainty::Unknown } else { Certainty::NothingChanged };
         let keys = subject(self.wanted.keys.iter().map(Key::as_str));
-        failure.into_error(Action::Acquire, keys, self.lock.settings.time_limit, before)
+        failure.into_error(Action::Acquire, keys, self.shared.settings.time_limit, before)
     }
 }
 

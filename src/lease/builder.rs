@@ -147,8 +147,8 @@ impl<DB: Database> LeaseLockBuilder<DB> {
     /// once. A request that arrives while another one is in flight waits 20 ms for it. Then it
     /// takes a connection of its own, up to the pool's size. With batching off, each request takes
     /// a connection at once.
-    pub fn batching(mut self, on: bool) -> Self {
-        self.batching = on;
+    pub fn batching(mut self, batching: bool) -> Self {
+        self.batching = batching;
         self
     }
 
@@ -206,7 +206,7 @@ impl<DB: Database> LeaseLockBuilder<DB> {
             label: self.label.unwrap_or_else(label::default),
         };
         let shared = Shared::new(Settings { pool, renewals, time_limit: self.time_limit, batching: self.batching });
-        let on = shared.on(terms, false, TimeDelta::zero());
-        LeaseLock { shared, on, retry: Retry::default() }
+        let key_terms = shared.key_terms(terms, false, TimeDelta::zero());
+        LeaseLock { shared, key_terms, retry: Retry::default() }
     }
 }

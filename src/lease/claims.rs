@@ -68,7 +68,7 @@ pub(crate) struct Claims {
 /// The claim request of one holder.
 pub(crate) struct ClaimSet<DB: Database> {
     pub requests: Vec<ClaimRequest>,
-    pub on: Arc<KeyTerms<DB>>,
+    pub key_terms: Arc<KeyTerms<DB>>,
     pub alone: bool,
     /// The rows are only read: one of the keys is enough, and none has been chosen.
     pub look: bool,
@@ -86,7 +86,7 @@ impl<DB: Database> BatchOp<DB> for Claims {
 
     /// A claim statement applies one set of terms. Handles on equal terms share them.
     fn can_share_statement(set: &ClaimSet<DB>, other: &ClaimSet<DB>) -> bool {
-        Arc::ptr_eq(&set.on, &other.on)
+        Arc::ptr_eq(&set.key_terms, &other.key_terms)
     }
 
     /// A refusal applies to all requests that arrived before it was sent.
@@ -98,17 +98,17 @@ impl<DB: Database> BatchOp<DB> for Claims {
     }
 
     async fn run(&self, conn: &mut DB::Connection, sets: &[ClaimSet<DB>], sent: Instant) -> Reply<Vec<Claimed<DB>>> {
-        let Some(ClaimSet { on, .. }) = sets.first() else { return Ok(Vec::new()) };
+        let Some(ClaimSet { key_terms, .. }) = sets.first() else { return Ok(Vec::new()) };
         sets.iter().for_each(|set| set.sent.store(!set.look, Ordering::Relaxed));
         let requests: Vec<ClaimRequest> = sets.iter().flat_map(|set| set.requests.clone()).collect();
         let form = self.table.get().map(|table| table.form).unwrap_or_default();
-        let lease = on.terms.lease.to_std().unwrap_or_default();
+        let lease = key_terms.terms.lease.to_std().unwrap_or_default();
         let replies = if let [ClaimSet { look: true, .. }] = sets {
-            DB::look(conn, &requests, &on.terms).await?
+            DB::look(conn, &requests, &key_terms.terms).await?
         } else {
             let holders = requests.iter().map(|request| request.holder).collect();
             let in_flight = self.left_behind.sending(holders, lease);
-            let replies = DB::claim(conn, &requests, &on.terms, form).await;
+            let replies = DB::claim(conn, &requests, &key_terms.terms, form).await;
             if replies.as_ref().map_or_else(is_undone, |_| true) {
                 in_flight.settled();
             }
@@ -128,7 +128,7 @@ impl<DB: Database> BatchOp<DB> for Claims {
 
 impl<DB: Database> ClaimSet<DB> {
     fn claimed(&self, replies: Vec<ClaimReply>, sent: Instant) -> Claimed<DB> {
-        let Self { requests, on, .. } = self;
+        let Self { requests, key_terms, .. } = self;
         let (mut claims, mut priors) = (Vec::with_capacity(requests.len()), Vec::with_capacity(requests.len()));
         for (request, reply) in requests.iter().zip(&replies) {
             if let ClaimReply::Granted { token, prior } = reply {
@@ -139,19 +139,19 @@ impl<DB: Database> ClaimSet<DB> {
         if claims.len() < requests.len() {
             let needs_own_statement = |(request, reply): (&ClaimRequest, &ClaimReply)| {
                 let ClaimReply::Seen { row, now } = reply else { return false };
-                needs_own_statement(judge(row.as_ref(), *now, request.holder, &on.terms), row.as_ref(), *now)
+                needs_own_statement(judge(row.as_ref(), *now, request.holder, &key_terms.terms), row.as_ref(), *now)
             };
             let for_all = !requests.iter().zip(&replies).any(needs_own_statement);
             return Claimed::Not { replies, for_all };
         }
-        if sent.elapsed() >= on.renewer.local_duration() {
+        if sent.elapsed() >= key_terms.renewer.local_duration() {
             return Claimed::Late;
         }
         // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes
         // it over at once, because no work was begun under it.
         let if_undelivered =
             if priors.iter().any(Option::is_some) { Change::Abandon(TimeDelta::zero()) } else { Change::PutBack };
-        let handle = LeaseHandle::begin(on, claims, sent, if_undelivered);
+        let handle = LeaseHandle::begin(key_terms, claims, sent, if_undelivered);
         Claimed::Granted(Granted { handle, priors })
     }
 }

@@ -70,8 +70,8 @@ impl<DB: Database> LeaseLock<DB> {
         let one = self.clone().rules(Rules::Recover).lock_delay(Duration::ZERO)?.lease(LEASE)?;
         let rule = "a part of the age";
         let min_interval = within("a period", period.mul_f64(0.85), Duration::ZERO, LONGEST_PERIOD, rule)?;
-        let terms = Terms { min_interval, ..one.on.terms.clone() };
-        let one = Self { on: self.shared.on_own_interval(terms, false, TimeDelta::zero()), ..one };
+        let terms = Terms { min_interval, ..one.key_terms.terms.clone() };
+        let one = Self { key_terms: self.shared.key_terms_of_own_interval(terms, false, TimeDelta::zero()), ..one };
         loop {
             match one.forget_as_one(age).await {
                 Err(error) if error.is_retryable() => tracing::warn!(%error, "old rows are deleted later"),

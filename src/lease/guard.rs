@@ -240,11 +240,11 @@ impl<DB: Database, K> Lease<DB, K> {
 impl<DB: Database> Lease<DB> {
     /// `seen`: when the claim's lease was seen to end.
     pub(crate) async fn resume(
-        on: &Arc<KeyTerms<DB>>,
+        key_terms: &Arc<KeyTerms<DB>>,
         claim: Claim,
         seen: Option<DateTime<Utc>>,
     ) -> Result<Self, Error> {
-        Ok(Self::new(Granted { handle: LeaseHandle::resume(on, claim, seen).await?, priors: vec![None] }))
+        Ok(Self::new(Granted { handle: LeaseHandle::resume(key_terms, claim, seen).await?, priors: vec![None] }))
     }
 
     /// Creates the lease of a reader of a [`ReadWriteLock`](crate::ReadWriteLock).

@@ -33,7 +33,7 @@ use crate::{
 
 /// One handle on the claims of a lease. Dropping the last handle abandons them.
 pub(crate) struct LeaseHandle<DB: Database> {
-    on: Arc<KeyTerms<DB>>,
+    key_terms: Arc<KeyTerms<DB>>,
     held: Arc<LeaseState>,
     state: HandleState,
     /// The change that ends the claims while their caller has not received them, so that no work
@@ -65,9 +65,9 @@ impl<DB: Database> fmt::Debug for LeaseHandle<DB> {
 
 impl<DB: Database> LeaseHandle<DB> {
     /// Creates the handle for claims that were granted to a request sent at `sent`.
-    pub fn begin(on: &Arc<KeyTerms<DB>>, claims: Vec<Claim>, sent: Instant, if_undelivered: Change) -> Self {
-        let (held, if_undelivered) = (on.renewer.hold(claims, sent), Some(if_undelivered));
-        Self { on: on.clone(), held, state: HandleState::Open, if_undelivered }
+    pub fn begin(key_terms: &Arc<KeyTerms<DB>>, claims: Vec<Claim>, sent: Instant, if_undelivered: Change) -> Self {
+        let (held, if_undelivered) = (key_terms.renewer.hold(claims, sent), Some(if_undelivered));
+        Self { key_terms: key_terms.clone(), held, state: HandleState::Open, if_undelivered }
     }
 
     /// Marks the claims as received by the caller.
@@ -78,11 +78,15 @@ impl<DB: Database> LeaseHandle<DB> {
 
     /// Takes up a claim that stands in the table, whose lease was seen to end at `seen`: it is
     /// renewed once and then held like any other.
-    pub async fn resume(on: &Arc<KeyTerms<DB>>, claim: Claim, seen: Option<DateTime<Utc>>) -> Result<Self, Error> {
-        let mut handle = Self::begin(on, vec![claim], Instant::now(), Change::Abandon(TimeDelta::zero()));
+    pub async fn resume(
+        key_terms: &Arc<KeyTerms<DB>>,
+        claim: Claim,
+        seen: Option<DateTime<Utc>>,
+    ) -> Result<Self, Error> {
+        let mut handle = Self::begin(key_terms, vec![claim], Instant::now(), Change::Abandon(TimeDelta::zero()));
         // Until the renewal is answered, the claim is not this handle's to abandon.
         handle.state = HandleState::Ended;
-        handle.renew_with(Change::Resume { lease: on.terms.lease, seen }).await?;
+        handle.renew_with(Change::Resume { lease: key_terms.terms.lease, seen }).await?;
         handle.state = HandleState::Open;
         Ok(handle.delivered())
     }
@@ -93,7 +97,12 @@ impl<DB: Database> LeaseHandle<DB> {
             return Err(self.error_lost());
         }
         self.held.add_handle();
-        Ok(Self { on: self.on.clone(), held: self.held.clone(), state: HandleState::Open, if_undelivered: None })
+        Ok(Self {
+            key_terms: self.key_terms.clone(),
+            held: self.held.clone(),
+            state: HandleState::Open,
+            if_undelivered: None,
+        })
     }
 
     /// Leaves the claims standing if this is the last handle.
@@ -126,13 +135,13 @@ impl<DB: Database> LeaseHandle<DB> {
         if Handle::try_current().is_err() {
             return self.held.lost.cancelled().await; // no clock can be watched here
         }
-        self.on.renewer.ensure_task();
+        self.key_terms.renewer.ensure_task();
         // The renewer reports the loss. The clock is watched here too, in case the runtime that
         // drives the renewer makes no progress.
         while !self.held.lost.is_cancelled() {
             let deadline = self.held.deadline();
             if timeout_at(deadline, self.held.lost.cancelled()).await.is_err() && !self.is_held() {
-                self.on.renewer.report_lost(&self.held, 0, "no renewal came through before its lease ended");
+                self.key_terms.renewer.report_lost(&self.held, 0, "no renewal came through before its lease ended");
             }
         }
     }
@@ -142,18 +151,18 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     pub async fn renew(&self) -> Result<(), Error> {
-        self.renew_with(Change::Renew(self.on.terms.lease)).await
+        self.renew_with(Change::Renew(self.key_terms.terms.lease)).await
     }
 
     async fn renew_with(&self, change: Change) -> Result<(), Error> {
         if !self.is_held() {
-            self.on.renewer.report_lost(&self.held, 0, "its time was up before it was renewed");
+            self.key_terms.renewer.report_lost(&self.held, 0, "its time was up before it was renewed");
             return Err(self.error_lost());
         }
-        let limit = Instant::now() + self.on.time_limit;
+        let limit = Instant::now() + self.key_terms.time_limit;
         let (mut pauses, mut before) = (pauses(), Certainty::NothingChanged);
         loop {
-            let Exchange { reply, unanswered } = self.on.renewer.renew(&self.held, change, limit).await;
+            let Exchange { reply, unanswered } = self.key_terms.renewer.renew(&self.held, change, limit).await;
             if unanswered {
                 before = Certainty::Unknown;
             }
@@ -161,13 +170,13 @@ impl<DB: Database> LeaseHandle<DB> {
                 Ok(Outcome::Done) if self.is_held() => return Ok(()),
                 Ok(Outcome::Done | Outcome::Lost) => return Err(self.error_lost()),
                 // Another transaction has the row locked; it may be the caller's own.
-                Ok(Outcome::Skipped { .. }) if Instant::now() < limit => pauses.pause(self.on.time_limit).await,
+                Ok(Outcome::Skipped { .. }) if Instant::now() < limit => pauses.pause(self.key_terms.time_limit).await,
                 Ok(Outcome::Skipped { .. }) => return Err(self.error_busy(Action::Renew, Certainty::Unknown)),
                 Err(failure) if failure.fault() == Fault::Contention && Instant::now() < limit => {
-                    pauses.pause(self.on.time_limit).await;
+                    pauses.pause(self.key_terms.time_limit).await;
                 }
                 Err(failure) => {
-                    return Err(failure.into_error(Action::Renew, self.subject(), self.on.time_limit, before));
+                    return Err(failure.into_error(Action::Renew, self.subject(), self.key_terms.time_limit, before));
                 }
             }
         }
@@ -179,7 +188,7 @@ impl<DB: Database> LeaseHandle<DB> {
             return if self.held.lost.is_cancelled() { Err(self.error_lost()) } else { Ok(()) };
         }
         self.state = HandleState::Ending;
-        self.on.renewer.stop_renewing(&self.held);
+        self.key_terms.renewer.stop_renewing(&self.held);
         self.held.over.cancel();
         let result = self.try_release(status).await;
         // Claims that are not known to be ended are abandoned when `self` is dropped, and so is the
@@ -204,13 +213,13 @@ impl<DB: Database> LeaseHandle<DB> {
         // A claim that was released is not sent again, because another holder may have the key by
         // then.
         let (mut left, mut lost, mut unanswered) = (self.claims().to_vec(), None, None);
-        let (mut pauses, mut alone) = (self.on.renewer.pauses(), false);
-        let change = Change::release(status, &self.on.terms, *lock(&self.on.longest_interval));
+        let (mut pauses, mut alone) = (self.key_terms.renewer.pauses(), false);
+        let change = Change::release(status, &self.key_terms.terms, *lock(&self.key_terms.longest_interval));
         loop {
-            let limit = Instant::now() + self.on.time_limit;
+            let limit = Instant::now() + self.key_terms.time_limit;
             let release = Release { claims: left.clone(), change, alone };
             let limits = Limits { caller: limit, statement: limit };
-            let failure = match self.on.releases.send(&runtime, release, limits).await {
+            let failure = match self.key_terms.releases.send(&runtime, release, limits).await {
                 Ok(outcomes) => {
                     let gone = outcomes.iter().position(|outcome| *outcome == Outcome::Lost);
                     lost = lost.or(gone.map(|index| left[index].clone()));
@@ -242,7 +251,7 @@ impl<DB: Database> LeaseHandle<DB> {
             }
             alone = true;
             unanswered = failure.filter(Failure::is_unanswered).or(unanswered);
-            pauses.pause(self.on.time_limit).await;
+            pauses.pause(self.key_terms.time_limit).await;
         }
     }
 
@@ -251,7 +260,7 @@ impl<DB: Database> LeaseHandle<DB> {
         let Some(ended) = self.begin_abandoning() else {
             return if self.held.lost.is_cancelled() { Err(self.error_lost()) } else { Ok(()) };
         };
-        let limit = self.held.deadline().max(Instant::now() + self.on.time_limit);
+        let limit = self.held.deadline().max(Instant::now() + self.key_terms.time_limit);
         match timeout_at(limit, ended).await {
             Ok(Ok(EndOutcome::Done)) => Ok(()),
             Ok(Ok(EndOutcome::Lost)) => Err(self.error_lost()),
@@ -266,9 +275,9 @@ impl<DB: Database> LeaseHandle<DB> {
         self.state = if last { HandleState::Ended } else { HandleState::Closed };
         let Some(change) = self.if_undelivered.filter(|_| last) else { return };
         self.held.over.cancel();
-        let undone = self.on.renewer.end(self.held.clone(), change);
+        let undone = self.key_terms.renewer.end(self.held.clone(), change);
         // What takes longer goes on in the background.
-        let _ = timeout_at(Instant::now() + self.on.time_limit, undone).await;
+        let _ = timeout_at(Instant::now() + self.key_terms.time_limit, undone).await;
     }
 
     /// Abandons the claims of stopped work in the background, as [`abandon`](Self::abandon) does.
@@ -283,7 +292,7 @@ impl<DB: Database> LeaseHandle<DB> {
         self.state = if last { HandleState::Ended } else { HandleState::Closed };
         last.then(|| {
             self.held.over.cancel();
-            self.on.renewer.abandon(self.held.clone())
+            self.key_terms.renewer.abandon(self.held.clone())
         })
     }
 
@@ -297,11 +306,11 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     fn error_release(&self, failure: Failure, before: Certainty) -> Error {
-        failure.into_error(Action::Release, self.subject(), self.on.time_limit, before)
+        failure.into_error(Action::Release, self.subject(), self.key_terms.time_limit, before)
     }
 
     fn error_busy(&self, action: Action, outcome: Certainty) -> Error {
-        Error::TimedOut { action, subject: self.subject(), limit: self.on.time_limit, outcome }
+        Error::TimedOut { action, subject: self.subject(), limit: self.key_terms.time_limit, outcome }
     }
 }
 
@@ -315,13 +324,13 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
         // Claims that are lost before their caller received them are put back where they stand.
         let is_lost = self.held.lost.is_cancelled() && self.if_undelivered.is_none();
         if self.state == HandleState::Ended || is_lost {
-            self.on.renewer.stop_renewing(&self.held);
+            self.key_terms.renewer.stop_renewing(&self.held);
         } else {
             // Work that has not ended may not have stopped yet, unless it was never begun.
             let has_ended = self.state == HandleState::Ending;
-            let delay = if has_ended { TimeDelta::zero() } else { self.on.lock_delay };
+            let delay = if has_ended { TimeDelta::zero() } else { self.key_terms.lock_delay };
             let change = self.if_undelivered.unwrap_or(Change::Abandon(delay));
-            drop(self.on.renewer.end(self.held.clone(), change));
+            drop(self.key_terms.renewer.end(self.held.clone(), change));
         }
     }
 }

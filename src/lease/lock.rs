@@ -10,7 +10,7 @@ use crate::{
     grant::Attempt,
     key::{Claim, Holder, Key},
     lease::{
-        attempt::Try,
+        attempt::ClaimAttempt,
         claims::Granted,
         guard::{Lease, LeaseSet},
         in_doubt::InDoubt,
@@ -70,19 +70,19 @@ const MAX_KEYS: usize = 100;
 /// ```
 pub struct LeaseLock<DB: Database> {
     pub(crate) shared: Arc<Shared<DB>>,
-    pub(crate) on: Arc<KeyTerms<DB>>,
+    pub(crate) key_terms: Arc<KeyTerms<DB>>,
     pub(crate) retry: Retry,
 }
 
 impl<DB: Database> Clone for LeaseLock<DB> {
     fn clone(&self) -> Self {
-        Self { shared: self.shared.clone(), on: self.on.clone(), retry: self.retry }
+        Self { shared: self.shared.clone(), key_terms: self.key_terms.clone(), retry: self.retry }
     }
 }
 
 impl<DB: Database> fmt::Debug for LeaseLock<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseLock").field("database", &DB::NAME).field("terms", &self.on.terms).finish()
+        f.debug_struct("LeaseLock").field("database", &DB::NAME).field("terms", &self.key_terms.terms).finish()
     }
 }
 
@@ -194,7 +194,7 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     pub(crate) async fn granted_for_run(&self, wanted: &Wanted, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
-        let interval = self.on.terms.min_interval.to_std().unwrap_or_default();
+        let interval = self.key_terms.terms.min_interval.to_std().unwrap_or_default();
         if !interval.is_zero() && wait >= interval {
             let rule =
                 "it has to be shorter than the minimum interval, or the same tick runs again after that interval";
@@ -316,14 +316,14 @@ impl<DB: Database> LeaseLock<DB> {
                 false => table_within(&self.shared, now, wait).await?,
             };
             for key in &*wanted.keys {
-                table.admits(key, &self.on.terms.label)?;
+                table.admits(key, &self.key_terms.terms.label)?;
             }
             let attempt = match wait.is_zero() {
                 true => {
-                    let any = wanted.any.then(|| self.on.queues.queue(&wanted.keys, true));
-                    Try::new(&self.shared, &self.on, wanted, any, None, None)?.run().await?
+                    let any = wanted.any.then(|| self.key_terms.queues.queue(&wanted.keys, true));
+                    ClaimAttempt::new(&self.shared, &self.key_terms, wanted, any, None, None)?.run().await?
                 }
-                false => wait_for(&self.shared, &self.on, wanted, now, wait, for_run, in_doubt).await?,
+                false => wait_for(&self.shared, &self.key_terms, wanted, now, wait, for_run, in_doubt).await?,
             };
             if let Attempt::Acquired(granted) = &attempt {
                 metrics::waited(granted.handle.claims()[0].key.as_str(), now.elapsed());
@@ -380,7 +380,7 @@ impl<DB: Database> LeaseLock<DB> {
         match entry {
             Some(entry) => {
                 let claim = Claim { key, holder, token: entry.token };
-                Lease::resume(&self.on, claim, entry.until).await
+                Lease::resume(&self.key_terms, claim, entry.until).await
             }
             None => Err(Error::NotHeld { key, holder }),
         }

@@ -103,14 +103,14 @@ impl<DB: Database> Drop for Number<DB> {
 /// them ends it.
 pub(crate) struct Entrance<DB: Database> {
     pub claim: Granted<DB>,
-    pub on: Arc<KeyTerms<DB>>,
+    pub key_terms: Arc<KeyTerms<DB>>,
     /// Readers that came later wait for another claim, so that a writer's turn comes.
     pub granted_at: Instant,
 }
 
 impl<DB: Database> Entrance<DB> {
     /// Returns whether a reader that has waited since then may enter under this claim.
-    pub fn admits(&self, since: Instant, on: &Arc<KeyTerms<DB>>) -> bool {
-        since < self.granted_at && Arc::ptr_eq(&self.on, on) && self.claim.handle.is_held()
+    pub fn admits(&self, since: Instant, key_terms: &Arc<KeyTerms<DB>>) -> bool {
+        since < self.granted_at && Arc::ptr_eq(&self.key_terms, key_terms) && self.claim.handle.is_held()
     }
 }

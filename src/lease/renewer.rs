@@ -160,7 +160,7 @@ impl<DB: Database> Renewer<DB> {
         let renew_at = sent + pacing::renewal_interval(self.lease);
         let mut agenda = lock(&self.agenda);
         agenda.add(held.clone(), renew_at);
-        self.run(agenda, renew_at);
+        self.ensure_task_by(agenda, renew_at);
         held
     }
 
@@ -190,7 +190,7 @@ impl<DB: Database> Renewer<DB> {
         let at = ending.at;
         let mut agenda = lock(&self.agenda);
         agenda.end(ending);
-        self.run(agenda, at);
+        self.ensure_task_by(agenda, at);
         receiver
     }
 
@@ -217,7 +217,7 @@ impl<DB: Database> Renewer<DB> {
         if let Some(left) = skipped_among(outcomes) {
             return Outcome::Skipped { left };
         }
-        held.renewed();
+        held.trace_renewed();
         held.hold_until(self.deadline(*sent, self.lease));
         lock(&self.agenda).reschedule(held.id(), *sent + next, false);
         Outcome::Done
@@ -266,7 +266,7 @@ impl<DB: Database> Renewer<DB> {
     }
 
     /// Ensures that a task handles what is due at `due`.
-    fn run(self: &Arc<Self>, mut agenda: MutexGuard<'_, Agenda>, due: Instant) {
+    fn ensure_task_by(self: &Arc<Self>, mut agenda: MutexGuard<'_, Agenda>, due: Instant) {
         let sooner = agenda.duty.expect(due);
         // Under the same lock as what is due: the task of another runtime that ends at this moment
         // would otherwise take it for work that no task is left to do.

@@ -13,8 +13,8 @@ use crate::{
     detach::tracker,
     error::Error,
     lease::{
-        claims::Claims, creates::Creates, left_behind::LeftBehind, looks::Looks, one_reader::OneReader,
-        readers::AllReaders, releases::Releases, renewer::Renewers, terms::KeyTerms,
+        claims::Claims, creates::Creates, left_behind::LeftBehind, one_reader::OneReader, readers::AllReaders,
+        reads::Reads, releases::Releases, renewer::Renewers, terms::KeyTerms,
     },
     queue::Waiting,
     rules::Terms,
@@ -40,7 +40,7 @@ pub(crate) struct Shared<DB: Database> {
     pub claims: Arc<Batcher<DB, Claims>>,
     pub creates: Arc<Batcher<DB, Creates>>,
     releases: Arc<Batcher<DB, Releases>>,
-    pub looks: Arc<Batcher<DB, Looks>>,
+    pub reads: Arc<Batcher<DB, Reads>>,
     pub readers: AllReaders<DB>,
     pub waiting: Waiting<DB>,
     renewers: Arc<Renewers<DB>>,
@@ -61,7 +61,7 @@ impl<DB: Database> Shared<DB> {
         let claims = Batcher::new(claims, pool.clone(), tracker.clone(), *batching, &turn);
         let creates = Batcher::new(Creates { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &turn);
         let releases = Batcher::new(Releases { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &turn);
-        let looks = Batcher::new(Looks { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &None);
+        let reads = Batcher::new(Reads { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &None);
         let renewers =
             Renewers::new(renewals.clone(), pool.clone(), waiting.wakeups.clone(), tracker, left_behind.clone());
         Arc::new(Self {
@@ -71,7 +71,7 @@ impl<DB: Database> Shared<DB> {
             claims,
             creates,
             releases,
-            looks,
+            reads,
             readers: AllReaders::default(),
             waiting,
             renewers,
@@ -82,23 +82,25 @@ impl<DB: Database> Shared<DB> {
     }
 
     /// Returns the terms of a handle, the same for handles on equal terms.
-    pub fn on(&self, terms: Terms, fair: bool, lock_delay: TimeDelta) -> Arc<KeyTerms<DB>> {
+    pub fn key_terms(&self, terms: Terms, fair: bool, lock_delay: TimeDelta) -> Arc<KeyTerms<DB>> {
         let mut longest = lock(&self.longest_interval);
         *longest = terms.min_interval.max(*longest);
         drop(longest);
-        self.on_own_interval(terms, fair, lock_delay)
+        self.key_terms_of_own_interval(terms, fair, lock_delay)
     }
 
     /// Returns the terms of a handle whose minimum interval concerns a key of its own, so that it
     /// does not count as an interval of other keys.
-    pub fn on_own_interval(&self, terms: Terms, fair: bool, lock_delay: TimeDelta) -> Arc<KeyTerms<DB>> {
+    pub fn key_terms_of_own_interval(&self, terms: Terms, fair: bool, lock_delay: TimeDelta) -> Arc<KeyTerms<DB>> {
         let mut known = lock(&self.terms);
-        known.retain(|on| on.strong_count() > 0);
-        let equal = |on: &Arc<KeyTerms<DB>>| on.terms == terms && on.fair == fair && on.lock_delay == lock_delay;
-        if let Some(on) = known.iter().filter_map(Weak::upgrade).find(equal) {
-            return on;
+        known.retain(|key_terms| key_terms.strong_count() > 0);
+        let equal = |key_terms: &Arc<KeyTerms<DB>>| {
+            key_terms.terms == terms && key_terms.fair == fair && key_terms.lock_delay == lock_delay
+        };
+        if let Some(key_terms) = known.iter().filter_map(Weak::upgrade).find(equal) {
+            return key_terms;
         }
-        let on = Arc::new(KeyTerms {
+        let key_terms = Arc::new(KeyTerms {
             renewer: self.renewers.of(terms.lease, lock_delay),
             releases: self.releases.clone(),
             time_limit: self.settings.time_limit,
@@ -108,8 +110,8 @@ impl<DB: Database> Shared<DB> {
             fair,
             lock_delay,
         });
-        known.push(Arc::downgrade(&on));
-        on
+        known.push(Arc::downgrade(&key_terms));
+        key_terms
     }
 
     /// Waits for at most `limit` until no background work is left. Returns whether none is, and no

@@ -136,7 +136,7 @@ impl LeaseState {
         true
     }
 
-    pub fn renewed(&self) {
+    pub fn trace_renewed(&self) {
         for Claim { key, token, .. } in &self.claims {
             tracing::trace!(%key, %token, "renewed");
         }

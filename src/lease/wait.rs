@@ -22,7 +22,7 @@ use crate::{
     grant::Attempt,
     key::Key,
     lease::{
-        attempt::Try,
+        attempt::ClaimAttempt,
         claims::Granted,
         handle::subject,
         in_doubt::InDoubt,
@@ -62,7 +62,7 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
 /// the wait. `in_doubt` tells of a claim that may stand, also if the future is dropped.
 pub(crate) async fn wait_for<DB: Database>(
     shared: &Shared<DB>,
-    on: &Arc<KeyTerms<DB>>,
+    key_terms: &Arc<KeyTerms<DB>>,
     wanted: &Wanted,
     since: Instant,
     wait: Duration,
@@ -72,11 +72,11 @@ pub(crate) async fn wait_for<DB: Database>(
     let runtime = current_runtime()?;
     let _counted = Counted::waiter();
     let until = since + wait.min(LONGEST);
-    let queue = on.queues.queue(&wanted.keys, wanted.any);
+    let queue = key_terms.queues.queue(&wanted.keys, wanted.any);
     let (asking_since, last_refusal, last_error) = (Mutex::default(), Mutex::default(), Mutex::default());
     let pending = PendingAcquire {
-        lock: shared,
-        on,
+        shared,
+        key_terms,
         runtime,
         wanted,
         until,
@@ -119,8 +119,8 @@ pub(crate) async fn table_within<DB: Database>(
 
 /// The claim request of one waiting task.
 struct PendingAcquire<'a, DB: Database> {
-    lock: &'a Shared<DB>,
-    on: &'a Arc<KeyTerms<DB>>,
+    shared: &'a Shared<DB>,
+    key_terms: &'a Arc<KeyTerms<DB>>,
     runtime: Handle,
     wanted: &'a Wanted,
     until: Instant,
@@ -138,7 +138,7 @@ struct PendingAcquire<'a, DB: Database> {
 
 impl<DB: Database> PendingAcquire<'_, DB> {
     async fn granted_or_refused(&self) -> Result<Attempt<Granted<DB>>, Error> {
-        let fair = self.on.fair;
+        let fair = self.key_terms.fair;
         let mut next = self.queue.try_take();
         let mut ticket = None;
         loop {
@@ -171,11 +171,11 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     /// Sends requests until the keys are granted, or until only time can help and too little of it
     /// is left.
     async fn poll_with_permit(&self, permit: Permit, ticket: Option<Ticket<DB>>) -> Result<PollEnd<DB>, Error> {
-        let waiting = &self.lock.waiting;
+        let waiting = &self.shared.waiting;
         let subscribe = || waiting.wakeups.subscribe(&self.wanted.keys);
         // Before the first request, so that no later notification is missed. A claim on one of
         // several keys that is believed to be free needs none, because no pause follows it.
-        let any = self.wanted.any && !self.on.fair;
+        let any = self.wanted.any && !self.key_terms.fair;
         let mut subscription = (!any).then(subscribe);
         let mut listening = None;
         let mut state = RequestState::new(permit, ticket);
@@ -204,7 +204,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
             if window.is_some_and(|window| self.for_run || window > left) {
                 return Ok(PollEnd::Finished(Attempt::Refused(refusal)));
             }
-            if self.on.fair && state.ticket.is_none() {
+            if self.key_terms.fair && state.ticket.is_none() {
                 return Ok(PollEnd::NeedsTicket);
             }
             state.on_refused(seen);
@@ -279,7 +279,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
 
     /// A failure that ends the wait is no refusal, and must not be reported as one to the other
     /// waiters. Running out of time is no such failure.
-    fn failed(&self) {
+    fn forget_refusal(&self) {
         if Instant::now() < self.until {
             self.queue.set_refusal(None);
         }
@@ -291,7 +291,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
         loop {
             let outcome = self.poll_once(state).await;
             if let Some(outcome) = retry.final_or_pause(outcome).await {
-                return outcome.inspect_err(|_| self.failed());
+                return outcome.inspect_err(|_| self.forget_refusal());
             }
         }
     }
@@ -319,9 +319,16 @@ impl<DB: Database> PendingAcquire<'_, DB> {
         }
         lock(&self.asking_since).get_or_insert_with(Instant::now);
         let any = self.wanted.any.then(|| self.queue.clone());
-        let attempt = Try::new(self.lock, self.on, self.wanted, any, Some(self.until), state.unanswered.take())?;
+        let attempt = ClaimAttempt::new(
+            self.shared,
+            self.key_terms,
+            self.wanted,
+            any,
+            Some(self.until),
+            state.unanswered.take(),
+        )?;
         // A fair waiter keeps the permit: the next one is not the first in the queue.
-        if attempt.has_chosen() && !self.on.fair {
+        if attempt.has_chosen() && !self.key_terms.fair {
             self.queue.set_poll_backoff(None);
             state.permit = None;
         }
@@ -347,7 +354,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
 
     /// Draws a ticket in the database queues.
     async fn draw(&self) -> Result<Ticket<DB>, Error> {
-        let tickets = &self.lock.waiting.tickets;
+        let tickets = &self.shared.waiting.tickets;
         let mut retry = TransientRetry::new(self.until, &self.last_error);
         loop {
             let drawn = tickets.join(&self.runtime, &self.wanted.queues, self.limit()).await;
@@ -360,7 +367,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     /// Returns the position of a ticket. A ticket that is missing may only be late, where a node of
     /// a cluster lags behind.
     async fn ticket_position(&self, number: i64) -> Result<Position, Error> {
-        let tickets = &self.lock.waiting.tickets;
+        let tickets = &self.shared.waiting.tickets;
         let at =
             tickets.position(&self.wanted.queues, number, self.limit()).await.map_err(|failure| self.error(failure))?;
         if at != Position::TicketMissing {
@@ -374,12 +381,12 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     /// Returns whether a key is already free.
     async fn request_notification(&self, key: &Key) -> bool {
         let keys = if self.wanted.any { &self.wanted.keys[..] } else { std::slice::from_ref(key) };
-        self.lock.waiting.request_notification(keys, Some(self.until)).await
+        self.shared.waiting.request_notification(keys, Some(self.until)).await
     }
 
     /// Returns when one statement is given up.
     fn limit(&self) -> Instant {
-        self.until.min(Instant::now() + self.lock.settings.time_limit)
+        self.until.min(Instant::now() + self.shared.settings.time_limit)
     }
 
     /// The refusal for other waiters while this process holds the lease, for as long as this.
@@ -387,7 +394,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
         Refusal {
             key: self.wanted.keys[0].clone(),
             reason: Reason::Held,
-            by: self.on.terms.label.clone(),
+            by: self.key_terms.terms.label.clone(),
             since: None,
             until: None,
             retry_after: left,
@@ -405,7 +412,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
             return None;
         }
         let last_refusal = lock(&self.last_refusal).take();
-        let longest = REPLY.min(self.lock.settings.time_limit);
+        let longest = REPLY.min(self.shared.settings.time_limit);
         let has_no_reply = lock(&self.asking_since).is_some_and(|since| self.wanted.any || since.elapsed() >= longest);
         let only_its_own = has_no_reply || lock(&self.last_error).is_some();
         self.queue.refusal().filter(|_| !only_its_own).or(last_refusal).map(Attempt::Refused)
@@ -421,7 +428,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     }
 
     fn error(&self, failure: Failure) -> Error {
-        let limit = self.lock.settings.time_limit;
+        let limit = self.shared.settings.time_limit;
         failure.into_error(Action::Acquire, self.subject(), limit, Certainty::NothingChanged)
     }
 

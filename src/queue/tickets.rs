@@ -150,7 +150,7 @@ impl<DB: Database> Tickets<DB> {
         }
         state.tickets.insert(number);
         let heartbeat_at = state.heartbeat_at;
-        self.run(state, heartbeat_at);
+        self.ensure_task_by(state, heartbeat_at);
         Ticket { tickets: self.clone(), number, left: false }
     }
 
@@ -185,7 +185,7 @@ impl<DB: Database> Tickets<DB> {
         state.tickets.remove(&number);
         state.leaving.push(Leaving { number, since: now, _token: self.tracker.token() });
         state.leave_at = now;
-        self.run(state, now);
+        self.ensure_task_by(state, now);
     }
 
     /// Starts a task on this runtime too: the active one may be on a runtime that is not driven.
@@ -196,7 +196,7 @@ impl<DB: Database> Tickets<DB> {
     }
 
     /// Ensures that a task runs at this time.
-    fn run(self: &Arc<Self>, mut state: MutexGuard<'_, State>, due: Instant) {
+    fn ensure_task_by(self: &Arc<Self>, mut state: MutexGuard<'_, State>, due: Instant) {
         let sooner = state.duty.expect(due);
         drop(state);
         if sooner {

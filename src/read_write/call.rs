@@ -13,7 +13,7 @@ use crate::{
     grant::Attempt,
     key::Holder,
     lease::{
-        attempt::Try,
+        attempt::ClaimAttempt,
         claims::Granted,
         in_doubt::{InDoubt, Unanswered},
         lock::LeaseLock,
@@ -58,7 +58,7 @@ impl<'a, DB: Database> Call<'a, DB> {
             true => lock.shared.known_table(since + settings.time_limit).await?,
             false => table_within(&lock.shared, since, wait).await?,
         };
-        table.admits(&names.longest, &lock.on.terms.label)?;
+        table.admits(&names.longest, &lock.key_terms.terms.label)?;
         let (refusal, error, unanswered) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (name_in_doubt, reader_in_doubt) = (InDoubt::default(), InDoubt::default());
         Ok(Self { lock, names, readers, since, wait, refusal, error, unanswered, name_in_doubt, reader_in_doubt })
@@ -139,7 +139,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         ahead_of_queue: bool,
     ) -> Result<Attempt<Granted<DB>>, (Error, Option<Unanswered>)> {
         let until = (!self.is_one_attempt()).then(|| self.until());
-        let attempt = Try::new(&self.lock.shared, &self.lock.on, wanted, None, until, before);
+        let attempt = ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, wanted, None, until, before);
         let mut attempt = attempt.map_err(|error| (error, None))?.reporting_to(&self.reader_in_doubt);
         if ahead_of_queue {
             attempt = attempt.ahead_of_queue();
@@ -155,13 +155,13 @@ impl<'a, DB: Database> Call<'a, DB> {
     }
 
     /// Reads rows as they are at some moment after the call.
-    pub async fn look(&self, keys: &KeyRange) -> Result<Vec<Listed>, Error> {
-        let Shared { looks, settings, .. } = &*self.lock.shared;
-        looks.look(keys, &self.lock.on, self.limit(), settings.time_limit).await
+    pub async fn read_rows(&self, keys: &KeyRange) -> Result<Vec<Listed>, Error> {
+        let Shared { reads, settings, .. } = &*self.lock.shared;
+        reads.read(keys, &self.lock.key_terms, self.limit(), settings.time_limit).await
     }
 
     /// Judges a row as a new holder finds it.
     pub fn judge(&self, Listed { row, now, .. }: &Listed) -> Verdict {
-        judge(Some(row), *now, Holder::unique(), &self.lock.on.terms)
+        judge(Some(row), *now, Holder::unique(), &self.lock.key_terms.terms)
     }
 }

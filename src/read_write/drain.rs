@@ -8,7 +8,7 @@ use crate::{
     error::Error,
     grant::Attempt,
     key::{Claim, Key, Token},
-    lease::{attempt::Try, claims::Granted, wanted::Wanted},
+    lease::{attempt::ClaimAttempt, claims::Granted, wanted::Wanted},
     pacing::poll_backoff,
     queue::{listener::Listening, wakeups::Subscription},
     read_write::call::Call,
@@ -69,7 +69,7 @@ impl<DB: Database> Call<'_, DB> {
         let mut before: Option<Vec<(Key, Token)>> = None;
         let (mut retry, mut pauses, mut releases) = (self.retry(), poll_backoff(DB::NOTIFIES), None);
         loop {
-            let Some(rows) = retry.final_or_pause(self.look(&self.names.readers).await).await else { continue };
+            let Some(rows) = retry.final_or_pause(self.read_rows(&self.names.readers).await).await else { continue };
             let mut readers = self.readers_in(&rows?, own);
             if let Some(before) = &before {
                 readers.retain(|reader| before.iter().any(|(key, token)| *key == reader.key && *token == reader.token));
@@ -134,7 +134,8 @@ impl<DB: Database> Call<'_, DB> {
     /// transaction of the reader may be about to commit.
     async fn end_expired(&self, reader: &Reader) -> Result<Option<Refusal>, Error> {
         let wanted = Wanted::all([reader.key.clone()].into());
-        let attempt = Try::new(&self.lock.shared, &self.lock.on, &wanted, None, Some(self.limit()), None)?;
+        let attempt =
+            ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, &wanted, None, Some(self.limit()), None)?;
         match attempt.ahead_of_queue().run().await {
             Ok(Attempt::Acquired(claim)) => {
                 claim.pass_on().await;

@@ -82,7 +82,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// that waits for the name would begin, or with [`Rules::Article`], under which a reader that
     /// crashes would keep writers out until an operator acts.
     pub fn read_write(&self, name: &str) -> Result<ReadWriteLock<DB>, Error> {
-        let terms = &self.on.terms;
+        let terms = &self.key_terms.terms;
         let refused = |value: &str, rule| {
             Err(Error::InvalidSetting { setting: "a read-write lock", value: value.to_owned(), rule })
         };

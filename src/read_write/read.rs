@@ -119,7 +119,7 @@ impl<DB: Database> Call<'_, DB> {
 
     /// Looks at the name's row.
     async fn access(&self) -> Result<Access, Error> {
-        let rows = self.look(&KeyRange::one(self.names.name.clone())).await?;
+        let rows = self.read_rows(&KeyRange::one(self.names.name.clone())).await?;
         let access = rows.first().map_or(Access::Closed(None), |listed| self.access_of(listed));
         self.readers.set_closed(matches!(access, Access::Closed(Some(_))));
         Ok(access)
@@ -149,7 +149,7 @@ impl<DB: Database> Call<'_, DB> {
             }
         } else {
             let mut last = self.readers.entrance.lock().await;
-            match last.upgrade().filter(|entrance| entrance.admits(since, &self.lock.on)) {
+            match last.upgrade().filter(|entrance| entrance.admits(since, &self.lock.key_terms)) {
                 Some(entrance) => entrance,
                 None => match self.claim_name().await? {
                     Attempt::Acquired(claim) => {
@@ -166,7 +166,7 @@ impl<DB: Database> Call<'_, DB> {
     }
 
     fn entrance(&self, claim: Granted<DB>) -> Entrance<DB> {
-        Entrance { claim, on: self.lock.on.clone(), granted_at: Instant::now() }
+        Entrance { claim, key_terms: self.lock.key_terms.clone(), granted_at: Instant::now() }
     }
 
     /// The reader is in if the name was held when its own claim was granted: no writer's claim on
@@ -210,7 +210,7 @@ impl<DB: Database> Call<'_, DB> {
 
     /// Returns the numbers of the readers' keys that are held, by a lease that has not ended.
     async fn held_numbers(&self) -> Result<Vec<u32>, Error> {
-        let rows = self.look(&self.names.readers).await?;
+        let rows = self.read_rows(&self.names.readers).await?;
         let held = rows.iter().filter(|listed| matches!(self.judge(listed), Verdict::Refuse(..)));
         Ok(held.filter_map(|listed| self.names.number(&listed.key)).collect())
     }
@@ -220,7 +220,7 @@ impl<DB: Database> Call<'_, DB> {
         Refusal {
             key: self.names.readers.first.clone(),
             reason: Reason::Held,
-            by: self.lock.on.terms.label.clone(),
+            by: self.lock.key_terms.terms.label.clone(),
             since: None,
             until: None,
             retry_after: None,

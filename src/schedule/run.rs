@@ -51,7 +51,7 @@ impl<DB: Database> Clone for Job<DB> {
 
 /// How a run is ended from outside.
 #[derive(Clone)]
-pub struct Asked {
+pub struct StopTokens {
     /// No run begins any more.
     pub closed: CancellationToken,
     /// Work is stopped.
@@ -64,7 +64,7 @@ pub async fn run<DB: Database>(
     core: Arc<Core<DB>>,
     job: Job<DB>,
     claimed: (Claim, ClaimedRow, Instant),
-    asked: Asked,
+    tokens: StopTokens,
 ) -> (Ended, Option<Duration>) {
     let (claim, row, sent) = &claimed;
     let lost_since = row.lost.as_ref().map(|lost| lost.begin_time);
@@ -75,7 +75,7 @@ pub async fn run<DB: Database>(
     let start = plan::start(&job.schedule, &tick, row.now);
     let (slot, attempt) = if let Start::Move { to, .. } = start { (to, 1) } else { (slot, attempt) };
     let span = spans::tick(claim, slot, attempt);
-    let ended = run_claimed(core, job, claimed, keeper, (tick, start), asked).instrument(span.clone()).await;
+    let ended = run_claimed(core, job, claimed, keeper, (tick, start), tokens).instrument(span.clone()).await;
     if let Ended::Failed { error, .. } = &ended.0 {
         span.record("error", error.as_str());
     }
@@ -107,7 +107,7 @@ async fn run_claimed<DB: Database>(
     claimed: (Claim, ClaimedRow, Instant),
     keeper: Keeper,
     (mut tick, start): (Row, Start),
-    asked: Asked,
+    tokens: StopTokens,
 ) -> (Ended, Option<Duration>) {
     let (claim, row, _) = &claimed;
     tracing::debug!(schedule = %claim.key, token = %claim.token, ?tick, ?start, "claimed");
@@ -131,7 +131,7 @@ async fn run_claimed<DB: Database>(
     if start == Start::GiveUp {
         return end(of(claimed, None).inner(), Err(GIVEN_UP.to_owned())).await;
     }
-    let mut lease = match acquire_exclusive(&core, &job.schedule, &keeper, &asked.closed).await {
+    let mut lease = match acquire_exclusive(&core, &job.schedule, &keeper, &tokens.closed).await {
         Exclusive::Acquired(lease) => lease,
         Exclusive::Failed(error) => return end(of(claimed, None).inner(), Err(error)).await,
         Exclusive::Lost => return (Ended::Lost, None),
@@ -144,7 +144,7 @@ async fn run_claimed<DB: Database>(
     metrics::started(name.as_str(), delay.to_std().unwrap_or_default());
     let tick = of(claimed, lease.as_ref().map(|lease| lease.claim().clone()));
     let began = Instant::now();
-    let ended = work_and_end(&tick, &job.work, keeper, &mut lease, &asked.stopped).await;
+    let ended = work_and_end(&tick, &job.work, keeper, &mut lease, &tokens.stopped).await;
     metrics::ran(name.as_str(), ended.0.name(), began.elapsed());
     release(lease, &ended.0).await;
     ended

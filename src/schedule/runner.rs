@@ -15,7 +15,7 @@ use crate::{
         core::{Core, put_back},
         end::Ended,
         pacing::{MAX_CLAIMS, poll_backoff, poll_pause},
-        run::{self, Asked, Job},
+        run::{self, Job, StopTokens},
     },
     store::{Database, schedule::Times},
 };
@@ -42,8 +42,8 @@ pub struct Running {
 impl Running {
     pub(super) fn start<DB: Database>(core: Arc<Core<DB>>, jobs: HashMap<Key, Job<DB>>, known: Vec<Times>) -> Self {
         let (closed, stopped) = (CancellationToken::new(), CancellationToken::new());
-        let asked = Asked { closed: closed.clone(), stopped: stopped.clone() };
-        let runner = Runner { core, jobs, known, asked };
+        let tokens = StopTokens { closed: closed.clone(), stopped: stopped.clone() };
+        let runner = Runner { core, jobs, known, tokens };
         Self { closed, stopped, driver: Some(tokio::spawn(runner.drive())) }
     }
 
@@ -81,7 +81,7 @@ struct Runner<DB: Database> {
     core: Arc<Core<DB>>,
     jobs: HashMap<Key, Job<DB>>,
     known: Vec<Times>,
-    asked: Asked,
+    tokens: StopTokens,
 }
 
 /// Waits until then. A timer alone takes a millisecond or more, also if its time has come.
@@ -104,7 +104,7 @@ impl<DB: Database> Runner<DB> {
             let free = self.core.max_concurrent_runs.saturating_sub(u32::try_from(runs.len()).unwrap_or(u32::MAX));
             tokio::select! {
                 biased;
-                () = self.asked.closed.cancelled() => break,
+                () = self.tokens.closed.cancelled() => break,
                 Some(ended) = runs.join_next() => {
                     // A run that ended leaves room, and its schedule may be due again.
                     let due_in = if free == 0 { Some(Duration::ZERO) } else { ended.ok().and_then(|ended| ended.1) };
@@ -153,14 +153,14 @@ impl<DB: Database> Runner<DB> {
             }
         };
         let claimed = reply.claimed.len();
-        if claimed > 0 && self.asked.closed.is_cancelled() {
+        if claimed > 0 && self.tokens.closed.is_cancelled() {
             put_back(&self.core, holder, &self.known).await;
             return self.core.poll_interval;
         }
         for row in reply.claimed {
             let Some(job) = self.jobs.get(&row.name).cloned() else { continue };
             let claim = Claim { key: row.name.clone(), holder, token: row.token };
-            runs.spawn(run::run(self.core.clone(), job, (claim, row, sent), self.asked.clone()));
+            runs.spawn(run::run(self.core.clone(), job, (claim, row, sent), self.tokens.clone()));
         }
         let next_in = reply.next_in.map_or(self.core.poll_interval, |next| next.to_std().unwrap_or_default());
         if next_in.is_zero() && claimed == 0 {

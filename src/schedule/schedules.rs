@@ -218,7 +218,7 @@ impl<DB: Database> Schedules<DB> {
     /// would refuse retries and ticks, or one with [`Rules::Article`], under which a failed run
     /// would block all later ones.
     pub fn lock(mut self, lock: LeaseLock<DB>) -> Result<Self, Error> {
-        let terms = &lock.on.terms;
+        let terms = &lock.key_terms.terms;
         let (value, rule) =
             if !Arc::ptr_eq(&lock.pool().connect_options(), &self.requests.application().connect_options()) {
                 ("another pool", "it has to be built on the pool of the schedules")
@@ -294,7 +294,7 @@ impl<DB: Database> Schedules<DB> {
         core.check().await?;
         if let Some(lock) = &core.lock {
             let table = lock.shared.known_table(core.limit()).await?;
-            keys.into_iter().try_for_each(|key| table.admits(key, &lock.on.terms.label))?;
+            keys.into_iter().try_for_each(|key| table.admits(key, &lock.key_terms.terms.label))?;
         }
         Ok(core)
     }

@@ -13,7 +13,7 @@ use crate::{
     schedule::{
         core::{Core, quoted},
         end::Ended,
-        run::{self, Asked, Job},
+        run::{self, Job, StopTokens},
         schedules::Schedules,
     },
     store::{Database, fault::Fault, schedule::Times},
@@ -127,8 +127,8 @@ async fn tick<DB: Database>(
         return Ok(TickOutcome::NotDue { retry_after });
     };
     let claim = Claim { key: row.name.clone(), holder, token: row.token };
-    let asked = Asked { closed: stopped.clone(), stopped };
-    let (ended, _) = run::run(core, job, (claim, row, sent), asked).await;
+    let tokens = StopTokens { closed: stopped.clone(), stopped };
+    let (ended, _) = run::run(core, job, (claim, row, sent), tokens).await;
     Ok(match ended {
         Ended::Succeeded => TickOutcome::Succeeded,
         Ended::Failed { error, again } => TickOutcome::Failed { error, again },

@@ -39,7 +39,7 @@ impl<DB: Database> LeaseLock<DB> {
     pub fn lease(self, lease: Duration) -> Result<Self, Error> {
         let lease =
             within("a lease", lease, Duration::from_millis(100), 30 * DAY, "it has to be from 100 ms to 30 days")?;
-        let delay = self.on.lock_delay;
+        let delay = self.key_terms.lock_delay;
         Ok(self.with(|terms, _| terms.lease = lease + delay))
     }
 
@@ -71,8 +71,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// ```
     pub fn lock_delay(self, delay: Duration) -> Result<Self, Error> {
         let delay = within("a lock-delay", delay, Duration::ZERO, 30 * DAY, "it has to be at most 30 days")?;
-        let (mut terms, fair) = (self.on.terms.clone(), self.on.fair);
-        terms.lease += delay - self.on.lock_delay;
+        let (mut terms, fair) = (self.key_terms.terms.clone(), self.key_terms.fair);
+        terms.lease += delay - self.key_terms.lock_delay;
         Ok(self.on_terms(terms, fair, delay))
     }
 
@@ -127,13 +127,14 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     fn with(self, change: impl FnOnce(&mut Terms, &mut bool)) -> Self {
-        let (mut terms, mut fair, delay) = (self.on.terms.clone(), self.on.fair, self.on.lock_delay);
+        let (mut terms, mut fair, delay) =
+            (self.key_terms.terms.clone(), self.key_terms.fair, self.key_terms.lock_delay);
         change(&mut terms, &mut fair);
         self.on_terms(terms, fair, delay)
     }
 
     fn on_terms(mut self, terms: Terms, fair: bool, lock_delay: TimeDelta) -> Self {
-        self.on = self.shared.on(terms, fair, lock_delay);
+        self.key_terms = self.shared.key_terms(terms, fair, lock_delay);
         self
     }
 }
