@@ -45,6 +45,15 @@ impl Key {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// Returns the number of a key that is `prefix`, `mark` and a number from 1 to `most`; `None`
+    /// for any other key.
+    pub(crate) fn number_after(key: &str, prefix: &Self, mark: &str, most: u32) -> Option<u32> {
+        let digits = key.strip_prefix(prefix.as_str())?.strip_prefix(mark)?;
+        let number = digits.parse().ok().filter(|number| (1..=most).contains(number))?;
+        // A number has one text: not `0`, `+3` or `007`.
+        (digits == number.to_string()).then_some(number)
+    }
 }
 
 impl fmt::Display for Key {

@@ -108,10 +108,7 @@ impl<DB: Database> Semaphore<DB> {
     /// Returns the number of a permit, counted from 1, by its key; `None` for any other key. It may
     /// be above this instance's own number of permits, since other instances may have more.
     pub fn number(&self, permit: &Key) -> Option<u32> {
-        let digits = permit.as_str().strip_prefix(self.name.as_str())?.strip_prefix('#')?;
-        // The text of a number is one: not `0`, `+3` or `007`.
-        let number = digits.parse().ok().filter(|number| (1..=MAX_PERMITS).contains(number))?;
-        (digits == number.to_string()).then_some(number)
+        Key::number_after(permit.as_str(), &self.name, "#", MAX_PERMITS)
     }
 
     /// Attempts to acquire a permit once, without waiting for a holder.

@@ -17,7 +17,12 @@ use crate::{
     error::Error,
     hedge::Exchange,
     key::Claim,
-    lease::{ending::EndOutcome, releases::Release, state::LeaseState, terms::KeyTerms},
+    lease::{
+        ending::EndOutcome,
+        releases::Release,
+        state::{LeaseState, NO_RENEWAL},
+        terms::KeyTerms,
+    },
     metrics,
     pacing::Backoff,
     rules::Status,
@@ -141,7 +146,7 @@ impl<DB: Database> LeaseHandle<DB> {
         while !self.held.lost.is_cancelled() {
             let deadline = self.held.deadline();
             if timeout_at(deadline, self.held.lost.cancelled()).await.is_err() && !self.is_held() {
-                self.key_terms.renewer.report_lost(&self.held, 0, "no renewal came through before its lease ended");
+                self.key_terms.renewer.report_lost(&self.held, 0, NO_RENEWAL);
             }
         }
     }

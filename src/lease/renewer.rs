@@ -33,7 +33,7 @@ use crate::{
         changes::{ChangeReply, Changes, GroupReply},
         ending::{EndOutcome, Ending},
         left_behind::LeftBehind,
-        state::LeaseState,
+        state::{LeaseState, NO_RENEWAL, SEEN_WITHOUT},
     },
     metrics,
     pacing::{self, Backoff},
@@ -42,8 +42,6 @@ use crate::{
     sync::lock,
     task::{self, Duty, InFlight, Role, Work},
 };
-
-const SEEN_WITHOUT: &str = "its row was seen without the claim";
 
 /// Renews the leases of one lock that have the same duration and lock-delay.
 pub(crate) struct Renewer<DB: Database> {
@@ -360,7 +358,7 @@ impl<DB: Database> Work for Renewer<DB> {
     fn poll(self: &Arc<Self>, runtime: Id, role: Role, in_flight: &mut InFlight) -> Option<Instant> {
         let late = lock(&self.agenda).take_late();
         for held in late {
-            self.report_lost(&held, 0, "no renewal came through before its lease ended");
+            self.report_lost(&held, 0, NO_RENEWAL);
         }
         let mut agenda = lock(&self.agenda);
         if agenda.duty.was_replaced(runtime, role) {

@@ -1,4 +1,4 @@
-//! The state that the handles of a lease share with its renewer.
+//! The state that the values of a lease (`LeaseHandle`) share with its renewer.
 
 use std::{
     sync::{
@@ -19,6 +19,11 @@ use crate::{
     task::emit_apart,
 };
 
+/// Why a lease is lost: its local deadline has passed.
+pub(crate) const NO_RENEWAL: &str = "no renewal came through before its lease ended";
+/// Why a lease is lost: a reply shows that the row has another claim, or none.
+pub(crate) const SEEN_WITHOUT: &str = "its row was seen without the claim";
+
 /// The claims of one lease, which are held and lost together.
 pub(crate) struct LeaseState {
     /// In key order; never empty.
@@ -30,7 +35,7 @@ pub(crate) struct LeaseState {
     deadline: Mutex<Instant>,
     /// When the lease in the row ends at the latest, whether or not a renewal got a reply.
     row_ends: Mutex<Instant>,
-    /// The number of handles. The last one ends the lease.
+    /// The number of `LeaseHandle`s. The last one ends the lease.
     handles: AtomicUsize,
     /// The index of the claim that was found to be lost.
     lost_at: AtomicUsize,

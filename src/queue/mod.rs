@@ -38,7 +38,8 @@ impl<DB: Database> Waiting<DB> {
     }
 
     /// Marks the rows of these keys, so that their releases are notified. Returns whether one of
-    /// the keys is already free. A failure is none for the caller, who polls in any case.
+    /// the keys is already free. Failures are ignored, because the caller polls in any
+    /// case.
     pub async fn request_notification(&self, keys: &[Key], until: Option<Instant>) -> bool {
         let limit = Instant::now() + NOTIFICATION_TIMEOUT;
         let limit = until.map_or(limit, |until| limit.min(until));

@@ -31,9 +31,7 @@ impl Names {
 
     /// Returns the number of a reader's key, or `None` for any other key.
     pub fn number(&self, key: &str) -> Option<u32> {
-        let digits = key.strip_prefix(self.name.as_str())?.strip_prefix("#r")?;
-        let number = digits.parse().ok().filter(|number| (1..=MAX_READERS).contains(number))?;
-        (number.to_string() == digits).then_some(number)
+        Key::number_after(key, &self.name, "#r", MAX_READERS)
     }
 }
 

@@ -12,14 +12,12 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use crate::{
     hedge::{Answer, Request},
     key::Claim,
+    lease::state::{NO_RENEWAL, SEEN_WITHOUT},
     pacing,
     schedule::core::Core,
     store::{Database, Outcome, Reply, failure::Failure},
     task::emit_apart,
 };
-
-const NO_RENEWAL: &str = "no renewal came through before its lease ended";
-const SEEN_WITHOUT: &str = "its row was seen without the claim";
 
 /// The lease of a run. Dropping it ends the renewals.
 pub struct Keeper {

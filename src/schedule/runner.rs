@@ -84,7 +84,8 @@ struct Runner<DB: Database> {
     tokens: StopTokens,
 }
 
-/// Waits until then. A timer alone takes a millisecond or more, also if its time has come.
+/// Waits until `at`. A timer takes at least a millisecond, so a time that has passed is not waited
+/// for.
 async fn until(at: Instant) {
     if at > Instant::now() {
         sleep_until(at).await;
@@ -128,7 +129,8 @@ impl<DB: Database> Runner<DB> {
         Instant::now() + pause.mul_f64(0.75 + fastrand::f64() / 4.0)
     }
 
-    /// Puts back times of this instance that are gone, or that an instance replaced which is gone.
+    /// Registers the times of this instance again where the row is missing, or where an instance
+    /// that has died replaced them.
     async fn register_again(&self) {
         let schedules = self.jobs.values().map(|job| &*job.schedule);
         if let Err(error) = self.core.register(schedules, Some(self.core.lease)).await {

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use crate::{
     bank::{accounts, locks},
-    both::{commits_no_stale_claim, loses_no_update},
+    both_strategies::{commits_no_stale_claim, loses_no_update},
 };
 
 harness::tests!(

@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::apart::still;
+use crate::failures_apart::still;
 
 /// A pooler in transaction mode before the server.
 const POOLER: Need =

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    apart::still,
+    failures_apart::still,
     isolation::pool_of_at,
     ticks::{Never, SHORT, due, idle, info, instance, told},
 };

@@ -122,7 +122,7 @@ impl Group {
         Self { need: Some(need), ..self }
     }
 
-    /// No other test runs on the server beside one of these, and none that is not alone anywhere.
+    /// These tests run one at a time on each server, after all tests that are not alone.
     #[must_use]
     pub fn alone(self) -> Self {
         Self { alone: true, ..self }
