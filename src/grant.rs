@@ -141,18 +141,19 @@ impl<DB: Database> Grant<DB> {
         self.lease.as_ref()
     }
 
-    /// As [`Lease::taken_over_from`].
+    /// Returns the claim that this one took over, as [`Lease::taken_over_from`] does; `None` for a
+    /// version.
     pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
         self.lease()?.taken_over_from()
     }
 
-    /// As [`Lease::is_held`]. Only [`ResourceLock::confirm`](crate::ResourceLock::confirm) detects
-    /// the loss of a version.
+    /// Returns whether the lease is held, as [`Lease::is_held`] does; `true` for a version, whose
+    /// loss only [`ResourceLock::confirm`](crate::ResourceLock::confirm) detects.
     pub fn is_held(&self) -> bool {
         self.lease().is_none_or(Lease::is_held)
     }
 
-    /// As [`Lease::lost`]; for a version it never completes.
+    /// Completes when the lease is lost, as [`Lease::lost`] does; for a version it never completes.
     ///
     /// # Cancel safety
     /// No state is lost if the future is dropped.
@@ -163,12 +164,13 @@ impl<DB: Database> Grant<DB> {
         }
     }
 
-    /// As [`Lease::cancellation_token`]; for a version the token is never cancelled.
+    /// Returns a token that is cancelled when the lease is over, as [`Lease::cancellation_token`]
+    /// does; for a version it is never cancelled.
     pub fn cancellation_token(&self) -> CancellationToken {
         self.lease().map(Lease::cancellation_token).unwrap_or_default()
     }
 
-    /// As [`Lease::reenter`]; for a version it returns the same claim again.
+    /// Returns another grant of the same claim, as [`Lease::reenter`] does for a lease.
     ///
     /// # Errors
     /// [`Error::Lost`] if a lease is lost.

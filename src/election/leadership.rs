@@ -16,6 +16,19 @@ use crate::{
 ///
 /// Dropping it abandons the lease, and another instance takes over after the
 /// [`lock_delay`](crate::LeaseLock::lock_delay).
+///
+/// ```
+/// # async fn follow() {}
+/// # async fn example<DB: rowlock::Database>(lock: rowlock::LeaseLock<DB>) -> Result<(), rowlock::Error> {
+/// let election = lock.election("indexer")?;
+/// let leadership = election.campaign().await?; // waits for this instance's turn
+/// tokio::select! {
+///     () = follow() => {}
+///     () = leadership.lost() => println!("term {} is over", leadership.term()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Leadership<DB: Database> {
     lease: Lease<DB>,

@@ -29,6 +29,19 @@ const REGISTER_AT_LEAST_EVERY: Duration = Duration::from_secs(60);
 ///
 /// If it is dropped, it claims nothing more, and its runs are stopped and handed back in the
 /// background.
+///
+/// ```
+/// # async fn example<DB: rowlock::Database>(jobs: rowlock::Schedules<DB>) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+///
+/// let running = jobs.start().await?;
+/// tokio::signal::ctrl_c().await?;
+/// if !running.shutdown(Duration::from_secs(20)).await {
+///     println!("a run was stopped");
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "dropping it stops the schedules"]
 #[derive(Debug)]
 pub struct Running {

@@ -21,6 +21,19 @@ const NEVER: DateTime<Utc> = match DateTime::from_timestamp(253_370_764_800, 0) 
 
 /// What happens with ticks that nothing ran at their time: all instances were down, the schedule
 /// was paused, or a run took longer than the period.
+///
+/// ```
+/// # fn example() -> Result<(), rowlock::Error> {
+/// use rowlock::{CatchUp, Schedule};
+/// use std::time::Duration;
+///
+/// // A tick that is more than an hour late is passed over.
+/// let backup = Schedule::cron("backup", "0 3 * * *")?.catch_up(CatchUp::Skip)?.grace(Duration::from_secs(3600))?;
+/// // Each day is billed by a run of its own, up to the last 31 of them.
+/// let billing = Schedule::cron("billing", "0 1 * * *")?.catch_up(CatchUp::All(31))?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CatchUp {
@@ -36,6 +49,18 @@ pub enum CatchUp {
 }
 
 /// How often, and after which pauses, a tick whose run failed is run again.
+///
+/// ```
+/// # fn example() -> Result<(), rowlock::Error> {
+/// use rowlock::{Retries, Schedule};
+/// use std::time::Duration;
+///
+/// // Four attempts at most, the last three after 10, 20 and 40 seconds.
+/// let retries = Retries::times(3).backoff(Duration::from_secs(10), Duration::from_secs(60))?;
+/// let import = Schedule::every("import", Duration::from_secs(600))?.retry(retries)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retries {
     pub(super) times: u32,

@@ -36,6 +36,18 @@ use crate::{
 };
 
 /// A tick of a schedule, as one run of it sees it. It is cheap to clone.
+///
+/// ```
+/// # async fn ready() -> bool { true }
+/// # async fn example<DB: rowlock::Database>(tick: rowlock::Tick<DB>) {
+/// if let Some(lost) = tick.taken_over_from() {
+///     println!("the run of {} may be half done", lost.label);
+/// }
+/// let stop = tick.cancellation_token();
+/// while !stop.is_cancelled() && !ready().await {}
+/// println!("{} of {}, token {}", tick.name(), tick.slot(), tick.token());
+/// # }
+/// ```
 pub struct Tick<DB: Database>(Arc<Inner<DB>>);
 
 pub(super) struct Inner<DB: Database> {

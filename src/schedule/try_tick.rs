@@ -20,6 +20,20 @@ use crate::{
 };
 
 /// How [`Schedules::try_tick`] ended.
+///
+/// ```
+/// # async fn example<DB: rowlock::Database>(jobs: rowlock::Schedules<DB>) -> Result<(), rowlock::Error> {
+/// use rowlock::TickOutcome;
+///
+/// match jobs.try_tick("report").await? {
+///     TickOutcome::Succeeded => println!("done"),
+///     TickOutcome::Failed { error, again } => println!("failed ({error}), to be run again: {again}"),
+///     TickOutcome::NotDue { retry_after } => println!("not due, or run elsewhere; ask again in {retry_after:?}"),
+///     other => println!("{other:?}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TickOutcome {
