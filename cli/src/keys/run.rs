@@ -8,7 +8,7 @@ use std::{
 };
 
 use rowlock::{Claim, Database, Error, Key, Lease, LeaseLock, ResourceLock, Status};
-use rustix::process::{Pid, Signal};
+use rustix::process::Pid;
 use serde_json::Value;
 
 use crate::{
@@ -19,8 +19,7 @@ use crate::{
     process::{
         find::find,
         signals::StopSignals,
-        status::code,
-        work::{Work, expired},
+        work::{End, Limits, Work},
     },
 };
 
@@ -151,8 +150,8 @@ pub struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Waits for the command's end, a signal, the end of its time, or the loss of the lease.
-    /// Returns the exit code and the outcome.
+    /// Waits until the command has ended or was stopped, and ends its claim accordingly. Returns
+    /// the exit code and the outcome.
     pub async fn supervise<DB: Database, K>(
         &self,
         lock: &LeaseLock<DB>,
@@ -160,64 +159,33 @@ impl Job<'_> {
         mut work: Work,
         stop: &mut StopSignals,
     ) -> Result<(u8, Outcome), Failure> {
-        let (key, on_terminal) = (self.key, work.is_on_terminal());
-        let status = tokio::select! {
-            biased;
-            status = work.exited() => status?,
-            signal = stop.for_command(on_terminal, self.grace) => {
-                // The lease is still renewed while the command stops.
-                work.forward(signal);
-                let status = work.stopped(key, stop, self.grace).await?;
-                self.abandon(lock, lease, stop).await;
-                return Ok((code(status), Outcome::Stopped));
+        let limits = Limits { grace: self.grace, timeout: self.timeout, too_long };
+        Ok(match work.until_end(self.key, stop, limits, lease.lost()).await? {
+            End::Exited(exit::OK) => {
+                self.record(lease, Status::Succeeded, stop).await?;
+                (exit::OK, Outcome::Succeeded)
             }
-            limit = expired(self.timeout) => {
-                work.forward(Signal::TERM);
-                out::print_error(format_args!("{key}: not ended within {limit:?}, its --timeout: stopping the command"));
-                work.stopped(key, stop, self.grace).await?;
+            End::Exited(code) => {
                 self.record(lease, Status::Failed, stop).await?;
-                return Ok((exit::TOO_LONG, Outcome::TooLong));
+                (code, Outcome::Failed)
             }
-            () = lease.lost() => return self.lost(lease, work, stop).await,
-        };
-        let code = code(status);
-        if let Some(failure) = work.failure() {
-            return Err(self.put_back(lock, lease, stop, failure).await);
-        }
-        let is_stopped = code != exit::OK && stop.has_stopped_the_command(self.grace).await;
-        tokio::select! {
-            biased;
-            () = work.leaves_nothing(key, stop, self.grace) => {}
-            () = lease.lost() => return self.lost(lease, work, stop).await,
-        }
-        if is_stopped {
-            self.abandon(lock, lease, stop).await;
-            return Ok((code, Outcome::Stopped));
-        }
-        let (status, outcome) = match code {
-            exit::OK => (Status::Succeeded, Outcome::Succeeded),
-            _ => (Status::Failed, Outcome::Failed),
-        };
-        self.record(lease, status, stop).await?;
-        Ok((code, outcome))
-    }
-
-    /// Stops the command of a claim that was lost.
-    async fn lost<DB: Database, K>(
-        &self,
-        lease: Lease<DB, K>,
-        mut work: Work,
-        stop: &mut StopSignals,
-    ) -> Result<(u8, Outcome), Failure> {
-        // The signal is sent before the message, which may wait a moment for its reader.
-        work.forward(Signal::TERM);
-        out::print_error(format_args!("{}: lost; stopping the command", self.key));
-        work.stopped(self.key, stop, self.grace).await?;
-        if !self.lock_delay.is_zero() {
-            // The command has stopped, so that nothing is left to wait for.
-            let _ = stop.within(self.grace, lease.abandon()).await;
-        }
-        Ok((exit::LOST, Outcome::Lost))
+            End::NotStarted(failure) => return Err(self.put_back(lock, lease, stop, failure).await),
+            End::Stopped(code) => {
+                self.abandon(lock, lease, stop).await;
+                (code, Outcome::Stopped)
+            }
+            End::TooLong(_) => {
+                self.record(lease, Status::Failed, stop).await?;
+                (exit::TOO_LONG, Outcome::TooLong)
+            }
+            End::Lost => {
+                if !self.lock_delay.is_zero() {
+                    // The command has stopped, so that nothing is left to wait for.
+                    let _ = stop.within(self.grace, lease.abandon()).await;
+                }
+                (exit::LOST, Outcome::Lost)
+            }
+        })
     }
 
     /// Records how the command has ended. A claim that was lost is an error; whatever else goes
@@ -276,6 +244,10 @@ impl Job<'_> {
 async fn abandoned<DB: Database, K>(lock: &LeaseLock<DB>, lease: Lease<DB, K>) {
     drop(lease.abandon().await); // an outcome that is unknown ends with the lease
     lock.shutdown(Duration::MAX).await;
+}
+
+fn too_long(limit: Duration) -> String {
+    format!("not ended within {limit:?}, its --timeout: stopping the command")
 }
 
 fn not_recorded(key: &str, why: impl fmt::Display) {

@@ -2,9 +2,11 @@
 
 use std::{
     ffi::OsString,
+    fmt,
     io::{PipeReader, PipeWriter, Read as _},
     os::fd::AsRawFd as _,
     path::PathBuf,
+    pin::pin,
     process::ExitStatus,
     time::Duration,
 };
@@ -24,7 +26,7 @@ use crate::{
         descendants::{self, Process},
         find::this_program,
         signals::{SOON, StopSignals, listen, received},
-        status::wait_failed,
+        status::{code, wait_failed},
     },
 };
 
@@ -67,6 +69,29 @@ impl Target {
         // may be missing from the tree.
         any_left() || any_left()
     }
+}
+
+/// How long a command may run, and how long it may take to stop.
+#[derive(Clone, Copy)]
+pub struct Limits {
+    pub grace: Duration,
+    pub timeout: Option<Duration>,
+    /// Returns what is said of a command that runs for longer than its timeout.
+    pub too_long: fn(Duration) -> String,
+}
+
+/// How a command ended. Nothing that it has started is left.
+pub enum End {
+    /// It ended by itself, with this exit code.
+    Exited(u8),
+    /// It could not be started.
+    NotStarted(Failure),
+    /// A signal asked it to stop, and it ended with this exit code.
+    Stopped(u8),
+    /// It ran for longer than this timeout, and was stopped.
+    TooLong(Duration),
+    /// Its claim was lost, and it was stopped.
+    Lost,
 }
 
 pub struct Work {
@@ -115,6 +140,62 @@ impl Work {
         Ok(Self { child, target, report, _tasks: tasks })
     }
 
+    /// Waits for the command's end, a signal, the end of its time, or the loss of its claim, and
+    /// stops the command unless it has ended. The claim is still renewed while the command stops.
+    pub async fn until_end(
+        &mut self,
+        key: &str,
+        stop: &mut StopSignals,
+        limits: Limits,
+        lost: impl Future<Output = ()>,
+    ) -> Result<End, Failure> {
+        let (on_terminal, grace, mut lost) = (self.is_on_terminal(), limits.grace, pin!(lost));
+        let status = tokio::select! {
+            // A command that has ended is recorded as it ended, whatever comes at the same moment.
+            biased;
+            status = self.exited() => status?,
+            signal = stop.for_command(on_terminal, grace) => {
+                self.forward(signal);
+                return Ok(End::Stopped(code(self.stopped(key, stop, grace).await?)));
+            }
+            limit = expired(limits.timeout) => {
+                self.stop_because((limits.too_long)(limit), key, stop, grace).await?;
+                return Ok(End::TooLong(limit));
+            }
+            () = &mut lost => return self.stop_lost(key, stop, grace).await,
+        };
+        if let Some(failure) = self.failure() {
+            return Ok(End::NotStarted(failure));
+        }
+        let code = code(status);
+        let is_stopped = code != exit::OK && stop.has_stopped_the_command(grace).await;
+        tokio::select! {
+            biased;
+            () = self.leaves_nothing(key, stop, grace) => {}
+            () = &mut lost => return self.stop_lost(key, stop, grace).await,
+        }
+        Ok(if is_stopped { End::Stopped(code) } else { End::Exited(code) })
+    }
+
+    async fn stop_lost(&mut self, key: &str, stop: &mut StopSignals, grace: Duration) -> Result<End, Failure> {
+        self.stop_because("lost; stopping the command", key, stop, grace).await?;
+        Ok(End::Lost)
+    }
+
+    /// Stops the command, and says why.
+    async fn stop_because(
+        &mut self,
+        why: impl fmt::Display,
+        key: &str,
+        stop: &mut StopSignals,
+        grace: Duration,
+    ) -> Result<(), Failure> {
+        // The signal is sent before the message, which may wait a moment for its reader.
+        self.forward(Signal::TERM);
+        told(key, format_args!("{why}"));
+        self.stopped(key, stop, grace).await.map(drop)
+    }
+
     /// Waits for the command itself.
     pub async fn exited(&mut self) -> Result<ExitStatus, Failure> {
         self.child.wait().await.map_err(wait_failed)
@@ -160,7 +241,7 @@ impl Work {
     }
 
     /// Returns whether the keys of a terminal reach the command by themselves.
-    pub fn is_on_terminal(&self) -> bool {
+    fn is_on_terminal(&self) -> bool {
         !self.target.own_group
     }
 
@@ -256,7 +337,7 @@ async fn continue_when_orphaned(front: Process, group: Pid) {
 }
 
 /// Says what happened to a command. The key is empty if each line of the program has it already.
-fn told(key: &str, what: std::fmt::Arguments<'_>) {
+fn told(key: &str, what: fmt::Arguments<'_>) {
     let colon = if key.is_empty() { "" } else { ": " };
     out::print_error(format_args!("{key}{colon}{what}"));
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rowlock::{Database, Error, Schedules, Tick, TickOutcome};
-use rustix::process::{Pid, Signal};
+use rustix::process::Pid;
 use sqlx::Pool;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -22,8 +22,7 @@ use crate::{
     process::{
         find::find,
         signals::{StopSignals, number},
-        status::code,
-        work::{Work, expired},
+        work::{End, Limits, Work},
     },
     schedule::{environment, show},
 };
@@ -194,49 +193,24 @@ impl Started<'_> {
             Ok(work) => work,
             Err(failure) => return Err(failed(reply, attempt, stop, run, failure).await),
         };
-        let on_terminal = work.is_on_terminal();
-        let status = tokio::select! {
-            biased;
-            status = work.exited() => status?,
-            signal = stop.for_command(on_terminal, run.grace) => {
-                work.forward(signal);
-                return Ok(Ran::Stopped(code(work.stopped(name, stop, run.grace).await?)));
-            }
-            limit = expired(run.timeout) => {
-                work.forward(Signal::TERM);
-                let why = format!("stopped after its timeout of {limit:?}");
-                out::print_error(format_args!("{name}: {why}"));
-                work.stopped(name, stop, run.grace).await?;
-                record(reply, Err(why), attempt, stop, run).await?;
-                return Ok(Ran::Recorded(exit::TOO_LONG));
-            }
-            () = lost.cancelled() => return stopped_since_lost(name, work, stop, run).await,
+        let limits = Limits { grace: run.grace, timeout: run.timeout, too_long };
+        let (result, code) = match work.until_end(name, stop, limits, lost.cancelled()).await? {
+            End::Exited(exit::OK) => (Ok(()), exit::OK),
+            End::Exited(code) => (Err(format!("exit code {code}")), code),
+            End::TooLong(limit) => (Err(too_long(limit)), exit::TOO_LONG),
+            End::NotStarted(failure) => return Err(failed(reply, attempt, stop, run, failure).await),
+            End::Stopped(code) => return Ok(Ran::Stopped(code)),
+            // Its end is not recorded: another instance may have the run by now.
+            End::Lost => return Ok(Ran::Stopped(exit::LOST)),
         };
-        let code = code(status);
-        if let Some(failure) = work.failure() {
-            return Err(failed(reply, attempt, stop, run, failure).await);
-        }
-        let is_stopped = code != exit::OK && stop.has_stopped_the_command(run.grace).await;
-        tokio::select! {
-            biased;
-            () = work.leaves_nothing(name, stop, run.grace) => {}
-            () = lost.cancelled() => return stopped_since_lost(name, work, stop, run).await,
-        }
-        if is_stopped {
-            return Ok(Ran::Stopped(code));
-        }
-        let result = if code == exit::OK { Ok(()) } else { Err(format!("exit code {code}")) };
         record(reply, result, attempt, stop, run).await?;
         Ok(Ran::Recorded(code))
     }
 }
 
-/// Stops the command of a run that was lost.
-async fn stopped_since_lost(name: &str, mut work: Work, stop: &mut StopSignals, run: &Run) -> Result<Ran, Failure> {
-    work.forward(Signal::TERM);
-    out::print_error(format_args!("{name}: lost; stopping the command"));
-    work.stopped(name, stop, run.grace).await?;
-    Ok(Ran::Stopped(exit::LOST))
+/// Says that a command took too long, in the message and in the history.
+fn too_long(limit: Duration) -> String {
+    format!("stopped after its timeout of {limit:?}")
 }
 
 /// Records that the command did not begin.
