@@ -8,7 +8,7 @@ use sqlx::Pool;
 use crate::{
     database::said,
     doctor::{
-        Finding,
+        finding::Finding,
         servers::{Notifications, Server},
     },
     exit::Failure,
@@ -319,7 +319,7 @@ fn journal(mode: &str) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::Mark;
+    use crate::doctor::finding::Mark;
 
     #[test]
     fn clocks_may_differ_a_little() {

@@ -1,13 +1,15 @@
 //! `rowlock doctor`: examines the database, and says what to do about each problem.
 //!
-//! `servers.rs` asks a database about itself, and `checks.rs` judges the answers.
+//! `servers.rs` asks a database about itself. `checks.rs` judges the answers, each as a `Finding`
+//! of `finding.rs`.
 
 mod checks;
+mod finding;
 mod servers;
 
 use std::time::Duration;
 
-use anstyle::{AnsiColor, Style};
+use anstyle::Style;
 use rowlock::LeaseLock;
 use serde_json::{Value, json};
 
@@ -18,59 +20,8 @@ use crate::{
     format::aligned,
     out::{self, printable},
 };
+use finding::{Finding, Mark};
 use servers::Server;
-
-/// What a check says about the database.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mark {
-    Good,
-    /// Worth knowing, and no reason to act.
-    Note,
-    Problem,
-}
-
-impl Mark {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Good => "ok",
-            Self::Note => "note",
-            Self::Problem => "problem",
-        }
-    }
-
-    fn style(self) -> Style {
-        let colour = match self {
-            Self::Good => AnsiColor::Green,
-            Self::Note => AnsiColor::Yellow,
-            Self::Problem => AnsiColor::Red,
-        };
-        Style::new().fg_color(Some(colour.into()))
-    }
-}
-
-/// The result of one check.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Finding {
-    check: &'static str,
-    mark: Mark,
-    found: String,
-    /// What to do.
-    advice: Option<String>,
-}
-
-impl Finding {
-    fn good(check: &'static str, found: impl Into<String>) -> Self {
-        Self { check, mark: Mark::Good, found: found.into(), advice: None }
-    }
-
-    fn note(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { check, mark: Mark::Note, found: found.into(), advice: Some(advice.into()) }
-    }
-
-    fn problem(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { mark: Mark::Problem, ..Self::note(check, found, advice) }
-    }
-}
 
 pub async fn examine(kind: Kind, url: &str, timeout: Duration, doctor: &Doctor) -> Result<u8, Failure> {
     let (findings, code) = match kind {

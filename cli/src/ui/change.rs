@@ -3,12 +3,11 @@
 use std::{future::Future, pin::Pin};
 
 use chrono::{DateTime, Utc};
-use rowlock::{Database, ForcedRelease, LockInfo, Schedules, Status};
+use rowlock::{Database, ForcedRelease, LeaseLock, LockInfo, Schedules, Status};
 
 use crate::{
     exit::{Failure, REFUSED},
     keys::rows::claim,
-    ui::Lock,
 };
 
 /// What an operator asks for, of a key or a job.
@@ -34,14 +33,14 @@ pub struct Change {
 pub type Changer = Box<dyn Fn(Change) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync>;
 
 /// Returns what makes changes on a database.
-pub fn on<DB: Database>(lock: Lock<DB>, schedules: Schedules<DB>) -> Changer {
+pub fn on<DB: Database>(lock: LeaseLock<DB>, schedules: Schedules<DB>) -> Changer {
     Box::new(move |change| {
         let (lock, schedules) = (lock.clone(), schedules.clone());
         Box::pin(async move { make(&lock, &schedules, &change).await })
     })
 }
 
-async fn make<DB: Database>(lock: &Lock<DB>, schedules: &Schedules<DB>, change: &Change) -> Result<(), Failure> {
+async fn make<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>, change: &Change) -> Result<(), Failure> {
     let name = change.name.as_str();
     match change.verb {
         Verb::Pause => Ok(schedules.pause(name).await?),
@@ -52,7 +51,7 @@ async fn make<DB: Database>(lock: &Lock<DB>, schedules: &Schedules<DB>, change: 
 }
 
 /// Releases the key, if its row is still the one that the page showed.
-async fn release<DB: Database>(lock: &Lock<DB>, change: &Change) -> Result<(), Failure> {
+async fn release<DB: Database>(lock: &LeaseLock<DB>, change: &Change) -> Result<(), Failure> {
     let now = match lock.inspect(&change.name).await? {
         Some(row) if seen(&row) == change.seen => match lock.force_release_if_unchanged(&row, change.status).await? {
             ForcedRelease::Released(_) => return Ok(()),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rowlock::{Database, Error, ListOptions, Schedules};
+use rowlock::{Database, Error, LeaseLock, ListOptions, Schedules};
 use tokio::{
     sync::{Notify, watch},
     time::sleep,
@@ -15,10 +15,7 @@ use tokio::{
 
 use crate::{
     exit::Failure,
-    ui::{
-        Lock,
-        snapshot::{EACH, MAX_RUNS, Part, Runs, Snapshot, Unread, WEEK},
-    },
+    ui::snapshot::{EACH, MAX_RUNS, Part, Runs, Snapshot, Unread, WEEK},
 };
 
 /// What is known of the database.
@@ -60,7 +57,7 @@ pub struct Looks {
 
 impl Looks {
     /// Starts the task that looks.
-    pub fn start<DB: Database>(lock: Lock<DB>, schedules: Schedules<DB>) -> Self {
+    pub fn start<DB: Database>(lock: LeaseLock<DB>, schedules: Schedules<DB>) -> Self {
         let nothing =
             View { number: 0, began: Instant::now(), fresh_for: Duration::ZERO, snapshot: None, problem: None };
         let (sender, view) = watch::channel(nothing);
@@ -145,7 +142,7 @@ fn pause(statements: u32, took: Duration) -> Duration {
 
 /// Reads the database.
 struct Reader<DB: Database> {
-    lock: Lock<DB>,
+    lock: LeaseLock<DB>,
     schedules: Schedules<DB>,
     runs: Arc<Runs>,
     /// Whether the runs were read completely, so that the latest ones are enough.

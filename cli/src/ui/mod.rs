@@ -31,7 +31,7 @@ use axum::{
     middleware::{from_fn, from_fn_with_state},
     routing::get,
 };
-use rowlock::{Database, LeaseLock, Schedules};
+use rowlock::{Database, Schedules};
 use tokio::net::TcpListener;
 
 use crate::{
@@ -87,6 +87,3 @@ fn router(app: Arc<App>, guard: Arc<Guard>) -> Router {
         .layer(from_fn_with_state(guard, guard::admit))
         .layer(from_fn(guard::harden))
 }
-
-/// The lock that reads and changes the rows.
-type Lock<DB> = LeaseLock<DB>;
