@@ -61,6 +61,11 @@ impl Failure {
         self.text.is_empty()
     }
 
+    /// Says that no schedule has this name.
+    pub fn no_schedule(name: &str) -> Self {
+        Self::new(REFUSED, format_args!("there is no schedule {name:?}: `rowlock schedules` lists them"))
+    }
+
     pub fn io(path: &Path, error: &std::io::Error) -> Self {
         Self::new(IO, format_args!("{}: {error}", path.display()))
     }
@@ -87,10 +92,7 @@ impl From<Error> for Failure {
                 return Self::new(UNFIT, text);
             }
             Error::UnknownSchedule { name, .. } => {
-                return Self::new(
-                    REFUSED,
-                    format_args!("there is no schedule {:?}: `rowlock schedules` lists them", name.as_str()),
-                );
+                return Self::no_schedule(name.as_str());
             }
             Error::InvalidSchedule { .. } => return Self::new(USAGE, &error),
             Error::TableUnfit { .. }

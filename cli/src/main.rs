@@ -29,7 +29,7 @@ use args::{Action, Arguments, TableAction, source::SourceArguments};
 use database::{Kind, Opened, Source};
 use exit::Failure;
 use keys::{claims, hold, lead, list, show};
-use process::{front, stub};
+use process::{front, parent, stub};
 
 /// How long the end of the program waits for threads that are blocked, such as by a reader of
 /// stdout that does not read.
@@ -121,7 +121,7 @@ fn chosen(source: &SourceArguments) -> Result<Source, Failure> {
 /// `front`: the process that stands before this one on a terminal.
 async fn on_tables(source: &SourceArguments, action: TableAction, front: Option<Pid>) -> Result<u8, Failure> {
     if let Some(front) = front {
-        stub::die_with(front.as_raw_nonzero().get())?;
+        parent::die_with(front.as_raw_nonzero().get())?;
         out::never_stop();
     }
     let Source { kind, url, own_file, timeout } = chosen(source)?;

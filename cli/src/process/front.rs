@@ -7,16 +7,16 @@
 
 use std::fs::File;
 
-use rustix::process::{Pid, kill_process};
+use rustix::process::kill_process;
 use tokio::{process::Command, signal::unix::SignalKind};
 
 use crate::{
     exit::{Failure, NOT_EXECUTABLE},
     process::{
+        child::{self, code, wait_failed},
         descendants,
         find::this_program,
         signals::{StopSignals, listen, received},
-        status::{code, wait_failed},
     },
 };
 
@@ -37,7 +37,7 @@ pub async fn run_in_front() -> Result<u8, Failure> {
     let mut command = Command::new(this_program()?);
     command.arg0("rowlock").arg(format!("--behind={}", std::process::id())).args(std::env::args_os().skip(1));
     let mut behind = command.process_group(0).kill_on_drop(true).spawn().map_err(cannot)?;
-    let pid = behind.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    let pid = child::pid(&behind);
     loop {
         tokio::select! {
             status = behind.wait() => return status.map(code).map_err(wait_failed),

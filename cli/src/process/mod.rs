@@ -1,9 +1,10 @@
 //! The process of a command, and this program's own.
 
+pub mod child;
 pub mod descendants;
 pub mod find;
 pub mod front;
+pub mod parent;
 pub mod signals;
-pub mod status;
 pub mod stub;
 pub mod work;

@@ -5,7 +5,7 @@ use std::{fs::File, io::Write as _, os::unix::process::CommandExt as _, process:
 use crate::{
     args::claims::Stub,
     exit::{self, Failure},
-    process::descendants,
+    process::{descendants, parent::die_with},
 };
 
 /// Becomes the command. On Linux, the process is killed when its parent ends, for whatever reason.
@@ -22,26 +22,4 @@ pub fn become_command(stub: Stub) -> Failure {
     let report = format!("/proc/{}/fd/{}", stub.parent, stub.report);
     let report = || File::options().write(true).open(report).and_then(|mut report| write!(report, "{failure}"));
     if descendants::proc_is_ours() && report().is_ok() { Failure::new(exit::NOT_EXECUTABLE, "") } else { failure }
-}
-
-/// On Linux, has this process killed when its parent ends, for whatever reason.
-pub fn die_with(parent: i32) -> Result<(), Failure> {
-    #[cfg(target_os = "linux")]
-    {
-        use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-        set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| {
-            Failure::new(
-                exit::NOT_EXECUTABLE,
-                format_args!("the program could not tie the command to its parent: {error}"),
-            )
-        })?;
-        // The parent may have ended before the call.
-        if getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent) {
-            return Err(Failure::new(
-                exit::LOST,
-                "the command was not started: the rowlock process that started it has ended",
-            ));
-        }
-    }
-    Ok(())
 }

@@ -23,10 +23,10 @@ use crate::{
     exit::{self, Failure},
     out,
     process::{
+        child::{self, code, wait_failed},
         descendants::{self, Process},
         find::this_program,
         signals::{SOON, StopSignals, listen, received},
-        status::{code, wait_failed},
     },
 };
 
@@ -130,8 +130,7 @@ impl Work {
         let group = front.map(|front| getpgid(Some(front))).transpose().map_err(|error| cannot(error.into()))?;
         command.process_group(group.map_or(0, |group| group.as_raw_nonzero().get()));
         let child = command.spawn().map_err(cannot)?;
-        let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        let target = Target { pid, own_group: front.is_none() };
+        let target = Target { pid: child::pid(&child), own_group: front.is_none() };
         let mut tasks = JoinSet::new();
         tasks.spawn(handle_signals(target)?);
         if let Some((front, group)) = front.and_then(Process::read).zip(group) {

@@ -22,7 +22,12 @@ use tokio::{
 
 use crate::{
     out,
-    process::{descendants, find::this_program, status::code, work::expired},
+    process::{
+        child::{self, code, wait_failed},
+        descendants,
+        find::this_program,
+        work::expired,
+    },
     schedule::{environment, file::Job, supervise::STOPPED},
     writer::Writer,
 };
@@ -115,7 +120,7 @@ impl Started {
         if let Some(from) = child.stderr.take() {
             output.spawn(pass_on(name.to_owned(), from, &out::STDERR, Some(last_line.clone())));
         }
-        let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let pid = child::pid(&child);
         OWN.lock().unwrap_or_else(PoisonError::into_inner).extend(pid);
         Ok(Self { child, pid, output, last_line })
     }
@@ -164,9 +169,8 @@ impl Started {
 
     /// Asks the process above the command to stop it.
     fn terminate(&self) {
-        let pid = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         // The process may have ended already; the error is ignored.
-        let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
+        let _ = child::pid(&self.child).map(|pid| kill_process(pid, Signal::TERM));
     }
 
     /// Stops the command. The process above it kills what is left after the grace period. Returns
@@ -198,7 +202,7 @@ fn ended(status: std::io::Result<ExitStatus>) -> Result<(), String> {
     match status.map(code) {
         Ok(0) => Ok(()),
         Ok(code) => Err(format!("exit code {code}")),
-        Err(error) => Err(format!("the command's end was not seen: {error}")),
+        Err(error) => Err(wait_failed(error).to_string()),
     }
 }
 

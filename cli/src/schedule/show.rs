@@ -97,12 +97,12 @@ fn table_of_all(history: &[RunInfo]) -> String {
 }
 
 fn row(run: &RunInfo) -> (Style, [String; 8]) {
-    let status = status(run.status);
+    let outcome = outcome(run.status);
     let (attempt, missed) = (run.attempt.to_string(), run.missed.to_string());
     let error = run.error.as_deref().unwrap_or_default();
     let (slot, began, ended) = (clock(run.slot), clock(run.began), clock(run.ended));
-    let cells = [slot.as_str(), &attempt, status, &began, &ended, &missed, run.by.as_str(), error];
-    (style(status), cells.map(printable))
+    let cells = [slot.as_str(), &attempt, outcome, &began, &ended, &missed, run.by.as_str(), error];
+    (style(outcome), cells.map(printable))
 }
 
 /// Returns the times of a schedule, with their zone.
@@ -146,9 +146,7 @@ async fn changed<DB: Database>(schedules: &Schedules<DB>, named: &schedules::Nam
 
 /// Returns the row of one schedule.
 pub async fn find<DB: Database>(schedules: &Schedules<DB>, name: &str) -> Result<ScheduleInfo, Failure> {
-    schedules.inspect(name).await?.ok_or_else(|| {
-        Failure::new(exit::REFUSED, format_args!("there is no schedule {name:?}: `rowlock schedules` lists them"))
-    })
+    schedules.inspect(name).await?.ok_or_else(|| Failure::no_schedule(name))
 }
 
 fn with_header<const N: usize>(
@@ -181,7 +179,8 @@ pub fn described(info: &ScheduleInfo) -> String {
     info.lost_since.map_or_else(|| state.to_owned(), |lost| format!("{state}, lease over since {}", clock(lost)))
 }
 
-fn status(status: RunStatus) -> &'static str {
+/// Returns the outcome of a run as a name, which the page uses for its style too.
+pub fn outcome(status: RunStatus) -> &'static str {
     match status {
         RunStatus::Succeeded => "succeeded",
         RunStatus::Lost => "lost",
@@ -226,7 +225,7 @@ pub fn run_object(run: &RunInfo) -> Value {
         "name": run.name,
         "slot": precise(run.slot),
         "attempt": run.attempt,
-        "status": status(run.status),
+        "status": outcome(run.status),
         "missed": run.missed,
         "error": run.error,
         "by": run.by,

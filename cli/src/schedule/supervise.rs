@@ -6,13 +6,12 @@
 
 use std::time::Duration;
 
-use rustix::process::getppid;
 use tokio::time::sleep;
 
 use crate::{
     args::schedules::Supervise,
     exit::{self, Failure},
-    process::{find::find, signals::StopSignals, status::code, work::Work},
+    process::{child::code, find::find, parent, signals::StopSignals, work::Work},
 };
 
 /// The interval at which the process looks for its parent.
@@ -24,12 +23,7 @@ pub const STOPPED: u8 = exit::LOST;
 /// [`STOPPED`].
 pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
     let mut stop = StopSignals::listen()?;
-    if is_orphan(run.parent) {
-        return Err(Failure::new(
-            exit::LOST,
-            "the command was not started: the rowlock process that started it has ended",
-        ));
-    }
+    parent::check(run.parent)?;
     let mut work = Work::start(find(&run.command)?, &run.command, &[], None)?;
     tokio::select! {
         biased;
@@ -40,13 +34,9 @@ pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
     work.killed().await.map(code)
 }
 
-fn is_orphan(parent: i32) -> bool {
-    getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent)
-}
-
 /// Waits until `rowlock cron` has ended. It looks, because a signal may be blocked or ignored.
 async fn orphaned(parent: i32) {
-    while !is_orphan(parent) {
+    while !parent::has_ended(parent) {
         sleep(ORPHAN_INTERVAL).await;
     }
 }

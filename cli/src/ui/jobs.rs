@@ -6,11 +6,11 @@ use serde::Deserialize;
 
 use crate::{
     out::printable,
-    schedule::show::state,
+    schedule::show::{outcome, state},
     ui::{
         live::Page,
         locks::pages,
-        plot::{durations, outcome},
+        plot::durations,
         snapshot::{Part, Runs, Snapshot, WEEK},
         text::{counted, encoded, span, when},
     },

@@ -4,17 +4,10 @@ use chrono::{DateTime, TimeDelta, Utc};
 use maud::{Markup, html};
 use rowlock::{RunInfo, RunStatus};
 
-use crate::ui::text::{counted, span};
-
-/// The outcome of a run as a name for people and for the style.
-pub fn outcome(status: RunStatus) -> &'static str {
-    match status {
-        RunStatus::Succeeded => "succeeded",
-        RunStatus::Lost => "lost",
-        RunStatus::Missed => "missed",
-        _ => "failed",
-    }
-}
+use crate::{
+    schedule::show::outcome,
+    ui::text::{counted, span},
+};
 
 const BAR: usize = 5;
 const HEIGHT: f64 = 26.0;
