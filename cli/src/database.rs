@@ -190,14 +190,14 @@ fn advice(error: &sqlx::Error) -> Option<&'static str> {
         },
         sqlx::Error::Database(error) => {
             let number = error.try_downcast_ref::<MySqlDatabaseError>().map(MySqlDatabaseError::number);
-            refused(error.code().as_deref().unwrap_or_default(), number)
+            advice_on_refusal(error.code().as_deref().unwrap_or_default(), number)
         }
         _ => None,
     }
 }
 
 /// Returns what to do about a server's refusal: by the SQLSTATE, and by MySQL's own number.
-fn refused(state: &str, number: Option<u16>) -> Option<&'static str> {
+fn advice_on_refusal(state: &str, number: Option<u16>) -> Option<&'static str> {
     match (number, state) {
         (Some(1045), _) | (None, "28P01" | "28000") => Some(
             "the server refuses the user or the password: check them in the database URL, and from where the user may connect",
@@ -252,7 +252,7 @@ mod tests {
             ("42000", Some(1064), None),
             ("57P03", None, None),
         ] {
-            let advice = refused(state, number);
+            let advice = advice_on_refusal(state, number);
             let fits = match (advice, says) {
                 (Some(advice), Some(says)) => advice.contains(says) && !advice.contains("; "),
                 (advice, says) => advice.is_none() && says.is_none(),

@@ -38,7 +38,7 @@ const BLOCKED: Duration = Duration::from_secs(1);
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     init_tracing(arguments.verbose);
-    let code = match done(arguments) {
+    let code = match run(arguments) {
         Ok(code) => code,
         Err(failure) => {
             if !failure.is_silent() {
@@ -53,14 +53,14 @@ fn main() -> ExitCode {
 
 /// The runtime has a single thread: the command's death signal is bound to the thread that started
 /// it, and that thread has to live as long as the program.
-fn done(arguments: Arguments) -> Result<u8, Failure> {
+fn run(arguments: Arguments) -> Result<u8, Failure> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| {
         Failure::new(exit::NOT_EXECUTABLE, format_args!("the program could not start its runtime: {error}"))
     })?;
-    let done = runtime.block_on(act(arguments));
+    let result = runtime.block_on(dispatch(arguments));
     runtime.shutdown_timeout(BLOCKED);
-    done
+    result
 }
 
 /// Sends rowlock's own events to stderr: warnings by default, informational events with `-v`, debug
@@ -83,16 +83,16 @@ fn init_tracing(verbose: u8) {
     to_stderr.with(ours).with(events).init();
 }
 
-async fn act(arguments: Arguments) -> Result<u8, Failure> {
+async fn dispatch(arguments: Arguments) -> Result<u8, Failure> {
     let Arguments { source, action, behind, .. } = arguments;
     let front = behind.and_then(Pid::from_raw);
     match action {
         Action::OnTables(TableAction::Run(_) | TableAction::Lead(_)) if front.is_none() && front::has_terminal() => {
             front::run_in_front().await
         }
-        Action::OnTables(action) => on_tables(&source, action, front).await,
+        Action::OnTables(action) => run_on_tables(&source, action, front).await,
         Action::Doctor(doctor) => {
-            let Source { kind, url, timeout, .. } = chosen(&source)?;
+            let Source { kind, url, timeout, .. } = choose_source(&source)?;
             doctor::examine(kind, &url, timeout, &doctor).await
         }
         Action::Completions { shell } => {
@@ -113,56 +113,61 @@ async fn act(arguments: Arguments) -> Result<u8, Failure> {
     }
 }
 
-fn chosen(source: &SourceArguments) -> Result<Source, Failure> {
+fn choose_source(source: &SourceArguments) -> Result<Source, Failure> {
     rowlock::accept_any_server(source.any_server);
     Source::choose(source)
 }
 
 /// `front`: the process that stands before this one on a terminal.
-async fn on_tables(source: &SourceArguments, action: TableAction, front: Option<Pid>) -> Result<u8, Failure> {
+async fn run_on_tables(source: &SourceArguments, action: TableAction, front: Option<Pid>) -> Result<u8, Failure> {
     if let Some(front) = front {
         parent::die_with(front.as_raw_nonzero().get())?;
         out::never_stop();
     }
-    let Source { kind, url, own_file, timeout } = chosen(source)?;
+    let Source { kind, url, own_file, timeout } = choose_source(source)?;
     let create = own_file || matches!(action, TableAction::Migrate { .. });
     match kind {
         Kind::Sqlite => {
-            let opened = opened(&action, async || database::open_sqlite(&url, create, timeout).await).await?;
+            let opened = open(&action, async || database::open_sqlite(&url, create, timeout).await).await?;
             if own_file {
                 rowlock::migrate(&opened.pool).await?;
             }
-            on(opened, action, front).await
+            run_and_close(opened, action, front).await
         }
         Kind::Postgres => {
-            on(opened(&action, async || database::open::<sqlx::Postgres>(&url, timeout).await).await?, action, front)
-                .await
+            let opened = open(&action, async || database::open::<sqlx::Postgres>(&url, timeout).await).await?;
+            run_and_close(opened, action, front).await
         }
         Kind::MySql => {
-            on(opened(&action, async || database::open::<sqlx::MySql>(&url, timeout).await).await?, action, front).await
+            let opened = open(&action, async || database::open::<sqlx::MySql>(&url, timeout).await).await?;
+            run_and_close(opened, action, front).await
         }
     }
 }
 
 /// Opens the database. `cron` waits for it.
-async fn opened<T>(action: &TableAction, open: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
+async fn open<T>(action: &TableAction, open: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
     match action {
-        TableAction::Cron(cron) => schedule::cron::opened(cron, open).await,
+        TableAction::Cron(cron) => schedule::cron::open_when_available(cron, open).await,
         _ => open().await,
     }
 }
 
-async fn on<DB: Database>(database: Opened<DB>, action: TableAction, front: Option<Pid>) -> Result<u8, Failure> {
+async fn run_and_close<DB: Database>(
+    database: Opened<DB>,
+    action: TableAction,
+    front: Option<Pid>,
+) -> Result<u8, Failure> {
     let Opened { pool, place } = database;
-    let done = act_on(pool.clone(), &place, action, front).await;
+    let result = run_action(pool.clone(), &place, action, front).await;
     // All locks of a pool share their connections. This call closes those connections too.
     LeaseLock::new(pool.clone()).shutdown(Duration::ZERO).await;
     database::within_second(pool.close()).await;
-    done.map_err(|failure| failure.at(&place))
+    result.map_err(|failure| failure.at(&place))
 }
 
 #[cfg_attr(not(feature = "ui"), allow(unused_variables))] // `place`
-async fn act_on<DB: Database>(
+async fn run_action<DB: Database>(
     pool: sqlx::Pool<DB>,
     place: &str,
     action: TableAction,

@@ -61,7 +61,7 @@ impl Writer {
 
     /// Writes a message, and waits a moment for that. It is dropped if too much waits already.
     pub fn write(&'static self, line: &[u8]) {
-        let queue = self.added(line, MAX_BUFFERED);
+        let queue = self.add(line, MAX_BUFFERED);
         if !queue.is_late(MOMENT) {
             drop(self.empty(queue, MOMENT));
         }
@@ -76,16 +76,16 @@ impl Writer {
         while is_to_wait() {
             sleep(PAUSE).await;
         }
-        drop(self.added(line, MAX_BUFFERED));
+        drop(self.add(line, MAX_BUFFERED));
     }
 
     /// Adds a line that says what was dropped. There is room for it behind those that wait.
     pub fn add_note(&'static self, line: &[u8]) {
-        drop(self.added(line, 2 * MAX_BUFFERED));
+        drop(self.add(line, 2 * MAX_BUFFERED));
     }
 
     /// Adds a line for the thread, and does not wait.
-    fn added(&'static self, line: &[u8], most: usize) -> MutexGuard<'static, Queue> {
+    fn add(&'static self, line: &[u8], most: usize) -> MutexGuard<'static, Queue> {
         if !self.has_thread() {
             let _ = (self.open)().write_all(line);
             return self.queue();
@@ -127,7 +127,7 @@ impl Writer {
             let mut to = (self.open)();
             // A stream that cannot be written must not end the work.
             let _ = to.write_all(&line).and_then(|()| to.flush());
-            let dropped = self.written(&line);
+            let dropped = self.remove_written(&line);
             if dropped > 0 {
                 (self.dropped)(dropped);
             }
@@ -142,7 +142,7 @@ impl Writer {
     }
 
     /// Returns how many lines were dropped before this one was written.
-    fn written(&self, line: &[u8]) -> u64 {
+    fn remove_written(&self, line: &[u8]) -> u64 {
         let mut queue = self.queue();
         queue.lines.pop_front();
         queue.bytes -= line.len();

@@ -106,14 +106,14 @@ pub async fn all<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
     for rights in &rights::<DB>() {
         let exists = if rights.table.starts_with("t_resource_lock") { has_locks } else { has_schedules };
         if exists {
-            findings.push(may::<DB>(&mut conn, rights).await);
+            findings.push(check_rights::<DB>(&mut conn, rights).await);
         }
     }
     findings.push(clock::<DB>(&mut conn).await);
     findings.extend(pooler::<DB>(&mut conn).await);
-    findings.extend(told(DB::notifications(pool).await));
+    findings.extend(judge_notifications(DB::notifications(pool).await));
     match DB::settings(&mut conn).await {
-        Ok(settings) => findings.extend(judged(&settings)),
+        Ok(settings) => findings.extend(judge_settings(&settings)),
         Err(error) => findings.push(unread("settings", &error)),
     }
     findings
@@ -177,7 +177,7 @@ fn first_part(error: Error) -> String {
 }
 
 /// Sends statements that concern no row: the server still asks for the rights.
-async fn may<DB: Server>(conn: &mut DB::Connection, rights: &Rights) -> Finding {
+async fn check_rights<DB: Server>(conn: &mut DB::Connection, rights: &Rights) -> Finding {
     let Rights { check, table, needed, needed_by, deleted_by, .. } = *rights;
     let mut denied = Vec::new();
     for (right, sql) in rights.statements {
@@ -224,7 +224,7 @@ async fn clock<DB: Server>(conn: &mut DB::Connection) -> Finding {
             let middle = before + (micros() - before) / 2;
             // MySQL writes a fraction.
             let now = now.split('.').next().and_then(|now| now.parse().ok()).unwrap_or(middle);
-            compared(middle - now)
+            judge_clocks(middle - now)
         }
         Ok(None) => Finding::good("clock", "not told"),
         Err(error) => unread("clock", &error),
@@ -237,7 +237,7 @@ fn micros() -> i64 {
 }
 
 /// Judges by how many microseconds this machine's clock is ahead of the database's.
-fn compared(ahead: i64) -> Finding {
+fn judge_clocks(ahead: i64) -> Finding {
     let apart = std::time::Duration::from_millis(ahead.unsigned_abs() / 1000);
     let found = match humantime::format_duration(apart) {
         _ if apart.is_zero() => "this machine's clock and the database's agree".to_owned(),
@@ -261,7 +261,7 @@ async fn pooler<DB: Server>(conn: &mut DB::Connection) -> Option<Finding> {
 }
 
 /// Judges what became of a notification.
-fn told(notifications: Notifications) -> Option<Finding> {
+fn judge_notifications(notifications: Notifications) -> Option<Finding> {
     const CHECK: &str = "notifications";
     const POLLED: &str = "waiters look once a second instead";
     match notifications {
@@ -279,7 +279,7 @@ fn told(notifications: Notifications) -> Option<Finding> {
 }
 
 /// Judges the settings of a MySQL or MariaDB server.
-fn judged(settings: &[(String, String)]) -> Vec<Finding> {
+fn judge_settings(settings: &[(String, String)]) -> Vec<Finding> {
     let setting = |wanted: &str| {
         let found = settings.iter().find(|(name, _)| name.eq_ignore_ascii_case(wanted));
         found.map(|(_, value)| value.to_ascii_uppercase())
@@ -331,33 +331,33 @@ mod tests {
             (-90_000_000, Mark::Note),
             (6_000_000, Mark::Problem),
         ] {
-            assert_eq!(compared(ahead).mark, mark, "{ahead}");
+            assert_eq!(judge_clocks(ahead).mark, mark, "{ahead}");
         }
-        assert!(compared(-90_000_000).found.contains("1m 30s behind"), "{:?}", compared(-90_000_000));
+        assert!(judge_clocks(-90_000_000).found.contains("1m 30s behind"), "{:?}", judge_clocks(-90_000_000));
     }
 
     #[test]
     fn a_log_of_statements_needs_another_isolation_level() {
         let of = |format: &str, log: &str, isolation: &str| {
             let settings = [("binlog_format", format), ("log_bin", log), ("transaction_isolation", isolation)];
-            judged(&settings.map(|(name, value)| (name.to_owned(), value.to_owned())))[0].mark
+            judge_settings(&settings.map(|(name, value)| (name.to_owned(), value.to_owned())))[0].mark
         };
         assert_eq!(of("STATEMENT", "ON", "READ-COMMITTED"), Mark::Problem);
         assert_eq!(of("STATEMENT", "OFF", "READ-COMMITTED"), Mark::Good);
         assert_eq!(of("STATEMENT", "ON", "REPEATABLE-READ"), Mark::Good);
         assert_eq!(of("ROW", "ON", "READ-COMMITTED"), Mark::Good);
-        assert!(judged(&[]).is_empty(), "other databases have none of them");
+        assert!(judge_settings(&[]).is_empty(), "other databases have none of them");
     }
 
     #[test]
     fn readers_and_writers_that_wait_are_worth_a_note() {
-        let of = |mode: &str| judged(&[("journal_mode".to_owned(), mode.to_owned())])[0].mark;
+        let of = |mode: &str| judge_settings(&[("journal_mode".to_owned(), mode.to_owned())])[0].mark;
         assert_eq!([of("wal"), of("memory"), of("delete")], [Mark::Good, Mark::Good, Mark::Note]);
     }
 
     #[test]
     fn what_became_of_a_notification_is_no_problem() {
-        let mark = |notifications| told(notifications).map(|finding| finding.mark);
+        let mark = |notifications| judge_notifications(notifications).map(|finding| finding.mark);
         assert_eq!(mark(Notifications::Arrive), Some(Mark::Good));
         assert_eq!(mark(Notifications::Pooled), Some(Mark::Note));
         assert_eq!(mark(Notifications::Missing("why".to_owned())), Some(Mark::Note));

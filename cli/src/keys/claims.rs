@@ -32,7 +32,7 @@ pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Res
     let Acquire { key, terms } = acquire;
     // A claim that is under way is undone at a signal, since its holder id would never be printed.
     let wait = Wait { keys: vec![key.as_str()], grace: GRACE, refused: terms.refused_exit_code };
-    let lease = match wait.on(&lock, &mut stop, lock.acquire(key.as_str(), terms.wait)).await? {
+    let lease = match wait.for_request(&lock, &mut stop, lock.acquire(key.as_str(), terms.wait)).await? {
         Waited::Granted(lease) => lease,
         Waited::Over(code) => return Ok(code),
     };

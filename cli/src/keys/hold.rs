@@ -44,10 +44,10 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
     let mut stop = StopSignals::listen()?;
     // A claim that is held on a terminal is renewed whatever keys are pressed.
     let mut suspend = listen(tokio::signal::unix::SignalKind::from_raw(Signal::TSTP.as_raw()))?;
-    let mut script = Script::watched()?;
+    let mut script = Script::watch()?;
     let wait = Wait { keys: vec![key], grace: GRACE, refused: hold.terms.refused_exit_code };
     let waited = tokio::select! {
-        waited = wait.on(&lock, &mut stop, lock.acquire_for_run(key, hold.terms.wait)) => Some(waited?),
+        waited = wait.for_request(&lock, &mut stop, lock.acquire_for_run(key, hold.terms.wait)) => Some(waited?),
         _ = script.ended() => None,
     };
     let lease = match waited {
@@ -133,7 +133,7 @@ struct Script {
 
 impl Script {
     /// Reads stdin to its end, in a thread of its own: a read of stdin cannot be cancelled.
-    fn watched() -> Result<Self, Failure> {
+    fn watch() -> Result<Self, Failure> {
         let parent = getppid();
         if is_null_device() {
             let text = "stdin is /dev/null, and would end the claim at once: give `rowlock hold` a pipe \

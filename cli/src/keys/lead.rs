@@ -41,7 +41,7 @@ pub async fn lead<DB: Database>(lock: LeaseLock<DB>, lead: Lead, front: Option<P
                 let _ = stop.within(lead.grace, lock.shutdown(Duration::MAX)).await;
                 return Ok(exit::SIGNAL + number(signal));
             }
-            leadership = wait.shown(&lock, election.campaign()) => leadership?,
+            leadership = wait.show_during(&lock, election.campaign()) => leadership?,
         };
         let lease = leadership.into_lease();
         // The process may have been suspended since the grant.

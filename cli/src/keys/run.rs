@@ -35,8 +35,10 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>
     let waits = |keys| Wait { keys, grace: run.grace, refused: run.refused() };
     if !run.also.is_empty() {
         let keys: Vec<&str> = std::iter::once(&run.key).chain(&run.also).map(Key::as_str).collect();
-        return match waits(keys.clone()).on(&lock, &mut stop, lock.acquire_all(keys, wait)).await? {
-            Waited::Granted(lease) => begun.works(&environment_of_all(job.key, lease.claims()), lease, &mut stop).await,
+        return match waits(keys.clone()).for_request(&lock, &mut stop, lock.acquire_all(keys, wait)).await? {
+            Waited::Granted(lease) => {
+                begun.run_command(&environment_of_all(job.key, lease.claims()), lease, &mut stop).await
+            }
             Waited::Over(code) => Ok(code),
         };
     }
@@ -47,7 +49,8 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>
         None if run.exclusive => Box::new(lock.read_write(job.key)?.writers()),
         None => Box::new(lock.clone()),
     };
-    let grant = match waits(vec![job.key]).on(&lock, &mut stop, limited.acquire_for_run(job.key, wait)).await? {
+    let grant = match waits(vec![job.key]).for_request(&lock, &mut stop, limited.acquire_for_run(job.key, wait)).await?
+    {
         Waited::Granted(grant) => grant,
         Waited::Over(code) => return Ok(code),
     };
@@ -56,7 +59,7 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>
     let number = permits.and_then(|permits| permits.number(lease.key()));
     environment.extend(number.map(|number| ("ROWLOCK_PERMIT", number.to_string())));
     environment.extend(lease.writer_token().map(|token| ("ROWLOCK_WRITER_TOKEN", token.to_string())));
-    begun.works(&environment, lease, &mut stop).await
+    begun.run_command(&environment, lease, &mut stop).await
 }
 
 /// A command whose keys are held, with what it is started with.
@@ -69,7 +72,7 @@ struct Begun<'r, DB: Database> {
 }
 
 impl<DB: Database> Begun<'_, DB> {
-    async fn works<K>(
+    async fn run_command<K>(
         self,
         environment: &[(&str, String)],
         lease: Lease<DB, K>,
@@ -200,8 +203,8 @@ impl Job<'_> {
         match stop.within(self.grace, lease.release(status)).await {
             Ok(Ok(())) => {}
             Ok(Err(error @ Error::Lost { .. })) => return Err(error.into()),
-            Ok(Err(error)) => not_recorded(self.key, format_args!("{error:?}")),
-            Err(why) => not_recorded(self.key, why),
+            Ok(Err(error)) => print_not_recorded(self.key, format_args!("{error:?}")),
+            Err(why) => print_not_recorded(self.key, why),
         }
         Ok(())
     }
@@ -209,8 +212,8 @@ impl Job<'_> {
     /// Abandons the claim of a command that was asked to stop. Another instance may run the command
     /// at once.
     async fn abandon<DB: Database, K>(&self, lock: &LeaseLock<DB>, lease: Lease<DB, K>, stop: &mut StopSignals) {
-        if let Err(why) = stop.within(self.grace, abandoned(lock, lease)).await {
-            not_recorded(self.key, why);
+        if let Err(why) = stop.within(self.grace, abandon_and_settle(lock, lease)).await {
+            print_not_recorded(self.key, why);
         }
     }
 
@@ -225,7 +228,7 @@ impl Job<'_> {
     ) -> Failure {
         let put_back = async {
             match self.rules {
-                RuleSet::Recover => abandoned(lock, lease).await,
+                RuleSet::Recover => abandon_and_settle(lock, lease).await,
                 RuleSet::Article => {
                     drop(lease.release(Status::Succeeded).await);
                     lock.shutdown(Duration::MAX).await;
@@ -233,7 +236,7 @@ impl Job<'_> {
             }
         };
         if let Err(why) = stop.within(self.grace, put_back).await {
-            not_recorded(self.key, why);
+            print_not_recorded(self.key, why);
         }
         failure
     }
@@ -241,7 +244,7 @@ impl Job<'_> {
 
 /// Abandons the claim of a command that has stopped, so that no lock-delay is kept, and waits until
 /// that is settled.
-async fn abandoned<DB: Database, K>(lock: &LeaseLock<DB>, lease: Lease<DB, K>) {
+async fn abandon_and_settle<DB: Database, K>(lock: &LeaseLock<DB>, lease: Lease<DB, K>) {
     drop(lease.abandon().await); // an outcome that is unknown ends with the lease
     lock.shutdown(Duration::MAX).await;
 }
@@ -250,6 +253,6 @@ fn too_long(limit: Duration) -> String {
     format!("not ended within {limit:?}, its --timeout: stopping the command")
 }
 
-fn not_recorded(key: &str, why: impl fmt::Display) {
+fn print_not_recorded(key: &str, why: impl fmt::Display) {
     out::print_error(format_args!("{key}: its end was not recorded: {why}"));
 }

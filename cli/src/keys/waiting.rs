@@ -42,14 +42,14 @@ pub struct Wait<'a> {
 
 impl Wait<'_> {
     /// Waits for a request, which a signal ends. A claim that is in flight then is undone.
-    pub async fn on<DB: Database, G>(
+    pub async fn for_request<DB: Database, G>(
         &self,
         lock: &LeaseLock<DB>,
         stop: &mut StopSignals,
         request: impl Future<Output = Result<Attempt<G>, Error>>,
     ) -> Result<Waited<G>, Failure> {
         let attempt = tokio::select! {
-            attempt = self.shown(lock, request) => attempt,
+            attempt = self.show_during(lock, request) => attempt,
             signal = stop.next() => {
                 let _ = stop.within(self.grace, lock.shutdown(Duration::MAX)).await;
                 return Ok(Waited::Over(exit::SIGNAL + number(signal)));
@@ -68,7 +68,7 @@ impl Wait<'_> {
     }
 
     /// Waits for a request. If stderr is a terminal, its last line tells what is waited for.
-    pub async fn shown<DB: Database, T>(&self, lock: &LeaseLock<DB>, request: impl Future<Output = T>) -> T {
+    pub async fn show_during<DB: Database, T>(&self, lock: &LeaseLock<DB>, request: impl Future<Output = T>) -> T {
         if !std::io::stderr().is_terminal() {
             return request.await;
         }

@@ -152,10 +152,10 @@ impl Work {
         let status = tokio::select! {
             // A command that has ended is recorded as it ended, whatever comes at the same moment.
             biased;
-            status = self.exited() => status?,
+            status = self.wait() => status?,
             signal = stop.for_command(on_terminal, grace) => {
                 self.forward(signal);
-                return Ok(End::Stopped(code(self.stopped(key, stop, grace).await?)));
+                return Ok(End::Stopped(code(self.wait_or_kill(key, stop, grace).await?)));
             }
             limit = expired(limits.timeout) => {
                 self.stop_because((limits.too_long)(limit), key, stop, grace).await?;
@@ -170,7 +170,7 @@ impl Work {
         let is_stopped = code != exit::OK && stop.has_stopped_the_command(grace).await;
         tokio::select! {
             biased;
-            () = self.leaves_nothing(key, stop, grace) => {}
+            () = self.wait_or_stop_leftovers(key, stop, grace) => {}
             () = &mut lost => return self.stop_lost(key, stop, grace).await,
         }
         Ok(if is_stopped { End::Stopped(code) } else { End::Exited(code) })
@@ -191,19 +191,19 @@ impl Work {
     ) -> Result<(), Failure> {
         // The signal is sent before the message, which may wait a moment for its reader.
         self.forward(Signal::TERM);
-        told(key, format_args!("{why}"));
-        self.stopped(key, stop, grace).await.map(drop)
+        say(key, format_args!("{why}"));
+        self.wait_or_kill(key, stop, grace).await.map(drop)
     }
 
     /// Waits for the command itself.
-    pub async fn exited(&mut self) -> Result<ExitStatus, Failure> {
+    pub async fn wait(&mut self) -> Result<ExitStatus, Failure> {
         self.child.wait().await.map_err(wait_failed)
     }
 
     /// Waits for the processes that the command has left behind in its session. After the grace
     /// period, or at a signal, those processes are stopped. Daemons are not affected. The command
     /// has ended, and nothing that happens here changes how.
-    pub async fn leaves_nothing(&mut self, key: &str, stop: &mut StopSignals, grace: Duration) {
+    pub async fn wait_or_stop_leftovers(&mut self, key: &str, stop: &mut StopSignals, grace: Duration) {
         let of_session = |process: &Process| !process.is_daemon();
         let gone = async || {
             while self.target.is_left(of_session) {
@@ -226,9 +226,9 @@ impl Work {
         self.target.send_to(Signal::TERM, of_session);
         self.target.send_to(Signal::CONT, of_session);
         if timeout(grace, gone()).await.is_err() {
-            self.kill(of_session).await;
+            self.kill_those(of_session).await;
         }
-        told(key, format_args!("stopped what the command had left running"));
+        say(key, format_args!("stopped what the command had left running"));
     }
 
     /// Returns why the command did not start, if it did not.
@@ -256,7 +256,12 @@ impl Work {
 
     /// Waits until the command and all its descendants have ended. Processes that remain after the
     /// grace period are killed.
-    pub async fn stopped(&mut self, key: &str, stop: &mut StopSignals, grace: Duration) -> Result<ExitStatus, Failure> {
+    pub async fn wait_or_kill(
+        &mut self,
+        key: &str,
+        stop: &mut StopSignals,
+        grace: Duration,
+    ) -> Result<ExitStatus, Failure> {
         let ended = async {
             let mut status = None;
             while status.is_none() || self.target.is_left(|_| true) {
@@ -270,27 +275,27 @@ impl Work {
         };
         if timeout(grace, ended).await.is_err() {
             self.target.send(Signal::KILL);
-            told(key, format_args!("not ended within {grace:?}: killed"));
+            say(key, format_args!("not ended within {grace:?}: killed"));
         }
-        self.gone().await
+        self.wait_and_kill_descendants().await
     }
 
     /// Kills the command and all its descendants.
-    pub async fn killed(&mut self) -> Result<ExitStatus, Failure> {
+    pub async fn kill(&mut self) -> Result<ExitStatus, Failure> {
         self.target.send(Signal::KILL);
-        self.gone().await
+        self.wait_and_kill_descendants().await
     }
 
     /// Waits for the command, which ends, and kills its descendants.
-    async fn gone(&mut self) -> Result<ExitStatus, Failure> {
+    async fn wait_and_kill_descendants(&mut self) -> Result<ExitStatus, Failure> {
         let status = self.child.wait().await.map_err(wait_failed)?;
-        self.kill(|_| true).await;
+        self.kill_those(|_| true).await;
         Ok(status)
     }
 
     /// Kills until no process is left. A process that is created during one round is found in the
     /// next.
-    async fn kill(&self, counts: impl Fn(&Process) -> bool) {
+    async fn kill_those(&self, counts: impl Fn(&Process) -> bool) {
         while self.target.is_left(&counts) {
             self.target.send_to(Signal::KILL, &counts);
             sleep(CHECK_INTERVAL).await;
@@ -336,7 +341,7 @@ async fn continue_when_orphaned(front: Process, group: Pid) {
 }
 
 /// Says what happened to a command. The key is empty if each line of the program has it already.
-fn told(key: &str, what: fmt::Arguments<'_>) {
+fn say(key: &str, what: fmt::Arguments<'_>) {
     let colon = if key.is_empty() { "" } else { ": " };
     out::print_error(format_args!("{key}{colon}{what}"));
 }

@@ -29,12 +29,12 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 /// Opens the database, and waits until that is possible. An error that does not pass by itself is
 /// returned, as is one of the file.
-pub async fn opened<T>(cron: &Cron, open: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
+pub async fn open_when_available<T>(cron: &Cron, open: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
     file::read(&cron.file)?;
-    let mut asked = Asked::listen()?;
+    let mut signals = CronSignals::listen()?;
     tokio::select! {
         opened = until_it_passes(open) => opened,
-        () = asked.stop.received() => Err(Failure::new(exit::OK, "")),
+        () = signals.stop.received() => Err(Failure::new(exit::OK, "")),
     }
 }
 
@@ -58,10 +58,10 @@ async fn until_it_passes<T>(mut what: impl AsyncFnMut() -> Result<T, Failure>) -
 
 pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure> {
     out::never_stop();
-    let mut asked = Asked::listen()?;
+    let mut signals = CronSignals::listen()?;
     let jobs = tokio::select! {
         jobs = read(&cron.file) => jobs?,
-        () = asked.stop.received() => return Ok(exit::OK),
+        () = signals.stop.received() => return Ok(exit::OK),
     };
     let (stop, stopped) = watch::channel(false);
     let (commands, no_commands) = mpsc::channel(1);
@@ -71,14 +71,14 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
     let mut instance = Instance { pool, label: cron.label, shared, works, running, ending };
     tokio::select! {
         started = until_it_passes(async || instance.start(&cron.file, jobs.clone()).await) => started?,
-        () = asked.stop.received() => return Ok(exit::OK),
+        () = signals.stop.received() => return Ok(exit::OK),
     }
     let mut again: Option<Instant> = None;
     let mut reading: JoinSet<Result<Vec<Job>, Failure>> = JoinSet::new();
     loop {
         tokio::select! {
-            () = asked.stop.received() => break,
-            () = received(&mut asked.hang_up) => {
+            () = signals.stop.received() => break,
+            () = received(&mut signals.hang_up) => {
                 // What is read later is newer.
                 (reading, again) = (JoinSet::new(), None);
                 reading.spawn(read(&cron.file));
@@ -89,14 +89,14 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
             }
             Some(Ok(jobs)) = reading.join_next() => tokio::select! {
                 failed = instance.replace(&cron.file, jobs) => again = failed.then(|| Instant::now() + AGAIN),
-                () = asked.stop.received() => break,
+                () = signals.stop.received() => break,
             },
-            () = received(&mut asked.children) => job::reap_orphans(),
+            () = received(&mut signals.children) => job::reap_orphans(),
             Some(_) = instance.ending.join_next() => {}
         }
     }
     let end = End { stop, commands, no_commands, no_works, grace: cron.grace };
-    end.end(instance, asked.stop).await;
+    end.end(instance, signals.stop).await;
     Ok(exit::OK)
 }
 
@@ -119,7 +119,7 @@ fn read(file: &Path) -> impl Future<Output = Result<Vec<Job>, Failure>> + use<> 
 }
 
 /// The signals of `rowlock cron`.
-struct Asked {
+struct CronSignals {
     /// As the first process of a container, the program has to wait for orphans.
     children: Option<Signals>,
     stop: Stop,
@@ -131,7 +131,7 @@ struct Stop {
     interrupt: Option<Signals>,
 }
 
-impl Asked {
+impl CronSignals {
     fn listen() -> Result<Self, Failure> {
         let children = listen(SignalKind::child())?.filter(|_| std::process::id() == 1);
         // Ctrl-Z would suspend this program alone: the commands would go on without renewals. A

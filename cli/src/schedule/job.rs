@@ -136,7 +136,7 @@ impl Started {
         let name = job.schedule.name();
         let (result, by_itself) = tokio::select! {
             biased;
-            status = self.child.wait() => (ended(status), true),
+            status = self.child.wait() => (result_of(status), true),
             () = async { drop(stop.wait_for(|stop| *stop).await) } => match self.stop().await {
                 Some(result) => (result, true),
                 // Without a reply, the run is not recorded.
@@ -181,7 +181,7 @@ impl Started {
         let status = self.child.wait().await;
         self.last_output().await;
         let code = status.as_ref().ok().and_then(ExitStatus::code)?;
-        (code != i32::from(STOPPED)).then(|| ended(status))
+        (code != i32::from(STOPPED)).then(|| result_of(status))
     }
 
     async fn last_output(&mut self) {
@@ -198,7 +198,7 @@ impl Drop for Started {
     }
 }
 
-fn ended(status: std::io::Result<ExitStatus>) -> Result<(), String> {
+fn result_of(status: std::io::Result<ExitStatus>) -> Result<(), String> {
     match status.map(code) {
         Ok(0) => Ok(()),
         Ok(code) => Err(format!("exit code {code}")),

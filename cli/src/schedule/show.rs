@@ -112,18 +112,18 @@ pub fn times(info: &ScheduleInfo) -> String {
 
 pub async fn pause<DB: Database>(schedules: &Schedules<DB>, named: &schedules::Named) -> Result<u8, Failure> {
     schedules.pause(named.name.as_str()).await?;
-    changed(schedules, named, "is paused").await
+    print_change(schedules, named, "is paused").await
 }
 
 pub async fn resume<DB: Database>(schedules: &Schedules<DB>, named: &schedules::Named) -> Result<u8, Failure> {
     schedules.resume(named.name.as_str()).await?;
-    changed(schedules, named, "is resumed").await
+    print_change(schedules, named, "is resumed").await
 }
 
 pub async fn trigger<DB: Database>(schedules: &Schedules<DB>, named: &schedules::Named) -> Result<u8, Failure> {
     schedules.trigger(named.name.as_str()).await?;
     let paused = find(schedules, named.name.as_str()).await?.paused;
-    changed(schedules, named, triggered(paused)).await
+    print_change(schedules, named, triggered(paused)).await
 }
 
 /// What a trigger has done. A paused schedule keeps it until the schedule is resumed.
@@ -135,7 +135,11 @@ fn triggered(paused: bool) -> &'static str {
 }
 
 /// Says what was changed.
-async fn changed<DB: Database>(schedules: &Schedules<DB>, named: &schedules::Named, what: &str) -> Result<u8, Failure> {
+async fn print_change<DB: Database>(
+    schedules: &Schedules<DB>,
+    named: &schedules::Named,
+    what: &str,
+) -> Result<u8, Failure> {
     let name = named.name.as_str();
     match named.json {
         true => out::say_json(&object(&find(schedules, name).await?))?,

@@ -31,7 +31,7 @@ pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
         ended = to_its_end(&mut work, &mut stop, run.grace) => return ended,
     }
     // No process renews the lease of the run any more.
-    work.killed().await.map(code)
+    work.kill().await.map(code)
 }
 
 /// Waits until `rowlock cron` has ended. It looks, because a signal may be blocked or ignored.
@@ -46,16 +46,16 @@ async fn to_its_end(work: &mut Work, stop: &mut StopSignals, grace: Duration) ->
     let key = "";
     let status = tokio::select! {
         biased;
-        status = work.exited() => status?,
+        status = work.wait() => status?,
         signal = stop.next() => {
             work.forward(signal);
-            return work.stopped(key, stop, grace).await.map(|_| STOPPED);
+            return work.wait_or_kill(key, stop, grace).await.map(|_| STOPPED);
         }
     };
     match work.failure() {
         Some(failure) => Err(failure),
         None => {
-            work.leaves_nothing(key, stop, grace).await;
+            work.wait_or_stop_leftovers(key, stop, grace).await;
             Ok(code(status))
         }
     }

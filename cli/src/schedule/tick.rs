@@ -63,7 +63,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
             biased;
             Some(claimed) = claimed.recv() => {
                 let started = Started { run: &run, program: program.clone(), front };
-                match started.works(claimed, attempt.as_mut(), &mut stop).await? {
+                match started.run_command(claimed, attempt.as_mut(), &mut stop).await? {
                     Ran::Recorded(exit::OK) if run.tick.catches_up_on_all() && stop.asked().is_none() => ran = true,
                     Ran::Recorded(code) => return Ok(code),
                     Ran::Stopped(code) => {
@@ -88,7 +88,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
             return Ok(exit::OK);
         }
         let Some(pause) = pause(&schedules, name, &outcome).await? else {
-            return refused(&schedules, &run, outcome).await;
+            return refuse(&schedules, &run, outcome).await;
         };
         tracing::debug!(schedule = name, ?pause, "waiting");
         tokio::select! {
@@ -137,7 +137,7 @@ async fn pause<DB: Database>(
 }
 
 /// Says why nothing was run.
-async fn refused<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: TickOutcome) -> Result<u8, Failure> {
+async fn refuse<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: TickOutcome) -> Result<u8, Failure> {
     let name = run.key.as_str();
     let info = show::find(schedules, name).await?;
     let why = match outcome {
@@ -177,7 +177,7 @@ struct Started<'r> {
 
 impl Started<'_> {
     /// Runs the command of a claimed tick. The lease is renewed while `attempt` exists.
-    async fn works<DB: Database>(
+    async fn run_command<DB: Database>(
         self,
         claimed: Claimed<DB>,
         attempt: Pin<&mut impl Future<Output = Result<TickOutcome, Error>>>,
@@ -191,14 +191,14 @@ impl Started<'_> {
         }
         let mut work = match Work::start(program, &run.words(), &environment(&tick), front) {
             Ok(work) => work,
-            Err(failure) => return Err(failed(reply, attempt, stop, run, failure).await),
+            Err(failure) => return Err(record_not_started(reply, attempt, stop, run, failure).await),
         };
         let limits = Limits { grace: run.grace, timeout: run.timeout, too_long };
         let (result, code) = match work.until_end(name, stop, limits, lost.cancelled()).await? {
             End::Exited(exit::OK) => (Ok(()), exit::OK),
             End::Exited(code) => (Err(format!("exit code {code}")), code),
             End::TooLong(limit) => (Err(too_long(limit)), exit::TOO_LONG),
-            End::NotStarted(failure) => return Err(failed(reply, attempt, stop, run, failure).await),
+            End::NotStarted(failure) => return Err(record_not_started(reply, attempt, stop, run, failure).await),
             End::Stopped(code) => return Ok(Ran::Stopped(code)),
             // Its end is not recorded: another instance may have the run by now.
             End::Lost => return Ok(Ran::Stopped(exit::LOST)),
@@ -214,7 +214,7 @@ fn too_long(limit: Duration) -> String {
 }
 
 /// Records that the command did not begin.
-async fn failed(
+async fn record_not_started(
     reply: oneshot::Sender<Result<(), String>>,
     attempt: Pin<&mut impl Future<Output = Result<TickOutcome, Error>>>,
     stop: &mut StopSignals,

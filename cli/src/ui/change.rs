@@ -33,7 +33,7 @@ pub struct Change {
 pub type Changer = Box<dyn Fn(Change) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync>;
 
 /// Returns what makes changes on a database.
-pub fn on<DB: Database>(lock: LeaseLock<DB>, schedules: Schedules<DB>) -> Changer {
+pub fn changer<DB: Database>(lock: LeaseLock<DB>, schedules: Schedules<DB>) -> Changer {
     Box::new(move |change| {
         let (lock, schedules) = (lock.clone(), schedules.clone());
         Box::pin(async move { make(&lock, &schedules, &change).await })

@@ -57,7 +57,7 @@ impl Verb {
     }
 
     /// Returns the page of what was changed, which says what was done.
-    fn done(self, name: &str) -> String {
+    fn page_after(self, name: &str) -> String {
         let (address, done) = match self {
             Self::Release => (key_address(name), "release"),
             Self::Pause => (job_address(name), "pause"),
@@ -186,7 +186,7 @@ async fn confirm(app: &App, who: &Who, headers: &HeaderMap, verb: Verb, confirme
         Ok(()) => {
             // The page that follows shows it.
             app.looks.at_once().await;
-            Redirect::to(&verb.done(&name)).into_response()
+            Redirect::to(&verb.page_after(&name)).into_response()
         }
         Err(failure) => layout::failure(app, &failure),
     }

@@ -58,9 +58,9 @@ pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> R
 
     let (lock, schedules) = (ui.judged_by.lock(pool.clone())?, Schedules::new(pool));
     let looks = Looks::start(lock.clone(), schedules.clone());
-    let change = change::on(lock, schedules);
+    let changer = change::changer(lock, schedules);
     let guard = Arc::new(Guard { hosts: ui.host, passwords });
-    let app = Arc::new(App::new(looks, ui.allow_changes.then_some(change), place));
+    let app = Arc::new(App::new(looks, ui.allow_changes.then_some(changer), place));
     let service = router(app, guard).into_make_service_with_connect_info::<SocketAddr>();
 
     out::say(format_args!("http://{address}/"))?;
