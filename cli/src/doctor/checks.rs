@@ -307,12 +307,16 @@ fn binary_log(format: &str, isolation: &str) -> Finding {
     Finding::good(CHECK, format!("{format}; isolation level {isolation}"))
 }
 
-/// Judges SQLite's journal mode. A database in memory has no file, and one writer at a time anyway.
+/// Judges SQLite's journal mode. Only WAL is stored in the file. MEMORY and OFF belong to one
+/// connection, so that those of another program are not seen. A database in memory, which ends with
+/// its program, has the mode MEMORY.
 fn journal(mode: &str) -> Finding {
     const CHECK: &str = "journal";
+    let advice = "PRAGMA journal_mode = WAL: without it, readers and writers wait for each other, and a program may \
+                  use the mode MEMORY or OFF unseen; a crash may then destroy the file with all locks and schedules";
     match mode {
         "WAL" | "MEMORY" => Finding::good(CHECK, mode),
-        _ => Finding::note(CHECK, mode, "readers and writers wait for each other: PRAGMA journal_mode = WAL ends that"),
+        _ => Finding::note(CHECK, mode, advice),
     }
 }
 

@@ -7,7 +7,11 @@ use crate::program::{Ended, Program as _, ended, rowlock};
 
 harness::tests!(
     everywhere(a_healthy_database_has_no_problem, what_is_missing_is_named),
-    sqlite(a_database_that_only_reads_is_a_problem, a_journal_that_makes_readers_wait_is_noted),
+    sqlite(
+        a_database_that_only_reads_is_a_problem,
+        a_journal_that_makes_readers_wait_is_noted,
+        a_file_without_wal_is_noted_with_the_modes_that_may_lose_it
+    ),
     servers(a_server_out_of_reach_is_a_problem),
     servers[DIRECT](rights_that_are_missing_are_named, the_advice_for_a_connection_depends_on_its_error),
     postgres[DIRECT](notifications_are_tried, a_search_path_that_leads_nowhere_is_a_problem)
@@ -77,6 +81,26 @@ async fn a_journal_that_makes_readers_wait_is_noted<DB: TestDatabase>(db: TestDb
         let journal = result(&found, "journal");
         assert_eq!((&journal["result"], &journal["found"]), (&expected.into(), &mode.into()), "{found}");
     }
+}
+
+/// The journal modes MEMORY and OFF belong to a connection and are not stored in the file.
+async fn a_file_without_wal_is_noted_with_the_modes_that_may_lose_it<DB: TestDatabase>(db: TestDb<DB>) {
+    let pool = db.pool_of(1).await;
+    db.pool.close().await;
+    for mode in ["DELETE", "MEMORY", "OFF"] {
+        DB::execute(&pool, &format!("PRAGMA journal_mode = {mode}")).await.unwrap();
+        let found = db.rowlock("doctor --json", &[]).await.with(0).json();
+        let journal = result(&found, "journal");
+        let advice = journal["advice"].as_str().unwrap();
+        assert_eq!((&journal["result"], &journal["found"]), (&"note".into(), &"DELETE".into()), "{mode}: {found}");
+        assert!(advice.contains("MEMORY or OFF") && advice.contains("a crash may then destroy the file"), "{journal}");
+    }
+    DB::execute(&pool, "PRAGMA journal_mode = WAL").await.unwrap();
+    let found = db.rowlock("doctor --json", &[]).await.with(0).json();
+    assert_eq!(result(&found, "journal")["advice"], Value::Null, "{found}");
+    let found = doctor("sqlite::memory:").await.with(78).json();
+    let journal = result(&found, "journal");
+    assert_eq!((&journal["result"], &journal["found"]), (&"ok".into(), &"MEMORY".into()), "{found}");
 }
 
 async fn what_is_missing_is_named<DB: TestDatabase>(db: TestDb<DB>) {
