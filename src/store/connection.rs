@@ -116,7 +116,8 @@ impl<DB: Store> PooledConn<DB> {
 }
 
 impl<DB: Store> PooledConn<DB> {
-    /// Waits for a connection on which a statement commits by itself, up to the limit.
+    /// Waits for a connection on which a statement commits by itself, up to the limit. The
+    /// application, or a hook of its pool, may have left a transaction open.
     pub async fn checkout(connections: &Connections<DB>, limit: Instant) -> Result<Self, Failure> {
         loop {
             let pool = connections.pool()?;
@@ -127,11 +128,11 @@ impl<DB: Store> PooledConn<DB> {
             };
             let conn = borrow(&pool, connections.background_permit(), limit).await?;
             let mut conn = Self::of(conn, kept);
-            if !connections.is_shared() {
-                return Ok(conn);
-            }
             match timeout_at(limit, DB::leave_transaction(conn.get())).await {
                 Ok(Ok(true)) => return Ok(conn),
+                // A hook of the pool began a transaction on one of the lock's own connections, and
+                // the check has rolled it back.
+                Ok(Ok(false)) if !connections.is_shared() => return Ok(conn),
                 // The pool may hold lost connections, and a transaction may have failed.
                 Ok(Ok(false) | Err(sqlx::Error::Io(_) | sqlx::Error::Database(_) | sqlx::Error::WorkerCrashed)) => {
                     tracing::debug!("closed a connection of the pool that was in a transaction, or had gone away");
