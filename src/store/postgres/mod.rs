@@ -8,6 +8,8 @@ mod queue;
 mod row;
 #[cfg(feature = "schedule")]
 mod schedule;
+#[cfg(feature = "schedule")]
+mod schedule_sql;
 mod schema;
 mod version;
 

@@ -1,0 +1,213 @@
+//! The statements of schedules. All assignments of an UPDATE see the row as it was.
+
+pub(super) const INSTALL: &str = include_str!("../../../migrations/postgres/20260601000000_schedule.sql");
+
+pub(super) const TABLES: &str = "
+SELECT to_regclass('t_resource_schedule') IS NOT NULL AND to_regclass('t_resource_schedule_run') IS NOT NULL AS there,
+       version() AS banner";
+
+macro_rules! select {
+    ($rest:literal) => {
+        concat!(
+            "SELECT name::text AS name, spec::text AS spec, zone::text AS zone, version, slot, due_at, paused, triggered_at, run_slot,
+                    attempt, missed, holder IS NOT NULL AS running, token, client_ip::text AS client_ip, begin_time,
+                    clock_timestamp() AS now
+             FROM t_resource_schedule ",
+            $rest
+        )
+    };
+}
+
+pub(super) const REGISTERED: &str = select!("WHERE name = ANY ($1::text[])");
+
+/// $4 the version, $5 the slot, $6 how long other times of the same version have to be overdue.
+///
+/// A triggered run that waits for its next attempt has no times, and keeps its attempts.
+pub(super) const REGISTER: &str = "
+INSERT INTO t_resource_schedule AS t (name, spec, zone, version, slot, due_at) VALUES ($1, $2, $3, $4, $5, $5)
+ON CONFLICT (name) DO UPDATE
+SET spec = excluded.spec, zone = excluded.zone, version = excluded.version,
+    slot = CASE WHEN t.spec = excluded.spec AND t.zone = excluded.zone THEN t.slot ELSE excluded.slot END,
+    due_at = CASE WHEN t.holder IS NOT NULL OR (t.spec = excluded.spec AND t.zone = excluded.zone) THEN t.due_at
+                  WHEN t.triggered_at IS NOT NULL THEN clock_timestamp() ELSE excluded.slot END,
+    attempt = CASE WHEN t.holder IS NOT NULL OR t.triggered_at = t.run_slot OR (t.spec = excluded.spec AND t.zone = excluded.zone)
+                   THEN t.attempt ELSE 0 END,
+    missed = CASE WHEN t.holder IS NOT NULL OR (t.spec = excluded.spec AND t.zone = excluded.zone) THEN t.missed ELSE 0 END
+WHERE t.run_slot IS NOT DISTINCT FROM $7 AND (t.version < excluded.version OR (
+    t.version = excluded.version AND NOT (t.spec = excluded.spec AND t.zone = excluded.zone)
+    AND ($6::interval IS NULL OR (NOT t.paused AND t.due_at + $6::interval < clock_timestamp()))))";
+
+/// $1 to $3 the known schedules, $4 holder, $5 label, $6 lease, $7 the most rows, $8 the error of a
+/// lost run.
+///
+/// The look compares with now(), because a volatile function is no condition of an index. A row is
+/// judged again when it is locked.
+pub(super) const CLAIM: &str = "
+WITH known AS (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS k (name, spec, zone)
+), taken AS (
+    UPDATE t_resource_schedule t
+    SET holder = $4, client_ip = $5, begin_time = j.now, due_at = j.now + $6::interval, attempt = t.attempt + 1,
+        run_slot = CASE WHEN t.attempt > 0 THEN t.run_slot ELSE coalesce(t.triggered_at, t.slot) END,
+        token = greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint)
+    FROM (SELECT s.name, s.holder, s.token, s.attempt, s.client_ip, s.begin_time, n.now
+          FROM t_resource_schedule s JOIN known k ON k.name = s.name AND k.spec = s.spec AND k.zone = s.zone
+          CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, s.token) n
+          WHERE NOT s.paused AND s.due_at <= now() ORDER BY s.due_at LIMIT $7 FOR UPDATE OF s SKIP LOCKED) j
+    WHERE t.name = j.name
+    RETURNING t.name, t.token, t.run_slot, t.run_slot = t.slot AS own, t.attempt, t.missed, j.now,
+              j.holder AS prior_holder, j.token AS prior_token, j.attempt AS prior_attempt, j.client_ip AS prior_label,
+              j.begin_time AS prior_begin
+), lost AS (
+    INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+    SELECT name, run_slot, prior_attempt, prior_token, prior_label, prior_begin, now, 'L', missed, $8 FROM taken
+    WHERE prior_holder IS NOT NULL ON CONFLICT DO NOTHING
+)
+SELECT t.name::text AS name, t.token, t.run_slot, t.own, t.attempt, t.missed, t.now,
+       t.prior_holder IS NOT NULL AS taken_over, t.prior_token, t.prior_label::text AS prior_label, t.prior_begin,
+       next.due_at - clock_timestamp() AS next_in
+FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON k.name = s.name AND k.spec = s.spec AND k.zone = s.zone
+      WHERE NOT s.paused AND NOT EXISTS (SELECT FROM taken WHERE taken.name = s.name)) next
+LEFT JOIN taken t ON true";
+
+/// $3 the holder until the next takeover. The slot may be one of other times, and lie ahead.
+///
+/// A row that was taken over shows the run that was lost again, since its beginning decides which
+/// ticks the next claim passes over.
+pub(super) const PUT_BACK: &str = "
+UPDATE t_resource_schedule s
+SET (holder, begin_time, client_ip) = (
+        SELECT CASE WHEN r.name IS NOT NULL THEN $3::uuid END, coalesce(r.begin_time, s.begin_time), coalesce(r.client_ip, s.client_ip)
+        FROM (SELECT 1) one LEFT JOIN t_resource_schedule_run r
+        ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'),
+    attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp() ELSE slot END
+WHERE holder = $1 AND name = ANY ($2::text[])";
+
+pub(super) const EXTEND: &str = "
+WITH locked AS MATERIALIZED (
+    SELECT name FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3 FOR UPDATE SKIP LOCKED
+), extended AS (
+    UPDATE t_resource_schedule t SET due_at = clock_timestamp() + $4::interval FROM locked l WHERE t.name = l.name RETURNING 1
+)
+SELECT EXISTS (SELECT FROM extended) AS done,
+       (SELECT due_at - clock_timestamp() FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left";
+
+/// $4 the holder until the takeover, $5 the error.
+pub(super) const HAND_BACK: &str = "
+WITH freed AS (
+    UPDATE t_resource_schedule SET holder = $4, due_at = clock_timestamp() WHERE name = $1 AND holder = $2 AND token = $3
+    RETURNING name, run_slot, attempt, token, client_ip, begin_time, missed
+), told AS (
+    INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+    SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $5 FROM freed
+    ON CONFLICT DO NOTHING
+)
+SELECT EXISTS (SELECT FROM freed)";
+
+pub(super) const HANDED_BACK_RUNS: &str =
+    "SELECT count(*) FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND status = 'L' AND error = $3";
+
+/// $4 the slot, $5 and $6 the times with which it was computed, $7 whether it is run, $8 missed,
+/// $9 skipped, $10 the slot before.
+pub(super) const PASS: &str = "
+WITH moved AS (
+    UPDATE t_resource_schedule
+    SET slot = CASE WHEN slot = run_slot AND spec = $5 AND zone = $6 THEN $4 ELSE slot END,
+        run_slot = CASE WHEN $7 THEN $4 ELSE run_slot END, attempt = CASE WHEN $7 THEN 1 ELSE 0 END,
+        missed = CASE WHEN $7 THEN $8 ELSE 0 END, holder = CASE WHEN $7 THEN holder END,
+        due_at = CASE WHEN $7 THEN due_at WHEN triggered_at IS NOT NULL THEN clock_timestamp()
+                      WHEN slot = run_slot AND spec = $5 AND zone = $6 THEN $4 ELSE slot END
+    WHERE name = $1 AND holder = $2 AND token = $3
+    RETURNING name, token, client_ip, begin_time
+), told AS (
+    INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed)
+    SELECT name, $10, 0, token, client_ip, begin_time, clock_timestamp(), 'M', $9 FROM moved WHERE $9 > 0 ON CONFLICT DO NOTHING
+)
+SELECT EXISTS (SELECT FROM moved)";
+
+/// $4 and $5 the times with which the next slot was computed, $6 the slot, NULL for another
+/// attempt after $7; $8 to $12 the history's slot, attempt, status, missed and error.
+///
+/// Another attempt is made only under the same times. A triggered run comes after the attempts, and
+/// shortens none of their pauses.
+pub(super) const END: &str = "
+WITH ended AS (
+    UPDATE t_resource_schedule
+    SET holder = NULL,
+        due_at = CASE WHEN $6 IS NULL AND spec = $4 AND zone = $5 THEN clock_timestamp() + $7::interval
+                      WHEN triggered_at <> run_slot THEN clock_timestamp()
+                      WHEN $6 IS NOT NULL AND slot = run_slot AND spec = $4 AND zone = $5 THEN $6 ELSE slot END,
+        slot = CASE WHEN $6 IS NOT NULL AND slot = run_slot AND spec = $4 AND zone = $5 THEN $6 ELSE slot END,
+        attempt = CASE WHEN $6 IS NULL AND spec = $4 AND zone = $5 THEN attempt ELSE 0 END,
+        missed = CASE WHEN $6 IS NULL AND spec = $4 AND zone = $5 THEN missed ELSE 0 END,
+        triggered_at = CASE WHEN triggered_at = run_slot AND NOT ($6 IS NULL AND spec = $4 AND zone = $5) THEN NULL ELSE triggered_at END
+    WHERE name = $1 AND holder = $2 AND token = $3
+    RETURNING name, token, client_ip, begin_time
+), told AS (
+    INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+    SELECT name, $8, $9, token, client_ip, begin_time, clock_timestamp(), $10, $11, $12 FROM ended
+)
+SELECT EXISTS (SELECT FROM ended)";
+
+pub(super) const ENDED: &str = "
+SELECT EXISTS (SELECT FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND attempt = $3 AND token = $4 AND status = $5)";
+
+pub(super) const PAUSE: &str = "
+UPDATE t_resource_schedule SET paused = $2, due_at = CASE WHEN paused AND NOT $2 THEN greatest(due_at, clock_timestamp()) ELSE due_at END
+WHERE name = $1";
+
+/// A trigger has a time of its own. It is later than the last run, and never that of a slot,
+/// because slots have whole milliseconds. A trigger that waits keeps its time. A trigger during a
+/// triggered run is followed by another run.
+pub(super) const TRIGGER: &str = "
+UPDATE t_resource_schedule
+SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot)
+        THEN greatest(date_trunc('milliseconds', clock_timestamp()), run_slot) + interval '1 microsecond' ELSE triggered_at END,
+    due_at = CASE WHEN holder IS NULL THEN least(due_at, clock_timestamp()) ELSE due_at END
+WHERE name = $1";
+
+pub(super) const LIST: &str = select!("WHERE name > $1 ORDER BY t_resource_schedule.name LIMIT $2");
+
+/// The columns of a run.
+macro_rules! select_runs {
+    ($rest:literal) => {
+        concat!(
+            "SELECT r.name::text AS name, r.slot, r.attempt, r.token, r.client_ip::text AS client_ip, r.begin_time, r.end_time,
+                    r.status::text AS status, r.missed, r.error ",
+            $rest
+        )
+    };
+}
+
+pub(super) const HISTORY: &str =
+    select_runs!("FROM t_resource_schedule_run r WHERE r.name = $1 ORDER BY r.slot DESC, r.attempt DESC LIMIT $2");
+
+pub(super) const LATEST: &str = select_runs!(
+    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
+     WHERE r.slot >= coalesce((SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name
+                               ORDER BY x.slot DESC, x.attempt DESC LIMIT 1 OFFSET $1), '-infinity')"
+);
+
+pub(super) const LAST_SUCCESSES: &str = select_runs!(
+    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
+     WHERE r.status = 'S' AND r.slot = (SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name AND x.status = 'S'
+                                        ORDER BY x.slot DESC LIMIT 1)"
+);
+
+pub(super) const SINCE: &str =
+    select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= $1 ORDER BY r.end_time DESC LIMIT $2");
+
+pub(super) const SELECTED: &str = select_runs!(
+    "FROM t_resource_schedule_run r
+     WHERE ($1::text IS NULL OR r.name = $1) AND (NOT $2::boolean OR r.status <> 'S')
+       AND ($3::interval IS NULL OR r.end_time >= now() - $3::interval)
+     ORDER BY r.end_time DESC LIMIT $4"
+);
+
+pub(super) const FORGET: &str = "
+DELETE FROM t_resource_schedule_run WHERE (name, slot, attempt) IN (
+    SELECT r.name, r.slot, r.attempt FROM t_resource_schedule_run r
+    WHERE r.end_time < clock_timestamp() - $1::interval AND NOT (
+        r.status = 'S' AND EXISTS (SELECT FROM t_resource_schedule s WHERE s.name = r.name)
+        AND NOT EXISTS (SELECT FROM t_resource_schedule_run x WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))
+    LIMIT $2 FOR UPDATE OF r SKIP LOCKED)";
