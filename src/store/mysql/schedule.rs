@@ -11,9 +11,9 @@ use crate::{
         mysql::{
             row::{Query, commit, marks, micros},
             schedule_sql::{
-                CLAIM, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HISTORY, INSTALL, LAST_SUCCESSES, LATEST, LEFT, LIST,
-                LOOK, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, REGISTER, SELECTED, SINCE, TABLES, TELL_ENDED,
-                TELL_HANDED_BACK, TELL_LOST, TELL_PASSED, TOLD, TRIGGER, forget_statement,
+                CLAIM, COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL, LAST_SUCCESSES,
+                LATEST, LEFT, LIST, LOOK, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
+                RECORD_LOST, RECORD_PASSED, REGISTER, SELECTED, SINCE, TABLES, TRIGGER, forget_statement,
             },
         },
         schedule::{
@@ -38,7 +38,8 @@ impl ScheduleStore for MySql {
     }
 
     async fn registered(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Registered> {
-        let sql = format!("SELECT {LIST} FROM t_resource_schedule WHERE name IN ({})", marks("?", names.len().max(1)));
+        let sql =
+            format!("SELECT {COLUMNS} FROM t_resource_schedule WHERE name IN ({})", marks("?", names.len().max(1)));
         let first = names.first().map(Key::as_str).unwrap_or_default();
         let names = names.iter().map(Key::as_str).chain(names.is_empty().then_some(first));
         let query = names.fold(sqlx::query(AssertSqlSafe(sql)), |query, name| query.bind(name.to_owned()));
@@ -136,9 +137,9 @@ impl ScheduleStore for MySql {
         attempt: u32,
         status: &'static str,
     ) -> Reply<bool> {
-        let query = sqlx::query(TOLD).bind(claim.key.as_str()).bind(slot.naive_utc()).bind(counted(attempt));
-        let told = query.bind(claim.token.get()).bind(status).fetch_optional(conn).await?;
-        Ok(told.is_some())
+        let query = sqlx::query(HAS_ENDED).bind(claim.key.as_str()).bind(slot.naive_utc()).bind(counted(attempt));
+        let ended = query.bind(claim.token.get()).bind(status).fetch_optional(conn).await?;
+        Ok(ended.is_some())
     }
 
     async fn pause(conn: &mut MySqlConnection, name: &Key, paused: bool) -> Reply<bool> {
@@ -151,9 +152,7 @@ impl ScheduleStore for MySql {
     }
 
     async fn list_schedules(conn: &mut MySqlConnection, after: &str, limit: u32) -> Reply<Vec<ListedSchedule>> {
-        let sql =
-            format!("SELECT {LIST} FROM t_resource_schedule WHERE name > ? ORDER BY t_resource_schedule.name LIMIT ?");
-        let rows = sqlx::query(AssertSqlSafe(sql)).bind(after).bind(limit).fetch_all(conn).await?;
+        let rows = sqlx::query(LIST.as_str()).bind(after).bind(limit).fetch_all(conn).await?;
         rows.iter().map(listed).collect()
     }
 
@@ -257,7 +256,7 @@ async fn look(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<MyS
         return Ok(Vec::new());
     }
     let known = marks("(?, ?, ?)", ask.known.len());
-    let query = sqlx::query(AssertSqlSafe(format!("SELECT {LIST} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
+    let query = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
     let bind = |query: Query<'static>, times: &Times| {
         query.bind(times.name.as_str().to_owned()).bind(times.spec.clone()).bind(times.zone.clone())
     };
@@ -303,7 +302,7 @@ async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen
         return Ok(false);
     }
     let begin_time = seen.begin_time.unwrap_or(seen.now);
-    let query = sqlx::query(TELL_LOST).bind(seen.times.name.as_str()).bind(seen.to_run()).bind(seen.attempt);
+    let query = sqlx::query(RECORD_LOST).bind(seen.times.name.as_str()).bind(seen.to_run()).bind(seen.attempt);
     let query = query.bind(seen.token).bind(&seen.label).bind(begin_time).bind(seen.missed).bind(LOST);
     query.execute(conn).await?;
     Ok(true)
@@ -315,7 +314,7 @@ async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) ->
         return Ok(false);
     }
     let vacated = Claim { holder: vacant, ..claim.clone() };
-    bind_claim(sqlx::query(TELL_HANDED_BACK).bind(HANDED_BACK), &vacated).execute(conn).await?;
+    bind_claim(sqlx::query(RECORD_HANDED_BACK).bind(HANDED_BACK), &vacated).execute(conn).await?;
     Ok(true)
 }
 
@@ -327,7 +326,7 @@ async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -
         return Ok(false);
     }
     if pass.skipped > 0 {
-        let query = sqlx::query(TELL_PASSED).bind(pass.from.naive_utc()).bind(0).bind("M");
+        let query = sqlx::query(RECORD_PASSED).bind(pass.from.naive_utc()).bind(0).bind("M");
         let query = query.bind(counted(pass.skipped)).bind(None::<String>);
         query.bind(claim.key.as_str()).bind(claim.token.get()).execute(conn).await?;
     }
@@ -344,7 +343,7 @@ async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Re
     if bind_claim(query, claim).execute(&mut *conn).await?.rows_affected() == 0 {
         return Ok(false);
     }
-    let query = sqlx::query(TELL_ENDED).bind(slot).bind(counted(end.attempt)).bind(end.status);
+    let query = sqlx::query(RECORD_ENDED).bind(slot).bind(counted(end.attempt)).bind(end.status);
     let query = query.bind(counted(end.missed)).bind(end.error);
     query.bind(claim.key.as_str()).bind(claim.token.get()).execute(conn).await?;
     Ok(true)

@@ -13,10 +13,14 @@ SELECT (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.tables
        CONVERT(CONCAT(VERSION(), ' ', @@version_comment) USING utf8mb4) AS banner";
 
 /// The columns of a row.
-pub(super) const LIST: &str = "
+pub(super) const COLUMNS: &str = "
 CONVERT(name USING utf8mb4) AS name, CONVERT(spec USING utf8mb4) AS spec, CONVERT(zone USING utf8mb4) AS zone, version, slot, due_at,
 CAST(paused AS SIGNED) AS paused, triggered_at, run_slot, attempt, missed, CAST(holder IS NOT NULL AS SIGNED) AS running, token,
 CONVERT(client_ip USING utf8mb4) AS client_ip, begin_time, UTC_TIMESTAMP(6) AS now";
+
+pub(super) static LIST: LazyLock<String> = LazyLock::new(|| {
+    format!("SELECT {COLUMNS} FROM t_resource_schedule WHERE name > ? ORDER BY t_resource_schedule.name LIMIT ?")
+});
 
 pub(super) const LOOK: &str = "FROM t_resource_schedule WHERE paused = 0 AND (name, spec, zone) IN";
 
@@ -108,7 +112,7 @@ pub(super) const HAND_BACK: &str = "
 UPDATE t_resource_schedule SET due_at = UTC_TIMESTAMP(6), holder = ? WHERE name = ? AND holder = ? AND token = ?";
 
 /// Adds the run that was handed back to the history.
-pub(super) const TELL_HANDED_BACK: &str = "
+pub(super) const RECORD_HANDED_BACK: &str = "
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 SELECT name, run_slot, attempt, token, client_ip, begin_time, UTC_TIMESTAMP(6), 'L', missed, ?
 FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?
@@ -121,14 +125,14 @@ pub(super) const LEFT: &str = "
 SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), due_at) FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?";
 
 /// Adds a run that was lost to the history. One that is there already stays.
-pub(super) const TELL_LOST: &str = "
+pub(super) const RECORD_LOST: &str = "
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 VALUES (?, ?, ?, ?, ?, ?, UTC_TIMESTAMP(6), 'L', ?, ?) ON DUPLICATE KEY UPDATE name = name";
 
 /// Adds a row to the history for a claim, whose row in `t_resource_schedule` may already be free.
 /// The parameters are the slot, the attempt, the status, missed, the error, and the claim's name
 /// and token.
-macro_rules! tell_of_claim {
+macro_rules! record {
     ($rest:literal) => {
         concat!(
             "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
@@ -140,13 +144,13 @@ macro_rules! tell_of_claim {
 }
 
 /// No attempt ends twice: a second row is an error.
-pub(super) const TELL_ENDED: &str = tell_of_claim!("");
+pub(super) const RECORD_ENDED: &str = record!("");
 
 /// A pass that is repeated after a lost reply finds its row.
-pub(super) const TELL_PASSED: &str =
-    tell_of_claim!(" ON DUPLICATE KEY UPDATE t_resource_schedule_run.name = t_resource_schedule_run.name");
+pub(super) const RECORD_PASSED: &str =
+    record!(" ON DUPLICATE KEY UPDATE t_resource_schedule_run.name = t_resource_schedule_run.name");
 
-pub(super) const TOLD: &str =
+pub(super) const HAS_ENDED: &str =
     "SELECT 1 FROM t_resource_schedule_run WHERE name = ? AND slot = ? AND attempt = ? AND token = ? AND status = ?";
 
 pub(super) const PASS: &str = "

@@ -11,7 +11,7 @@ use crate::{
         postgres::{
             once_ended,
             schedule_sql::{
-                CLAIM, END, ENDED, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HISTORY, INSTALL, LAST_SUCCESSES,
+                CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL, LAST_SUCCESSES,
                 LATEST, LIST, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED, SINCE, TABLES, TRIGGER,
             },
         },
@@ -115,7 +115,7 @@ impl ScheduleStore for Postgres {
         attempt: u32,
         status: &'static str,
     ) -> Reply<bool> {
-        let query = sqlx::query(ENDED).bind(claim.key.as_str()).bind(slot).bind(counted(attempt));
+        let query = sqlx::query(HAS_ENDED).bind(claim.key.as_str()).bind(slot).bind(counted(attempt));
         query.bind(claim.token.get()).bind(status).fetch_one(conn).await?.try_get(0)
     }
 

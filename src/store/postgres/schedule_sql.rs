@@ -97,7 +97,7 @@ pub(super) const HAND_BACK: &str = "
 WITH freed AS (
     UPDATE t_resource_schedule SET holder = $4, due_at = clock_timestamp() WHERE name = $1 AND holder = $2 AND token = $3
     RETURNING name, run_slot, attempt, token, client_ip, begin_time, missed
-), told AS (
+), recorded AS (
     INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
     SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $5 FROM freed
     ON CONFLICT DO NOTHING
@@ -119,7 +119,7 @@ WITH moved AS (
                       WHEN slot = run_slot AND spec = $5 AND zone = $6 THEN $4 ELSE slot END
     WHERE name = $1 AND holder = $2 AND token = $3
     RETURNING name, token, client_ip, begin_time
-), told AS (
+), recorded AS (
     INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed)
     SELECT name, $10, 0, token, client_ip, begin_time, clock_timestamp(), 'M', $9 FROM moved WHERE $9 > 0 ON CONFLICT DO NOTHING
 )
@@ -143,13 +143,13 @@ WITH ended AS (
         triggered_at = CASE WHEN triggered_at = run_slot AND NOT ($6 IS NULL AND spec = $4 AND zone = $5) THEN NULL ELSE triggered_at END
     WHERE name = $1 AND holder = $2 AND token = $3
     RETURNING name, token, client_ip, begin_time
-), told AS (
+), recorded AS (
     INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
     SELECT name, $8, $9, token, client_ip, begin_time, clock_timestamp(), $10, $11, $12 FROM ended
 )
 SELECT EXISTS (SELECT FROM ended)";
 
-pub(super) const ENDED: &str = "
+pub(super) const HAS_ENDED: &str = "
 SELECT EXISTS (SELECT FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND attempt = $3 AND token = $4 AND status = $5)";
 
 pub(super) const PAUSE: &str = "

@@ -16,9 +16,9 @@ use crate::{
         sqlite::{
             row::{Query, hex, json, micros, time},
             schedule_sql::{
-                CLAIM, END, END_WITHIN, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HISTORY, INSTALL, LAST_SUCCESSES,
-                LATEST, LEFT, LIST, LOOK, NOW, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED, SINCE, TABLES,
-                TAKE_OVER, TOLD, TRIGGER,
+                CLAIM, END, END_WITHIN, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL,
+                LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, NOW, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED,
+                SINCE, TABLES, TAKE_OVER, TRIGGER,
             },
             write::{undo, written},
         },
@@ -110,7 +110,7 @@ impl ScheduleStore for Sqlite {
         attempt: u32,
         status: &'static str,
     ) -> Reply<bool> {
-        let query = sqlx::query(TOLD).bind(claim.key.as_str()).bind(slot.timestamp_micros());
+        let query = sqlx::query(HAS_ENDED).bind(claim.key.as_str()).bind(slot.timestamp_micros());
         let query = query.bind(counted(attempt)).bind(claim.token.get()).bind(status);
         Ok(query.fetch_optional(conn).await?.is_some())
     }

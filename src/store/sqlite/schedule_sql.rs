@@ -147,7 +147,7 @@ pub(super) const HANDED_BACK_RUNS: &str =
 
 pub(super) const LEFT: &str = concat!("SELECT due_at - ", now!(), " FROM t_resource_schedule WHERE ", held!());
 
-pub(super) const TOLD: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
+pub(super) const HAS_ENDED: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
 
 /// ?4 the slot, ?5 and ?6 the times with which it was computed, ?7 whether it is run, ?8 missed, ?9
 /// the first slot of ?10 that are skipped.
