@@ -141,76 +141,102 @@ fn as_server_error<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e dyn Da
 
 fn server_fault(error: &dyn DatabaseError) -> Fault {
     #[cfg(feature = "postgres")]
-    if let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
-        return match error.code() {
-            "40001" | "40P01" | "55P03" => Fault::Contention,
-            "42P01" => Fault::MissingTable,
-            "42703" => Fault::MissingColumn,
-            "25006" => Fault::ReadOnly,
-            "42501" => Fault::Denied,
-            // 25P03, 25P04: the session was ended for being idle in a transaction, or for the
-            // transaction's length
-            "25P03" | "25P04" | "40003" | "53300" => Fault::Outage,
-            // 57014: `statement_timeout`, or an operator
-            "57014" => Fault::Overload,
-            code if code.starts_with("53") => Fault::Overload,
-            code if code.starts_with("08") || code.starts_with("57P") => Fault::Outage,
-            _ => Fault::Other,
-        };
+    if let Some(error) = error.try_downcast_ref() {
+        return postgres_fault(error);
     }
     #[cfg(feature = "mysql")]
-    if let Some(error) = error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
-        return match error.number() {
-            1213 | 1205 | 1020 | 3101 | 3572 => Fault::Contention,
-            1146 => Fault::MissingTable,
-            1054 => Fault::MissingColumn,
-            1290 | 1792 | 1836 => Fault::ReadOnly,
-            1044 | 1045 | 1142 | 1143 => Fault::Denied,
-            // 1047: a Galera node outside its cluster; 1180, 1317, 1969: an interrupted COMMIT;
-            // 1598: the binary log cannot be written, and the server is stopped during a COMMIT;
-            // 3032, 3796 to 3799: a node outside its group; 3781 to 3783: a new primary that has
-            // not caught up; 3100: a node left the group during a COMMIT, which the others may
-            // have; 3169, 4031: the session was ended
-            1040
-            | 1047
-            | 1053
-            | 1180
-            | 1203
-            | 1226
-            | 1317
-            | 1598
-            | 1927
-            | 1969
-            | 3032
-            | 3100
-            | 3169
-            | 3781..=3783
-            | 3796..=3799
-            | 4031 => Fault::Outage,
-            // 1021, 1114: no space; 1037, 1038, 1041, 1206: no memory; 3024: a limit to statements
-            1021 | 1037 | 1038 | 1041 | 1114 | 1206 | 3024 => Fault::Overload,
-            _ => Fault::Other,
-        };
+    if let Some(error) = error.try_downcast_ref() {
+        return mysql_fault(error);
     }
     #[cfg(feature = "sqlite")]
-    if let Some(error) = error.try_downcast_ref::<sqlx::sqlite::SqliteError>() {
-        const BUSY: i32 = 5;
-        const LOCKED: i32 = 6;
-        const NOMEM: i32 = 7;
-        const READONLY: i32 = 8;
-        const FULL: i32 = 13;
-        const AUTH: i32 = 23;
-        let primary = error.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or_default() & 0xff;
-        return match primary {
-            BUSY | LOCKED => Fault::Contention,
-            READONLY => Fault::ReadOnly,
-            NOMEM | FULL => Fault::Overload,
-            AUTH => Fault::Denied,
-            _ if error.message().starts_with("no such table") => Fault::MissingTable,
-            _ if error.message().starts_with("no such column") => Fault::MissingColumn,
-            _ => Fault::Other,
-        };
+    if let Some(error) = error.try_downcast_ref() {
+        return sqlite_fault(error);
     }
-    let _ = error;
     Fault::Other
+}
+
+#[cfg(feature = "postgres")]
+fn postgres_fault(error: &sqlx::postgres::PgDatabaseError) -> Fault {
+    match error.code() {
+        // 40001: a serialization failure; 40P01: a deadlock; 55P03: `lock_timeout`, or NOWAIT at a
+        // locked row
+        "40001" | "40P01" | "55P03" => Fault::Contention,
+        "42P01" => Fault::MissingTable,
+        "42703" => Fault::MissingColumn,
+        "25006" => Fault::ReadOnly,
+        "42501" => Fault::Denied,
+        // 25P03, 25P04: the session was ended for being idle in a transaction, or for the
+        // transaction's length; 40003: it is unknown whether the statement was completed; 53300:
+        // too many connections
+        "25P03" | "25P04" | "40003" | "53300" => Fault::Outage,
+        // 57014: `statement_timeout`, or an operator
+        "57014" => Fault::Overload,
+        // 53: a lack of resources
+        code if code.starts_with("53") => Fault::Overload,
+        // 08: the connection; 57P: the server is shut down, has crashed, or starts
+        code if code.starts_with("08") || code.starts_with("57P") => Fault::Outage,
+        _ => Fault::Other,
+    }
+}
+
+#[cfg(feature = "mysql")]
+fn mysql_fault(error: &sqlx::mysql::MySqlDatabaseError) -> Fault {
+    match error.number() {
+        // 1020: the row was changed since it was read; 1205: a wait for a locked row reached its
+        // limit, which may be zero; 1213: a deadlock; 3101: another member of the group changed the
+        // same row first; 3572: NOWAIT met a locked row
+        1020 | 1205 | 1213 | 3101 | 3572 => Fault::Contention,
+        1146 => Fault::MissingTable,
+        1054 => Fault::MissingColumn,
+        // 1290: `read_only` or `super_read_only`; 1792: a read-only transaction; 1836: a read-only
+        // server
+        1290 | 1792 | 1836 => Fault::ReadOnly,
+        // 1044: the database; 1045: the password; 1142, 1143: a table, a column
+        1044 | 1045 | 1142 | 1143 => Fault::Denied,
+        // 1040, 1203, 1226: too many connections, of all users or of this one; 1053: the server is
+        // shut down; 1927, 3169, 4031: the session was ended; 1047: a Galera node outside its
+        // cluster; 1180, 1317, 1969: an interrupted COMMIT; 1598: the binary log cannot be written,
+        // and the server is stopped during a COMMIT; 3032, 3796 to 3799: a node outside its group;
+        // 3781 to 3783: a new primary that has not caught up; 3100: a node left the group during a
+        // COMMIT, which the others may have
+        1040
+        | 1047
+        | 1053
+        | 1180
+        | 1203
+        | 1226
+        | 1317
+        | 1598
+        | 1927
+        | 1969
+        | 3032
+        | 3100
+        | 3169
+        | 3781..=3783
+        | 3796..=3799
+        | 4031 => Fault::Outage,
+        // 1021, 1114: no space; 1037, 1038, 1041, 1206: no memory; 3024: a limit to statements
+        1021 | 1037 | 1038 | 1041 | 1114 | 1206 | 3024 => Fault::Overload,
+        _ => Fault::Other,
+    }
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite_fault(error: &sqlx::sqlite::SqliteError) -> Fault {
+    const BUSY: i32 = 5;
+    const LOCKED: i32 = 6;
+    const NOMEM: i32 = 7;
+    const READONLY: i32 = 8;
+    const FULL: i32 = 13;
+    const AUTH: i32 = 23;
+    let primary = error.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or_default() & 0xff;
+    match primary {
+        BUSY | LOCKED => Fault::Contention,
+        READONLY => Fault::ReadOnly,
+        NOMEM | FULL => Fault::Overload,
+        AUTH => Fault::Denied,
+        _ if error.message().starts_with("no such table") => Fault::MissingTable,
+        _ if error.message().starts_with("no such column") => Fault::MissingColumn,
+        _ => Fault::Other,
+    }
 }
