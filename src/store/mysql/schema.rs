@@ -52,35 +52,14 @@ impl SchemaStore for MySql {
             let data_type: String = row.try_get("data_type")?;
             let more: String = row.try_get("more")?;
             let width = usize::try_from(row.try_get::<i64, _>("width")?).unwrap_or_default();
-            // A TIMESTAMP cannot hold the epoch, and a time that changes with each update would
-            // make every renewal a loss.
-            let fit = match name.as_str() {
-                "begin_time" | "end_time" if data_type != "datetime" || !more.is_empty() => Some("DATETIME(6) NULL"),
-                "lock_flag" | "time" if !data_type.ends_with("int") => Some("INT"),
-                _ => None,
-            };
-            if let Some(fit) = fit {
+            if let Some(fit) = misfit(&name, &data_type, &more) {
                 schema.wrong = Some(unfit(&name, &format!("{column_type}{more}"), fit));
             }
             if name == "client_ip" {
                 schema.label_chars = width;
             }
             if name == "key_resource" {
-                let collation: String = row.try_get("collation")?;
-                schema.key_type = format!("{column_type} {collation}");
-                match data_type.as_str() {
-                    "varbinary" => schema.key_limit.bytes = width,
-                    "varchar" if collation.starts_with("utf8") && collation.ends_with("_bin") => {
-                        schema.key_limit.chars = width;
-                        schema.key_limit.three_byte_chars = !collation.starts_with("utf8mb4");
-                    }
-                    _ => {
-                        schema.wrong = Some(format!(
-                            "its column key_resource ({}) does not compare byte by byte; use VARBINARY(255)",
-                            schema.key_type
-                        ));
-                    }
-                }
+                judge_key(&mut schema, &column_type, &data_type, row.try_get("collation")?, width);
             }
             schema.columns.push(name);
         }
@@ -93,5 +72,35 @@ impl SchemaStore for MySql {
 
     async fn install_functions(conn: &mut MySqlConnection) -> Reply<bool> {
         sqlx::raw_sql(FUNCTIONS).execute(conn).await.map(|_| true)
+    }
+}
+
+/// Returns a type that fits, if a column that another program may have created has one that does
+/// not. `more` is what its definition has beside the type.
+fn misfit(column: &str, data_type: &str, more: &str) -> Option<&'static str> {
+    match column {
+        // A TIMESTAMP cannot hold the epoch, and a time that changes with each update would make
+        // every renewal a loss.
+        "begin_time" | "end_time" if data_type != "datetime" || !more.is_empty() => Some("DATETIME(6) NULL"),
+        "lock_flag" | "time" if !data_type.ends_with("int") => Some("INT"),
+        _ => None,
+    }
+}
+
+/// Records which keys their column holds, or that it does not compare byte by byte.
+fn judge_key(schema: &mut Schema, column_type: &str, data_type: &str, collation: &str, width: usize) {
+    schema.key_type = format!("{column_type} {collation}");
+    match data_type {
+        "varbinary" => schema.key_limit.bytes = width,
+        "varchar" if collation.starts_with("utf8") && collation.ends_with("_bin") => {
+            schema.key_limit.chars = width;
+            schema.key_limit.three_byte_chars = !collation.starts_with("utf8mb4");
+        }
+        _ => {
+            schema.wrong = Some(format!(
+                "its column key_resource ({}) does not compare byte by byte; use VARBINARY(255)",
+                schema.key_type
+            ));
+        }
     }
 }
