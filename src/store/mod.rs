@@ -77,6 +77,13 @@ fn unanswered(error: sqlx::Error) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(error))
 }
 
+/// Encodes a text as hex, so that nothing in it needs escaping.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+fn hex(text: &str) -> String {
+    let digit = |value: u8| char::from_digit(value.into(), 16).unwrap_or_default();
+    text.bytes().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
 /// Returns whether the server refused a statement, and the connection goes on. After any other
 /// error it is unknown what was done.
 pub fn is_undone(error: &sqlx::Error) -> bool {

@@ -12,7 +12,7 @@ use crate::{
     rules::{Status, Terms},
     store::{
         Reply,
-        mysql::row::{JOINED, MICROS, ROW, micros, read},
+        mysql::row::{JOINED, MICROS, Query, ROW, marks, micros, read},
         to_utc, unanswered,
     },
 };
@@ -75,8 +75,6 @@ const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
       AND (c.begin_time IS NULL OR c.begin_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
           - INTERVAL GREATEST(?, ?, LEAST(GREATEST(c.time, 0), 500000000) * 60000000) MICROSECOND)
       AND (c.end_time IS NULL OR c.end_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL ? MICROSECOND)";
-
-type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
 
 impl AdminStore for MySql {
     async fn list(conn: &mut MySqlConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
@@ -151,7 +149,7 @@ impl AdminStore for MySql {
         let rows = query.fetch_all(&mut *conn).await?;
         let (keys, after) = old_of(rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))))?;
         let Some(last) = keys.last() else { return Ok(Forgotten { rows: 0, after }) };
-        let marks = vec!["?"; STEP].join(", ");
+        let marks = marks("?", STEP);
         let delete = format!(
             "DELETE t FROM (
                  SELECT c.key_resource FROM t_resource_lock c FORCE INDEX (PRIMARY)

@@ -8,13 +8,13 @@ use sqlx::{
     mysql::{MySqlQueryResult, MySqlRow},
 };
 
-use crate::store::mysql::row::{JOINED, NOW, NOWAIT, Query, marks, micros, padded, unless_locked};
+use crate::store::mysql::row::{JOINED, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded};
 use crate::{
     key::Claim,
     store::{
         Change, Outcome, Reply, RowSnapshot,
         fault::{Fault, fault},
-        unanswered, unmatched,
+        hex, unanswered, unmatched,
     },
 };
 
@@ -92,18 +92,15 @@ pub(super) async fn change(
     nowait: bool,
 ) -> Reply<Vec<Outcome>> {
     let (named, set) = (Named::new(claims), set_of(change));
-    let mut reply = None;
-    if nowait {
+    let nowait = nowait.then(|| {
         let query = sqlx::query(AssertSqlSafe(change_nowait_statement(&named, set)));
-        reply = unless_locked(bind_claims(bind_change(query, change), &named).execute(&mut *conn).await)?;
-    }
-    let reply = match reply {
-        Some(reply) => reply,
-        None => {
-            let query = sqlx::query(AssertSqlSafe(change_statement(&named, set)));
-            bind_change(bind_claims(query, &named), change).execute(&mut *conn).await?
-        }
+        bind_claims(bind_change(query, change), &named)
+    });
+    let for_both = || {
+        let query = sqlx::query(AssertSqlSafe(change_statement(&named, set)));
+        bind_change(bind_claims(query, &named), change)
     };
+    let reply = execute_nowait_first(conn, nowait, for_both).await?;
     if is_all(&reply, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);
     }
@@ -171,10 +168,9 @@ async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, er
     if claims.iter().all(stands) { error } else { unanswered(error) }
 }
 
-/// Encodes a text as hex, so that nothing in it needs escaping.
+/// Writes a text as an expression, in which nothing needs escaping.
 fn text(value: &str) -> String {
-    let hex: String = value.bytes().map(|byte| format!("{byte:02x}")).collect();
-    format!("_utf8mb4 x'{hex}'")
+    format!("_utf8mb4 x'{}'", hex(value))
 }
 
 /// Replaces a statement's marks with values.

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
 use crate::store::mysql::row::{
-    JOINED, MICROS, NOW, NOWAIT, Query, ROW, commit, marks, micros, padded, read, unless_locked,
+    JOINED, MICROS, NOW, NOWAIT, Query, ROW, commit, execute_nowait_first, marks, micros, padded, read,
 };
 use crate::{
     key::{Key, PreviousClaim, Token},
@@ -230,14 +230,8 @@ async fn grant_one(
     nowait: bool,
 ) -> Reply<Option<ClaimReply>> {
     let (key, holder) = (request.key.as_str(), *request.holder.as_uuid());
-    let mut reply = None;
-    if nowait {
-        reply = unless_locked(bind_claim_nowait(request, terms).execute(&mut *conn).await)?;
-    }
-    let reply = match reply {
-        Some(reply) => reply,
-        None => bind_claim(request, terms).execute(&mut *conn).await?,
-    };
+    let nowait = nowait.then(|| bind_claim_nowait(request, terms));
+    let reply = execute_nowait_first(conn, nowait, || bind_claim(request, terms)).await?;
     if reply.rows_affected() == 0 {
         return Ok(None);
     }
@@ -271,14 +265,9 @@ pub(super) async fn claim_apart(
     terms: &Terms,
     nowait: bool,
 ) -> Reply<Vec<ClaimReply>> {
-    let mut reply = None;
-    if nowait {
-        reply = unless_locked(bind_several_nowait(&padded(requests), terms).execute(&mut *conn).await)?;
-    }
-    let reply = match reply {
-        Some(reply) => reply,
-        None => bind_several(&padded(requests), terms).execute(&mut *conn).await?,
-    };
+    let named = padded(requests);
+    let nowait = nowait.then(|| bind_several_nowait(&named, terms));
+    let reply = execute_nowait_first(conn, nowait, || bind_several(&named, terms)).await?;
     let rows = reply.rows_affected();
     // A trigger of the application that writes hides the id. The rows hold the token too.
     let token = i64::try_from(reply.last_insert_id()).ok().filter(|token| *token > 0);

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, SqlSafeStr as _};
 use crate::{
     key::Key,
     store::{
-        Reply,
+        Reply, hex,
         mysql::row::{NOWAIT, marks, padded},
         unanswered,
     },
@@ -66,8 +66,4 @@ async fn create_within_a_second(conn: &mut MySqlConnection, keys: &[Key], minute
         sqlx::raw_sql(RESTORE).execute(conn).await.map_err(unanswered)?;
     }
     reply.map(drop)
-}
-
-fn hex(text: &str) -> String {
-    text.bytes().map(|byte| format!("{byte:02x}")).collect()
 }

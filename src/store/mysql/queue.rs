@@ -5,10 +5,11 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 use crate::store::queue::{ALIVE_SECONDS, FRONT, QueueEntry, QueueStore};
 use crate::{
     key::Key,
-    store::{Reply, mysql::row::NOW},
+    store::{
+        Reply,
+        mysql::row::{NOW, Query, marks, padded},
+    },
 };
-
-type Query<'q> = sqlx::query::Query<'q, MySql, sqlx::mysql::MySqlArguments>;
 
 impl QueueStore for MySql {
     type Notifications = ();
@@ -21,7 +22,7 @@ impl QueueStore for MySql {
         let reply = sqlx::query(AssertSqlSafe(sql)).bind(first.as_str()).execute(&mut *conn).await?;
         let number = i64::try_from(reply.last_insert_id()).unwrap_or(i64::MAX);
         if !others.is_empty() {
-            let rows = vec![format!("(?, ?, {alive})"); others.len()].join(", ");
+            let rows = marks(&format!("(?, ?, {alive})"), others.len());
             let sql = format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES {rows}");
             let bind = |query: Query<'static>, key: &Key| query.bind(key.as_str().to_owned()).bind(number);
             others.iter().fold(sqlx::query(AssertSqlSafe(sql)), bind).execute(conn).await?;
@@ -69,12 +70,12 @@ impl QueueStore for MySql {
     }
 }
 
-/// Pads the numbers to a power of two with the last one, so that few statements are ever prepared.
 async fn send(conn: &mut MySqlConnection, what: &str, more: &str, numbers: &[i64]) -> Reply<()> {
-    let Some(last) = numbers.last() else { return Ok(()) };
-    let size = numbers.len().next_power_of_two();
-    let marks = vec!["?"; size].join(", ");
-    let query = sqlx::query(AssertSqlSafe(format!("{what} WHERE ticket IN ({marks}) {more}")));
-    let padded = numbers.iter().chain(std::iter::repeat(last)).take(size);
-    padded.fold(query, |query, number| query.bind(*number)).execute(conn).await.map(drop)
+    if numbers.is_empty() {
+        return Ok(());
+    }
+    let numbers = padded(numbers);
+    let sql = format!("{what} WHERE ticket IN ({}) {more}", marks("?", numbers.len()));
+    let query = numbers.into_iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, number| query.bind(*number));
+    query.execute(conn).await.map(drop)
 }

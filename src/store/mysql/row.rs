@@ -36,14 +36,6 @@ pub(super) const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR"
 pub(super) const JOINED: &str =
     "STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource";
 
-/// Returns the reply; `None` if the statement met a locked row, and changed nothing.
-pub(super) fn unless_locked(reply: Reply<MySqlQueryResult>) -> Reply<Option<MySqlQueryResult>> {
-    match reply {
-        Err(error) if fault(&error) == Fault::Contention => Ok(None),
-        reply => reply.map(Some),
-    }
-}
-
 /// A row in the form of `rules::Row`, and the time. Zero dates, which the driver cannot read,
 /// become NULL.
 pub(super) const ROW: &str = "
@@ -62,6 +54,22 @@ pub(super) fn padded<T>(named: &[T]) -> Vec<&T> {
 
 pub(super) fn marks(mark: &str, count: usize) -> String {
     vec![mark; count].join(", ")
+}
+
+/// Executes the statement with [`NOWAIT`], if there is one. If there is none, or it met a locked row
+/// and changed nothing, executes the one for both servers.
+pub(super) async fn execute_nowait_first<'q>(
+    conn: &mut MySqlConnection,
+    nowait: Option<Query<'q>>,
+    for_both: impl FnOnce() -> Query<'q>,
+) -> Reply<MySqlQueryResult> {
+    if let Some(query) = nowait {
+        match query.execute(&mut *conn).await {
+            Err(error) if fault(&error) == Fault::Contention => {}
+            reply => return reply,
+        }
+    }
+    for_both().execute(conn).await
 }
 
 pub(super) async fn commit(conn: &mut MySqlConnection) -> Reply<()> {

@@ -10,6 +10,7 @@ use crate::{
         Outcome, Reply,
         postgres::{
             once_ended,
+            row::Query,
             schedule_sql::{
                 CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL, LAST_SUCCESSES,
                 LATEST, LIST, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED, SINCE, TABLES, TRIGGER,
@@ -22,8 +23,6 @@ use crate::{
         servers::{Support, refusal, support},
     },
 };
-
-type Query<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
 
 fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
     sqlx::query(sql).bind(claim.key.as_str()).bind(claim.holder.as_uuid()).bind(claim.token.get())

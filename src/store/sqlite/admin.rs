@@ -9,9 +9,9 @@ use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
-        Reply,
+        Reply, hex,
         sqlite::{
-            row::{as_micros, hex, json, kept, micros, now, read, time},
+            row::{as_micros, json, kept, micros, now, read, time},
             write::written,
         },
         to_utc,

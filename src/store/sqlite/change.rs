@@ -9,8 +9,8 @@ use uuid::Uuid;
 use crate::{
     key::Claim,
     store::{
-        Change, Confirmed, Outcome, Reply, RowSnapshot,
-        sqlite::row::{hex, json, kept, listed, micros, now, read_row},
+        Change, Confirmed, Outcome, Reply, RowSnapshot, hex,
+        sqlite::row::{json, kept, listed, micros, now, read_row},
         unanswered, unconfirmed, unmatched,
     },
 };

@@ -14,10 +14,10 @@ use crate::{
     key::Token,
     rules::{Rules, Terms},
     store::{
-        ClaimReply, ClaimRequest, Reply, is_apart,
+        ClaimReply, ClaimRequest, Reply, hex, is_apart,
         sqlite::{
             judged::look,
-            row::{self, as_micros, hex, json, listed, micros, now, read_from, time},
+            row::{self, as_micros, json, listed, micros, now, read_from, time},
             write::undo,
         },
         unanswered,

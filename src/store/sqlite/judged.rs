@@ -12,8 +12,8 @@ use crate::{
     store::{
         ClaimReply, ClaimRequest, Reply,
         fault::{Fault, fault},
-        is_apart,
-        sqlite::row::{as_micros, hex, json, kept, keys, listed, micros, now, read, read_rows, time},
+        hex, is_apart,
+        sqlite::row::{as_micros, json, kept, keys, listed, micros, now, read, read_rows, time},
         unanswered,
     },
 };

@@ -9,7 +9,7 @@ use sqlx::{
 use crate::{
     key::Key,
     rules::{Row, Terms},
-    store::{Reply, to_utc},
+    store::{Reply, hex, to_utc},
 };
 
 /// The database's clock.
@@ -135,9 +135,4 @@ pub(super) fn json(items: impl Iterator<Item = String>) -> String {
 
 pub(super) fn keys<'a>(keys: impl IntoIterator<Item = &'a Key>) -> String {
     json(keys.into_iter().map(|key| format!("\"{}\"", hex(key.as_str()))))
-}
-
-pub(super) fn hex(text: &str) -> String {
-    let digit = |value: u8| char::from_digit(value.into(), 16).unwrap_or_default();
-    text.bytes().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }

@@ -8,13 +8,13 @@ use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use crate::{
     key::{Claim, Holder, Key, Token},
     store::{
-        Outcome, Reply,
+        Outcome, Reply, hex,
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
             Registered, Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
         },
         sqlite::{
-            row::{Query, hex, json, micros, time},
+            row::{Query, json, keys, micros, time},
             schedule_sql::{
                 CLAIM, END, END_WITHIN, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL,
                 LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, NOW, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED,
@@ -36,8 +36,7 @@ impl ScheduleStore for Sqlite {
     }
 
     async fn registered(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Registered> {
-        let names = json(names.iter().map(|name| format!("\"{}\"", hex(name.as_str()))));
-        let rows = sqlx::query(REGISTERED).bind(names).fetch_all(&mut *conn).await?;
+        let rows = sqlx::query(REGISTERED).bind(keys(names)).fetch_all(&mut *conn).await?;
         let rows = rows.iter().map(listed).collect::<Reply<Vec<_>>>()?;
         let now = match rows.first() {
             Some(row) => row.now,
@@ -66,7 +65,7 @@ impl ScheduleStore for Sqlite {
     }
 
     async fn put_back(conn: &mut SqliteConnection, holder: Holder, vacant: Holder, known: &[Times]) -> Reply<()> {
-        let names = json(known.iter().map(|times| format!("\"{}\"", hex(times.name.as_str()))));
+        let names = keys(known.iter().map(|times| &times.name));
         let query = sqlx::query(PUT_BACK).bind(*holder.as_uuid()).bind(names).bind(*vacant.as_uuid());
         query.execute(conn).await.map(drop)
     }
