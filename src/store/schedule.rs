@@ -337,13 +337,13 @@ pub fn is_trigger(slot: DateTime<Utc>) -> bool {
     !slot.timestamp_subsec_micros().is_multiple_of(1_000)
 }
 
-/// Converts a count of the tables, which have no negative ones.
-pub fn count(number: i32) -> u32 {
+/// Converts a count from the tables, which have no negative ones.
+pub fn from_stored_count(number: i32) -> u32 {
     u32::try_from(number).unwrap_or_default()
 }
 
 /// Converts a count for the tables.
-pub fn counted(number: u32) -> i32 {
+pub fn to_stored_count(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 

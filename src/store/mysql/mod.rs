@@ -94,7 +94,7 @@ impl Store for MySql {
         if reply.rows_affected() > 0 {
             let count = match reply.last_insert_id() {
                 // A trigger of the application that writes hides the id.
-                0 => counted(conn, claim).await?.ok_or(sqlx::Error::RowNotFound)?,
+                0 => read_confirms(conn, claim).await?.ok_or(sqlx::Error::RowNotFound)?,
                 count => i64::try_from(count).unwrap_or_default(),
             };
             return Ok(Confirmed::Done(count));
@@ -119,7 +119,7 @@ impl Store for MySql {
         match (reply.rows_affected(), reply.last_insert_id()) {
             (0, _) => Ok(None),
             // A trigger hides the id. The update succeeded, so this node has the current row.
-            (_, 0) => counted(conn, claim).await,
+            (_, 0) => read_confirms(conn, claim).await,
             (_, next) => Ok(i64::try_from(next - 1).ok()),
         }
     }
@@ -137,7 +137,7 @@ impl Store for MySql {
 
 /// Reads the count of a claim's confirmations, while the claim stands. The read locks the row, so
 /// that no proxy sends it to a replica.
-async fn counted(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
+async fn read_confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
     let query = sqlx::query_scalar(
         "SELECT confirms FROM t_resource_lock WHERE key_resource = ? AND holder = ? AND token = ? FOR UPDATE",
     );

@@ -18,7 +18,7 @@ use crate::{
         },
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
-            Registered, Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
+            Registered, Registration, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
         servers::{Support, refusal, support},
         unanswered,
@@ -137,7 +137,8 @@ impl ScheduleStore for MySql {
         attempt: u32,
         status: &'static str,
     ) -> Reply<bool> {
-        let query = sqlx::query(HAS_ENDED).bind(claim.key.as_str()).bind(slot.naive_utc()).bind(counted(attempt));
+        let query =
+            sqlx::query(HAS_ENDED).bind(claim.key.as_str()).bind(slot.naive_utc()).bind(to_stored_count(attempt));
         let ended = query.bind(claim.token.get()).bind(status).fetch_optional(conn).await?;
         Ok(ended.is_some())
     }
@@ -281,8 +282,8 @@ async fn take(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> 
         token: Token::new(token),
         slot: seen.to_run().and_utc(),
         own: seen.to_run() == seen.slot,
-        attempt: count(seen.attempt) + 1,
-        missed: count(seen.missed),
+        attempt: from_stored_count(seen.attempt) + 1,
+        missed: from_stored_count(seen.missed),
         lost: seen.running.then(lost),
         now: seen.now.and_utc(),
     }))
@@ -321,13 +322,13 @@ async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) ->
 async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
     let (spec, zone, to) = (&pass.times.spec, &pass.times.zone, pass.to.naive_utc());
     let query = sqlx::query(PASS).bind(pass.runs).bind(spec).bind(zone).bind(to).bind(spec).bind(zone).bind(to);
-    let query = query.bind(pass.runs).bind(to).bind(pass.runs).bind(pass.runs).bind(counted(pass.missed));
+    let query = query.bind(pass.runs).bind(to).bind(pass.runs).bind(pass.runs).bind(to_stored_count(pass.missed));
     if bind_claim(query.bind(pass.runs), claim).execute(&mut *conn).await?.rows_affected() == 0 {
         return Ok(false);
     }
     if pass.skipped > 0 {
         let query = sqlx::query(RECORD_PASSED).bind(pass.from.naive_utc()).bind(0).bind("M");
-        let query = query.bind(counted(pass.skipped)).bind(None::<String>);
+        let query = query.bind(to_stored_count(pass.skipped)).bind(None::<String>);
         query.bind(claim.key.as_str()).bind(claim.token.get()).execute(conn).await?;
     }
     Ok(true)
@@ -343,8 +344,8 @@ async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Re
     if bind_claim(query, claim).execute(&mut *conn).await?.rows_affected() == 0 {
         return Ok(false);
     }
-    let query = sqlx::query(RECORD_ENDED).bind(slot).bind(counted(end.attempt)).bind(end.status);
-    let query = query.bind(counted(end.missed)).bind(end.error);
+    let query = sqlx::query(RECORD_ENDED).bind(slot).bind(to_stored_count(end.attempt)).bind(end.status);
+    let query = query.bind(to_stored_count(end.missed)).bind(end.error);
     query.bind(claim.key.as_str()).bind(claim.token.get()).execute(conn).await?;
     Ok(true)
 }
@@ -366,8 +367,8 @@ fn listed(row: &MySqlRow) -> Reply<ListedSchedule> {
         paused: row.try_get::<i64, _>("paused")? == 1,
         triggered_at: utc(row, "triggered_at")?,
         run_slot: utc(row, "run_slot")?,
-        attempt: count(row.try_get("attempt")?),
-        missed: count(row.try_get("missed")?),
+        attempt: from_stored_count(row.try_get("attempt")?),
+        missed: from_stored_count(row.try_get("missed")?),
         running: row.try_get::<i64, _>("running")? == 1,
         token: Token::new(row.try_get("token")?),
         label: row.try_get("client_ip")?,
@@ -380,13 +381,13 @@ fn run(row: &MySqlRow) -> Reply<ListedRun> {
     Ok(ListedRun {
         name: row.try_get("name")?,
         slot: utc(row, "slot")?.unwrap_or_default(),
-        attempt: count(row.try_get("attempt")?),
+        attempt: from_stored_count(row.try_get("attempt")?),
         token: Token::new(row.try_get("token")?),
         label: row.try_get("client_ip")?,
         begin_time: utc(row, "begin_time")?.unwrap_or_default(),
         end_time: utc(row, "end_time")?.unwrap_or_default(),
         status: row.try_get("status")?,
-        missed: count(row.try_get("missed")?),
+        missed: from_stored_count(row.try_get("missed")?),
         error: row.try_get("error")?,
     })
 }

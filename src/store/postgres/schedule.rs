@@ -18,7 +18,7 @@ use crate::{
         },
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
-            Registered, Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
+            Registered, Registration, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
         servers::{Support, refusal, support},
     },
@@ -97,13 +97,14 @@ impl ScheduleStore for Postgres {
 
     async fn pass_over(conn: &mut PgConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
         let query = bind_claim(PASS, claim).bind(pass.to).bind(&pass.times.spec).bind(&pass.times.zone).bind(pass.runs);
-        let query = query.bind(counted(pass.missed)).bind(counted(pass.skipped)).bind(pass.from);
+        let query = query.bind(to_stored_count(pass.missed)).bind(to_stored_count(pass.skipped)).bind(pass.from);
         query.fetch_one(conn).await?.try_get(0)
     }
 
     async fn end_run(conn: &mut PgConnection, claim: &Claim, end: &End<'_>, _: bool) -> Reply<bool> {
         let query = bind_claim(END, claim).bind(&end.times.spec).bind(&end.times.zone).bind(end.next).bind(end.pause);
-        let query = query.bind(end.slot).bind(counted(end.attempt)).bind(end.status).bind(counted(end.missed));
+        let query =
+            query.bind(end.slot).bind(to_stored_count(end.attempt)).bind(end.status).bind(to_stored_count(end.missed));
         query.bind(end.error).fetch_one(conn).await?.try_get(0)
     }
 
@@ -114,7 +115,7 @@ impl ScheduleStore for Postgres {
         attempt: u32,
         status: &'static str,
     ) -> Reply<bool> {
-        let query = sqlx::query(HAS_ENDED).bind(claim.key.as_str()).bind(slot).bind(counted(attempt));
+        let query = sqlx::query(HAS_ENDED).bind(claim.key.as_str()).bind(slot).bind(to_stored_count(attempt));
         query.bind(claim.token.get()).bind(status).fetch_one(conn).await?.try_get(0)
     }
 
@@ -186,8 +187,8 @@ fn claimed(row: &PgRow) -> Reply<ClaimedRow> {
         token: Token::new(row.try_get("token")?),
         slot: row.try_get("run_slot")?,
         own: row.try_get("own")?,
-        attempt: count(row.try_get("attempt")?),
-        missed: count(row.try_get("missed")?),
+        attempt: from_stored_count(row.try_get("attempt")?),
+        missed: from_stored_count(row.try_get("missed")?),
         lost,
         now: row.try_get("now")?,
     })
@@ -202,8 +203,8 @@ fn listed(row: &PgRow) -> Reply<ListedSchedule> {
         paused: row.try_get("paused")?,
         triggered_at: row.try_get("triggered_at")?,
         run_slot: row.try_get("run_slot")?,
-        attempt: count(row.try_get("attempt")?),
-        missed: count(row.try_get("missed")?),
+        attempt: from_stored_count(row.try_get("attempt")?),
+        missed: from_stored_count(row.try_get("missed")?),
         running: row.try_get("running")?,
         token: Token::new(row.try_get("token")?),
         label: row.try_get("client_ip")?,
@@ -216,13 +217,13 @@ fn run(row: &PgRow) -> Reply<ListedRun> {
     Ok(ListedRun {
         name: row.try_get("name")?,
         slot: row.try_get("slot")?,
-        attempt: count(row.try_get("attempt")?),
+        attempt: from_stored_count(row.try_get("attempt")?),
         token: Token::new(row.try_get("token")?),
         label: row.try_get("client_ip")?,
         begin_time: row.try_get("begin_time")?,
         end_time: row.try_get("end_time")?,
         status: row.try_get("status")?,
-        missed: count(row.try_get("missed")?),
+        missed: from_stored_count(row.try_get("missed")?),
         error: row.try_get("error")?,
     })
 }

@@ -73,7 +73,7 @@ struct Found {
     row: Row,
     now: DateTime<Utc>,
     /// What the compare-and-set expects, if the rules grant the row.
-    free: Option<String>,
+    grant: Option<String>,
 }
 
 impl Found {
@@ -86,12 +86,12 @@ impl Found {
             Verdict::TakeOver => Some("taken over"),
             Verdict::Create | Verdict::Refuse(..) => None,
         };
-        let free = verdict.map(|verdict| expected(found, &row, request, verdict)).transpose()?;
-        Ok(Self { row, now, free })
+        let grant = verdict.map(|verdict| expected(found, &row, request, verdict)).transpose()?;
+        Ok(Self { row, now, grant })
     }
 
-    fn is_free(found: &Option<Self>) -> bool {
-        found.as_ref().is_some_and(|found| found.free.is_some())
+    fn is_grantable(found: &Option<Self>) -> bool {
+        found.as_ref().is_some_and(|found| found.grant.is_some())
     }
 
     fn seen(found: Option<Self>) -> ClaimReply {
@@ -133,13 +133,13 @@ pub(super) async fn claim(
 ) -> Reply<Vec<ClaimReply>> {
     let apart = is_apart(requests);
     let (busy_timeout, mut found) = find(conn, requests, terms).await?;
-    let worth_it = if apart { found.iter().any(Found::is_free) } else { found.iter().all(Found::is_free) };
+    let worth_it = if apart { found.iter().any(Found::is_grantable) } else { found.iter().all(Found::is_grantable) };
     if !worth_it {
-        let refused = |found| if Found::is_free(&found) { ClaimReply::Withheld } else { Found::seen(found) };
+        let refused = |found| if Found::is_grantable(&found) { ClaimReply::Withheld } else { Found::seen(found) };
         return Ok(found.into_iter().map(refused).collect());
     }
     let take = Take {
-        free: json(found.iter_mut().flatten().filter_map(|found| found.free.take())),
+        grants: json(found.iter_mut().flatten().filter_map(|found| found.grant.take())),
         of_a_set: (!apart && requests.len() > 1).then_some(requests.len()),
         busy_timeout,
         sql: if in_micros { TAKE_MICROS } else { TAKE },
@@ -177,7 +177,7 @@ async fn find(
 
 /// A compare-and-set of the rows that may be claimed.
 struct Take<'a> {
-    free: String,
+    grants: String,
     /// How many keys a single holder asks for, if there are several.
     of_a_set: Option<usize>,
     /// The connection's own, in milliseconds.
@@ -225,7 +225,7 @@ impl Take<'_> {
     async fn briefly(&self, sql: &str, conn: &mut SqliteConnection) -> Reply<HashMap<String, ClaimReply>> {
         let own = self.busy_timeout;
         let sql = format!("PRAGMA busy_timeout = {}; {sql}; PRAGMA busy_timeout = {own}", own.min(TRY_MILLIS));
-        let query = sqlx::query(AssertSqlSafe(sql)).bind(&self.free).bind(&self.terms.label);
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(&self.grants).bind(&self.terms.label);
         let query = query.bind(micros(self.terms.lease)).bind(micros(self.terms.offset()));
         let rows = query.fetch_all(conn).await?;
         rows.iter().filter(|row| row.len() > 1).map(granted).collect()

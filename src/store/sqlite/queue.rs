@@ -62,14 +62,14 @@ impl QueueStore for Sqlite {
     }
 
     async fn join(conn: &mut SqliteConnection, keys: &[Key]) -> Reply<i64> {
-        let query = sqlx::query(JOIN).bind(row::keys(keys)).bind(seconds(ALIVE_SECONDS));
+        let query = sqlx::query(JOIN).bind(row::keys(keys)).bind(integer(ALIVE_SECONDS));
         written(query, conn).await?.ok_or(sqlx::Error::RowNotFound)?.try_get(0)
     }
 
     async fn front(conn: &mut SqliteConnection, keys: &[Key], number: i64) -> Reply<Vec<QueueEntry>> {
         let mut front = Vec::new();
         for key in keys {
-            let query = sqlx::query(FRONT_OF_QUEUE).bind(key.as_str()).bind(number).bind(seconds(FRONT));
+            let query = sqlx::query(FRONT_OF_QUEUE).bind(key.as_str()).bind(number).bind(integer(FRONT));
             for row in query.fetch_all(&mut *conn).await? {
                 front.push(QueueEntry { key: row.try_get(0)?, number: row.try_get(1)?, left_micros: row.try_get(2)? });
             }
@@ -78,7 +78,7 @@ impl QueueStore for Sqlite {
     }
 
     async fn heartbeat(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
-        sqlx::query(STAY).bind(array(numbers)).bind(seconds(ALIVE_SECONDS)).execute(conn).await.map(drop)
+        sqlx::query(STAY).bind(array(numbers)).bind(integer(ALIVE_SECONDS)).execute(conn).await.map(drop)
     }
 
     async fn leave(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
@@ -98,8 +98,9 @@ impl QueueStore for Sqlite {
     }
 }
 
-fn seconds(count: u64) -> i64 {
-    i64::try_from(count).unwrap_or(i64::MAX)
+/// Converts a number to an integer of SQLite, which has a sign.
+fn integer(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 fn array(numbers: &[i64]) -> String {

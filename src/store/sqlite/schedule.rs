@@ -11,7 +11,7 @@ use crate::{
         Outcome, Reply, hex,
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
-            Registered, Registration, RunPage, STEP, ScheduleStore, Times, count, counted, named,
+            Registered, Registration, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
         sqlite::{
             row::{Query, json, keys, micros, time},
@@ -90,15 +90,16 @@ impl ScheduleStore for Sqlite {
 
     async fn pass_over(conn: &mut SqliteConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
         let query = bind_claim(PASS, claim).bind(pass.to.timestamp_micros()).bind(&pass.times.spec);
-        let query = query.bind(&pass.times.zone).bind(pass.runs).bind(counted(pass.missed));
-        transaction(query.bind(pass.from.timestamp_micros()).bind(counted(pass.skipped)), conn).await
+        let query = query.bind(&pass.times.zone).bind(pass.runs).bind(to_stored_count(pass.missed));
+        transaction(query.bind(pass.from.timestamp_micros()).bind(to_stored_count(pass.skipped)), conn).await
     }
 
     async fn end_run(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>, within: bool) -> Reply<bool> {
         let query = bind_claim(if within { END_WITHIN } else { END }, claim);
         let query = query.bind(end.next.map(|next| next.timestamp_micros())).bind(&end.times.spec);
         let query = query.bind(&end.times.zone).bind(micros(end.pause)).bind(end.slot.timestamp_micros());
-        let query = query.bind(counted(end.attempt)).bind(end.status).bind(counted(end.missed)).bind(end.error);
+        let query =
+            query.bind(to_stored_count(end.attempt)).bind(end.status).bind(to_stored_count(end.missed)).bind(end.error);
         if within { Ok(written(query, conn).await?.is_some()) } else { transaction(query, conn).await }
     }
 
@@ -110,7 +111,7 @@ impl ScheduleStore for Sqlite {
         status: &'static str,
     ) -> Reply<bool> {
         let query = sqlx::query(HAS_ENDED).bind(claim.key.as_str()).bind(slot.timestamp_micros());
-        let query = query.bind(counted(attempt)).bind(claim.token.get()).bind(status);
+        let query = query.bind(to_stored_count(attempt)).bind(claim.token.get()).bind(status);
         Ok(query.fetch_optional(conn).await?.is_some())
     }
 
@@ -240,8 +241,8 @@ async fn take(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) ->
         token: Token::new(token),
         slot: utc(seen.to_run()),
         own: seen.to_run() == seen.slot,
-        attempt: count(seen.attempt) + 1,
-        missed: count(seen.missed),
+        attempt: from_stored_count(seen.attempt) + 1,
+        missed: from_stored_count(seen.missed),
         lost: seen.running.then(lost),
         now: utc(seen.now),
     }))
@@ -264,8 +265,8 @@ fn listed(row: &SqliteRow) -> Reply<ListedSchedule> {
         paused: row.try_get("paused")?,
         triggered_at: time(row, "triggered_at")?,
         run_slot: time(row, "run_slot")?,
-        attempt: count(row.try_get("attempt")?),
-        missed: count(row.try_get("missed")?),
+        attempt: from_stored_count(row.try_get("attempt")?),
+        missed: from_stored_count(row.try_get("missed")?),
         running: row.try_get("running")?,
         token: Token::new(row.try_get("token")?),
         label: row.try_get("client_ip")?,
@@ -278,13 +279,13 @@ fn run(row: &SqliteRow) -> Reply<ListedRun> {
     Ok(ListedRun {
         name: row.try_get("name")?,
         slot: time(row, "slot")?.unwrap_or_default(),
-        attempt: count(row.try_get("attempt")?),
+        attempt: from_stored_count(row.try_get("attempt")?),
         token: Token::new(row.try_get("token")?),
         label: row.try_get("client_ip")?,
         begin_time: time(row, "begin_time")?.unwrap_or_default(),
         end_time: time(row, "end_time")?.unwrap_or_default(),
         status: row.try_get("status")?,
-        missed: count(row.try_get("missed")?),
+        missed: from_stored_count(row.try_get("missed")?),
         error: row.try_get("error")?,
     })
 }
