@@ -1,4 +1,7 @@
 //! The modules of the library and of the program import downwards: there is no circle.
+//!
+//! A path in the code counts as an import. A name that is re-exported counts as the module that
+//! defines it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,11 +23,28 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The path of a file's module, such as `lease::wait`.
+/// The path of a file's module, such as `crate::lease::wait`.
 fn module(file: &Path, src: &Path) -> String {
     let path = file.strip_prefix(src).unwrap().with_extension("");
-    let path = path.to_str().unwrap().replace(std::path::MAIN_SEPARATOR, "::");
-    path.strip_suffix("::mod").unwrap_or(&path).to_owned()
+    let parts = path.iter().map(|part| part.to_str().unwrap()).filter(|part| !["lib", "main", "mod"].contains(part));
+    ["crate"].into_iter().chain(parts).collect::<Vec<_>>().join("::")
+}
+
+/// The lines of a file without its comments and unit tests.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    let mut in_tests = false;
+    text.lines().filter(move |line| {
+        in_tests = (in_tests || line.starts_with("mod tests {")) && *line != "}";
+        !in_tests && !line.trim_start().starts_with("//")
+    })
+}
+
+/// The beginning of a use tree, if the line has one, and whether it is a re-export.
+fn used(line: &str) -> Option<(bool, &str)> {
+    let (visibility, tree) = line.split_once("use ")?;
+    let is_use = ["", "pub", "pub(crate)", "pub(super)"].contains(&visibility.trim());
+    // A line of a text may begin with the word too.
+    (is_use && tree.ends_with([';', '{'])).then_some((!visibility.trim().is_empty(), tree))
 }
 
 /// Adds the paths that a use tree names.
@@ -51,17 +71,51 @@ fn paths(tree: &str, prefix: &str, found: &mut Vec<String>) {
     }
 }
 
-/// What the module imports from its own crate. Indented imports belong to its unit tests.
-fn imports(text: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let statements =
-        text.split('\n').enumerate().filter(|(_, line)| line.contains("use crate::") && !line.starts_with(' '));
-    for (number, _) in statements {
-        let rest = text.split('\n').skip(number).collect::<Vec<_>>().join("\n");
-        let tree = rest.split_once("use crate::").unwrap().1.split_once(';').unwrap().0;
-        paths(&tree.replace('\n', " "), "", &mut found);
+/// The paths that a file imports or names in its code, and those that it re-exports.
+fn named(text: &str) -> (Vec<String>, Vec<String>) {
+    let (mut imports, mut exports, mut lines) = (Vec::new(), Vec::new(), code(text));
+    while let Some(line) = lines.next() {
+        if let Some((is_export, tree)) = used(line) {
+            let mut tree = tree.to_owned();
+            while !tree.ends_with(';') {
+                tree.push_str(lines.next().unwrap());
+            }
+            paths(tree.trim_end_matches(';'), "", if is_export { &mut exports } else { &mut imports });
+        } else {
+            let names = line.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
+            imports.extend(names.filter(|name| name.contains("::")).map(str::to_owned));
+        }
     }
-    found
+    (imports, exports)
+}
+
+/// The modules of a crate, and what each name that is re-exported stands for.
+struct Crate {
+    modules: BTreeSet<String>,
+    exports: BTreeMap<String, String>,
+}
+
+impl Crate {
+    /// The whole path of what the module `own` names so. `None`: it is of another crate or of the
+    /// module itself. `super` is of the latter, because only modules within a file use it.
+    fn whole(&self, path: &str, own: &str) -> Option<String> {
+        let first = path.split("::").next()?;
+        if first == "crate" {
+            return Some(path.to_owned());
+        }
+        self.modules.contains(&format!("{own}::{first}")).then(|| format!("{own}::{path}"))
+    }
+
+    /// The module that defines what a path names.
+    fn definition<'p>(&'p self, mut path: &'p str) -> &'p str {
+        while !self.modules.contains(path) {
+            path = match self.exports.get(path) {
+                Some(exported) => exported,
+                None => path.rsplit_once("::").unwrap().0,
+            };
+        }
+        path
+    }
 }
 
 /// The imports of all modules in a folder of the repository.
@@ -69,21 +123,21 @@ fn graph(src: &str) -> Graph {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join(src);
     let mut found = Vec::new();
     files(&src, &mut found);
-    let modules: BTreeSet<String> = found.iter().map(|file| module(file, &src)).collect();
-    let imported = |path: &String| {
-        let mut path = path.as_str();
-        while !modules.contains(path) {
-            path = path.rsplit_once("::")?.0;
+    let read = |file: &PathBuf| (module(file, &src), named(&std::fs::read_to_string(file).unwrap()));
+    let named: BTreeMap<String, (Vec<String>, Vec<String>)> = found.iter().map(read).collect();
+    let mut all = Crate { modules: named.keys().cloned().collect(), exports: BTreeMap::new() };
+    for (own, (_, exports)) in &named {
+        for path in exports {
+            if let (Some(whole), Some((_, name))) = (all.whole(path, own), path.rsplit_once("::")) {
+                all.exports.insert(format!("{own}::{name}"), whole);
+            }
         }
-        Some(path.to_owned())
+    }
+    let imported = |own: &str, imports: &[String]| {
+        let whole = imports.iter().filter_map(|path| all.whole(path, own));
+        whole.map(|path| all.definition(&path).to_owned()).filter(|module| module != own).collect()
     };
-    let edges = |file: &PathBuf| {
-        let own = module(file, &src);
-        let imports = imports(&std::fs::read_to_string(file).unwrap());
-        let others = imports.iter().filter_map(imported).filter(|other| *other != own).collect();
-        (own, others)
-    };
-    found.iter().map(edges).collect()
+    named.iter().map(|(own, (imports, _))| (own.clone(), imported(own, imports))).collect()
 }
 
 /// A path of imports that leads back to where it began.
@@ -115,13 +169,19 @@ fn has_no_circle(graph: &Graph) {
 #[test]
 fn no_module_imports_one_that_imports_it() {
     let graph = graph("src");
-    assert!(graph["lease::wait"].contains("lease::attempt") && graph.len() > 40, "the imports are found: {graph:?}");
+    let imports = |one: &str, other: &str| graph[&format!("crate::{one}")].contains(&format!("crate::{other}"));
+    assert!(imports("lease::wait", "lease::attempt") && graph.len() > 40, "the imports are found: {graph:?}");
+    assert!(imports("store::mysql", "store::mysql::claim"), "paths in the code are found: {graph:?}");
+    assert!(imports("lease::wait", "store::database"), "re-exports are followed: {graph:?}");
     has_no_circle(&graph);
 }
 
 #[test]
 fn no_module_of_the_program_imports_one_that_imports_it() {
     let graph = graph("cli/src");
-    assert!(graph["keys::run"].contains("process::work") && graph.len() > 40, "the imports are found: {graph:?}");
+    assert!(
+        graph["crate::keys::run"].contains("crate::process::work") && graph.len() > 40,
+        "the imports are found: {graph:?}"
+    );
     has_no_circle(&graph);
 }

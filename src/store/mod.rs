@@ -6,6 +6,7 @@
 
 pub mod admin;
 pub mod connection;
+pub mod database;
 pub mod failure;
 pub mod fault;
 pub mod kept;
@@ -23,6 +24,8 @@ pub mod servers;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 pub mod version;
+
+pub use database::Database;
 
 use std::{future::Future, time::Duration};
 
@@ -311,42 +314,4 @@ pub const INTACT: &str = "RELEASE SAVEPOINT rowlock";
 /// time is returned unchanged.
 pub fn to_utc(time: DateTime<Utc>, ahead: TimeDelta) -> DateTime<Utc> {
     time.checked_sub_signed(ahead).unwrap_or(time)
-}
-
-/// Stands in for the operations of the feature `schedule`.
-#[cfg(not(feature = "schedule"))]
-pub mod schedule {
-    pub trait ScheduleStore: super::Store {}
-    impl<DB: super::Store> ScheduleStore for DB {}
-}
-
-/// A database that rowlock supports: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or
-/// `sqlx::Sqlite`.
-///
-/// Code that takes it as a parameter works on each of them.
-///
-/// ```
-/// use rowlock::{Database, Error, LeaseLock};
-///
-/// async fn connect<DB: Database>(url: &str) -> Result<LeaseLock<DB>, Error> {
-///     let lock = LeaseLock::<DB>::connect(url).await?;
-///     rowlock::migrate(lock.pool()).await?;
-///     Ok(lock)
-/// }
-/// ```
-#[diagnostic::on_unimplemented(
-    message = "rowlock was built without its feature for `{Self}`",
-    label = "a feature of rowlock is missing",
-    note = "add it in Cargo.toml: `rowlock = {{ features = [\"postgres\"] }}`, or \"mysql\" (MariaDB too), or \"sqlite\" (the default)"
-)]
-pub trait Database:
-    admin::AdminStore + schema::SchemaStore + version::VersionStore + queue::QueueStore + schedule::ScheduleStore
-{
-}
-
-// What is missing is the feature, not one of these traits.
-#[diagnostic::do_not_recommend]
-impl<DB> Database for DB where
-    DB: admin::AdminStore + schema::SchemaStore + version::VersionStore + queue::QueueStore + schedule::ScheduleStore
-{
 }

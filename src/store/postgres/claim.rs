@@ -11,10 +11,7 @@ use crate::{
     rules::{Rules, Terms},
     store::{
         ClaimReply, ClaimRequest, Reply, is_apart,
-        postgres::{
-            once_ended,
-            row::{FEW, Query, ROW, read},
-        },
+        postgres::row::{FEW, Query, ROW, once_ended, read},
     },
 };
 

@@ -15,7 +15,7 @@ mod version;
 
 use std::time::Duration;
 
-use sqlx::{Connection as _, PgConnection, Postgres, Row as _, SqlSafeStr as _, postgres::PgTransactionManager};
+use sqlx::{PgConnection, Postgres, Row as _, SqlSafeStr as _, postgres::PgTransactionManager};
 use sqlx_core::transaction::TransactionManager as _;
 
 use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, INTACT, Outcome, Reply, Store};
@@ -33,15 +33,6 @@ const OPEN: &str = "BEGIN; SAVEPOINT rowlock; SELECT 1 / (now() = statement_time
 /// The errors of `OPEN` in another transaction: a division by zero, or any error in a transaction
 /// that has already failed.
 const IN_ANOTHER: [&str; 2] = ["22012", "25P02"];
-
-/// Waits for the end of the transaction of a statement that failed. The server reports an error
-/// before it releases the locks, and the next statement would skip the rows that are still locked.
-async fn once_ended<T>(conn: &mut PgConnection, reply: Reply<T>) -> Reply<T> {
-    if matches!(reply, Err(sqlx::Error::Database(_))) {
-        drop(conn.ping().await);
-    }
-    reply
-}
 
 impl Store for Postgres {
     const OWN_CONNECTIONS: bool = true;

@@ -1,8 +1,8 @@
-//! A row of the lock's table as PostgreSQL returns it.
+//! A row of the lock's table as PostgreSQL returns it, and what the statements share.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{
-    Postgres, Row as _,
+    Connection as _, PgConnection, Postgres, Row as _,
     postgres::{PgArguments, PgRow},
 };
 
@@ -47,6 +47,15 @@ pub(super) const ROW: &str = concat!(
 pub(super) const FEW: &str = "(SELECT * FROM asked WHERE place = abs(place))";
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
+
+/// Waits for the end of the transaction of a statement that failed. The server reports an error
+/// before it releases the locks, and the next statement would skip the rows that are still locked.
+pub(super) async fn once_ended<T>(conn: &mut PgConnection, reply: Reply<T>) -> Reply<T> {
+    if matches!(reply, Err(sqlx::Error::Database(_))) {
+        drop(conn.ping().await);
+    }
+    reply
+}
 
 /// Reads the columns of `ROW`.
 pub(super) fn read(row: &PgRow, terms: &Terms) -> Reply<Row> {

@@ -9,8 +9,7 @@ use crate::{
     store::{
         Outcome, Reply,
         postgres::{
-            once_ended,
-            row::Query,
+            row::{Query, once_ended},
             schedule_sql::{
                 CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL, LAST_SUCCESSES,
                 LATEST, LIST, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED, SINCE, TABLES, TRIGGER,

@@ -20,6 +20,7 @@ use crate::{
                 LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, NOW, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED,
                 SINCE, TABLES, TAKE_OVER, TRIGGER,
             },
+            schema::wide,
             write::{undo, written},
         },
     },
@@ -28,7 +29,7 @@ use crate::{
 impl ScheduleStore for Sqlite {
     async fn schedule_tables(conn: &mut SqliteConnection) -> Reply<Found> {
         let tables: i64 = sqlx::query_scalar(TABLES).fetch_one(&mut *conn).await?;
-        Ok(Found { tables: tables == 2, refused: super::schema::wide(conn).await? })
+        Ok(Found { tables: tables == 2, refused: wide(conn).await? })
     }
 
     async fn install_schedules(conn: &mut SqliteConnection) -> Reply<()> {

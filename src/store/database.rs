@@ -1,0 +1,37 @@
+//! All operations of a database under one name.
+
+#[cfg(feature = "schedule")]
+use crate::store::schedule::ScheduleStore;
+use crate::store::{admin::AdminStore, queue::QueueStore, schema::SchemaStore, version::VersionStore};
+
+/// Stands in for the operations of the feature `schedule`.
+#[cfg(not(feature = "schedule"))]
+pub trait ScheduleStore {}
+
+#[cfg(not(feature = "schedule"))]
+impl<DB> ScheduleStore for DB {}
+
+/// A database that rowlock supports: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or
+/// `sqlx::Sqlite`.
+///
+/// Code that takes it as a parameter works on each of them.
+///
+/// ```
+/// use rowlock::{Database, Error, LeaseLock};
+///
+/// async fn connect<DB: Database>(url: &str) -> Result<LeaseLock<DB>, Error> {
+///     let lock = LeaseLock::<DB>::connect(url).await?;
+///     rowlock::migrate(lock.pool()).await?;
+///     Ok(lock)
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "rowlock was built without its feature for `{Self}`",
+    label = "a feature of rowlock is missing",
+    note = "add it in Cargo.toml: `rowlock = {{ features = [\"postgres\"] }}`, or \"mysql\" (MariaDB too), or \"sqlite\" (the default)"
+)]
+pub trait Database: AdminStore + SchemaStore + VersionStore + QueueStore + ScheduleStore {}
+
+// What is missing is the feature, not one of these traits.
+#[diagnostic::do_not_recommend]
+impl<DB> Database for DB where DB: AdminStore + SchemaStore + VersionStore + QueueStore + ScheduleStore {}
