@@ -11,7 +11,6 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     key::Key,
-    retry::Repeat,
     store::{
         Database, Form,
         connection::PooledConn,
@@ -107,16 +106,10 @@ pub(crate) async fn schedule_tables<DB: Database>(
     limit: Instant,
     time_limit: Duration,
 ) -> Result<Found, Error> {
-    let mut repeat = Repeat::until(limit);
-    loop {
-        let found = PooledConn::send(connections, limit, async |conn| DB::schedule_tables(conn).await).await;
-        if let Some(found) = repeat.final_or_pause(found).await {
-            let subject = "the tables of schedules".to_owned();
-            return found.map_err(|failure| {
-                failure.into_error(Action::Inspect, subject, time_limit, Certainty::NothingChanged)
-            });
-        }
-    }
+    let found = PooledConn::send_repeatedly(connections, limit, async |conn| DB::schedule_tables(conn).await).await;
+    found.map_err(|failure| {
+        failure.into_error(Action::Inspect, "the tables of schedules".into(), time_limit, Certainty::NothingChanged)
+    })
 }
 
 /// Creates the lock's functions, or replaces those of another version, for programs that are not in
@@ -249,16 +242,10 @@ async fn schema<DB: Database>(
     limit: Instant,
     time_limit: Duration,
 ) -> Result<Schema, Error> {
-    let failed = |failure: Failure| {
+    let schema = PooledConn::send_repeatedly(connections, limit, async |conn| DB::schema(conn).await).await;
+    schema.map_err(|failure| {
         failure.into_error(Action::Inspect, "the table t_resource_lock".into(), time_limit, Certainty::NothingChanged)
-    };
-    let mut repeat = Repeat::until(limit);
-    loop {
-        let schema = PooledConn::send(connections, limit, async |conn| DB::schema(conn).await).await;
-        if let Some(schema) = repeat.final_or_pause(schema).await {
-            return schema.map_err(failed);
-        }
-    }
+    })
 }
 
 fn unfit(wrong: String) -> Error {

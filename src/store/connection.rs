@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{
     metrics,
-    retry::outage_pause,
+    retry::{Repeat, outage_pause},
     store::{
         Options, Reply, Store,
         failure::Failure,
@@ -175,6 +175,24 @@ impl<DB: Store> PooledConn<DB> {
         let mut conn = Self::checkout(connections, limit).await?;
         let reply = timeout_at(limit, statement(conn.get())).await;
         conn.settle(reply)
+    }
+
+    /// Sends a statement that changes nothing until its reply is final or the limit is reached.
+    ///
+    /// The statement is copied for each attempt. The compiler does not accept the future as `Send`
+    /// if one closure with references is called several times.
+    pub async fn send_repeatedly<T>(
+        connections: &Connections<DB>,
+        limit: Instant,
+        statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T> + Copy,
+    ) -> Result<T, Failure> {
+        let mut repeat = Repeat::until(limit);
+        loop {
+            let reply = Self::send(connections, limit, statement).await;
+            if let Some(reply) = repeat.final_or_pause(reply).await {
+                return reply;
+            }
+        }
     }
 
     fn is_fresh(&self) -> bool {

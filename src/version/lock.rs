@@ -11,7 +11,7 @@ use crate::{
     grant::{Attempt, Grant},
     key::{Claim, Holder, Key, Token},
     lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
-    retry::{Repeat, Retry, time_limit},
+    retry::{Retry, time_limit},
     rules::Status,
     store::{Database, connection::PooledConn},
     version::rows::{Failed, Rows, answered},
@@ -109,14 +109,8 @@ impl<DB: Database> VersionLock<DB> {
     async fn read(&self, key: &Key, limit: Instant) -> Result<Option<i64>, Failed> {
         let statements = self.rows.prepared(limit).await?;
         let value = statements.key(key)?;
-        let mut repeat = Repeat::until(limit);
-        loop {
-            let read = async |conn: &mut DB::Connection| DB::version(conn, &statements.version, &value).await;
-            let version = PooledConn::send(&self.rows.pool, limit, read).await;
-            if let Some(version) = repeat.final_or_pause(version).await {
-                return Ok(version?);
-            }
-        }
+        let read = async |conn: &mut DB::Connection| DB::version(conn, &statements.version, &value).await;
+        Ok(PooledConn::send_repeatedly(&self.rows.pool, limit, read).await?)
     }
 
     /// Returns the version that was written, or `None` if the row no longer has the claim's

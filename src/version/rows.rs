@@ -12,7 +12,7 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     key::Key,
-    retry::{Repeat, Retry, TIME_LIMIT},
+    retry::{Retry, TIME_LIMIT},
     store::{
         Database, Reply,
         connection::PooledConn,
@@ -81,14 +81,8 @@ impl<DB: Database> Rows<DB> {
         if let Some(statements) = self.statements.get() {
             return Ok(statements);
         }
-        let mut repeat = Repeat::until(limit);
-        loop {
-            let inspect = async |conn: &mut DB::Connection| DB::table_columns(conn, &self.names.table).await;
-            let seen = PooledConn::send(&self.pool, limit, inspect).await;
-            if let Some(seen) = repeat.final_or_pause(seen).await {
-                return self.prepare(&seen?);
-            }
-        }
+        let inspect = async |conn: &mut DB::Connection| DB::table_columns(conn, &self.names.table).await;
+        self.prepare(&PooledConn::send_repeatedly(&self.pool, limit, inspect).await?)
     }
 
     /// As `prepared`, over the connection of a transaction: the pool may have no other connection

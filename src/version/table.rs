@@ -9,7 +9,7 @@ use crate::{
     error::Error,
     key::Key,
     queue::local::LocalQueues,
-    retry::{Repeat, Retry, time_limit},
+    retry::{Retry, time_limit},
     store::{
         Database,
         connection::PooledConn,
@@ -226,15 +226,10 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let error = |failed| self.rows.error(failed, Action::Read, &key);
         let statements = self.rows.prepared(limit).await.map_err(error)?;
         let value = statements.key(&key)?;
-        let mut repeat = Repeat::until(limit);
-        loop {
-            let read = async |conn: &mut DB::Connection| DB::read(conn, &statements.read, &value).await;
-            let found = PooledConn::send(&self.rows.pool, limit, read).await;
-            if let Some(found) = repeat.final_or_pause(found).await {
-                let found = found.map_err(|failure| error(failure.into()))?;
-                return Ok(found.map(|(value, version)| Versioned { value, version }));
-            }
-        }
+        let read = async |conn: &mut DB::Connection| DB::read(conn, &statements.read, &value).await;
+        let found = PooledConn::send_repeatedly(&self.rows.pool, limit, read).await;
+        let found = found.map_err(|failure| error(failure.into()))?;
+        Ok(found.map(|(value, version)| Versioned { value, version }))
     }
 
     /// Changes a value to the result of `compute` and raises its version. The call retries when
