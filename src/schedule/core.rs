@@ -16,6 +16,7 @@ use crate::{
     schema::schedule_tables,
     store::{
         Database,
+        connection::PooledConn,
         failure::Failure,
         pools::Connections,
         schedule::{DueReply, DueRequest, ListedSchedule, Registered, Times},
@@ -26,22 +27,6 @@ use crate::{
 /// How often times are registered that meet a run which has just begun.
 const REGISTRATIONS: u32 = 5;
 
-/// Sends one statement on a connection of its own.
-macro_rules! sent {
-    ($connections:expr, $limit:expr, $conn:ident => $statement:expr) => {
-        async {
-            let limit = $limit;
-            let mut loan = $crate::store::connection::PooledConn::checkout($connections, limit).await?;
-            let reply = {
-                let $conn = loan.get();
-                tokio::time::timeout_at(limit, $statement).await
-            };
-            loan.settle(reply)
-        }
-        .await
-    };
-}
-
 /// Sends a statement that may be sent again, until there is a reply or the limit is reached.
 macro_rules! answered {
     ($core:expr, $action:expr, $subject:expr, $conn:ident => $statement:expr) => {{
@@ -50,7 +35,8 @@ macro_rules! answered {
         let mut repeat = $crate::retry::Repeat::until(limit);
         let mut outcome = $crate::action::Certainty::NothingChanged;
         let reply = loop {
-            let reply = $crate::schedule::core::sent!(&core.requests, limit, $conn => $statement);
+            let send = async |$conn: &mut _| $statement.await;
+            let reply = $crate::store::connection::PooledConn::send(&core.requests, limit, send).await;
             if reply.as_ref().is_err_and($crate::store::failure::Failure::is_unanswered) && !$action.leaves_nothing() {
                 outcome = $crate::action::Certainty::Unknown;
             }
@@ -62,7 +48,7 @@ macro_rules! answered {
     }};
 }
 
-pub(super) use {answered, sent};
+pub(super) use answered;
 
 pub struct Core<DB: Database> {
     pub requests: Connections<DB>,
@@ -179,7 +165,7 @@ impl<DB: Database> Core<DB> {
     ) -> (Instant, Result<DueReply, Failure>) {
         let sent = Instant::now();
         let ask = DueRequest { known, holder, label: &self.label, lease: self.lease, most };
-        let reply = sent!(&self.requests, self.limit(), conn => DB::claim_due(conn, &ask));
+        let reply = PooledConn::send(&self.requests, self.limit(), async |conn| DB::claim_due(conn, &ask).await).await;
         if reply.as_ref().is_err_and(Failure::is_unanswered) {
             let (core, known) = (self.clone(), known.to_vec());
             tokio::spawn(async move { put_back(&core, holder, &known).await });

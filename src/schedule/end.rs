@@ -10,12 +10,13 @@ use crate::{
     pacing::Backoff,
     rules::Status,
     schedule::{
-        core::{answered, quoted, sent},
+        core::{answered, quoted},
         plan::Then,
         tick::Inner,
     },
     store::{
         Database, Reply,
+        connection::PooledConn,
         failure::{Failure, Remedy, remedy},
         fault::Fault,
         schedule::End,
@@ -133,7 +134,8 @@ async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>) -> Result<bool,
     let plain = end.error.map(|error| error.escape_default().take(ERROR).collect::<String>());
     let mut end = end.clone();
     loop {
-        match sent!(&core.requests, core.limit(), conn => end_run::<DB>(conn, &tick.claim, &end)) {
+        let send = async |conn: &mut _| end_run::<DB>(conn, &tick.claim, &end).await;
+        match PooledConn::send(&core.requests, core.limit(), send).await {
             // The database may not hold the characters of the error.
             Err(failure) if is_refused(&failure) && end.error != plain.as_deref() => {
                 tracing::warn!(schedule = %tick.claim.key, %failure, "the end of a run was refused; sent with its error in ASCII");
