@@ -158,7 +158,7 @@ FROM (SELECT) one LEFT JOIN t_resource_lock t ON t.key_resource = $2
 $body$;
 
     CREATE OR REPLACE FUNCTION rowlock_renew(key text, holder uuid, token bigint, lease interval DEFAULT '30 seconds') RETURNS text
-    LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT AS $body$
+    LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT SET TimeZone = 'UTC' AS $body$
 DECLARE
     outcome text;
 BEGIN

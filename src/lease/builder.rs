@@ -102,7 +102,14 @@ impl<DB: Database> LeaseLock<DB> {
         let conn = connected.map_err(|_| failed(sqlx::Error::PoolTimedOut))?.map_err(failed)?;
         // The connection has served its purpose, however it is closed.
         let _ = timeout(TIME_LIMIT, conn.close()).await;
-        Ok(Self::new(PoolOptions::new().connect_lazy_with(options)))
+        let pool = match DB::may_be_in_memory(&options) {
+            // The database is lost with its last connection.
+            true => {
+                PoolOptions::new().max_connections(1).idle_timeout(None).max_lifetime(None).test_before_acquire(false)
+            }
+            false => PoolOptions::new(),
+        };
+        Ok(Self::new(pool.connect_lazy_with(options)))
     }
 
     /// Returns the application's pool.

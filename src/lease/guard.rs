@@ -234,6 +234,15 @@ impl<DB: Database, K> Lease<DB, K> {
     pub(crate) fn abandon_in_background(self) {
         self.handle.abandon_in_background();
     }
+
+    /// Ends the lease as if it had not been acquired, without waiting for the outcome. A claim that
+    /// was taken over cannot be put back, and is abandoned.
+    pub(crate) fn put_back_in_background(self) {
+        if self.priors.iter().any(Option::is_some) {
+            return self.handle.abandon_in_background();
+        }
+        self.handle.put_back_in_background();
+    }
 }
 
 /// Methods of a lease on one key.

@@ -46,6 +46,9 @@ pub(crate) struct LeaseHandle<DB: Database> {
     if_undelivered: Option<Change>,
 }
 
+/// Ends the claims of work that has stopped. No lock-delay is kept.
+const ABANDON: Change = Change::Abandon(TimeDelta::zero());
+
 /// The state of a handle, which decides what dropping it does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HandleState {
@@ -88,7 +91,7 @@ impl<DB: Database> LeaseHandle<DB> {
         claim: Claim,
         seen: Option<DateTime<Utc>>,
     ) -> Result<Self, Error> {
-        let mut handle = Self::begin(key_terms, vec![claim], Instant::now(), Change::Abandon(TimeDelta::zero()));
+        let mut handle = Self::begin(key_terms, vec![claim], Instant::now(), ABANDON);
         // Until the renewal is answered, the claim is not this handle's to abandon.
         handle.state = HandleState::Ended;
         handle.renew_with(Change::Resume { lease: key_terms.terms.lease, seen }).await?;
@@ -262,7 +265,7 @@ impl<DB: Database> LeaseHandle<DB> {
 
     pub async fn abandon(mut self) -> Result<(), Error> {
         current_runtime()?; // dropping the handle abandons it
-        let Some(ended) = self.begin_abandoning() else {
+        let Some(ended) = self.begin_ending(ABANDON) else {
             return if self.held.lost.is_cancelled() { Err(self.error_lost()) } else { Ok(()) };
         };
         let limit = self.held.deadline().max(Instant::now() + self.key_terms.time_limit);
@@ -276,28 +279,28 @@ impl<DB: Database> LeaseHandle<DB> {
 
     /// Undoes claims that are not delivered, as dropping them does, and waits for the end of that.
     pub async fn undo(mut self) {
-        let last = self.held.drop_handle();
-        self.state = if last { HandleState::Ended } else { HandleState::Closed };
-        let Some(change) = self.if_undelivered.filter(|_| last) else { return };
-        self.held.over.cancel();
-        let undone = self.key_terms.renewer.end(self.held.clone(), change);
+        let Some(undone) = self.if_undelivered.and_then(|change| self.begin_ending(change)) else { return };
         // What takes longer goes on in the background.
         let _ = timeout_at(Instant::now() + self.key_terms.time_limit, undone).await;
     }
 
     /// Abandons the claims of stopped work in the background, as [`abandon`](Self::abandon) does.
     pub fn abandon_in_background(mut self) {
-        drop(self.begin_abandoning());
+        drop(self.begin_ending(ABANDON));
     }
 
-    /// Begins to abandon the claims of stopped work, for which no lock-delay is kept. Returns
-    /// `None` if another handle holds them.
-    fn begin_abandoning(&mut self) -> Option<oneshot::Receiver<EndOutcome>> {
+    /// Puts the claims of work that was not begun back in the background.
+    pub fn put_back_in_background(mut self) {
+        drop(self.begin_ending(Change::PutBack));
+    }
+
+    /// Begins to end the claims with `change`. Returns `None` if another handle holds them.
+    fn begin_ending(&mut self, change: Change) -> Option<oneshot::Receiver<EndOutcome>> {
         let last = self.held.drop_handle();
         self.state = if last { HandleState::Ended } else { HandleState::Closed };
         last.then(|| {
             self.held.over.cancel();
-            self.key_terms.renewer.abandon(self.held.clone())
+            self.key_terms.renewer.end(self.held.clone(), change)
         })
     }
 

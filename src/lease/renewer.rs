@@ -177,11 +177,6 @@ impl<DB: Database> Renewer<DB> {
         }
     }
 
-    /// Abandons claims of stopped work in the background. The receiver gets the outcome.
-    pub fn abandon(self: &Arc<Self>, held: Arc<LeaseState>) -> oneshot::Receiver<EndOutcome> {
-        self.end(held, Change::Abandon(TimeDelta::zero()))
-    }
-
     /// Ends claims in the background with `change`. The receiver gets the outcome.
     pub fn end(self: &Arc<Self>, held: Arc<LeaseState>, change: Change) -> oneshot::Receiver<EndOutcome> {
         let (ending, receiver) = Ending::new(held, change, self.pauses(), self.all.tracker.token());

@@ -6,7 +6,8 @@ use tokio::{
     task::{JoinHandle, JoinSet},
     time::{Instant, sleep_until, timeout},
 };
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tracing::Instrument as _;
 
 use crate::{
     key::{Claim, Holder, Key},
@@ -17,7 +18,7 @@ use crate::{
         pacing::{MAX_CLAIMS, poll_backoff, poll_pause},
         run::{self, Job, StopTokens},
     },
-    store::{Database, schedule::Times},
+    store::{Database, failure::Failure, schedule::Times},
 };
 
 /// The times are registered again after this many of the longest pauses between polls.
@@ -56,7 +57,8 @@ impl Running {
     pub(super) fn start<DB: Database>(core: Arc<Core<DB>>, jobs: HashMap<Key, Job<DB>>, known: Vec<Times>) -> Self {
         let (closed, stopped) = (CancellationToken::new(), CancellationToken::new());
         let tokens = StopTokens { closed: closed.clone(), stopped: stopped.clone() };
-        let runner = Runner { core, jobs, known, tokens };
+        let pauses = poll_backoff(core.poll_interval);
+        let runner = Runner { core, jobs, known: known.into(), tokens, pauses, is_failing: false };
         Self { closed, stopped, driver: Some(tokio::spawn(runner.drive())) }
     }
 
@@ -93,8 +95,12 @@ impl Drop for Running {
 struct Runner<DB: Database> {
     core: Arc<Core<DB>>,
     jobs: HashMap<Key, Job<DB>>,
-    known: Vec<Times>,
+    known: Arc<[Times]>,
     tokens: StopTokens,
+    /// The pauses while something is due that cannot be claimed, or the database fails.
+    pauses: Backoff,
+    /// The last poll failed.
+    is_failing: bool,
 }
 
 /// Waits until `at`. A timer takes at least a millisecond, so a time that has passed is not waited
@@ -105,15 +111,26 @@ async fn until(at: Instant) {
     }
 }
 
+/// Sends a request in a task of its own. Its panic, as of a driver that cannot represent a value of
+/// a row, ends this request and not the instance.
+async fn apart<T: Send + 'static>(request: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    match AbortOnDropHandle::new(tokio::spawn(request.in_current_span())).await {
+        Ok(reply) => Some(reply),
+        Err(error) => {
+            tracing::error!(%error, "a request of the schedules was not completed; trying again");
+            None
+        }
+    }
+}
+
 /// The runs of an instance.
 type Runs = JoinSet<(Ended, Option<Duration>)>;
 
 impl<DB: Database> Runner<DB> {
-    async fn drive(self) {
+    async fn drive(mut self) {
         let mut runs = Runs::new();
         let mut poll_at = Instant::now();
         let mut register_at = self.next_registration();
-        let mut pauses = self.pauses();
         loop {
             let free = self.core.max_concurrent_runs.saturating_sub(u32::try_from(runs.len()).unwrap_or(u32::MAX));
             tokio::select! {
@@ -125,7 +142,7 @@ impl<DB: Database> Runner<DB> {
                     poll_at = due_in.map_or(poll_at, |due_in| poll_at.min(Instant::now() + due_in));
                 }
                 () = until(poll_at), if free > 0 => {
-                    let pause = self.poll(&mut runs, free.min(MAX_CLAIMS), &mut pauses).await;
+                    let pause = self.poll(&mut runs, free.min(MAX_CLAIMS)).await;
                     poll_at = Instant::now() + pause;
                 }
                 () = sleep_until(register_at) => {
@@ -145,28 +162,44 @@ impl<DB: Database> Runner<DB> {
     /// Registers the times of this instance again where the row is missing, or where an instance
     /// that has died replaced them.
     async fn register_again(&self) {
-        let schedules = self.jobs.values().map(|job| &*job.schedule);
-        if let Err(error) = self.core.register(schedules, Some(self.core.lease)).await {
+        let schedules: Vec<_> = self.jobs.values().map(|job| job.schedule.clone()).collect();
+        let core = self.core.clone();
+        let registered = apart(async move {
+            let schedules = schedules.iter().map(|schedule| &**schedule);
+            core.register(schedules, Some(core.lease)).await.map(drop)
+        });
+        if let Some(Err(error)) = registered.await {
             tracing::warn!(?error, "the times of schedules could not be checked; trying again");
         }
     }
 
-    /// The pauses while something is due that cannot be claimed, or the database fails.
-    fn pauses(&self) -> Backoff {
-        poll_backoff(self.core.poll_interval)
+    /// Reports that claims fail: the first time as a warning, after which each of them is expected.
+    fn report(&mut self, failure: &Failure) {
+        if std::mem::replace(&mut self.is_failing, true) {
+            tracing::debug!(%failure, "schedules still cannot be claimed; trying again");
+        } else {
+            tracing::warn!(%failure, "schedules could not be claimed; trying until they can");
+        }
     }
 
     /// Claims what is due and runs it. Returns the time until the next poll.
-    async fn poll(&self, runs: &mut Runs, most: u32, pauses: &mut Backoff) -> Duration {
+    async fn poll(&mut self, runs: &mut Runs, most: u32) -> Duration {
         let holder = Holder::unique();
-        let (sent, reply) = self.core.claim(&self.known, holder, most).await;
+        let (core, known) = (self.core.clone(), self.known.clone());
+        let Some((sent, reply)) = apart(async move { core.claim(&known, holder, most).await }).await else {
+            put_back(&self.core, holder, &self.known).await;
+            return self.pauses.next();
+        };
         let reply = match reply {
             Ok(reply) => reply,
             Err(failure) => {
-                tracing::warn!(%failure, "schedules could not be claimed; trying again");
-                return pauses.next();
+                self.report(&failure);
+                return self.pauses.next();
             }
         };
+        if std::mem::take(&mut self.is_failing) {
+            tracing::info!("schedules can be claimed again");
+        }
         let claimed = reply.claimed.len();
         if claimed > 0 && self.tokens.closed.is_cancelled() {
             put_back(&self.core, holder, &self.known).await;
@@ -179,9 +212,9 @@ impl<DB: Database> Runner<DB> {
         }
         let next_in = reply.next_in.map_or(self.core.poll_interval, |next| next.to_std().unwrap_or_default());
         if next_in.is_zero() && claimed == 0 {
-            return pauses.next();
+            return self.pauses.next();
         }
-        *pauses = self.pauses();
+        self.pauses = poll_backoff(self.core.poll_interval);
         if next_in.is_zero() {
             return Duration::ZERO;
         }

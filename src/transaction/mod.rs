@@ -35,6 +35,9 @@ use crate::{
 /// How long a rollback may take before the connection is closed instead.
 const ROLLBACK: Duration = Duration::from_secs(5);
 
+const IN_TRANSACTION: &str =
+    "the pool's connections are inside a transaction already: see its hooks (after_connect, before_acquire)";
+
 /// How an attempt ended without a result.
 enum Stop<E> {
     /// Rolled back, and to be retried.
@@ -43,6 +46,8 @@ enum Stop<E> {
     },
     /// Rolled back because of the work's own error.
     Work(E),
+    /// The work was not begun.
+    NotBegun(Error),
     Failed(Error),
 }
 
@@ -111,7 +116,7 @@ where
                 tracing::debug!(key, attempt = tries.attempt, "conflict");
                 if !tries.again().await {
                     let Claim { key, .. } = grant.claim().clone();
-                    abandon(grant);
+                    put_back(grant);
                     return Err(Error::conflict(key, tries.attempt).into());
                 }
                 // A lease that stands is kept. If it were released, the next claim might be refused
@@ -124,8 +129,16 @@ where
                 }
                 return Err(TransactionError::Work(error));
             }
+            Err(Stop::NotBegun(error)) => {
+                put_back(grant);
+                return Err(error.into());
+            }
             Err(Stop::Failed(error)) => {
-                abandon(grant);
+                // A commit that may still arrive has the row locked. The work has returned, so that
+                // a lock-delay need not pass.
+                if let Some(lease) = grant.into_lease() {
+                    lease.abandon_in_background();
+                }
                 return Err(error.into());
             }
         }
@@ -150,11 +163,11 @@ where
     }
 }
 
-/// Ends a lease whose work has returned, or was not begun: a lock-delay need not pass. A commit
-/// that may still arrive has the row locked.
-fn abandon<DB: Database>(grant: Grant<DB>) {
+/// Ends a lease under which nothing was done: the work was not begun, or each attempt was rolled
+/// back. The claim then counts for no rule.
+fn put_back<DB: Database>(grant: Grant<DB>) {
     if let Some(lease) = grant.into_lease() {
-        lease.abandon_in_background();
+        lease.put_back_in_background();
     }
 }
 
@@ -222,9 +235,9 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             match begin().await {
                 Ok(Some(conn)) => return Ok(conn),
                 // The connection was inside a transaction; the next one may not be.
-                Ok(None) if Instant::now() < self.until => {}
+                Ok(None) if Instant::now() < self.until => outage_pause().await,
                 Ok(None) => {
-                    let failure = Failure::NoConnection(sqlx::Error::PoolTimedOut);
+                    let failure = Failure::NoConnection(sqlx::Error::Configuration(IN_TRANSACTION.into()));
                     return Err(self.failed(Action::Begin, failure));
                 }
                 // The pool may hold connections that were closed or do not reply, or have none
@@ -319,7 +332,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         let subject = format!("{:?}", self.claim.key.as_str());
         let limit = if action == Action::Begin { self.within } else { self.lock.time_limit() };
         let error = failure.into_error(action, subject, limit, Certainty::NothingChanged);
-        Stop::Failed(error)
+        if action == Action::Begin { Stop::NotBegun(error) } else { Stop::Failed(error) }
     }
 
     fn key(&self) -> Key {

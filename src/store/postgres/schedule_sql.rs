@@ -1,5 +1,7 @@
 //! The statements of schedules. All assignments of an UPDATE see the row as it was.
 
+use crate::store::postgres::row::finite;
+
 pub(super) const INSTALL: &str = include_str!("../../../migrations/postgres/20260601000000_schedule.sql");
 
 pub(super) const TABLES: &str = "
@@ -9,10 +11,18 @@ SELECT to_regclass('t_resource_schedule') IS NOT NULL AND to_regclass('t_resourc
 macro_rules! select {
     ($rest:literal) => {
         concat!(
-            "SELECT name::text AS name, spec::text AS spec, zone::text AS zone, version, slot, due_at, paused, triggered_at, run_slot,
-                    attempt, missed, holder IS NOT NULL AS running, token, client_ip::text AS client_ip, begin_time,
-                    clock_timestamp() AS now
-             FROM t_resource_schedule ",
+            "SELECT name::text AS name, spec::text AS spec, zone::text AS zone, version, paused, attempt, missed,
+                    holder IS NOT NULL AS running, token, client_ip::text AS client_ip, clock_timestamp() AS now, ",
+            finite!("slot"),
+            " AS slot, ",
+            finite!("due_at"),
+            " AS due_at, ",
+            finite!("triggered_at"),
+            " AS triggered_at, ",
+            finite!("run_slot"),
+            " AS run_slot, ",
+            finite!("begin_time"),
+            " AS begin_time FROM t_resource_schedule ",
             $rest
         )
     };
@@ -42,7 +52,8 @@ WHERE t.run_slot IS NOT DISTINCT FROM $7 AND (t.version < excluded.version OR (
 ///
 /// The look compares with now(), because a volatile function is no condition of an index. A row is
 /// judged again when it is locked.
-pub(super) const CLAIM: &str = "
+pub(super) const CLAIM: &str = concat!(
+    "
 WITH known AS (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS k (name, spec, zone)
 ), taken AS (
@@ -63,12 +74,18 @@ WITH known AS (
     SELECT name, run_slot, prior_attempt, prior_token, prior_label, prior_begin, now, 'L', missed, $8 FROM taken
     WHERE prior_holder IS NOT NULL ON CONFLICT DO NOTHING
 )
-SELECT t.name::text AS name, t.token, t.run_slot, t.own, t.attempt, t.missed, t.now,
-       t.prior_holder IS NOT NULL AS taken_over, t.prior_token, t.prior_label::text AS prior_label, t.prior_begin,
-       next.due_at - clock_timestamp() AS next_in
+SELECT t.name::text AS name, t.token, t.own, t.attempt, t.missed, t.now,
+       t.prior_holder IS NOT NULL AS taken_over, t.prior_token, t.prior_label::text AS prior_label, ",
+    finite!("t.run_slot"),
+    " AS run_slot, ",
+    finite!("t.prior_begin"),
+    " AS prior_begin, ",
+    finite!("next.due_at"),
+    " - clock_timestamp() AS next_in
 FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON k.name = s.name AND k.spec = s.spec AND k.zone = s.zone
       WHERE NOT s.paused AND NOT EXISTS (SELECT FROM taken WHERE taken.name = s.name)) next
-LEFT JOIN taken t ON true";
+LEFT JOIN taken t ON true"
+);
 
 /// $3 the holder until the next takeover. The slot may be one of other times, and lie ahead.
 ///
@@ -83,14 +100,18 @@ SET (holder, begin_time, client_ip) = (
     attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp() ELSE slot END
 WHERE holder = $1 AND name = ANY ($2::text[])";
 
-pub(super) const EXTEND: &str = "
+pub(super) const EXTEND: &str = concat!(
+    "
 WITH locked AS MATERIALIZED (
     SELECT name FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3 FOR UPDATE SKIP LOCKED
 ), extended AS (
     UPDATE t_resource_schedule t SET due_at = clock_timestamp() + $4::interval FROM locked l WHERE t.name = l.name RETURNING 1
 )
 SELECT EXISTS (SELECT FROM extended) AS done,
-       (SELECT due_at - clock_timestamp() FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left";
+       (SELECT ",
+    finite!("due_at"),
+    " - clock_timestamp() FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left"
+);
 
 /// $4 the holder until the takeover, $5 the error.
 pub(super) const HAND_BACK: &str = "
@@ -172,8 +193,14 @@ pub(super) const LIST: &str = select!("WHERE name > $1 ORDER BY t_resource_sched
 macro_rules! select_runs {
     ($rest:literal) => {
         concat!(
-            "SELECT r.name::text AS name, r.slot, r.attempt, r.token, r.client_ip::text AS client_ip, r.begin_time, r.end_time,
-                    r.status::text AS status, r.missed, r.error ",
+            "SELECT r.name::text AS name, r.attempt, r.token, r.client_ip::text AS client_ip, r.status::text AS status, r.missed,
+                    r.error, ",
+            finite!("r.slot"),
+            " AS slot, ",
+            finite!("r.begin_time"),
+            " AS begin_time, ",
+            finite!("r.end_time"),
+            " AS end_time ",
             $rest
         )
     };

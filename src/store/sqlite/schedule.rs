@@ -57,7 +57,7 @@ impl ScheduleStore for Sqlite {
         let mut reply = DueReply::nothing();
         for row in look(conn, ask).await? {
             let seen = Seen::read(&row)?;
-            let left = TimeDelta::microseconds(seen.due_at - seen.now);
+            let left = TimeDelta::microseconds(seen.due_at.saturating_sub(seen.now));
             if !reply.wants(left, ask.most) || !reply.add(left, take(conn, ask, &seen).await)? {
                 break;
             }
