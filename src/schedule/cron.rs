@@ -36,6 +36,9 @@ impl Pattern {
         if !text.starts_with('@') && !(5..=6).contains(&fields) {
             return Err(format!("it needs five fields, or six with seconds in front, and has {fields}"));
         }
+        if let Some(wrong) = misplaced_name(text) {
+            return Err(wrong);
+        }
         let cron = parser.parse(text).map_err(|error| wrong_field(&parser, text).unwrap_or(error.to_string()))?;
         let hourly = (0..24).all(|hour| cron.pattern.hour_match(hour).unwrap_or(false));
         let pattern = Self { cron, hourly };
@@ -78,9 +81,22 @@ impl Pattern {
     }
 }
 
+const FIELDS: [&str; 6] = ["second", "minute", "hour", "day of the month", "month", "day of the week"];
+
+/// Returns what is wrong with a name in a field of numbers. The parser would read `MON` as a number
+/// in any field.
+fn misplaced_name(text: &str) -> Option<String> {
+    let values: Vec<&str> = text.split_whitespace().collect();
+    let fields = &FIELDS[FIELDS.len().checked_sub(values.len())?..];
+    // `L` and `W` are no names.
+    let has_name = |value: &str| value.split(|c: char| !c.is_ascii_alphabetic()).any(|word| word.len() > 1);
+    let mut numbers = fields.iter().zip(values).take(fields.len().saturating_sub(2));
+    let (field, value) = numbers.find(|(_, value)| has_name(value))?;
+    Some(format!("the {field} {value:?}: only months and days of the week have names"))
+}
+
 /// Returns what is wrong with the first field that is wrong by itself.
 fn wrong_field(parser: &CronParser, text: &str) -> Option<String> {
-    const FIELDS: [&str; 6] = ["second", "minute", "hour", "day of the month", "month", "day of the week"];
     if text.starts_with('@') {
         return Some("the short forms are @yearly, @monthly, @weekly, @daily and @hourly".to_owned());
     }

@@ -157,10 +157,14 @@ fn a_day_that_a_zone_leaves_out_has_its_slot_at_the_change() {
 
 #[test]
 fn a_pattern_that_no_time_matches_is_refused() {
-    for text in ["", "x", "* * * *", "61 * * * *", "0 0 30 2 *", "0 0 0 1 1 * 2030", "0 25 * * *", "@reboot"] {
+    let invalid = ["", "x", "* * * *", "61 * * * *", "0 0 30 2 *", "0 0 0 1 1 * 2030", "0 25 * * *", "@reboot"];
+    // The parser reads a name as a number in any field.
+    let misplaced = ["MON * * * *", "0 JAN * * *", "0 0 FRI * *", "MON 0 0 * * *", "0 0 1-MAR * *"];
+    for text in invalid.into_iter().chain(misplaced) {
         assert!(Pattern::parse(text).is_err(), "{text}");
     }
-    for text in ["0 0 29 2 *", "@daily", "0 9 * * MON-FRI", "0 0 L * *", "*/10 * * * * *"] {
+    let special = ["0 0 L * *", "0 0 15W * *", "0 0 * JAN,feb MON", "0 0 * * FRI#2", "0 0 * * FRI#L"];
+    for text in ["0 0 29 2 *", "@daily", "0 9 * * MON-FRI", "*/10 * * * * *"].into_iter().chain(special) {
         assert!(Pattern::parse(text).is_ok(), "{text}");
     }
 }

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use crate::{bank::version_lock, cancelled::polled, ledger::COLUMNS};
 
 harness::tests!(sqlite(
+    the_pool_of_connect_keeps_its_connection,
     it_outlives_a_claim,
     it_outlives_a_claim_of_several_keys,
     it_outlives_a_renewal,
@@ -31,6 +32,18 @@ const URLS: [&str; 2] = ["sqlite::memory:", "sqlite:file?mode=memory&cache=priva
 
 /// How long a slow change takes at least, on an idle machine.
 const SLOW: Duration = Duration::from_millis(300);
+
+/// By default a pool closes a connection that was idle for ten minutes, or is half an hour old.
+async fn the_pool_of_connect_keeps_its_connection<DB: TestDatabase>(db: TestDb<DB>) {
+    for url in URLS {
+        let lock = LeaseLock::<Sqlite>::connect(url).await.unwrap();
+        let options = lock.pool().options();
+        assert_eq!((options.get_idle_timeout(), options.get_max_lifetime()), (None, None), "{url}");
+        assert_eq!((options.get_max_connections(), options.get_test_before_acquire()), (1, false), "{url}");
+    }
+    let lock = LeaseLock::<DB>::connect(&db.url).await.unwrap();
+    assert!(lock.pool().options().get_max_connections() > 1, "a file is not lost");
+}
 
 struct Memory {
     pool: SqlitePool,

@@ -40,6 +40,7 @@ mod functions_promises;
 mod fuzzed;
 mod grants_without_caller;
 mod handles;
+mod hooks;
 mod in_memory;
 mod invalid_input;
 mod isolation;
@@ -169,6 +170,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     fuzzed::register::<DB>(suite);
     grants_without_caller::register::<DB>(suite);
     handles::register::<DB>(suite);
+    hooks::register::<DB>(suite);
     in_memory::register::<DB>(suite);
     invalid_input::register::<DB>(suite);
     isolation::register::<DB>(suite);

@@ -9,24 +9,52 @@ use tokio::{sync::mpsc, time::timeout};
 
 use crate::ticks::{LONG, Never, SHORT, back, back_and_due, due, idle, info, instance, runs, told};
 
-harness::tests!(everywhere(
-    a_paused_schedule_runs_when_it_is_resumed,
-    a_trigger_runs_beside_the_ticks,
-    a_trigger_during_a_run_is_run_after_it,
-    a_trigger_between_attempts_loses_no_attempt,
-    a_trigger_makes_one_attempt_at_once_and_not_all,
-    an_unknown_schedule_is_told,
-    a_restart_leaves_the_slot_alone,
-    other_times_replace_the_slot,
-    an_instance_leaves_alone_what_has_other_times,
-    the_end_of_a_run_leaves_other_times_alone,
-    schedules_are_listed_in_the_order_of_their_names,
-    the_latest_runs_of_all_schedules_have_the_last_success,
-    the_runs_since_a_time_come_latest_first,
-    runs_are_selected_by_name_outcome_and_age,
-    the_history_is_forgotten_by_age,
-    the_last_success_of_a_schedule_is_not_forgotten
-));
+harness::tests!(
+    postgres(infinite_times_of_one_schedule_stop_no_other),
+    everywhere(
+        a_paused_schedule_runs_when_it_is_resumed,
+        a_trigger_runs_beside_the_ticks,
+        a_trigger_during_a_run_is_run_after_it,
+        a_trigger_between_attempts_loses_no_attempt,
+        a_trigger_makes_one_attempt_at_once_and_not_all,
+        an_unknown_schedule_is_told,
+        a_restart_leaves_the_slot_alone,
+        other_times_replace_the_slot,
+        an_instance_leaves_alone_what_has_other_times,
+        the_end_of_a_run_leaves_other_times_alone,
+        schedules_are_listed_in_the_order_of_their_names,
+        the_latest_runs_of_all_schedules_have_the_last_success,
+        the_runs_since_a_time_come_latest_first,
+        runs_are_selected_by_name_outcome_and_age,
+        the_history_is_forgotten_by_age,
+        the_last_success_of_a_schedule_is_not_forgotten
+    )
+);
+
+/// An operator writes PostgreSQL's "never" into the tables.
+async fn infinite_times_of_one_schedule_stop_no_other<DB: TestDatabase>(db: TestDb<DB>) {
+    let (never, other) = (due(&db, "never").await, Schedule::after("k", SHORT).unwrap());
+    idle(&db, never.clone()).try_tick("never").await.unwrap();
+    let schedules = instance(&db, "all").poll_interval(SHORT).unwrap();
+    let schedules = schedules.on(never, async |_| Never::Ok(())).on(other, async |_| Never::Ok(()));
+    let running = schedules.start().await.unwrap();
+    for time in ["'infinity'", "'-infinity'"] {
+        for set in ["paused = true", "paused = false"] {
+            let times =
+                ["slot", "due_at", "run_slot", "begin_time"].map(|column| format!("{column} = {time}")).join(", ");
+            db.execute(&format!("UPDATE t_resource_schedule SET {set}, {times} WHERE name = 'never'")).await;
+            db.execute(&format!(
+                "UPDATE t_resource_schedule_run SET end_time = {time}, begin_time = {time} WHERE name = 'never'"
+            ))
+            .await;
+            let before = runs(&db, "k").await.len();
+            eventually("the other one runs", || async { runs(&db, "k").await.len() > before + 3 }).await;
+            assert_eq!(instance(&db, "reader").list().await.unwrap().len(), 2);
+            instance(&db, "reader").runs(&RunOptions::default()).await.unwrap();
+        }
+    }
+    assert!(running.shutdown(PATIENCE).await);
+}
 
 async fn a_paused_schedule_runs_when_it_is_resumed<DB: TestDatabase>(db: TestDb<DB>) {
     let schedules = idle(&db, due(&db, "k").await);

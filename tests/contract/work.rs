@@ -10,7 +10,10 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::{Certainty, Error, Reason, ResourceLock, ResourceLockExt, Retry, Token, TransactionError, Tx};
+use rowlock::{
+    Attempt, Certainty, Error, LeaseLock, Reason, ResourceLock, ResourceLockExt, Retry, Rules, Status, Token,
+    TransactionError, Tx,
+};
 use sqlx::{Connection as _, Pool};
 use tokio::time::{Instant, timeout};
 
@@ -33,9 +36,11 @@ harness::tests!(
         work_that_keeps_the_transaction_is_found_out,
         a_key_that_is_not_to_be_had_is_refused_after_the_time,
         a_lease_with_a_window_is_kept_for_the_next_attempt,
+        a_transaction_of_conflicts_leaves_the_key_open,
         a_panic_in_the_work_rolls_back_and_abandons_the_key
     ),
     everywhere.alone(retries_that_are_used_up_are_a_conflict),
+    servers(a_transaction_that_does_not_begin_leaves_the_key_open),
     mysql_and_mariadb(work_that_commits_without_a_word_is_found_out)
 );
 
@@ -283,6 +288,35 @@ async fn retries_that_are_used_up_are_a_conflict<DB: TestDatabase>(db: TestDb<DB
             assert!(if retry == few { runs == 3 } else { since.elapsed() >= short.within }, "{runs}");
             nothing_happened(&db, name).await;
         }
+    }
+}
+
+/// Under the article's rules, a claim that is not ended closes its key until an operator acts.
+async fn a_transaction_that_does_not_begin_leaves_the_key_open<DB: TestDatabase>(db: TestDb<DB>) {
+    let few = Retry { attempts: 2, within: Duration::from_millis(500) };
+    let pool = db.pool_of(1).await;
+    let in_use = pool.acquire().await.unwrap();
+    let lock = LeaseLock::new(pool).rules(Rules::Article).retry(few).unwrap();
+    let done = lock.transaction("k", async |_, _| -> Result<(), Infallible> { panic!("it does not begin") }).await;
+    assert!(matches!(done, Err(TransactionError::Failed(Error::NoConnection { .. }))), "{done:?}");
+    drop(in_use);
+    eventually("the key is open", || async { matches!(lock.try_acquire("k").await, Ok(Attempt::Acquired(_))) }).await;
+}
+
+/// Each attempt was rolled back. No rule counts the claim: neither the article's nor an interval.
+async fn a_transaction_of_conflicts_leaves_the_key_open<DB: TestDatabase>(db: TestDb<DB>) {
+    let few = || db.lock().retry(Retry { attempts: 2, within: PATIENCE }).unwrap();
+    for lock in [few().rules(Rules::Article), few().min_interval(PATIENCE).unwrap()] {
+        let db = &db;
+        let work = |mut tx: Tx<DB>, _| async move { Err::<(), _>(contention(db, &mut tx).await) };
+        let done = lock.transaction("k", work).await;
+        assert!(matches!(done, Err(TransactionError::Failed(Error::Conflict { .. }))), "{done:?}");
+        let open = async || match lock.try_acquire("k").await {
+            Ok(Attempt::Acquired(lease)) => lease.release(Status::Succeeded).await.is_ok(),
+            _ => false,
+        };
+        eventually("the key is open", open).await;
+        db.execute("DELETE FROM t_resource_lock").await;
     }
 }
 

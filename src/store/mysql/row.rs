@@ -56,8 +56,8 @@ pub(super) fn marks(mark: &str, count: usize) -> String {
     vec![mark; count].join(", ")
 }
 
-/// Executes the statement with [`NOWAIT`], if there is one. If there is none, or it met a locked row
-/// and changed nothing, executes the one for both servers.
+/// Executes the statement with [`NOWAIT`], if there is one. If there is none, or it met a locked
+/// row and changed nothing, executes the one for both servers.
 pub(super) async fn execute_nowait_first<'q>(
     conn: &mut MySqlConnection,
     nowait: Option<Query<'q>>,

@@ -1,0 +1,77 @@
+//! What the hooks of the application's pool leave behind on a connection.
+
+use std::{
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use harness::{DIRECT, TestDatabase, TestDb, acquired, refused};
+use rowlock::{LeaseLock, Reason, ResourceLockExt as _, Retry, Status, TransactionError, VersionedTable};
+use sqlx::{Pool, pool::PoolOptions};
+use tokio::time::sleep;
+
+use crate::ledger::{COLUMNS, ledger, row};
+
+harness::tests!(
+    servers(a_transaction_that_a_hook_began_undoes_nothing),
+    postgres[DIRECT](a_hook_that_begins_a_transaction_is_named)
+);
+
+/// Longer than a connection is kept between statements.
+const KEPT: Duration = Duration::from_millis(50);
+
+/// A pool whose connections are inside a transaction when they are opened, or when they are
+/// borrowed again.
+async fn begun<DB: TestDatabase>(db: &TestDb<DB>, when_opened: bool) -> Pool<DB> {
+    let options = PoolOptions::<DB>::new().max_connections(2);
+    let options = match when_opened {
+        true => options.after_connect(|conn, _| Box::pin(async { DB::execute_on(conn, "BEGIN").await.map(drop) })),
+        false => {
+            options.before_acquire(|conn, _| Box::pin(async { DB::execute_on(conn, "BEGIN").await.map(|_| true) }))
+        }
+    };
+    options.connect(&db.url).await.unwrap()
+}
+
+async fn a_transaction_that_a_hook_began_undoes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    let other = db.lock();
+    let mut balance = 100;
+    for pool in [begun(&db, true).await, begun(&db, false).await] {
+        let (lock, table) = (LeaseLock::new(pool.clone()), VersionedTable::new(pool.clone(), COLUMNS).unwrap());
+        for _ in 0..3 {
+            let lease = acquired(lock.try_acquire("k").await);
+            assert_eq!(refused(other.try_acquire("k").await).reason, Reason::Held);
+            sleep(KEPT).await;
+            lease.renew().await.unwrap();
+            lease.release(Status::Succeeded).await.unwrap();
+            acquired(other.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+            table.deduct("a", 1).await.unwrap();
+            balance -= 1;
+            assert_eq!(row(&db).await.0, balance);
+            sleep(KEPT).await;
+        }
+    }
+}
+
+/// Each connection of the application's pool is inside a transaction, so that none can begin.
+async fn a_hook_that_begins_a_transaction_is_named<DB: TestDatabase>(db: TestDb<DB>) {
+    let opened = Arc::new(AtomicU32::new(0));
+    let counted = opened.clone();
+    let options = PoolOptions::<DB>::new().after_connect(move |conn, _| {
+        counted.fetch_add(1, SeqCst);
+        Box::pin(async { DB::execute_on(conn, "BEGIN").await.map(drop) })
+    });
+    let lock = LeaseLock::new(options.connect(&db.url).await.unwrap());
+    let lock = lock.retry(Retry { within: Duration::from_secs(1), ..Retry::default() }).unwrap();
+    let done = lock.transaction("k", async |_, _| -> Result<(), Infallible> { panic!("it does not begin") }).await;
+    let Err(TransactionError::Failed(error)) = done else { panic!("{done:?}") };
+    let told = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+    assert!(told.contains("hooks (after_connect, before_acquire)"), "{error}: {told}");
+    // It pauses between two connections.
+    assert!(opened.load(SeqCst) < 100, "{opened:?}");
+}
