@@ -129,12 +129,10 @@ impl<DB: Store> PooledConn<DB> {
             let conn = borrow(&pool, connections.background_permit(), limit).await?;
             let mut conn = Self::of(conn, kept);
             match timeout_at(limit, DB::leave_transaction(conn.get())).await {
-                Ok(Ok(true)) => return Ok(conn),
-                // A hook of the pool began a transaction on one of the lock's own connections, and
-                // the check has rolled it back.
-                Ok(Ok(false)) if !connections.is_shared() => return Ok(conn),
+                // A hook of the pool may begin a transaction on one of the lock's own connections.
+                Ok(Ok(alone)) if alone || !connections.is_shared() => return Ok(conn),
                 // The pool may hold lost connections, and a transaction may have failed.
-                Ok(Ok(false) | Err(sqlx::Error::Io(_) | sqlx::Error::Database(_) | sqlx::Error::WorkerCrashed)) => {
+                Ok(Ok(_) | Err(sqlx::Error::Io(_) | sqlx::Error::Database(_) | sqlx::Error::WorkerCrashed)) => {
                     tracing::debug!("closed a connection of the pool that was in a transaction, or had gone away");
                     drop(conn);
                     outage_pause().await;

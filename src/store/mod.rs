@@ -234,8 +234,8 @@ pub trait Store: sqlx::Database {
     /// Whether only one connection writes at a time, and others that want to write sleep.
     const ONE_WRITER: bool = false;
 
-    /// Ensures that the next statement commits by itself, on a connection that others have used.
-    /// Returns `false` if the connection is inside a transaction and has to be closed.
+    /// Ensures that the next statement commits by itself: ends a transaction that the application,
+    /// or a hook of its pool, has left open. Returns `false` if there was one.
     fn leave_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Begins a write transaction, with a savepoint by which [`intact`](Self::intact) recognizes

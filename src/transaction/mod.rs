@@ -231,19 +231,26 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
                 Err(_) => Err(Failure::NoReply),
             }
         };
+        let mut in_transaction = false;
         loop {
-            match begin().await {
+            let failure = match begin().await {
                 Ok(Some(conn)) => return Ok(conn),
                 // The connection was inside a transaction; the next one may not be.
-                Ok(None) if Instant::now() < self.until => outage_pause().await,
                 Ok(None) => {
-                    let failure = Failure::NoConnection(sqlx::Error::Configuration(IN_TRANSACTION.into()));
-                    return Err(self.failed(Action::Begin, failure));
+                    in_transaction = true;
+                    Failure::NoConnection(sqlx::Error::PoolTimedOut)
                 }
-                // The pool may hold connections that were closed or do not reply, or have none
-                // available at the moment.
-                Err(failure) if failure.is_connection_failure() && Instant::now() < self.until => outage_pause().await,
-                Err(failure) => return Err(self.failed(Action::Begin, failure)),
+                Err(failure) => failure,
+            };
+            // The pool may hold connections that were closed or do not reply, or have none available
+            // at the moment.
+            if failure.is_connection_failure() && Instant::now() < self.until {
+                outage_pause().await;
+            } else if in_transaction && failure.is_connection_failure() {
+                let source = sqlx::Error::Configuration(IN_TRANSACTION.into());
+                return Err(self.failed(Action::Begin, Failure::NoConnection(source)));
+            } else {
+                return Err(self.failed(Action::Begin, failure));
             }
         }
     }

@@ -305,6 +305,7 @@ async fn a_transaction_that_does_not_begin_leaves_the_key_open<DB: TestDatabase>
 
 /// Each attempt was rolled back. No rule counts the claim: neither the article's nor an interval.
 async fn a_transaction_of_conflicts_leaves_the_key_open<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
     let few = || db.lock().retry(Retry { attempts: 2, within: PATIENCE }).unwrap();
     for lock in [few().rules(Rules::Article), few().min_interval(PATIENCE).unwrap()] {
         let db = &db;

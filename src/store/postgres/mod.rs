@@ -38,7 +38,11 @@ impl Store for Postgres {
     const OWN_CONNECTIONS: bool = true;
 
     async fn leave_transaction(conn: &mut PgConnection) -> Reply<bool> {
-        sqlx::raw_sql(ALONE).fetch_one(conn).await?.try_get(0)
+        let alone: bool = sqlx::raw_sql(ALONE).fetch_one(&mut *conn).await?.try_get(0)?;
+        if !alone {
+            sqlx::raw_sql("ROLLBACK").execute(conn).await?;
+        }
+        Ok(alone)
     }
 
     async fn open(conn: &mut PgConnection) -> Reply<bool> {
