@@ -16,6 +16,7 @@ use crate::{
     format::precise,
     keys::{
         forced,
+        run::Job,
         waiting::{Wait, Waited},
     },
     out,
@@ -36,15 +37,17 @@ pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Res
         Waited::Granted(lease) => lease,
         Waited::Over(code) => return Ok(code),
     };
-    let printed = print_unless_asked(&lock, lease.claim(), lease.taken_over_from().cloned(), &mut stop).await;
-    if printed.is_ok() {
-        lease.detach();
-    } else {
+    match print_unless_asked(&lock, lease.claim(), lease.taken_over_from().cloned(), &mut stop).await {
+        Ok(code) => {
+            lease.detach();
+            Ok(code)
+        }
         // The holder id was not printed, so that no other process could release the claim.
-        drop(lease);
-        lock.shutdown(GRACE).await;
+        Err(failure) => {
+            let job = Job::without_command(key.as_str(), GRACE, terms.rules);
+            Err(job.put_back(&lock, lease, &mut stop, failure).await)
+        }
     }
-    printed
 }
 
 pub async fn renew<DB: Database>(pool: Pool<DB>, renew: Renew) -> Result<u8, Failure> {

@@ -25,6 +25,7 @@ use crate::{
     exit::{self, Failure},
     keys::{
         claims,
+        run::Job,
         waiting::{Wait, Waited},
     },
     out,
@@ -66,8 +67,8 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
         () = lease.lost() => Err(lost()),
     };
     if let Err(failure) = printed {
-        drop(lease.abandon().await);
-        return Err(failure);
+        let job = Job::without_command(key, GRACE, hold.terms.rules);
+        return Err(job.put_back(&lock, lease, &mut stop, failure).await);
     }
     let end = loop {
         // A signal may have come while the claim was printed.

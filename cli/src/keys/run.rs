@@ -152,7 +152,12 @@ pub struct Job<'a> {
     pub rules: RuleSet,
 }
 
-impl Job<'_> {
+impl<'a> Job<'a> {
+    /// Returns a claim under which no command runs.
+    pub fn without_command(key: &'a str, grace: Duration, rules: RuleSet) -> Self {
+        Self { key, grace, timeout: None, lock_delay: Duration::ZERO, rules }
+    }
+
     /// Waits until the command has ended or was stopped, and ends its claim accordingly. Returns
     /// the exit code and the outcome.
     pub async fn supervise<DB: Database, K>(

@@ -17,7 +17,8 @@ harness::tests!(
         watch_prints_the_list_until_it_is_interrupted,
         what_others_wrote_moves_no_cursor
     ),
-    sqlite(a_reader_that_has_enough_is_no_failure, a_log_that_cannot_be_written_stops_nothing)
+    sqlite(a_reader_that_has_enough_is_no_failure, a_log_that_cannot_be_written_stops_nothing),
+    everywhere(a_claim_that_cannot_be_printed_is_put_back)
 );
 
 fn time(value: &Value) -> DateTime<Utc> {
@@ -239,4 +240,19 @@ async fn a_log_that_cannot_be_written_stops_nothing<DB: TestDatabase>(db: TestDb
     stage.up().await;
     db.rowlock("release k --force", &[]).await.with(0);
     assert_eq!(job.ended().await.with(74).out, "bye\n");
+}
+
+/// No work was begun. Under the article's rules, a claim that was abandoned would wait for an
+/// operator.
+async fn a_claim_that_cannot_be_printed_is_put_back<DB: TestDatabase>(db: TestDb<DB>) {
+    for words in ["acquire k", "hold k"] {
+        for rules in ["recover", "article"] {
+            let mut shell = tokio::process::Command::new("sh");
+            let script = format!("exec \"$0\" {words} --rules {rules} --lease 1h > /dev/full");
+            shell.args(["-c", &script, crate::program::PROGRAM]).env("DATABASE_URL", &db.url);
+            shell.stdin(std::process::Stdio::piped());
+            start(shell).ended().await.with(73);
+            db.rowlock(&format!("run k --rules {rules} -- true"), &[]).await.with(0);
+        }
+    }
 }

@@ -26,6 +26,7 @@ harness::tests!(sqlite(
     a_loss_stops_the_command_though_stderr_is_not_read,
     the_jobs_of_cron_need_no_reader,
     a_claim_that_is_not_read_ends_at_a_signal,
+    a_claim_that_is_not_read_leaves_nothing_for_an_operator,
     cron_ends_though_its_output_is_not_read
 ));
 
@@ -125,18 +126,34 @@ async fn the_jobs_of_cron_need_no_reader<DB: TestDatabase>(db: TestDb<DB>) {
     }
 }
 
-/// The claim is taken, and cannot be printed. It is renewed until the program is asked to stop.
+/// Starts a claim that cannot be printed, and waits until it is taken.
+async fn unread_claim<DB: TestDatabase>(db: &TestDb<DB>, words: &str) -> Unread {
+    let mut command = db.command(words, &[]);
+    command.stdin(Stdio::piped());
+    let program = Unread::start(command).await;
+    let is_held = async || db.rowlock("show k --json", &[]).await.out.contains("\"held\"");
+    eventually("the key is held", is_held).await;
+    program
+}
+
+/// The claim is renewed until the program is asked to stop.
 async fn a_claim_that_is_not_read_ends_at_a_signal<DB: TestDatabase>(db: TestDb<DB>) {
     for words in ["acquire k --lease 4s", "hold k --lease 4s"] {
-        let mut command = db.command(words, &[]);
-        command.stdin(Stdio::piped());
-        let mut program = Unread::start(command).await;
-        let is_held = async || db.rowlock("show k --json", &[]).await.out.contains("\"held\"");
-        eventually("the key is held", is_held).await;
+        let mut program = unread_claim(&db, words).await;
         db.rowlock("run k --wait 9s -- true", &[]).await.with(75);
         program.signal(Signal::TERM);
         assert_eq!(program.ended().await.code(), Some(143));
         db.rowlock("run k --wait 10s -- true", &[]).await.with(0);
+    }
+}
+
+/// Under the article's rules, a claim that was abandoned would wait for an operator.
+async fn a_claim_that_is_not_read_leaves_nothing_for_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
+    for words in ["acquire k --rules article --lease 1h", "hold k --rules article --lease 1h"] {
+        let mut program = unread_claim(&db, words).await;
+        program.signal(Signal::TERM);
+        assert_eq!(program.ended().await.code(), Some(143));
+        db.rowlock("run k --rules article -- true", &[]).await.with(0);
     }
 }
 
