@@ -8,7 +8,7 @@ use crate::{
     format::clock,
     out::printable,
     ui::{
-        jobs::{job_badge, missed, outcome_badge},
+        jobs::{job_badge, outcome_badge},
         live::Page,
         locks::key_address,
         plot::durations,
@@ -81,7 +81,7 @@ fn facts(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
                 div { dt { (if job.running { "Running" } else { "Last begun" }) } dd { (when(since, snapshot.now)) " by " (printable(&job.by)) } }
             }
             div { dt { "Last success" } dd { @if let Some(success) = success { (when(success, snapshot.now)) } @else if snapshot.lacks(Part::Runs) { "not known" } @else { "none known" } } }
-            div { dt { "Missed in a week" } dd { (missed(&snapshot.runs, snapshot, &job.name)) } }
+            div { dt { "Missed in a week" } dd { (snapshot.missed_in_a_week(&job.name)) } }
             div { dt { "Token" } dd.number { (job.token) } }
         }
     }

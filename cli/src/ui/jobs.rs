@@ -1,7 +1,7 @@
 //! The page of all jobs: the schedules of the database.
 
 use maud::{Markup, html};
-use rowlock::{RunInfo, RunStatus, ScheduleInfo};
+use rowlock::{RunStatus, ScheduleInfo};
 use serde::Deserialize;
 
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
         live::Page,
         locks::pages,
         plot::durations,
-        snapshot::{Part, Runs, Snapshot, WEEK},
+        snapshot::{Part, Snapshot},
         text::{counted, encoded, span, when},
     },
 };
@@ -48,15 +48,9 @@ pub fn outcome_badge(status: RunStatus) -> Markup {
     html! { span class={ "badge " (outcome(status)) } { (outcome(status)) } }
 }
 
-/// Returns how many ticks were not run in time in the last week.
-pub fn missed(runs: &Runs, snapshot: &Snapshot, name: &str) -> usize {
-    let recent = |run: &&RunInfo| run.ended > snapshot.now - WEEK;
-    runs.of(name).filter(recent).map(|run| run.missed as usize).sum()
-}
-
 fn row(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
     let last = snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
-    let missed = missed(&snapshot.runs, snapshot, &job.name);
+    let missed = snapshot.missed_in_a_week(&job.name);
     html! {
         tr {
             th scope="row" { a href=(job_address(&job.name)) { (printable(&job.name)) } }

@@ -23,7 +23,7 @@ use rowlock::{LockState, RunStatus};
 use crate::ui::{
     app::App,
     looks::View,
-    snapshot::{Part, Snapshot, WEEK},
+    snapshot::{Part, Snapshot},
 };
 
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -136,8 +136,7 @@ fn of_runs(registry: &mut Registry, snapshot: &Snapshot) {
     let [success, duration] = std::array::from_fn(|_| Family::<OfJob, Seconds>::default());
     for job in &snapshot.jobs {
         let of = OfJob { job: job.name.clone() };
-        let recent = snapshot.runs.of(&job.name).filter(|run| run.ended > snapshot.now - WEEK);
-        missed.get_or_create(&of).set(number(recent.map(|run| u64::from(run.missed)).sum::<u64>()));
+        missed.get_or_create(&of).set(number(snapshot.missed_in_a_week(&job.name)));
         let last = snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
         failed.get_or_create(&of).set(last.is_some_and(|run| run.status != RunStatus::Succeeded).into());
         if let Some(run) = last {

@@ -17,6 +17,7 @@ harness::tests!(
         jobs_and_their_runs_are_shown,
         an_open_page_follows_the_database,
         the_numbers_are_those_of_the_database,
+        ticks_that_were_missed_are_counted_once,
         counts_and_bars_are_links,
         a_table_that_is_missing_is_told,
         schedules_that_cannot_be_read_leave_the_locks,
@@ -139,6 +140,29 @@ async fn the_numbers_are_those_of_the_database<DB: TestDatabase>(db: TestDb<DB>)
     })
     .await;
     drop(waiting);
+}
+
+/// One run stands for five ticks that were missed, and each of its attempts has a row that says so.
+async fn ticks_that_were_missed_are_counted_once<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let add = async |slot: &str, attempts: &str, missed: u32| {
+        db.execute(&format!(
+            "INSERT INTO t_resource_schedule_run
+                 (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed)
+             SELECT name, {slot}, number, 1, 'me', {0}, {0}, 'F', {missed}
+             FROM t_resource_schedule CROSS JOIN ({attempts}) AS attempts",
+            DB::ago(1000)
+        ))
+        .await;
+    };
+    let one = "SELECT 1 AS number";
+    add("slot", &format!("{one} UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4"), 5).await;
+    add(&DB::ago(60_000), one, 2).await;
+    let ui = open(&db, "").await;
+    let numbers = ui.get("/metrics").await.with(200).body;
+    assert!(numbers.contains("rowlock_job_missed{job=\"k\"} 7\n"), "{numbers}");
+    let jobs = ui.get("/jobs").await.with(200).body;
+    assert!(jobs.contains("data-label=\"Missed in a week\">7<"), "{jobs}");
 }
 
 async fn a_table_that_is_missing_is_told<DB: TestDatabase>(db: TestDb<DB>) {
