@@ -5,6 +5,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use tokio::sync::mpsc;
+
 use crate::ui::{
     change::Changer,
     looks::{Looks, View},
@@ -15,6 +17,8 @@ pub struct App {
     pub looks: Looks,
     /// Makes changes, if they are allowed.
     pub changer: Option<Changer>,
+    /// Each change that is under way holds a sender, so that the channel closes after the last one.
+    pub changes: mpsc::WeakSender<()>,
     pub sessions: Sessions,
     /// The database, for people.
     pub place: String,
@@ -29,9 +33,9 @@ struct Rendered {
 }
 
 impl App {
-    pub fn new(looks: Looks, changer: Option<Changer>, place: &str) -> Self {
+    pub fn new(looks: Looks, changer: Option<Changer>, changes: mpsc::WeakSender<()>, place: &str) -> Self {
         let (sessions, rendered) = (Sessions::default(), Mutex::default());
-        Self { looks, changer, sessions, place: place.to_owned(), rendered }
+        Self { looks, changer, changes, sessions, place: place.to_owned(), rendered }
     }
 
     pub fn allows_changes(&self) -> bool {

@@ -13,8 +13,10 @@ use axum::{
 use maud::{Markup, html};
 use rowlock::{LockInfo, Status};
 use serde::Deserialize;
+use tokio::sync::mpsc;
 
 use crate::{
+    exit::{self, Failure},
     out::printable,
     ui::{
         app::App,
@@ -170,19 +172,18 @@ fn release_fields(lock: &LockInfo) -> Markup {
 
 async fn confirm(app: &App, who: &Who, headers: &HeaderMap, verb: Verb, confirmed: Confirmed) -> Response {
     let Some(changer) = &app.changer else { return read_only(app) };
+    let Some(under_way) = app.changes.upgrade() else { return ending(app) };
     let Confirmed { name, seen, status, csrf } = confirmed;
     if !app.sessions.accepts(headers, &csrf) {
         let text = "Nothing was changed. The page was open for too long, or rowlock ui was restarted: go back, load the page again, and repeat it.";
         return layout::error(app, StatusCode::FORBIDDEN, "The form is not valid any more", text);
     }
     let status = if status == "F" { Status::Failed } else { Status::Succeeded };
-    let done = changer(Change { verb, name: name.clone(), seen, status }).await;
-    let (change, by, from) = (verb.path().trim_start_matches('/'), who.name.as_deref().unwrap_or("-"), who.from.ip());
-    match &done {
-        Ok(()) => tracing::warn!(change, of = ?name, by = ?by, %from, "changed on the web page"),
-        Err(failure) => tracing::warn!(change, of = ?name, by = ?by, %from, %failure, "not changed on the web page"),
-    }
-    match done {
+    let made = changer(Change { verb, name: name.clone(), seen, status });
+    // A browser that goes away ends this request, but neither the change nor its line in the log.
+    let task = tokio::spawn(logged(made, verb, name.clone(), who.clone(), under_way.clone()));
+    let failed = |error| Failure::new(exit::UNAVAILABLE, format_args!("whether it was changed is not known: {error}"));
+    match task.await.unwrap_or_else(|error| Err(failed(error))) {
         Ok(()) => {
             // The page that follows shows it.
             app.looks.at_once().await;
@@ -190,4 +191,26 @@ async fn confirm(app: &App, who: &Who, headers: &HeaderMap, verb: Verb, confirme
         }
         Err(failure) => layout::failure(app, &failure),
     }
+}
+
+/// Waits until a change was made or has failed, and logs that.
+async fn logged(
+    made: impl Future<Output = Result<(), Failure>>,
+    verb: Verb,
+    name: String,
+    who: Who,
+    _under_way: mpsc::Sender<()>,
+) -> Result<(), Failure> {
+    let done = made.await;
+    let (change, by, from) = (verb.path().trim_start_matches('/'), who.name.as_deref().unwrap_or("-"), who.from.ip());
+    match &done {
+        Ok(()) => tracing::warn!(change, of = ?name, by = ?by, %from, "changed on the web page"),
+        Err(failure) => tracing::warn!(change, of = ?name, by = ?by, %from, %failure, "not changed on the web page"),
+    }
+    done
+}
+
+fn ending(app: &App) -> Response {
+    let text = "Nothing was changed: rowlock ui is about to end.";
+    layout::error(app, StatusCode::SERVICE_UNAVAILABLE, "The server ends", text)
 }

@@ -24,7 +24,7 @@ mod sessions;
 mod snapshot;
 mod text;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -32,7 +32,7 @@ use axum::{
     routing::get,
 };
 use rowlock::{Database, Schedules};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::mpsc};
 
 use crate::{
     args::ui::Ui,
@@ -43,6 +43,9 @@ use crate::{
 use app::App;
 use guard::{Guard, Passwords};
 use looks::Looks;
+
+/// How long the end of the program waits for changes that are under way.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// Serves the pages until the program is asked to stop.
 pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> Result<u8, Failure> {
@@ -60,7 +63,8 @@ pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> R
     let looks = Looks::start(lock.clone(), schedules.clone());
     let changer = change::changer(lock, schedules);
     let guard = Arc::new(Guard { hosts: ui.host, passwords });
-    let app = Arc::new(App::new(looks, ui.allow_changes.then_some(changer), place));
+    let (changes, mut no_changes) = mpsc::channel(1);
+    let app = Arc::new(App::new(looks, ui.allow_changes.then_some(changer), changes.downgrade(), place));
     let service = router(app, guard).into_make_service_with_connect_info::<SocketAddr>();
 
     out::say(format_args!("http://{address}/"))?;
@@ -68,6 +72,11 @@ pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> R
         served = axum::serve(listener, service) => served.map_err(taken)?,
         // Live pages would never let the server end by itself.
         _ = stop.next() => {}
+    }
+    // Nothing is sent: the channel closes with the last change. Another signal ends the wait.
+    drop(changes);
+    if let Err(why) = stop.within(GRACE, no_changes.recv()).await {
+        out::print_error(format_args!("a change was not waited for, and is not logged: {why}"));
     }
     Ok(exit::OK)
 }

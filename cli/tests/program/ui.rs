@@ -7,6 +7,7 @@ use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::TcpStream,
+    process::Command,
     time::timeout,
 };
 
@@ -59,6 +60,11 @@ pub async fn open<DB: TestDatabase>(db: &TestDb<DB>, words: &str) -> Ui {
 pub async fn open_at<DB: TestDatabase>(db: &TestDb<DB>, url: &str, words: &str) -> Ui {
     let mut command = db.command(&format!("ui --listen 127.0.0.1:0 {words}"), &[]);
     command.env("DATABASE_URL", url);
+    open_by(command).await
+}
+
+/// Starts the page by a command of the test's own.
+pub async fn open_by(command: Command) -> Ui {
     let mut program = start(command);
     program.says("/\n", 1).await;
     let address = program.said().trim().trim_start_matches("http://").trim_end_matches('/').to_owned();
@@ -88,7 +94,8 @@ impl Ui {
         Answer { status, head: head.to_owned(), body: body.to_owned() }
     }
 
-    async fn begin(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
+    /// Sends a request whose answer is not awaited.
+    pub async fn begin(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
         let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let form = "Content-Type: application/x-www-form-urlencoded";
         let request = format!(

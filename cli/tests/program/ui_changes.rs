@@ -1,23 +1,31 @@
 //! `rowlock ui --allow-changes`: which requests change something, and which never do.
 
-use harness::{TestDatabase, TestDb, acquired};
+use std::time::Duration;
+
+use harness::{TestDatabase, TestDb, acquired, eventually};
+use rustix::process::Signal;
 use serde_json::Value;
+use tokio::{io::AsyncReadExt as _, net::TcpStream, time::sleep};
 
 use crate::{
     program::{Program as _, Stage},
     program_cron::{cron, job},
+    program_schedules::{due, schedule},
     ui::{Answer, Ui, open},
 };
 
-harness::tests!(everywhere(
-    a_page_only_shows_unless_changes_are_allowed,
-    other_sites_are_refused,
-    a_form_counts_with_its_token_only,
-    a_key_is_released_by_force_and_that_is_logged,
-    a_key_that_has_changed_hands_is_not_released,
-    jobs_are_paused_resumed_and_triggered,
-    a_password_is_asked_for_and_names_the_operator
-));
+harness::tests!(
+    everywhere(
+        a_page_only_shows_unless_changes_are_allowed,
+        other_sites_are_refused,
+        a_form_counts_with_its_token_only,
+        a_key_is_released_by_force_and_that_is_logged,
+        a_key_that_has_changed_hands_is_not_released,
+        jobs_are_paused_resumed_and_triggered,
+        a_password_is_asked_for_and_names_the_operator
+    ),
+    postgres(a_change_is_logged_though_the_browser_goes_away, a_change_is_logged_before_the_program_ends)
+);
 
 /// The cookie and the token of a form.
 struct Form {
@@ -85,11 +93,12 @@ async fn a_form_counts_with_its_token_only<DB: TestDatabase>(db: TestDb<DB>) {
     let other = Form::of(&ui.get("/release?key=k").await.with(200));
     assert_ne!(form.csrf, other.csrf);
     let body = |csrf: &str| format!("name=k&seen={}&csrf={csrf}", page.field("seen"));
+    let (name, _) = form.cookie.split_once('=').unwrap();
     for (cookie, csrf) in [
         (Some(&form.cookie), other.csrf.as_str()),
         (Some(&form.cookie), ""),
         (None, &form.csrf),
-        (Some(&"rowlock_ui=".to_owned()), ""),
+        (Some(&format!("{name}=")), ""),
     ] {
         let headers: Vec<(&str, &str)> = cookie.iter().map(|cookie| ("Cookie", cookie.as_str())).collect();
         ui.post("/release", &headers, &body(csrf)).await.with(403);
@@ -192,4 +201,57 @@ async fn a_password_is_asked_for_and_names_the_operator<DB: TestDatabase>(db: Te
     ui.send("GET", "/", &[("Host", &ui.address), ("Authorization", wrong)], "").await.with(401);
     released(&db, &ui, &[("Authorization", right)]).await.with(303);
     ui.program.complains("change=\"release\" of=\"k\" by=\"ann\"").await;
+}
+
+/// A change of the schedule `k`, whose row is locked by another transaction.
+struct Blocked<DB: TestDatabase> {
+    ui: Ui,
+    request: TcpStream,
+    transaction: sqlx::pool::PoolConnection<DB>,
+}
+
+impl<DB: TestDatabase> Blocked<DB> {
+    async fn begin(db: &TestDb<DB>) -> Self {
+        due(db).await;
+        let ui = open(db, "--allow-changes").await;
+        let form = Form::of(&ui.get("/pause?name=k").await.with(200));
+        let mut transaction = db.pool_of(1).await.acquire().await.unwrap();
+        for statement in ["BEGIN", "SELECT 1 FROM t_resource_schedule FOR UPDATE"] {
+            DB::execute_on(&mut transaction, statement).await.unwrap();
+        }
+        let origin = format!("http://{}", ui.address);
+        let headers = [("Host", ui.address.as_str()), ("Origin", &origin), ("Cookie", &form.cookie)];
+        let request = ui.begin("POST", "/pause", &headers, &format!("name=k&csrf={}", form.csrf)).await;
+        let waiting = "SELECT COUNT(*) FROM pg_stat_activity
+                       WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        eventually("the change waits", async || db.number(waiting).await == Some(1)).await;
+        Self { ui, request, transaction }
+    }
+}
+
+const PAUSED: &str = "changed on the web page change=\"pause\" of=\"k\"";
+
+async fn a_change_is_logged_though_the_browser_goes_away<DB: TestDatabase>(db: TestDb<DB>) {
+    let Blocked { mut ui, request, mut transaction } = Blocked::begin(&db).await;
+    drop(request);
+    // The server has seen the end of that connection before it answers this one.
+    ui.get("/style.css").await.with(200);
+    DB::execute_on(&mut transaction, "ROLLBACK").await.unwrap();
+    ui.program.complains(PAUSED).await;
+    assert_eq!(schedule(&db).await["paused"], true);
+}
+
+async fn a_change_is_logged_before_the_program_ends<DB: TestDatabase>(db: TestDb<DB>) {
+    let Blocked { ui, mut request, mut transaction } = Blocked::begin(&db).await;
+    ui.program.signal(Signal::TERM);
+    eventually("no connection is accepted", async || TcpStream::connect(&ui.address).await.is_err()).await;
+    // Longer than a program takes to end that waits for nothing.
+    sleep(Duration::from_secs(3)).await;
+    DB::execute_on(&mut transaction, "ROLLBACK").await.unwrap();
+    let mut answer = String::new();
+    request.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 303 "), "{answer:?}");
+    let ended = ui.program.ended().await.with(0);
+    assert!(ended.err.contains(PAUSED), "{ended:?}");
+    assert_eq!(schedule(&db).await["paused"], true);
 }
