@@ -6,12 +6,11 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, header, uri::Authority};
 use uuid::Uuid;
 
 use crate::ui::guard::is_same;
 
-const COOKIE: &str = "rowlock_ui";
 /// The oldest session ends when there are more.
 const MAX_SESSIONS: usize = 1_000;
 
@@ -37,7 +36,7 @@ impl Sessions {
             return Given { token: session.token, cookie: None };
         }
         let session = Session { id: random(), token: random() };
-        let cookie = format!("{COOKIE}={}; Path=/; HttpOnly; SameSite=Strict", session.id);
+        let cookie = format!("{}={}; Path=/; HttpOnly; SameSite=Strict", cookie_name(headers), session.id);
         let given = Given { token: session.token.clone(), cookie: Some(cookie) };
         let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if sessions.len() >= MAX_SESSIONS {
@@ -55,10 +54,19 @@ impl Sessions {
     fn find(&self, headers: &HeaderMap) -> Option<Session> {
         let sent = headers.get_all(header::COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
         let mut pairs = sent.flat_map(|cookies| cookies.split(';')).filter_map(|pair| pair.trim().split_once('='));
-        let (_, id) = pairs.find(|(name, _)| *name == COOKIE)?;
+        let own = cookie_name(headers);
+        let (_, id) = pairs.find(|(name, _)| *name == own)?;
         let sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.iter().find(|session| is_same(&session.id, id)).cloned()
     }
+}
+
+/// Returns the name of the cookie. It has the port by which the browser reaches this server: a
+/// browser sends a cookie to all ports of a host, and another server on that host has cookies too.
+fn cookie_name(headers: &HeaderMap) -> String {
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let port = host.and_then(|host| host.parse::<Authority>().ok()).and_then(|host| host.port_u16());
+    port.map_or_else(|| "rowlock_ui".to_owned(), |port| format!("rowlock_ui_{port}"))
 }
 
 /// Returns 244 random bits.

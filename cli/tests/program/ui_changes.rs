@@ -1,6 +1,6 @@
 //! `rowlock ui --allow-changes`: which requests change something, and which never do.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use harness::{TestDatabase, TestDb, acquired, eventually};
 use rustix::process::Signal;
@@ -24,6 +24,7 @@ harness::tests!(
         jobs_are_paused_resumed_and_triggered,
         a_password_is_asked_for_and_names_the_operator
     ),
+    sqlite(pages_of_one_host_leave_each_other_s_forms_alone),
     postgres(a_change_is_logged_though_the_browser_goes_away, a_change_is_logged_before_the_program_ends)
 );
 
@@ -201,6 +202,25 @@ async fn a_password_is_asked_for_and_names_the_operator<DB: TestDatabase>(db: Te
     ui.send("GET", "/", &[("Host", &ui.address), ("Authorization", wrong)], "").await.with(401);
     released(&db, &ui, &[("Authorization", right)]).await.with(303);
     ui.program.complains("change=\"release\" of=\"k\" by=\"ann\"").await;
+}
+
+/// A browser sends a cookie to every port of its host.
+async fn pages_of_one_host_leave_each_other_s_forms_alone<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock().try_acquire("k").await);
+    let [one, other] = [open(&db, "--allow-changes").await, open(&db, "--allow-changes").await];
+    let mut cookies = BTreeMap::new();
+    let mut forms = Vec::new();
+    for ui in [&one, &other] {
+        let page = ui.get("/release?key=k").await.with(200);
+        let form = Form::of(&page);
+        cookies.extend(form.cookie.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned())));
+        forms.push(format!("name=k&seen={}&csrf={}", page.field("seen"), form.csrf));
+    }
+    let cookies: Vec<String> = cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let cookies = cookies.join("; ");
+    one.post("/release", &[("Cookie", &cookies)], &forms[0]).await.with(303);
+    let second = other.post("/release", &[("Cookie", &cookies)], &forms[1]).await.with(404);
+    assert!(second.body.contains("left alone: it is now"), "the form counts: {second:?}");
 }
 
 /// A change of the schedule `k`, whose row is locked by another transaction.
