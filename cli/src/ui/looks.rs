@@ -9,12 +9,13 @@ use std::{
 use chrono::{DateTime, TimeDelta, Utc};
 use rowlock::{Database, Error, LeaseLock, ListOptions, Schedules};
 use tokio::{
-    sync::{Notify, watch},
-    time::sleep,
+    sync::{Mutex, Notify, watch},
+    task::JoinError,
+    time::{sleep, timeout},
 };
 
 use crate::{
-    exit::Failure,
+    exit::{self, Failure},
     ui::snapshot::{EACH, MAX_RUNS, Part, Runs, Snapshot, Unread, WEEK},
 };
 
@@ -24,8 +25,8 @@ pub struct View {
     /// The number of looks so far.
     pub number: u64,
     /// When the last look was begun, and how long it stays fresh.
-    began: Instant,
-    fresh_for: Duration,
+    pub began: Instant,
+    pub fresh_for: Duration,
     /// The last look that succeeded.
     pub snapshot: Option<Arc<Snapshot>>,
     /// Why looks have failed since then.
@@ -40,6 +41,12 @@ pub struct Problem {
 }
 
 impl View {
+    /// Returns whether several looks should have been made since: the one that is under way does not
+    /// come to its end.
+    pub fn is_old(&self) -> bool {
+        self.began.elapsed() > 4 * self.fresh_for
+    }
+
     fn is_fresh(&self) -> bool {
         self.number > 0 && self.began.elapsed() < self.fresh_for
     }
@@ -58,17 +65,31 @@ pub struct Looks {
 impl Looks {
     /// Starts the task that looks.
     pub fn start<DB: Database>(lock: LeaseLock<DB>, schedules: Schedules<DB>) -> Self {
+        let reader = Reader { lock, schedules, runs: Arc::default(), is_complete: false };
+        let reader = Arc::new(Mutex::new(reader));
+        Self::by(move || {
+            let reader = reader.clone();
+            async move { reader.lock().await.read().await }
+        })
+    }
+
+    /// Starts a task that looks by this function, which returns how many statements that took, too.
+    fn by<L>(mut look: impl FnMut() -> L + Send + 'static) -> Self
+    where
+        L: Future<Output = (Result<Snapshot, Failure>, u32)> + Send + 'static,
+    {
         let nothing =
             View { number: 0, began: Instant::now(), fresh_for: Duration::ZERO, snapshot: None, problem: None };
         let (sender, view) = watch::channel(nothing);
         let looks = Self { view, wanted: Arc::default(), urgent: Arc::default() };
         let Self { wanted, urgent, .. } = looks.clone();
         tokio::spawn(async move {
-            let mut reader = Reader { lock, schedules, runs: Arc::default(), is_complete: false };
             loop {
                 wanted.notified().await;
                 let began = Instant::now();
-                let (read, statements) = reader.read().await;
+                // A look that panics ends a task of its own, and has failed as any other.
+                let looked = tokio::spawn(look()).await;
+                let (read, statements) = looked.unwrap_or_else(|error| (Err(panicked(&error)), 0));
                 let fresh_for = if read.is_ok() { pause(statements, began.elapsed()) } else { AGAIN };
                 let since = sender.borrow().problem.as_ref().map_or_else(Utc::now, |problem| problem.since);
                 sender.send_modify(|view| {
@@ -109,26 +130,36 @@ impl Looks {
         self.after(view).await
     }
 
-    /// Looks at once, and returns the result: what was changed just now is seen.
-    pub async fn at_once(&self) -> View {
+    /// Returns what is known, however old it is.
+    pub fn last(&self) -> View {
+        self.view.borrow().clone()
+    }
+
+    /// Looks at once, so that what was changed just now is seen. A look that takes long is not
+    /// waited for.
+    pub async fn at_once(&self) {
         let asked = Instant::now();
         self.urgent.notify_one();
-        loop {
-            let view = self.next().await;
-            if view.began >= asked {
-                return view;
-            }
-        }
+        let seen = async { while self.next().await.began < asked {} };
+        let _ = timeout(AT_ONCE, seen).await;
     }
 
     async fn after(&self, mut view: watch::Receiver<View>) -> View {
         self.wanted.notify_one();
-        // The sender lives as long as the program.
-        let _ = view.changed().await;
+        if view.changed().await.is_err() {
+            // No task looks any more. Callers that wait for one look after the other must not spin.
+            sleep(AGAIN).await;
+        }
         view.borrow_and_update().clone()
     }
 }
 
+fn panicked(error: &JoinError) -> Failure {
+    Failure::new(exit::UNAVAILABLE, format_args!("rowlock ui failed while it read the database: {error}"))
+}
+
+/// How long a change waits for the look that shows it.
+const AT_ONCE: Duration = Duration::from_secs(10);
 /// The pause after a look that failed.
 const AGAIN: Duration = Duration::from_secs(2);
 
@@ -241,6 +272,37 @@ impl Unread {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn empty() -> Snapshot {
+        let (locks, waiting, jobs, unread) = Default::default();
+        Snapshot { now: Utc::now(), locks, waiting, jobs, runs: Arc::default(), unread }
+    }
+
+    #[tokio::test]
+    async fn a_look_that_panics_has_failed_and_is_made_again() {
+        let mut number = 0;
+        let looks = Looks::by(move || {
+            number += 1;
+            async move {
+                assert!(number != 2, "a fault");
+                (Ok(empty()), 2)
+            }
+        });
+        assert!(looks.fresh().await.problem.is_none());
+        looks.urgent.notify_one();
+        let failed = looks.next().await;
+        assert!(failed.problem.is_some_and(|problem| problem.text.contains("a fault")) && failed.snapshot.is_some());
+        looks.urgent.notify_one();
+        assert!(looks.next().await.problem.is_none());
+    }
+
+    #[tokio::test]
+    async fn pages_do_not_spin_when_no_task_looks() {
+        let looks = Looks::by(async || (Ok(empty()), 2));
+        let view = watch::channel(looks.fresh().await).1;
+        let looks = Looks { view, ..looks };
+        assert!(timeout(Duration::from_millis(200), looks.next()).await.is_err());
+    }
 
     #[test]
     fn looks_cost_two_statements_a_second_and_half_of_the_time_at_most() {

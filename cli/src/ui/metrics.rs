@@ -3,9 +3,12 @@
 //! The metrics are those of the last look, so each scrape makes its own registry: what is gone from
 //! the database is gone from the metrics.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicI64, AtomicU64},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64},
+    },
+    time::Duration,
 };
 
 use axum::{
@@ -19,6 +22,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use rowlock::{LockState, RunStatus};
+use tokio::time::timeout;
 
 use crate::ui::{
     app::App,
@@ -27,11 +31,15 @@ use crate::ui::{
 };
 
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// How long a scrape waits for a look. Prometheus waits for ten seconds, unless it is told otherwise.
+const LONGEST: Duration = Duration::from_secs(8);
 /// The most names of semaphores that have a number of their own.
 const MAX_NAMES: usize = 200;
 
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    match text(&app.looks.fresh().await) {
+    // A scrape that is not answered has no `rowlock_up` that an alert could see.
+    let view = timeout(LONGEST, app.looks.fresh()).await.unwrap_or_else(|_| app.looks.last());
+    match text(&view) {
         Ok(text) => ([(header::CONTENT_TYPE, KIND)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
@@ -55,13 +63,13 @@ struct OfJob {
     job: String,
 }
 
-/// Returns all metrics. While the database does not answer, there is one: `rowlock_up`. The metrics
-/// of a table that could not be read are left out.
+/// Returns all metrics. While the database does not answer, and if the last look is old, there is
+/// one: `rowlock_up`. The metrics of a table that could not be read are left out.
 fn text(view: &View) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("rowlock");
     let up = Number::default();
     registry.register("up", "Whether the last look at the database could read everything", up.clone());
-    if let (Some(snapshot), None) = (&view.snapshot, &view.problem) {
+    if let (Some(snapshot), None, false) = (&view.snapshot, &view.problem, view.is_old()) {
         up.set(snapshot.unread.is_empty().into());
         if !snapshot.lacks(Part::Locks) {
             of_locks(&mut registry, snapshot);
@@ -159,4 +167,28 @@ fn seconds(duration: chrono::TimeDelta) -> f64 {
 
 fn number<N: TryInto<i64>>(count: N) -> i64 {
     count.try_into().unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use chrono::Utc;
+
+    use super::*;
+
+    #[test]
+    fn numbers_of_an_old_look_are_not_published() {
+        let numbers = |fresh_for| {
+            let (locks, waiting, jobs, unread) = Default::default();
+            let snapshot = Snapshot { now: Utc::now(), locks, waiting, jobs, runs: Arc::default(), unread };
+            let began = Instant::now();
+            std::thread::sleep(Duration::from_millis(10));
+            text(&View { number: 1, began, fresh_for, snapshot: Some(Arc::new(snapshot)), problem: None }).unwrap()
+        };
+        let young = numbers(Duration::from_secs(60));
+        assert!(young.contains("rowlock_up 1\n") && young.contains("rowlock_readers 0\n"), "{young}");
+        let old = numbers(Duration::from_millis(1));
+        assert!(old.contains("rowlock_up 0\n") && !old.contains("rowlock_readers"), "{old}");
+    }
 }

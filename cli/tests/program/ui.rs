@@ -144,13 +144,16 @@ impl Events {
         assert!(found.await.is_ok(), "{what}");
     }
 
-    /// Reads events for some time.
-    pub async fn drain(&mut self, time: Duration) {
+    /// Reads events for some time, and returns how many there were.
+    pub async fn drain(&mut self, time: Duration) -> usize {
+        let mut read = 0;
         let _ = timeout(time, async {
             loop {
                 self.next().await;
+                read += 1;
             }
         })
         .await;
+        read
     }
 }

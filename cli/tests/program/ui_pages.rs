@@ -1,5 +1,7 @@
 //! `rowlock ui`: what the pages show, and that they show it as text.
 
+use std::time::Duration;
+
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::Status;
 
@@ -24,7 +26,8 @@ harness::tests!(
         locks_that_cannot_be_read_leave_the_schedules,
         what_cannot_be_served_is_refused
     ),
-    servers(a_lost_database_is_told_and_comes_back)
+    servers(a_lost_database_is_told_and_comes_back),
+    postgres(a_time_that_is_none_stops_nothing)
 );
 
 /// The addresses of all pages.
@@ -264,4 +267,21 @@ async fn a_lost_database_is_told_and_comes_back<DB: TestDatabase>(db: TestDb<DB>
     assert!(ui.get("/metrics").await.body.contains("rowlock_up 0"));
     proxy.open();
     events.until("it is back", |page| page.contains("/key?key=k") && !page.contains("does not answer")).await;
+}
+
+/// PostgreSQL has a time that no program can show.
+async fn a_time_that_is_none_stops_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let ui = open(&db, "").await;
+    let mut events = ui.events("/events/locks").await;
+    events.until("nothing is held", |page| page.contains("No key was ever taken")).await;
+    db.execute("UPDATE t_resource_schedule SET slot = 'infinity'").await;
+    // At least one look is made in that time. An open page is sent no more than the looks.
+    assert!(events.drain(Duration::from_secs(5)).await < 10, "it is flooded");
+    ui.get("/metrics").await.with(200);
+    db.execute("UPDATE t_resource_schedule SET slot = due_at").await;
+    let _held = acquired(db.lock().try_acquire("k").await);
+    events.until("k is held", |page| page.contains("badge held")).await;
+    let numbers = async || ui.get("/metrics").await.with(200).body;
+    eventually("the numbers are right", async || numbers().await.contains("rowlock_keys{state=\"held\"} 1")).await;
 }
