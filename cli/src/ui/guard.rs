@@ -12,6 +12,7 @@ use std::{
 };
 
 use axum::{
+    body::to_bytes,
     extract::{ConnectInfo, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, uri::Authority},
     middleware::Next,
@@ -19,7 +20,15 @@ use axum::{
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
-use crate::exit::{Failure, USAGE};
+use tokio::time::timeout;
+
+use crate::{
+    exit::{Failure, USAGE},
+    ui::connections::LONGEST,
+};
+
+/// The largest form, in bytes.
+const LARGEST: usize = 64 * 1024;
 
 #[derive(Debug)]
 pub struct Guard {
@@ -58,6 +67,16 @@ pub async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: 
     };
     request.extensions_mut().insert(Who { name, from });
     next.run(request).await
+}
+
+/// Reads the form of a request. A client that does not send it keeps no place.
+pub async fn read_in_time(request: Request, next: Next) -> Response {
+    let (head, body) = request.into_parts();
+    match timeout(LONGEST, to_bytes(body, LARGEST)).await {
+        Ok(Ok(body)) => next.run(Request::from_parts(head, body.into())).await,
+        Ok(Err(_)) => StatusCode::PAYLOAD_TOO_LARGE.into_response(),
+        Err(_) => StatusCode::REQUEST_TIMEOUT.into_response(),
+    }
 }
 
 async fn ask_for_password(headers: &HeaderMap) -> Response {

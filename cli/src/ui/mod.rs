@@ -3,12 +3,13 @@
 //! `looks.rs` reads the database, as often for one open page as for a hundred. A look is a
 //! `Snapshot`, and each page is a pure function of it: `locks.rs`, `jobs.rs`, `runs.rs`, `key.rs`,
 //! `job.rs`, and `metrics.rs` for `/metrics`. `live.rs` sends a page's changes. `guard.rs` decides
-//! which requests are answered. `change.rs` makes the changes that an operator asks for, and
+//! which requests are answered, and `connections.rs` how long clients may take for them. `change.rs` makes the changes that an operator asks for, and
 //! `changes.rs` asks once more before.
 
 mod app;
 mod change;
 mod changes;
+mod connections;
 mod guard;
 mod job;
 mod jobs;
@@ -24,7 +25,7 @@ mod sessions;
 mod snapshot;
 mod text;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -65,11 +66,10 @@ pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> R
     let guard = Arc::new(Guard { hosts: ui.host, passwords });
     let (changes, mut no_changes) = mpsc::channel(1);
     let app = Arc::new(App::new(looks, ui.allow_changes.then_some(changer), changes.downgrade(), place));
-    let service = router(app, guard).into_make_service_with_connect_info::<SocketAddr>();
 
     out::say(format_args!("http://{address}/"))?;
     tokio::select! {
-        served = axum::serve(listener, service) => served.map_err(taken)?,
+        () = connections::serve(listener, router(app, guard)) => {}
         // Live pages would never let the server end by itself.
         _ = stop.next() => {}
     }
@@ -93,6 +93,7 @@ fn router(app: Arc<App>, guard: Arc<Guard>) -> Router {
         .merge(layout::files())
         .fallback(layout::not_found)
         .with_state(app)
+        .layer(from_fn(guard::read_in_time))
         .layer(from_fn_with_state(guard, guard::admit))
         .layer(from_fn(guard::harden))
 }

@@ -28,6 +28,7 @@ mod program_waiting;
 mod ui;
 mod ui_browser;
 mod ui_changes;
+mod ui_connections;
 mod ui_load;
 mod ui_operating;
 mod ui_pages;
@@ -70,6 +71,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     outages::register::<DB>(suite);
     ui_pages::register::<DB>(suite);
     ui_changes::register::<DB>(suite);
+    ui_connections::register::<DB>(suite);
     ui_load::register::<DB>(suite);
     ui_operating::register::<DB>(suite);
     ui_browser::register::<DB>(suite);

@@ -1,0 +1,71 @@
+//! `rowlock ui` and clients that take their time.
+
+use std::{process::Stdio, time::Duration};
+
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    process::Command,
+    time::timeout,
+};
+
+use crate::{
+    program::PROGRAM,
+    ui::{Ui, open, open_by},
+};
+
+harness::tests!(sqlite(half_requests_keep_nothing_from_the_page, a_form_that_is_not_sent_is_given_up));
+
+/// Prometheus waits for ten seconds.
+const SCRAPE: Duration = Duration::from_secs(10);
+
+/// Opens the page with room for few connections.
+async fn with_few_files<DB: TestDatabase>(db: &TestDb<DB>) -> Ui {
+    let mut command = Command::new("setsid");
+    let script = r#"ulimit -n 60; exec "$0" ui --listen 127.0.0.1:0"#;
+    command.args(["sh", "-c", script, PROGRAM]).env("DATABASE_URL", &db.url).stdin(Stdio::null());
+    open_by(command).await
+}
+
+async fn sent(ui: &Ui, text: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(&ui.address).await.unwrap();
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream
+}
+
+/// Waits until the server has closed the connection, and returns what it has sent.
+async fn closed(mut stream: TcpStream) -> String {
+    let mut text = Vec::new();
+    // A connection that is closed before everything was read is reset.
+    let _ = timeout(PATIENCE, stream.read_to_end(&mut text)).await.expect("the connection is closed");
+    String::from_utf8(text).unwrap()
+}
+
+async fn half_requests_keep_nothing_from_the_page<DB: TestDatabase>(db: TestDb<DB>) {
+    let ui = with_few_files(&db).await;
+    let mut events = ui.events("/events/locks").await;
+    events.until("nothing was taken", |page| page.contains("No key was ever taken")).await;
+    let mut halves = Vec::new();
+    for _ in 0..80 {
+        halves.push(sent(&ui, "GET / HTTP/1.1\r\nHost:").await);
+    }
+    for path in ["/metrics", "/", "/jobs"] {
+        timeout(SCRAPE, ui.get(path)).await.expect("an answer").with(200);
+    }
+    let _held = acquired(db.lock().try_acquire("k").await);
+    events.until("k is held", |page| page.contains("badge held")).await;
+    for half in halves {
+        let text = closed(half).await;
+        assert!(text.is_empty() || text.starts_with("HTTP/1.1 408 "), "{text:?}");
+    }
+}
+
+async fn a_form_that_is_not_sent_is_given_up<DB: TestDatabase>(db: TestDb<DB>) {
+    let ui = open(&db, "--allow-changes").await;
+    let head = format!("POST /pause HTTP/1.1\r\nHost: {0}\r\nOrigin: http://{0}\r\n", ui.address);
+    let form = "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 9\r\n\r\nname=";
+    let text = closed(sent(&ui, &format!("{head}{form}")).await).await;
+    assert!(text.starts_with("HTTP/1.1 408 "), "{text:?}");
+    eventually("the page is there", async || ui.get("/").await.status == 200).await;
+}
