@@ -4,7 +4,7 @@
 //! becomes its child, so that none leaves the tree, regardless of the group or session that it
 //! creates.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, test_kill_process, waitpid};
 
@@ -45,6 +45,17 @@ impl Process {
         let _ = kill_process(self.pid, signal);
     }
 
+    pub fn is_in(self, session: Pid) -> bool {
+        self.session == session.as_raw_nonzero().get()
+    }
+
+    /// Returns whether the process was started with all of these variables (`NAME=VALUE`).
+    pub fn has(self, variables: &[String]) -> bool {
+        let Ok(own) = std::fs::read(format!("/proc/{}/environ", self.pid.as_raw_nonzero())) else { return false };
+        let has = |variable: &String| own.split(|byte| *byte == 0).any(|one| one == variable.as_bytes());
+        !variables.is_empty() && variables.iter().all(has)
+    }
+
     /// Returns whether the process created a session of its own, as daemons do.
     pub fn is_daemon(self) -> bool {
         // `getsid` has no number for a session whose leader is outside of the PID namespace.
@@ -65,6 +76,18 @@ pub fn become_subreaper() {
 pub fn alive() -> Option<Vec<Process>> {
     let mut processes = below(getpid(), &all()?);
     processes.retain(|process| process.state != State::Dead && test_kill_process(process.pid).is_ok());
+    Some(processes)
+}
+
+/// Returns those of [`alive`] for which `counts` holds, and their descendants.
+pub fn alive_with(counts: impl Fn(&Process) -> bool) -> Option<Vec<Process>> {
+    let mut found = HashSet::new();
+    let mut processes = alive()?;
+    // Each process comes after its parent.
+    processes.retain(|process| {
+        let is_found = found.contains(&process.parent) || counts(process);
+        is_found && found.insert(process.pid.as_raw_nonzero().get())
+    });
     Some(processes)
 }
 

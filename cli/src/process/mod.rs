@@ -4,6 +4,7 @@ pub mod child;
 pub mod descendants;
 pub mod find;
 pub mod front;
+pub mod orphans;
 pub mod parent;
 pub mod signals;
 pub mod stub;

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// The interval at which the command's descendants are checked.
-const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+pub const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The processes that receive signals.
 #[derive(Clone, Copy)]

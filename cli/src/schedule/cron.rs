@@ -15,7 +15,10 @@ use crate::{
     args::schedules::Cron,
     exit::{self, Failure},
     out,
-    process::signals::{listen, received},
+    process::{
+        descendants,
+        signals::{listen, received},
+    },
     schedule::{
         file::{self, Job},
         job::{self, Shared},
@@ -58,6 +61,7 @@ async fn until_it_passes<T>(mut what: impl AsyncFnMut() -> Result<T, Failure>) -
 
 pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure> {
     out::never_stop();
+    descendants::become_subreaper();
     let mut signals = CronSignals::listen()?;
     let jobs = tokio::select! {
         jobs = read(&cron.file) => jobs?,
@@ -120,7 +124,7 @@ fn read(file: &Path) -> impl Future<Output = Result<Vec<Job>, Failure>> + use<> 
 
 /// The signals of `rowlock cron`.
 struct CronSignals {
-    /// As the first process of a container, the program has to wait for orphans.
+    /// The program has to wait for the orphans of its commands.
     children: Option<Signals>,
     stop: Stop,
     hang_up: Option<Signals>,
@@ -133,7 +137,7 @@ struct Stop {
 
 impl CronSignals {
     fn listen() -> Result<Self, Failure> {
-        let children = listen(SignalKind::child())?.filter(|_| std::process::id() == 1);
+        let children = listen(SignalKind::child())?;
         // Ctrl-Z would suspend this program alone: the commands would go on without renewals. A
         // signal that was listened for once keeps its handler.
         listen(SignalKind::from_raw(rustix::process::Signal::TSTP.as_raw()))?;

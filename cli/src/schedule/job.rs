@@ -4,6 +4,7 @@
 //! takes time, so the command is in a task of its own and the work only waits for it.
 
 use std::{
+    os::unix::process::ExitStatusExt as _,
     path::PathBuf,
     process::{ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError},
@@ -16,7 +17,7 @@ use tokio::{
     io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader},
     process::{Child, Command},
     sync::{mpsc, oneshot, watch},
-    task::JoinSet,
+    task::{JoinHandle, JoinSet},
     time::timeout,
 };
 
@@ -26,6 +27,7 @@ use crate::{
         child::{self, code, wait_failed},
         descendants,
         find::this_program,
+        orphans::Mark,
         work::expired,
     },
     schedule::{environment, file::Job, supervise::STOPPED},
@@ -59,7 +61,8 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
     let going_on = tick.going_on();
     // The command counts until the library has its result, which is recorded then.
     let taken = counted.clone();
-    tokio::spawn(async move {
+    let mark = started.mark.clone();
+    let watching = tokio::spawn(async move {
         started.watch(job, shared.stop, reply).await;
         drop((counted, going_on));
     });
@@ -67,15 +70,26 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
     drop(taken);
     match ended {
         Ok(result) => result,
-        // The command was stopped with the program. The run has not failed: it is handed back.
-        Err(_) => std::future::pending().await,
+        Err(_) => without_reply(watching, &mark).await,
+    }
+}
+
+/// The command was stopped with the program: the run has not failed, and is handed back. Otherwise
+/// the task that watched it has panicked.
+async fn without_reply(watching: JoinHandle<()>, mark: &Mark) -> Result<(), String> {
+    match watching.await {
+        Ok(()) => std::future::pending().await,
+        Err(error) => {
+            mark.kill().await;
+            Err(format!("the command was stopped: rowlock failed while it watched it: {error}"))
+        }
     }
 }
 
 /// The processes above commands, for which this module waits.
 static OWN: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// Waits for orphans of commands that have ended. The first process of a container has to.
+/// Waits for orphans of commands that have ended.
 pub fn reap_orphans() {
     let own = OWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
     descendants::reap(|child| own.contains(&child));
@@ -85,6 +99,7 @@ pub fn reap_orphans() {
 struct Started {
     child: Child,
     pid: Option<Pid>,
+    mark: Mark,
     output: JoinSet<()>,
     /// The last line of stderr that is not blank.
     last_line: LastLine,
@@ -122,7 +137,10 @@ impl Started {
         }
         let pid = child::pid(&child);
         OWN.lock().unwrap_or_else(PoisonError::into_inner).extend(pid);
-        Ok(Self { child, pid, output, last_line })
+        // A `rowlock run` within the command sets a token of its own.
+        let variables = environment.iter().filter(|(name, _)| *name != "ROWLOCK_TOKEN");
+        let mark = Mark::new(pid, variables.map(|(name, value)| format!("{name}={value}")).collect());
+        Ok(Self { child, pid, mark, output, last_line })
     }
 
     /// Waits for the command's end, and stops it when its run is lost, takes too long, or ends with
@@ -136,7 +154,10 @@ impl Started {
         let name = job.schedule.name();
         let (result, by_itself) = tokio::select! {
             biased;
-            status = self.child.wait() => (result_of(status), true),
+            status = self.ended() => {
+                let by_itself = status.as_ref().is_ok_and(|status| status.code().is_some());
+                (result_of(status), by_itself)
+            }
             () = async { drop(stop.wait_for(|stop| *stop).await) } => match self.stop().await {
                 Some(result) => (result, true),
                 // Without a reply, the run is not recorded.
@@ -167,6 +188,16 @@ impl Started {
         if line.is_empty() { error } else { format!("{error}: {line}") }
     }
 
+    /// Waits for the process above the command, which stops what the command has started. If a signal
+    /// has ended that process, this one does so.
+    async fn ended(&mut self) -> std::io::Result<ExitStatus> {
+        let status = self.child.wait().await?;
+        if status.signal().is_some() {
+            self.mark.kill().await;
+        }
+        Ok(status)
+    }
+
     /// Asks the process above the command to stop it.
     fn terminate(&self) {
         // The process may have ended already; the error is ignored.
@@ -178,7 +209,7 @@ impl Started {
     /// stopped.
     async fn stop(&mut self) -> Option<Result<(), String>> {
         self.terminate();
-        let status = self.child.wait().await;
+        let status = self.ended().await;
         self.last_output().await;
         let code = status.as_ref().ok().and_then(ExitStatus::code)?;
         (code != i32::from(STOPPED)).then(|| result_of(status))
@@ -199,10 +230,11 @@ impl Drop for Started {
 }
 
 fn result_of(status: std::io::Result<ExitStatus>) -> Result<(), String> {
-    match status.map(code) {
-        Ok(0) => Ok(()),
-        Ok(code) => Err(format!("exit code {code}")),
-        Err(error) => Err(wait_failed(error).to_string()),
+    let status = status.map_err(|error| wait_failed(error).to_string())?;
+    match (code(status), status.signal()) {
+        (_, Some(signal)) => Err(format!("the command was stopped: signal {signal} ended the process above it")),
+        (0, None) => Ok(()),
+        (code, None) => Err(format!("exit code {code}")),
     }
 }
 
@@ -233,5 +265,21 @@ async fn pass_on(name: String, from: impl AsyncRead + Unpin, to: &'static Writer
         }
         // One write for each line, so that the lines of several commands do not mix.
         to.pass(&line).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_run_that_is_not_watched_any_more_has_failed() {
+        let watching = tokio::spawn(async { panic!("a fault") });
+        let mark = Mark::new(None, vec!["ROWLOCK_JOB=none".to_owned()]);
+        let failed = timeout(Duration::from_secs(20), without_reply(watching, &mark)).await.unwrap();
+        assert!(failed.is_err_and(|error| error.contains("a fault")));
+        let ended = tokio::spawn(async {});
+        let handed_back = timeout(Duration::from_millis(50), without_reply(ended, &mark)).await;
+        assert!(handed_back.is_err(), "it has no result");
     }
 }

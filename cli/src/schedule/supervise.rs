@@ -2,10 +2,11 @@
 //!
 //! It is the reaper of the command's descendants, so that they are stopped with the command. Other
 //! commands of the same program are not its descendants. If it is killed, the command is killed
-//! too. If `rowlock cron` is killed, all of them are.
+//! too, and `rowlock cron` kills the rest. If `rowlock cron` is killed, all of them are.
 
 use std::time::Duration;
 
+use rustix::process::{Pid, getpgid, setpgid, setsid};
 use tokio::time::sleep;
 
 use crate::{
@@ -24,6 +25,7 @@ pub const STOPPED: u8 = exit::LOST;
 pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
     let mut stop = StopSignals::listen()?;
     parent::check(run.parent)?;
+    begin_session(run.parent);
     let mut work = Work::start(find(&run.command)?, &run.command, &[], None)?;
     tokio::select! {
         biased;
@@ -32,6 +34,16 @@ pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
     }
     // No process renews the lease of the run any more.
     work.kill().await.map(code)
+}
+
+/// Begins a session, by which `rowlock cron` knows the processes of the command.
+fn begin_session(parent: i32) {
+    // The leader of a group cannot begin a session, and leaves its group first.
+    let left = getpgid(Pid::from_raw(parent)).and_then(|group| setpgid(None, Some(group)));
+    if let Err(error) = left.and_then(|()| setsid().map(drop)) {
+        let _ = setpgid(None, None);
+        tracing::debug!(%error, "no session of its own");
+    }
 }
 
 /// Waits until `rowlock cron` has ended. It looks, because a signal may be blocked or ignored.

@@ -23,6 +23,7 @@ mod program_schedules;
 mod program_shared;
 mod program_stalled;
 mod program_stop;
+mod program_supervisor;
 mod program_terminal;
 mod program_waiting;
 mod ui;
@@ -68,6 +69,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_schedules::register::<DB>(suite);
     program_shared::register::<DB>(suite);
     program_stalled::register::<DB>(suite);
+    program_supervisor::register::<DB>(suite);
     outages::register::<DB>(suite);
     ui_pages::register::<DB>(suite);
     ui_changes::register::<DB>(suite);

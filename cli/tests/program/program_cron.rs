@@ -51,7 +51,7 @@ pub fn job(stage: &Stage, name: &str, terms: &str, script: &str) -> PathBuf {
     jobs(stage, &[(name, terms, script)])
 }
 
-fn jobs(stage: &Stage, jobs: &[(&str, &str, &str)]) -> PathBuf {
+pub fn jobs(stage: &Stage, jobs: &[(&str, &str, &str)]) -> PathBuf {
     let section = |(name, terms, script): &(&str, &str, &str)| {
         format!("[\"{name}\"]\n{terms}\ncommand = [\"sh\", \"-c\", '''{script}''', '{}']\n", stage.path())
     };
