@@ -1,7 +1,7 @@
 //! What is left of a command whose supervisor was killed.
 //!
-//! On Linux, `rowlock cron` is the reaper of its descendants, so that the orphans of all its commands
-//! become its children. A mark tells those of one command from those of the others.
+//! On Linux, `rowlock cron` is the reaper of its descendants, so that the orphans of all its
+//! commands become its children. A mark tells those of one command from those of the others.
 
 use rustix::process::{Pid, Signal};
 use tokio::time::sleep;

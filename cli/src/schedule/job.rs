@@ -188,8 +188,8 @@ impl Started {
         if line.is_empty() { error } else { format!("{error}: {line}") }
     }
 
-    /// Waits for the process above the command, which stops what the command has started. If a signal
-    /// has ended that process, this one does so.
+    /// Waits for the process above the command, which stops what the command has started. If a
+    /// signal has ended that process, this one does so.
     async fn ended(&mut self) -> std::io::Result<ExitStatus> {
         let status = self.child.wait().await?;
         if status.signal().is_some() {

@@ -41,8 +41,8 @@ pub struct Problem {
 }
 
 impl View {
-    /// Returns whether several looks should have been made since: the one that is under way does not
-    /// come to its end.
+    /// Returns whether several looks should have been made since: the one that is under way does
+    /// not come to its end.
     pub fn is_old(&self) -> bool {
         self.began.elapsed() > 4 * self.fresh_for
     }

@@ -31,7 +31,8 @@ use crate::ui::{
 };
 
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// How long a scrape waits for a look. Prometheus waits for ten seconds, unless it is told otherwise.
+/// How long a scrape waits for a look. Prometheus waits for ten seconds, unless it is told
+/// otherwise.
 const LONGEST: Duration = Duration::from_secs(8);
 /// The most names of semaphores that have a number of their own.
 const MAX_NAMES: usize = 200;

@@ -99,8 +99,8 @@ impl Snapshot {
         self.waiting.get(&*queue(key)).copied().unwrap_or_default()
     }
 
-    /// Returns how many ticks of a job were not run in time in the last week. Each attempt of a slot
-    /// names all the ticks that the slot stands for.
+    /// Returns how many ticks of a job were not run in time in the last week. Each attempt of a
+    /// slot names all the ticks that the slot stands for.
     pub fn missed_in_a_week(&self, job: &str) -> u64 {
         let mut by_slot: BTreeMap<DateTime<Utc>, u32> = BTreeMap::new();
         for run in self.runs.of(job).filter(|run| run.ended > self.now - WEEK) {
