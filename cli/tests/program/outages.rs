@@ -15,6 +15,7 @@ use crate::{
 harness::tests!(servers(
     the_program_waits_through_an_outage,
     a_cron_that_starts_before_its_database_waits_for_it,
+    a_cron_reports_an_outage_once,
     a_cron_that_waits_for_its_database_may_be_stopped
 ));
 
@@ -56,6 +57,20 @@ async fn a_cron_that_starts_before_its_database_waits_for_it<DB: TestDatabase>(d
     cron.signal(Signal::TERM);
     let ended = cron.ended().await.with(0);
     assert_eq!(ended.err.matches("trying again").count(), 1, "{ended:?}");
+}
+
+/// Two polls fail, each after five seconds without a reply.
+async fn a_cron_reports_an_outage_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let (stage, proxy) = (Stage::new(), db.proxy().await);
+    let mut cron = cron_at(&db, &stage, &proxy.url);
+    cron.says("k: it runs", 1).await;
+    proxy.hold_everything();
+    cron.complains("schedules could not be claimed").await;
+    sleep(Duration::from_secs(8)).await;
+    proxy.open();
+    cron.signal(Signal::TERM);
+    let ended = cron.ended().await.with(0);
+    assert_eq!(ended.err.matches("schedules").count(), 1, "{ended:?}");
 }
 
 async fn a_cron_that_waits_for_its_database_may_be_stopped<DB: TestDatabase>(db: TestDb<DB>) {
