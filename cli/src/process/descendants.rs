@@ -45,6 +45,11 @@ impl Process {
         let _ = kill_process(self.pid, signal);
     }
 
+    /// Returns its group; `None` if the leader of that is outside of the PID namespace.
+    pub fn group(self) -> Option<Pid> {
+        Pid::from_raw(self.group)
+    }
+
     pub fn is_in(self, session: Pid) -> bool {
         self.session == session.as_raw_nonzero().get()
     }

@@ -6,13 +6,13 @@
 
 use std::time::Duration;
 
-use rustix::process::{Pid, getpgid, setpgid, setsid};
+use rustix::process::{Pid, setpgid, setsid};
 use tokio::time::sleep;
 
 use crate::{
     args::schedules::Supervise,
     exit::{self, Failure},
-    process::{child::code, find::find, parent, signals::StopSignals, work::Work},
+    process::{child::code, descendants::Process, find::find, parent, signals::StopSignals, work::Work},
 };
 
 /// The interval at which the process looks for its parent.
@@ -38,9 +38,10 @@ pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
 
 /// Begins a session, by which `rowlock cron` knows the processes of the command.
 fn begin_session(parent: i32) {
-    // The leader of a group cannot begin a session, and leaves its group first.
-    let left = getpgid(Pid::from_raw(parent)).and_then(|group| setpgid(None, Some(group)));
-    if let Err(error) = left.and_then(|()| setsid().map(drop)) {
+    // The leader of a group cannot begin a session, and leaves its group first. Without a group to
+    // go to, the variables of the command have to do.
+    let Some(group) = Pid::from_raw(parent).and_then(Process::read).and_then(Process::group) else { return };
+    if let Err(error) = setpgid(None, Some(group)).and_then(|()| setsid()) {
         let _ = setpgid(None, None);
         tracing::debug!(%error, "no session of its own");
     }

@@ -16,11 +16,11 @@ harness::tests!(sqlite(
     nothing_of_a_killed_command_is_left_when_its_run_is_handed_back
 ));
 
-/// A command that has started two processes, one of them in a session of its own. All of them write
-/// lines, and go on when they are asked to stop. `up` has the number of the process above the
-/// command.
+/// A command that has started two processes: one without its variables, and one in a session of its
+/// own. All of them write lines, and go on when they are asked to stop. `up` has the number of the
+/// process above the command.
 const WRITES: &str = r#"writes='while :; do echo line >> "$0/$ROWLOCK_JOB"; sleep 0.01; done'
-    trap '' TERM; sh -c "$writes" "$0" & setsid sh -c "$writes" "$0" &
+    trap '' TERM; env -i sh -c "ROWLOCK_JOB=$ROWLOCK_JOB; $writes" "$0" & setsid sh -c "$writes" "$0" &
     trap 'touch "$0/$ROWLOCK_JOB.asked"' TERM
     echo $PPID > "$0/$ROWLOCK_JOB.new"; mv "$0/$ROWLOCK_JOB.new" "$0/$ROWLOCK_JOB.up"
     while :; do echo line >> "$0/$ROWLOCK_JOB"; sleep 0.01; done"#;
