@@ -167,11 +167,13 @@ pub fn conflict() {
 }
 
 /// Records how long after its tick a run was claimed.
+#[cfg(feature = "schedule")]
 pub fn started(schedule: &str, delay: Duration) {
     observe!("rowlock_start_delay_seconds", delay; schedule);
 }
 
 /// Counts a run that is over, and records how long it took.
+#[cfg(feature = "schedule")]
 pub fn ran(schedule: &str, outcome: &'static str, time: Duration) {
     count!("rowlock_runs_total", 1, "outcome" => outcome; schedule);
     observe!("rowlock_run_seconds", time, "outcome" => outcome; schedule);
