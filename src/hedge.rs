@@ -113,7 +113,7 @@ impl<DB: Database> Hedge<DB> {
         let now = Instant::now();
         let wait = if *lock(&self.pool_exhausted_until) > now { Duration::ZERO } else { self.delay };
         let soon = now + wait.min(limit.saturating_duration_since(now) / 4);
-        match PooledConn::checkout(&self.pool, soon).await {
+        match PooledConn::checkout_soon(&self.pool, soon, limit).await {
             Err(Failure::NoConnection(_)) if self.requests.has_spare() => {
                 *lock(&self.pool_exhausted_until) = Instant::now() + 4 * self.delay;
                 PooledConn::checkout(&self.requests, limit).await

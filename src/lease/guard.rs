@@ -46,6 +46,8 @@ pub struct Lease<DB: Database, K = One> {
     priors: Vec<Option<PreviousClaim>>,
     /// Set for a reader's lease.
     writer_token: Option<Token>,
+    /// The rows have kept what they were before the claims.
+    can_be_put_back: bool,
     keys: PhantomData<K>,
 }
 
@@ -98,7 +100,8 @@ impl<DB: Database, K> fmt::Debug for Lease<DB, K> {
 
 impl<DB: Database, K> Lease<DB, K> {
     pub(crate) fn new(Granted { handle, priors }: Granted<DB>) -> Self {
-        Self { handle: handle.delivered(), priors, writer_token: None, keys: PhantomData }
+        let can_be_put_back = priors.iter().all(Option::is_none);
+        Self { handle: handle.delivered(), priors, writer_token: None, can_be_put_back, keys: PhantomData }
     }
 
     /// Returns another handle on the same claims, for nested code that takes the keys again.
@@ -127,7 +130,8 @@ impl<DB: Database, K> Lease<DB, K> {
     /// ```
     pub fn reenter(&self) -> Result<Self, Error> {
         let (handle, priors) = (self.handle.reenter()?, self.priors.clone());
-        Ok(Self { handle, priors, writer_token: self.writer_token, keys: PhantomData })
+        let Self { writer_token, can_be_put_back, .. } = *self;
+        Ok(Self { handle, priors, writer_token, can_be_put_back, keys: PhantomData })
     }
 
     pub(crate) fn lease_state(&self) -> &Arc<LeaseState> {
@@ -236,12 +240,12 @@ impl<DB: Database, K> Lease<DB, K> {
     }
 
     /// Ends the lease as if it had not been acquired, without waiting for the outcome. A claim that
-    /// was taken over cannot be put back, and is abandoned.
+    /// was taken over, or of another process, cannot be put back, and is abandoned.
     pub(crate) fn put_back_in_background(self) {
-        if self.priors.iter().any(Option::is_some) {
-            return self.handle.abandon_in_background();
+        match self.can_be_put_back {
+            true => self.handle.put_back_in_background(),
+            false => self.handle.abandon_in_background(),
         }
-        self.handle.put_back_in_background();
     }
 }
 
@@ -253,7 +257,9 @@ impl<DB: Database> Lease<DB> {
         claim: Claim,
         seen: Option<DateTime<Utc>>,
     ) -> Result<Self, Error> {
-        Ok(Self::new(Granted { handle: LeaseHandle::resume(key_terms, claim, seen).await?, priors: vec![None] }))
+        let handle = LeaseHandle::resume(key_terms, claim, seen).await?;
+        // Another process may have worked under the claim, and may have taken it over.
+        Ok(Self { can_be_put_back: false, ..Self::new(Granted { handle, priors: vec![None] }) })
     }
 
     /// Creates the lease of a reader of a [`ReadWriteLock`](crate::ReadWriteLock).

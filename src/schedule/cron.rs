@@ -83,16 +83,28 @@ impl Pattern {
 
 const FIELDS: [&str; 6] = ["second", "minute", "hour", "day of the month", "month", "day of the week"];
 
-/// Returns what is wrong with a name in a field of numbers. The parser would read `MON` as a number
-/// in any field.
+const MONTHS: [&str; 12] = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"];
+const DAYS: [&str; 7] = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
+
+/// Returns what is wrong with a name in another field than its own. The parser would read it as a
+/// number there.
 fn misplaced_name(text: &str) -> Option<String> {
+    if text.starts_with('@') {
+        return None;
+    }
     let values: Vec<&str> = text.split_whitespace().collect();
     let fields = &FIELDS[FIELDS.len().checked_sub(values.len())?..];
-    // `L` and `W` are no names.
-    let has_name = |value: &str| value.split(|c: char| !c.is_ascii_alphabetic()).any(|word| word.len() > 1);
-    let mut numbers = fields.iter().zip(values).take(fields.len().saturating_sub(2));
-    let (field, value) = numbers.find(|(_, value)| has_name(value))?;
-    Some(format!("the {field} {value:?}: only months and days of the week have names"))
+    let names = |field: &str| match field {
+        "month" => MONTHS.as_slice(),
+        "day of the week" => DAYS.as_slice(),
+        _ => &[],
+    };
+    let (field, value) = fields.iter().zip(values).find(|(field, value)| {
+        // `L` and `W` are no names.
+        let mut words = value.split(|c: char| !c.is_ascii_alphabetic()).filter(|word| word.len() > 1);
+        words.any(|word| !names(field).contains(&word.to_ascii_uppercase().as_str()))
+    })?;
+    Some(format!("the {field} {value:?}: names are JAN to DEC for months, and SUN to SAT for days of the week"))
 }
 
 /// Returns what is wrong with the first field that is wrong by itself.

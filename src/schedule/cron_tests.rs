@@ -159,7 +159,15 @@ fn a_day_that_a_zone_leaves_out_has_its_slot_at_the_change() {
 fn a_pattern_that_no_time_matches_is_refused() {
     let invalid = ["", "x", "* * * *", "61 * * * *", "0 0 30 2 *", "0 0 0 1 1 * 2030", "0 25 * * *", "@reboot"];
     // The parser reads a name as a number in any field.
-    let misplaced = ["MON * * * *", "0 JAN * * *", "0 0 FRI * *", "MON 0 0 * * *", "0 0 1-MAR * *"];
+    let misplaced = [
+        "MON * * * *",
+        "0 JAN * * *",
+        "0 0 FRI * *",
+        "MON 0 0 * * *",
+        "0 0 1-MAR * *",
+        "0 9 * MON-FRI *",
+        "0 9 * * JAN",
+    ];
     for text in invalid.into_iter().chain(misplaced) {
         assert!(Pattern::parse(text).is_err(), "{text}");
     }

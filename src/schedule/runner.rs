@@ -18,7 +18,7 @@ use crate::{
         pacing::{MAX_CLAIMS, poll_backoff, poll_pause},
         run::{self, Job, StopTokens},
     },
-    store::{Database, failure::Failure, schedule::Times},
+    store::{Database, failure::Failure, fault::Fault, schedule::Times},
 };
 
 /// The times are registered again after this many of the longest pauses between polls.
@@ -58,7 +58,7 @@ impl Running {
         let (closed, stopped) = (CancellationToken::new(), CancellationToken::new());
         let tokens = StopTokens { closed: closed.clone(), stopped: stopped.clone() };
         let pauses = poll_backoff(core.poll_interval);
-        let runner = Runner { core, jobs, known: known.into(), tokens, pauses, is_failing: false };
+        let runner = Runner { core, jobs, known: known.into(), tokens, pauses, failing: None };
         Self { closed, stopped, driver: Some(tokio::spawn(runner.drive())) }
     }
 
@@ -99,8 +99,8 @@ struct Runner<DB: Database> {
     tokens: StopTokens,
     /// The pauses while something is due that cannot be claimed, or the database fails.
     pauses: Backoff,
-    /// The last poll failed.
-    is_failing: bool,
+    /// Why the last poll failed, if it did.
+    failing: Option<Fault>,
 }
 
 /// Waits until `at`. A timer takes at least a millisecond, so a time that has passed is not waited
@@ -173,9 +173,11 @@ impl<DB: Database> Runner<DB> {
         }
     }
 
-    /// Reports that claims fail: the first time as a warning, after which each of them is expected.
+    /// Reports that claims fail: as a warning when that begins, and when it has another reason.
     fn report(&mut self, failure: &Failure) {
-        if std::mem::replace(&mut self.is_failing, true) {
+        // An outage shows itself in two ways, by turns.
+        let fault = if failure.is_connection_failure() { Fault::Outage } else { failure.fault() };
+        if self.failing.replace(fault) == Some(fault) {
             tracing::debug!(%failure, "schedules still cannot be claimed; trying again");
         } else {
             tracing::warn!(%failure, "schedules could not be claimed; trying until they can");
@@ -197,7 +199,7 @@ impl<DB: Database> Runner<DB> {
                 return self.pauses.next();
             }
         };
-        if std::mem::take(&mut self.is_failing) {
+        if self.failing.take().is_some() {
             tracing::info!("schedules can be claimed again");
         }
         let claimed = reply.claimed.len();

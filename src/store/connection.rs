@@ -37,6 +37,10 @@ pub struct PooledConn<DB: Store> {
     closes: bool,
 }
 
+/// The error of connections on which nothing of the caller's can begin.
+pub const IN_TRANSACTION: &str =
+    "the pool's connections are inside a transaction already: see its hooks (after_connect, before_acquire)";
+
 /// How long a connection may take to open before idle ones are looked for. Each further look comes
 /// after twice the time. It is longer than the pool takes to test a connection of a remote server:
 /// a second test that is abandoned closes its connection.
@@ -119,6 +123,12 @@ impl<DB: Store> PooledConn<DB> {
     /// Waits for a connection on which a statement commits by itself, up to the limit. The
     /// application, or a hook of its pool, may have left a transaction open.
     pub async fn checkout(connections: &Connections<DB>, limit: Instant) -> Result<Self, Failure> {
+        Self::checkout_soon(connections, limit, limit).await
+    }
+
+    /// Does the same, and waits for the pool only until `soon`. The check of the connection may take
+    /// until `limit`: it is part of the request, which the caller may send on another one too.
+    pub async fn checkout_soon(connections: &Connections<DB>, soon: Instant, limit: Instant) -> Result<Self, Failure> {
         loop {
             let pool = connections.pool()?;
             let kept = connections.kept().cloned();
@@ -126,11 +136,16 @@ impl<DB: Store> PooledConn<DB> {
                 Some(Ok(conn)) => return Ok(Self::of(conn, kept)),
                 waiting => waiting,
             };
-            let conn = borrow(&pool, connections.background_permit(), limit).await?;
+            let conn = borrow(&pool, connections.background_permit(), soon).await?;
             let mut conn = Self::of(conn, kept);
             match timeout_at(limit, DB::leave_transaction(conn.get())).await {
-                // A hook of the pool may begin a transaction on one of the lock's own connections.
-                Ok(Ok(alone)) if alone || !connections.is_shared() => return Ok(conn),
+                Ok(Ok(true)) => return Ok(conn),
+                // A hook of the pool has begun a transaction. Its settings may have been meant for
+                // the application's tables, and ended with the transaction.
+                Ok(Ok(false)) if connections.is_for_values() => {
+                    return Err(Failure::NoConnection(sqlx::Error::Configuration(IN_TRANSACTION.into())));
+                }
+                Ok(Ok(false)) if !connections.is_shared() => return Ok(conn),
                 // The pool may hold lost connections, and a transaction may have failed.
                 Ok(Ok(_) | Err(sqlx::Error::Io(_) | sqlx::Error::Database(_) | sqlx::Error::WorkerCrashed)) => {
                     tracing::debug!("closed a connection of the pool that was in a transaction, or had gone away");

@@ -105,6 +105,11 @@ impl<DB: Store> Connections<DB> {
         self.is_shared
     }
 
+    /// Returns whether they are own connections for the application's tables.
+    pub fn is_for_values(&self) -> bool {
+        matches!(self.purpose, Purpose::Values) && !self.is_shared
+    }
+
     /// Returns the pool to take a connection from. Closing the application's pool closes the lock
     /// too.
     pub fn pool(&self) -> Result<Pool<DB>, Failure> {

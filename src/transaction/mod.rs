@@ -22,7 +22,7 @@ use crate::{
     spans,
     store::{
         Database,
-        connection::PooledConn,
+        connection::{IN_TRANSACTION, PooledConn},
         failure::Failure,
         fault::{self, Fault, fault},
     },
@@ -34,9 +34,6 @@ use crate::{
 
 /// How long a rollback may take before the connection is closed instead.
 const ROLLBACK: Duration = Duration::from_secs(5);
-
-const IN_TRANSACTION: &str =
-    "the pool's connections are inside a transaction already: see its hooks (after_connect, before_acquire)";
 
 /// How an attempt ended without a result.
 enum Stop<E> {
@@ -231,27 +228,31 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
                 Err(_) => Err(Failure::NoReply),
             }
         };
-        let mut in_transaction = false;
+        // How many connections, one after the other, were inside a transaction.
+        let mut in_transaction = 0;
         loop {
             let failure = match begin().await {
                 Ok(Some(conn)) => return Ok(conn),
-                // The connection was inside a transaction; the next one may not be.
                 Ok(None) => {
-                    in_transaction = true;
+                    in_transaction += 1;
                     Failure::NoConnection(sqlx::Error::PoolTimedOut)
                 }
-                Err(failure) => failure,
+                Err(failure) => {
+                    in_transaction = 0;
+                    failure
+                }
             };
-            // The pool may hold connections that were closed or do not reply, or have none available
-            // at the moment.
-            if failure.is_connection_failure() && Instant::now() < self.until {
-                outage_pause().await;
-            } else if in_transaction && failure.is_connection_failure() {
+            // The application may have left some of them inside a transaction, but not new ones.
+            if in_transaction > self.pool.options().get_max_connections() {
                 let source = sqlx::Error::Configuration(IN_TRANSACTION.into());
                 return Err(self.failed(Action::Begin, Failure::NoConnection(source)));
-            } else {
+            }
+            // The pool may hold connections that were closed or do not reply, or have none available
+            // at the moment.
+            if !failure.is_connection_failure() || Instant::now() >= self.until {
                 return Err(self.failed(Action::Begin, failure));
             }
+            outage_pause().await;
         }
     }
 

@@ -12,6 +12,7 @@ use rowlock::{Certainty, Error, Lease, LeaseLock, Status};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},
+    task::JoinSet,
     time::{Instant, sleep, timeout},
 };
 
@@ -199,8 +200,15 @@ async fn all_idle<DB: TestDatabase>(pool: &Pool<DB>) {
 /// connections are answered.
 async fn silent_connections_lose_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
-    let pool = opened::<DB>(proxy.pool(2)).await;
-    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
+    let pool = opened::<DB>(proxy.pool(10)).await;
+    let lock = LeaseLock::builder(pool.clone()).batching(false).build().unwrap().lease(LEASE).unwrap();
+    // Several connections for requests are open, too.
+    let mut requests = JoinSet::new();
+    for number in 0..8 {
+        let lock = lock.clone();
+        requests.spawn(async move { acquired(lock.try_acquire(&format!("request{number}")).await).abandon().await });
+    }
+    requests.join_all().await.into_iter().for_each(Result::unwrap);
     let leases = leases(&lock, 3).await;
     // Afterwards, two connections for renewals are open.
     let (first, second) = tokio::join!(leases[0].renew(), leases[1].renew());

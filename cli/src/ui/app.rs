@@ -5,10 +5,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::ui::{
     change::Changer,
+    connections::places,
     looks::{Looks, View},
     sessions::Sessions,
 };
@@ -20,6 +21,8 @@ pub struct App {
     /// Each change that is under way holds a sender, so that the channel closes after the last one.
     pub changes: mpsc::WeakSender<()>,
     pub sessions: Sessions,
+    /// The pages that stay up to date, each of which keeps a connection.
+    pub streams: Arc<Semaphore>,
     /// The database, for people.
     pub place: String,
     rendered: Mutex<Rendered>,
@@ -35,7 +38,8 @@ struct Rendered {
 impl App {
     pub fn new(looks: Looks, changer: Option<Changer>, changes: mpsc::WeakSender<()>, place: &str) -> Self {
         let (sessions, rendered) = (Sessions::default(), Mutex::default());
-        Self { looks, changer, changes, sessions, place: place.to_owned(), rendered }
+        let streams = Arc::new(Semaphore::new(places() / 2));
+        Self { looks, changer, changes, sessions, streams, place: place.to_owned(), rendered }
     }
 
     pub fn allows_changes(&self) -> bool {

@@ -181,7 +181,7 @@ async fn confirm(app: &App, who: &Who, headers: &HeaderMap, verb: Verb, confirme
     let status = if status == "F" { Status::Failed } else { Status::Succeeded };
     let made = changer(Change { verb, name: name.clone(), seen, status });
     // A browser that goes away ends this request, but neither the change nor its line in the log.
-    let task = tokio::spawn(logged(made, verb, name.clone(), who.clone(), under_way.clone()));
+    let task = tokio::spawn(logged(made, verb, name.clone(), who.clone(), under_way));
     let failed = |error| Failure::new(exit::UNAVAILABLE, format_args!("whether it was changed is not known: {error}"));
     match task.await.unwrap_or_else(|error| Err(failed(error))) {
         Ok(()) => {

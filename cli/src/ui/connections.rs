@@ -44,10 +44,11 @@ pub async fn serve(listener: TcpListener, router: Router) {
     for number in 0.. {
         let (stream, from) = accept(&listener).await;
         let Some(place) = waiting.place(&places).await else { return };
-        let (service, arrived, ended) = (service.clone(), waiting.clone(), waiting.clone());
+        let (service, ended) = (service.clone(), waiting.clone());
+        let arriving = Arriving { waiting: waiting.clone(), number };
         let service = service_fn(move |mut request: Request<Incoming>| {
-            arrived.remove(number);
             request.extensions_mut().insert(ConnectInfo(from));
+            request.extensions_mut().insert(arriving.clone());
             service.call(request)
         });
         let mut connection = http1::Builder::new();
@@ -63,8 +64,22 @@ pub async fn serve(listener: TcpListener, router: Router) {
     }
 }
 
+/// The connection of a request that may not have arrived as a whole.
+#[derive(Clone)]
+pub struct Arriving {
+    waiting: Arc<Waiting>,
+    number: u64,
+}
+
+impl Arriving {
+    /// The request has arrived: its connection is not replaced by another one any more.
+    pub fn arrived(&self) {
+        self.waiting.remove(self.number);
+    }
+}
+
 /// The file limit leaves room for what the program does beside.
-fn places() -> usize {
+pub fn places() -> usize {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(files.saturating_sub(OTHER_FILES).clamp(8, MOST)).unwrap_or(8)
 }

@@ -24,7 +24,7 @@ use tokio::time::timeout;
 
 use crate::{
     exit::{Failure, USAGE},
-    ui::connections::LONGEST,
+    ui::connections::{Arriving, LONGEST},
 };
 
 /// The largest form, in bytes.
@@ -73,7 +73,12 @@ pub async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: 
 pub async fn read_in_time(request: Request, next: Next) -> Response {
     let (head, body) = request.into_parts();
     match timeout(LONGEST, to_bytes(body, LARGEST)).await {
-        Ok(Ok(body)) => next.run(Request::from_parts(head, body.into())).await,
+        Ok(Ok(body)) => {
+            if let Some(arriving) = head.extensions.get::<Arriving>() {
+                arriving.arrived();
+            }
+            next.run(Request::from_parts(head, body.into())).await
+        }
         Ok(Err(_)) => StatusCode::PAYLOAD_TOO_LARGE.into_response(),
         Err(_) => StatusCode::REQUEST_TIMEOUT.into_response(),
     }

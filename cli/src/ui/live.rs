@@ -5,6 +5,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use axum::{
     Router,
     extract::{Query, RawQuery, State},
+    http::StatusCode,
     response::{
         Html, IntoResponse, Response, Sse,
         sse::{Event, KeepAlive},
@@ -56,8 +57,13 @@ async fn page<P: Page>(State(app): State<Arc<App>>, RawQuery(raw): RawQuery, Que
 }
 
 async fn events<P: Page>(State(app): State<Arc<App>>, RawQuery(raw): RawQuery, Query(page): Query<P>) -> Response {
+    // Open pages leave half of the places to requests.
+    let Ok(place) = app.streams.clone().try_acquire_owned() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many pages are open").into_response();
+    };
     let (raw, (sender, receiver)) = (raw.unwrap_or_default(), mpsc::channel(1));
     tokio::spawn(async move {
+        let _place = place;
         let mut view = app.looks.fresh().await;
         loop {
             // A string in JSON has no line break, which would end the event's data.

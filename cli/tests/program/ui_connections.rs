@@ -15,7 +15,11 @@ use crate::{
     ui::{Ui, open, open_by},
 };
 
-harness::tests!(sqlite(half_requests_keep_nothing_from_the_page, a_form_that_is_not_sent_is_given_up));
+harness::tests!(sqlite(
+    half_requests_keep_nothing_from_the_page,
+    requests_without_their_body_and_open_pages_keep_nothing_from_others,
+    a_form_that_is_not_sent_is_given_up
+));
 
 /// Prometheus waits for ten seconds.
 const SCRAPE: Duration = Duration::from_secs(10);
@@ -58,6 +62,19 @@ async fn half_requests_keep_nothing_from_the_page<DB: TestDatabase>(db: TestDb<D
     for half in halves {
         let text = closed(half).await;
         assert!(text.is_empty() || text.starts_with("HTTP/1.1 408 "), "{text:?}");
+    }
+}
+
+async fn requests_without_their_body_and_open_pages_keep_nothing_from_others<DB: TestDatabase>(db: TestDb<DB>) {
+    let ui = with_few_files(&db).await;
+    let bodiless = format!("GET / HTTP/1.1\r\nHost: {}\r\nContent-Length: 5\r\n\r\n", ui.address);
+    let events = format!("GET /events/locks HTTP/1.1\r\nHost: {}\r\n\r\n", ui.address);
+    let mut clients = Vec::new();
+    for text in [bodiless, events] {
+        for _ in 0..40 {
+            clients.push(sent(&ui, &text).await);
+        }
+        timeout(SCRAPE, ui.get("/metrics")).await.expect("an answer").with(200);
     }
 }
 
