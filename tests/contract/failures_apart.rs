@@ -202,18 +202,24 @@ async fn silent_connections_lose_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let pool = opened::<DB>(proxy.pool(10)).await;
     let lock = LeaseLock::builder(pool.clone()).batching(false).build().unwrap().lease(LEASE).unwrap();
-    // Several connections for requests are open, too.
+    let leases = leases(&lock, 3).await;
+    // Several connections for requests are opened: none of the requests finds an idle one.
+    proxy.hold(Way::Replies);
     let mut requests = JoinSet::new();
     for number in 0..8 {
         let lock = lock.clone();
         requests.spawn(async move { acquired(lock.try_acquire(&format!("request{number}")).await).abandon().await });
     }
+    // Before a request that waits for its connection looks for an idle one.
+    sleep(LEASE / 50).await;
+    proxy.open();
     requests.join_all().await.into_iter().for_each(Result::unwrap);
-    let leases = leases(&lock, 3).await;
     // Afterwards, two connections for renewals are open.
     let (first, second) = tokio::join!(leases[0].renew(), leases[1].renew());
     first.and(second).unwrap();
     all_idle(&pool).await;
+    // A reply never comes within no time at all.
+    proxy.delay_each(Duration::from_millis(3));
     proxy.silence();
     held_for(&leases, 2 * LEASE).await;
 }

@@ -5,7 +5,7 @@ use std::{convert::Infallible, time::Duration};
 
 use chrono::{DateTime, Utc};
 use harness::{
-    PATIENCE, TestDatabase, TestDb, eventually,
+    DIRECT, PATIENCE, TestDatabase, TestDb, eventually,
     proxy::{Proxy, Way},
 };
 use rowlock::{CatchUp, RunStatus, Schedule, Schedules, Tick, TickOutcome};
@@ -21,9 +21,9 @@ harness::tests!(
     servers(
         an_end_between_a_look_and_a_claim_is_seen,
         a_message_that_is_lost_loses_no_tick_and_repeats_no_success,
-        ticks_that_were_passed_over_without_a_reply_are_not_lost,
-        a_pass_that_was_made_and_given_up_is_not_handed_back
+        ticks_that_were_passed_over_without_a_reply_are_not_lost
     ),
+    servers[DIRECT](a_pass_that_was_made_and_given_up_is_not_handed_back),
     mysql_and_mariadb(a_claim_that_is_carried_out_late_is_undone_beside_a_locked_run)
 );
 

@@ -57,6 +57,8 @@ struct State {
     listeners: Vec<u64>,
     /// The delay of the first reply on a connection.
     delay: Duration,
+    /// The delay of every reply.
+    latency: Duration,
     /// In requests, the first text is replaced by the second, which has the same length.
     replaced: Option<(&'static str, &'static str)>,
     /// After an error of PostgreSQL that contains this text, replies are held.
@@ -133,6 +135,11 @@ impl Proxy {
     /// From now on delays the server's first reply on each connection.
     pub fn delay_first(&self, delay: Duration) {
         self.shared.0.send_modify(|state| state.delay = delay);
+    }
+
+    /// From now on delays every reply of the server, as a network does.
+    pub fn delay_each(&self, latency: Duration) {
+        self.shared.0.send_modify(|state| state.latency = latency);
     }
 
     /// Holds everything on the connections that listen. They stay open, and nothing is delivered on
@@ -330,9 +337,13 @@ async fn pump(
             // The reply to a ping may arrive in several chunks.
             Way::Replies => pinged.load(Ordering::SeqCst),
         };
-        if std::mem::take(&mut is_first) && way == Way::Replies {
-            let delay = shared.0.borrow().delay;
-            sleep(delay).await;
+        if way == Way::Replies {
+            let (delay, latency) = (shared.0.borrow().delay, shared.0.borrow().latency);
+            let delay = if std::mem::take(&mut is_first) { delay.max(latency) } else { latency };
+            // A sleep takes a millisecond at least.
+            if !delay.is_zero() {
+                sleep(delay).await;
+            }
         }
         if !free {
             shared.pass(way, number).await;
