@@ -168,7 +168,7 @@ impl<DB: Database> LeaseHandle<DB> {
             return Err(self.error_lost());
         }
         let limit = Instant::now() + self.key_terms.time_limit;
-        let (mut pauses, mut before) = (pauses(), Certainty::NothingChanged);
+        let (mut pauses, mut before, mut is_busy) = (pauses(), Certainty::NothingChanged, false);
         loop {
             let Exchange { reply, unanswered } = self.key_terms.renewer.renew(&self.held, change, limit).await;
             if unanswered {
@@ -178,8 +178,15 @@ impl<DB: Database> LeaseHandle<DB> {
                 Ok(Outcome::Done) if self.is_held() => return Ok(()),
                 Ok(Outcome::Done | Outcome::Lost) => return Err(self.error_lost()),
                 // Another transaction has the row locked; it may be the caller's own.
-                Ok(Outcome::Skipped { .. }) if Instant::now() < limit => pauses.pause(self.key_terms.time_limit).await,
+                Ok(Outcome::Skipped { .. }) if Instant::now() < limit => {
+                    is_busy = true;
+                    pauses.pause(self.key_terms.time_limit).await;
+                }
                 Ok(Outcome::Skipped { .. }) => return Err(self.error_busy(Action::Renew, Certainty::Unknown)),
+                // The time was over before the request could be sent once more.
+                Err(failure) if is_busy && failure.fault() == Fault::NoConnection => {
+                    return Err(self.error_busy(Action::Renew, Certainty::Unknown));
+                }
                 Err(failure) if failure.fault() == Fault::Contention && Instant::now() < limit => {
                     pauses.pause(self.key_terms.time_limit).await;
                 }
