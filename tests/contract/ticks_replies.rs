@@ -30,7 +30,7 @@ harness::tests!(
 /// How long the instance behind the proxy sends a request again.
 const LIMIT: Duration = SHORT.saturating_mul(4);
 /// More than a run has.
-const MESSAGES: usize = 14;
+const MESSAGES: usize = 18;
 
 /// Makes two ticks of a schedule due that are both to be run.
 async fn two_due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {
@@ -169,7 +169,8 @@ async fn ticks_that_were_passed_over_without_a_reply_are_not_lost<DB: TestDataba
 async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let mut given_up = 0;
-    for passed in 0..MESSAGES {
+    // A connection that was not kept is checked, so that a run has more messages.
+    for passed in 0..2 * MESSAGES {
         let name = format!("given_up{passed}");
         let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).unwrap().grace(Duration::ZERO).unwrap();
         let schedules = behind(&db, &proxy, &schedule).await;
