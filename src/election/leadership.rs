@@ -19,7 +19,7 @@ use crate::{
 ///
 /// ```
 /// # async fn follow() {}
-/// # async fn example<DB: rowlock::Database>(lock: rowlock::LeaseLock<DB>) -> Result<(), rowlock::Error> {
+/// # async fn example(lock: rowlock::LeaseLock<impl rowlock::Database>) -> Result<(), rowlock::Error> {
 /// let election = lock.election("indexer")?;
 /// let leadership = election.campaign().await?; // waits for this instance's turn
 /// tokio::select! {

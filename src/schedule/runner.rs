@@ -32,7 +32,9 @@ const REGISTER_AT_LEAST_EVERY: Duration = Duration::from_secs(60);
 /// background.
 ///
 /// ```
-/// # async fn example<DB: rowlock::Database>(jobs: rowlock::Schedules<DB>) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn example<DB: rowlock::Database>(
+/// #     jobs: rowlock::Schedules<DB>,
+/// # ) -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
 ///
 /// let running = jobs.start().await?;

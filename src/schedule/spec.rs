@@ -28,7 +28,8 @@ const NEVER: DateTime<Utc> = match DateTime::from_timestamp(253_370_764_800, 0) 
 /// use std::time::Duration;
 ///
 /// // A tick that is more than an hour late is passed over.
-/// let backup = Schedule::cron("backup", "0 3 * * *")?.catch_up(CatchUp::Skip)?.grace(Duration::from_secs(3600))?;
+/// let backup = Schedule::cron("backup", "0 3 * * *")?.catch_up(CatchUp::Skip)?;
+/// let backup = backup.grace(Duration::from_secs(3600))?;
 /// // Each day is billed by a run of its own, up to the last 31 of them.
 /// let billing = Schedule::cron("billing", "0 1 * * *")?.catch_up(CatchUp::All(31))?;
 /// # Ok(())

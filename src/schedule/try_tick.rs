@@ -22,13 +22,13 @@ use crate::{
 /// How [`Schedules::try_tick`] ended.
 ///
 /// ```
-/// # async fn example<DB: rowlock::Database>(jobs: rowlock::Schedules<DB>) -> Result<(), rowlock::Error> {
+/// # async fn example(jobs: rowlock::Schedules<impl rowlock::Database>) -> Result<(), rowlock::Error> {
 /// use rowlock::TickOutcome;
 ///
 /// match jobs.try_tick("report").await? {
 ///     TickOutcome::Succeeded => println!("done"),
-///     TickOutcome::Failed { error, again } => println!("failed ({error}), to be run again: {again}"),
-///     TickOutcome::NotDue { retry_after } => println!("not due, or run elsewhere; ask again in {retry_after:?}"),
+///     TickOutcome::Failed { error, again } => println!("failed ({error}); again: {again}"),
+///     TickOutcome::NotDue { retry_after } => println!("not due; ask again in {retry_after:?}"),
 ///     other => println!("{other:?}"),
 /// }
 /// # Ok(())

@@ -126,8 +126,8 @@ impl<DB: Store> PooledConn<DB> {
         Self::checkout_soon(connections, limit, limit).await
     }
 
-    /// Does the same, and waits for the pool only until `soon`. The check of the connection may take
-    /// until `limit`: it is part of the request, which the caller may send on another one too.
+    /// Does the same, and waits for the pool only until `soon`. The check of the connection may
+    /// take until `limit`: it is part of the request, which the caller may send on another one too.
     pub async fn checkout_soon(connections: &Connections<DB>, soon: Instant, limit: Instant) -> Result<Self, Failure> {
         loop {
             let pool = connections.pool()?;

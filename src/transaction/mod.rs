@@ -247,8 +247,8 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
                 let source = sqlx::Error::Configuration(IN_TRANSACTION.into());
                 return Err(self.failed(Action::Begin, Failure::NoConnection(source)));
             }
-            // The pool may hold connections that were closed or do not reply, or have none available
-            // at the moment.
+            // The pool may hold connections that were closed or do not reply, or have none
+            // available at the moment.
             if !failure.is_connection_failure() || Instant::now() >= self.until {
                 return Err(self.failed(Action::Begin, failure));
             }

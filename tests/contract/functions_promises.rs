@@ -31,13 +31,13 @@ harness::tests!(
     ),
     servers[DIRECT](the_callers_rights_are_enough),
     postgres(isolation_levels_grant_once),
-    postgres[DIRECT](the_table_is_found_on_any_path, a_release_notifies_a_waiter, a_renewal_adds_its_lease_in_utc)
+    postgres[DIRECT](a_release_notifies_a_waiter)
 );
 
 const SHORT: Duration = Duration::from_millis(300);
 const WAIT: Duration = Duration::from_secs(20);
 
-async fn installed<DB: Functions>(db: &TestDb<DB>) {
+pub async fn installed<DB: Functions>(db: &TestDb<DB>) {
     // Many instances may do this at once.
     let all = (0..4).map(|_| {
         let pool = db.pool.clone();
@@ -395,43 +395,6 @@ async fn isolation_levels_grant_once<DB: Functions>(db: TestDb<DB>) {
         DB::execute_on(&mut old, "COMMIT").await.unwrap();
         assert_eq!(ask(&db.pool, &Ask::of(level)).await.reason.as_deref(), Some("held"));
     }
-}
-
-async fn the_table_is_found_on_any_path<DB: Functions>(db: TestDb<DB>) {
-    db.execute("CREATE SCHEMA \"An app\"").await;
-    let path = |path: &str| format!("{}?options[search_path]={path}", db.url);
-    let app = pool::<DB>(&path("\"An app\""), 2).await;
-    rowlock::migrate_functions(&app).await.unwrap();
-    let conn = &mut *db.pool.acquire().await.unwrap();
-    // Temporary tables and the caller's path mislead no function, and a session's time zone
-    // neither.
-    for misleading in [
-        "CREATE TEMP TABLE t_resource_lock (LIKE public.t_resource_lock INCLUDING ALL)",
-        "SET search_path = pg_temp, public, \"An app\"; SET TimeZone = 'Asia/Kolkata'",
-    ] {
-        DB::execute_on(conn, misleading).await.unwrap();
-    }
-    let answer = DB::call_try_acquire(conn, &Ask::of("k")).await.unwrap();
-    assert!(answer.granted);
-    assert_eq!(refused(rowlock::LeaseLock::new(app).try_acquire("k").await).reason, Reason::Held);
-    assert_eq!(db.number("SELECT count(*) FROM public.t_resource_lock").await, Some(0));
-    assert_eq!(DB::text_on(conn, "SHOW search_path").await.unwrap().as_deref(), Some("pg_temp, public, \"An app\""));
-}
-
-/// A day of 23 hours in the session's time zone is 24 hours for a lease.
-async fn a_renewal_adds_its_lease_in_utc<DB: Functions>(db: TestDb<DB>) {
-    installed(&db).await;
-    let conn = &mut *db.pool.acquire().await.unwrap();
-    // The clock of this zone is put forward within an hour.
-    let zone = "SELECT set_config('TimeZone', 'A0B,' || extract(doy FROM t) - 1 || '/' || extract(hour FROM t) + 1 || ',J1/0', false)
-                FROM (SELECT now() AT TIME ZONE 'UTC' AS t) AS utc";
-    DB::execute_on(conn, zone).await.unwrap();
-    let claim = DB::call_try_acquire(conn, &Ask::of("k")).await.unwrap();
-    let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
-    let renewed = DB::call_change(conn, "renew", "k", holder, token, Some("1 day")).await.unwrap();
-    assert_eq!(renewed.as_deref(), Some("done"));
-    let left = "SELECT round(extract(epoch FROM expires_at - clock_timestamp()) / 3600)::bigint FROM t_resource_lock";
-    assert_eq!(db.number(left).await, Some(24));
 }
 
 /// A task that waits in a lock marks the row; a release by a function notifies it.

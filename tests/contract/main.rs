@@ -37,6 +37,7 @@ mod fenced;
 mod forgetting;
 mod functions;
 mod functions_promises;
+mod functions_sessions;
 mod fuzzed;
 mod grants_without_caller;
 mod handles;
@@ -131,12 +132,14 @@ fn main() {
                 decimals::register::<sqlx::Postgres>(&mut suite);
                 functions::register::<sqlx::Postgres>(&mut suite);
                 functions_promises::register::<sqlx::Postgres>(&mut suite);
+                functions_sessions::register::<sqlx::Postgres>(&mut suite);
             }
             _ => {
                 register::<sqlx::MySql>(&mut suite);
                 decimals::register::<sqlx::MySql>(&mut suite);
                 functions::register::<sqlx::MySql>(&mut suite);
                 functions_promises::register::<sqlx::MySql>(&mut suite);
+                functions_sessions::register::<sqlx::MySql>(&mut suite);
             }
         }
         suite

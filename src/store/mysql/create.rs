@@ -27,8 +27,8 @@ fn insert(rows: &str) -> String {
     )
 }
 
-/// The servers' limits are whole seconds. A limit below a second becomes one second; on MariaDB, one
-/// below 100 ms becomes zero, and the statement fails at a locked row. A longer limit is the
+/// The servers' limits are whole seconds. A limit below a second becomes one second; on MariaDB,
+/// one below 100 ms becomes zero, and the statement fails at a locked row. A longer limit is the
 /// server's own, `innodb_lock_wait_timeout`.
 pub(super) async fn create(
     conn: &mut MySqlConnection,
