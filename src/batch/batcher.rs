@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::{
-    sync::MutexGuard,
+    sync::OwnedMutexGuard,
     time::{Instant, timeout_at},
 };
 use tokio_util::task::TaskTracker;
@@ -37,19 +37,24 @@ const TURN: Duration = Duration::from_millis(20);
 /// statement takes.
 #[derive(Default)]
 pub(crate) struct Turn {
-    writing: tokio::sync::Mutex<()>,
-    /// The turn was not passed on in time: its statement waits for another process, or its future
-    /// is not polled. Until it has been, nothing waits for it.
+    writing: Arc<tokio::sync::Mutex<()>>,
+    /// The turn was not passed on in time: its statement waits for a connection or for another
+    /// process, or its future is not polled. Until it has been, nothing waits for it.
     is_late: AtomicBool,
 }
 
+/// The turn to write, of one statement. `None`: the database has several writers, or the turn was
+/// not passed on in time.
+pub(crate) type TurnGuard = Option<OwnedMutexGuard<()>>;
+
 impl Turn {
     /// Waits for the turn, for a short time. Without it the statement is sent all the same.
-    async fn take(&self, limit: Instant) -> Option<MutexGuard<'_, ()>> {
+    async fn take(&self, limit: Instant) -> TurnGuard {
+        let writing = self.writing.clone();
         let turn = if self.is_late.load(Ordering::Relaxed) {
-            self.writing.try_lock().ok()
+            writing.try_lock_owned().ok()
         } else {
-            timeout_at(limit.min(Instant::now() + TURN), self.writing.lock()).await.ok()
+            timeout_at(limit.min(Instant::now() + TURN), writing.lock_owned()).await.ok()
         };
         self.is_late.store(turn.is_none(), Ordering::Relaxed);
         turn
@@ -67,8 +72,8 @@ pub(crate) struct Batcher<DB: Database, Op: BatchOp<DB>> {
 }
 
 impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
-    /// With `on` unset, each request is sent by itself. With a turn, its statements take turns with
-    /// those of the other batches that have it.
+    /// With `enabled` unset, each request is sent by itself. With a turn, its statements take turns
+    /// with those of the other batches that have it.
     pub fn new(
         op: Op,
         pool: Connections<DB>,
@@ -79,14 +84,23 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
         Arc::new(Self { op, pool, tracker, enabled, turn: turn.clone(), state: Mutex::new(State::new()) })
     }
 
+    /// Waits for the turn, and then for a connection. This is the one on which the previous
+    /// statement was sent: its page cache is up to date.
+    pub async fn checkout(&self, limit: Instant) -> Result<(PooledConn<DB>, TurnGuard), Failure> {
+        let turn = match &self.turn {
+            Some(turn) => turn.take(limit).await,
+            None => None,
+        };
+        Ok((PooledConn::checkout(&self.pool, limit).await?, turn))
+    }
+
     pub async fn exchange_one(
         &self,
         conn: PooledConn<DB>,
         request: Op::Request,
         limits: Limits,
     ) -> Result<Op::Output, Failure> {
-        let (conn, mut outputs) = self.exchange(conn, &[request], limits.statement).await?;
-        conn.give_back();
+        let mut outputs = self.exchange(conn, &[request], limits.statement).await?;
         outputs.pop().ok_or(Failure::NoReply)
     }
 
@@ -95,11 +109,7 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
         mut conn: PooledConn<DB>,
         requests: &[Op::Request],
         limit: Instant,
-    ) -> Result<(PooledConn<DB>, Vec<Op::Output>), Failure> {
-        let _turn = match &self.turn {
-            Some(turn) => turn.take(limit).await,
-            None => None,
-        };
+    ) -> Result<Vec<Op::Output>, Failure> {
         let sent = Instant::now();
         if sent >= limit {
             // A statement that is started and abandoned at once may still be carried out.
@@ -107,11 +117,13 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
             return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut));
         }
         let reply = timeout_at(limit, self.op.run(conn.get(), requests, sent)).await;
-        conn.proceed(reply)
+        let (conn, outputs) = conn.proceed(reply)?;
+        conn.give_back();
+        Ok(outputs)
     }
 
     /// Sends requests in one statement.
-    pub async fn send_together(&self, conn: PooledConn<DB>, slots: Vec<Slot<DB, Op>>) {
+    pub async fn send_together(&self, conn: PooledConn<DB>, slots: Vec<Slot<DB, Op>>, turn: TurnGuard) {
         let Some(limit) = slots.iter().map(|slot| slot.first.limits.statement).max() else { return conn.give_back() };
         let _token = self.tracker.token();
         let (mut requests, mut replies) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
@@ -120,15 +132,18 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
             replies.push((reply, limits, others));
         }
         match self.exchange(conn, &requests, limit).await {
-            Ok((conn, outputs)) => {
-                conn.give_back();
+            Ok(outputs) => {
                 for ((reply, _, others), output) in replies.into_iter().zip(outputs) {
                     self.share(&output, others);
                     // The result of a cancelled request is dropped, which abandons a granted lease.
                     drop(reply.send(Ok(output)));
                 }
+                // The runtime runs the task that is woken last first: here that of the next
+                // statement.
+                drop(turn);
             }
             Err(failure) => {
+                drop(turn);
                 let mut firsts = Vec::with_capacity(replies.len());
                 for (request, (reply, limits, others)) in requests.into_iter().zip(replies) {
                     lock(&self.state).put_back(others);
@@ -183,8 +198,8 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
         if reply.is_closed() {
             return;
         }
-        let output = match PooledConn::checkout(&self.pool, limits.caller).await {
-            Ok(conn) => self.exchange_one(conn, request, limits).await,
+        let output = match self.checkout(limits.caller).await {
+            Ok((conn, _turn)) => self.exchange_one(conn, request, limits).await,
             Err(failure) => Err(failure),
         };
         drop(reply.send(output));

@@ -25,7 +25,7 @@ use crate::{
         worker::{Queued, Worker},
     },
     detach::DetachOnDrop,
-    store::{Database, connection::PooledConn, failure::Failure},
+    store::{Database, failure::Failure},
     sync::lock,
 };
 
@@ -111,11 +111,11 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
         limits: Limits,
         worker: Option<Worker<DB, Op>>,
     ) -> Result<Op::Output, Failure> {
-        let conn = PooledConn::checkout(&self.pool, limits.caller).await?;
+        let (conn, turn) = self.checkout(limits.caller).await?;
         let batch = self.clone();
         let sending = async move {
             let output = batch.exchange_one(conn, request, limits).await;
-            drop(worker);
+            drop((worker, turn));
             output
         };
         let answered = timeout_at(limits.caller, DetachOnDrop::new(runtime.clone(), &self.tracker, sending)).await;

@@ -18,7 +18,7 @@ use crate::{
         op::BatchOp,
         state::{Slot, Stage},
     },
-    store::{Database, connection::PooledConn, failure::Failure},
+    store::{Database, failure::Failure},
     sync::lock,
 };
 
@@ -100,10 +100,10 @@ impl<DB: Database, Op: BatchOp<DB>> Worker<DB, Op> {
     /// Sends waiting requests until there are none.
     async fn work(mut self) {
         while let Some((number, limit)) = self.next() {
-            match PooledConn::checkout(&self.batch.pool, limit).await {
-                Ok(conn) => {
+            match self.batch.checkout(limit).await {
+                Ok((conn, turn)) => {
                     let slots = self.take_batch();
-                    self.batch.send_together(conn, slots).await;
+                    self.batch.send_together(conn, slots, turn).await;
                 }
                 Err(failure) => self.refuse(number, failure),
             }

@@ -84,7 +84,9 @@ fn unanswered(error: sqlx::Error) -> sqlx::Error {
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 fn hex(text: &str) -> String {
     let digit = |value: u8| char::from_digit(value.into(), 16).unwrap_or_default();
-    text.bytes().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+    let mut digits = String::with_capacity(2 * text.len());
+    digits.extend(text.bytes().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]));
+    digits
 }
 
 /// Returns whether the server refused a statement, and the connection goes on. After any other
