@@ -38,8 +38,8 @@ const TURN: Duration = Duration::from_millis(20);
 #[derive(Default)]
 pub(crate) struct Turn {
     writing: Arc<tokio::sync::Mutex<()>>,
-    /// The turn was not passed on in time: its statement waits for a connection or for another
-    /// process, or its future is not polled. Until it has been, nothing waits for it.
+    /// The turn was not passed on in time: its statement waits for another process, or its future
+    /// is not polled. Until it has been, nothing waits for it.
     is_late: AtomicBool,
 }
 
@@ -51,12 +51,16 @@ impl Turn {
     /// Waits for the turn, for a short time. Without it the statement is sent all the same.
     async fn take(&self, limit: Instant) -> TurnGuard {
         let writing = self.writing.clone();
-        let turn = if self.is_late.load(Ordering::Relaxed) {
-            writing.try_lock_owned().ok()
-        } else {
-            timeout_at(limit.min(Instant::now() + TURN), writing.lock_owned()).await.ok()
-        };
-        self.is_late.store(turn.is_none(), Ordering::Relaxed);
+        if self.is_late.load(Ordering::Relaxed) {
+            let turn = writing.try_lock_owned().ok()?;
+            self.is_late.store(false, Ordering::Relaxed);
+            return Some(turn);
+        }
+        let late = Instant::now() + TURN;
+        let turn = timeout_at(limit.min(late), writing.lock_owned()).await.ok();
+        if turn.is_none() && late <= limit {
+            self.is_late.store(true, Ordering::Relaxed);
+        }
         turn
     }
 }
@@ -84,14 +88,31 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
         Arc::new(Self { op, pool, tracker, enabled, turn: turn.clone(), state: Mutex::new(State::new()) })
     }
 
-    /// Waits for the turn, and then for a connection. This is the one on which the previous
-    /// statement was sent: its page cache is up to date.
+    /// Waits for a connection and for the turn, for a batch. With the turn, it usually finds the
+    /// connection of the previous statement, whose page cache is up to date. It never waits for a
+    /// connection while it has the turn: others may have taken all, and wait for the turn.
     pub async fn checkout(&self, limit: Instant) -> Result<(PooledConn<DB>, TurnGuard), Failure> {
-        let turn = match &self.turn {
+        if self.turn.is_some() {
+            let turn = self.take_turn(limit).await;
+            if let Some(conn) = PooledConn::kept(&self.pool) {
+                return Ok((conn, turn));
+            }
+        }
+        self.checkout_alone(limit).await
+    }
+
+    /// Waits for a connection, and then for the turn. No more requests than connections wait for
+    /// the turn by themselves, so batches get it soon.
+    pub async fn checkout_alone(&self, limit: Instant) -> Result<(PooledConn<DB>, TurnGuard), Failure> {
+        let conn = PooledConn::checkout(&self.pool, limit).await?;
+        Ok((conn, self.take_turn(limit).await))
+    }
+
+    async fn take_turn(&self, limit: Instant) -> TurnGuard {
+        match &self.turn {
             Some(turn) => turn.take(limit).await,
             None => None,
-        };
-        Ok((PooledConn::checkout(&self.pool, limit).await?, turn))
+        }
     }
 
     pub async fn exchange_one(
@@ -138,8 +159,8 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
                     // The result of a cancelled request is dropped, which abandons a granted lease.
                     drop(reply.send(Ok(output)));
                 }
-                // The runtime runs the task that is woken last first: here that of the next
-                // statement.
+                // A runtime with several threads runs the task that is woken last first: here that
+                // of the next statement.
                 drop(turn);
             }
             Err(failure) => {
@@ -198,7 +219,8 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
         if reply.is_closed() {
             return;
         }
-        let output = match self.checkout(limits.caller).await {
+        let output = match self.checkout_alone(limits.caller).await {
+            Ok((conn, _)) if reply.is_closed() => return conn.give_back(),
             Ok((conn, _turn)) => self.exchange_one(conn, request, limits).await,
             Err(failure) => Err(failure),
         };

@@ -111,7 +111,10 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
         limits: Limits,
         worker: Option<Worker<DB, Op>>,
     ) -> Result<Op::Output, Failure> {
-        let (conn, turn) = self.checkout(limits.caller).await?;
+        let (conn, turn) = match &worker {
+            Some(_) => self.checkout(limits.caller).await?,
+            None => self.checkout_alone(limits.caller).await?,
+        };
         let batch = self.clone();
         let sending = async move {
             let output = batch.exchange_one(conn, request, limits).await;

@@ -163,6 +163,13 @@ impl<DB: Store> PooledConn<DB> {
         }
     }
 
+    /// Returns a connection that is kept from a previous statement, if there is one.
+    pub fn kept(connections: &Connections<DB>) -> Option<Self> {
+        connections.pool().ok()?;
+        let kept = connections.kept()?;
+        kept.take().ok().map(|conn| Self::of(conn, Some(kept.clone())))
+    }
+
     /// Waits for a connection that has just answered a ping, for a statement that is not sent
     /// again.
     pub async fn answering(connections: &Connections<DB>, limit: Instant) -> Result<Self, Failure> {
