@@ -5,8 +5,8 @@
 //! join, then sends. Each request gets its own reply. A request cancelled before sending is
 //! removed; one cancelled later has its result dropped, which abandons the lease. After a statement
 //! has failed, each of its requests is sent by itself, or the first receives the failure and the
-//! others one that is retried. When a reply or a connection is slow, waiting requests open another
-//! worker (`worker.rs`).
+//! others one that is retried. When a reply is slow, waiting requests open another worker
+//! (`worker.rs`).
 
 pub(crate) mod batcher;
 pub(crate) mod op;

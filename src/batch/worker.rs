@@ -1,8 +1,9 @@
 //! Queued requests, and the workers that send them.
 //!
-//! A worker sends one statement after another. Usually there is one worker. When its statement or
-//! its connection is slow, a waiting request opens another, so that one unresponsive connection
-//! does not delay every request.
+//! A worker sends one statement after another. Usually there is one worker. When its statement is
+//! slow, a waiting request opens another, so that one unresponsive connection does not delay every
+//! request. A worker that returns while the other waits for a connection, for longer than
+//! [`QUEUE_DELAY`], goes on beside it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -74,13 +75,10 @@ pub(crate) struct Worker<DB: Database, Op: BatchOp<DB>> {
 }
 
 impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
-    /// Opens a worker for a request that is still queued, if no worker is collecting, or if the
-    /// latest has been collecting for `QUEUE_DELAY` and fewer workers than connections exist.
+    /// Opens a worker for a request that is still queued, if no worker is collecting.
     fn open_worker(self: &Arc<Self>, number: u64, runtime: &Handle) {
-        let most = self.pool.most() as usize;
         let mut state = lock(&self.state);
-        let stuck = state.collecting == 0 || (state.collecting_since.elapsed() >= QUEUE_DELAY && state.workers < most);
-        if !stuck || !state.waiting.contains_key(&number) {
+        if state.collecting > 0 || !state.waiting.contains_key(&number) {
             return;
         }
         state.workers += 1;

@@ -127,11 +127,6 @@ impl<DB: Store> Connections<DB> {
         lock(&self.dedicated()?.pools).get(&runtime.id()).map(|opened| opened.background_open.clone())
     }
 
-    /// Returns the maximum number of connections.
-    pub fn most(&self) -> u32 {
-        self.dedicated().map_or_else(|| self.application.options().get_max_connections(), |dedicated| dedicated.most)
-    }
-
     /// Returns whether another statement finds a connection while this one is kept.
     pub fn has_spare(&self) -> bool {
         let has_kept = || self.kept().is_some_and(|kept| kept.has_one());
