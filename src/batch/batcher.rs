@@ -104,8 +104,10 @@ impl<DB: Database, Op: BatchOp<DB>> Batcher<DB, Op> {
     /// Waits for a connection, and then for the turn. No more requests than connections wait for
     /// the turn by themselves, so batches get it soon.
     pub async fn checkout_alone(&self, limit: Instant) -> Result<(PooledConn<DB>, TurnGuard), Failure> {
-        let conn = PooledConn::checkout(&self.pool, limit).await?;
-        Ok((conn, self.take_turn(limit).await))
+        // If the future is dropped during the wait for the turn, the connection is given back.
+        let conn = PooledConn::checkout(&self.pool, limit).await?.unused();
+        let turn = self.take_turn(limit).await;
+        Ok((conn.lend(), turn))
     }
 
     async fn take_turn(&self, limit: Instant) -> TurnGuard {

@@ -223,10 +223,15 @@ impl<DB: Store> PooledConn<DB> {
     /// one. Otherwise the loan ends.
     pub fn keep(self, connections: &Connections<DB>) -> Option<IdleConn<DB>> {
         if connections.has_spare() && self.is_fresh() {
-            return Some(IdleConn(Some(self)));
+            return Some(self.unused());
         }
         self.give_back();
         None
+    }
+
+    /// Returns the connection as one on which nothing is in flight.
+    pub fn unused(self) -> IdleConn<DB> {
+        IdleConn(Some(self))
     }
 }
 
