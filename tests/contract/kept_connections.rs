@@ -34,7 +34,8 @@ harness::tests!(
         a_connection_returns_if_a_request_waits,
         a_connection_whose_statement_failed_is_not_kept,
         connections_of_a_runtime_that_stood_still_are_not_used
-    )
+    ),
+    sqlite(a_request_that_is_given_up_before_its_turn_closes_no_connection)
 );
 
 const CYCLES: usize = 20;
@@ -220,4 +221,25 @@ async fn is_granted_after_a_standstill<DB: TestDatabase>(db: &TestDb<DB>) -> boo
     let leases = [one, other].map(|attempt| attempt.ok().and_then(Attempt::acquired).map(Lease::detach));
     db.execute("DELETE FROM t_resource_lock").await;
     leases.iter().all(Option::is_some)
+}
+
+/// One request creates rows, waits for another program's transaction, and has the turn. Others are given
+/// up while they wait for the turn with a connection.
+async fn a_request_that_is_given_up_before_its_turn_closes_no_connection<DB: TestDatabase>(db: TestDb<DB>) {
+    let counted = Counted::of(&db, 4).await;
+    let lock = LeaseLock::new(counted.pool.clone());
+    let set = lock.try_acquire_all(["c", "d"]).await.unwrap().acquired().unwrap();
+    set.release(Status::Succeeded).await.unwrap();
+    let mut writer = db.pool.acquire().await.unwrap();
+    DB::execute_on(&mut writer, "BEGIN IMMEDIATE").await.unwrap();
+    let first = lock.clone();
+    let first = tokio::spawn(async move { first.acquire_all(["a", "b"], PATIENCE).await });
+    sleep(Duration::from_millis(50)).await;
+    for _ in 0..20 {
+        let given_up = timeout(Duration::from_millis(5), lock.try_acquire_all(["c", "d"])).await;
+        assert!(given_up.is_err(), "it waits for the other program");
+    }
+    DB::execute_on(&mut writer, "ROLLBACK").await.unwrap();
+    first.await.unwrap().unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+    assert_eq!(counted.pool.size(), 4);
 }
