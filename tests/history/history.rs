@@ -18,13 +18,15 @@ harness::tests! {
     DB: Books;
     everywhere(
         promises_hold_while_processes_are_troubled,
+        a_stopped_holders_unfenced_write_overwrites_the_next_ones,
+        a_stopped_holders_fenced_write_loses_nothing,
+        a_stopped_transaction_that_is_cut_off_writes_nothing,
+    ),
+    everywhere.long(
         promises_of_keys_with_a_lock_delay_hold,
         promises_of_permits_hold,
         promises_of_leaders_hold,
         promises_of_readers_and_writers_hold,
-        a_stopped_holders_unfenced_write_overwrites_the_next_ones,
-        a_stopped_holders_fenced_write_loses_nothing,
-        a_stopped_transaction_that_is_cut_off_writes_nothing,
     ),
 }
 

@@ -24,13 +24,13 @@ use crate::{
 const BROWSER: Need = Need { what: "CHROMEDRIVER", is_met: |_| driver().is_some() };
 
 harness::tests!(
-    everywhere[BROWSER].alone(
+    everywhere[BROWSER].last(
         each_page_is_shown_in_a_browser,
         a_key_is_released_in_a_browser,
         a_page_is_used_with_the_keyboard
     ),
-    servers[BROWSER].alone(a_browser_tells_of_a_lost_database),
-    sqlite[BROWSER].alone(a_browser_tells_of_a_lost_server, a_test_that_fails_leaves_no_process)
+    servers[BROWSER].last(a_browser_tells_of_a_lost_database),
+    sqlite[BROWSER].last(a_browser_tells_of_a_lost_server, a_test_that_fails_leaves_no_process)
 );
 
 fn driver() -> Option<String> {

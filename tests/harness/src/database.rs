@@ -6,7 +6,7 @@ use rowlock::Value;
 use sqlx::{AssertSqlSafe, Pool};
 
 use crate::{
-    Server, pool,
+    Reused, Server, pool,
     server::{database_of, direct_url, unique_name, with_database},
 };
 
@@ -34,7 +34,7 @@ impl<DB, T> Holds<T> for DB {}
 
 /// What a test needs of a database besides the lock.
 pub trait TestDatabase:
-    rowlock::Database + Sized + Holds<i64, Is: Value<Self>> + Holds<bool, Is: Value<Self>> + Holds<String, Is: Value<Self>>
+    Reused + Holds<i64, Is: Value<Self>> + Holds<bool, Is: Value<Self>> + Holds<String, Is: Value<Self>>
 {
     /// Returns SQL for the database's time this many milliseconds ago (ahead, if negative), in the
     /// format of `begin_time`.

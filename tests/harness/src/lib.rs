@@ -4,11 +4,12 @@
 //! without the lock. [`Proxy`](proxy::Proxy) stands between a lock and its server. A module lists
 //! its tests with [`tests!`]; a [`Suite`] has those of one server.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 // The futures of tests are run by `block_on`, which does not need them to be `Send`.
 #![allow(async_fn_in_trait)]
 
 mod database;
+mod databases;
 pub mod events;
 pub mod proxy;
 mod server;
@@ -25,8 +26,9 @@ use sqlx::{Pool, pool::PoolOptions};
 use tokio::{runtime::Handle, task::block_in_place};
 
 pub use database::{Holds, Named, Table, TestDatabase};
+pub use databases::Reused;
 pub use server::{Server, database_of, direct_url, pools_sessions, with_database};
-pub use suite::{COUNTED, DIRECT, Group, Need, SESSION, Suite, run};
+pub use suite::{COUNTED, DIRECT, Group, Need, SESSION, Suite, all, run};
 
 /// How long a test waits for an event that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -36,7 +38,8 @@ pub struct TestDb<DB: TestDatabase> {
     pub server: Server,
     pub pool: Pool<DB>,
     pub url: String,
-    _folder: Option<tempfile::TempDir>,
+    /// Where SQLite's file is, until the test has ended.
+    folder: Option<tempfile::TempDir>,
 }
 
 impl<DB: TestDatabase> TestDb<DB> {
@@ -54,7 +57,7 @@ impl<DB: TestDatabase> TestDb<DB> {
 
     /// Returns the same database, accessed through another pool.
     pub fn over(&self, pool: Pool<DB>) -> Self {
-        Self { server: self.server, pool, url: self.url.clone(), _folder: None }
+        Self { server: self.server, pool, url: self.url.clone(), folder: None }
     }
 
     /// Returns a separate pool on the same database.

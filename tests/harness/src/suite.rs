@@ -2,23 +2,26 @@
 //!
 //! Most tests spend most of their time waiting, so many more run in parallel than there are
 //! processors. A test that measures a duration, or counts events within a period, runs after all of
-//! these, alone on its server.
+//! these, alone on its server. Such a test, and one that takes long, runs only if `ROWLOCK_ALL` is
+//! set, as by `scripts/test --all`.
 
 use std::{
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
     vec,
 };
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::{runtime::Builder, time::timeout};
 
-use crate::{Server, TestDatabase, TestDb, direct_url, pool, server::pools_sessions};
+use crate::{Server, TestDatabase, TestDb, databases, direct_url, pool, server::pools_sessions};
 
 /// How many tests run in parallel, unless `--test-threads` is given.
 const AT_ONCE: usize = 8;
+/// How many of the slowest tests are named at the end.
+const SLOWEST: usize = 20;
 
 /// Lists the tests of a module, by where they run, as a function `register` of that module:
 ///
@@ -30,15 +33,15 @@ const AT_ONCE: usize = 8;
 /// );
 /// ```
 ///
-/// A group is a constructor of [`Group`]. A [`Need`] in brackets and `.alone` are optional. If the
-/// tests need more than [`TestDatabase`], the list begins with `DB: Bound;`.
+/// A group is a constructor of [`Group`]. A [`Need`] in brackets, and `.alone`, `.last` or `.long`,
+/// are optional. If the tests need more than [`TestDatabase`], the list begins with `DB: Bound;`.
 #[macro_export]
 macro_rules! tests {
-    (DB: $bound:path; $($group:ident $([$need:expr])? $(. $alone:ident)? ($($name:ident),+ $(,)?)),+ $(,)?) => {
+    (DB: $bound:path; $($group:ident $([$need:expr])? $(. $when:ident)? ($($name:ident),+ $(,)?)),+ $(,)?) => {
         /// Adds the tests of this module to the suite.
         pub fn register<DB: $bound>(suite: &mut $crate::Suite) {
             $(
-                let group = $crate::Group::$group(module_path!())$(.needs($need))?$(.$alone())?;
+                let group = $crate::Group::$group(module_path!())$(.needs($need))?$(.$when())?;
                 $(suite.add::<DB, _>(&group, stringify!($name), $name);)+
             )+
         }
@@ -84,12 +87,14 @@ pub struct Group {
     runs_on: fn(&str) -> bool,
     need: Option<Need>,
     alone: bool,
+    /// Left out unless all tests are wanted.
+    long: bool,
 }
 
 impl Group {
     fn new(path: &'static str, runs_on: fn(&str) -> bool) -> Self {
         let module = path.rsplit("::").next().unwrap_or(path);
-        Self { module, runs_on, need: None, alone: false }
+        Self { module, runs_on, need: None, alone: false, long: false }
     }
 
     pub fn everywhere(path: &'static str) -> Self {
@@ -122,10 +127,22 @@ impl Group {
         Self { need: Some(need), ..self }
     }
 
-    /// These tests run one at a time on each server, after all tests that are not alone.
+    /// These tests run one at a time on each server, after all others.
+    #[must_use]
+    pub fn last(self) -> Self {
+        Self { alone: true, ..self }
+    }
+
+    /// These tests judge by time. They run as the last ones do, and only if all tests are wanted.
     #[must_use]
     pub fn alone(self) -> Self {
-        Self { alone: true, ..self }
+        self.last().long()
+    }
+
+    /// These tests take long, and run only if all tests are wanted.
+    #[must_use]
+    pub fn long(self) -> Self {
+        Self { long: true, ..self }
     }
 }
 
@@ -156,14 +173,17 @@ impl Suite {
         let url = server.url();
         let missing = match server.variable {
             Some(variable) if url.is_none() => Some(variable),
+            _ if group.long && !all() => Some("ROWLOCK_ALL"),
             _ => group.need.filter(|need| !(need.is_met)(server)).map(|need| need.what),
         };
         let turn = alone.then(|| self.turn.clone());
+        let name = format!("{}::{}::{name}", server.name, group.module);
+        let own = name.clone();
         let run = move || {
             let _alone = turn.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner));
-            on_its_own_database(server, url, test)
+            on_its_own_database(&own, server, url, test)
         };
-        let trial = Trial::test(format!("{}::{}::{name}", server.name, group.module), run);
+        let trial = Trial::test(name, run);
         let trial = trial.with_ignored_flag(missing.is_some());
         let trial = trial.with_kind(missing.map(|what| format!("needs {what}")).unwrap_or_default());
         if alone { self.alone.push(trial) } else { self.parallel.push(trial) }
@@ -171,6 +191,7 @@ impl Suite {
 }
 
 fn on_its_own_database<DB: TestDatabase, F>(
+    name: &str,
     server: Server,
     url: Option<String>,
     test: fn(TestDb<DB>) -> F,
@@ -180,21 +201,57 @@ where
 {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let url = url.ok_or("no URL")?;
-    let (own, folder) = runtime.block_on(DB::create_database(&server, &url));
+    let begun = Instant::now();
+    let mut own = runtime.block_on(databases::take::<DB>(&server, &url));
+    let ready = Instant::now();
     // A failed test leaves no database behind.
     let passed = catch_unwind(AssertUnwindSafe(|| {
         runtime.block_on(async {
-            let pool = pool(&own, 10).await;
-            rowlock::migrate(&pool).await.unwrap();
-            test(TestDb { server, pool: pool.clone(), url: own.clone(), _folder: folder }).await;
+            let pool = pool(&own.url, 10).await;
+            test(TestDb { server, pool: pool.clone(), url: own.url.clone(), folder: own.folder.take() }).await;
             timeout(Duration::from_secs(5), pool.close()).await.ok();
         });
     }));
-    runtime.block_on(DB::drop_database(&url, &own));
+    let ended = Instant::now();
+    // What the test has left running ends first.
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(databases::leave::<DB>(&server, &url, own, passed.is_ok()));
+    let database = (ready - begun) + ended.elapsed();
+    TOOK.lock().unwrap_or_else(PoisonError::into_inner).push(Took { name: name.into(), test: ended - ready, database });
     passed.map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default().into()
     })
+}
+
+/// How long a test took, without and with its database.
+struct Took {
+    name: String,
+    test: Duration,
+    database: Duration,
+}
+
+static TOOK: Mutex<Vec<Took>> = Mutex::new(Vec::new());
+
+/// Names the slowest tests, and says how much of the time was spent on making their databases.
+fn tell_times() {
+    let mut took = std::mem::take(&mut *TOOK.lock().unwrap_or_else(PoisonError::into_inner));
+    if took.len() <= SLOWEST {
+        return;
+    }
+    took.sort_by_key(|took| std::cmp::Reverse(took.test));
+    let (tests, databases): (Duration, Duration) =
+        (took.iter().map(|took| took.test).sum(), took.iter().map(|took| took.database).sum());
+    println!("{} tests took {tests:.0?}, and their databases {databases:.0?} more. The slowest:", took.len());
+    for Took { name, test, .. } in &took[..SLOWEST] {
+        println!("{:>8.1} s  {name}", test.as_secs_f64());
+    }
+}
+
+/// Whether the tests that take long, or judge by time, are wanted as well.
+pub fn all() -> bool {
+    std::env::var_os("ROWLOCK_ALL").is_some_and(|all| !all.is_empty())
 }
 
 /// Runs the suites, and trials without a database, as the command line says. Of the tests that are
@@ -212,6 +269,8 @@ pub fn run(suites: impl IntoIterator<Item = Suite>, mut trials: Vec<Trial>) -> !
     };
     let servers = alone.len();
     let failed = run(AT_ONCE, trials) | run(servers, in_turn(alone));
+    databases::drop_idle();
+    tell_times();
     std::process::exit(if failed { 101 } else { 0 })
 }
 
