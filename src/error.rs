@@ -235,6 +235,19 @@ pub enum Error {
         holds: String,
     },
 
+    /// What a row holds cannot be read exactly as the type of the call: it is NULL, has more digits
+    /// than the type, or is of another type. Nothing was changed.
+    #[non_exhaustive]
+    #[error("the column {column} of key {:?} does not fit: {wrong}; nothing was changed: correct the row, or use a column and a type that fit each other", key.as_str())]
+    ValueUnfit {
+        /// The key.
+        key: Key,
+        /// Table and column.
+        column: String,
+        /// What the row holds, and why it does not fit.
+        wrong: String,
+    },
+
     /// The name of a table or column is not valid.
     #[non_exhaustive]
     #[error("{name:?} cannot be the name of a {what}: {rule}")]

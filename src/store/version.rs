@@ -1,16 +1,19 @@
 //! Compare-and-set on the application's own table: the statements, and what they require of a
 //! database.
 
-use std::future::Future;
+use std::{any::type_name, future::Future};
 
-use sqlx::{Row as _, ValueRef as _};
+use sqlx::{Row as _, ValueRef as _, error::BoxDynError};
 use uuid::Uuid;
 
 use crate::store::{Reply, Store};
 use crate::{
     error::Error,
     key::Key,
-    version::identifier::{Name, TableName},
+    version::{
+        amount::is_exact,
+        identifier::{Name, TableName},
+    },
 };
 
 /// The application's table and the columns in use.
@@ -43,11 +46,15 @@ pub struct Column {
     pub holds: Holds,
     /// No two rows have the same value.
     pub unique: bool,
+    /// The database computes it.
+    pub generated: bool,
     /// How many decimals a decimal number keeps.
     pub scale: Option<i32>,
     /// The expression that reads the column, with `{}` for its name. Integers of any width are read
     /// as 64 bits.
     pub read: &'static str,
+    /// The expression that spells the value out, where the types that it is read as may hold less.
+    pub text: Option<&'static str>,
     /// The expression that a key is compared with, with `{}` for the parameter.
     pub parameter: &'static str,
 }
@@ -57,6 +64,8 @@ pub struct Column {
 pub struct Seen {
     /// Empty if the table does not exist.
     pub columns: Vec<Column>,
+    /// A trigger or a rule may alter what an UPDATE writes.
+    pub triggers: bool,
     /// Why the table or the connection is unusable.
     pub wrong: Option<String>,
 }
@@ -116,11 +125,12 @@ pub struct Write<V> {
 }
 
 /// `was` detects a program that changes the value without the version. `least` is the lowest value
-/// that the statement writes over.
+/// that the statement writes over. `same` compares values as the statement does.
 #[derive(Clone, Debug)]
 pub struct Guard<V> {
     pub was: V,
     pub least: V,
+    pub same: fn(&V, &V) -> bool,
 }
 
 /// A database that supports compare-and-set.
@@ -130,6 +140,10 @@ pub trait VersionStore: Store {
     const QUOTE: char;
     /// Whether names are case-sensitive.
     const EXACT_NAMES: bool;
+    /// Whether a binary fraction may be NaN. Elsewhere it is refused, or stored as NULL.
+    const HAS_NAN: bool = false;
+    /// What has a SELECT see the row that an UPDATE of the same transaction sees, at any isolation.
+    const NOW: &'static str = "";
 
     /// Returns the parameter at a position, from 1.
     fn mark(index: usize) -> String;
@@ -176,8 +190,13 @@ pub struct Statements {
     key_name: String,
     /// How many decimals the value keeps, if they are limited.
     pub scale: Option<i32>,
+    /// What stands after a write is read.
+    pub triggers: bool,
     pub read: String,
+    /// The same for the row that a write of the same transaction sees.
+    pub read_now: String,
     pub version: String,
+    pub version_now: String,
     pub write: String,
     pub write_guarded: String,
     pub raise: String,
@@ -214,6 +233,12 @@ impl Statements {
         if version.holds != Holds::Integer {
             return Err(unfit(format!("{} does not count; use an integer", named(version))));
         }
+        if let Some(column) = [version, value].into_iter().find(|column| column.generated) {
+            return Err(unfit(format!(
+                "{} is generated, so that nothing can be written to it; use a plain one",
+                named(column)
+            )));
+        }
         let quoted = |name: &Name| name.quoted(DB::QUOTE);
         let (table, v, n) = (names.table.quoted(DB::QUOTE), quoted(&names.version), quoted(&names.value));
         let is_key = |index| format!("{} = {}", quoted(&names.key), key.parameter.replace("{}", &DB::mark(index)));
@@ -221,12 +246,18 @@ impl Statements {
         let mark = DB::mark;
         let write =
             format!("UPDATE {table} SET {n} = {}, {v} = {v} + 1 WHERE {} AND {v} = {}", mark(1), is_key(2), mark(3));
+        let text = value.text.map(|text| format!(", {}", text.replace("{}", &n))).unwrap_or_default();
+        let read = format!("SELECT {value_read}, {version_read}{text} FROM {table} WHERE {}", is_key(1));
+        let read_version = format!("SELECT {version_read} FROM {table} WHERE {}", is_key(1));
         Ok(Self {
             key: key.holds,
             key_name: format!("{}.{}", names.table, names.key.as_str()),
             scale: value.scale,
-            read: format!("SELECT {value_read}, {version_read} FROM {table} WHERE {}", is_key(1)),
-            version: format!("SELECT {version_read} FROM {table} WHERE {}", is_key(1)),
+            triggers: seen.triggers,
+            read_now: format!("{read}{}", DB::NOW),
+            read,
+            version_now: format!("{read_version}{}", DB::NOW),
+            version: read_version,
             write_guarded: format!("{write} AND {n} = {} AND {n} >= {}", mark(4), mark(5)),
             write,
             raise: format!("UPDATE {table} SET {v} = {v} + 1 WHERE {} AND {v} = {}", is_key(1), mark(2)),
@@ -261,7 +292,7 @@ where
     usize: sqlx::ColumnIndex<DB::Row>,
 {
     let value: V = row.try_get(index)?;
-    let undecoded = |source| sqlx::Error::ColumnDecode { index: index.to_string(), source };
+    let undecoded = |source| undecoded(index, source);
     if row.try_get_raw(index)?.is_null() {
         let again = value.encode_by_ref(&mut Default::default()).map_err(undecoded)?;
         if !again.is_null() {
@@ -269,6 +300,36 @@ where
         }
     }
     Ok(value)
+}
+
+/// Decodes the value, and compares it with the text that the statement adds for some columns.
+pub fn exact<DB, V>(row: &DB::Row) -> Reply<V>
+where
+    DB: sqlx::Database<ArgumentBuffer: Default>,
+    V: Value<DB>,
+    String: Value<DB>,
+    usize: sqlx::ColumnIndex<DB::Row>,
+{
+    let value = whole::<DB, V>(row, 0);
+    let text: Option<String> = if row.len() > 2 { row.try_get(2)? } else { None };
+    let Some(text) = text else { return value };
+    let wrong = match value {
+        Ok(mut value) => {
+            if is_exact(&mut value, &text) {
+                return Ok(value);
+            }
+            format!("it is {text}, of which {} holds only a part", type_name::<V>())
+        }
+        Err(sqlx::Error::ColumnDecode { source, .. }) => {
+            format!("it is {text}, which cannot be read as {}: {source}", type_name::<V>())
+        }
+        Err(error) => return Err(error),
+    };
+    Err(undecoded(0, wrong.into()))
+}
+
+fn undecoded(index: usize, source: BoxDynError) -> sqlx::Error {
+    sqlx::Error::ColumnDecode { index: index.to_string(), source }
 }
 
 /// Implements the operations, which are the same on every database except for the types of its
@@ -283,7 +344,7 @@ macro_rules! operations {
         async fn read<V: Value<Self>>(conn: &mut $connection, sql: &str, key: &KeyValue) -> Reply<Option<(V, i64)>> {
             let query = bind_key(sqlx::query(sqlx::AssertSqlSafe(sql)), key);
             let Some(row) = query.fetch_optional(conn).await? else { return Ok(None) };
-            Ok(Some((whole::<Self, _>(&row, 0)?, whole::<Self, _>(&row, 1)?)))
+            Ok(Some((exact::<Self, _>(&row)?, whole::<Self, _>(&row, 1)?)))
         }
 
         async fn write<V: Value<Self>>(
@@ -332,7 +393,17 @@ mod tests {
 
     fn column(name: &str, holds: Holds) -> Column {
         let (name, column_type) = (name.to_owned(), String::new());
-        Column { name, column_type, holds, unique: true, scale: None, read: "{}", parameter: "{}" }
+        Column {
+            name,
+            column_type,
+            holds,
+            unique: true,
+            generated: false,
+            scale: None,
+            read: "{}",
+            text: None,
+            parameter: "{}",
+        }
     }
 
     /// The last guard repeats in SQL what was decided in Rust, so that no run can show that it is
@@ -344,7 +415,7 @@ mod tests {
         let names = Names { table, key: name("id"), version: name("version"), value: name("balance") };
         let columns =
             vec![column("id", Holds::Text), column("balance", Holds::Integer), column("version", Holds::Integer)];
-        let statements = Statements::new::<sqlx::Sqlite>(&names, &Seen { columns, wrong: None }).unwrap();
+        let statements = Statements::new::<sqlx::Sqlite>(&names, &Seen { columns, ..Seen::default() }).unwrap();
         let write = "UPDATE `account` SET `balance` = ?1, `version` = `version` + 1 WHERE `id` = ?2 AND `version` = ?3";
         assert_eq!(statements.write, write);
         assert_eq!(statements.write_guarded, format!("{write} AND `balance` = ?4 AND `balance` >= ?5"));

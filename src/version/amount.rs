@@ -65,12 +65,39 @@ mod decimal {
     }
 }
 
+/// Returns whether a value is the number that its column holds, which `text` spells out. A decimal
+/// number of more digits than its type has is read rounded. PostgreSQL's driver also reads numbers
+/// with more zeros at their end than the type has decimals, which it could not send: they are cut.
+#[cfg_attr(not(feature = "rust_decimal"), expect(unused_variables))]
+pub(crate) fn is_exact(value: &mut dyn Any, text: &str) -> bool {
+    #[cfg(feature = "rust_decimal")]
+    if let Some(read) = decimal(value) {
+        let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text };
+        let Some(exact) = rust_decimal::Decimal::from_str_exact(text).ok().filter(|exact| exact == read) else {
+            return false;
+        };
+        if read.scale() > rust_decimal::Decimal::MAX_SCALE {
+            match value.downcast_mut() {
+                Some(value) => *value = exact,
+                None => *value.downcast_mut().unwrap_or(&mut None) = Some(exact),
+            }
+        }
+    }
+    true
+}
+
+/// Returns the decimal number that a value is or contains.
+#[cfg(feature = "rust_decimal")]
+fn decimal(value: &dyn Any) -> Option<&rust_decimal::Decimal> {
+    value.downcast_ref().or_else(|| value.downcast_ref::<Option<_>>()?.as_ref())
+}
+
 /// Returns how many decimals a value needs if it is a decimal number. The count is negative if the
 /// value ends in zeros before the point.
 #[cfg_attr(not(feature = "rust_decimal"), expect(unused_variables))]
 pub(crate) fn decimals(value: &dyn Any) -> Option<i32> {
     #[cfg(feature = "rust_decimal")]
-    if let Some(value) = value.downcast_ref::<rust_decimal::Decimal>() {
+    if let Some(value) = decimal(value) {
         let value = value.normalize();
         let (mut digits, mut decimals) = (value.mantissa(), value.scale().cast_signed());
         while decimals <= 0 && digits != 0 && digits % 10 == 0 {
@@ -79,6 +106,12 @@ pub(crate) fn decimals(value: &dyn Any) -> Option<i32> {
         return Some(if digits == 0 { i32::MIN } else { decimals });
     }
     None
+}
+
+/// Returns whether a value is no number, which most databases do not keep.
+pub(crate) fn is_nan(value: &dyn Any) -> bool {
+    value.downcast_ref().is_some_and(|value: &f64| value.is_nan())
+        || value.downcast_ref().is_some_and(|value: &f32| value.is_nan())
 }
 
 /// The error for an amount that the balance does not cover. Nothing was changed.

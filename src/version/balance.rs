@@ -161,13 +161,13 @@ fn deduction<V: Amount>(key: &Key, balance: &V, amount: &V) -> Result<Write<V>, 
         return Err(UpdateError::Computation(Insufficient { balance, amount }));
     }
     let value = balance.minus(amount).ok_or_else(|| too_much(key, amount))?;
-    Ok(Write { value, guard: Some(Guard { was: balance.clone(), least: amount.clone() }) })
+    Ok(Write { value, guard: Some(Guard { was: balance.clone(), least: amount.clone(), same: V::eq }) })
 }
 
 /// A deposit requires no minimum balance.
 fn deposit<V: Amount>(key: &Key, balance: &V, amount: &V) -> Result<Write<V>, UpdateError<Infallible>> {
     let value = balance.plus(amount).ok_or_else(|| too_much(key, amount))?;
-    Ok(Write { value, guard: Some(Guard { was: balance.clone(), least: balance.clone() }) })
+    Ok(Write { value, guard: Some(Guard { was: balance.clone(), least: balance.clone(), same: V::eq }) })
 }
 
 fn failed(error: UpdateError<Infallible>) -> Error {

@@ -18,7 +18,7 @@ use crate::{
     },
     task::current_runtime,
     version::{
-        amount::decimals,
+        amount::{decimals, is_nan},
         known::{Basis, Known},
         rows::{Failed, answered},
         table::VersionedTable,
@@ -47,9 +47,9 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         }
         let attempt = async {
             let statements = self.rows.prepared_on(tx, self.rows.limit()).await?;
-            let row = (key, &statements.key(key)?);
+            let row = (statements, key, &statements.key(key)?);
             let start = Start::Read { by: self.rows.limit() };
-            self.attempt(tx, statements, row, start, || self.rows.limit(), &mut compute).await
+            self.attempt(tx, row, start, || self.rows.limit(), &mut None, &mut compute).await
         };
         let conflict = || Error::conflict(key.clone(), 1).into();
         match attempt.await {
@@ -73,12 +73,13 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         // The limit of a statement, including the wait for a connection.
         let limit = || self.rows.limit().min(until);
         let queue = self.queues.queue(&[key.clone()].into(), false);
+        let mut unmatched = None;
         let mut permit = timeout_at(Instant::now() + MAX_QUEUE_WAIT.min(tries.left() / 2), queue.acquire()).await.ok();
         loop {
             let known = permit.as_mut().and_then(|permit| permit.note.take());
             let known = known.filter(|known| basis == Basis::Known && known.conn.is_fresh());
             let unread = known.is_some();
-            match self.attempt_over_own(key, limit, known, &mut compute).await {
+            match self.attempt_over_own(key, limit, known, &mut unmatched, &mut compute).await {
                 Ok(Some((Versioned { value, version }, known))) => {
                     if let (Some(permit), Basis::Known) = (&mut permit, basis) {
                         permit.note = known;
@@ -112,10 +113,11 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         key: &Key,
         limit: impl Fn() -> Instant,
         known: Option<Known<DB, V>>,
+        unmatched: &mut Option<i64>,
         compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Option<(Versioned<V>, Option<Known<DB, V>>)>, Stop<E>> {
         let statements = self.rows.prepared(limit()).await?;
-        let key = (key, &statements.key(key)?);
+        let row = (statements, key, &statements.key(key)?);
         let (mut conn, start, age) = match known {
             Some(Known { row, conn, age }) => (conn.lend(), Start::Known(row), age),
             None => {
@@ -123,7 +125,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
                 (PooledConn::checkout(&self.rows.pool, by).await.map_err(Failed::from)?, Start::Read { by }, 0)
             }
         };
-        match self.attempt(conn.get(), statements, key, start, limit, compute).await {
+        match self.attempt(conn.get(), row, start, limit, unmatched, compute).await {
             Ok(Some(row)) if age + 1 < MAX_CHANGES_PER_READ => {
                 let known = conn.keep(&self.rows.pool).map(|conn| Known { row: row.clone(), conn, age: age + 1 });
                 Ok(Some((row, known)))
@@ -138,14 +140,15 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     }
 
     /// Reads the row unless it is known, computes, and writes if the version is unchanged. Returns
-    /// `None` if another change came first.
+    /// `None` if another change came first. `unmatched` is the version that an earlier attempt did
+    /// not match.
     async fn attempt<E>(
         &self,
         conn: &mut DB::Connection,
-        statements: &Statements,
-        (key, row): (&Key, &KeyValue),
+        (statements, key, row): (&Statements, &Key, &KeyValue),
         start: Start<V>,
         limit: impl Fn() -> Instant,
+        unmatched: &mut Option<i64>,
         compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Option<Versioned<V>>, Stop<E>> {
         let found = match start {
@@ -155,16 +158,84 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
         let next = self.rows.next(key, version)?;
         let write = compute(&value).map_err(Stop::Computation)?;
-        if let (Some(most), Some(decimals)) = (statements.scale, decimals(&write.value))
-            && decimals > most
-        {
-            let rule = format!("the column {} keeps {most} decimals", self.rows.names.value.as_str());
-            return Err(Error::InvalidAmount { key: key.clone(), amount: format!("{decimals} decimals"), rule }.into());
+        self.check(statements, key, &write.value)?;
+        let at = Target { statements, key, row, version, next };
+        let result = if statements.triggers || *unmatched == Some(version) {
+            self.write_in_transaction(conn, &at, write, limit).await
+        } else {
+            self.write(conn, &at, write, &limit).await.map_err(Stop::DuringWrite)
+        };
+        if matches!(result, Ok(None)) {
+            *unmatched = Some(version);
         }
+        result
+    }
+
+    /// Refuses a value that the database would silently change.
+    fn check(&self, statements: &Statements, key: &Key, value: &V) -> Result<(), Error> {
+        let column = self.rows.names.value.as_str();
+        let (amount, rule) = match (decimals(value), statements.scale) {
+            (Some(decimals), Some(most)) if decimals > most => {
+                (format!("{decimals} decimals"), format!("the column {column} keeps {most} decimals"))
+            }
+            _ if is_nan(value) && !DB::HAS_NAN => ("NaN".into(), format!("the column {column} cannot hold it")),
+            _ => return Ok(()),
+        };
+        Err(Error::InvalidAmount { key: key.clone(), amount, rule })
+    }
+
+    /// Writes in a transaction, or behind a savepoint of the caller's, so that what stands after it
+    /// can be read and refused.
+    async fn write_in_transaction<E>(
+        &self,
+        conn: &mut DB::Connection,
+        at: &Target<'_>,
+        write: Write<V>,
+        limit: impl Fn() -> Instant,
+    ) -> Result<Option<Versioned<V>>, Stop<E>> {
+        let mut tx = answered(timeout_at(limit(), conn.begin()).await)?;
+        match self.write(&mut tx, at, write, &limit).await {
+            Ok(Some(row)) => {
+                answered(timeout_at(limit(), tx.commit()).await).map_err(Stop::DuringWrite)?;
+                Ok(Some(row))
+            }
+            Ok(None) => {
+                answered(timeout_at(limit(), tx.rollback()).await)?;
+                Ok(None)
+            }
+            Err(failed) => {
+                // Otherwise the connection is closed. The server may have ended the transaction.
+                if !failed.may_still_run() {
+                    timeout_at(limit(), tx.rollback()).await.ok();
+                }
+                Err(Stop::DuringWrite(failed))
+            }
+        }
+    }
+
+    /// Writes if the version is unchanged. In a transaction, the row is read again if a trigger may
+    /// have altered it, or if no row was changed, which need not be a conflict.
+    async fn write(
+        &self,
+        conn: &mut DB::Connection,
+        at: &Target<'_>,
+        write: Write<V>,
+        limit: &impl Fn() -> Instant,
+    ) -> Result<Option<Versioned<V>>, Failed> {
+        let Target { statements, key, row, version, next } = *at;
         let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
-        let reply = timeout_at(limit(), DB::write(conn, sql, &write, row, version)).await;
-        let rows = answered(reply).map_err(Stop::DuringWrite)?;
-        Ok((rows > 0).then_some(Versioned { value: write.value, version: next }))
+        let rows = answered(timeout_at(limit(), DB::write(conn, sql, &write, row, version)).await)?;
+        if rows > 0 && !statements.triggers {
+            return Ok(Some(Versioned { value: write.value, version: next }));
+        }
+        if !conn.is_in_transaction() {
+            return Ok(None);
+        }
+        let found = answered(timeout_at(limit(), DB::read::<V>(conn, &statements.read_now, row)).await)?;
+        let meant = |value: &V| write.guard.as_ref().is_none_or(|guard| (guard.same)(&guard.was, value));
+        let found = found.filter(|(value, _)| rows > 0 || meant(value));
+        let stands = self.rows.judge(key, version, rows, found.as_ref().map(|(_, version)| *version))?;
+        Ok(found.zip(stands).map(|((value, _), version)| Versioned { value, version }))
     }
 
     fn stopped<E>(&self, stop: Stop<E>, key: &Key) -> UpdateError<E> {
@@ -174,6 +245,15 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             Stop::DuringWrite(failed) => self.rows.error(failed, Action::Update, key).into(),
         }
     }
+}
+
+/// The row that is written, if it still has this version.
+struct Target<'a> {
+    statements: &'a Statements,
+    key: &'a Key,
+    row: &'a KeyValue,
+    version: i64,
+    next: i64,
 }
 
 /// What an attempt starts from.

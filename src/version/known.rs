@@ -19,7 +19,7 @@ pub(crate) struct Known<DB: Database, V> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Basis {
     Read,
-    /// The value that the preceding change wrote, where it is known. Only for guarded writes: a
-    /// trigger may have altered the value.
+    /// The row that the preceding change left, where it is known. Only for guarded writes: a program
+    /// that does not raise the version may have altered the value.
     Known,
 }

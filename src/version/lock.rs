@@ -121,7 +121,11 @@ impl<DB: Database> VersionLock<DB> {
         let statements = self.rows.prepared_on(tx, limit).await?;
         let key = statements.key(&claim.key)?;
         let rows = answered(timeout_at(limit, DB::raise(tx, &statements.raise, &key, claim.token.get())).await)?;
-        Ok((rows > 0).then_some(next))
+        if rows > 0 && !statements.triggers {
+            return Ok(Some(next));
+        }
+        let found = answered(timeout_at(limit, DB::version(tx, &statements.version_now, &key)).await)?;
+        Ok(self.rows.judge(&claim.key, claim.token.get(), rows, found)?)
     }
 }
 

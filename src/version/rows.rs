@@ -111,9 +111,36 @@ impl<DB: Database> Rows<DB> {
         version.checked_add(1).ok_or_else(|| Error::TableUnfit { table: self.names.table.to_string(), wrong: wrong() })
     }
 
+    /// Returns the version after a write to a row of version `version` that matched `rows` rows, or
+    /// `None` for a conflict. `found` is the version that the row has after it, if the rest of the
+    /// write's condition holds too.
+    pub fn judge(&self, key: &Key, version: i64, rows: u64, found: Option<i64>) -> Result<Option<i64>, Error> {
+        let (key, table) = (key.as_str(), self.names.table.to_string());
+        let wrong = match (rows, found) {
+            (0, Some(found)) if found == version => format!(
+                "an UPDATE of key {key:?} at version {version}, which it has, changes no row: look for a trigger, \
+                 a rule or a row policy that suppresses it"
+            ),
+            (0, _) => return Ok(None),
+            (_, Some(found)) if found > version => return Ok(Some(found)),
+            _ => format!(
+                "a trigger keeps the version of key {key:?} at {version} or removes the row, so that no other program \
+                 would notice a change; let the version rise"
+            ),
+        };
+        Err(Error::TableUnfit { table, wrong })
+    }
+
     pub fn error(&self, failed: Failed, action: Action, key: &Key) -> Error {
         match failed {
             Failed::Refused(error) => error,
+            Failed::Database(Failure::Failed(sqlx::Error::ColumnDecode { index, source })) => {
+                let column = if index == "0" { &self.names.value } else { &self.names.version };
+                let column = format!("{}.{}", self.names.table, column.as_str());
+                let is_null = source.is::<sqlx::error::UnexpectedNullError>();
+                let wrong = if is_null { "it is NULL, or exceeds 64 bits".into() } else { source.to_string() };
+                Error::ValueUnfit { key: key.clone(), column, wrong }
+            }
             // The table or column existed when the table was inspected.
             Failed::Database(Failure::Failed(error))
                 if matches!(fault(&error), Fault::MissingTable | Fault::MissingColumn) =>

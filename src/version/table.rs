@@ -13,10 +13,9 @@ use crate::{
     store::{
         Database,
         connection::PooledConn,
-        version::{Guard, Value, Write},
+        version::{Value, Write},
     },
     version::{
-        amount::decimals,
         known::{Basis, Known},
         rows::{Rows, duplicate_column, same_name},
         update::{UpdateError, Updated, Versioned},
@@ -193,7 +192,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ///
     /// # Errors
     /// [`Error::InvalidKey`] and [`Error::KeyUnfit`] before anything is sent,
-    /// [`Error::TableUnfit`], and errors of the database.
+    /// [`Error::TableUnfit`], [`Error::ValueUnfit`], and errors of the database.
     ///
     /// # Cancel safety
     /// The call only reads.
@@ -235,10 +234,14 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// Changes a value to the result of `compute` and raises its version. The call retries when
     /// another change came first.
     ///
-    /// An attempt takes two round trips. `compute` may run several times.
+    /// An attempt takes two round trips, and five if the table has triggers that may alter the row.
+    /// `compute` may run several times.
     ///
     /// # Errors
     /// [`UpdateError::Computation`] at once, with nothing written; [`Error::NotFound`];
+    /// [`Error::ValueUnfit`] if the value or the version cannot be read exactly;
+    /// [`Error::TableUnfit`] if a trigger, a rule or a row policy of the table suppresses the change
+    /// or keeps the version; [`Error::InvalidAmount`] for a value that the column would round;
     /// [`Error::Conflict`] when the attempts or the time are used up. [`Error::TimedOut`],
     /// [`Error::NoConnection`] and [`Error::Database`] state whether the value may have been
     /// written. A write that may have been carried out is never repeated.
@@ -325,16 +328,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     }
 }
 
-/// Wraps the application's computation, whose write is guarded by the version. A decimal is guarded
-/// by the value that was read as well: of a number with more digits than its type holds, the driver
-/// silently returns only some, and that value differs from the stored one.
-fn plain<V, E>(compute: &mut impl FnMut(&V) -> Result<V, E>) -> impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>
-where
-    V: Clone + 'static,
-{
-    |was| {
-        let value = compute(was).map_err(UpdateError::Computation)?;
-        let guard = decimals(was).map(|_| Guard { was: was.clone(), least: was.clone() });
-        Ok(Write { value, guard })
-    }
+/// Wraps the application's computation, whose write is guarded by the version alone.
+fn plain<V, E>(compute: &mut impl FnMut(&V) -> Result<V, E>) -> impl FnMut(&V) -> Result<Write<V>, UpdateError<E>> {
+    |was| Ok(Write { value: compute(was).map_err(UpdateError::Computation)?, guard: None })
 }

@@ -16,7 +16,8 @@ pub struct Versioned<V> {
 /// changes return it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Updated<V> {
-    /// The value that was written.
+    /// The value after the change: the one that was computed, or what a trigger of the table made
+    /// of it.
     pub value: V,
     /// The row's version after the change.
     pub version: i64,

@@ -19,9 +19,11 @@ harness::tests! {
         a_balance_of_cents_is_exact,
         more_decimals_than_the_column_keeps_are_refused,
         a_sum_of_too_many_digits_changes_nothing,
-        a_balance_of_more_digits_than_the_type_has_is_not_written_over,
+        a_balance_of_more_digits_than_the_type_has_is_told_at_the_first_read,
+        zeros_around_a_number_do_not_count,
+        zero_has_no_sign,
     ),
-    postgres(a_column_without_a_limit_keeps_every_decimal),
+    postgres(a_column_without_a_limit_keeps_every_decimal, what_is_no_number_is_told_at_the_first_read),
 }
 
 fn d(text: &str) -> Decimal {
@@ -120,20 +122,96 @@ async fn a_sum_of_too_many_digits_changes_nothing<DB: HasDecimals>(db: TestDb<DB
     stands(&db, "fine", balance, 0).await;
 }
 
-/// The driver truncates such a number when it reads it. A result computed from the truncated number
-/// is not written.
-async fn a_balance_of_more_digits_than_the_type_has_is_not_written_over<DB: HasDecimals>(db: TestDb<DB>) {
-    for (number, balance) in
-        ["1.000000000000000000000000000001", "1234567890123456789012345678.01"].into_iter().enumerate()
-    {
+/// The driver would return another number. A call that computes from the row says which one it has,
+/// at its first read.
+async fn a_balance_of_more_digits_than_the_type_has_is_told_at_the_first_read<DB: HasDecimals>(db: TestDb<DB>) {
+    let balances = [
+        ("decimal(40,20)", "12345678901234567890.12345678901234567890"),
+        ("decimal(40,20)", "-12345678901234567890.12345678901234567890"),
+        ("decimal(38,30)", "1.000000000000000000000000000001"),
+        ("decimal(38,30)", "0.000000000000000000000000000001"),
+        ("decimal(38,2)", "1234567890123456789012345678.01"),
+        ("decimal(30,0)", "79228162514264337593543950336"),
+    ];
+    for (number, (column, balance)) in balances.into_iter().enumerate() {
         let name = format!("account_{number}");
-        let column = if number == 0 { "decimal(38,30)" } else { "decimal(38,2)" };
         let table = account(&db, &name, column, balance).await;
-        let table = table.retry(rowlock::Retry { attempts: 2, ..Default::default() }).unwrap();
-        let update = table.update("a", |balance| Ok::<_, Infallible>(*balance)).await;
-        assert!(update.is_err(), "{update:?}");
-        assert!(table.deduct("a", d("1")).await.is_err());
-        assert!(table.deposit("a", d("1")).await.is_err());
+        is_told(&db, &table, &name, balance).await;
         stands(&db, &name, balance, 0).await;
     }
+}
+
+/// PostgreSQL's numbers are more than numbers.
+async fn what_is_no_number_is_told_at_the_first_read<DB: HasDecimals>(db: TestDb<DB>) {
+    let mut balances = vec!["NaN"];
+    if db.number("SELECT current_setting('server_version_num')::int").await >= Some(140_000) {
+        balances.extend(["Infinity", "-Infinity"]);
+    }
+    for (number, balance) in balances.into_iter().enumerate() {
+        let name = format!("account_{number}");
+        let table = account(&db, &name, "numeric", &format!("'{balance}'")).await;
+        is_told(&db, &table, &name, balance).await;
+        stands(&db, &name, balance, 0).await;
+    }
+}
+
+/// Every call returns an error that names the column, the key and the number, without a computation
+/// or a repetition.
+async fn is_told<DB: HasDecimals>(db: &TestDb<DB>, table: &VersionedTable<DB, Decimal>, name: &str, balance: &str) {
+    let tells = |error: &Error| {
+        let text = error.to_string();
+        [&format!("{name}.balance"), "key \"a\"", balance, "Decimal"].into_iter().all(|part| text.contains(part))
+    };
+    let compute = |_: &Decimal| -> Result<Decimal, Error> { panic!("computed from another number than {balance}") };
+    let read = changed_nothing(table.read("a").await);
+    assert!(tells(&read), "{balance}: {read:?}");
+    let mut tx = db.pool.begin().await.unwrap();
+    for error in [
+        changed_nothing(table.deposit("a", d("1")).await),
+        changed_nothing(table.update("a", compute).await),
+        changed_nothing(table.update_in(&mut tx, "a", compute).await),
+        changed_nothing(table.deposit_in(&mut tx, "a", d("1")).await),
+    ] {
+        assert!(tells(&error), "{balance}: {error:?}");
+    }
+    for deducted in [table.deduct("a", d("0.1")).await, table.deduct_in(&mut tx, "a", d("0.1")).await] {
+        assert!(matches!(&deducted, Err(UpdateError::Failed(error)) if tells(error)), "{balance}: {deducted:?}");
+    }
+    tx.commit().await.unwrap();
+}
+
+/// A number that fits is not refused for the zeros around it, whatever the width of its column.
+async fn zeros_around_a_number_do_not_count<DB: HasDecimals>(db: TestDb<DB>) {
+    let mut columns = vec!["decimal(60,30)", "decimal(38,10)"];
+    if db.server.name != "postgres" {
+        columns.push("decimal(60,30) unsigned zerofill");
+    }
+    let most = Decimal::MAX.to_string();
+    for (number, column) in columns.into_iter().enumerate() {
+        for (at, balance) in ["5", "0", "0.5", "100", &most].into_iter().enumerate() {
+            if column == "decimal(38,10)" && balance == most {
+                continue;
+            }
+            let name = format!("account_{number}_{at}");
+            let table = account(&db, &name, column, balance).await;
+            let read = table.read("a").await.unwrap_or_else(|error| panic!("{column}: {balance}: {error:?}"));
+            assert_eq!(read.unwrap().value, d(balance), "{column}");
+            if balance == most {
+                continue;
+            }
+            assert_eq!(table.deposit("a", d("0.25")).await.unwrap(), updated(d(balance) + d("0.25"), 1, 1));
+            assert_eq!(table.read("a").await.unwrap().unwrap().value, d(balance) + d("0.25"), "{column}");
+        }
+    }
+}
+
+/// Zero with a sign is zero.
+async fn zero_has_no_sign<DB: HasDecimals>(db: TestDb<DB>) {
+    let table = account(&db, "account", "decimal(12,2)", "3").await;
+    let zero = -Decimal::ZERO;
+    assert!(zero.is_sign_negative());
+    assert_eq!(table.update("a", |_| Ok::<_, Infallible>(zero)).await.unwrap(), updated(d("0"), 1, 1));
+    stands(&db, "account", "0.00", 1).await;
+    assert!(matches!(table.deposit("a", zero).await, Err(Error::InvalidAmount { .. })));
+    assert_eq!(table.deposit("a", d("1")).await.unwrap(), updated(d("1"), 2, 1));
 }

@@ -101,8 +101,10 @@ mod versioned_in;
 mod versioned_invalid_input;
 mod versioned_limits;
 mod versioned_lost;
+mod versioned_triggers;
 mod versioned_turns;
 mod versioned_types;
+mod versioned_unfit;
 mod waiters;
 mod waiting;
 mod work;
@@ -231,8 +233,10 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     versioned_invalid_input::register::<DB>(suite);
     versioned_limits::register::<DB>(suite);
     versioned_lost::register::<DB>(suite);
+    versioned_triggers::register::<DB>(suite);
     versioned_turns::register::<DB>(suite);
     versioned_types::register::<DB>(suite);
+    versioned_unfit::register::<DB>(suite);
     waiting::register::<DB>(suite);
     work::register::<DB>(suite);
 }

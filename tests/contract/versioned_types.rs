@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use harness::{TestDatabase, TestDb};
 use rowlock::{Columns, Error, ResourceLockExt, UpdateError, VersionLock, VersionedTable};
 
-use crate::ledger::{COLUMNS, create, insert, updated};
+use crate::ledger::{COLUMNS, changed_nothing, create, insert, updated};
 
 harness::tests!(
     everywhere(
@@ -192,12 +192,14 @@ async fn what_64_bits_with_a_sign_do_not_hold_is_an_error<DB: TestDatabase>(db: 
     let most = "9223372036854775808";
     let case = Case::new(&db, 1, ["varchar(9)", "bigint unsigned", "bigint"], "a", "'a'", most).await;
     let table = VersionedTable::new(db.pool.clone(), case.columns()).unwrap();
-    crate::ledger::changed_nothing(table.read("a").await);
-    crate::ledger::changed_nothing(table.deposit("a", 1).await);
+    for error in [changed_nothing(table.read("a").await), changed_nothing(table.deposit("a", 1).await)] {
+        let text = error.to_string();
+        assert!(text.contains("account_1.balance") && text.contains(most), "{text}");
+    }
     case.stands(most, 0).await;
     db.execute("UPDATE account_1 SET balance = 5").await;
     let below = table.update("a", |balance| Ok::<_, Error>(balance - 6)).await;
-    crate::ledger::changed_nothing(below);
+    changed_nothing(below);
     case.stands(5, 0).await;
     assert_eq!(table.deduct("a", 5).await.unwrap(), updated(0, 1, 1));
 }
@@ -214,7 +216,7 @@ async fn a_value_may_be_of_any_type_that_the_driver_knows<DB: TestDatabase>(db: 
     if db.server.name == "sqlite" {
         assert_eq!(too_long.unwrap().version, 2); // its columns have no width
     } else {
-        crate::ledger::changed_nothing(too_long);
+        changed_nothing(too_long);
         case.stands(format!("{text} after one"), 1).await;
     }
 

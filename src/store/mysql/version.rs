@@ -2,7 +2,9 @@
 
 use sqlx::{MySql, MySqlConnection, Row as _};
 
-use crate::store::version::{Column, Holds, KeyValue, Seen, Value, VersionStore, Write, bind_key, operations, whole};
+use crate::store::version::{
+    Column, Holds, KeyValue, Seen, Value, VersionStore, Write, bind_key, exact, operations, whole,
+};
 use crate::{store::Reply, version::identifier::TableName};
 
 const TABLE_COLUMNS: &str = "
@@ -10,6 +12,10 @@ SELECT CONVERT(c.column_name USING utf8mb4) AS name, CONVERT(c.column_type USING
        CONVERT(LOWER(c.data_type) USING utf8mb4) AS base, CAST(c.numeric_scale AS SIGNED) AS scale,
        CAST(COALESCE(c.character_maximum_length, 0) AS SIGNED) AS width,
        CONVERT(COALESCE(t.engine, '') USING utf8mb4) AS engine, CONVERT(@@sql_mode USING utf8mb4) AS mode, CAST(@@autocommit AS SIGNED) AS autocommit,
+       CAST(COALESCE(c.generation_expression, '') <> '' AS SIGNED) AS is_generated,
+       CAST(EXISTS (SELECT 1 FROM information_schema.triggers g
+                    WHERE g.event_object_schema = c.table_schema AND g.event_object_table = c.table_name
+                      AND g.event_manipulation = 'UPDATE' AND g.action_timing = 'BEFORE') AS SIGNED) AS has_triggers,
        CAST(EXISTS (SELECT 1 FROM information_schema.statistics s
                     WHERE s.table_schema = c.table_schema AND s.table_name = c.table_name AND s.non_unique = 0
                     GROUP BY s.index_name HAVING COUNT(*) = 1 AND MAX(s.column_name) = c.column_name) AS SIGNED) AS single
@@ -22,6 +28,7 @@ bind_key!(MySql);
 impl VersionStore for MySql {
     const QUOTE: char = '`';
     const EXACT_NAMES: bool = false;
+    const NOW: &'static str = " FOR UPDATE";
 
     fn mark(_: usize) -> String {
         "?".into()
@@ -55,10 +62,13 @@ impl VersionStore for MySql {
                 _ => Holds::Other,
             };
             // A value beyond signed 64 bits is read as NULL, which is an error, and never as
-            // another number.
+            // another number. The error then has its text.
             let unsigned = holds == Holds::Integer && column_type.to_ascii_lowercase().contains("unsigned");
+            seen.triggers = row.try_get::<i64, _>("has_triggers")? == 1;
             seen.columns.push(Column {
                 name: row.try_get("name")?,
+                generated: row.try_get::<i64, _>("is_generated")? == 1,
+                text: (unsigned || base == "decimal").then_some("CAST({} AS CHAR)"),
                 column_type,
                 holds,
                 unique: row.try_get::<i64, _>("single")? == 1,

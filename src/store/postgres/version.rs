@@ -2,7 +2,9 @@
 
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use crate::store::version::{Column, Holds, KeyValue, Seen, Value, VersionStore, Write, bind_key, operations, whole};
+use crate::store::version::{
+    Column, Holds, KeyValue, Seen, Value, VersionStore, Write, bind_key, exact, operations, whole,
+};
 use crate::{store::Reply, version::identifier::TableName};
 
 /// A domain counts as its base type, through domains over domains. The scale of a numeric is in the
@@ -16,6 +18,11 @@ WITH RECURSIVE made_of AS (
 )
 SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type, format_type(m.type, NULL) AS base,
        CASE WHEN t.typname = 'numeric' AND m.modifier >= 4 THEN (((m.modifier - 4) & 2047) # 1024) - 1024 END AS scale,
+       a.attgenerated <> '' OR a.attidentity = 'a' AS generated,
+       EXISTS (SELECT FROM pg_rewrite w WHERE w.ev_class = a.attrelid AND w.ev_type = '2')
+       OR EXISTS (SELECT FROM pg_trigger g
+                  WHERE g.tgtype & 16 <> 0 AND g.tgenabled <> 'D' AND NOT g.tgisinternal
+                    AND (g.tgrelid = a.attrelid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(a.attrelid)))) AS triggers,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
                AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS single
 FROM pg_attribute a JOIN made_of m ON m.attnum = a.attnum JOIN pg_type t ON t.oid = m.type AND t.typtype <> 'd'
@@ -26,6 +33,7 @@ bind_key!(Postgres);
 impl VersionStore for Postgres {
     const QUOTE: char = '"';
     const EXACT_NAMES: bool = true;
+    const HAS_NAN: bool = true;
 
     fn mark(index: usize) -> String {
         format!("${index}")
@@ -42,8 +50,11 @@ impl VersionStore for Postgres {
                 "uuid" => Holds::Uuid,
                 _ => Holds::Other,
             };
+            seen.triggers = row.try_get("triggers")?;
             seen.columns.push(Column {
                 name: row.try_get("name")?,
+                generated: row.try_get("generated")?,
+                text: (base == "numeric").then_some("{}::text"),
                 column_type: row.try_get("type")?,
                 holds,
                 unique: row.try_get("single")?,

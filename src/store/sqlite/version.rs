@@ -2,19 +2,27 @@
 
 use sqlx::{Row as _, Sqlite, SqliteConnection};
 
-use crate::store::version::{Column, Holds, KeyValue, Seen, Value, VersionStore, Write, bind_key, operations, whole};
+use crate::store::version::{
+    Column, Holds, KeyValue, Seen, Value, VersionStore, Write, bind_key, exact, operations, whole,
+};
 use crate::{
     store::{Reply, sqlite::schema::wide},
     version::identifier::TableName,
 };
 
 const TABLE_COLUMNS: &str = "
-SELECT c.name, upper(c.type) AS type,
+SELECT c.name, upper(c.type) AS type, c.hidden IN (2, 3) AS generated,
        (c.pk = 1 AND (SELECT count(*) FROM pragma_table_info(?1, ?2) k WHERE k.pk > 0) = 1)
        OR EXISTS (SELECT 1 FROM pragma_index_list(?1, ?2) i
                   WHERE i.[unique] = 1 AND i.partial = 0
                     AND (SELECT count(*) = 1 AND max(k.name) = c.name FROM pragma_index_info(i.name, ?2) k)) AS single
-FROM pragma_table_info(?1, ?2) c";
+FROM pragma_table_xinfo(?1, ?2) c";
+
+/// No pragma tells on which changes a trigger runs.
+const TRIGGERS: &str = "
+SELECT EXISTS (SELECT 1 FROM `{}`.sqlite_master WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE
+               UNION ALL
+               SELECT 1 FROM sqlite_temp_master WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE)";
 
 bind_key!(Sqlite);
 
@@ -33,7 +41,12 @@ impl VersionStore for Sqlite {
             Err(sqlx::Error::Database(error)) if error.message().starts_with("unknown database") => vec![],
             reply => reply?,
         };
-        let mut seen = Seen { wrong: wide(conn).await?, ..Seen::default() };
+        let mut seen = Seen { wrong: wide(&mut *conn).await?, ..Seen::default() };
+        if !rows.is_empty() {
+            let sql = TRIGGERS.replace("{}", schema);
+            seen.triggers =
+                sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).bind(table.table.as_str()).fetch_one(conn).await?;
+        }
         for row in rows {
             let column_type: String = row.try_get("type")?;
             let is = |kind| column_type.contains(kind);
@@ -48,6 +61,8 @@ impl VersionStore for Sqlite {
             };
             seen.columns.push(Column {
                 name: row.try_get("name")?,
+                generated: row.try_get("generated")?,
+                text: None,
                 column_type,
                 holds,
                 unique: row.try_get("single")?,

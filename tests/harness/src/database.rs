@@ -34,7 +34,11 @@ impl<DB, T> Holds<T> for DB {}
 
 /// What a test needs of a database besides the lock.
 pub trait TestDatabase:
-    Reused + Holds<i64, Is: Value<Self>> + Holds<bool, Is: Value<Self>> + Holds<String, Is: Value<Self>>
+    Reused
+    + Holds<i64, Is: Value<Self>>
+    + Holds<f64, Is: Value<Self>>
+    + Holds<bool, Is: Value<Self>>
+    + Holds<String, Is: Value<Self>>
 {
     /// Returns SQL for the database's time this many milliseconds ago (ahead, if negative), in the
     /// format of `begin_time`.
