@@ -242,9 +242,11 @@ impl View<'_> {
             if one.token == next.token {
                 verdict.breaks(Rule::Grows, format!("{}: {one:?} and {next:?}", self.name()));
             }
-            let since = one.began.min(next.began).saturating_sub(self.suffered.lease);
-            let until = one.began.max(next.began);
-            let stalled = self.suffered.stalled(one.process, (since, until));
+            // A run notices the end of its lease by its clock. It may also be stalled before its work
+            // begins.
+            let before = if one.began < next.began { self.suffered.lease / 4 } else { self.suffered.lease };
+            let within = (next.began.saturating_sub(before), one.began.max(next.began));
+            let stalled = self.suffered.stalled(one.process, within);
             let told = one.told.is_some_and(|told| told <= next.began);
             if next.began >= end || stalled || self.is_committed(one, next.began) {
                 let dropped = one.ended.is_some_and(|ended| ended.1 == How::Dropped);
