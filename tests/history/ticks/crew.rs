@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use harness::{PATIENCE, TestDb, database_of, eventually};
+use rowlock::ScheduleInfo;
 use rustix::process::Signal;
 use sqlx::Pool;
 use tokio::{sync::watch, task::JoinSet, time::sleep};
@@ -44,6 +45,8 @@ pub struct Crew<'a, DB: Books> {
     started: usize,
     /// The version of the last deploy.
     version: u64,
+    /// Whether a worker of an older version was started since then.
+    has_old: bool,
     /// How many workers were killed while they ran something.
     pub interrupted: usize,
     /// The seconds of the slots after the registration.
@@ -73,6 +76,7 @@ impl<'a, DB: Books> Crew<'a, DB> {
             log,
             started: 0,
             version: 0,
+            has_old: false,
             interrupted: 0,
             first: Vec::new(),
         };
@@ -142,7 +146,7 @@ impl<'a, DB: Books> Crew<'a, DB> {
 
     /// Gives all workers a new version, one after the other, in the middle of triggered runs.
     pub async fn deploy(&mut self) {
-        self.version += 1;
+        (self.version, self.has_old) = (self.version + 1, false);
         for terms in Terms::all().filter(|terms| terms.changes != Changes::Nothing) {
             self.operator.trigger(&terms.name).await;
         }
@@ -156,20 +160,22 @@ impl<'a, DB: Books> Crew<'a, DB> {
         }
     }
 
-    /// Waits until each schedule has caught up, lets all workers end, and returns what happened.
+    /// Waits until each schedule goes on and no trigger waits, lets all workers end, and returns what
+    /// happened.
     pub async fn ends(mut self) -> (Vec<History>, Vec<Entry>) {
         self.stop.send_replace(true);
         while let Some(ended) = self.operating.join_next().await {
             ended.unwrap();
         }
-        for member in &mut self.members {
-            member.order(format_args!("deploy {}", self.version)).await;
+        if self.has_old {
+            // No instance of the last version may be left.
+            self.members[0].order(format_args!("deploy {}", self.version)).await;
         }
-        let last = self.operator.list().await.iter().map(|schedule| schedule.slot).max().unwrap();
+        let before = self.operator.list().await;
+        let waits = |(now, before): (&ScheduleInfo, &ScheduleInfo)| now.slot <= before.slot || now.triggered.is_some();
         let until = now() + 6 * PATIENCE;
-        let waits = |schedule: &rowlock::ScheduleInfo| schedule.slot <= last || schedule.triggered.is_some();
-        while self.operator.list().await.iter().any(waits) {
-            assert!(now() < until, "they do not catch up: {:#?}", self.operator.list().await);
+        while self.operator.list().await.iter().zip(&before).any(waits) {
+            assert!(now() < until, "they do not go on: {:#?}", self.operator.list().await);
             sleep(Duration::from_millis(100)).await;
         }
         for member in &mut self.members {
@@ -206,6 +212,7 @@ impl<'a, DB: Books> Crew<'a, DB> {
         self.tell(number, Step::Killed);
         member.ends().await;
         let version = if self.random.u8(..4) == 0 { self.version.saturating_sub(1) } else { self.version };
+        self.has_old |= version < self.version;
         self.start(version).await;
         let running = self.running(number);
         self.interrupted += usize::from(!running.is_empty());
