@@ -83,7 +83,8 @@ impl View<'_> {
     pub fn forgettings(&self, verdict: &mut Verdict) {
         let name = self.name();
         for forgetting in &self.history.forgettings {
-            let id = |told: &Told| (told.slot, told.attempt);
+            // A run that is lost again may be recorded again, as another row.
+            let id = |told: &Told| (told.slot, told.attempt, told.token, told.ended);
             let left: BTreeSet<_> = forgetting.left.iter().map(id).collect();
             let last = forgetting.had.iter().filter(|told| told.status == 'S').max_by_key(|told| told.slot).map(id);
             let later = |told: &Told| forgetting.left.iter().any(|other| other.status == 'S' && other.slot > told.slot);

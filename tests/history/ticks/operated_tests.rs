@@ -217,6 +217,8 @@ fn forgotten_runs_pass() {
     forgotten(&format!("{HAD}\n{NEXT}"), NEXT).breaks(&[]);
     // The next success was recorded between the reads.
     forgotten(HAD, NEXT).breaks(&[]);
+    // A run that is lost again is recorded again.
+    forgotten(&HAD.replace("F 0 10.7", "L 0 10.7"), &format!("{LAST}\nk 115 11 1 2 L 0 12")).breaks(&[]);
     // One about the limit may go, or stay.
     forgotten(&HAD.replace("10.7", "11.000005"), LAST).breaks(&[]);
     forgotten(&HAD.replace("10.7", "11.000005"), &format!("{LAST}\nk 110 11 1 2 F 0 11.000005")).breaks(&[]);
