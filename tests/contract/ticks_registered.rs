@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chrono::DateTime;
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{Error, Schedule, Schedules, TickOutcome};
+use rowlock::{Error, Retries, Schedule, Schedules, TickOutcome};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -20,6 +20,7 @@ harness::tests!(everywhere(
     times_meet_a_run_that_has_just_begun,
     times_without_an_instance_are_replaced,
     a_schedule_that_is_resumed_is_not_overdue,
+    a_triggered_run_keeps_its_attempts_under_other_times,
     a_version_beyond_the_column_is_refused
 ));
 
@@ -166,4 +167,30 @@ async fn a_version_beyond_the_column_is_refused<DB: TestDatabase>(db: TestDb<DB>
     assert!(matches!(instance(&db, "one").version(1 << 63), Err(Error::InvalidSetting { .. })));
     every(&db, (1 << 63) - 1, LONG).try_tick("k").await.unwrap();
     assert_eq!(times(&db).await.1, (1 << 63) - 1);
+}
+
+/// Another trigger may have come during the run that failed.
+async fn a_triggered_run_keeps_its_attempts_under_other_times<DB: TestDatabase>(db: TestDb<DB>) {
+    for (name, again) in [("k", false), ("l", true)] {
+        let retries = Retries::times(3).backoff(LONG, LONG).unwrap();
+        let (old, operator) = (Schedule::every(name, LONG).unwrap().retry(retries).unwrap(), instance(&db, "operator"));
+        let old = instance(&db, "old").on(old, move |_| {
+            let operator = operator.clone();
+            async move {
+                if again {
+                    operator.trigger(name).await.unwrap();
+                }
+                Err::<(), _>("no")
+            }
+        });
+        assert!(matches!(old.try_tick(name).await.unwrap(), TickOutcome::NotDue { .. }));
+        old.trigger(name).await.unwrap();
+        assert!(matches!(old.try_tick(name).await.unwrap(), TickOutcome::Failed { again: true, .. }));
+        let new = idle(&db, Schedule::every(name, 2 * LONG).unwrap());
+        for _ in 0..if again { 2 } else { 1 } {
+            assert_eq!(new.try_tick(name).await.unwrap(), TickOutcome::Succeeded, "{name}");
+        }
+        assert!(matches!(new.try_tick(name).await.unwrap(), TickOutcome::NotDue { .. }));
+        assert_eq!(told(&db, name).await, if again { "F1 S2 S1" } else { "F1 S2" });
+    }
 }

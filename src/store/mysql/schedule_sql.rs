@@ -27,12 +27,13 @@ pub(super) const LOOK: &str = "FROM t_resource_schedule WHERE paused = 0 AND (na
 /// The parameters of each condition: spec and zone. The last one: how long other times of the same
 /// version have to be overdue.
 ///
-/// A triggered run that waits for its next attempt has no times, and keeps its attempts.
+/// A triggered run that waits for its next attempt has no times, and keeps its attempts. Another
+/// trigger may have replaced that of the run, whose slot has not whole milliseconds.
 pub(super) const REGISTER: &str = "
 UPDATE t_resource_schedule
 SET due_at = CASE WHEN holder IS NOT NULL OR (spec = ? AND zone = ?) THEN due_at
                   WHEN triggered_at IS NOT NULL THEN UTC_TIMESTAMP(6) ELSE ? END,
-    attempt = IF(holder IS NOT NULL OR triggered_at = run_slot OR (spec = ? AND zone = ?), attempt, 0),
+    attempt = IF(holder IS NOT NULL OR MICROSECOND(run_slot) % 1000 > 0 OR (spec = ? AND zone = ?), attempt, 0),
     missed = IF(holder IS NOT NULL OR (spec = ? AND zone = ?), missed, 0),
     slot = IF(spec = ? AND zone = ?, slot, ?), spec = ?, zone = ?, version = ?
 WHERE name = ? AND run_slot <=> ? AND (version < ? OR (

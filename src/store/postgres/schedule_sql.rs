@@ -32,7 +32,8 @@ pub(super) const REGISTERED: &str = select!("WHERE name = ANY ($1::text[])");
 
 /// $4 the version, $5 the slot, $6 how long other times of the same version have to be overdue.
 ///
-/// A triggered run that waits for its next attempt has no times, and keeps its attempts.
+/// A triggered run that waits for its next attempt has no times, and keeps its attempts. Another
+/// trigger may have replaced that of the run, whose slot has not whole milliseconds.
 pub(super) const REGISTER: &str = "
 INSERT INTO t_resource_schedule AS t (name, spec, zone, version, slot, due_at) VALUES ($1, $2, $3, $4, $5, $5)
 ON CONFLICT (name) DO UPDATE
@@ -40,7 +41,8 @@ SET spec = excluded.spec, zone = excluded.zone, version = excluded.version,
     slot = CASE WHEN t.spec = excluded.spec AND t.zone = excluded.zone THEN t.slot ELSE excluded.slot END,
     due_at = CASE WHEN t.holder IS NOT NULL OR (t.spec = excluded.spec AND t.zone = excluded.zone) THEN t.due_at
                   WHEN t.triggered_at IS NOT NULL THEN clock_timestamp() ELSE excluded.slot END,
-    attempt = CASE WHEN t.holder IS NOT NULL OR t.triggered_at = t.run_slot OR (t.spec = excluded.spec AND t.zone = excluded.zone)
+    attempt = CASE WHEN t.holder IS NOT NULL OR t.run_slot <> date_trunc('milliseconds', t.run_slot)
+                     OR (t.spec = excluded.spec AND t.zone = excluded.zone)
                    THEN t.attempt ELSE 0 END,
     missed = CASE WHEN t.holder IS NOT NULL OR (t.spec = excluded.spec AND t.zone = excluded.zone) THEN t.missed ELSE 0 END
 WHERE t.run_slot IS NOT DISTINCT FROM $7 AND (t.version < excluded.version OR (

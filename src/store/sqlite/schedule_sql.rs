@@ -33,7 +33,8 @@ pub(super) const LIST: &str = select!("WHERE name > ?1 ORDER BY name LIMIT ?2");
 
 /// ?4 the version, ?5 the slot, ?6 how long other times of the same version have to be overdue.
 ///
-/// A triggered run that waits for its next attempt has no times, and keeps its attempts.
+/// A triggered run that waits for its next attempt has no times, and keeps its attempts. Another
+/// trigger may have replaced that of the run, whose slot has not whole milliseconds.
 pub(super) const REGISTER: &str = concat!(
     "
 INSERT INTO t_resource_schedule (name, spec, zone, version, slot, due_at) VALUES (?1, ?2, ?3, ?4, ?5, ?5)
@@ -44,7 +45,7 @@ SET spec = excluded.spec, zone = excluded.zone, version = excluded.version,
                   WHEN triggered_at IS NOT NULL THEN ",
     now!(),
     " ELSE excluded.slot END,
-    attempt = CASE WHEN holder IS NOT NULL OR triggered_at = run_slot OR (spec = excluded.spec AND zone = excluded.zone)
+    attempt = CASE WHEN holder IS NOT NULL OR run_slot % 1000 > 0 OR (spec = excluded.spec AND zone = excluded.zone)
                    THEN attempt ELSE 0 END,
     missed = CASE WHEN holder IS NOT NULL OR (spec = excluded.spec AND zone = excluded.zone) THEN missed ELSE 0 END
 WHERE run_slot IS ?7 AND (version < excluded.version OR (

@@ -338,7 +338,11 @@ async fn pump(
             Way::Replies => pinged.load(Ordering::SeqCst),
         };
         if way == Way::Replies {
-            let (delay, latency) = (shared.0.borrow().delay, shared.0.borrow().latency);
+            // A second borrow would wait for a writer that waits for the first.
+            let (delay, latency) = {
+                let state = shared.0.borrow();
+                (state.delay, state.latency)
+            };
             let delay = if std::mem::take(&mut is_first) { delay.max(latency) } else { latency };
             // A sleep takes a millisecond at least.
             if !delay.is_zero() {

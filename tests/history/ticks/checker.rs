@@ -6,7 +6,8 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use rowlock::CatchUp;
 
 use crate::ticks::{
-    record::{Effect, History, How, Run, Suffered, Told},
+    gathered::{Effect, History, Run, Suffered, Told},
+    record::{How, Micros},
     terms::RETRIES,
 };
 
@@ -26,14 +27,26 @@ pub enum Rule {
     Grows,
     /// The attempts at a slot are numbered from 1, without a hole.
     AttemptsWhole,
-    /// Two runs of a schedule never overlap, unless the process of the earlier one was stalled.
+    /// The work of two runs of a schedule never overlaps, unless the process of the earlier one was
+    /// stalled. Work that waits for the reply to its commit may, if it was committed.
     NoOverlap,
+    /// A run is told of its loss before the next one begins, with the same exceptions.
+    LossIsToldFirst,
     /// Work that ends its tick in a transaction has one effect for each success, and no other.
     OneEffect,
     /// What the table says of a run is what its process did.
     OutcomesAreTrue,
     /// The schedule of a killed process runs again within the lease and the grace.
     CrashesAreTakenOver,
+    /// Nothing is claimed while the schedule is paused.
+    PausesHold,
+    /// A trigger is followed by a run, and a run that was triggered ends once.
+    TriggersRunOnce,
+    /// Versions never fall. Only instances that know the times of the row claim it, and a failed
+    /// attempt under times that were replaced is the last one.
+    NewTimesApply,
+    /// Runs that are to be forgotten go, and no others. The last success stays.
+    OldRunsAreForgotten,
 }
 
 #[derive(Clone)]
@@ -57,11 +70,27 @@ pub struct Seen {
     pub crashes: usize,
     /// Attempts whose lease ended.
     pub losses: usize,
+    /// Runs whose work was stopped before the next one began.
+    pub stopped: usize,
     /// Successes after a failure or a loss.
     pub retried: usize,
     /// Ticks for which a later one stands, or that were passed over.
     pub missed: usize,
     pub effects: usize,
+    pub operated: Operated,
+}
+
+/// The same of what operators did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Operated {
+    /// Pauses in which a tick was due.
+    pub pauses: usize,
+    /// Runs that were triggered.
+    pub triggered: usize,
+    /// Changes of the times.
+    pub changes: usize,
+    /// Rows of the table of runs.
+    pub forgotten: usize,
 }
 
 #[derive(Default)]
@@ -81,39 +110,48 @@ pub fn check(histories: &[History], suffered: &Suffered) -> Verdict {
         view.effects(&mut verdict);
         view.outcomes(&mut verdict);
         view.crashes(&mut verdict);
+        view.pauses(&mut verdict);
+        view.triggers(&mut verdict);
+        view.new_times(&mut verdict);
+        view.forgettings(&mut verdict);
     }
     verdict
 }
 
 impl Verdict {
-    fn breaks(&mut self, rule: Rule, text: impl fmt::Display) {
+    pub fn breaks(&mut self, rule: Rule, text: impl fmt::Display) {
         self.violations.push(Violation { rule, text: text.to_string() });
     }
 }
 
-/// Whether the row is the end of its tick.
-fn ends(told: &Told) -> bool {
-    told.status == 'S' || (told.status == 'F' && told.attempt > RETRIES)
-}
-
-struct View<'a> {
-    history: &'a History,
-    suffered: &'a Suffered,
+pub struct View<'a> {
+    pub history: &'a History,
+    pub suffered: &'a Suffered,
 }
 
 impl View<'_> {
-    fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.history.terms.name
+    }
+
+    pub fn attempts_after(&self, told: &Told) -> usize {
+        self.history.told.iter().filter(|later| later.slot == told.slot && later.attempt > told.attempt).count()
+    }
+
+    /// Whether the row is the end of its tick.
+    pub fn ends(&self, told: &Told) -> bool {
+        let is_last = || self.history.is_replaced(told).unwrap_or(self.attempts_after(told) == 0);
+        told.status == 'S' || (told.status == 'F' && (told.attempt > RETRIES || is_last()))
     }
 
     /// Counts how often each slot has ended, or is counted as missed.
     fn ended(&self, verdict: &mut Verdict) -> BTreeMap<i64, usize> {
         let mut ended: BTreeMap<i64, usize> = BTreeMap::new();
-        for told in &self.history.told {
-            let missed = i64::from(told.missed);
+        for told in self.history.told.iter().filter(|told| !told.is_triggered()) {
+            let (tick, missed) = (told.tick(), i64::from(told.missed));
             let slots = match told.status {
-                'M' => told.slot..told.slot + missed,
-                _ if ends(told) => told.slot - missed..told.slot + 1,
+                'M' => tick..tick + missed,
+                _ if self.ends(told) => tick - missed..tick + 1,
                 _ => continue,
             };
             let may = match self.history.terms.catch_up {
@@ -138,7 +176,8 @@ impl View<'_> {
             verdict.breaks(Rule::OneSuccess, format!("{name}: {slot} has come to its end more than once"));
         }
         let first = ended.keys().next().copied().unwrap_or(self.history.first).min(self.history.first);
-        for slot in (first..self.history.next).filter(|slot| !ended.contains_key(slot)) {
+        let lost = |slot: &i64| !ended.contains_key(slot) && !self.history.is_dropped(*slot);
+        for slot in (first..self.history.next).filter(lost) {
             verdict.breaks(Rule::NothingLost, format!("{name}: {slot} is lost"));
         }
         if let Some((slot, _)) = ended.range(self.history.next..).next() {
@@ -151,21 +190,28 @@ impl View<'_> {
         verdict.seen.losses += self.history.told.iter().filter(|told| told.status == 'L').count();
     }
 
-    /// In the order of tokens, slots and attempts never fall, and each attempt has a token of its
-    /// own.
+    /// In the order of tokens, slots and attempts never fall: those of ticks, and those of triggers.
+    /// Each attempt has a token of its own.
     fn grows(&self, verdict: &mut Verdict) {
         let mut told: Vec<&Told> = self.history.told.iter().filter(|told| told.status != 'M').collect();
         told.sort_by_key(|told| (told.token, told.slot, told.attempt));
-        for pair in told.windows(2) {
+        let mut tokens = BTreeMap::new();
+        for one in &told {
+            if let Some(other) = tokens.insert(one.token, one) {
+                verdict.breaks(Rule::Grows, format!("{}: {one:?} has the token of {other:?}", self.name()));
+            }
+        }
+        let (triggered, ticks): (Vec<&Told>, Vec<&Told>) = told.into_iter().partition(|told| told.is_triggered());
+        for pair in ticks.windows(2).chain(triggered.windows(2)) {
             let at = |told: &Told| (told.slot, told.attempt);
-            if pair[0].token == pair[1].token || at(pair[1]) <= at(pair[0]) {
+            if at(pair[1]) <= at(pair[0]) {
                 verdict.breaks(Rule::Grows, format!("{}: {:?} after {:?}", self.name(), pair[1], pair[0]));
             }
         }
     }
 
     fn attempts(&self, verdict: &mut Verdict) {
-        let mut attempts: BTreeMap<i64, Vec<u32>> = BTreeMap::new();
+        let mut attempts: BTreeMap<Micros, Vec<u32>> = BTreeMap::new();
         for told in self.history.told.iter().filter(|told| told.status != 'M') {
             attempts.entry(told.slot).or_default().push(told.attempt);
         }
@@ -177,11 +223,15 @@ impl View<'_> {
         }
     }
 
-    /// Returns when the work sent the commit that ends its tick, ended, or was killed. Once the
-    /// server has committed, the next run may begin before the reply has arrived.
+    /// Returns when the work ended, or was killed.
     fn end(&self, run: &Run) -> Duration {
-        let ended = run.commits.or(run.ended.map(|ended| ended.0));
-        ended.or_else(|| self.suffered.death(run.process)).unwrap_or(Duration::MAX)
+        run.ended.map(|ended| ended.0).or_else(|| self.suffered.death(run.process)).unwrap_or(Duration::MAX)
+    }
+
+    /// Whether the work was waiting for the reply to a commit that had ended its tick.
+    fn is_committed(&self, run: &Run, at: Duration) -> bool {
+        let waits = run.commits.is_some_and(|sent| sent <= at) && run.committed.is_none_or(|reply| reply > at);
+        waits && self.history.told.iter().any(|told| told.token == run.token && told.status == 'S')
     }
 
     fn no_overlap(&self, verdict: &mut Verdict) {
@@ -192,10 +242,20 @@ impl View<'_> {
             if one.token == next.token {
                 verdict.breaks(Rule::Grows, format!("{}: {one:?} and {next:?}", self.name()));
             }
-            let since = one.began.min(next.began).saturating_sub(self.suffered.lease);
-            let until = one.began.max(next.began);
-            if next.began < end && !self.suffered.stalled(one.process, (since, until), Duration::ZERO) {
-                verdict.breaks(Rule::NoOverlap, format!("{}: {next:?} within {one:?}", self.name()));
+            // A run notices the end of its lease by its clock. It may also be stalled before its work
+            // begins.
+            let before = if one.began < next.began { self.suffered.lease / 4 } else { self.suffered.lease };
+            let within = (next.began.saturating_sub(before), one.began.max(next.began));
+            let stalled = self.suffered.stalled(one.process, within);
+            let told = one.told.is_some_and(|told| told <= next.began);
+            if next.began >= end || stalled || self.is_committed(one, next.began) {
+                let dropped = one.ended.is_some_and(|ended| ended.1 == How::Dropped);
+                verdict.seen.stopped += usize::from(dropped && !stalled);
+                continue;
+            }
+            verdict.breaks(Rule::NoOverlap, format!("{}: {next:?} within {one:?}", self.name()));
+            if !told {
+                verdict.breaks(Rule::LossIsToldFirst, format!("{}: {next:?}, and not told: {one:?}", self.name()));
             }
         }
     }
@@ -235,14 +295,29 @@ impl View<'_> {
         }
     }
 
+    /// Returns by when a run that crashed at this time is taken over: a paused schedule waits.
+    fn taken_over_by(&self, at: Duration) -> Duration {
+        let mut until = at + self.suffered.lease + GRACE;
+        for pause in self.history.pauses.iter().filter(|pause| pause.resumed > at) {
+            if pause.sent < until {
+                until = until.max(pause.resumed.saturating_add(self.suffered.lease + GRACE));
+            }
+        }
+        until
+    }
+
     fn crashes(&self, verdict: &mut Verdict) {
         for run in self.history.runs.iter().filter(|run| run.ended.is_none()) {
             let Some(at) = self.suffered.death(run.process) else { continue };
-            let until = at + self.suffered.lease + GRACE;
+            let until = self.taken_over_by(at);
             let others = || self.history.runs.iter().filter(|other| other.process != run.process);
+            let times = |run: &Run| self.history.terms.times(run.version);
+            let is_replaced = self.history.changes().any(|change| change.after.token >= run.token);
+            let is_current = |other: &Run| times(other) == times(run) && !is_replaced;
             let able = |other: &Run| {
                 self.suffered.death(other.process).is_none_or(|death| death > until)
-                    && !self.suffered.stalled(other.process, (at, until), GRACE / 4)
+                    && !self.suffered.was_slow(other.process, (at, until), GRACE / 4)
+                    && is_current(other)
             };
             if others().any(|other| (at..=until).contains(&other.began)) {
                 verdict.seen.crashes += 1;

@@ -3,20 +3,20 @@
 
 use std::time::Duration;
 
-use libtest_mimic::Trial;
 use rowlock::CatchUp;
 
 use crate::ticks::{
     checker::{Rule, Seen, check},
-    record::{Effect, Entry, History, Suffered, Told, runs},
-    terms::Terms,
+    gathered::{Effect, Forgetting, History, Suffered, Told},
+    record::Entry,
+    terms::{Changes, Terms},
 };
 
 macro_rules! tests {
     ($($name:ident),+ $(,)?) => {
-        pub fn trials() -> Vec<Trial> {
+        pub fn trials() -> Vec<libtest_mimic::Trial> {
             let trial = |name: &str, test: fn()| {
-                Trial::test(format!("ticks_checker::{name}"), move || {
+                libtest_mimic::Trial::test(format!("ticks_checker::{name}"), move || {
                     test();
                     Ok(())
                 })
@@ -25,6 +25,8 @@ macro_rules! tests {
         }
     };
 }
+
+pub(super) use tests;
 
 tests!(
     a_good_history_passes,
@@ -35,37 +37,41 @@ tests!(
     slots_and_tokens_that_fall_are_caught,
     a_hole_in_the_attempts_is_caught,
     runs_that_overlap_are_caught,
-    a_run_may_begin_once_the_commit_of_the_last_was_sent,
+    a_run_that_was_not_told_of_its_loss_is_caught,
+    a_run_may_begin_while_the_last_waits_for_the_reply_to_its_commit,
     effects_that_are_missing_or_too_many_are_caught,
     an_outcome_that_is_told_wrongly_is_caught,
     a_crash_that_is_not_taken_over_is_caught,
 );
 
 /// The slots 10 to 13, then 14 is next.
-struct Case {
-    catch_up: CatchUp,
-    in_transaction: bool,
-    lines: String,
-    told: String,
-    effects: String,
+#[derive(Clone)]
+pub struct Case {
+    pub catch_up: CatchUp,
+    pub in_transaction: bool,
+    pub changes: Changes,
+    pub lines: String,
+    pub told: String,
+    pub effects: String,
+    pub forgettings: Vec<Forgetting>,
 }
 
-fn lines(text: &str) -> impl Iterator<Item = &str> {
+pub fn lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(str::trim).filter(|line| !line.is_empty())
 }
 
 impl Case {
-    fn judged(&self) -> (Vec<Rule>, Seen) {
+    pub fn judged(&self) -> (Vec<Rule>, Seen) {
         let (name, cron) = ("k".to_owned(), false);
-        let terms = Terms { name, catch_up: self.catch_up, in_transaction: self.in_transaction, cron };
-        let entries: Vec<Entry> = lines(&self.lines).map(|line| Entry::parse(line, 1_000)).collect();
+        let (catch_up, in_transaction, changes) = (self.catch_up, self.in_transaction, self.changes);
+        let terms = Terms { name, catch_up, in_transaction, cron, changes };
+        let mut entries: Vec<Entry> = lines(&self.lines).map(|line| Entry::parse(line, 1_000)).collect();
+        entries.sort_by_key(|entry| entry.at);
         let history = History {
-            first: 10,
-            next: 14,
-            runs: runs(&terms.name, &entries),
             told: lines(&self.told).map(Told::parse).collect(),
             effects: lines(&self.effects).map(Effect::parse).collect(),
-            terms,
+            forgettings: self.forgettings.clone(),
+            ..History::new(terms, (10, 14), &entries)
         };
         let verdict = check(&[history], &Suffered::new(Duration::from_secs(1), &entries));
         let mut rules: Vec<Rule> = verdict.violations.iter().map(|violation| violation.rule).collect();
@@ -74,25 +80,30 @@ impl Case {
     }
 
     /// Replaces a text that the lines, the rows or the effects have, in all of them.
-    fn with(&self, old: &str, new: &str) -> Self {
+    pub fn with(&self, old: &str, new: &str) -> Self {
         assert!([&self.lines, &self.told, &self.effects].iter().any(|text| text.contains(old)), "{old}");
         let replaced = |text: &str| text.replace(old, new);
         let (lines, told, effects) = (replaced(&self.lines), replaced(&self.told), replaced(&self.effects));
-        Self { lines, told, effects, ..*self }
+        Self { lines, told, effects, ..self.clone() }
+    }
+
+    fn and_lines(&self, lines: &str) -> Self {
+        Self { lines: format!("{}\n{lines}", self.lines), ..self.clone() }
     }
 
     #[track_caller]
-    fn breaks(&self, rules: &[Rule]) {
-        assert_eq!(self.judged().0, rules);
+    pub fn breaks(&self, rules: &[Rule]) {
+        assert_eq!(self.judged().0, rules, "{}{}", self.lines, self.told);
     }
 }
 
 /// One of each: a success, a failure that is tried again, a crash that is taken over, a process
 /// that is stopped past its lease.
-fn good() -> Case {
+pub fn good() -> Case {
     Case {
         catch_up: CatchUp::All(9),
         in_transaction: false,
+        changes: Changes::Nothing,
         lines: "0 1 run k 100 10 1
                 100 1 end k 100 Succeeded
                 1000 2 run k 110 11 1
@@ -119,6 +130,7 @@ fn good() -> Case {
                k 160 13 2 3 S 0"
             .to_owned(),
         effects: String::new(),
+        forgettings: Vec::new(),
     }
 }
 
@@ -129,7 +141,7 @@ fn in_transaction() -> Case {
 }
 
 fn a_good_history_passes() {
-    let seen = Seen { slots: 4, successes: 4, crashes: 1, losses: 2, retried: 3, missed: 0, effects: 0 };
+    let seen = Seen { slots: 4, successes: 4, crashes: 1, losses: 2, retried: 3, ..Seen::default() };
     assert_eq!(good().judged(), (Vec::new(), seen));
     assert_eq!(in_transaction().judged(), (Vec::new(), Seen { effects: 4, ..seen }));
     // The commit's reply was lost.
@@ -143,7 +155,7 @@ fn caught_up(catch_up: CatchUp, rows: &str) -> Case {
                  3000 1 run k 130 13 1
                  3100 1 end k 130 Succeeded";
     let told = format!("k 100 10 1 1 S 0\n{rows}");
-    Case { catch_up, in_transaction: false, lines: lines.to_owned(), told, effects: String::new() }
+    Case { catch_up, lines: lines.to_owned(), told, ..good() }
 }
 
 const STANDS: &str = "k 130 13 1 1 S 2";
@@ -183,7 +195,11 @@ fn a_slot_that_is_counted_twice_is_caught() {
 
 fn slots_and_tokens_that_fall_are_caught() {
     // A later run with a lower token.
-    good().with("k 140 12", "k 105 12").with("k 140 S", "k 105 S").breaks(&[Rule::Grows, Rule::NoOverlap]);
+    good().with("k 140 12", "k 105 12").with("k 140 S", "k 105 S").breaks(&[
+        Rule::Grows,
+        Rule::NoOverlap,
+        Rule::LossIsToldFirst,
+    ]);
     // Two runs with one token.
     good().with("k 120", "k 110").breaks(&[Rule::Grows]);
     // A slot that has ended is still to come.
@@ -200,20 +216,49 @@ fn a_hole_in_the_attempts_is_caught() {
     good().with("k 100 10 1", "k 100 10 2").breaks(&hole);
 }
 
+const UNTOLD: [Rule; 2] = [Rule::NoOverlap, Rule::LossIsToldFirst];
+
 fn runs_that_overlap_are_caught() {
-    let overlap = [Rule::NoOverlap];
-    good().with("1100 2 end", "1201 2 end").breaks(&overlap);
+    good().with("1100 2 end", "1201 2 end").breaks(&UNTOLD);
     // It was stopped long before.
-    good().with("3400 2 stopped", "1400 2 stopped").with("4600 2 continued", "1500 2 continued").breaks(&overlap);
+    good().with("3400 2 stopped", "1400 2 stopped").with("4600 2 continued", "1500 2 continued").breaks(&UNTOLD);
     // It is not heard of again, and nothing killed it.
-    good().with("1100 2 end k 110 Failed", "").with("k 110 11 1 2 F 0", "k 110 11 1 2 L 0").breaks(&overlap);
+    good().with("1100 2 end k 110 Failed", "").with("k 110 11 1 2 F 0", "k 110 11 1 2 L 0").breaks(&UNTOLD);
 }
 
-fn a_run_may_begin_once_the_commit_of_the_last_was_sent() {
-    let late = good().with("1100 2 end k 110", "1250 2 end k 110");
-    late.breaks(&[Rule::NoOverlap]);
-    late.with("1250 2 end", "1150 2 commits k 110\n1250 2 end").breaks(&[]);
-    late.with("1250 2 end", "1201 2 commits k 110\n1250 2 end").breaks(&[Rule::NoOverlap]);
+/// The run with the token 110 loses its lease, is told so and ends at these times, and the next one
+/// begins at 1200.
+fn lost(told: u32, ended: u32) -> Case {
+    let told = format!("{told} 2 told k 110\n{ended} 2 end k 110 Dropped");
+    good().with("1100 2 end k 110 Failed", &told).with("k 110 11 1 2 F 0", "k 110 11 1 2 L 0")
+}
+
+fn a_run_that_was_not_told_of_its_loss_is_caught() {
+    lost(1150, 1160).breaks(&[]);
+    lost(1190, 1210).breaks(&[Rule::NoOverlap]);
+    lost(1205, 1210).breaks(&UNTOLD);
+    // The same under a commit that was sent, and did not end the tick.
+    let commits = |lines: &str| lost(1205, 1210).and_lines(lines);
+    commits("1100 2 commits k 110").breaks(&UNTOLD);
+    commits("1100 2 commits k 110\n1110 2 committed k 110").breaks(&UNTOLD);
+    // Its process was stalled.
+    lost(1205, 1210).and_lines("1204 2 held-up 1100").breaks(&[]);
+}
+
+fn a_run_may_begin_while_the_last_waits_for_the_reply_to_its_commit() {
+    // The run with the token 120 begins at 1200, and the next one at 2000.
+    let late = |lines: &str| good().with("1300 3 end k 120", &format!("{lines}\n2010 3 end k 120"));
+    late("").breaks(&UNTOLD);
+    late("1300 3 commits k 120\n2005 3 committed k 120").breaks(&[]);
+    late("1300 3 commits k 120").breaks(&[]);
+    // The reply had come, and the work went on.
+    late("1300 3 commits k 120\n1400 3 committed k 120").breaks(&UNTOLD);
+    late("2001 3 commits k 120\n2005 3 committed k 120").breaks(&UNTOLD);
+    // The commit has not ended the tick.
+    let undone =
+        late("1300 3 commits k 120").with("k 120 Succeeded", "k 120 Failed").with("k 120 11 2 3 S", "k 120 11 2 3 F");
+    let rules = undone.judged().0;
+    assert!(UNTOLD.iter().all(|rule| rules.contains(rule)), "{rules:?}");
 }
 
 fn effects_that_are_missing_or_too_many_are_caught() {

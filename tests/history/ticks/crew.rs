@@ -1,26 +1,34 @@
 //! The workers, and what they have recorded so far.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use harness::{PATIENCE, TestDb, eventually};
-use rowlock::{RunInfo, RunStatus, ScheduleInfo, Schedules};
+use harness::{PATIENCE, TestDb, database_of, eventually};
+use rowlock::ScheduleInfo;
 use rustix::process::Signal;
 use sqlx::Pool;
-use tokio::time::sleep;
+use tokio::{sync::watch, task::JoinSet, time::sleep};
 
 use crate::{
     crew::{Books, Member},
     record::now,
     ticks::{
-        record::{Effect, Entry, History, Step, Told, runs},
-        terms::{COUNT, Terms},
-        worker,
+        gathered::{Effect, History},
+        operator::{Log, Operator, next},
+        record::{Entry, SECOND, Step},
+        terms::{COUNT, Changes, Terms},
+        worker::{self, pool_with},
     },
 };
+
+/// The isolation level of the application's sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// That of the server. Every other worker on PostgreSQL is SERIALIZABLE.
+    Default,
+    /// SERIALIZABLE: the default of the database on PostgreSQL, and of the sessions on MySQL and
+    /// MariaDB.
+    Serializable,
+}
 
 pub struct Crew<'a, DB: Books> {
     pub db: &'a TestDb<DB>,
@@ -28,39 +36,72 @@ pub struct Crew<'a, DB: Books> {
     pub pool: Pool<DB>,
     pub members: Vec<Member>,
     pub random: fastrand::Rng,
-    log: Arc<Mutex<Vec<Entry>>>,
+    pub operator: Arc<Operator<DB>>,
+    /// The operator's work, and what stops it.
+    operating: JoinSet<()>,
+    stop: watch::Sender<bool>,
+    level: Level,
+    log: Log,
     started: usize,
+    /// The version of the last deploy.
+    version: u64,
+    /// Whether a worker of an older version was started since then.
+    has_old: bool,
     /// How many workers were killed while they ran something.
     pub interrupted: usize,
-    /// The slots after the registration.
+    /// The seconds of the slots after the registration.
     first: Vec<i64>,
 }
 
 impl<'a, DB: Books> Crew<'a, DB> {
-    /// Starts the workers. The first one registers the schedules.
-    pub async fn new(db: &'a TestDb<DB>, seed: u64, processes: usize) -> Self {
+    /// Starts the workers and the operator. The first worker registers the schedules.
+    pub async fn new(db: &'a TestDb<DB>, level: Level, seed: u64, processes: usize) -> Self {
         worker::tables(db).await;
-        let (pool, random) = (db.pool_of(1).await, fastrand::Rng::with_seed(seed));
-        let (log, members) = (Arc::default(), Vec::new());
-        let mut crew = Self { db, pool, members, random, log, started: 0, interrupted: 0, first: Vec::new() };
-        crew.start().await;
-        eventually("the schedules are registered", async || crew.list().await.len() == COUNT).await;
-        crew.first = crew.list().await.iter().map(|schedule| schedule.slot.timestamp()).collect();
-        while crew.members.len() < processes {
-            crew.start().await;
+        if (level, db.server.name) == (Level::Serializable, "postgres") {
+            let database = database_of(&db.url);
+            db.execute(&format!("ALTER DATABASE {database} SET default_transaction_isolation = 'serializable'")).await;
         }
+        let (pool, random, log) = (db.pool_of(1).await, fastrand::Rng::with_seed(seed), Log::default());
+        let own = pool_with(&db.url, 2, session(level, db.server.name).to_owned());
+        let operator = Arc::new(Operator::new(own, log.clone()));
+        let mut crew = Self {
+            db,
+            pool,
+            members: Vec::new(),
+            random,
+            operator,
+            operating: JoinSet::new(),
+            stop: watch::Sender::new(false),
+            level,
+            log,
+            started: 0,
+            version: 0,
+            has_old: false,
+            interrupted: 0,
+            first: Vec::new(),
+        };
+        crew.start(0).await;
+        eventually("the schedules are registered", async || crew.operator.list().await.len() == COUNT).await;
+        crew.first = crew.operator.list().await.iter().map(|schedule| schedule.slot.timestamp()).collect();
+        while crew.members.len() < processes {
+            crew.start(0).await;
+        }
+        let random = crew.random.fork();
+        crew.operating.spawn(crew.operator.clone().operate(random, crew.stop.subscribe()));
         crew
     }
 
-    pub async fn start(&mut self) {
+    /// Starts a worker of this version.
+    pub async fn start(&mut self, version: u64) {
         self.started += 1;
         let number = self.started;
         let proxy = if self.db.server.name == "sqlite" { None } else { Some(self.db.proxy().await) };
         let mut url = proxy.as_ref().map_or(&self.db.url, |proxy| &proxy.url).clone();
-        if self.db.server.name == "postgres" && number.is_multiple_of(2) {
+        if self.db.server.name == "postgres" && self.level == Level::Default && number.is_multiple_of(2) {
             url += "&options[default_transaction_isolation]=serializable";
         }
-        let (child, log) = (worker::start(self.db, &url, number), self.log.clone());
+        let session = session(self.level, self.db.server.name);
+        let (child, log) = (worker::start(self.db, &url, session, number, version), self.log.clone());
         let said = move |line: &str| log.lock().unwrap().push(Entry::parse(line, 1));
         self.members.push(Member::new(number, child, proxy, said));
     }
@@ -103,23 +144,38 @@ impl<'a, DB: Books> Crew<'a, DB> {
         }
     }
 
-    fn schedules(&self) -> Schedules<DB> {
-        Schedules::new(self.pool.clone()).share_pool()
+    /// Gives all workers a new version, one after the other, in the middle of triggered runs.
+    pub async fn deploy(&mut self) {
+        (self.version, self.has_old) = (self.version + 1, false);
+        for terms in Terms::all().filter(|terms| terms.changes != Changes::Nothing) {
+            self.operator.trigger(&terms.name).await;
+        }
+        sleep(Duration::from_millis(self.random.u64(..300))).await;
+        for place in 0..self.members.len() {
+            self.members[place].order(format_args!("deploy {}", self.version)).await;
+            let until = now() + Duration::from_secs(2);
+            while self.operator.list().await.iter().any(|schedule| schedule.version < self.version) && now() < until {
+                sleep(Duration::from_millis(50)).await;
+            }
+        }
     }
 
-    /// Lists the schedules, in the order of [`Terms::all`].
-    pub async fn list(&self) -> Vec<ScheduleInfo> {
-        let mut all = self.schedules().list().await.unwrap();
-        all.sort_by_key(|schedule| schedule.name[1..].parse::<usize>().unwrap());
-        all
-    }
-
-    /// Waits until each schedule has caught up, lets all workers end, and returns what happened.
+    /// Waits until each schedule goes on and no trigger waits, lets all workers end, and returns what
+    /// happened.
     pub async fn ends(mut self) -> (Vec<History>, Vec<Entry>) {
-        let last = self.list().await.iter().map(|schedule| schedule.slot).max().unwrap();
+        self.stop.send_replace(true);
+        while let Some(ended) = self.operating.join_next().await {
+            ended.unwrap();
+        }
+        if self.has_old {
+            // No instance of the last version may be left.
+            self.members[0].order(format_args!("deploy {}", self.version)).await;
+        }
+        let before = self.operator.list().await;
+        let waits = |(now, before): (&ScheduleInfo, &ScheduleInfo)| now.slot <= before.slot || now.triggered.is_some();
         let until = now() + 6 * PATIENCE;
-        while self.list().await.iter().any(|schedule| schedule.slot <= last) {
-            assert!(now() < until, "they do not catch up: {:#?}", self.list().await);
+        while self.operator.list().await.iter().zip(&before).any(waits) {
+            assert!(now() < until, "they do not go on: {:#?}", self.operator.list().await);
             sleep(Duration::from_millis(100)).await;
         }
         for member in &mut self.members {
@@ -128,54 +184,46 @@ impl<'a, DB: Books> Crew<'a, DB> {
         for member in self.members.drain(..) {
             member.ends().await;
         }
+        let schedules = self.operator.list().await;
+        let (mut told, mut histories) = (self.operator.all_runs().await, Vec::new());
         let mut entries = std::mem::take(&mut *self.log.lock().unwrap());
         entries.sort_by_key(|entry| entry.at);
         let effects: Vec<Effect> = DB::lines(&self.pool).await.iter().map(|line| Effect::parse(line)).collect();
-        let (schedules, mut histories) = (self.list().await, Vec::new());
+        let mut archive = self.operator.archive.lock().unwrap();
         for ((terms, schedule), first) in Terms::all().zip(schedules).zip(&self.first) {
-            let told = self.schedules().history(&terms.name, 100_000).await.unwrap();
-            let mine = |effect: &&Effect| effect.name == terms.name;
+            let name = terms.name.clone();
             histories.push(History {
-                first: *first,
-                next: next(&schedule),
-                runs: runs(&terms.name, &entries),
-                told: told.iter().map(|told| told_of(&terms.name, told)).collect(),
-                effects: effects.iter().filter(mine).cloned().collect(),
-                terms,
+                told: told.remove(&name).unwrap_or_default(),
+                effects: effects.iter().filter(|effect| effect.name == name).cloned().collect(),
+                forgettings: archive.forgettings.remove(&name).unwrap_or_default(),
+                ..History::new(terms, (*first, next(&schedule) / SECOND), &entries)
             });
         }
+        drop(archive);
         (histories, entries)
     }
 
-    /// Ends a worker without a warning, and starts another.
+    /// Ends a worker without a warning, and starts another: perhaps an old one, of the version
+    /// before.
     pub async fn kill(&mut self, place: usize) -> (usize, BTreeSet<String>) {
         let member = self.members.remove(place);
         member.signal(Signal::KILL);
         let number = member.number;
         self.tell(number, Step::Killed);
         member.ends().await;
-        self.start().await;
+        let version = if self.random.u8(..4) == 0 { self.version.saturating_sub(1) } else { self.version };
+        self.has_old |= version < self.version;
+        self.start(version).await;
         let running = self.running(number);
         self.interrupted += usize::from(!running.is_empty());
         (number, running)
     }
 }
 
-/// Returns the first slot that has not come to its end. A tick that waits for its next attempt
-/// stands for those that it missed.
-fn next(schedule: &ScheduleInfo) -> i64 {
-    let waits = schedule.run_slot == Some(schedule.slot);
-    schedule.slot.timestamp() - if waits { i64::from(schedule.missed) } else { 0 }
-}
-
-fn told_of(name: &str, told: &RunInfo) -> Told {
-    let status = match told.status {
-        RunStatus::Succeeded => 'S',
-        RunStatus::Failed => 'F',
-        RunStatus::Lost => 'L',
-        _ => 'M',
-    };
-    let process = told.by.parse().expect("the label of a worker");
-    let (slot, token) = (told.slot.timestamp(), told.token.get());
-    Told { name: name.to_owned(), slot, attempt: told.attempt, token, process, status, missed: told.missed }
+/// Returns what the sessions begin with.
+fn session(level: Level, server: &str) -> &'static str {
+    match (level, server) {
+        (Level::Serializable, "mysql" | "mariadb") => "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+        _ => "",
+    }
 }

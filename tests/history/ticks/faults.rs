@@ -1,4 +1,4 @@
-//! The faults that workers and their database suffer, one at a time.
+//! The faults that workers and their database suffer, and deploys, one at a time.
 
 use std::time::Duration;
 
@@ -40,13 +40,15 @@ pub enum Fault {
     ConnectionsKilled,
     /// Another client's transaction locks a schedule's row (on SQLite: the file).
     RowInUse,
+    /// A new version is deployed, with other times for half of the schedules.
+    Deploy,
 }
 
 impl Fault {
     pub fn all(server: &Server) -> Vec<Self> {
         use Fault::*;
         match server.name {
-            "sqlite" => vec![Kill, Kill, Kill, Stop, RowInUse],
+            "sqlite" => vec![Kill, Kill, Kill, Stop, RowInUse, Deploy, Deploy],
             _ => vec![
                 Kill,
                 Kill,
@@ -60,6 +62,8 @@ impl Fault {
                 RequestLost,
                 ConnectionsKilled,
                 RowInUse,
+                Deploy,
+                Deploy,
             ],
         }
     }
@@ -82,6 +86,7 @@ impl<DB: Books> Crew<'_, DB> {
             Fault::RequestLost => self.lose(place, Way::Requests).await,
             Fault::ConnectionsKilled => kill_connections::<DB>(&self.pool, self.db.server.name).await,
             Fault::RowInUse => self.sit_at_a_row().await,
+            Fault::Deploy => self.deploy().await,
         }
     }
 

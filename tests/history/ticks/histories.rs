@@ -10,10 +10,11 @@ use crate::{
     history::number,
     record::now,
     ticks::{
-        checker::{Verdict, check},
-        crew::Crew,
+        checker::{Seen, Verdict, check},
+        crew::{Crew, Level},
         faults::Fault,
-        record::{Entry, History, Suffered},
+        gathered::{History, Suffered},
+        record::Entry,
         terms::LEASE,
     },
 };
@@ -21,19 +22,29 @@ use crate::{
 harness::tests! {
     DB: Books;
     everywhere(each_tick_runs_once_while_processes_are_troubled),
+    servers(each_tick_runs_once_at_serializable),
 }
 
 const PROCESSES: usize = 3;
 /// The least time of faults.
 const SECONDS: u64 = 20;
 
+async fn each_tick_runs_once_while_processes_are_troubled<DB: Books>(db: TestDb<DB>) {
+    troubled(&db, Level::Default).await;
+}
+
+/// The same, while all sessions of the application are SERIALIZABLE.
+async fn each_tick_runs_once_at_serializable<DB: Books>(db: TestDb<DB>) {
+    troubled(&db, Level::Serializable).await;
+}
+
 /// Injects every fault once, in any order, and goes on with this until the time is over and kills
 /// have interrupted runs. On a busy machine a run may end before its worker is killed.
-async fn each_tick_runs_once_while_processes_are_troubled<DB: Books>(db: TestDb<DB>) {
+async fn troubled<DB: Books>(db: &TestDb<DB>, level: Level) {
     let seed = number("ROWLOCK_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
     let long = Duration::from_secs(number("ROWLOCK_LONG").unwrap_or(SECONDS));
     let began = now();
-    let mut crew = Crew::new(&db, seed, PROCESSES).await;
+    let mut crew = Crew::new(db, level, seed, PROCESSES).await;
     let mut faults: BTreeMap<Fault, usize> = BTreeMap::new();
     'faults: for round in 0.. {
         let mut all = Fault::all(&db.server);
@@ -49,9 +60,8 @@ async fn each_tick_runs_once_while_processes_are_troubled<DB: Books>(db: TestDb<
     }
     let (histories, entries) = crew.ends().await;
     let verdict = check(&histories, &Suffered::new(LEASE, &entries));
-    tell(&db.server, seed, now() - began, &faults, &verdict);
-    let seen = verdict.seen;
-    let enough = [seen.crashes, seen.losses, seen.retried, seen.missed, seen.effects].iter().all(|count| *count > 0);
+    tell(&db.server, level, seed, now() - began, &faults, &verdict);
+    let enough = enough(&verdict.seen);
     if !verdict.violations.is_empty() || !enough {
         let file = keep(&db.server, seed, &entries, &histories);
         let count = verdict.violations.len();
@@ -60,12 +70,25 @@ async fn each_tick_runs_once_while_processes_are_troubled<DB: Books>(db: TestDb<
     }
 }
 
-fn tell(server: &Server, seed: u64, took: Duration, faults: &BTreeMap<Fault, usize>, verdict: &Verdict) {
+fn enough(seen: &Seen) -> bool {
+    let Seen { crashes, losses, retried, missed, effects, operated, .. } = *seen;
+    let worked = [crashes, losses, retried, missed, effects];
+    let operated = [operated.pauses, operated.triggered, operated.changes, operated.forgotten];
+    worked.into_iter().chain(operated).all(|count| count > 0)
+}
+
+fn tell(
+    server: &Server,
+    level: Level,
+    seed: u64,
+    took: Duration,
+    faults: &BTreeMap<Fault, usize>,
+    Verdict { seen, violations }: &Verdict,
+) {
     let faults: Vec<String> = faults.iter().map(|(fault, count)| format!("{fault:?} {count}")).collect();
-    let seen = &verdict.seen;
     println!(
-        "\nverdict: {}: {:.0} s, seed {seed}: {} slots, {} successes, {} of them after another attempt, {} effects; faults: {}; \
-         {} crashes taken over, {} leases lost, {} ticks missed; {} violations",
+        "\nverdict: {}, {level:?}: {:.0} s, seed {seed}: {} slots, {} successes, {} of them after another attempt, {} effects; faults: {}; \
+         {} crashes taken over, {} leases lost, {} runs stopped in time, {} ticks missed; {:?}; {} violations",
         server.name,
         took.as_secs_f64(),
         seen.slots,
@@ -75,8 +98,10 @@ fn tell(server: &Server, seed: u64, took: Duration, faults: &BTreeMap<Fault, usi
         faults.join(", "),
         seen.crashes,
         seen.losses,
+        seen.stopped,
         seen.missed,
-        verdict.violations.len(),
+        seen.operated,
+        violations.len(),
     );
 }
 
@@ -88,6 +113,9 @@ fn keep(server: &Server, seed: u64, entries: &[Entry], histories: &[History]) ->
         text += &format!("{:?} {} {}\n", history.terms, history.first, history.next);
         for told in &history.told {
             text += &format!("{told:?}\n");
+        }
+        for forgetting in &history.forgettings {
+            text += &format!("{forgetting:?}\n");
         }
     }
     std::fs::File::create(&path).and_then(|mut file| file.write_all(text.as_bytes())).unwrap();

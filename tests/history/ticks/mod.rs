@@ -5,10 +5,17 @@ mod checker;
 mod checker_tests;
 mod crew;
 mod faults;
+mod gathered;
 mod histories;
+mod operated;
+mod operated_tests;
+mod operator;
 mod record;
 mod terms;
 pub mod worker;
 
-pub use checker_tests::trials;
 pub use histories::register;
+
+pub fn trials() -> impl Iterator<Item = libtest_mimic::Trial> {
+    checker_tests::trials().into_iter().chain(operated_tests::trials())
+}

@@ -1,5 +1,5 @@
 //! The schedules that all workers know: one tick a second, in all combinations of times, catch-up
-//! and how the work ends.
+//! and how the work ends. Each deploy has a version, and changes the times of some.
 
 use std::time::Duration;
 
@@ -13,7 +13,16 @@ pub const RETRIES: u32 = 3;
 /// With [`CatchUp::Skip`], the last tick is passed over if it is older than this.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// What the checker knows of a schedule. Slots are in seconds.
+/// What a deploy changes of a schedule's times. The ticks stay those of whole seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Changes {
+    Nothing,
+    Pattern,
+    /// The time zone alone.
+    Zone,
+}
+
+/// What the checker knows of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
     pub name: String,
@@ -21,6 +30,7 @@ pub struct Terms {
     /// The work ends its tick with `finish_in`, in the transaction of its effect.
     pub in_transaction: bool,
     pub cron: bool,
+    pub changes: Changes,
 }
 
 impl Terms {
@@ -31,17 +41,37 @@ impl Terms {
             catch_up: catch_up[number / 2 % 3],
             in_transaction: number / 6 % 2 == 0,
             cron: number % 2 == 0,
+            changes: [Changes::Zone, Changes::Nothing, Changes::Nothing, Changes::Pattern][number % 4],
         })
     }
 
-    pub fn schedule(&self) -> Schedule {
-        let schedule = if self.cron {
-            Schedule::cron(&self.name, "* * * * * *").unwrap().zone("Europe/Berlin").unwrap()
-        } else {
-            Schedule::every(&self.name, Duration::from_secs(1)).unwrap()
+    /// The cron pattern and the zone of a version. `None`: a fixed rate.
+    fn pattern(&self, version: u64) -> Option<(&'static str, &'static str)> {
+        let turn = usize::try_from(version % 3).unwrap();
+        match self.changes {
+            Changes::Nothing => self.cron.then_some(("* * * * * *", "Europe/Berlin")),
+            Changes::Zone => Some(("* * * * * *", ["Europe/Berlin", "UTC", "America/New_York"][turn])),
+            Changes::Pattern => [None, Some(("* * * * * *", "UTC")), Some(("*/1 * * * * *", "UTC"))][turn],
+        }
+    }
+
+    /// The times that instances of a version register, as one word.
+    pub fn times(&self, version: u64) -> String {
+        let times = self.pattern(version).map(|(pattern, zone)| format!("cron {pattern}|{zone}"));
+        word(&times.unwrap_or_else(|| "every 1s|UTC".to_owned()))
+    }
+
+    pub fn schedule(&self, version: u64) -> Schedule {
+        let schedule = match self.pattern(version) {
+            Some((pattern, zone)) => Schedule::cron(&self.name, pattern).unwrap().zone(zone).unwrap(),
+            None => Schedule::every(&self.name, Duration::from_secs(1)).unwrap(),
         };
         let pause = Duration::from_millis(50);
         let retries = Retries::times(RETRIES).backoff(pause, 2 * pause).unwrap();
         schedule.catch_up(self.catch_up).unwrap().grace(GRACE).unwrap().retry(retries).unwrap()
     }
+}
+
+pub fn word(times: &str) -> String {
+    times.replace(' ', "_")
 }
