@@ -75,7 +75,7 @@ async fn refuse_with<DB: TestDatabase>(db: &TestDb<DB>, sqlstate: &str, number: 
 }
 
 /// Refuses with the error of a full disk.
-async fn refuse<DB: TestDatabase>(db: &TestDb<DB>) {
+pub async fn refuse<DB: TestDatabase>(db: &TestDb<DB>) {
     refuse_with(db, "53100", 1021).await;
 }
 
@@ -95,7 +95,7 @@ async fn a_claim_that_meets_an_error_of_the_binary_log_is_unknown<DB: TestDataba
     assert!(unknown, "{error:?}");
 }
 
-async fn add<DB: TestDatabase>(db: &TestDb<DB>, key: &str) {
+pub async fn add<DB: TestDatabase>(db: &TestDb<DB>, key: &str) {
     db.execute(&format!("INSERT INTO refused VALUES ('{key}')")).await;
 }
 

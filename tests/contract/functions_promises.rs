@@ -13,7 +13,10 @@ use rowlock::{Holder, Key, Reason, Status};
 use sqlx::Pool;
 use tokio::time::timeout;
 
-use crate::functions::{Answer, Ask, Functions};
+use crate::{
+    failures_apart,
+    functions::{Answer, Ask, Functions},
+};
 
 harness::tests!(
     DB: Functions;
@@ -24,6 +27,7 @@ harness::tests!(
         a_change_says_done_or_lost,
         a_confirmation_keeps_the_claim_to_the_end_of_the_transaction,
         a_claim_waits_for_no_locked_row,
+        a_full_disk_grants_nothing_and_changes_nothing,
         one_of_many_first_claims_is_granted,
         functions_and_locks_never_overlap,
         keys_are_the_locks_keys,
@@ -189,6 +193,36 @@ async fn a_claim_waits_for_no_locked_row<DB: Functions>(db: TestDb<DB>) {
     let before = DB::text_on(&mut *fresh.acquire().await.unwrap(), &sql).await.unwrap();
     DB::call_try_acquire(&mut used, &Ask::of("newer")).await.unwrap();
     assert_eq!(DB::text_on(&mut used, &sql).await.unwrap(), before);
+}
+
+/// The server refuses to change the row, with the error of a full disk.
+async fn a_full_disk_grants_nothing_and_changes_nothing<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let free = ask(&db.pool, &Ask::of("free")).await;
+    assert_eq!(change(&db.pool, "release", "free", &free, None).await, "done");
+    let held = ask(&db.pool, &Ask::of("held")).await;
+    failures_apart::refuse(&db).await;
+    let row = async |key| {
+        db.cell(
+            "concat(lock_flag, ' ', token, ' ', expires_at)",
+            &format!("t_resource_lock WHERE key_resource = '{key}'"),
+        )
+        .await
+    };
+    let rows = (row("free").await, row("held").await);
+    for key in ["free", "held"] {
+        failures_apart::add(&db, key).await;
+    }
+    let mut conn = db.pool.acquire().await.unwrap();
+    DB::call_try_acquire(&mut conn, &Ask::of("free")).await.unwrap_err();
+    let (holder, token) = (held.holder.unwrap(), held.token.unwrap());
+    for what in ["renew", "confirm", "release", "abandon"] {
+        DB::call_change(&mut conn, what, "held", holder, token, None).await.unwrap_err();
+    }
+    assert_eq!((row("free").await, row("held").await), rows);
+    db.execute("DELETE FROM refused").await;
+    assert!(ask(&db.pool, &Ask::of("free")).await.granted);
+    assert_eq!(change(&db.pool, "release", "held", &held, None).await, "done");
 }
 
 async fn one_of_many_first_claims_is_granted<DB: Functions>(db: TestDb<DB>) {

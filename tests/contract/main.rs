@@ -11,6 +11,7 @@
 
 mod acquire;
 mod acquiring;
+mod all_held;
 mod article;
 mod at_most;
 mod bank;
@@ -152,6 +153,7 @@ fn main() {
 fn register<DB: TestDatabase>(suite: &mut Suite) {
     acquire::register::<DB>(suite);
     acquiring::register::<DB>(suite);
+    all_held::register::<DB>(suite);
     at_most::register::<DB>(suite);
     batched::register::<DB>(suite);
     batches_undone::register::<DB>(suite);

@@ -36,14 +36,14 @@ harness::tests!(
 const LEASE: Duration = Duration::from_secs(6);
 
 /// A run over a pool that goes on until it is told to end.
-struct Run<DB: TestDatabase> {
-    tick: Tick<DB>,
+pub struct Run<DB: TestDatabase> {
+    pub tick: Tick<DB>,
     finish: watch::Sender<bool>,
     outcome: JoinHandle<Result<TickOutcome, Error>>,
 }
 
 impl<DB: TestDatabase> Run<DB> {
-    async fn begin(schedules: Schedules<DB>, schedule: Schedule) -> Self {
+    pub async fn begin(schedules: Schedules<DB>, schedule: Schedule) -> Self {
         let (began, mut begun) = mpsc::unbounded_channel();
         let (finish, finished) = watch::channel(false);
         let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
@@ -56,7 +56,7 @@ impl<DB: TestDatabase> Run<DB> {
         Self { tick, finish, outcome }
     }
 
-    async fn end(self) -> TickOutcome {
+    pub async fn end(self) -> TickOutcome {
         self.finish.send(true).unwrap();
         timeout(PATIENCE, self.outcome).await.unwrap().unwrap().unwrap()
     }

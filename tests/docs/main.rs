@@ -1,11 +1,15 @@
-//! The documentation: mdBook builds the book, and the links of all Markdown files lead somewhere.
+//! The documentation: mdBook builds the book, the links of all Markdown files lead somewhere, and
+//! the tests that pages cite exist.
 //!
 //! `book.rs` builds the book into a temporary folder and checks what was written there. `links.rs`
-//! checks the Markdown files as GitHub shows them. Nothing is fetched.
+//! checks the Markdown files as GitHub shows them. `cited.rs` looks for the tests that pages cite
+//! in the sources, and `faults.rs` checks the grid of features and faults. Nothing is fetched.
 
 #![allow(clippy::unwrap_used)]
 
 mod book;
+mod cited;
+mod faults;
 mod html;
 mod links;
 
@@ -52,4 +56,24 @@ fn the_readme_is_short() {
         lines <= 150 && bytes <= 9_000,
         "README.md has {lines} lines of at most 150, {bytes} bytes of at most 9000"
     );
+}
+
+/// The first screen says how to see the library at work, and how to test it.
+#[test]
+fn the_readme_begins_with_two_commands() {
+    const FIRST: usize = 40;
+    let root = repository();
+    let text = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let first: Vec<&str> = text.lines().take(FIRST).map(str::trim_end).collect();
+    for (command, file) in
+        [("cargo run --example scheduled_job", "examples/scheduled_job/main.rs"), ("scripts/test", "scripts/test")]
+    {
+        let at = first.iter().position(|line| line.split('#').next().is_some_and(|line| line.trim_end() == command));
+        let fences = at.map(|at| first[..at].iter().filter(|line| line.starts_with("```")).count());
+        assert!(
+            fences.is_some_and(|fences| fences % 2 == 1),
+            "README.md has no fenced `{command}` in its first {FIRST} lines"
+        );
+        assert!(root.join(file).is_file(), "{file}");
+    }
 }

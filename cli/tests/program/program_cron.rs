@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 
 use crate::{
-    program::{Program as _, STAYS, Stage, Started, start},
+    program::{PROGRAM, Program as _, STAYS, Stage, Started, start},
     program_terminal::state,
 };
 
@@ -25,6 +25,7 @@ harness::tests!(
         a_run_that_takes_too_long_is_stopped_and_fails,
         a_failure_is_recorded_with_the_last_line_of_stderr,
         a_tick_is_finished_elsewhere_after_a_kill,
+        a_tick_is_finished_elsewhere_while_its_instance_is_paused,
         a_job_that_is_exclusive_waits_for_its_key,
         a_job_whose_key_is_lost_keeps_its_tick_until_its_command_has_ended,
         a_job_whose_tick_is_lost_keeps_its_key_until_its_command_has_ended,
@@ -38,6 +39,7 @@ harness::tests!(
     sqlite(
         a_name_is_no_option,
         a_file_that_cannot_be_read_stops_nothing,
+        output_that_cannot_be_written_stops_no_run,
         a_command_that_has_ended_is_recorded_though_its_leftovers_are_stopped
     ),
     everywhere.alone(each_tick_is_run_once_beside_kills)
@@ -210,6 +212,36 @@ async fn a_tick_is_finished_elsewhere_after_a_kill<DB: TestDatabase>(db: TestDb<
     let lost = &runs(&db, "k").await[1];
     assert_eq!((&run["attempt"], &run["by"]), (&2.into(), &"second".into()));
     assert_eq!((&lost["status"], &lost["by"], &lost["slot"]), (&"lost".into(), &"first".into(), &run["slot"]));
+}
+
+/// Once the instance goes on, it stops its command, and changes nothing of what the other recorded.
+async fn a_tick_is_finished_elsewhere_while_its_instance_is_paused<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let terms = "after = \"1h\"\nlease = \"5s\"";
+    let mut first = cron(&db, "--grace 1h --label first", &job(&stage, "k", terms, OBEYS));
+    stage.up().await;
+    let due = async || db.cell("due_at", "t_resource_schedule").await;
+    let claimed = due().await;
+    eventually("it is renewed", async || due().await != claimed).await;
+    first.signal(Signal::STOP);
+    let second = cron(&db, "--label second", &job(&stage, "k", terms, "true"));
+    ended_as(&db, "k", "succeeded").await;
+    let ends = runs(&db, "k").await;
+    first.signal(Signal::CONT);
+    first.complains("k: lost; stopping the command").await;
+    first.says("k: bye", 1).await;
+    for cron in [first, second] {
+        cron.signal(Signal::TERM);
+        cron.ended().await.with(0);
+    }
+    assert_eq!(runs(&db, "k").await, ends);
+    // On a busy machine an instance may lose a lease without being paused.
+    let (last, before) = ends.split_first().unwrap();
+    assert_eq!((&last["status"], &last["by"]), (&"succeeded".into(), &"second".into()));
+    assert!(
+        before.iter().all(|run| run["status"] == "lost") && before.iter().any(|run| run["by"] == "first"),
+        "{ends:?}"
+    );
 }
 
 /// `rowlock run` takes the key of the lock table by hand.
@@ -500,4 +532,19 @@ async fn a_file_that_cannot_be_read_stops_nothing<DB: TestDatabase>(db: TestDb<D
     cron.says("k: runs", before + 20).await;
     cron.signal(Signal::TERM);
     cron.ended().await.with(0);
+}
+
+/// As on a full disk.
+async fn output_that_cannot_be_written_stops_no_run<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "every = \"1s\"", "echo out; echo err >&2");
+    let mut shell = tokio::process::Command::new("sh");
+    shell.args(["-c", r#"exec "$0" cron "$1" > /dev/full 2> /dev/full"#, PROGRAM]).arg(&file);
+    shell.env("DATABASE_URL", &db.url);
+    let cron = start(shell);
+    let succeeded = "SELECT COUNT(*) FROM t_resource_schedule_run WHERE status = 'S'";
+    eventually("runs succeed", async || db.number(succeeded).await > Some(1)).await;
+    cron.signal(Signal::TERM);
+    cron.ended().await.with(0);
+    assert!(runs(&db, "k").await.iter().all(|run| run["status"] == "succeeded"));
 }

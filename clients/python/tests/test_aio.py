@@ -87,6 +87,24 @@ def test_a_loss_is_told(db: Database) -> None:
     asyncio.run(work())
 
 
+def test_work_that_blocks_the_loop_is_told_of_its_loss(db: Database) -> None:
+    """No task renews while another one blocks the loop. The loss is known before any task runs."""
+
+    async def work() -> None:
+        lease = await rowlock.aio.try_acquire(db.url, "k", lease=1)
+        assert isinstance(lease, rowlock.aio.Lease)
+        claim = db.acquire("k", "--wait", "30s")
+        assert lease.lost
+        assert lease.time_left == 0
+        with pytest.raises(rowlock.Lost, match="no renewal succeeded"):
+            lease.check()
+        with pytest.raises(rowlock.Lost):
+            await lease.release()
+        assert lease.token < claim["token"] == db.show("k")["token"]
+
+    asyncio.run(work())
+
+
 def test_a_job_returns_its_result_or_the_refusal(db: Database) -> None:
     @rowlock.aio.job(db.url, "job", min_interval=3600)
     async def report(lease: rowlock.aio.Lease, name: str) -> str:
