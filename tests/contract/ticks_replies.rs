@@ -120,7 +120,7 @@ async fn a_pause_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb
     for passed in 0..MESSAGES {
         let name = format!("k{passed}");
         let schedule = due(&db, &name).await;
-        let schedules = behind(&db, &proxy, &schedule).await;
+        let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE).unwrap();
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
         let run = tokio::spawn(async move { schedules.try_tick(&own).await });
