@@ -263,4 +263,34 @@ mod tests {
             assert!(error.to_string().contains(says), "{error}");
         }
     }
+
+    #[test]
+    fn a_key_is_its_text() {
+        let key = Key::new("report").unwrap();
+        let borrowed: &str = std::borrow::Borrow::borrow(&key);
+        assert_eq!(
+            (key.as_str(), key.as_ref(), borrowed, key.to_string().as_str()),
+            ("report", "report", "report", "report")
+        );
+    }
+
+    #[test]
+    fn a_number_after_a_key_has_one_text() {
+        let name = Key::new("k").unwrap();
+        let number = |key| Key::number_after(key, &name, "#r", 12);
+        assert_eq!([number("k#r1"), number("k#r12")], [Some(1), Some(12)]);
+        for other in ["k", "k#r", "k#r0", "k#r13", "k#r+3", "k#r007", "k#r-1", "l#r1", "k#w1", "k#r1x"] {
+            assert_eq!(number(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn holders_and_tokens_are_told_as_they_are() {
+        let (one, other) = (Holder::unique(), Holder::unique());
+        assert!(one != other && !one.as_uuid().is_nil());
+        assert_eq!(Holder::parse(&one.to_string()), Ok(one));
+        let error = Holder::parse("no holder").unwrap_err();
+        assert!(error.to_string().contains("\"no holder\" is not the id of a holder"), "{error}");
+        assert_eq!((Token::new(7).get(), Token::new(7).to_string()), (7, "7".to_owned()));
+    }
 }

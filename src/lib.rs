@@ -180,6 +180,8 @@ mod queue;
 mod read_write;
 mod retry;
 mod rules;
+#[cfg(test)]
+mod rules_tests;
 #[cfg(feature = "schedule")]
 mod schedule;
 mod schema;

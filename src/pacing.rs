@@ -194,4 +194,55 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn the_parts_of_a_lease() {
+        let (minute, short) = (LEASE, Duration::from_secs(6));
+        let millis = Duration::from_millis;
+        assert_eq!((trusted(minute, minute), trusted(2 * short, minute)), (minute * 19 / 20, millis(9_000)));
+        assert_eq!(trusted(millis(1), minute), Duration::ZERO);
+        assert_eq!((renewed_within(minute), joins_within(minute)), (minute / 3, minute / 12));
+        assert_eq!((attempt(minute), attempt(short)), (millis(10_000), millis(2_000)));
+        assert_eq!((hedge_delay(minute), hedge_delay(short)), (millis(2_500), millis(500)));
+        assert_eq!((longest_retry_pause(minute), longest_retry_pause(short)), (millis(1_000), millis(500)));
+    }
+
+    /// Asserts that the pauses are from half of the bound to the bound, and differ.
+    fn assert_upper_half(bound: Duration, mut pause: impl FnMut() -> Duration) {
+        let pauses: Vec<Duration> = (0..1_000).map(|_| pause()).collect();
+        assert!(pauses.iter().all(|pause| (bound / 2..=bound).contains(pause)), "{bound:?}: {pauses:?}");
+        let width = *pauses.iter().max().unwrap() - *pauses.iter().min().unwrap();
+        assert!(width > bound * 4 / 10, "{bound:?}: {width:?}");
+    }
+
+    #[test]
+    fn the_bounds_of_the_pauses_grow_from_the_first_to_the_longest() {
+        assert_upper_half(Duration::from_millis(500), || renewal_retry(Duration::from_secs(6)));
+        for (backoff, first, longest) in [
+            (Backoff::up_to(POLL_INTERVAL.1), Duration::from_millis(2), POLL_INTERVAL.1),
+            (retry_backoff(), POLL_INTERVAL.0, POLL_INTERVAL.1),
+            (poll_backoff(true), POLL_INTERVAL.0, POLL_INTERVAL.1),
+            (poll_backoff(false), UNNOTIFIED.0, POLL_INTERVAL.1),
+            (listen_backoff(), LISTEN_INTERVAL.0, LISTEN_INTERVAL.1),
+        ] {
+            assert_upper_half(first, || {
+                let mut own = backoff;
+                own.next()
+            });
+            let mut later = backoff;
+            later.next();
+            assert_eq!(later.bound, first.mul_f64(backoff.growth));
+            for _ in 0..100 {
+                later.next();
+            }
+            assert_eq!(later.bound, longest);
+        }
+    }
+
+    #[test]
+    fn a_change_of_hands_takes_two_steps_back() {
+        let grown = |growth| Backoff { bound: POLL_INTERVAL.1, longest: POLL_INTERVAL.1, growth };
+        assert_eq!(poll_sooner(grown(1.25)).bound, Duration::from_millis(640));
+        assert_eq!(poll_sooner(grown(2.0)).bound, Duration::from_millis(250));
+    }
 }

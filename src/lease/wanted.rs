@@ -84,6 +84,13 @@ mod tests {
     }
 
     #[test]
+    fn one_key_of_one_is_all_of_them() {
+        let key = |text| Key::new(text).unwrap();
+        let any = |keys: &[Key]| Wanted::any(keys.into(), key("queue"), key("name")).any;
+        assert_eq!((any(&[key("a")]), any(&[key("a"), key("b")])), (false, true));
+    }
+
+    #[test]
     fn the_holders_own_claim_comes_before_a_free_row() {
         let verdicts = [Verdict::Acquire, Verdict::TakeOver, Verdict::Same, Verdict::Create];
         for random in 0..4 {

@@ -78,7 +78,10 @@ mod tests {
         assert_eq!(at(&["a"], 3, &front), QueueView { at: behind.clone(), lapsed: vec![1] });
         assert_eq!(at(&["a"], i64::MAX, &front).at, behind);
         assert_eq!(at(&["a"], i64::MAX, &front[..1]).at, Position::First);
-        assert_eq!(at(&["a"], 1, &front[..1]).at, Position::First, "its own heartbeat may be late");
+        let own = QueueView { at: Position::First, lapsed: Vec::new() };
+        assert_eq!(at(&["a"], 1, &front[..1]), own, "its own heartbeat may be late");
+        let lapses_now = [entry("a", 1, 0), entry("a", 2, 7)];
+        assert_eq!(at(&["a"], 2, &lapses_now), QueueView { at: Position::First, lapsed: vec![1] });
     }
 
     #[test]

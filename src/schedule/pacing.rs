@@ -21,3 +21,39 @@ pub fn poll_pause(next_in: Duration, poll_interval: Duration) -> Duration {
     let jitter = (next_in / 10).min(JITTER).mul_f64(fastrand::f64());
     next_in.min(poll_interval.mul_f64(0.9 + fastrand::f64() / 10.0)) + jitter
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLL: Duration = Duration::from_secs(60);
+
+    /// Returns the shortest and the longest of many pauses.
+    fn pauses(next_in: Duration) -> (Duration, Duration) {
+        let pauses: Vec<Duration> = (0..1_000).map(|_| poll_pause(next_in, POLL)).collect();
+        (*pauses.iter().min().unwrap(), *pauses.iter().max().unwrap())
+    }
+
+    #[test]
+    fn a_poll_is_late_by_a_little_and_never_early() {
+        for (next_in, jitter) in [(Duration::from_secs(10), JITTER), (JITTER, JITTER / 10)] {
+            let (shortest, longest) = pauses(next_in);
+            assert!(shortest >= next_in && longest <= next_in + jitter, "{shortest:?} {longest:?}");
+            assert!(longest - shortest > jitter * 8 / 10, "{shortest:?} {longest:?}");
+        }
+        assert_eq!(pauses(Duration::ZERO).1, Duration::ZERO);
+    }
+
+    #[test]
+    fn instances_with_nothing_to_do_poll_at_different_moments() {
+        let (shortest, longest) = pauses(10 * POLL);
+        assert!(shortest >= POLL * 9 / 10 && longest <= POLL + JITTER, "{shortest:?} {longest:?}");
+        assert!(longest - shortest > POLL * 8 / 100, "{shortest:?} {longest:?}");
+    }
+
+    #[test]
+    fn the_first_pause_is_short() {
+        let first = poll_backoff(POLL).next();
+        assert!((FIRST / 2..=FIRST).contains(&first), "{first:?}");
+    }
+}

@@ -43,6 +43,7 @@ mod fuzzed;
 mod grants_without_caller;
 mod handles;
 mod hooks;
+mod in_flight;
 mod in_memory;
 mod invalid_input;
 mod isolation;
@@ -178,6 +179,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     grants_without_caller::register::<DB>(suite);
     handles::register::<DB>(suite);
     hooks::register::<DB>(suite);
+    in_flight::register::<DB>(suite);
     in_memory::register::<DB>(suite);
     invalid_input::register::<DB>(suite);
     isolation::register::<DB>(suite);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{PATIENCE, TestDatabase, TestDb};
+use harness::{PATIENCE, TestDatabase, TestDb, events, eventually};
 use rowlock::{Error, Retries, Schedule, Tick, TickOutcome};
 use tokio::{
     sync::mpsc,
@@ -18,6 +18,7 @@ harness::tests!(everywhere(
     a_tick_that_was_committed_is_not_committed_again,
     a_stop_after_the_commit_leaves_a_success,
     a_run_is_lost_though_its_transaction_is_not_committed,
+    a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for,
     a_tick_ends_only_in_a_transaction,
     a_shutdown_waits_for_the_runs,
     a_shutdown_hands_back_what_does_not_end,
@@ -153,6 +154,33 @@ async fn a_run_is_lost_though_its_transaction_is_not_committed<DB: TestDatabase>
     steal(&db, "k").await;
     timeout(PATIENCE, tick.cancellation_token().cancelled()).await.expect("the work is told");
     assert_eq!(timeout(PATIENCE, running).await.unwrap().unwrap().unwrap(), TickOutcome::Lost);
+}
+
+/// The transaction locks the row, so that the lease cannot be renewed. No other instance can take
+/// the tick over either.
+async fn a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("CREATE TABLE effect (id BIGINT)").await;
+    let name = format!("committing on {}", db.server.name);
+    let (schedule, url) = (due(&db, &name).await, db.url.clone());
+    let schedules = instance(&db, "one").time_limit(PATIENCE).unwrap().lease(10 * SHORT).unwrap();
+    let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
+        let url = url.clone();
+        async move {
+            let pool = harness::pool::<DB>(&url, 1).await;
+            let mut tx = pool.begin().await.unwrap();
+            DB::execute_on(&mut tx, "INSERT INTO effect (id) VALUES (1)").await.unwrap();
+            tick.finish_in(&mut tx).await.map_err(|error| format!("{error:?}"))?;
+            let events = || events::with(&format!("schedule={} ", tick.name()));
+            let lost = || events().iter().any(|event| event.contains("lost: "));
+            eventually("the lease is lost", || async { lost() }).await;
+            // Work that is stopped is dropped by then.
+            sleep(5 * SHORT).await;
+            tx.commit().await.map_err(|error| error.to_string())
+        }
+    });
+    let outcome = timeout(PATIENCE, schedules.try_tick(&name)).await.unwrap().unwrap();
+    assert_eq!((outcome, db.number("SELECT COUNT(*) FROM effect").await), (TickOutcome::Succeeded, Some(1)));
+    assert_eq!(told(&db, &name).await, "S1");
 }
 
 async fn a_tick_ends_only_in_a_transaction<DB: TestDatabase>(db: TestDb<DB>) {

@@ -259,8 +259,18 @@ async fn an_instance_leaves_alone_what_has_other_times<DB: TestDatabase>(db: Tes
 
 /// The old instance's run ends after the new instance has registered other times.
 async fn the_end_of_a_run_leaves_other_times_alone<DB: TestDatabase>(db: TestDb<DB>) {
-    for (name, succeeds, expected) in [("k", true, "S1"), ("l", false, "F1")] {
-        let old = due(&db, name).await.retry(rowlock::Retries::times(9)).unwrap();
+    let every = |name: &str, periods| Schedule::every(name, periods * LONG).unwrap();
+    let in_zone = |name: &str, zone| Schedule::cron(name, "0 4 1 1 *").unwrap().zone(zone).unwrap();
+    for (name, old, new, succeeds, expected) in [
+        ("k", every("k", 1), every("k", 2), true, "S1"),
+        ("l", every("l", 1), every("l", 2), false, "F1"),
+        ("m", in_zone("m", "UTC"), in_zone("m", "Asia/Tokyo"), true, "S1"),
+        ("n", in_zone("n", "UTC"), in_zone("n", "Asia/Tokyo"), false, "F1"),
+    ] {
+        let old = old.retry(rowlock::Retries::times(9)).unwrap();
+        idle(&db, old.clone()).try_tick(name).await.unwrap();
+        let row = info(&db, name).await;
+        back(&db, name, (row.slot - row.now).to_std().unwrap() + SHORT).await;
         let (began, mut begun) = mpsc::unbounded_channel();
         let (finish, finished) = tokio::sync::watch::channel(false);
         let old = instance(&db, "old").on(old, move |_| {
@@ -273,7 +283,7 @@ async fn the_end_of_a_run_leaves_other_times_alone<DB: TestDatabase>(db: TestDb<
         });
         let running = tokio::spawn(async move { old.try_tick(name).await.unwrap() });
         timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
-        let new = idle(&db, Schedule::every(name, 2 * LONG).unwrap());
+        let new = idle(&db, new);
         assert!(matches!(new.try_tick(name).await.unwrap(), TickOutcome::NotDue { .. }), "it is run");
         let during = info(&db, name).await;
         assert!(during.running && during.attempt == 1 && during.due < during.slot, "{during:?}");

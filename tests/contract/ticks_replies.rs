@@ -23,6 +23,7 @@ use crate::ticks::{LONG, SHORT, back, due, idle, info, instance, runs, told};
 harness::tests!(
     servers(
         an_end_between_a_look_and_a_claim_is_seen,
+        a_pause_between_a_look_and_a_claim_is_seen,
         a_message_that_is_lost_loses_no_tick_and_repeats_no_success,
         ticks_that_were_passed_over_without_a_reply_are_not_lost
     ),
@@ -55,7 +56,7 @@ async fn behind<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy, schedule: &Sch
 }
 
 /// Waits until a message is held, or the task has ended without it.
-async fn held_or_over<T>(proxy: &Proxy, way: Way, task: &JoinHandle<T>) {
+pub async fn held_or_over<T>(proxy: &Proxy, way: Way, task: &JoinHandle<T>) {
     let over = async {
         while !task.is_finished() {
             sleep(SHORT / 20).await;
@@ -110,6 +111,32 @@ async fn an_end_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<
         let other = timeout(PATIENCE, other).await.unwrap().unwrap();
         assert_once(&db, &name, first, &format!("{passed} replies, then {late:?}, {other:?}")).await;
     }
+}
+
+/// The schedule is paused before its tick is claimed, after any of the replies that come until then.
+async fn a_pause_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let mut pauses = 0;
+    for passed in 0..MESSAGES {
+        let name = format!("k{passed}");
+        let schedule = due(&db, &name).await;
+        let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE).unwrap();
+        proxy.hold_after(Way::Replies, passed);
+        let own = name.clone();
+        let run = tokio::spawn(async move { schedules.try_tick(&own).await });
+        held_or_over(&proxy, Way::Replies, &run).await;
+        if info(&db, &name).await.running || !told(&db, &name).await.is_empty() {
+            proxy.open();
+            timeout(PATIENCE, run).await.unwrap().unwrap().unwrap();
+            break;
+        }
+        instance(&db, "operator").pause(&name).await.unwrap();
+        pauses += 1;
+        proxy.open();
+        let outcome = timeout(PATIENCE, run).await.unwrap().unwrap();
+        assert_eq!(told(&db, &name).await, "", "paused after {passed} replies, then {outcome:?}");
+    }
+    assert!(pauses > 0 && pauses < MESSAGES, "{pauses}");
 }
 
 /// The connection is lost at each message of a run, before or after the server has executed it.

@@ -172,7 +172,7 @@ fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
 }
 
 /// A row as the look found it.
-struct Seen {
+pub(super) struct Seen {
     times: Times,
     slot: i64,
     due_at: i64,
@@ -188,7 +188,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn read(row: &SqliteRow) -> Reply<Self> {
+    pub fn read(row: &SqliteRow) -> Reply<Self> {
         Ok(Self {
             times: times(row)?,
             slot: row.try_get("slot")?,
@@ -213,7 +213,7 @@ impl Seen {
 }
 
 /// Reads the known schedules that are due first, and the first one that is not.
-async fn look(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<SqliteRow>> {
+pub(super) async fn look(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<SqliteRow>> {
     let known =
         json(ask.known.iter().map(|times| {
             format!("[\"{}\",\"{}\",\"{}\"]", hex(times.name.as_str()), hex(&times.spec), hex(&times.zone))
@@ -223,7 +223,7 @@ async fn look(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<Sq
 
 /// Claims a row if it still is as it was seen. A run that was lost is recorded in the same
 /// transaction.
-async fn take(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<Option<ClaimedRow>> {
+pub(super) async fn take(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<Option<ClaimedRow>> {
     let token = seen.token.saturating_add(1).max(seen.now);
     let query = sqlx::query(if seen.running { TAKE_OVER } else { CLAIM });
     let query = query.bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);

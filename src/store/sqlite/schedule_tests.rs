@@ -1,4 +1,4 @@
-//! Texts of schedules that fail in the middle.
+//! Texts of schedules that fail in the middle, and claims of rows that change after the look.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Connection as _, Sqlite, SqliteConnection};
@@ -9,6 +9,7 @@ use crate::{
     store::{
         Reply,
         schedule::{DueReply, DueRequest, End, Pass, Registration, ScheduleStore as _, Times},
+        sqlite::schedule::{Seen, look, take},
     },
 };
 
@@ -24,12 +25,18 @@ async fn claim_due(conn: &mut SqliteConnection, holder: Holder) -> Reply<DueRepl
     Sqlite::claim_due(conn, &ask).await
 }
 
-/// Returns a connection and the claim of a run, which no statement can change any more.
-async fn claimed() -> (SqliteConnection, Claim) {
+/// Returns a connection to a database with a schedule that is due.
+async fn due() -> SqliteConnection {
     let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
     Sqlite::install_schedules(&mut conn).await.unwrap();
     let registration = Registration { version: 1, slot: SLOT, overdue: None, run_slot: None };
     Sqlite::register(&mut conn, &times(), &registration).await.unwrap();
+    conn
+}
+
+/// Returns a connection and the claim of a run, which no statement can change any more.
+async fn claimed() -> (SqliteConnection, Claim) {
+    let mut conn = due().await;
     let holder = Holder::new(Uuid::new_v4());
     let row = claim_due(&mut conn, holder).await.unwrap().claimed.remove(0);
     let refused = "
@@ -82,4 +89,49 @@ async fn a_claim_that_takes_over_and_is_refused_is_undone() {
     let (mut conn, _) = claimed().await;
     let reply = claim_due(&mut conn, Holder::new(Uuid::new_v4())).await;
     assert_undone(&mut conn, reply).await;
+}
+
+/// A claim, and one that takes over, after each change that another statement may make after the
+/// look.
+#[tokio::test]
+async fn a_row_that_has_changed_since_the_look_is_not_claimed() {
+    let changes = [
+        ("", true),
+        ("version = 2", true),
+        ("missed = 1", true),
+        ("spec = 'every 2m'", false),
+        ("zone = 'Asia/Tokyo'", false),
+        ("token = token + 1", false),
+        ("slot = slot + 1", false),
+        ("attempt = attempt + 1", false),
+        ("due_at = due_at + 1", false),
+        ("paused = 1", false),
+    ];
+    for (change, is_claimed) in changes {
+        for takes_over in [false, true] {
+            let mut conn = due().await;
+            let (known, mut runs) = ([times()], 0);
+            let lease = TimeDelta::seconds(60);
+            let mut ask = DueRequest { known: &known, holder: Holder::new(Uuid::new_v4()), label: "a", lease, most: 1 };
+            if takes_over {
+                Sqlite::claim_due(&mut conn, &ask).await.unwrap();
+                sqlx::raw_sql("UPDATE t_resource_schedule SET due_at = 0").execute(&mut conn).await.unwrap();
+                ask.holder = Holder::new(Uuid::new_v4());
+                runs = 1;
+            }
+            let seen = Seen::read(&look(&mut conn, &ask).await.unwrap()[0]).unwrap();
+            if !change.is_empty() {
+                let change = sqlx::AssertSqlSafe(format!("UPDATE t_resource_schedule SET {change}"));
+                sqlx::raw_sql(change).execute(&mut conn).await.unwrap();
+            }
+            let claimed = take(&mut conn, &ask, &seen).await.unwrap().is_some();
+            let holder = "SELECT count(*) FROM t_resource_schedule WHERE holder = ?";
+            let holder = sqlx::query_scalar::<_, i64>(holder).bind(*ask.holder.as_uuid());
+            let held = holder.fetch_one(&mut conn).await.unwrap() == 1;
+            let lost = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM t_resource_schedule_run");
+            let lost = lost.fetch_one(&mut conn).await.unwrap();
+            let expected = (is_claimed, is_claimed, if is_claimed { runs } else { 0 });
+            assert_eq!((claimed, held, lost), expected, "{change}, takes over: {takes_over}");
+        }
+    }
 }

@@ -46,6 +46,8 @@ struct State {
     left: [Option<usize>; 2],
     /// The only connections that are held. `None` is all of them.
     only: Option<Vec<u64>>,
+    /// How many chunks have come in each direction, those that are held included.
+    seen: [usize; 2],
     /// Connections below this number are cut.
     cut_below: u64,
     accepted: u64,
@@ -161,6 +163,11 @@ impl Proxy {
         self.hold(Way::Replies);
     }
 
+    /// Returns how many chunks have come in this direction, those that are held included.
+    pub fn seen(&self, way: Way) -> usize {
+        self.shared.0.borrow().seen[way as usize]
+    }
+
     /// Waits until a chunk is held. When a reply is held, the server has executed the request.
     pub async fn held(&self, way: Way) {
         let mut states = self.shared.0.subscribe();
@@ -245,6 +252,7 @@ impl Shared {
     async fn pass(&self, way: Way, number: u64) {
         let mut held = false;
         self.0.send_modify(|state| {
+            state.seen[way as usize] += 1;
             held = state.holds(way, number);
             if held {
                 state.held.push((way, number));
