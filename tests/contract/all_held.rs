@@ -122,7 +122,8 @@ impl<DB: TestDatabase> AllHeld<DB> {
 
 /// When each claim and the run end, unless they are renewed.
 async fn ends<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<(String, Option<DateTime<Utc>>)> {
-    let held = db.lock().list(&ListOptions::default().held()).await.unwrap();
+    let patient = db.builder().time_limit(PATIENCE).build().unwrap();
+    let held = patient.list(&ListOptions::default().held()).await.unwrap();
     let held = held.into_iter().filter(|row| row.key != FENCED); // of a payment
     let mut ends: Vec<_> = held.map(|row| (row.key, row.until)).collect();
     let run = info(db, "k").await;
@@ -137,7 +138,8 @@ struct Payments<DB: TestDatabase>(LeaseLock<DB>, VersionedTable<DB>);
 impl<DB: TestDatabase> Payments<DB> {
     fn over(pool: &Pool<DB>) -> Self {
         let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
-        Self(LeaseLock::new(pool.clone()), VersionedTable::new(pool.clone(), columns).unwrap())
+        let lock = LeaseLock::builder(pool.clone()).time_limit(PATIENCE).build().unwrap();
+        Self(lock, VersionedTable::new(pool.clone(), columns).unwrap().time_limit(PATIENCE).unwrap())
     }
 
     /// Pays once with each.
