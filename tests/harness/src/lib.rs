@@ -39,7 +39,7 @@ pub struct TestDb<DB: TestDatabase> {
     pub pool: Pool<DB>,
     pub url: String,
     /// Where SQLite's file is, until the test has ended.
-    folder: Option<tempfile::TempDir>,
+    _folder: Option<tempfile::TempDir>,
 }
 
 impl<DB: TestDatabase> TestDb<DB> {
@@ -57,7 +57,7 @@ impl<DB: TestDatabase> TestDb<DB> {
 
     /// Returns the same database, accessed through another pool.
     pub fn over(&self, pool: Pool<DB>) -> Self {
-        Self { server: self.server, pool, url: self.url.clone(), folder: None }
+        Self { server: self.server, pool, url: self.url.clone(), _folder: None }
     }
 
     /// Returns a separate pool on the same database.

@@ -208,7 +208,7 @@ where
     let passed = catch_unwind(AssertUnwindSafe(|| {
         runtime.block_on(async {
             let pool = pool(&own.url, 10).await;
-            test(TestDb { server, pool: pool.clone(), url: own.url.clone(), folder: own.folder.take() }).await;
+            test(TestDb { server, pool: pool.clone(), url: own.url.clone(), _folder: own.folder.take() }).await;
             timeout(Duration::from_secs(5), pool.close()).await.ok();
         });
     }));
