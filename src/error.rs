@@ -290,12 +290,12 @@ pub enum Error {
         key: Key,
     },
 
-    /// The transaction ended before its commit: the work continued after an error of the database,
-    /// ended the transaction itself, or kept it. Nothing that it wrote before that was committed by
-    /// rowlock.
+    /// The transaction ended before its commit: the database ended it with an error after which the
+    /// work continued, or the work committed, rolled back or kept it, or ran a statement that
+    /// commits by itself. What was written since may be committed.
     #[non_exhaustive]
     #[error(
-        "the transaction under key {:?} ended before its commit: the work must return every database error, must not commit, roll back or keep the transaction, and must run no statement that commits by itself; what it wrote after the end may be committed", key.as_str()
+        "the transaction under key {:?} ended before its commit: roll back, and read what it writes before it is repeated, because what was written after its end may be committed; the work must return every database error, must not commit, roll back or keep the transaction, and must run no statement that commits by itself", key.as_str()
     )]
     TransactionOver {
         /// The key.

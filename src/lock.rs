@@ -231,6 +231,17 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
         self.acquire(key, wait)
     }
 
+    /// Confirms a claim in a transaction of [`transaction`](crate::ResourceLockExt::transaction),
+    /// which checks by itself that it is still open.
+    #[doc(hidden)]
+    fn confirm_within<'a>(
+        &'a self,
+        claim: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
+        self.confirm(claim, tx)
+    }
+
     /// Returns the outcome of a confirmed transaction whose COMMIT brought no reply. It waits for
     /// that transaction to end, up to a limit. If the future is dropped, nothing was changed.
     #[doc(hidden)]
@@ -302,6 +313,14 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLock<DB> for Arc<L> {
         tx: &'a mut DB::Connection,
     ) -> BoxFuture<'a, Result<Confirmation, Error>> {
         (**self).confirm(claim, tx)
+    }
+
+    fn confirm_within<'a>(
+        &'a self,
+        claim: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
+        (**self).confirm_within(claim, tx)
     }
 
     fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {

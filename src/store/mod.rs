@@ -289,6 +289,10 @@ pub trait Store: sqlx::Database {
     /// until the transaction ends.
     fn confirm(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Confirmed>> + Send;
 
+    /// Fails unless the connection is inside a transaction that can be committed. The server, or a
+    /// statement of the application's, may have ended the one that the driver counts.
+    fn in_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+
     /// Fails unless the transaction that [`open`](Self::open) began is still open and sound.
     fn intact(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 
@@ -311,6 +315,12 @@ pub trait Store: sqlx::Database {
 /// statement then commits by itself), or in a transaction that the server silently rolls back on
 /// COMMIT (PostgreSQL).
 pub const INTACT: &str = "RELEASE SAVEPOINT rowlock";
+
+/// The statements of [`Store::in_transaction`] on the servers. Without a transaction, one of the
+/// two fails. The name is another one than that of [`INTACT`], which a confirmation within
+/// `transaction` must not release.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub const INSIDE: &str = "SAVEPOINT rowlock_inside; RELEASE SAVEPOINT rowlock_inside";
 
 /// Converts a time of the table to UTC. If the result would lie beyond the calendar's range, the
 /// time is returned unchanged.

@@ -1,6 +1,7 @@
 //! A transaction whose commit depends on a claim.
 
 pub(crate) mod error;
+pub(crate) mod own;
 pub(crate) mod tx;
 
 use std::time::Duration;
@@ -24,7 +25,7 @@ use crate::{
         Database,
         connection::{IN_TRANSACTION, PooledConn},
         failure::Failure,
-        fault::{self, Fault, fault},
+        fault::{self, Fault},
     },
     transaction::{
         error::{TransactionError, WorkError},
@@ -257,7 +258,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     }
 
     async fn confirm<E>(&self, mut conn: PooledConn<DB>) -> Result<(PooledConn<DB>, Option<Confirmation>), Stop<E>> {
-        let error = match self.lock.confirm(self.claim, conn.get()).await {
+        let error = match self.lock.confirm_within(self.claim, conn.get()).await {
             Ok(confirmation) => return Ok((conn, Some(confirmation))),
             Err(error) => error,
         };
@@ -286,7 +287,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             // SQLite's driver does asynchronously.
             Ok(Ok(())) if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 => Err(self.over(None)),
             Ok(Ok(())) => Ok(conn),
-            Ok(Err(error)) if error.as_database_error().is_some() && !fault(&error).is_transient() => {
+            Ok(Err(error)) if fault::denies(&error) => {
                 roll_back(conn).await;
                 Err(self.over(Some(error)))
             }

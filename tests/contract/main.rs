@@ -31,6 +31,7 @@ mod dropped_waiters;
 mod durability;
 mod ecosystem;
 mod elections;
+mod ended;
 mod examples;
 mod failures_apart;
 mod fair;
@@ -170,6 +171,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     durability::register::<DB>(suite);
     ecosystem::register::<DB>(suite);
     elections::register::<DB>(suite);
+    ended::register::<DB>(suite);
     examples::register::<DB>(suite);
     failures_apart::register::<DB>(suite);
     fair::register::<DB>(suite);

@@ -20,6 +20,7 @@ use tokio::time::{Instant, timeout};
 use crate::{
     bank::{LEASE, Lock, OPENING, accounts, balance, balance_in, deduct, locks, locks_with, version, write_in},
     contention::contention,
+    ended::deadlock,
 };
 
 harness::tests!(
@@ -133,24 +134,11 @@ async fn end_by_an_error<DB: TestDatabase>(db: &TestDb<DB>, mut tx: Tx<DB>) {
             let sql = "INSERT OR ROLLBACK INTO account VALUES ('other', 0, 0)";
             DB::execute_on(&mut tx, sql).await.unwrap_err();
         }
-        _ => deadlock(db, tx).await,
+        _ => {
+            let account = DB::text_on(&mut tx, "SELECT id FROM account WHERE balance = 1").await.unwrap().unwrap();
+            deadlock(db, &mut tx, &account).await;
+        }
     }
-}
-
-/// A deadlock in which the transaction is the victim, because it has written less than the other
-/// one.
-async fn deadlock<DB: TestDatabase>(db: &TestDb<DB>, mut tx: Tx<DB>) {
-    let mut other = db.pool.begin_with(DB::BEGIN).await.unwrap();
-    for row in 0..20 {
-        DB::execute_on(&mut other, &format!("INSERT INTO account VALUES ('row {row}', 0, 0)")).await.unwrap();
-    }
-    write_in::<DB>(&mut other, "other", 1).await.unwrap();
-    let account = DB::text_on(&mut tx, "SELECT id FROM account WHERE balance = 1").await.unwrap().unwrap();
-    let theirs = write_in::<DB>(&mut other, &account, 2);
-    let ours = write_in::<DB>(&mut tx, "other", 2);
-    let (theirs, ours) = tokio::join!(theirs, ours);
-    assert!(theirs.is_ok() && ours.is_err(), "{theirs:?} {ours:?}");
-    other.rollback().await.unwrap();
 }
 
 async fn work_that_rolls_back_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {

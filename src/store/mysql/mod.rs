@@ -20,7 +20,7 @@ use sqlx_core::transaction::TransactionManager as _;
 
 use crate::store::mysql::change::Named;
 use crate::store::{
-    Change, ClaimReply, ClaimRequest, Confirmed, Form, INTACT, Outcome, Reply, Store, is_apart, unconfirmed,
+    Change, ClaimReply, ClaimRequest, Confirmed, Form, INSIDE, INTACT, Outcome, Reply, Store, is_apart, unconfirmed,
 };
 use crate::{
     key::{Claim, Key},
@@ -107,6 +107,10 @@ impl Store for MySql {
         // now. The locking read finds no row that another transaction has locked.
         let now = change::snapshot_of(conn, &named, "FOR UPDATE SKIP LOCKED").await?;
         Ok(if now.is_some() { unconfirmed(claim, now) } else { seen })
+    }
+
+    async fn in_transaction(conn: &mut MySqlConnection) -> Reply<()> {
+        sqlx::raw_sql(INSIDE).execute(conn).await.map(drop)
     }
 
     async fn intact(conn: &mut MySqlConnection) -> Reply<()> {

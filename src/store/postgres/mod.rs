@@ -18,7 +18,7 @@ use std::time::Duration;
 use sqlx::{PgConnection, Postgres, Row as _, SqlSafeStr as _, postgres::PgTransactionManager};
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, INTACT, Outcome, Reply, Store};
+use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, INSIDE, INTACT, Outcome, Reply, Store};
 use crate::{
     key::{Claim, Key},
     rules::Terms,
@@ -74,6 +74,10 @@ impl Store for Postgres {
 
     async fn confirm(conn: &mut PgConnection, claim: &Claim) -> Reply<Confirmed> {
         change::confirm(conn, claim).await
+    }
+
+    async fn in_transaction(conn: &mut PgConnection) -> Reply<()> {
+        sqlx::raw_sql(INSIDE).execute(conn).await.map(drop)
     }
 
     async fn intact(conn: &mut PgConnection) -> Reply<()> {

@@ -94,6 +94,15 @@ impl Store for Sqlite {
         change::confirm(conn, claim).await
     }
 
+    /// In a transaction, BEGIN fails. If it does not, the text goes on, ends what it has begun, and
+    /// fails because there is nothing more to end.
+    async fn in_transaction(conn: &mut SqliteConnection) -> Reply<()> {
+        match sqlx::raw_sql("BEGIN; ROLLBACK; ROLLBACK").execute(conn).await {
+            Err(sqlx::Error::Database(error)) if error.message().contains("within a transaction") => Ok(()),
+            reply => reply.map(drop),
+        }
+    }
+
     async fn intact(conn: &mut SqliteConnection) -> Reply<()> {
         sqlx::raw_sql(INTACT).execute(conn).await.map(drop)
     }
