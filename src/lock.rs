@@ -172,8 +172,8 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand,
-    /// [`Error::NotInTransaction`], and errors of the database. After any of them the caller rolls
-    /// back.
+    /// [`Error::NotInTransaction`], [`Error::TransactionOver`] if the database has ended the
+    /// transaction, and errors of the database. After any of them the caller rolls back.
     ///
     /// # Cancel safety
     /// If the future is dropped, the caller rolls back.

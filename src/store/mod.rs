@@ -240,8 +240,13 @@ pub trait Store: sqlx::Database {
     /// or a hook of its pool, has left open. Returns `false` if there was one.
     fn leave_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
-    /// Begins a write transaction, with a savepoint by which [`intact`](Self::intact) recognizes
-    /// it. Returns `false` if the connection is inside another transaction and has to be closed.
+    /// Whether no statement writes after a commit within a transaction of [`open`](Self::open), or
+    /// a rollback by the work. After a rollback by the server, statements write until the next end,
+    /// and nothing that they write is committed by itself.
+    const READ_ONLY_AFTER_END: bool = false;
+
+    /// Begins a write transaction, with a savepoint by which [`INTACT`] and [`UNDO`] recognize it.
+    /// Returns `false` if the connection is inside another transaction and has to be closed.
     fn open(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Returns whether the database may live in memory, and be lost with its last connection.
@@ -293,8 +298,17 @@ pub trait Store: sqlx::Database {
     /// statement of the application's, may have ended the one that the driver counts.
     fn in_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Fails unless the transaction that [`open`](Self::open) began is still open and sound.
-    fn intact(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+    /// Executes a text without results, such as [`INTACT`] or [`UNDO`].
+    fn execute_text(conn: &mut Self::Connection, sql: &'static str) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Commits the transaction that [`open`](Self::open) began. Returns `false` if the connection
+    /// has to be closed.
+    fn commit(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Rolls back what is open after [`open`](Self::open), which need not be the transaction that
+    /// it began. Returns `false` if the connection has to be closed, and another transaction may
+    /// have been begun and committed before.
+    fn roll_back(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Returns how many transactions have confirmed the claim, after waiting for any transaction
     /// that has locked its row; `None` if the claim does not stand.
@@ -309,12 +323,17 @@ pub trait Store: sqlx::Database {
     ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send;
 }
 
-/// The statement of [`Store::intact`], on every database.
+/// Fails unless the transaction that [`Store::open`] began is still open and sound, on every
+/// database.
 ///
 /// Work that ignores an error can continue after its transaction has ended (MySQL, MariaDB: each
 /// statement then commits by itself), or in a transaction that the server silently rolls back on
 /// COMMIT (PostgreSQL).
 pub const INTACT: &str = "RELEASE SAVEPOINT rowlock";
+
+/// Undoes what the transaction has done since [`Store::open`], also after an error that aborted it.
+/// Fails if it is no longer open.
+pub const UNDO: &str = "ROLLBACK TO SAVEPOINT rowlock";
 
 /// The statements of [`Store::in_transaction`] on the servers. Without a transaction, one of the
 /// two fails. The name is another one than that of [`INTACT`], which a confirmation within

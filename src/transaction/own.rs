@@ -28,7 +28,8 @@ pub(crate) async fn in_transaction<DB: Database>(
     let failure = match timeout_at(Instant::now() + time_limit, DB::in_transaction(conn)).await {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(source)) if fault::denies(&source) => {
-            return Err(Error::TransactionOver { key: key.clone(), source: Some(source) });
+            let (key, outcome) = (key.clone(), Certainty::Unknown);
+            return Err(Error::TransactionOver { key, outcome, work: None, source: Some(source) });
         }
         Ok(Err(error)) => Failure::Failed(error),
         Err(_) => Failure::NoReply,

@@ -95,7 +95,7 @@ async fn a_balance_in_a_transaction_that_has_ended_is_not_changed<DB: TestDataba
             ending,
         );
         let updated = table.update_in(&mut tx, VERSION, |balance| Ok::<_, Infallible>(balance + 1)).await;
-        is_over(updated.map_err(|error| if let UpdateError::Failed(error) = error { error } else { panic!() }), ending);
+        is_over(updated.map_err(|UpdateError::Failed(error)| error), ending);
         drop(tx);
         pool.close().await;
     }
