@@ -215,7 +215,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
                 Ok(Ok(alone)) => Ok(alone.then_some(conn)),
                 Ok(Err(error)) => {
                     let failure = Failure::Failed(error);
-                    if failure.fault() == Fault::Contention {
+                    if DB::ONE_WRITER && failure.fault() == Fault::Contention {
                         conn.give_back();
                     }
                     Err(failure)

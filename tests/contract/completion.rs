@@ -1,10 +1,10 @@
 //! Sessions of MySQL and MariaDB whose COMMIT and ROLLBACK begin the next transaction, or end the
-//! session (`completion_type`).
+//! session (`completion_type`), and sessions that are read-only.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{LeaseLock, Reason, ResourceLock, ResourceLockExt, Status, VersionedTable};
+use rowlock::{LeaseLock, Reason, ResourceLock, ResourceLockExt, Status, TransactionError, VersionedTable};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::time::{sleep, timeout};
 
@@ -16,7 +16,8 @@ use crate::{
 harness::tests!(mysql_and_mariadb(
     a_claim_is_not_rolled_back_under_any_completion_type,
     a_balance_is_what_was_returned_under_any_completion_type,
-    a_transaction_is_committed_under_any_completion_type
+    a_transaction_is_committed_under_any_completion_type,
+    a_read_only_session_begins_nothing
 ));
 
 const TYPES: [&str; 2] = ["CHAIN", "RELEASE"];
@@ -97,4 +98,16 @@ async fn a_transaction_is_committed_under_any_completion_type<DB: TestDatabase>(
         raised += 1;
         assert_eq!(version(&db, VERSION).await, raised);
     }
+}
+
+/// A read-only session stays one: nothing begins that would have to write in it.
+async fn a_read_only_session_begins_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let options = PoolOptions::<DB>::new().max_connections(1).after_connect(|conn, _| {
+        Box::pin(async { DB::execute_on(conn, "SET SESSION TRANSACTION READ ONLY").await.map(drop) })
+    });
+    let lock = version_lock(&options.connect(&db.url).await.unwrap()).share_pool();
+    let done = lock.transaction(VERSION, async |_, _| -> Result<(), Infallible> { panic!("it does not begin") }).await;
+    let Err(TransactionError::Failed(error)) = done else { panic!("{done:?}") };
+    assert!(format!("{error:?}").contains("its transactions are read-only"), "{error:?}");
 }
