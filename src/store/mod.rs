@@ -240,10 +240,10 @@ pub trait Store: sqlx::Database {
     /// or a hook of its pool, has left open. Returns `false` if there was one.
     fn leave_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
-    /// Whether no statement writes after a commit within a transaction of [`open`](Self::open), or
-    /// a rollback by the work. After a rollback by the server, statements write until the next end,
-    /// and nothing that they write is committed by itself.
-    const READ_ONLY_AFTER_END: bool = false;
+    /// A text that fails unless the session still has the settings of [`open`](Self::open): it
+    /// commits nothing by itself, and does not write after a COMMIT or ROLLBACK. After a rollback by
+    /// the server it writes until the next end. `None`: there are no such settings.
+    const SETTINGS_STAND: Option<&'static str> = None;
 
     /// Begins a write transaction, with a savepoint by which [`INTACT`] and [`UNDO`] recognize it.
     /// Returns `false` if the connection is inside another transaction and has to be closed.

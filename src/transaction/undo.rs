@@ -53,12 +53,17 @@ async fn was_rolled_back<DB: Database, L: ResourceLock<DB> + ?Sized>(
     conn: &mut PooledConn<DB>,
     confirmation: Option<Confirmation>,
 ) -> bool {
-    DB::READ_ONLY_AFTER_END
-        && match lock.confirm_within(claim, conn.get()).await {
-            Ok(count) => confirmation.is_none_or(|first| first == count),
-            // Another transaction has raised the version since. The write was tried.
-            Err(error) => confirmation.is_none() && matches!(error, Error::Conflict { .. }),
-        }
+    let Some(settings) = DB::SETTINGS_STAND else { return false };
+    let limit = Instant::now() + lock.time_limit();
+    // If the work has switched autocommit on, the write would be committed.
+    if !matches!(timeout_at(limit, DB::execute_text(conn.get(), settings)).await, Ok(Ok(()))) {
+        return false;
+    }
+    match lock.confirm_within(claim, conn.get()).await {
+        Ok(count) => confirmation.is_none_or(|first| first == count),
+        // Another transaction has raised the version since. The write was tried.
+        Err(error) => confirmation.is_none() && matches!(error, Error::Conflict { .. }),
+    }
 }
 
 /// Gives the connection back if the transaction is certainly over, and closes it otherwise: the

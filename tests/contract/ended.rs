@@ -17,6 +17,12 @@ harness::tests!(
     mysql_and_mariadb(a_deadlock_ends_the_transaction_of_a_confirmation)
 );
 
+/// Creates the accounts, and a table that may be emptied.
+pub async fn prepare<DB: TestDatabase>(db: &TestDb<DB>) {
+    accounts(db).await;
+    db.execute("CREATE TABLE staging (n int)").await;
+}
+
 /// Returns statements that end a transaction, and whether they fail.
 pub fn endings(server: &str) -> &'static [(&'static str, bool)] {
     match server {
@@ -27,7 +33,9 @@ pub fn endings(server: &str) -> &'static [(&'static str, bool)] {
         _ => &[
             ("COMMIT", false),
             ("ROLLBACK", false),
-            ("CREATE OR REPLACE VIEW staged AS SELECT 1 AS n", false),
+            ("CREATE OR REPLACE VIEW one AS SELECT 1 AS n", false),
+            ("TRUNCATE TABLE staging", false),
+            ("SET autocommit = 0; SET autocommit = 1", false),
             ("ANALYZE TABLE account", false),
             ("LOCK TABLES account WRITE, t_resource_lock WRITE", false),
         ],
@@ -63,7 +71,7 @@ async fn confirms<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
 }
 
 async fn a_confirmation_in_a_transaction_that_has_ended_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
-    accounts(&db).await;
+    prepare(&db).await;
     for (name, lock) in locks(&db.pool) {
         let grant = granted(lock.try_acquire(name).await);
         for (ending, fails) in endings(db.server.name) {
@@ -82,7 +90,7 @@ async fn a_confirmation_in_a_transaction_that_has_ended_is_refused<DB: TestDatab
 }
 
 async fn a_balance_in_a_transaction_that_has_ended_is_not_changed<DB: TestDatabase>(db: TestDb<DB>) {
-    accounts(&db).await;
+    prepare(&db).await;
     let table = VersionedTable::<DB>::new(db.pool.clone(), COLUMNS).unwrap();
     for (ending, fails) in endings(db.server.name) {
         let pool = db.pool_of(1).await;
@@ -103,7 +111,7 @@ async fn a_balance_in_a_transaction_that_has_ended_is_not_changed<DB: TestDataba
 }
 
 async fn a_deadlock_ends_the_transaction_of_a_confirmation<DB: TestDatabase>(db: TestDb<DB>) {
-    accounts(&db).await;
+    prepare(&db).await;
     for (name, lock) in locks(&db.pool) {
         let grant = granted(lock.try_acquire(name).await);
         let mut tx = db.pool.begin_with(DB::BEGIN).await.unwrap();

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::{
     bank::{LEASE, OPENING, VERSION, accounts, balance, locks, locks_with, version, write_in},
     contention::contention,
-    ended::{deadlock, endings},
+    ended::{deadlock, endings, prepare},
 };
 
 harness::tests!(
@@ -19,6 +19,7 @@ harness::tests!(
         work_that_fails_after_its_transaction_has_ended_is_told,
         an_aborted_transaction_changed_nothing
     ),
+    sqlite(a_conflict_that_rolls_back_is_told),
     mysql_and_mariadb(
         work_that_goes_on_after_a_deadlock_is_done_once,
         work_that_goes_on_after_a_deadlock_and_gives_up_changed_nothing,
@@ -115,7 +116,7 @@ async fn work_that_goes_on_after_a_deadlock_and_gives_up_changed_nothing<DB: Tes
 async fn what_follows_a_deadlock_and_is_committed_is_told<DB: TestDatabase>(db: TestDb<DB>) {
     rows(&db).await;
     for (time, (name, lock)) in (1..).zip(locks(&db.pool)) {
-        for end in ["COMMIT", "CREATE OR REPLACE VIEW staged AS SELECT 1 AS n"] {
+        for end in ["COMMIT", "CREATE OR REPLACE VIEW one AS SELECT 1 AS n"] {
             let runs = AtomicU32::new(0);
             let done = lock.transaction(name, |mut tx, _| {
                 let db = &db;
@@ -150,7 +151,7 @@ fn is_over<E: std::fmt::Debug>(error: &TransactionError<E>, expected: Certainty)
 /// The work's first part was committed, or it may have been: the work does not run again, although
 /// its error means contention. A lease's row tells which.
 async fn work_whose_transaction_has_ended_does_not_run_again<DB: TestDatabase>(db: TestDb<DB>) {
-    accounts(&db).await;
+    prepare(&db).await;
     for (ending, _) in endings(db.server.name).iter().filter(|(_, fails)| !fails) {
         let pool = db.pool_of(1).await;
         for (name, lock) in locks(&pool) {
@@ -223,7 +224,7 @@ async fn an_aborted_transaction_changed_nothing<DB: TestDatabase>(db: TestDb<DB>
                 if first { Err(Failed::Database(contention(db, &mut tx).await)) } else { Err(Failed::ByItself) }
             }
         });
-        let error: TransactionError<Failed> = timeout(PATIENCE, done).await.unwrap().map(|()| ()).unwrap_err();
+        let error: TransactionError<Failed> = timeout(PATIENCE, done).await.unwrap().unwrap_err();
         // PostgreSQL answers every statement of an aborted transaction with the same error.
         assert!(matches!(error, TransactionError::Work(_)), "{error:?}");
         assert_eq!((balance(&db, name).await, version(&db, name).await), (OPENING, 0));
@@ -261,5 +262,21 @@ async fn nothing_is_written_after_a_commit_by_the_work<DB: TestDatabase>(db: Tes
             is_over(&error, if name == LEASE { Certainty::InPart } else { Certainty::Unknown });
         }
         assert_eq!(balances(&db).await, [200 * time, 0, 0, 0], "{name}");
+    }
+}
+
+/// SQLite rolls back, and commits each later statement by itself.
+async fn a_conflict_that_rolls_back_is_told<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    for (name, lock) in locks(&db.pool) {
+        let done = lock.transaction(name, async |mut tx, _| {
+            write_in::<DB>(&mut tx, name, 1).await?;
+            let inserted = DB::execute_on(&mut tx, "INSERT OR ROLLBACK INTO account VALUES ('other', 0, 0)").await;
+            write_in::<DB>(&mut tx, "other", 2).await?;
+            inserted.map(drop)
+        });
+        let error = timeout(PATIENCE, done).await.unwrap().unwrap_err();
+        is_over(&error, Certainty::Unknown);
+        assert_eq!((balance(&db, name).await, balance(&db, "other").await), (OPENING, 2));
     }
 }

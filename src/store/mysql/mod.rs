@@ -85,7 +85,9 @@ async fn end(conn: &mut MySqlConnection, sql: &'static str) -> Reply<bool> {
 
 impl Store for MySql {
     const OWN_CONNECTIONS: bool = true;
-    const READ_ONLY_AFTER_END: bool = true;
+    const SETTINGS_STAND: Option<&'static str> = Some(
+        "SET autocommit = IF(NOT @@autocommit AND /*!80000 @@transaction_read_only */ /*M! @@tx_read_only */, 0, 2)",
+    );
 
     /// The server does not report whether ROLLBACK undid a transaction. Without autocommit, the
     /// next transaction would begin at once.
