@@ -221,10 +221,14 @@ async fn an_aborted_transaction_changed_nothing<DB: TestDatabase>(db: TestDb<DB>
             async move {
                 write_in::<DB>(&mut tx, name, 1).await?;
                 DB::execute_on(&mut tx, "SELECT no_column FROM account").await.unwrap_err();
-                if first { Err(Failed::Database(contention(db, &mut tx).await)) } else { Err(Failed::ByItself) }
+                if first {
+                    Err::<(), _>(Failed::Database(contention(db, &mut tx).await))
+                } else {
+                    Err(Failed::ByItself)
+                }
             }
         });
-        let error: TransactionError<Failed> = timeout(PATIENCE, done).await.unwrap().unwrap_err();
+        let error = timeout(PATIENCE, done).await.unwrap().unwrap_err();
         // PostgreSQL answers every statement of an aborted transaction with the same error.
         assert!(matches!(error, TransactionError::Work(_)), "{error:?}");
         assert_eq!((balance(&db, name).await, version(&db, name).await), (OPENING, 0));
