@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sqlx::Connection as _;
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
