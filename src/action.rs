@@ -108,6 +108,8 @@ pub enum Certainty {
     NothingChanged,
     /// The request may have been carried out. A claim that is left behind ends with its lease.
     Unknown,
+    /// A part of a transaction was committed, before the transaction ended. The rest may be.
+    InPart,
 }
 
 impl fmt::Display for Certainty {
@@ -115,6 +117,7 @@ impl fmt::Display for Certainty {
         f.write_str(match self {
             Self::NothingChanged => "nothing was changed",
             Self::Unknown => "it may have been carried out",
+            Self::InPart => "a part of it was committed",
         })
     }
 }

@@ -290,16 +290,20 @@ pub enum Error {
         key: Key,
     },
 
-    /// The transaction ended before its commit: the work continued after an error of the database,
-    /// ended the transaction itself, or kept it. Nothing that it wrote before that was committed by
-    /// rowlock.
+    /// The transaction ended before its commit: the database ended it with an error after which the
+    /// work continued, or the work committed, rolled back or kept it, or ran a statement that
+    /// commits by itself.
     #[non_exhaustive]
     #[error(
-        "the transaction under key {:?} ended before its commit: the work must return every database error, must not commit, roll back or keep the transaction, and must run no statement that commits by itself; what it wrote after the end may be committed", key.as_str()
+        "the transaction under key {:?} ended before its commit{}; {}; the work must return every database error, must not commit, roll back or keep the transaction, and must run no statement that commits by itself", key.as_str(), returned(work.as_deref()), of_ended(*outcome)
     )]
     TransactionOver {
         /// The key.
         key: Key,
+        /// What is known of the statements of the transaction.
+        outcome: Certainty,
+        /// The text of the work's own error, if the work returned one.
+        work: Option<String>,
         /// The error that the server returned.
         #[source]
         source: Option<sqlx::Error>,
@@ -349,6 +353,21 @@ impl fmt::Debug for Error {
             (said, source) = (text, error.source().filter(|_| !is_servers));
         }
         Ok(())
+    }
+}
+
+fn returned(work: Option<&str>) -> String {
+    work.map_or_else(String::new, |work| format!(", and the work failed ({work})"))
+}
+
+/// Returns what is known of a transaction that ended before its commit.
+fn of_ended(outcome: Certainty) -> &'static str {
+    match outcome {
+        Certainty::NothingChanged => "nothing was changed",
+        Certainty::Unknown => {
+            "roll back; what it wrote may be committed, in part or as a whole: read it before it is repeated"
+        }
+        Certainty::InPart => "what it wrote before its end was committed: read it before it is repeated",
     }
 }
 

@@ -56,7 +56,12 @@ fn the_cause_is_told_once_by_what_prints_the_chain() {
     let errors = [
         failed(Action::Acquire, Certainty::NothingChanged),
         read_only(Action::Acquire, Certainty::NothingChanged),
-        Error::TransactionOver { key: key.clone(), source: Some(refused()) },
+        Error::TransactionOver {
+            key: key.clone(),
+            outcome: Certainty::Unknown,
+            work: Some("no".into()),
+            source: Some(refused()),
+        },
         Error::CommitUnknown { key, source: Some(refused()) },
     ];
     for error in errors {

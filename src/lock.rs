@@ -172,8 +172,8 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand,
-    /// [`Error::NotInTransaction`], and errors of the database. After any of them the caller rolls
-    /// back.
+    /// [`Error::NotInTransaction`], [`Error::TransactionOver`] if the database has ended the
+    /// transaction, and errors of the database. After any of them the caller rolls back.
     ///
     /// # Cancel safety
     /// If the future is dropped, the caller rolls back.
@@ -229,6 +229,17 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     /// As [`acquire`](Self::acquire).
     fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         self.acquire(key, wait)
+    }
+
+    /// Confirms a claim in a transaction of [`transaction`](crate::ResourceLockExt::transaction),
+    /// which checks by itself that it is still open.
+    #[doc(hidden)]
+    fn confirm_within<'a>(
+        &'a self,
+        claim: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
+        self.confirm(claim, tx)
     }
 
     /// Returns the outcome of a confirmed transaction whose COMMIT brought no reply. It waits for
@@ -302,6 +313,14 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLock<DB> for Arc<L> {
         tx: &'a mut DB::Connection,
     ) -> BoxFuture<'a, Result<Confirmation, Error>> {
         (**self).confirm(claim, tx)
+    }
+
+    fn confirm_within<'a>(
+        &'a self,
+        claim: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
+        (**self).confirm_within(claim, tx)
     }
 
     fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {

@@ -213,7 +213,8 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// nothing outside the transaction. The isolation level is the connection's, because a
     /// statement that sets it comes too late. The work returns every database error, neither
     /// commits nor rolls back, and returns the transaction by dropping it. Contention in the work
-    /// is detected through its error's chain of sources ([`WorkError`]).
+    /// is detected through its error's chain of sources ([`WorkError`]). On MySQL and MariaDB a
+    /// statement that commits by itself is refused (1792), and so are all later writes of the work.
     ///
     /// A failure to release after the commit is not a failure of the transaction. It is logged, and
     /// the lease ends by itself.
@@ -222,8 +223,10 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// [`TransactionError::Work`] is the work's own error, after a rollback.
     /// [`TransactionError::Refused`] is returned if the key was not available in time.
     /// [`TransactionError::Failed`] contains [`Error::Conflict`] when the retries are used up, and
-    /// [`Error::CommitUnknown`] if it cannot be determined whether the transaction was committed.
-    /// After every other error nothing was committed.
+    /// [`Error::CommitUnknown`] if it cannot be determined whether the transaction was committed, and
+    /// [`Error::TransactionOver`], which says what may stand, if the transaction ended before its
+    /// commit: the work ended it, or continued after an error that ended it. After every other error
+    /// nothing was committed.
     ///
     /// # Cancel safety
     /// If the future is dropped before the commit is sent, nothing is committed. If it is dropped

@@ -180,6 +180,14 @@ impl<DB: Database> ResourceLock<DB> for Semaphore<DB> {
         self.lock.confirm(claim, tx)
     }
 
+    fn confirm_within<'a>(
+        &'a self,
+        claim: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
+        self.lock.confirm_within(claim, tx)
+    }
+
     fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
         self.lock.release(grant, status)
     }

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use sqlx::Connection as _;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{
@@ -14,20 +13,28 @@ use crate::{
     retry::Repeat,
     store::{Confirmed, Database, connection::PooledConn, failure::Failure, fault::Fault, pools::Connections},
     task::current_runtime,
+    transaction::own::in_transaction,
 };
 
-/// Counts a confirmation in the caller's transaction. While another transaction has the row locked,
-/// it retries instead of blocking, so that no statement outlives its limit.
+/// Counts a confirmation in the application's own transaction.
 pub(crate) async fn confirm<DB: Database>(
     claim: &Claim,
     tx: &mut DB::Connection,
     time_limit: Duration,
 ) -> Result<Confirmation, Error> {
     current_runtime()?;
+    in_transaction::<DB>(tx, &claim.key, time_limit).await?;
+    confirm_within::<DB>(claim, tx, time_limit).await
+}
+
+/// Counts a confirmation in a transaction that is known to be open. While another transaction has the row locked,
+/// it retries instead of blocking, so that no statement outlives its limit.
+pub(crate) async fn confirm_within<DB: Database>(
+    claim: &Claim,
+    tx: &mut DB::Connection,
+    time_limit: Duration,
+) -> Result<Confirmation, Error> {
     let key = claim.key.clone();
-    if !tx.is_in_transaction() {
-        return Err(Error::NotInTransaction { key });
-    }
     let limit = Instant::now() + time_limit;
     loop {
         let failure = match timeout_at(limit, DB::confirm(tx, claim)).await {

@@ -32,6 +32,14 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
         Box::pin(confirm::confirm::<DB>(claim, tx, self.shared.settings.time_limit))
     }
 
+    fn confirm_within<'a>(
+        &'a self,
+        claim: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
+        Box::pin(confirm::confirm_within::<DB>(claim, tx, self.shared.settings.time_limit))
+    }
+
     fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
             let Claim { key, token, .. } = grant.claim().clone();

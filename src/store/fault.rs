@@ -108,6 +108,11 @@ pub fn refuses_commit(error: &sqlx::Error) -> bool {
     server_fault(server) != Fault::Outage
 }
 
+/// Returns whether the error is a server's answer to the question whether a transaction is open.
+pub fn denies(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some() && !fault(error).is_transient()
+}
+
 /// Returns whether contention is at the root of an application's error, however deeply it is
 /// wrapped.
 pub fn contended(error: &(dyn StdError + 'static)) -> bool {

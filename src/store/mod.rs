@@ -240,8 +240,13 @@ pub trait Store: sqlx::Database {
     /// or a hook of its pool, has left open. Returns `false` if there was one.
     fn leave_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
-    /// Begins a write transaction, with a savepoint by which [`intact`](Self::intact) recognizes
-    /// it. Returns `false` if the connection is inside another transaction and has to be closed.
+    /// A text that fails unless the session still has the settings of [`open`](Self::open): it
+    /// commits nothing by itself, and does not write after a COMMIT or ROLLBACK. After a rollback by
+    /// the server it writes until the next end. `None`: there are no such settings.
+    const SETTINGS_STAND: Option<&'static str> = None;
+
+    /// Begins a write transaction, with a savepoint by which [`INTACT`] and [`UNDO`] recognize it.
+    /// Returns `false` if the connection is inside another transaction and has to be closed.
     fn open(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Returns whether the database may live in memory, and be lost with its last connection.
@@ -289,8 +294,21 @@ pub trait Store: sqlx::Database {
     /// until the transaction ends.
     fn confirm(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Confirmed>> + Send;
 
-    /// Fails unless the transaction that [`open`](Self::open) began is still open and sound.
-    fn intact(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+    /// Fails unless the connection is inside a transaction that can be committed. The server, or a
+    /// statement of the application's, may have ended the one that the driver counts.
+    fn in_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Executes a text without results, such as [`INTACT`] or [`UNDO`].
+    fn execute_text(conn: &mut Self::Connection, sql: &'static str) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Commits the transaction that [`open`](Self::open) began. Returns `false` if the connection
+    /// has to be closed.
+    fn commit(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Rolls back what is open after [`open`](Self::open), which need not be the transaction that
+    /// it began. Returns `false` if the connection has to be closed, and another transaction may
+    /// have been begun and committed before.
+    fn roll_back(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Returns how many transactions have confirmed the claim, after waiting for any transaction
     /// that has locked its row; `None` if the claim does not stand.
@@ -305,12 +323,23 @@ pub trait Store: sqlx::Database {
     ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send;
 }
 
-/// The statement of [`Store::intact`], on every database.
+/// Fails unless the transaction that [`Store::open`] began is still open and sound, on every
+/// database.
 ///
 /// Work that ignores an error can continue after its transaction has ended (MySQL, MariaDB: each
 /// statement then commits by itself), or in a transaction that the server silently rolls back on
 /// COMMIT (PostgreSQL).
 pub const INTACT: &str = "RELEASE SAVEPOINT rowlock";
+
+/// Undoes what the transaction has done since [`Store::open`], also after an error that aborted it.
+/// Fails if it is no longer open.
+pub const UNDO: &str = "ROLLBACK TO SAVEPOINT rowlock";
+
+/// The statements of [`Store::in_transaction`] on the servers. Without a transaction, one of the
+/// two fails. The name is another one than that of [`INTACT`], which a confirmation within
+/// `transaction` must not release.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub const INSIDE: &str = "SAVEPOINT rowlock_inside; RELEASE SAVEPOINT rowlock_inside";
 
 /// Converts a time of the table to UTC. If the result would lie beyond the calendar's range, the
 /// time is returned unchanged.

@@ -5,7 +5,7 @@ use std::{error::Error as StdError, fmt};
 use crate::{error::Error, rules::Refusal};
 
 /// Why a transaction has no result. Nothing was committed, unless the error is
-/// [`Error::CommitUnknown`].
+/// [`Error::CommitUnknown`] or [`Error::TransactionOver`].
 ///
 /// ```
 /// # async fn example<DB: rowlock::Database>(

@@ -1,7 +1,9 @@
 //! A transaction whose commit depends on a claim.
 
 pub(crate) mod error;
+pub(crate) mod own;
 pub(crate) mod tx;
+mod undo;
 
 use std::time::Duration;
 
@@ -21,19 +23,17 @@ use crate::{
     rules::Status,
     spans,
     store::{
-        Database,
+        Database, INTACT,
         connection::{IN_TRANSACTION, PooledConn},
         failure::Failure,
-        fault::{self, Fault, fault},
+        fault::{self, Fault},
     },
     transaction::{
         error::{TransactionError, WorkError},
         tx::Tx,
+        undo::{roll_back, undo},
     },
 };
-
-/// How long a rollback may take before the connection is closed instead.
-const ROLLBACK: Duration = Duration::from_secs(5);
 
 /// How an attempt ended without a result.
 enum Stop<E> {
@@ -194,15 +194,10 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         let result = work(tx, self.claim.clone()).await;
         let (value, conn) = match (result, lent.returned()) {
             (Ok(value), Some(conn)) => (value, conn),
-            (Ok(_), None) => return Err(self.over(None)),
-            (Err(error), conn) => {
-                if let Some(conn) = conn {
-                    roll_back(conn).await;
-                }
-                return Err(if fault::contended(error.cause()) { self.again() } else { Stop::Work(error) });
-            }
+            (Ok(_), None) => return Err(self.over(Certainty::Unknown, None)),
+            (Err(error), conn) => return Err(self.work_failed(error, conn, confirmation).await),
         };
-        let mut conn = self.check(conn).await?;
+        let mut conn = self.check(conn, confirmation).await?;
         if self.lock.confirm_at() == ConfirmAt::Last {
             (conn, confirmation) = self.confirm(conn).await?;
         }
@@ -220,7 +215,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
                 Ok(Ok(alone)) => Ok(alone.then_some(conn)),
                 Ok(Err(error)) => {
                     let failure = Failure::Failed(error);
-                    if failure.fault() == Fault::Contention {
+                    if DB::ONE_WRITER && failure.fault() == Fault::Contention {
                         conn.give_back();
                     }
                     Err(failure)
@@ -257,7 +252,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     }
 
     async fn confirm<E>(&self, mut conn: PooledConn<DB>) -> Result<(PooledConn<DB>, Option<Confirmation>), Stop<E>> {
-        let error = match self.lock.confirm(self.claim, conn.get()).await {
+        let error = match self.lock.confirm_within(self.claim, conn.get()).await {
             Ok(confirmation) => return Ok((conn, Some(confirmation))),
             Err(error) => error,
         };
@@ -280,25 +275,58 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
 
     /// Checks that the transaction is still open, because the work may have ignored an error that
     /// ended it, or may have ended it itself.
-    async fn check<E>(&self, mut conn: PooledConn<DB>) -> Result<PooledConn<DB>, Stop<E>> {
-        match timeout_at(self.limit(), DB::intact(conn.get())).await {
+    async fn check<E>(
+        &self,
+        mut conn: PooledConn<DB>,
+        confirmation: Option<Confirmation>,
+    ) -> Result<PooledConn<DB>, Stop<E>> {
+        match timeout_at(self.limit(), DB::execute_text(conn.get(), INTACT)).await {
             // The depth is read after a savepoint that the work dropped has been rolled back, which
             // SQLite's driver does asynchronously.
-            Ok(Ok(())) if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 => Err(self.over(None)),
+            Ok(Ok(())) if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 => {
+                Err(self.over(Certainty::NothingChanged, None))
+            }
             Ok(Ok(())) => Ok(conn),
-            Ok(Err(error)) if error.as_database_error().is_some() && !fault(&error).is_transient() => {
-                roll_back(conn).await;
-                Err(self.over(Some(error)))
+            Ok(Err(error)) if fault::denies(&error) => {
+                let outcome = undo(self.lock, self.claim, conn, confirmation).await.unwrap_or(Certainty::Unknown);
+                Err(self.over(outcome, Some(error)))
             }
             Ok(Err(error)) => Err(self.failed(Action::Commit, Failure::Failed(error))),
             Err(_) => Err(self.failed(Action::Commit, Failure::NoReply)),
         }
     }
 
+    /// Undoes the transaction of work that failed, and finds out whether it may run again.
+    async fn work_failed<E: WorkError>(
+        &self,
+        error: E,
+        conn: Option<PooledConn<DB>>,
+        confirmation: Option<Confirmation>,
+    ) -> Stop<E> {
+        let undone = match conn {
+            Some(conn) => undo(self.lock, self.claim, conn, confirmation).await,
+            None => None,
+        };
+        match (undone, fault::contended(error.cause())) {
+            (Some(Certainty::NothingChanged), true) => self.again(),
+            // A connection that is lost, or was kept, is closed: the server rolls back. Without its
+            // word for it, the work does not run again.
+            (Some(Certainty::NothingChanged) | None, _) => Stop::Work(error),
+            (Some(outcome), _) => {
+                let work = Some(error.cause().to_string());
+                Stop::Failed(Error::TransactionOver { key: self.key(), outcome, work, source: None })
+            }
+        }
+    }
+
     async fn commit<E>(&self, mut conn: PooledConn<DB>, confirmation: Option<Confirmation>) -> Result<(), Stop<E>> {
-        let reply = timeout_at(self.limit(), DB::TransactionManager::commit(conn.get())).await;
-        let source = match reply {
-            Ok(Ok(())) => return conn.settle(reply).map_err(|failure| self.failed(Action::Commit, failure)),
+        let source = match timeout_at(self.limit(), DB::commit(conn.get())).await {
+            Ok(Ok(reusable)) => {
+                if reusable {
+                    conn.give_back();
+                }
+                return Ok(());
+            }
             // The server reports that it did not commit.
             Ok(Err(error)) if fault::refuses_commit(&error) => {
                 roll_back(conn).await;
@@ -328,8 +356,8 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         Stop::Again { claim_stands: self.lock.confirm_at() == ConfirmAt::First }
     }
 
-    fn over<E>(&self, source: Option<sqlx::Error>) -> Stop<E> {
-        Stop::Failed(Error::TransactionOver { key: self.key(), source })
+    fn over<E>(&self, outcome: Certainty, source: Option<sqlx::Error>) -> Stop<E> {
+        Stop::Failed(Error::TransactionOver { key: self.key(), outcome, work: None, source })
     }
 
     /// A failure before the commit was sent changed nothing.
@@ -345,19 +373,5 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
 
     fn key(&self) -> Key {
         self.claim.key.clone()
-    }
-}
-
-/// Gives the connection back if the transaction is certainly over, and closes it otherwise: the
-/// rollback has no reply, the work left a transaction of its own within this one, or the work ended
-/// this one itself, so that the driver's count is wrong.
-async fn roll_back<DB: Database>(mut conn: PooledConn<DB>) {
-    if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 {
-        return;
-    }
-    let limit = Instant::now() + ROLLBACK;
-    match timeout_at(limit, DB::TransactionManager::rollback(conn.get())).await {
-        Ok(Ok(())) => conn.give_back(),
-        reply => tracing::debug!(?reply, "not rolled back; closing the connection does it"),
     }
 }

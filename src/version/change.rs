@@ -17,6 +17,7 @@ use crate::{
         version::{KeyValue, Statements, Value, Write},
     },
     task::current_runtime,
+    transaction::own::in_transaction,
     version::{
         amount::{decimals, is_nan},
         known::{Basis, Known},
@@ -42,9 +43,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         key: &Key,
         mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Updated<V>, UpdateError<E>> {
-        if !tx.is_in_transaction() {
-            return Err(Error::NotInTransaction { key: key.clone() }.into());
-        }
+        in_transaction::<DB>(tx, key, self.rows.time_limit).await?;
         let attempt = async {
             let statements = self.rows.prepared_on(tx, self.rows.limit()).await?;
             let row = (statements, key, &statements.key(key)?);

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use sqlx::{Connection as _, Pool};
+use sqlx::Pool;
 use tokio::time::{Instant, timeout_at};
 
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
     retry::{Retry, time_limit},
     rules::Status,
     store::{Database, connection::PooledConn},
+    transaction::own::in_transaction,
     version::rows::{Failed, Rows, answered},
 };
 
@@ -158,10 +159,18 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
         tx: &'a mut DB::Connection,
     ) -> BoxFuture<'a, Result<Confirmation, Error>> {
         Box::pin(async move {
+            in_transaction::<DB>(tx, &claim.key, self.rows.time_limit).await?;
+            self.confirm_within(claim, tx).await
+        })
+    }
+
+    fn confirm_within<'a>(
+        &'a self,
+        claim: &'a Claim,
+        tx: &'a mut DB::Connection,
+    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
+        Box::pin(async move {
             let key = claim.key.clone();
-            if !tx.is_in_transaction() {
-                return Err(Error::NotInTransaction { key });
-            }
             match self.raise(claim, tx).await {
                 Ok(None) => Err(Error::conflict(key, 1)),
                 Ok(Some(version)) => Ok(Confirmation(version)),

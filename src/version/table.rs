@@ -288,7 +288,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # Errors
     /// As [`update`](Self::update). [`Error::Conflict`] stands for every kind of contention: the
     /// caller then rolls back and begins the whole transaction again. [`Error::NotInTransaction`]
-    /// if the connection is not in a transaction.
+    /// if the connection is not in a transaction, and [`Error::TransactionOver`] if the database has
+    /// ended it.
     ///
     /// # Cancel safety
     /// If the future is dropped, the caller rolls back.

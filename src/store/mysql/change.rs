@@ -136,9 +136,10 @@ async fn end_those_that_stand(conn: &mut MySqlConnection, claims: &[Claim], chan
         Change::Renew(_) | Change::Resume { .. } | Change::PutBack => Vec::new(),
     };
     let sql = format!(
-        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION; {}; {}; COMMIT",
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION; {}; {}; {}",
         change_statement(&named, set_of(change)),
-        snapshot_statement(&named, "")
+        snapshot_statement(&named, ""),
+        commit!()
     );
     let sql = fill(&sql, keys().chain(holders).chain(set).chain(keys()));
     let rows = match sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&mut *conn).await {
@@ -155,7 +156,7 @@ async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, er
     if error.as_database_error().is_none() || fault(&error) == Fault::Outage {
         return unanswered(error);
     }
-    if let Err(error) = sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await {
+    if let Err(error) = sqlx::raw_sql(rollback!()).execute(&mut *conn).await {
         return unanswered(error);
     }
     if matches!(fault(&error), Fault::Contention | Fault::MissingTable) {

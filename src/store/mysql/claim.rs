@@ -364,7 +364,7 @@ pub(super) async fn claim_together(
         commit(conn).await?;
         return granted;
     }
-    sqlx::raw_sql("ROLLBACK").execute(&mut *conn).await.map_err(unanswered)?;
+    sqlx::raw_sql(rollback!()).execute(&mut *conn).await.map_err(unanswered)?;
     let refused = granted?.len();
     let mut replies = vec![ClaimReply::Withheld; requests.len()];
     replies[refused] = read_one(conn, &requests[refused].key, terms).await?;

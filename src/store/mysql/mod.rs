@@ -1,5 +1,18 @@
 //! MySQL 8.0 and MariaDB 10.6, and later. Times are UTC whatever the session's time zone is.
 
+/// The end of a transaction, whatever the session's `completion_type` is. Under `CHAIN` a plain one
+/// begins the next transaction, and under `RELEASE` it ends the session.
+macro_rules! commit {
+    () => {
+        "COMMIT AND NO CHAIN NO RELEASE"
+    };
+}
+macro_rules! rollback {
+    () => {
+        "ROLLBACK AND NO CHAIN NO RELEASE"
+    };
+}
+
 mod admin;
 mod change;
 mod claim;
@@ -15,12 +28,15 @@ mod version;
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, SqlSafeStr as _, mysql::MySqlTransactionManager};
+use sqlx::{
+    AssertSqlSafe, MySql, MySqlConnection, Row as _, SqlSafeStr as _,
+    mysql::{MySqlDatabaseError, MySqlTransactionManager},
+};
 use sqlx_core::transaction::TransactionManager as _;
 
 use crate::store::mysql::change::Named;
 use crate::store::{
-    Change, ClaimReply, ClaimRequest, Confirmed, Form, INTACT, Outcome, Reply, Store, is_apart, unconfirmed,
+    Change, ClaimReply, ClaimRequest, Confirmed, Form, INSIDE, Outcome, Reply, Store, is_apart, unconfirmed,
 };
 use crate::{
     key::{Claim, Key},
@@ -34,13 +50,49 @@ const CONFIRMS: &str = "
 UPDATE t_resource_lock SET confirms = LAST_INSERT_ID(confirms + 1) - 1, expires_at = expires_at + INTERVAL 1 MICROSECOND
 WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL";
 
+/// Begins a transaction after which the session neither commits by itself nor writes: its
+/// statements fall into transactions that the last ROLLBACK undoes, and those that begin after a
+/// commit, or after a ROLLBACK of the work's own, are read-only. After a deadlock the server keeps
+/// the access mode of the transaction that it has rolled back.
+///
+/// 2 is no value of `autocommit`: the text fails if the application's session commits nothing by
+/// itself, or is read-only.
+const OPEN: &str = concat!(
+    rollback!(),
+    "; SET autocommit = IF(@@autocommit AND NOT /*!80000 @@transaction_read_only */ /*M! @@tx_read_only */, 0, 2);
+    START TRANSACTION; SET SESSION TRANSACTION READ ONLY; SAVEPOINT rowlock"
+);
+const WRONG_VALUE: u16 = 1231;
+
+/// Restores what `OPEN` has set, after the end of a transaction.
+macro_rules! restore {
+    () => {
+        "; SET SESSION TRANSACTION READ WRITE; SET autocommit = 1; SELECT CAST(@@completion_type = 'NO_CHAIN' AS SIGNED)"
+    };
+}
+
+/// Ends a transaction of `OPEN`. The driver counts down only with a plain ROLLBACK of its own, sent
+/// with the next statement. Unless `completion_type` makes that harmless, the connection has to be
+/// closed.
+async fn end(conn: &mut MySqlConnection, sql: &'static str) -> Reply<bool> {
+    let rows = sqlx::raw_sql(sql).fetch_all(&mut *conn).await?;
+    let harmless = rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()? == Some(1);
+    if harmless {
+        MySqlTransactionManager::start_rollback(conn);
+    }
+    Ok(harmless)
+}
+
 impl Store for MySql {
     const OWN_CONNECTIONS: bool = true;
+    const SETTINGS_STAND: Option<&'static str> = Some(
+        "SET autocommit = IF(NOT @@autocommit AND /*!80000 @@transaction_read_only */ /*M! @@tx_read_only */, 0, 2)",
+    );
 
     /// The server does not report whether ROLLBACK undid a transaction. Without autocommit, the
     /// next transaction would begin at once.
     async fn leave_transaction(conn: &mut MySqlConnection) -> Reply<bool> {
-        let rows = sqlx::raw_sql("ROLLBACK; SELECT CAST(@@autocommit AS SIGNED)").fetch_all(conn).await?;
+        let rows = sqlx::raw_sql(concat!(rollback!(), "; SELECT CAST(@@autocommit AS SIGNED)")).fetch_all(conn).await?;
         match rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()? {
             Some(0) => Err(sqlx::Error::Configuration(
                 "the connection's autocommit is off, so that nothing would be committed; switch it on".into(),
@@ -50,8 +102,17 @@ impl Store for MySql {
     }
 
     async fn open(conn: &mut MySqlConnection) -> Reply<bool> {
-        match MySqlTransactionManager::begin(conn, Some("ROLLBACK; BEGIN; SAVEPOINT rowlock".into_sql_str())).await {
+        match MySqlTransactionManager::begin(conn, Some(OPEN.into_sql_str())).await {
             Err(sqlx::Error::InvalidSavePointStatement) => Ok(false),
+            Err(sqlx::Error::Database(error))
+                if error
+                    .try_downcast_ref::<MySqlDatabaseError>()
+                    .is_some_and(|error| error.number() == WRONG_VALUE) =>
+            {
+                Err(sqlx::Error::Configuration(
+                    "the connection's autocommit is off, or its transactions are read-only; see its hooks".into(),
+                ))
+            }
             begun => begun.map(|()| true),
         }
     }
@@ -109,8 +170,20 @@ impl Store for MySql {
         Ok(if now.is_some() { unconfirmed(claim, now) } else { seen })
     }
 
-    async fn intact(conn: &mut MySqlConnection) -> Reply<()> {
-        sqlx::raw_sql(INTACT).execute(conn).await.map(drop)
+    async fn in_transaction(conn: &mut MySqlConnection) -> Reply<()> {
+        sqlx::raw_sql(INSIDE).execute(conn).await.map(drop)
+    }
+
+    async fn execute_text(conn: &mut MySqlConnection, sql: &'static str) -> Reply<()> {
+        sqlx::raw_sql(sql).execute(conn).await.map(drop)
+    }
+
+    async fn commit(conn: &mut MySqlConnection) -> Reply<bool> {
+        end(conn, concat!(commit!(), restore!())).await
+    }
+
+    async fn roll_back(conn: &mut MySqlConnection) -> Reply<bool> {
+        end(conn, concat!(rollback!(), restore!())).await
     }
 
     async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {

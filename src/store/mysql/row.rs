@@ -73,7 +73,7 @@ pub(super) async fn execute_nowait_first<'q>(
 }
 
 pub(super) async fn commit(conn: &mut MySqlConnection) -> Reply<()> {
-    let committed = sqlx::raw_sql("COMMIT").execute(conn).await;
+    let committed = sqlx::raw_sql(commit!()).execute(conn).await;
     // After any other error the transaction may have been committed: the request is sent again.
     committed.map(drop).map_err(|error| if refuses_commit(&error) { error } else { unanswered(error) })
 }

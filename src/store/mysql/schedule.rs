@@ -204,7 +204,7 @@ async fn settle<T>(conn: &mut MySqlConnection, done: Reply<T>) -> Reply<T> {
     match done {
         Ok(value) => commit(conn).await.map(|()| value),
         Err(error) => {
-            sqlx::raw_sql("ROLLBACK").execute(conn).await.map_err(unanswered)?;
+            sqlx::raw_sql(rollback!()).execute(conn).await.map_err(unanswered)?;
             Err(error)
         }
     }

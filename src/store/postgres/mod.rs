@@ -18,7 +18,7 @@ use std::time::Duration;
 use sqlx::{PgConnection, Postgres, Row as _, SqlSafeStr as _, postgres::PgTransactionManager};
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, INTACT, Outcome, Reply, Store};
+use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, INSIDE, Outcome, Reply, Store};
 use crate::{
     key::{Claim, Key},
     rules::Terms,
@@ -76,8 +76,20 @@ impl Store for Postgres {
         change::confirm(conn, claim).await
     }
 
-    async fn intact(conn: &mut PgConnection) -> Reply<()> {
-        sqlx::raw_sql(INTACT).execute(conn).await.map(drop)
+    async fn in_transaction(conn: &mut PgConnection) -> Reply<()> {
+        sqlx::raw_sql(INSIDE).execute(conn).await.map(drop)
+    }
+
+    async fn execute_text(conn: &mut PgConnection, sql: &'static str) -> Reply<()> {
+        sqlx::raw_sql(sql).execute(conn).await.map(drop)
+    }
+
+    async fn commit(conn: &mut PgConnection) -> Reply<bool> {
+        PgTransactionManager::commit(conn).await.map(|()| true)
+    }
+
+    async fn roll_back(conn: &mut PgConnection) -> Reply<bool> {
+        PgTransactionManager::rollback(conn).await.map(|()| true)
     }
 
     async fn confirms(conn: &mut PgConnection, claim: &Claim) -> Reply<Option<i64>> {

@@ -41,7 +41,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, INTACT, Outcome, Reply, Store};
+use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, Outcome, Reply, Store};
 use crate::{
     key::{Claim, Key},
     rules::Terms,
@@ -94,8 +94,25 @@ impl Store for Sqlite {
         change::confirm(conn, claim).await
     }
 
-    async fn intact(conn: &mut SqliteConnection) -> Reply<()> {
-        sqlx::raw_sql(INTACT).execute(conn).await.map(drop)
+    /// In a transaction, BEGIN fails. If it does not, the text goes on, ends what it has begun, and
+    /// fails because there is nothing more to end.
+    async fn in_transaction(conn: &mut SqliteConnection) -> Reply<()> {
+        match sqlx::raw_sql("BEGIN; ROLLBACK; ROLLBACK").execute(conn).await {
+            Err(sqlx::Error::Database(error)) if error.message().contains("within a transaction") => Ok(()),
+            reply => reply.map(drop),
+        }
+    }
+
+    async fn execute_text(conn: &mut SqliteConnection, sql: &'static str) -> Reply<()> {
+        sqlx::raw_sql(sql).execute(conn).await.map(drop)
+    }
+
+    async fn commit(conn: &mut SqliteConnection) -> Reply<bool> {
+        SqliteTransactionManager::commit(conn).await.map(|()| true)
+    }
+
+    async fn roll_back(conn: &mut SqliteConnection) -> Reply<bool> {
+        SqliteTransactionManager::rollback(conn).await.map(|()| true)
     }
 
     async fn confirms(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<i64>> {

@@ -1,0 +1,39 @@
+//! The check of a transaction that the application has begun.
+
+use std::time::Duration;
+
+use sqlx::Connection as _;
+use tokio::time::{Instant, timeout_at};
+
+use crate::{
+    action::{Action, Certainty},
+    error::Error,
+    key::Key,
+    store::{Database, failure::Failure, fault},
+};
+
+/// Fails unless `conn` is inside a transaction, by the driver's count and by the database's. It
+/// cannot detect a transaction that has taken the place of the one that the application began.
+///
+/// # Errors
+/// [`Error::NotInTransaction`] by the driver's count, [`Error::TransactionOver`] by the database's.
+pub(crate) async fn in_transaction<DB: Database>(
+    conn: &mut DB::Connection,
+    key: &Key,
+    time_limit: Duration,
+) -> Result<(), Error> {
+    if !conn.is_in_transaction() {
+        return Err(Error::NotInTransaction { key: key.clone() });
+    }
+    let failure = match timeout_at(Instant::now() + time_limit, DB::in_transaction(conn)).await {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(source)) if fault::denies(&source) => {
+            let (key, outcome) = (key.clone(), Certainty::Unknown);
+            return Err(Error::TransactionOver { key, outcome, work: None, source: Some(source) });
+        }
+        Ok(Err(error)) => Failure::Failed(error),
+        Err(_) => Failure::NoReply,
+    };
+    let subject = format!("{:?}", key.as_str());
+    Err(failure.into_error(Action::Confirm, subject, time_limit, Certainty::NothingChanged))
+}

@@ -1,0 +1,87 @@
+//! How a transaction that is not committed is undone, and what is known of it then.
+
+use std::time::Duration;
+
+use sqlx_core::transaction::TransactionManager as _;
+use tokio::time::{Instant, timeout_at};
+
+use crate::{
+    action::Certainty,
+    error::Error,
+    key::Claim,
+    lock::{CommitOutcome, Confirmation, ResourceLock},
+    store::{Database, UNDO, connection::PooledConn, is_undone},
+};
+
+/// How long a rollback may take before the connection is closed instead.
+const ROLLBACK: Duration = Duration::from_secs(5);
+
+/// Undoes everything since the begin, and returns what is known then. `None` if the connection is
+/// lost.
+pub(super) async fn undo<DB: Database, L: ResourceLock<DB> + ?Sized>(
+    lock: &L,
+    claim: &Claim,
+    mut conn: PooledConn<DB>,
+    confirmation: Option<Confirmation>,
+) -> Option<Certainty> {
+    match timeout_at(Instant::now() + lock.time_limit(), DB::execute_text(conn.get(), UNDO)).await {
+        Ok(Ok(())) => {
+            roll_back(conn).await;
+            return Some(Certainty::NothingChanged);
+        }
+        Ok(Err(error)) if is_undone(&error) => {}
+        _ => return None,
+    }
+    if !was_rolled_back(lock, claim, &mut conn, confirmation).await {
+        // The server ends what it has not committed.
+        drop(conn);
+    } else if roll_back(conn).await {
+        return Some(Certainty::NothingChanged);
+    }
+    let outcome = match confirmation {
+        Some(confirmation) => lock.commit_outcome(claim, confirmation).await,
+        None => CommitOutcome::Unknown,
+    };
+    Some(if outcome == CommitOutcome::Committed { Certainty::InPart } else { Certainty::Unknown })
+}
+
+/// Returns whether it was the server that ended the transaction, and no commit has followed: the
+/// claim can still be written, with the count that it had.
+async fn was_rolled_back<DB: Database, L: ResourceLock<DB> + ?Sized>(
+    lock: &L,
+    claim: &Claim,
+    conn: &mut PooledConn<DB>,
+    confirmation: Option<Confirmation>,
+) -> bool {
+    let Some(settings) = DB::SETTINGS_STAND else { return false };
+    let limit = Instant::now() + lock.time_limit();
+    // If the work has switched autocommit on, the write would be committed.
+    if !matches!(timeout_at(limit, DB::execute_text(conn.get(), settings)).await, Ok(Ok(()))) {
+        return false;
+    }
+    match lock.confirm_within(claim, conn.get()).await {
+        Ok(count) => confirmation.is_none_or(|first| first == count),
+        // Another transaction has raised the version since. The write was tried.
+        Err(error) => confirmation.is_none() && matches!(error, Error::Conflict { .. }),
+    }
+}
+
+/// Gives the connection back if the transaction is certainly over, and closes it otherwise: the
+/// rollback has no reply, the work left a transaction of its own within this one, or the work ended
+/// this one itself, so that the driver's count is wrong. Returns whether it gave it back.
+pub(super) async fn roll_back<DB: Database>(mut conn: PooledConn<DB>) -> bool {
+    if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 {
+        return false;
+    }
+    let limit = Instant::now() + ROLLBACK;
+    match timeout_at(limit, DB::roll_back(conn.get())).await {
+        Ok(Ok(true)) => {
+            conn.give_back();
+            true
+        }
+        reply => {
+            tracing::debug!(?reply, "not rolled back for certain; closing the connection does it");
+            false
+        }
+    }
+}
