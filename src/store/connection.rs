@@ -129,6 +129,7 @@ impl<DB: Store> PooledConn<DB> {
     /// Does the same, and waits for the pool only until `soon`. The check of the connection may
     /// take until `limit`: it is part of the request, which the caller may send on another one too.
     pub async fn checkout_soon(connections: &Connections<DB>, soon: Instant, limit: Instant) -> Result<Self, Failure> {
+        let mut unmarked = false;
         loop {
             let pool = connections.pool()?;
             let kept = connections.kept().cloned();
@@ -136,7 +137,13 @@ impl<DB: Store> PooledConn<DB> {
                 Some(Ok(conn)) => return Ok(Self::of(conn, kept)),
                 waiting => waiting,
             };
-            let conn = borrow(&pool, connections.background_permit(), soon).await?;
+            let conn = match borrow(&pool, connections.background_permit(), soon).await {
+                Err(failure) if !unmarked && connections.opens_unmarked(&failure) => {
+                    unmarked = true;
+                    continue;
+                }
+                conn => conn?,
+            };
             let mut conn = Self::of(conn, kept);
             match timeout_at(limit, DB::leave_transaction(conn.get())).await {
                 Ok(Ok(true)) => return Ok(conn),

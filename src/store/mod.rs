@@ -236,8 +236,20 @@ pub trait Store: sqlx::Database {
     /// Whether only one connection writes at a time, and others that want to write sleep.
     const ONE_WRITER: bool = false;
 
+    /// Returns the options of the locks' own connections. They mark a session as one that no other
+    /// client uses, where the server reads such a mark.
+    fn own_session(options: Options<Self>) -> Options<Self> {
+        options
+    }
+
+    /// Returns whether a pooler between the client and the server rejected that mark.
+    fn refuses_own_session(_: &sqlx::Error) -> bool {
+        false
+    }
+
     /// Ensures that the next statement commits by itself: ends a transaction that the application,
-    /// or a hook of its pool, has left open. Returns `false` if there was one.
+    /// or a hook of its pool, has left open. Returns `false` if there was one. A session that has
+    /// the mark of own ones begins its transactions at READ COMMITTED from then on.
     fn leave_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
     /// A text that fails unless the session still has the settings of [`open`](Self::open): it

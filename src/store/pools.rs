@@ -127,6 +127,17 @@ impl<DB: Store> Connections<DB> {
         lock(&self.dedicated()?.pools).get(&runtime.id()).map(|opened| opened.background_open.clone())
     }
 
+    /// Returns whether a connection was not opened because a pooler rejected the mark of own
+    /// sessions. Connections are then opened without it.
+    pub fn opens_unmarked(&self, failure: &Failure) -> bool {
+        let Failure::NoConnection(error) = failure else { return false };
+        let Some(dedicated) = self.dedicated().filter(|_| DB::refuses_own_session(error)) else { return false };
+        dedicated
+            .opened()
+            .inspect(|pool| pool.set_connect_options((*self.application.connect_options()).clone()))
+            .is_some()
+    }
+
     /// Returns whether another statement finds a connection while this one is kept.
     pub fn has_spare(&self) -> bool {
         let has_kept = || self.kept().is_some_and(|kept| kept.has_one());
@@ -248,7 +259,7 @@ impl<DB: Store> DedicatedPools<DB> {
         let mut pools = lock(&self.pools);
         if let Some(opened) = pools.get_mut(&runtime.id()) {
             if !Arc::ptr_eq(&opened.options, &options) {
-                opened.pool.set_connect_options((*options).clone());
+                opened.pool.set_connect_options(DB::own_session((*options).clone()));
                 opened.options = options;
             }
             return opened.pool.clone();
@@ -256,7 +267,7 @@ impl<DB: Store> DedicatedPools<DB> {
         let like = application.options().clone().min_connections(0).max_connections(self.most);
         // A lost connection shows in the statement, which is sent again.
         let like = like.acquire_timeout(application.options().get_acquire_timeout().max(HANDSHAKE));
-        let pool = like.test_before_acquire(false).connect_lazy_with((*options).clone());
+        let pool = like.test_before_acquire(false).connect_lazy_with(DB::own_session((*options).clone()));
         let background_open = Arc::new(Semaphore::new(1));
         pools.insert(runtime.id(), Opened { pool: pool.clone(), background_open, options, watch: None });
         drop(pools);

@@ -15,7 +15,10 @@ mod version;
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, Postgres, Row as _, SqlSafeStr as _, postgres::PgTransactionManager};
+use sqlx::{
+    PgConnection, Postgres, Row as _, SqlSafeStr as _,
+    postgres::{PgConnectOptions, PgTransactionManager},
+};
 use sqlx_core::transaction::TransactionManager as _;
 
 use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, INSIDE, Outcome, Reply, Store};
@@ -24,10 +27,25 @@ use crate::{
     rules::Terms,
 };
 
+/// A setting that marks a session that no other client uses. A pooler that shares sessions rejects
+/// or omits it. There nothing is set that lasts, and nothing listens.
+const OWN_SESSION: (&str, &str) = ("rowlock.own_session", "on");
+
+/// The level of an own session, whatever the default of the database, the role or a hook of the
+/// pool is. At SERIALIZABLE, the statements of locks and schedules would conflict with transactions
+/// of the application.
+macro_rules! read_committed {
+    () => {
+        "CASE WHEN current_setting('rowlock.own_session', true) = 'on'
+              THEN set_config('default_transaction_isolation', 'read committed', false) END"
+    };
+}
+
 /// In statements sent as one text, `statement_timestamp` is the time at which the text arrived, and
 /// `now` that of the text that began the transaction. They differ exactly if the transaction was
 /// begun before.
-const ALONE: &str = "SELECT now() = statement_timestamp()";
+const ALONE: &str = concat!("SELECT now() = statement_timestamp(), ", read_committed!());
+const LEAVE: &str = concat!("ROLLBACK; SELECT ", read_committed!());
 /// Fails if BEGIN found a transaction that was already open.
 const OPEN: &str = "BEGIN; SAVEPOINT rowlock; SELECT 1 / (now() = statement_timestamp())::int";
 /// The errors of `OPEN` in another transaction: a division by zero, or any error in a transaction
@@ -37,10 +55,21 @@ const IN_ANOTHER: [&str; 2] = ["22012", "25P02"];
 impl Store for Postgres {
     const OWN_CONNECTIONS: bool = true;
 
+    fn own_session(options: PgConnectOptions) -> PgConnectOptions {
+        options.options([OWN_SESSION])
+    }
+
+    /// PgBouncer answers with a violation of the protocol, RDS Proxy with a feature that it lacks.
+    /// The server itself accepts the setting.
+    fn refuses_own_session(error: &sqlx::Error) -> bool {
+        let code = error.as_database_error().and_then(|error| error.code());
+        matches!(code.as_deref(), Some("08P01" | "0A000"))
+    }
+
     async fn leave_transaction(conn: &mut PgConnection) -> Reply<bool> {
         let alone: bool = sqlx::raw_sql(ALONE).fetch_one(&mut *conn).await?.try_get(0)?;
         if !alone {
-            sqlx::raw_sql("ROLLBACK").execute(conn).await?;
+            sqlx::raw_sql(LEAVE).execute(conn).await?;
         }
         Ok(alone)
     }

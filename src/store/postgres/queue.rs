@@ -9,15 +9,13 @@ use sqlx::{
 };
 
 use crate::store::queue::{ALIVE_SECONDS, FRONT, Notification, QueueEntry, QueueStore};
-use crate::{key::Key, store::Reply};
+use crate::{
+    key::Key,
+    store::{Reply, Store as _, postgres::OWN_SESSION},
+};
 
 /// The channel that releases notify. The payload is the key.
 const CHANNEL: &str = "rowlock";
-
-/// A setting that shows that a session is not shared. A pooler rejects or omits it. A listening
-/// connection would then be a server connection that other clients use too, and a notification that
-/// arrives within their replies breaks these.
-const OWN: (&str, &str) = ("rowlock.own_session", "on");
 
 /// The mark is a hint that may be lost, so it is committed asynchronously, and the row is locked
 /// only briefly.
@@ -81,16 +79,16 @@ impl QueueStore for Postgres {
     /// spare.
     async fn listen(pool: &Pool<Self>) -> Reply<Option<Self::Notifications>> {
         let options = PoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
-        let server = (*pool.connect_options()).clone().options([OWN]);
+        let server = Self::own_session((*pool.connect_options()).clone());
         let own = options.test_before_acquire(false).connect_lazy_with(server);
         let mut listener = match PgListener::connect_with(&own).await {
-            Err(error) if refuses_settings(&error) => return Ok(None),
+            Err(error) if Self::refuses_own_session(&error) => return Ok(None),
             opened => opened?,
         };
         listener.eager_reconnect(false);
         let seen: Option<String> =
-            sqlx::query_scalar("SELECT current_setting($1, true)").bind(OWN.0).fetch_one(&mut listener).await?;
-        if seen.as_deref() != Some(OWN.1) {
+            sqlx::query_scalar("SELECT current_setting($1, true)").bind(OWN_SESSION.0).fetch_one(&mut listener).await?;
+        if seen.as_deref() != Some(OWN_SESSION.1) {
             Self::stop_listening((listener, own)).await;
             return Ok(None);
         }
@@ -143,11 +141,6 @@ impl QueueStore for Postgres {
     async fn sweep(conn: &mut PgConnection) -> Reply<()> {
         sqlx::query(SWEEP).execute(conn).await.map(drop)
     }
-}
-
-/// Returns whether a pooler rejected an unknown session setting. The server itself accepts it.
-fn refuses_settings(error: &sqlx::Error) -> bool {
-    error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("08P01"))
 }
 
 fn names(keys: &[Key]) -> Vec<&str> {
