@@ -310,6 +310,12 @@ pub trait Store: sqlx::Database {
     /// statement of the application's, may have ended the one that the driver counts.
     fn in_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 
+    /// Begins and ends a transaction that the driver does not count. A connection that is dropped
+    /// within it has to be closed.
+    const BEGIN_TEXT: &'static str = "BEGIN";
+    const COMMIT_TEXT: &'static str = "COMMIT";
+    const ROLLBACK_TEXT: &'static str = "ROLLBACK";
+
     /// Executes a text without results, such as [`INTACT`] or [`UNDO`].
     fn execute_text(conn: &mut Self::Connection, sql: &'static str) -> impl Future<Output = Reply<()>> + Send;
 

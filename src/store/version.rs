@@ -143,7 +143,7 @@ pub trait VersionStore: Store {
     /// Whether a binary fraction may be NaN. Elsewhere it is refused, or stored as NULL.
     const HAS_NAN: bool = false;
     /// What has a SELECT see the row that an UPDATE of the same transaction sees, at any isolation.
-    const NOW: &'static str = "";
+    const AS_IT_IS_NOW: &'static str = "";
 
     /// Returns the parameter at a position, from 1.
     fn mark(index: usize) -> String;
@@ -254,9 +254,9 @@ impl Statements {
             key_name: format!("{}.{}", names.table, names.key.as_str()),
             scale: value.scale,
             triggers: seen.triggers,
-            read_now: format!("{read}{}", DB::NOW),
+            read_now: format!("{read}{}", DB::AS_IT_IS_NOW),
             read,
-            version_now: format!("{read_version}{}", DB::NOW),
+            version_now: format!("{read_version}{}", DB::AS_IT_IS_NOW),
             version: read_version,
             write_guarded: format!("{write} AND {n} = {} AND {n} >= {}", mark(4), mark(5)),
             write,

@@ -158,7 +158,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let next = self.rows.next(key, version)?;
         let write = compute(&value).map_err(Stop::Computation)?;
         self.check(statements, key, &write.value)?;
-        let at = Target { statements, key, row, version, next };
+        let inside = conn.is_in_transaction();
+        let at = Target { statements, key, row, version, next, inside };
         let result = if statements.triggers || *unmatched == Some(version) {
             self.write_in_transaction(conn, &at, write, limit).await
         } else {
@@ -183,8 +184,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         Err(Error::InvalidAmount { key: key.clone(), amount, rule })
     }
 
-    /// Writes in a transaction, or behind a savepoint of the caller's, so that what stands after it
-    /// can be read and refused.
+    /// Writes behind a savepoint of the caller's transaction, or in a transaction, so that what
+    /// stands after it can be read and refused.
     async fn write_in_transaction<E>(
         &self,
         conn: &mut DB::Connection,
@@ -192,24 +193,26 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         write: Write<V>,
         limit: impl Fn() -> Instant,
     ) -> Result<Option<Versioned<V>>, Stop<E>> {
-        let mut tx = answered(timeout_at(limit(), conn.begin()).await)?;
-        match self.write(&mut tx, at, write, &limit).await {
-            Ok(Some(row)) => {
-                answered(timeout_at(limit(), tx.commit()).await).map_err(Stop::DuringWrite)?;
-                Ok(Some(row))
+        if at.inside {
+            // A savepoint that is dropped is rolled back.
+            let mut savepoint = answered(timeout_at(limit(), conn.begin()).await)?;
+            let written = self.write(&mut savepoint, at, write, &limit).await.map_err(Stop::DuringWrite)?;
+            if written.is_some() {
+                answered(timeout_at(limit(), savepoint.commit()).await).map_err(Stop::DuringWrite)?;
             }
-            Ok(None) => {
-                answered(timeout_at(limit(), tx.rollback()).await)?;
-                Ok(None)
-            }
-            Err(failed) => {
-                // Otherwise the connection is closed. The server may have ended the transaction.
-                if !failed.may_still_run() {
-                    timeout_at(limit(), tx.rollback()).await.ok();
-                }
-                Err(Stop::DuringWrite(failed))
-            }
+            return Ok(written);
         }
+        // The driver's own COMMIT may begin the next transaction.
+        answered(timeout_at(limit(), DB::execute_text(conn, DB::BEGIN_TEXT)).await)?;
+        let written = self.write(conn, &Target { inside: true, ..*at }, write, &limit).await;
+        let end = match &written {
+            Ok(Some(_)) => DB::COMMIT_TEXT,
+            // The caller closes the connection.
+            Err(failed) if failed.may_still_run() => return written.map_err(Stop::DuringWrite),
+            Ok(None) | Err(_) => DB::ROLLBACK_TEXT,
+        };
+        answered(timeout_at(limit(), DB::execute_text(conn, end)).await).map_err(Stop::DuringWrite)?;
+        written.map_err(Stop::DuringWrite)
     }
 
     /// Writes if the version is unchanged. In a transaction, the row is read again if a trigger may
@@ -221,13 +224,13 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         write: Write<V>,
         limit: &impl Fn() -> Instant,
     ) -> Result<Option<Versioned<V>>, Failed> {
-        let Target { statements, key, row, version, next } = *at;
+        let Target { statements, key, row, version, next, inside } = *at;
         let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
         let rows = answered(timeout_at(limit(), DB::write(conn, sql, &write, row, version)).await)?;
         if rows > 0 && !statements.triggers {
             return Ok(Some(Versioned { value: write.value, version: next }));
         }
-        if !conn.is_in_transaction() {
+        if !inside {
             return Ok(None);
         }
         let found = answered(timeout_at(limit(), DB::read::<V>(conn, &statements.read_now, row)).await)?;
@@ -253,6 +256,8 @@ struct Target<'a> {
     row: &'a KeyValue,
     version: i64,
     next: i64,
+    /// Whether the write is undone if it is refused.
+    inside: bool,
 }
 
 /// What an attempt starts from.

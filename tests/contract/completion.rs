@@ -58,18 +58,24 @@ async fn a_claim_is_not_rolled_back_under_any_completion_type<DB: TestDatabase>(
     }
 }
 
+/// Also under a trigger, with which each change is a transaction of several statements.
 async fn a_balance_is_what_was_returned_under_any_completion_type<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let mut expected = OPENING;
-    for completion in TYPES {
-        let table = VersionedTable::<DB>::new(pool(&db, completion).await, COLUMNS).unwrap();
-        for table in [table.clone(), table.share_pool()] {
-            for _ in 0..3 {
-                expected += 50;
-                assert_eq!(table.deposit(VERSION, 50).await.unwrap().value, expected, "{completion}");
-                assert_eq!(balance(&db, VERSION).await, expected, "{completion}");
-                sleep(KEPT).await;
-                assert_eq!(table.read(VERSION).await.unwrap().unwrap().value, expected, "{completion}");
+    for trigger in [None, Some("CREATE TRIGGER seen BEFORE UPDATE ON account FOR EACH ROW SET @seen = 1")] {
+        if let Some(trigger) = trigger {
+            db.execute(trigger).await;
+        }
+        for completion in TYPES {
+            let table = VersionedTable::<DB>::new(pool(&db, completion).await, COLUMNS).unwrap();
+            for table in [table.clone(), table.share_pool()] {
+                for _ in 0..3 {
+                    expected += 50;
+                    assert_eq!(table.deposit(VERSION, 50).await.unwrap().value, expected, "{completion}, {trigger:?}");
+                    assert_eq!(balance(&db, VERSION).await, expected, "{completion}, {trigger:?}");
+                    sleep(KEPT).await;
+                    assert_eq!(table.read(VERSION).await.unwrap().unwrap().value, expected, "{completion}");
+                }
             }
         }
     }

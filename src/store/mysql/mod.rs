@@ -85,6 +85,8 @@ async fn end(conn: &mut MySqlConnection, sql: &'static str) -> Reply<bool> {
 
 impl Store for MySql {
     const OWN_CONNECTIONS: bool = true;
+    const COMMIT_TEXT: &'static str = commit!();
+    const ROLLBACK_TEXT: &'static str = rollback!();
     const SETTINGS_STAND: Option<&'static str> = Some(
         "SET autocommit = IF(NOT @@autocommit AND /*!80000 @@transaction_read_only */ /*M! @@tx_read_only */, 0, 2)",
     );

@@ -28,7 +28,7 @@ bind_key!(MySql);
 impl VersionStore for MySql {
     const QUOTE: char = '`';
     const EXACT_NAMES: bool = false;
-    const NOW: &'static str = " FOR UPDATE";
+    const AS_IT_IS_NOW: &'static str = " FOR UPDATE";
 
     fn mark(_: usize) -> String {
         "?".into()
