@@ -7,7 +7,7 @@
 
 use std::{path::Path, process::Stdio, time::Duration};
 
-use rowlock::{RunStatus, Schedule, Schedules, Tick};
+use rowlock::{RunStatus, Schedule, Schedules, Tick, TransactionError};
 use sqlx::{Sqlite, SqlitePool};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
@@ -15,18 +15,18 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 const PERIOD: Duration = Duration::from_secs(2);
 const LEASE: Duration = Duration::from_secs(1);
 
 /// docs/jobs.md shows this function.
-async fn pay_interest(tick: Tick<Sqlite>, pool: SqlitePool) -> Result<()> {
-    let mut tx = pool.begin().await?;
-    sqlx::query("UPDATE account SET balance = balance + 1").execute(&mut *tx).await?;
-    tick.finish_in(&mut tx).await?; // fails if another instance has the tick
-    tx.commit().await?;
-    Ok(())
+async fn pay_interest(tick: Tick<Sqlite>, pool: SqlitePool) -> Result<(), TransactionError<sqlx::Error>> {
+    let paid = tick.transaction(&pool, async |mut tx| {
+        sqlx::query("UPDATE account SET balance = balance + 1").execute(&mut *tx).await?;
+        Ok(())
+    });
+    paid.await // fails if another instance has the tick
 }
 
 #[tokio::main]
@@ -60,7 +60,7 @@ async fn instance(file: &Path, node: &str, stays: &str) -> Result<()> {
             if stays == "after" {
                 std::future::pending().await
             }
-            Result::Ok(())
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
         }
     });
     let running = schedules.start().await?;

@@ -76,7 +76,13 @@ pub(crate) fn poll_pause(pause: Duration, ends_in: Duration, left: Duration) -> 
 /// Returns how long a holder trusts a lease: a little less than all of it, for clocks that diverge
 /// and timers that fire late. `lease` is the full duration, `left` the part that remains.
 pub(crate) fn trusted(left: Duration, lease: Duration) -> Duration {
-    left.saturating_sub(lease / 20)
+    left.saturating_sub(reserve(lease))
+}
+
+/// Returns the part of a lease that its holder does not trust. It is left when the lease counts as
+/// lost.
+pub(crate) fn reserve(lease: Duration) -> Duration {
+    lease / 20
 }
 
 /// Returns how long after it was sent a claim or a renewal is followed by the next renewal, at the

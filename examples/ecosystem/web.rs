@@ -109,12 +109,10 @@ async fn pay(
 
 /// Settles the new payments together with the end of the tick.
 async fn settle(tick: Tick<Postgres>, pool: PgPool) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let mut tx = pool.begin().await?;
     let new = "WITH new AS (UPDATE payment SET settled = $1 WHERE settled IS NULL RETURNING id)
         INSERT INTO settlement SELECT $1, count(*) FROM new RETURNING payments";
-    let payments: i64 = query_scalar(new).bind(tick.slot()).fetch_one(&mut *tx).await?;
-    tick.finish_in(&mut tx).await?; // fails if another instance has the tick
-    tx.commit().await?;
+    let settled = tick.transaction(&pool, async |mut tx| query_scalar(new).bind(tick.slot()).fetch_one(&mut *tx).await);
+    let payments: i64 = settled.await?; // fails if another instance has the tick
     println!("settled {payments} payments at {}", tick.slot().format("%H:%M:%S"));
     Ok(())
 }

@@ -12,6 +12,7 @@ use crate::{
     hedge::Hedge,
     key::{Claim, Holder, Key},
     lease::lock::LeaseLock,
+    pacing,
     schedule::{registration::registration, spec::Schedule},
     schema::schedule_tables,
     store::{
@@ -69,6 +70,13 @@ pub struct Core<DB: Database> {
 impl<DB: Database> Core<DB> {
     pub fn limit(&self) -> Instant {
         Instant::now() + self.time_limit
+    }
+
+    /// Returns what is left of a lease when it counts as lost: that of a run, or of the key that the
+    /// run holds as well, whichever is shorter.
+    pub fn reserve(&self) -> Duration {
+        let key = self.lock.as_ref().map(|lock| lock.key_terms.terms.lease - lock.key_terms.lock_delay);
+        pacing::reserve(key.map_or(self.lease, |key| key.min(self.lease)).to_std().unwrap_or_default())
     }
 
     /// Returns the error to report. `before` is what was known of the outcome before this request.

@@ -12,7 +12,7 @@ use crate::{
     schedule::{
         core::{answered, quoted},
         plan::Then,
-        tick::Inner,
+        tick::{InTransaction, Inner},
     },
     store::{
         Database, Reply,
@@ -59,8 +59,10 @@ impl Ended {
 
 /// Records the end of the run.
 pub async fn end<DB: Database>(tick: &Inner<DB>, result: Result<(), String>) -> (Ended, Option<Duration>) {
-    if !tick.ended_in_transaction() {
-        return record_end(tick, result).await.unwrap_or((Ended::Lost, None));
+    match tick.in_transaction() {
+        InTransaction::None => return record_end(tick, result).await.unwrap_or((Ended::Lost, None)),
+        InTransaction::Committed => return find_success(tick).await,
+        InTransaction::Tried | InTransaction::Committing => {}
     }
     // The tick has ended with its transaction if, and only if, that was committed. Then its claim
     // does not stand.
@@ -71,12 +73,15 @@ pub async fn end<DB: Database>(tick: &Inner<DB>, result: Result<(), String>) -> 
     }
 }
 
-/// Looks for the success that a transaction of the work has committed. It is read, and not
-/// recorded: the server that showed no claim may be behind, and another one may show that the claim
+/// Looks for the success that a transaction of the work has committed. Unless the commit had a
+/// reply, it is read, and not recorded: the server that showed no claim may be behind, and another one may show that the claim
 /// stands.
 pub async fn find_success<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Duration>) {
     let (end, then) = tick.end(Status::Succeeded, None);
     let (core, claim) = (&tick.core, &tick.claim);
+    if tick.in_transaction() == InTransaction::Committed {
+        return (Ended::Succeeded, Some(due_in(tick, then)));
+    }
     let End { slot, attempt, status, .. } = end;
     match answered!(core, Action::Read, &quoted(&claim.key), conn => DB::has_ended(conn, claim, slot, attempt, status))
     {

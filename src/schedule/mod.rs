@@ -18,4 +18,5 @@ pub mod schedules;
 pub mod selection;
 pub mod spec;
 pub mod tick;
+mod transaction;
 pub mod try_tick;

@@ -21,7 +21,7 @@ use crate::{
         keeper::Keeper,
         plan::{self, Row, Start},
         spec::Schedule,
-        tick::Tick,
+        tick::{InTransaction, Tick},
     },
     spans,
     store::{
@@ -169,12 +169,13 @@ async fn work_and_end<DB: Database>(
             drop(keeper);
             ended
         }
-        // The transaction of `finish_in` may have been committed.
-        Stop::Lost if inner.ended_in_transaction() => find_success(inner).await,
-        Stop::Lost => (Ended::Lost, None),
+        Stop::Lost if inner.in_transaction() == InTransaction::None => (Ended::Lost, None),
+        // The transaction that ends the tick may have been committed.
+        Stop::Lost => find_success(inner).await,
         Stop::HandBack(ended) => {
             let stood = stop_and_hand_back(&inner.core, &inner.claim, keeper).await;
-            let found = if stood || !inner.ended_in_transaction() { None } else { Some(find_success(inner).await) };
+            let may_have_ended = !stood && inner.in_transaction() != InTransaction::None;
+            let found = if may_have_ended { Some(find_success(inner).await) } else { None };
             // If it did not succeed, an earlier attempt to hand it back had no reply.
             found.filter(|found| matches!(found.0, Ended::Succeeded)).unwrap_or((ended, None))
         }
@@ -312,9 +313,11 @@ async fn work_until_stopped<DB: Database>(
             () = keeper.lost() => Stop::Lost,
             () = wait_for(lease.map(Lease::lost)) => Stop::HandBack(Ended::Lost),
         };
-        // The transaction of `finish_in` decides by itself, and its commit ends the claim. It may
-        // also have been rolled back, so the wait has a limit.
-        drop(timeout(tick.inner().core.time_limit, tick.inner().not_committing()).await);
+        // A commit in flight decides by itself whether the tick has ended. What is left of the
+        // lease is waited for its reply: the next run cannot begin before.
+        let inner = tick.inner();
+        inner.cancel();
+        drop(timeout(inner.core.reserve(), inner.not_committing()).await);
         stop
     };
     // A task of its own, so that a panic of the work is a failure of the run.

@@ -1,15 +1,8 @@
 //! The tick that is passed to the work.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{fmt, sync::Arc};
 
 use chrono::{DateTime, Utc};
-use sqlx::Connection as _;
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
@@ -20,7 +13,7 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     key::{Claim, PreviousClaim, Token},
-    lease::confirm::confirm,
+    lease::confirm::confirm_within,
     rules::Status,
     schedule::{
         core::{Core, quoted},
@@ -33,6 +26,7 @@ use crate::{
         fault::Fault,
         schedule::{ClaimedRow, End, Times},
     },
+    transaction::own::in_transaction,
 };
 
 /// A tick of a schedule, as one run of it sees it. It is cheap to clone.
@@ -64,10 +58,19 @@ pub(super) struct Inner<DB: Database> {
     exclusive: Option<Claim>,
     /// What goes on after the work was dropped.
     going_on: TaskTracker,
-    /// A transaction has been made to end the tick.
-    in_transaction: AtomicBool,
-    /// Such a transaction may be about to be committed.
-    committing: watch::Sender<bool>,
+    in_transaction: watch::Sender<InTransaction>,
+}
+
+/// What is known of transactions that end the tick.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum InTransaction {
+    /// There was none.
+    None,
+    /// The history shows whether one was committed.
+    Tried,
+    /// One is being committed.
+    Committing,
+    Committed,
 }
 
 impl<DB: Database> Inner<DB> {
@@ -87,14 +90,56 @@ impl<DB: Database> Inner<DB> {
         self.going_on.wait().await;
     }
 
-    pub fn ended_in_transaction(&self) -> bool {
-        self.in_transaction.load(Ordering::Acquire)
+    pub fn in_transaction(&self) -> InTransaction {
+        *self.in_transaction.borrow()
     }
 
-    /// Waits while a transaction that ends the tick may be about to be committed.
+    pub fn set_in_transaction(&self, state: InTransaction) {
+        // After a commit, no other transaction ends the tick.
+        self.in_transaction.send_if_modified(|now| {
+            let changes = *now != InTransaction::Committed;
+            if changes {
+                *now = state;
+            }
+            changes
+        });
+    }
+
+    /// Records that a transaction that was being committed is over, or was given up.
+    pub fn end_committing(&self) {
+        if self.in_transaction() == InTransaction::Committing {
+            self.set_in_transaction(InTransaction::Tried);
+        }
+    }
+
+    /// Waits while a transaction that ends the tick is being committed.
     pub async fn not_committing(&self) {
         // The sender is this one.
-        drop(self.committing.subscribe().wait_for(|committing| !committing).await);
+        drop(self.in_transaction.subscribe().wait_for(|now| *now != InTransaction::Committing).await);
+    }
+
+    /// Returns the error of a run that lost its lease, or has ended.
+    pub fn lost(&self) -> Error {
+        Error::Lost { key: self.claim.key.clone(), token: self.claim.token }
+    }
+
+    /// Ends the tick, as succeeded, as the last part of the transaction that is open on `tx`.
+    pub async fn end_in(&self, tx: &mut DB::Connection) -> Result<(), Error> {
+        if let Some(claim) = &self.exclusive {
+            confirm_within::<DB>(claim, tx, self.core.time_limit).await?;
+        }
+        let (end, _) = self.end(Status::Succeeded, None);
+        let failure = match timeout_at(self.core.limit(), DB::end_run(tx, &self.claim, &end, true)).await {
+            Ok(Ok(true)) => return Ok(()),
+            Ok(Ok(false)) => return Err(self.lost()),
+            Ok(Err(error)) => Failure::Failed(error),
+            Err(_) => Failure::NoReply,
+        };
+        let key = &self.claim.key;
+        if failure.fault() == Fault::Contention {
+            return Err(Error::conflict(key.clone(), 1));
+        }
+        Err(self.core.failed(failure, Action::Confirm, &quoted(key), Certainty::NothingChanged))
     }
 
     /// Returns the end of the run, and what follows from it.
@@ -120,8 +165,7 @@ impl<DB: Database> Tick<DB> {
         let times = schedule.times();
         let previous = claimed.lost.map(|lost| PreviousClaim { token: lost.token, label: lost.label });
         let claimed = (claimed.now, sent);
-        let (over, in_transaction) = (CancellationToken::new(), AtomicBool::new(false));
-        let committing = watch::Sender::new(false);
+        let (over, in_transaction) = (CancellationToken::new(), watch::Sender::new(InTransaction::None));
         Self(Arc::new(Inner {
             core,
             schedule,
@@ -134,7 +178,6 @@ impl<DB: Database> Tick<DB> {
             exclusive,
             going_on: TaskTracker::new(),
             in_transaction,
-            committing,
         }))
     }
 
@@ -193,9 +236,11 @@ impl<DB: Database> Tick<DB> {
         self.0.exclusive.as_ref()
     }
 
-    /// Returns a token for tasks that the work spawns. It is cancelled when the work is dropped
-    /// (the run lost its lease or its key, took longer than its timeout, or was stopped), and when
-    /// the work has ended.
+    /// Returns a token for tasks that the work spawns. It is cancelled at the moment at which the run
+    /// loses its lease or its key, takes longer than its timeout or is stopped, and when the work
+    /// has ended. The work is dropped at the same moment; if the commit of a
+    /// [`transaction`](Self::transaction) is in flight at a loss, it is waited for at most until the
+    /// lease ends.
     pub fn cancellation_token(&self) -> CancellationToken {
         self.0.over.child_token()
     }
@@ -211,12 +256,24 @@ impl<DB: Database> Tick<DB> {
     /// The work and its tick are then committed together: exactly once. A key that the run holds as
     /// well is confirmed by the same commit.
     ///
+    /// For work that has a transaction of its own. [`transaction`](Self::transaction) begins one,
+    /// repeats it after contention, and resolves a COMMIT without a reply.
+    ///
     /// It is the last statement of the transaction. The work then commits, and returns. If it does
-    /// not commit, the run counts as failed. Work that goes on after the commit is dropped a while
-    /// later, because the commit has ended its lease.
+    /// not commit, the run counts as failed. Work that goes on after the commit is dropped when the
+    /// lease is to be renewed the next time, because the commit has ended it. A run that loses its
+    /// lease is dropped at once, also while its commit is in flight; the history then shows whether
+    /// the tick has ended.
+    ///
+    /// It asks the database whether the connection is in a transaction. The server ends one by
+    /// itself after a deadlock (MySQL, MariaDB), with a statement that commits implicitly (DDL), and
+    /// on SQLite after `OR ROLLBACK`. What it cannot detect: the work, or a statement of it, has
+    /// begun another transaction since. The tick then succeeds with the second part of the work
+    /// alone. So the work rolls back after each error of the database.
     ///
     /// # Errors
-    /// After any error the transaction has to be rolled back. [`Error::Lost`] if the run lost its
+    /// After any error the transaction has to be rolled back. [`Error::TransactionOver`] if the
+    /// transaction has ended. [`Error::Lost`] if the run lost its
     /// lease or its key: another instance has the tick, or another holder the key. Also if the tick
     /// has ended: an earlier transaction was committed, perhaps without a reply.
     /// [`Error::Conflict`] if another transaction used the row. A renewal of the lease uses it,
@@ -231,7 +288,7 @@ impl<DB: Database> Tick<DB> {
     /// # Examples
     /// ```
     /// # async fn report(tick: rowlock::Tick<sqlx::Sqlite>, pool: sqlx::SqlitePool) -> Result<(), Box<dyn std::error::Error>> {
-    /// let mut tx = pool.begin().await?;
+    /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?; // SQLite; otherwise pool.begin()
     /// sqlx::query("INSERT INTO report (day) VALUES (?)").bind(tick.slot()).execute(&mut *tx).await?;
     /// tick.finish_in(&mut tx).await?;
     /// tx.commit().await?;
@@ -239,31 +296,10 @@ impl<DB: Database> Tick<DB> {
     /// # }
     /// ```
     pub async fn finish_in(&self, tx: &mut DB::Connection) -> Result<(), Error> {
-        let (key, token) = (self.0.claim.key.clone(), self.0.claim.token);
-        if !tx.is_in_transaction() {
-            return Err(Error::NotInTransaction { key });
-        }
-        if let Some(claim) = &self.0.exclusive {
-            confirm::<DB>(claim, tx, self.0.core.time_limit).await?;
-        }
-        self.0.in_transaction.store(true, Ordering::Release);
-        self.0.committing.send_replace(true);
-        let (end, _) = self.0.end(Status::Succeeded, None);
-        let reply = timeout_at(self.0.core.limit(), DB::end_run(tx, &self.0.claim, &end, true)).await;
-        if matches!(&reply, Ok(Ok(false) | Err(sqlx::Error::Database(_)))) {
-            // The transaction does not end the tick.
-            self.0.committing.send_replace(false);
-        }
-        let failure = match reply {
-            Ok(Ok(true)) => return Ok(()),
-            Ok(Ok(false)) => return Err(Error::Lost { key, token }),
-            Ok(Err(error)) => Failure::Failed(error),
-            Err(_) => Failure::NoReply,
-        };
-        if failure.fault() == Fault::Contention {
-            return Err(Error::conflict(key, 1));
-        }
-        Err(failure.into_error(Action::Confirm, quoted(&key), self.0.core.time_limit, Certainty::NothingChanged))
+        let tick = &*self.0;
+        in_transaction::<DB>(tx, &tick.claim.key, tick.core.time_limit).await?;
+        tick.set_in_transaction(InTransaction::Tried);
+        tick.end_in(tx).await
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     article::{Answer, Program},
-    at_most, bank, elections, ticks_exclusive, ticks_raced, waiters,
+    at_most, bank, elections, ticks_commits, ticks_exclusive, ticks_raced, waiters,
 };
 
 const JOB: &str = "ROWLOCK_TEST_JOB";
@@ -61,6 +61,7 @@ async fn work<DB: TestDatabase>() {
     let lock = LeaseLock::new(pool.clone());
     let (key, file) = (var("JOB_KEY"), PathBuf::from(var("JOB_FILE")));
     match var(JOB).as_str() {
+        "commit" => ticks_commits::commit(pool).await,
         "count" => count(&lock, &key, &file).await,
         "count as the article" => count_as_the_article(pool, &key, &file).await,
         "create" => create(&lock, &key, &file).await,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use harness::{PATIENCE, TestDatabase, TestDb, events, eventually};
-use rowlock::{Error, Retries, Schedule, Tick, TickOutcome};
+use harness::{PATIENCE, TestDatabase, TestDb};
+use rowlock::{Error, Retries, Schedule, Schedules, Tick, TickOutcome};
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep, timeout},
@@ -11,23 +11,25 @@ use tokio::{
 
 use crate::ticks::{Never, SHORT, due, idle, info, instance, runs, steal, told};
 
-harness::tests!(everywhere(
-    the_work_and_its_tick_are_committed_together,
-    a_transaction_that_is_not_committed_fails_the_run,
-    a_lost_run_cannot_commit_its_tick,
-    a_tick_that_was_committed_is_not_committed_again,
-    a_stop_after_the_commit_leaves_a_success,
-    a_run_is_lost_though_its_transaction_is_not_committed,
-    a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for,
-    a_tick_ends_only_in_a_transaction,
-    a_shutdown_waits_for_the_runs,
-    a_shutdown_hands_back_what_does_not_end,
-    instances_that_are_dropped_hand_back_too,
-    a_try_that_is_dropped_hands_back,
-    a_tick_that_is_handed_back_often_is_not_given_up,
-    a_tick_whose_processes_died_too_often_is_given_up,
-    a_run_that_takes_too_long_is_stopped_and_fails
-));
+harness::tests!(
+    everywhere(
+        the_work_and_its_tick_are_committed_together,
+        a_transaction_that_is_not_committed_fails_the_run,
+        a_lost_run_cannot_commit_its_tick,
+        a_tick_that_was_committed_is_not_committed_again,
+        a_stop_after_the_commit_leaves_a_success,
+        a_run_is_lost_though_its_transaction_is_not_committed,
+        a_tick_ends_only_in_a_transaction,
+        a_shutdown_waits_for_the_runs,
+        a_shutdown_hands_back_what_does_not_end,
+        instances_that_are_dropped_hand_back_too,
+        a_try_that_is_dropped_hands_back,
+        a_tick_that_is_handed_back_often_is_not_given_up,
+        a_tick_whose_processes_died_too_often_is_given_up,
+        a_run_that_takes_too_long_is_stopped_and_fails
+    ),
+    servers(a_lost_run_is_told_and_stopped_before_the_next_one_begins)
+);
 
 /// What the work does with its transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,31 +158,50 @@ async fn a_run_is_lost_though_its_transaction_is_not_committed<DB: TestDatabase>
     assert_eq!(timeout(PATIENCE, running).await.unwrap().unwrap().unwrap(), TickOutcome::Lost);
 }
 
-/// The transaction locks the row, so that the lease cannot be renewed. No other instance can take
-/// the tick over either.
-async fn a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for<DB: TestDatabase>(db: TestDb<DB>) {
+/// The work goes on after its transaction was rolled back, and the server then falls silent.
+async fn a_lost_run_is_told_and_stopped_before_the_next_one_begins<DB: TestDatabase>(db: TestDb<DB>) {
+    const LEASE: Duration = Duration::from_secs(6);
     db.execute("CREATE TABLE effect (id BIGINT)").await;
-    let name = format!("committing on {}", db.server.name);
-    let (schedule, url) = (due(&db, &name).await, db.url.clone());
-    let schedules = instance(&db, "one").time_limit(PATIENCE).unwrap().lease(10 * SHORT).unwrap();
-    let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
-        let url = url.clone();
+    let (schedule, url, proxy) = (due(&db, "k").await, db.url.clone(), db.proxy().await);
+    let (said, mut events) = mpsc::unbounded_channel();
+    let (began, mut begun) = mpsc::unbounded_channel();
+    let first = Schedules::new(proxy.pool(4)).time_limit(PATIENCE).unwrap().lease(LEASE).unwrap();
+    let next = said.clone();
+    let first = first.on(schedule.clone(), move |tick: Tick<DB>| {
+        let (url, began, stopped) = (url.clone(), began.clone(), Stopped(said.clone(), tick.clone()));
         async move {
-            let pool = harness::pool::<DB>(&url, 1).await;
-            let mut tx = pool.begin().await.unwrap();
-            DB::execute_on(&mut tx, "INSERT INTO effect (id) VALUES (1)").await.unwrap();
-            tick.finish_in(&mut tx).await.map_err(|error| format!("{error:?}"))?;
-            let events = || events::with(&format!("schedule={} ", tick.name()));
-            let lost = || events().iter().any(|event| event.contains("lost: "));
-            eventually("the lease is lost", || async { lost() }).await;
-            // Work that is stopped is dropped by then.
-            sleep(5 * SHORT).await;
-            tx.commit().await.map_err(|error| error.to_string())
+            work::<DB>(tick, url, Deed::RollBack).await?;
+            began.send(()).unwrap();
+            let _stopped = stopped;
+            std::future::pending::<Result<(), String>>().await
         }
     });
-    let outcome = timeout(PATIENCE, schedules.try_tick(&name)).await.unwrap().unwrap();
-    assert_eq!((outcome, db.number("SELECT COUNT(*) FROM effect").await), (TickOutcome::Succeeded, Some(1)));
-    assert_eq!(told(&db, &name).await, "S1");
+    let running = tokio::spawn(async move { first.try_tick("k").await });
+    timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+    proxy.hold_everything();
+    let next = instance(&db, "next").on(schedule, move |_| {
+        next.send("begun").unwrap();
+        async { Never::Ok(()) }
+    });
+    harness::eventually("it is taken over", || async { next.try_tick("k").await.unwrap() == TickOutcome::Succeeded })
+        .await;
+    for expected in ["told and stopped", "begun"] {
+        assert_eq!(timeout(PATIENCE, events.recv()).await.unwrap(), Some(expected));
+    }
+    proxy.open();
+    assert_eq!(timeout(PATIENCE, running).await.unwrap().unwrap().unwrap(), TickOutcome::Lost);
+}
+
+/// Says when the work that has it is dropped, and whether its tasks were told before.
+struct Stopped<DB: TestDatabase>(mpsc::UnboundedSender<&'static str>, Tick<DB>);
+
+impl<DB: TestDatabase> Drop for Stopped<DB> {
+    fn drop(&mut self) {
+        let told =
+            if self.1.cancellation_token().is_cancelled() { "told and stopped" } else { "stopped, and not told" };
+        // The test may have ended.
+        self.0.send(told).ok();
+    }
 }
 
 async fn a_tick_ends_only_in_a_transaction<DB: TestDatabase>(db: TestDb<DB>) {

@@ -120,10 +120,12 @@ pub async fn work<DB: TestDatabase>(pool: sqlx::Pool<DB>) {
             let pool = pool.clone();
             async move {
                 sleep(Duration::from_millis(fastrand::u64(0..200))).await;
-                let mut tx = pool.begin().await.map_err(|error| error.to_string())?;
-                DB::execute_on(&mut tx, &insert(&tick)).await.map_err(|error| error.to_string())?;
-                tick.finish_in(&mut tx).await.map_err(|error| error.to_string())?;
-                tx.commit().await.map_err(|error| error.to_string())
+                let sql = insert(&tick);
+                let done = tick.transaction(&pool, |mut tx| {
+                    let sql = sql.clone();
+                    async move { DB::execute_on(&mut tx, &sql).await.map(drop) }
+                });
+                done.await
             }
         });
     let _running = schedules.start().await.unwrap();

@@ -127,7 +127,8 @@ async fn work_that_swallows_an_error_is_found_out<DB: TestDatabase>(db: TestDb<D
     .await;
 }
 
-async fn end_by_an_error<DB: TestDatabase>(db: &TestDb<DB>, mut tx: Tx<DB>) {
+/// Meets an error after which the transaction is over.
+pub async fn end_by_an_error<DB: TestDatabase>(db: &TestDb<DB>, mut tx: Tx<DB>) {
     match db.server.name {
         "postgres" => drop(DB::execute_on(&mut tx, "SELECT 1/0").await.unwrap_err()),
         "sqlite" => {

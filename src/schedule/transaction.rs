@@ -1,0 +1,201 @@
+//! The transaction that ends a tick.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use sqlx::Pool;
+use tokio::time::Instant;
+
+use crate::{
+    error::Error,
+    grant::{Attempt, Grant},
+    key::Claim,
+    lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
+    retry::{Repeat, Retry, outage_pause},
+    rules::Status,
+    schedule::{
+        plan::Row,
+        tick::{InTransaction, Inner, Tick},
+    },
+    store::{Database, Outcome, Reply, connection::PooledConn},
+    transaction::{
+        self,
+        error::{TransactionError, WorkError},
+        tx::Tx,
+    },
+};
+
+/// How long conflicts are repeated within a run.
+const RETRY: Retry = Retry { attempts: 100, within: Duration::from_secs(60) };
+
+impl<DB: Database> Tick<DB> {
+    /// Runs `work` in a transaction that ends the tick, as succeeded: begin, work, record the end,
+    /// commit. What the work wrote and its tick are then committed together, or not at all: exactly
+    /// once. A key that the run holds as well is confirmed by the same commit.
+    ///
+    /// The transaction is begun on a connection of `pool`, which belongs to the database of the
+    /// schedules. Conflicts, and errors that mean contention, including those that the work itself
+    /// met, are rolled back and repeated, up to 100 times within a minute. They do not count as
+    /// attempts at the tick. The work may run several times, so it does nothing outside the
+    /// transaction. It returns every database error, neither commits nor rolls back, and returns
+    /// the transaction by dropping it; see
+    /// [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction). A statement that
+    /// commits implicitly (DDL on MySQL and MariaDB) is refused when the work has returned; what
+    /// came before it stands, and the tick has not ended.
+    ///
+    /// The tick ends in the last statement of the transaction, so that the lease is renewed while
+    /// the work runs. A transaction under REPEATABLE READ or SERIALIZABLE on PostgreSQL, and under
+    /// snapshot isolation on MariaDB, has to be shorter than a third of the lease, because each
+    /// renewal changes the row. On SQLite, no renewal is possible until the commit.
+    ///
+    /// After the commit the work of the run returns. Work that goes on is dropped when the lease is
+    /// to be renewed the next time, because the commit has ended the lease.
+    ///
+    /// # Errors
+    /// [`TransactionError::Work`] is the work's own error, after a rollback.
+    /// [`TransactionError::Failed`] contains [`Error::Lost`] if the run lost its lease or its key,
+    /// or has ended its tick before, [`Error::Conflict`] when the repetitions are used up,
+    /// [`Error::TransactionOver`] if the transaction ended before the work returned, and
+    /// [`Error::CommitUnknown`] if it cannot be determined whether the transaction was committed.
+    /// The history then shows it. [`TransactionError::Refused`] is never returned.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped before the commit is sent, nothing is committed. If it is dropped
+    /// later, the commit may stand. The end of the run reads which of them it was.
+    ///
+    /// # Examples
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # fn example(pool: sqlx::SqlitePool, daily: rowlock::Schedule) {
+    /// use rowlock::{Schedules, Tick};
+    /// use sqlx::Sqlite;
+    ///
+    /// let accounts = pool.clone();
+    /// let jobs = Schedules::new(pool).on(daily, move |tick: Tick<Sqlite>| {
+    ///     let accounts = accounts.clone();
+    ///     async move {
+    ///         tick.transaction(&accounts, async |mut tx| {
+    ///             sqlx::query("UPDATE account SET balance = balance + 1").execute(&mut *tx).await
+    ///         })
+    ///         .await
+    ///     }
+    /// });
+    /// # }
+    /// ```
+    pub async fn transaction<T, E, W, F>(&self, pool: &Pool<DB>, mut work: W) -> Result<T, TransactionError<E>>
+    where
+        E: WorkError,
+        W: FnMut(Tx<DB>) -> F,
+        F: Future<Output = Result<T, E>>,
+    {
+        let tick = &**self.inner();
+        let ended = EndedTick { tick, pool, lost: AtomicBool::new(false) };
+        let done = transaction::run(&ended, self.name(), |tx, _| work(tx)).await;
+        match done {
+            Ok(_) => tick.set_in_transaction(InTransaction::Committed),
+            // The repetitions were used up by then.
+            Err(TransactionError::Failed(Error::Conflict { .. })) if ended.lost.load(Ordering::Acquire) => {
+                return Err(tick.lost().into());
+            }
+            Err(_) => {}
+        }
+        done
+    }
+}
+
+/// The claim of a tick as the lock of a transaction whose confirmation is the end of the tick.
+struct EndedTick<'a, DB: Database> {
+    tick: &'a Inner<DB>,
+    pool: &'a Pool<DB>,
+    /// The claim was found not to stand.
+    lost: AtomicBool,
+}
+
+/// The transaction is over, or given up.
+impl<DB: Database> Drop for EndedTick<'_, DB> {
+    fn drop(&mut self) {
+        self.tick.end_committing();
+    }
+}
+
+impl<DB: Database> ResourceLock<DB> for EndedTick<'_, DB> {
+    fn try_acquire<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+        // The attempt before this one was rolled back.
+        self.tick.end_committing();
+        let claim = self.tick.claim.clone();
+        let granted =
+            if self.lost.load(Ordering::Acquire) { Err(self.tick.lost()) } else { Ok(Attempt::Acquired(claim.into())) };
+        Box::pin(std::future::ready(granted))
+    }
+
+    fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+        self.try_acquire(key)
+    }
+
+    fn confirm<'a>(&'a self, _: &'a Claim, tx: &'a mut DB::Connection) -> BoxFuture<'a, Result<Confirmation, Error>> {
+        Box::pin(async move {
+            self.tick.set_in_transaction(InTransaction::Committing);
+            let ended = self.tick.end_in(tx).await;
+            if matches!(ended, Err(Error::Lost { .. })) {
+                self.lost.store(true, Ordering::Release);
+            }
+            ended.map(|()| Confirmation(1))
+        })
+    }
+
+    /// The claim ends with the tick.
+    fn release(&self, _: Grant<DB>, _: Status) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn pool(&self) -> &Pool<DB> {
+        self.pool
+    }
+
+    /// A claim that still stands was not ended, and a renewal finds that out with a write
+    /// (`docs/decisions/0013-a-commit-is-asked-about-with-a-write.md`). It finds the row skipped
+    /// until the transaction is over.
+    fn commit_outcome<'a>(&'a self, _: &'a Claim, _: Confirmation) -> BoxFuture<'a, CommitOutcome> {
+        Box::pin(async move {
+            let core = &self.tick.core;
+            let limit = core.limit();
+            let mut repeat = Repeat::until(limit);
+            loop {
+                let reply = PooledConn::send(&core.requests, limit, async |conn| outcome(conn, self.tick).await).await;
+                match repeat.final_or_pause(reply).await {
+                    Some(Ok(Some(outcome))) => return outcome,
+                    Some(Ok(None)) if Instant::now() < limit => outage_pause().await,
+                    Some(_) => return CommitOutcome::Unknown,
+                    None => {}
+                }
+            }
+        })
+    }
+
+    fn confirm_at(&self) -> ConfirmAt {
+        ConfirmAt::Last
+    }
+
+    fn retry(&self) -> Retry {
+        RETRY
+    }
+
+    fn time_limit(&self) -> Duration {
+        self.tick.core.time_limit
+    }
+}
+
+/// Returns the outcome of the transaction that was to end the tick, or `None` while it is open.
+async fn outcome<DB: Database>(conn: &mut DB::Connection, tick: &Inner<DB>) -> Reply<Option<CommitOutcome>> {
+    match DB::extend_run(conn, &tick.claim, tick.core.lease).await? {
+        Outcome::Done => Ok(Some(CommitOutcome::RolledBack)),
+        Outcome::Skipped { .. } => Ok(None),
+        Outcome::Lost => {
+            let Row { slot, attempt, .. } = tick.row;
+            let ended = DB::has_ended(conn, &tick.claim, slot, attempt, Status::Succeeded.letter()).await?;
+            Ok(Some(if ended { CommitOutcome::Committed } else { CommitOutcome::Unknown }))
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Runs whose work is the transaction that ends the tick, and whose COMMIT or its reply is lost: the
+//! tick has its effect once.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+};
+
+use harness::{
+    PATIENCE, TestDatabase, TestDb, eventually,
+    proxy::{Proxy, Way},
+};
+use rowlock::{Schedule, Schedules, TickOutcome, Tx};
+use sqlx::Pool;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    time::timeout,
+};
+
+use crate::{
+    child::{self, say},
+    ticks::{LONG, SHORT, due, instance, told},
+    ticks_transaction::{Done, EFFECT, LEASE, effects, table, with},
+};
+
+harness::tests!(servers(
+    a_commit_without_a_reply_is_found_out_about,
+    a_commit_that_did_not_arrive_is_repeated,
+    a_commit_cut_off_for_good_has_its_effect_once,
+    a_process_that_is_killed_before_its_commit_arrives_leaves_the_tick
+));
+
+/// Runs the tick over a proxy. After the work's last statement in its first run, this many chunks
+/// pass this way, and the next is held, while `between` runs: the check, the end and the COMMIT.
+async fn run_held<DB: TestDatabase>(
+    db: &TestDb<DB>,
+    (way, after): (Way, usize),
+    between: impl AsyncFnOnce(&Proxy),
+) -> (TickOutcome, Done, u32) {
+    let (schedule, proxy, runs) = (due(db, "k").await, Arc::new(db.proxy().await), Arc::new(AtomicU32::new(0)));
+    let (pool, held, counted) = (proxy.pool(1), proxy.clone(), runs.clone());
+    warm(db, &pool, "warm").await;
+    let (schedules, mut done) = with(instance(db, "one"), schedule, &pool, move |mut tx| {
+        let (first, held) = (runs.fetch_add(1, SeqCst) == 0, held.clone());
+        async move {
+            DB::execute_on(&mut tx, EFFECT).await?;
+            if first {
+                held.hold_after(way, after);
+            }
+            Ok(())
+        }
+    });
+    let run = async { schedules.try_tick("k").await.unwrap() };
+    let outcome = timeout(3 * PATIENCE, proxy.while_held(way, run, between)).await.expect("it ends");
+    (outcome, done.recv().await.unwrap(), counted.load(SeqCst))
+}
+
+/// Prepares the statements of a transaction on a connection of the pool.
+async fn warm<DB: TestDatabase>(db: &TestDb<DB>, pool: &Pool<DB>, name: &str) {
+    let select = async |mut tx: Tx<DB>| DB::execute_on(&mut tx, "SELECT 1").await.map(drop);
+    let (schedules, _done) = with(instance(db, "one"), due(db, name).await, pool, select);
+    assert_eq!(schedules.try_tick(name).await.unwrap(), TickOutcome::Succeeded);
+}
+
+/// How many round trips lie between the work's last statement and the COMMIT: the check, and the
+/// end, which is two statements on MySQL and MariaDB.
+fn before_commit<DB: TestDatabase>(db: &TestDb<DB>) -> usize {
+    if db.server.name == "postgres" { 2 } else { 3 }
+}
+
+async fn a_commit_without_a_reply_is_found_out_about<DB: TestDatabase>(db: TestDb<DB>) {
+    table(&db).await;
+    let (outcome, done, runs) = run_held(&db, (Way::Replies, before_commit(&db)), async |proxy| {
+        assert_eq!(effects(&db).await, 1, "it is committed, and the run does not know it yet");
+        proxy.cut();
+    })
+    .await;
+    assert!(done.is_ok() && outcome == TickOutcome::Succeeded && runs == 1, "{runs}: {outcome:?} {done:?}");
+    assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (1, "S1"));
+}
+
+async fn a_commit_that_did_not_arrive_is_repeated<DB: TestDatabase>(db: TestDb<DB>) {
+    table(&db).await;
+    let (outcome, done, runs) = run_held(&db, (Way::Requests, before_commit(&db)), async |proxy| {
+        assert_eq!(effects(&db).await, 0);
+        proxy.cut();
+    })
+    .await;
+    assert!(done.is_ok() && outcome == TickOutcome::Succeeded && runs == 2, "{runs}: {outcome:?} {done:?}");
+    assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (1, "S1"));
+}
+
+/// The COMMIT, or its reply, is in transit until the lease is over, and the instance reaches the
+/// server no more. Another instance has the tick then.
+async fn a_commit_cut_off_for_good_has_its_effect_once<DB: TestDatabase>(db: TestDb<DB>) {
+    table(&db).await;
+    for way in [Way::Requests, Way::Replies] {
+        let name = format!("{way:?}");
+        let (schedule, proxy) = (due(&db, &name).await, Arc::new(db.proxy().await));
+        let (held, after, pool) = (proxy.clone(), before_commit(&db), proxy.pool(1));
+        warm(&db, &pool, &format!("warm {way:?}")).await;
+        let schedules = Schedules::<DB>::new(proxy.pool(4)).lease(LEASE).unwrap();
+        let (cut_off, _done) = with(schedules, schedule.clone(), &pool, move |mut tx| {
+            let held = held.clone();
+            async move {
+                DB::execute_on(&mut tx, EFFECT).await?;
+                held.hold_after(way, after);
+                Ok(())
+            }
+        });
+        let own = name.clone();
+        let run = tokio::spawn(async move { cut_off.try_tick(&own).await });
+        proxy.held(way).await;
+        proxy.hold_everything();
+        let outcome = timeout(3 * PATIENCE, run).await.expect("it ends").unwrap().unwrap();
+        assert_eq!(outcome, TickOutcome::Lost, "{way:?}");
+        // The server learns that its client is gone, and what it has not committed ends.
+        proxy.cut_off().await;
+        let pool = db.pool_of(1).await;
+        let (other, _done) = with(instance(&db, "other"), schedule, &pool, async |mut tx| {
+            DB::execute_on(&mut tx, EFFECT).await.map(drop)
+        });
+        let expected = if way == Way::Requests { "L1 S2" } else { "S1" };
+        eventually("it has succeeded", || async {
+            other.try_tick(&name).await.unwrap();
+            told(&db, &name).await == expected
+        })
+        .await;
+        assert_eq!(effects(&db).await, if way == Way::Requests { 1 } else { 2 }, "{way:?}");
+    }
+}
+
+/// The job of a process: one run, whose COMMIT the test holds.
+pub async fn commit<DB: TestDatabase>(pool: Pool<DB>) {
+    let schedule = Schedule::every("k", LONG).unwrap();
+    let schedules = Schedules::new(pool.clone()).label("victim").unwrap().lease(child::VICTIMS_LEASE).unwrap();
+    let warm = Schedule::after("warm", SHORT).unwrap();
+    let (schedules, _done) =
+        with(schedules, warm, &pool, async |mut tx| DB::execute_on(&mut tx, "SELECT 1").await.map(drop));
+    let (schedules, _done) = with(schedules, schedule, &pool, async |mut tx| {
+        DB::execute_on(&mut tx, EFFECT).await?;
+        say("worked");
+        let mut line = String::new();
+        BufReader::new(tokio::io::stdin()).read_line(&mut line).await.unwrap();
+        Ok(())
+    });
+    // The statements of a transaction are prepared.
+    assert_eq!(schedules.try_tick("warm").await.unwrap(), TickOutcome::Succeeded);
+    schedules.try_tick("k").await.unwrap();
+}
+
+async fn a_process_that_is_killed_before_its_commit_arrives_leaves_the_tick<DB: TestDatabase>(db: TestDb<DB>) {
+    table(&db).await;
+    let (schedule, proxy) = (due(&db, "k").await, db.proxy().await);
+    let mut behind = db.over(db.pool.clone());
+    behind.url.clone_from(&proxy.url);
+    let mut victim = child::start(&behind, "commit", "", Path::new(""));
+    let mut said = BufReader::new(victim.stdout.take().unwrap()).lines();
+    assert_eq!(timeout(PATIENCE, said.next_line()).await.unwrap().unwrap().as_deref(), Some("worked"));
+    proxy.hold_after(Way::Requests, before_commit(&db));
+    victim.stdin.take().unwrap().write_all(b"\n").await.unwrap();
+    proxy.held(Way::Requests).await;
+    victim.kill().await.unwrap();
+    proxy.cut();
+    assert_eq!(effects(&db).await, 0);
+    let pool = db.pool_of(1).await;
+    let (other, _done) =
+        with(instance(&db, "other"), schedule, &pool, async |mut tx| DB::execute_on(&mut tx, EFFECT).await.map(drop));
+    eventually("it is taken over", || async { other.try_tick("k").await.unwrap() == TickOutcome::Succeeded }).await;
+    assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (1, "L1 S2"));
+}
