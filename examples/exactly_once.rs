@@ -60,7 +60,7 @@ async fn instance(file: &Path, node: &str, stays: &str) -> Result<()> {
             if stays == "after" {
                 std::future::pending().await
             }
-            Result::Ok(())
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
         }
     });
     let running = schedules.start().await?;

@@ -68,7 +68,7 @@ where
         let (pool, work, sender) = (pool.clone(), work.clone(), sender.clone());
         async move {
             let done = tick.transaction(&pool, |tx| work(tx)).await;
-            let said = done.as_ref().map(|()| ()).map_err(ToString::to_string);
+            let said = done.as_ref().copied().map_err(ToString::to_string);
             // Not every test asks.
             sender.send(done).ok();
             said
