@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, convert::Infallible, time::Duration};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use rowlock::{Attempt, Columns, LeaseLock, Schedule, Schedules, Status, VersionedTable};
-use sqlx::{SqlitePool, sqlite::SqlitePoolOptions};
+use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection, SqlitePool, sqlite::SqlitePoolOptions};
 
 /// One test only, because the recorder is global to the process.
 #[tokio::test]
@@ -49,18 +49,20 @@ async fn what_happens_is_counted() {
     running.shutdown(Duration::from_secs(20)).await;
     assert!(lock.shutdown(Duration::from_secs(20)).await);
 
-    sqlx::raw_sql("CREATE TABLE a (id TEXT PRIMARY KEY, n INTEGER NOT NULL, v INTEGER NOT NULL); INSERT INTO a VALUES ('x', 9, 0)")
-        .execute(&pool)
-        .await
-        .unwrap();
-    let table = VersionedTable::new(pool.clone(), Columns { table: "a", key: "id", value: "n", version: "v" }).unwrap();
-    sqlx::raw_sql(
-        "CREATE TRIGGER t BEFORE UPDATE ON a WHEN old.v = 0 BEGIN UPDATE a SET v = 5; SELECT raise(ignore); END",
-    )
-    .execute(&pool)
-    .await
-    .unwrap();
-    assert_eq!(table.deduct("x", 1).await.unwrap().attempts, 2);
+    let file = format!("sqlite:{}/metrics.db?mode=rwc", env!("CARGO_TARGET_TMPDIR"));
+    execute(
+        &file,
+        "DROP TABLE IF EXISTS a; CREATE TABLE a (id TEXT PRIMARY KEY, n INTEGER NOT NULL, v INTEGER NOT NULL)",
+    );
+    execute(&file, "INSERT INTO a VALUES ('x', 9, 0)");
+    let columns = Columns { table: "a", key: "id", value: "n", version: "v" };
+    let table = VersionedTable::new(SqlitePool::connect(&file).await.unwrap(), columns).unwrap();
+    let mut conflict = Some("UPDATE a SET v = v + 1");
+    let updated = table.update("x", |n| {
+        conflict.take().map(|sql| execute(&file, sql));
+        Ok::<_, Infallible>(n - 1)
+    });
+    assert_eq!(updated.await.unwrap().attempts, 2);
 
     let published = snapshotter.snapshot().into_vec();
     for (key, unit, text, _) in &published {
@@ -103,4 +105,16 @@ async fn what_happens_is_counted() {
     assert!(seen("rowlock_renewal_seconds") >= 1);
     assert!(seen("rowlock_run_seconds outcome=succeeded") >= 1 && seen("rowlock_start_delay_seconds") >= 1);
     assert!(rowlock::METRIC_BUCKETS.is_sorted());
+}
+
+/// Executes a text as another process does, also within a call that cannot be awaited.
+fn execute(url: &str, sql: &'static str) {
+    let url = url.to_owned();
+    let executed = std::thread::spawn(move || {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+            let mut conn = SqliteConnection::connect(&url).await.unwrap();
+            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut conn).await.unwrap();
+        });
+    });
+    executed.join().unwrap();
 }

@@ -23,14 +23,21 @@ use crate::{
 
 const BROWSER: Need = Need { what: "CHROMEDRIVER", is_met: |_| driver().is_some() };
 
+// The page is the same on every database.
 harness::tests!(
-    everywhere[BROWSER].last(
+    sqlite[BROWSER].last(
         each_page_is_shown_in_a_browser,
         a_key_is_released_in_a_browser,
-        a_page_is_used_with_the_keyboard
+        a_page_is_used_with_the_keyboard,
+        a_browser_tells_of_a_lost_server,
+        a_test_that_fails_leaves_no_process
     ),
-    servers[BROWSER].last(a_browser_tells_of_a_lost_database),
-    sqlite[BROWSER].last(a_browser_tells_of_a_lost_server, a_test_that_fails_leaves_no_process)
+    servers[BROWSER].alone(
+        each_page_is_shown_in_a_browser,
+        a_key_is_released_in_a_browser,
+        a_page_is_used_with_the_keyboard,
+        a_browser_tells_of_a_lost_database
+    ),
 );
 
 fn driver() -> Option<String> {
