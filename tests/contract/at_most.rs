@@ -33,12 +33,12 @@ harness::tests!(
         no_more_than_allowed_beside_crashes_and_losses,
         as_many_are_granted_anew_after_crashes,
         a_killed_process_gives_its_place_to_another,
-        a_dropped_attempt_takes_no_place,
         a_dropped_wait_takes_no_place,
         every_holder_can_commit_and_none_that_was_replaced,
         run_and_run_within_work_under_each
     ),
-    servers(a_lost_reply_takes_no_second_place, a_lost_request_takes_no_place)
+    servers(a_lost_reply_takes_no_second_place, a_lost_request_takes_no_place),
+    everywhere.long(a_dropped_attempt_takes_no_place)
 );
 
 const SHORT: Duration = Duration::from_secs(1);

@@ -24,8 +24,7 @@ harness::tests!(
         a_row_that_cannot_be_abandoned_keeps_no_other_key,
         a_release_that_the_server_refuses_is_tried_again,
         a_release_that_is_refused_to_the_end_changed_nothing,
-        a_runtime_that_stands_still_loses_no_lease_of_another,
-        a_runtime_that_stands_still_loses_no_lease_of_another_duration
+        a_runtime_that_stands_still_loses_no_lease_of_another
     ),
     mysql_and_mariadb(a_claim_that_meets_an_error_of_the_binary_log_is_unknown),
     servers(
@@ -37,7 +36,8 @@ harness::tests!(
         leases_are_renewed_though_no_connection_can_be_opened,
         a_connection_that_becomes_idle_serves_a_request_for_which_none_opens,
         a_renewal_that_comes_after_the_release_tells_of_no_loss
-    )
+    ),
+    everywhere.long(a_runtime_that_stands_still_loses_no_lease_of_another_duration)
 );
 
 /// Long enough for a slow machine to renew within a twelfth of it.

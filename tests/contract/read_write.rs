@@ -23,14 +23,14 @@ harness::tests!(
         readers_that_find_the_name_held_do_not_delay_the_writer,
         no_side_starves,
         the_token_of_the_last_writer_fences_a_reader,
-        all_numbers_are_used_and_no_more,
         a_plain_claim_on_the_name_closes_it,
         a_name_that_was_never_claimed_is_claimed_once,
         a_refused_attempt_leaves_no_claim,
         terms_that_do_not_fit_are_refused
     ),
     everywhere.alone(a_release_wakes_the_writer),
-    postgres[SESSION](a_writer_asks_for_word_of_every_reader)
+    postgres[SESSION](a_writer_asks_for_word_of_every_reader),
+    everywhere.long(all_numbers_are_used_and_no_more)
 );
 
 pub const SHORT: Duration = Duration::from_secs(1);

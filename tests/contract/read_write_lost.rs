@@ -18,10 +18,7 @@ use crate::{
 harness::tests!(
     everywhere(
         a_dropped_try_of_a_reader_leaves_nothing,
-        a_dropped_wait_of_a_reader_leaves_nothing,
-        a_dropped_try_of_a_writer_leaves_nothing,
         a_dropped_wait_of_a_writer_leaves_nothing,
-        a_dropped_wait_for_readers_leaves_nothing,
         a_dropped_downgrade_leaves_nothing,
         a_dropped_upgrade_leaves_nothing,
         a_writer_that_loses_the_name_while_it_waits_is_not_let_in,
@@ -36,6 +33,11 @@ harness::tests!(
         a_reader_is_not_put_back_by_the_late_reply_of_its_batch,
         a_reader_whose_claim_has_no_reply_asks_for_it_again,
         a_downgrade_whose_claim_has_no_reply_asks_for_it_again
+    ),
+    everywhere.long(
+        a_dropped_try_of_a_writer_leaves_nothing,
+        a_dropped_wait_of_a_reader_leaves_nothing,
+        a_dropped_wait_for_readers_leaves_nothing
     )
 );
 

@@ -404,7 +404,7 @@ fn is_ping(chunk: &[u8]) -> bool {
     let begins = |text: &[u8]| chunk.get(5..).is_some_and(|rest| rest.starts_with(text));
     matches!(chunk, [b'S', 0, 0, 0, 4] | [1, 0, 0, 0, 0x0e])
         || begins(b"SELECT now() = statement_timestamp()")
-        || begins(b"ROLLBACK; SELECT CAST(@@autocommit")
+        || begins(b"ROLLBACK AND NO CHAIN NO RELEASE; SELECT CAST(@@autocommit")
 }
 
 impl<DB: TestDatabase> TestDb<DB> {
