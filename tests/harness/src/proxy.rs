@@ -398,9 +398,15 @@ fn end_of_error(chunk: &[u8], text: &str) -> Option<usize> {
     None
 }
 
-/// What a pool sends when a connection is given back (PostgreSQL's Sync alone, MySQL's COM_PING),
-/// and what a lock sends before it uses a connection of a pool that it shares.
+/// What a pool sends when a connection is given back (PostgreSQL's Sync alone, MySQL's COM_PING,
+/// after a ROLLBACK with which the driver counts down the transaction that a lock has ended), and
+/// what a lock sends before it uses a connection of a pool that it shares.
 fn is_ping(chunk: &[u8]) -> bool {
+    let chunk = match chunk.strip_prefix(b"\x09\0\0\0\x03ROLLBACK") {
+        Some([]) => return true,
+        Some(rest) => rest,
+        None => chunk,
+    };
     let begins = |text: &[u8]| chunk.get(5..).is_some_and(|rest| rest.starts_with(text));
     matches!(chunk, [b'S', 0, 0, 0, 4] | [1, 0, 0, 0, 0x0e])
         || begins(b"SELECT now() = statement_timestamp()")

@@ -22,7 +22,7 @@ use crate::{
 harness::tests! {
     DB: Books;
     everywhere(each_tick_runs_once_while_processes_are_troubled),
-    servers(each_tick_runs_once_at_serializable),
+    servers.long(each_tick_runs_once_at_serializable),
 }
 
 const PROCESSES: usize = 3;
