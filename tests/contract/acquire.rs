@@ -13,7 +13,6 @@ harness::tests!(
         a_held_key_is_refused_with_who_since_and_until,
         a_released_key_is_free_at_once,
         tokens_grow_and_never_fall,
-        a_window_refuses_until_it_is_over,
         a_failed_run_may_be_repeated_at_once_on_request,
         an_expired_claim_is_taken_over_and_named,
         an_abandoned_claim_is_taken_over_at_once,
@@ -26,6 +25,7 @@ harness::tests!(
         the_row_says_what_the_article_says,
         a_dropped_try_leaves_no_statement_on_a_pooled_connection
     ),
+    everywhere.each(a_window_refuses_until_it_is_over),
     everywhere.alone(a_try_ends_at_its_time_limit_with_the_pool_empty)
 );
 

@@ -16,7 +16,6 @@ use crate::line::{Line, standing, token};
 
 harness::tests!(
     everywhere(
-        many_keys_take_few_statements,
         those_who_come_at_the_same_moment_go_together,
         switched_off_each_takes_its_own,
         each_is_answered_by_itself,
@@ -29,6 +28,7 @@ harness::tests!(
         a_request_dropped_before_sending_is_removed,
         more_than_fit_in_one_statement_take_a_few
     ),
+    everywhere.each(many_keys_take_few_statements),
     servers(
         a_request_dropped_after_sending_fails_no_other,
         a_lost_reply_is_lost_for_no_request,

@@ -9,17 +9,19 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::bank::{LEASE, VERSION, accounts, balance, granted, locks, version, write_in};
 
-harness::tests!(everywhere(
-    a_claim_that_was_taken_over_or_passed_is_told_so,
-    a_confirmed_claim_keeps_others_out_until_the_commit,
-    an_expired_claim_that_was_not_taken_over_may_commit,
-    a_forced_release_does_not_pass_a_confirmed_transaction,
-    a_renewal_does_not_trip_over_the_transactions_own_row,
-    a_confirmation_needs_a_transaction,
-    a_claim_that_is_younger_than_the_snapshot_is_a_conflict,
-    a_second_transaction_under_a_claim_waits_for_the_first,
-    a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands
-));
+harness::tests!(
+    everywhere(
+        a_confirmed_claim_keeps_others_out_until_the_commit,
+        an_expired_claim_that_was_not_taken_over_may_commit,
+        a_forced_release_does_not_pass_a_confirmed_transaction,
+        a_renewal_does_not_trip_over_the_transactions_own_row,
+        a_confirmation_needs_a_transaction,
+        a_claim_that_is_younger_than_the_snapshot_is_a_conflict,
+        a_second_transaction_under_a_claim_waits_for_the_first,
+        a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands
+    ),
+    everywhere.each(a_claim_that_was_taken_over_or_passed_is_told_so)
+);
 
 /// Begins a transaction that writes.
 async fn begin<DB: TestDatabase>(db: &TestDb<DB>) -> Transaction<'static, DB> {

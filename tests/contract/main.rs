@@ -134,7 +134,7 @@ fn main() {
     }
     events::keep();
     let suites = Server::all().map(|server| {
-        let mut suite = Suite::new(server);
+        let mut suite = Suite::new(server).shared();
         match server.name {
             "sqlite" => register::<sqlx::Sqlite>(&mut suite),
             "postgres" => {

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use crate::{bank::granted, isolation::pool_at};
 
 harness::tests!(
-    everywhere(a_claim_that_was_lost_since_the_snapshot_is_told_at_once),
+    everywhere.each(a_claim_that_was_lost_since_the_snapshot_is_told_at_once),
     mariadb(snapshot_isolation_tells_it_as_a_conflict)
 );
 

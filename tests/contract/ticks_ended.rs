@@ -28,7 +28,7 @@ harness::tests!(
         a_tick_whose_processes_died_too_often_is_given_up,
         a_run_that_takes_too_long_is_stopped_and_fails
     ),
-    servers(a_lost_run_is_told_and_stopped_before_the_next_one_begins)
+    servers.each(a_lost_run_is_told_and_stopped_before_the_next_one_begins)
 );
 
 /// What the work does with its transaction.

@@ -20,7 +20,6 @@ harness::tests!(
         an_unknown_schedule_is_told,
         a_restart_leaves_the_slot_alone,
         other_times_replace_the_slot,
-        an_instance_leaves_alone_what_has_other_times,
         the_end_of_a_run_leaves_other_times_alone,
         schedules_are_listed_in_the_order_of_their_names,
         the_latest_runs_of_all_schedules_have_the_last_success,
@@ -28,7 +27,8 @@ harness::tests!(
         runs_are_selected_by_name_outcome_and_age,
         the_history_is_forgotten_by_age,
         the_last_success_of_a_schedule_is_not_forgotten
-    )
+    ),
+    everywhere.each(an_instance_leaves_alone_what_has_other_times)
 );
 
 /// An operator writes PostgreSQL's "never" into the tables.

@@ -38,7 +38,7 @@ use harness::{Server, Suite, TestDatabase};
 
 fn main() {
     let suites = Server::all().map(|server| {
-        let mut suite = Suite::new(server);
+        let mut suite = Suite::new(server).shared();
         match server.name {
             "sqlite" => register::<sqlx::Sqlite>(&mut suite),
             "postgres" => register::<sqlx::Postgres>(&mut suite),

@@ -10,13 +10,13 @@ use crate::program::{Program as _, Stage, start};
 harness::tests!(
     everywhere(
         a_claim_is_taken_renewed_and_released,
-        a_renewal_that_says_nothing_never_shortens,
         a_key_is_shown_with_its_end_and_duration,
         list_and_show_tell_every_field,
         forget_deletes_old_rows,
         watch_prints_the_list_until_it_is_interrupted,
         what_others_wrote_moves_no_cursor
     ),
+    everywhere.each(a_renewal_that_says_nothing_never_shortens),
     sqlite(a_reader_that_has_enough_is_no_failure, a_log_that_cannot_be_written_stops_nothing),
     everywhere(a_claim_that_cannot_be_printed_is_put_back)
 );

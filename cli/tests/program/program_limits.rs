@@ -10,11 +10,11 @@ use crate::program::{Program as _, STAYS, Stage};
 harness::tests!(
     everywhere(
         several_keys_are_taken_together_or_not_at_all,
-        a_command_that_takes_too_long_is_stopped_and_has_failed,
         a_tick_that_takes_too_long_is_stopped_and_has_failed,
         a_refusal_has_the_exit_code_that_was_asked_for,
         fair_waiters_are_served_in_order
     ),
+    everywhere.each(a_command_that_takes_too_long_is_stopped_and_has_failed),
     sqlite(a_text_is_run_by_a_shell)
 );
 

@@ -29,7 +29,7 @@ harness::tests!(
         the_interrupt_key_reaches_the_command_once,
         a_command_handles_one_interrupt_and_a_second_one_ends_it,
     ),
-    everywhere(a_terminal_shows_who_holds_the_key),
+    everywhere.each(a_terminal_shows_who_holds_the_key),
     sqlite(
         on_a_terminal_descendants_do_not_outlive_the_claim,
         a_terminal_that_is_closed_ends_the_command,

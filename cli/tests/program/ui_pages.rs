@@ -14,7 +14,6 @@ use crate::{
 
 harness::tests!(
     everywhere(
-        keys_are_shown_as_text,
         keys_are_searched_sorted_and_paged,
         jobs_and_their_runs_are_shown,
         an_open_page_follows_the_database,
@@ -26,7 +25,8 @@ harness::tests!(
         locks_that_cannot_be_read_leave_the_schedules,
         what_cannot_be_served_is_refused
     ),
-    servers(a_lost_database_is_told_and_comes_back),
+    everywhere.each(keys_are_shown_as_text),
+    servers.each(a_lost_database_is_told_and_comes_back),
     postgres(a_time_that_is_none_stops_nothing)
 );
 

@@ -33,8 +33,8 @@ const SLOWEST: usize = 20;
 /// );
 /// ```
 ///
-/// A group is a constructor of [`Group`]. A [`Need`] in brackets, and `.alone`, `.last` or `.long`,
-/// are optional. If the tests need more than [`TestDatabase`], the list begins with `DB: Bound;`.
+/// A group is a constructor of [`Group`]. A [`Need`] in brackets, and `.each`, `.alone`, `.last` or
+/// `.long`, are optional. If the tests need more than [`TestDatabase`], the list begins with `DB: Bound;`.
 #[macro_export]
 macro_rules! tests {
     (DB: $bound:path; $($group:ident $([$need:expr])? $(. $when:ident)? ($($name:ident),+ $(,)?)),+ $(,)?) => {
@@ -89,12 +89,14 @@ pub struct Group {
     alone: bool,
     /// Left out unless all tests are wanted.
     long: bool,
+    /// Not shared by MySQL and MariaDB.
+    each: bool,
 }
 
 impl Group {
     fn new(path: &'static str, runs_on: fn(&str) -> bool) -> Self {
         let module = path.rsplit("::").next().unwrap_or(path);
-        Self { module, runs_on, need: None, alone: false, long: false }
+        Self { module, runs_on, need: None, alone: false, long: false, each: false }
     }
 
     pub fn everywhere(path: &'static str) -> Self {
@@ -127,6 +129,12 @@ impl Group {
         Self { need: Some(need), ..self }
     }
 
+    /// These tests run on each of the servers, also where MySQL and MariaDB share the others.
+    #[must_use]
+    pub fn each(self) -> Self {
+        Self { each: true, ..self }
+    }
+
     /// These tests run one at a time on each server, after all others.
     #[must_use]
     pub fn last(self) -> Self {
@@ -147,8 +155,7 @@ impl Group {
 }
 
 impl Group {
-    /// MySQL and MariaDB have most statements in common. Unless all tests are wanted, a test that
-    /// could run on both runs on one of them, by its name.
+    /// Whether the other one of MySQL and MariaDB runs this test.
     fn is_left_to_the_twin(&self, server: Server, name: &str) -> bool {
         let twins = ["mysql", "mariadb"];
         let Some(at) = twins.iter().position(|twin| *twin == server.name) else { return false };
@@ -166,11 +173,20 @@ pub struct Suite {
     alone: Vec<Trial>,
     /// Held by the test that is alone on the server.
     turn: Arc<Mutex<()>>,
+    /// Whether MySQL and MariaDB share the tests.
+    shared: bool,
 }
 
 impl Suite {
     pub fn new(server: Server) -> Self {
-        Self { server, parallel: Vec::new(), alone: Vec::new(), turn: Arc::default() }
+        Self { server, parallel: Vec::new(), alone: Vec::new(), turn: Arc::default(), shared: false }
+    }
+
+    /// Unless all tests are wanted, a test that could run on MySQL and MariaDB runs on one of them,
+    /// by its name: they have most statements in common.
+    #[must_use]
+    pub fn shared(self) -> Self {
+        Self { shared: true, ..self }
     }
 
     /// Adds a test, unless its group does not run on this server. The trial creates a database for
@@ -186,7 +202,9 @@ impl Suite {
         let url = server.url();
         let missing = match server.variable {
             Some(variable) if url.is_none() => Some(variable),
-            _ if !all() && (group.long || group.is_left_to_the_twin(server, name)) => Some("ROWLOCK_ALL"),
+            _ if !all() && (group.long || self.shared && !group.each && group.is_left_to_the_twin(server, name)) => {
+                Some("ROWLOCK_ALL")
+            }
             _ => group.need.filter(|need| !(need.is_met)(server)).map(|need| need.what),
         };
         let turn = alone.then(|| self.turn.clone());
