@@ -192,8 +192,8 @@ impl<DB: Store> SharedPools<DB> {
         }
         found.retain(|_, dedicated| dedicated.strong_count() > 0);
         let most = application.options().get_max_connections().clamp(MIN_REQUESTS, MAX_REQUESTS);
-        let (requests, renewals, values) =
-            (DedicatedPools::new(most), DedicatedPools::new(MAX_RENEWALS), DedicatedPools::new(most));
+        let (requests, renewals) = (DedicatedPools::new(most, true), DedicatedPools::new(MAX_RENEWALS, true));
+        let values = DedicatedPools::new(most, false);
         let in_memory = DB::may_be_in_memory(&application.connect_options());
         let kept = (!in_memory).then(|| Kept::shared(application.clone()));
         let dedicated = Arc::new(Self { _application: application.clone(), kept, requests, renewals, values });
@@ -215,6 +215,9 @@ impl<DB: Store> SharedPools<DB> {
 /// runtime answers only while that runtime is driven.
 struct DedicatedPools<DB: Store> {
     most: u32,
+    /// Sessions have the mark of own sessions. Those for values have none: what they do to the
+    /// application's tables is done at the application's isolation level.
+    marked: bool,
     pools: Mutex<HashMap<Id, Opened<DB>>>,
     kept: Arc<Kept<DB>>,
 }
@@ -241,8 +244,13 @@ impl<DB: Store> Drop for Opened<DB> {
 }
 
 impl<DB: Store> DedicatedPools<DB> {
-    fn new(most: u32) -> Arc<Self> {
-        Arc::new(Self { most, pools: Mutex::default(), kept: Kept::dedicated() })
+    fn new(most: u32, marked: bool) -> Arc<Self> {
+        Arc::new(Self { most, marked, pools: Mutex::default(), kept: Kept::dedicated() })
+    }
+
+    /// Returns the options of its connections, from those of the application's pool.
+    fn own_options(&self, options: &Options<DB>) -> Options<DB> {
+        if self.marked { DB::own_session(options.clone()) } else { options.clone() }
     }
 
     /// Returns the pool of this runtime, if there is one.
@@ -259,7 +267,7 @@ impl<DB: Store> DedicatedPools<DB> {
         let mut pools = lock(&self.pools);
         if let Some(opened) = pools.get_mut(&runtime.id()) {
             if !Arc::ptr_eq(&opened.options, &options) {
-                opened.pool.set_connect_options(DB::own_session((*options).clone()));
+                opened.pool.set_connect_options(self.own_options(&options));
                 opened.options = options;
             }
             return opened.pool.clone();
@@ -267,7 +275,7 @@ impl<DB: Store> DedicatedPools<DB> {
         let like = application.options().clone().min_connections(0).max_connections(self.most);
         // A lost connection shows in the statement, which is sent again.
         let like = like.acquire_timeout(application.options().get_acquire_timeout().max(HANDSHAKE));
-        let pool = like.test_before_acquire(false).connect_lazy_with(DB::own_session((*options).clone()));
+        let pool = like.test_before_acquire(false).connect_lazy_with(self.own_options(&options));
         let background_open = Arc::new(Semaphore::new(1));
         pools.insert(runtime.id(), Opened { pool: pool.clone(), background_open, options, watch: None });
         drop(pools);

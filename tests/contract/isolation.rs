@@ -1,17 +1,19 @@
 //! Both strategies under each isolation level that an application may have set for its sessions.
 
-use harness::{PATIENCE, TestDatabase, TestDb, acquired};
-use rowlock::{Attempt, LeaseLock, Reason, Status};
+use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired};
+use rowlock::{Attempt, Columns, LeaseLock, Reason, Status, VersionedTable};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::time::timeout;
 
 use crate::{
-    bank::{accounts, locks},
+    bank::{VERSION, accounts, locks},
     both_strategies::{commits_no_stale_claim, loses_no_update},
+    ticks_serializable,
 };
 
 harness::tests!(
     mariadb(snapshot_isolation, assignments_at_once),
+    postgres[DIRECT](a_balance_is_changed_at_the_level_of_the_application),
     servers(read_committed, repeatable_read, serializable, a_set_does_not_wait_for_a_locked_row_at_serializable)
 );
 
@@ -60,6 +62,30 @@ async fn repeatable_read<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn serializable<DB: TestDatabase>(db: TestDb<DB>) {
     holds_at(db, "serializable").await;
+}
+
+/// The library's own sessions for locks have a level of their own. The application's tables are
+/// changed at the application's level, which its other transactions rely on.
+async fn a_balance_is_changed_at_the_level_of_the_application<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    db.execute("CREATE TABLE seen (level text)").await;
+    db.execute(
+        "CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN INSERT INTO seen VALUES (current_setting('transaction_isolation')); RETURN NEW; END $$",
+    )
+    .await;
+    for table in ["account", "t_resource_lock"] {
+        db.execute(&format!("CREATE TRIGGER see AFTER UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION see()")).await;
+    }
+    let (db, reader) = (ticks_serializable::serializable(&db).await, db);
+    let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
+    let accounts = VersionedTable::new(db.pool.clone(), columns).unwrap();
+    accounts.deduct(VERSION, 1).await.unwrap();
+    assert_eq!(reader.text("SELECT level FROM seen").await.as_deref(), Some("serializable"));
+    let lease = acquired(db.lock().try_acquire("k").await);
+    reader.execute("DELETE FROM seen").await;
+    lease.release(Status::Succeeded).await.unwrap();
+    assert_eq!(reader.text("SELECT level FROM seen").await.as_deref(), Some("read committed"));
 }
 
 /// On MySQL and MariaDB, a plain read within a transaction locks what it reads at this level, and
