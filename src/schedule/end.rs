@@ -59,39 +59,57 @@ impl Ended {
 
 /// Records the end of the run.
 pub async fn end<DB: Database>(tick: &Inner<DB>, result: Result<(), String>) -> (Ended, Option<Duration>) {
-    match tick.in_transaction() {
+    let ended = match tick.in_transaction() {
         InTransaction::None => return record_end(tick, result).await.unwrap_or((Ended::Lost, None)),
-        InTransaction::Committed => return find_success(tick).await,
-        InTransaction::Tried | InTransaction::Committing => {}
+        InTransaction::Committed => find_success(tick).await,
+        InTransaction::Tried | InTransaction::Committing => {
+            // The tick has ended with its transaction if, and only if, that was committed. Then its
+            // claim does not stand.
+            let failed = result.as_ref().err().map_or(UNCOMMITTED, String::as_str);
+            match record_end(tick, Err(failed.to_owned())).await {
+                Ok((Ended::Lost, _)) => find_success(tick).await,
+                ended => ended.unwrap_or((Ended::Lost, None)),
+            }
+        }
+    };
+    if let (Ended::Succeeded, Err(error)) = (&ended.0, &result) {
+        tracing::warn!(schedule = %tick.claim.key, error, "the work failed after the commit that ended its tick");
     }
-    // The tick has ended with its transaction if, and only if, that was committed. Then its claim
-    // does not stand.
-    let failed = result.err().unwrap_or_else(|| UNCOMMITTED.to_owned());
-    match record_end(tick, Err(failed)).await {
-        Ok((Ended::Lost, _)) => find_success(tick).await,
-        ended => ended.unwrap_or((Ended::Lost, None)),
-    }
+    ended
 }
 
-/// Looks for the success that a transaction of the work has committed. Unless the commit had a
-/// reply, it is read, and not recorded: the server that showed no claim may be behind, and another one may show that the claim
-/// stands.
+/// Looks for the success that a transaction of the work may have committed. Unless the commit had a
+/// reply, it is read, and not recorded: the server that showed no claim may be behind, and another
+/// one may show that the claim stands.
 pub async fn find_success<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Duration>) {
     let (end, then) = tick.end(Status::Succeeded, None);
     let (core, claim) = (&tick.core, &tick.claim);
-    if tick.in_transaction() == InTransaction::Committed {
-        return (Ended::Succeeded, Some(due_in(tick, then)));
-    }
     let End { slot, attempt, status, .. } = end;
-    match answered!(core, Action::Read, &quoted(&claim.key), conn => DB::has_ended(conn, claim, slot, attempt, status))
-    {
-        Ok(true) => (Ended::Succeeded, Some(due_in(tick, then))),
+    let found = match tick.in_transaction() {
+        InTransaction::None => Ok(false),
+        InTransaction::Committed => Ok(true),
+        InTransaction::Tried | InTransaction::Committing => {
+            let name = quoted(&claim.key);
+            answered!(core, Action::Read, &name, conn => DB::has_ended(conn, claim, slot, attempt, status))
+        }
+    };
+    match found {
+        Ok(true) => {
+            report(tick, &end);
+            (Ended::Succeeded, Some(due_in(tick, then)))
+        }
         Ok(false) => (Ended::Lost, None),
         Err(error) => {
             tracing::error!(schedule = %claim.key, ?error, "it is unknown whether a run has succeeded");
             (Ended::Lost, None)
         }
     }
+}
+
+/// Emits the event of a run whose end is in the history.
+fn report<DB: Database>(tick: &Inner<DB>, end: &End<'_>) {
+    let (schedule, slot) = (tick.claim.key.as_str(), end.slot);
+    tracing::info!(schedule, %slot, attempt = end.attempt, status = end.status, error = end.error, "run");
 }
 
 /// Returns the time until the schedule is due again.
@@ -113,8 +131,7 @@ async fn record_end<DB: Database>(
     if !send_end(tick, &end).await? {
         return Ok((Ended::Lost, None));
     }
-    let (schedule, slot) = (tick.claim.key.as_str(), end.slot);
-    tracing::info!(schedule, %slot, attempt = end.attempt, status = end.status, error, "run");
+    report(tick, &end);
     let again = matches!(then, Then::Again(_));
     Ok((error.map_or(Ended::Succeeded, |error| Ended::Failed { error, again }), Some(due_in(tick, then))))
 }

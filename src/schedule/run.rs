@@ -169,13 +169,12 @@ async fn work_and_end<DB: Database>(
             drop(keeper);
             ended
         }
-        Stop::Lost if inner.in_transaction() == InTransaction::None => (Ended::Lost, None),
         // The transaction that ends the tick may have been committed.
         Stop::Lost => find_success(inner).await,
+        Stop::HandBack(_) if inner.in_transaction() == InTransaction::Committed => find_success(inner).await,
         Stop::HandBack(ended) => {
             let stood = stop_and_hand_back(&inner.core, &inner.claim, keeper).await;
-            let may_have_ended = !stood && inner.in_transaction() != InTransaction::None;
-            let found = if may_have_ended { Some(find_success(inner).await) } else { None };
+            let found = if stood { None } else { Some(find_success(inner).await) };
             // If it did not succeed, an earlier attempt to hand it back had no reply.
             found.filter(|found| matches!(found.0, Ended::Succeeded)).unwrap_or((ended, None))
         }
@@ -183,7 +182,7 @@ async fn work_and_end<DB: Database>(
         Stop::Unstoppable => {
             tracing::error!(schedule = tick.name(), "the work does not stop; its lease is left to end");
             lease.take().map(Lease::detach);
-            (Ended::Lost, None)
+            find_success(inner).await
         }
     }
 }

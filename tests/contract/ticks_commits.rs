@@ -13,10 +13,11 @@ use harness::{
     PATIENCE, TestDatabase, TestDb, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{Schedule, Schedules, TickOutcome, Tx};
+use rowlock::{Schedule, Schedules, Tick, TickOutcome, Tx};
 use sqlx::Pool;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    sync::mpsc,
     time::timeout,
 };
 
@@ -28,6 +29,8 @@ use crate::{
 
 harness::tests!(servers(
     a_commit_without_a_reply_is_found_out_about,
+    a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for,
+    a_stop_after_a_commit_leaves_a_success_without_a_server,
     a_commit_that_did_not_arrive_is_repeated,
     a_commit_cut_off_for_good_has_its_effect_once,
     a_process_that_is_killed_before_its_commit_arrives_leaves_the_tick
@@ -79,6 +82,64 @@ async fn a_commit_without_a_reply_is_found_out_about<DB: TestDatabase>(db: TestD
     })
     .await;
     assert!(done.is_ok() && outcome == TickOutcome::Succeeded && runs == 1, "{runs}: {outcome:?} {done:?}");
+    assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (1, "S1"));
+}
+
+/// The commit has ended the claim, and a renewal finds that out before the reply has come. A lost
+/// commit is waited for until the lease ends, which leaves two seconds for the reply.
+async fn a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for<DB: TestDatabase>(db: TestDb<DB>) {
+    table(&db).await;
+    let (schedule, proxy) = (due(&db, "k").await, Arc::new(db.proxy().await));
+    let (held, after, pool) = (proxy.clone(), before_commit(&db), proxy.pool(1));
+    warm(&db, &pool, "warm").await;
+    let ((began, mut begun), (sender, mut done)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+    let schedules = instance(&db, "one").time_limit(3 * PATIENCE).unwrap().lease(2 * PATIENCE).unwrap();
+    let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
+        began.send(tick.cancellation_token()).unwrap();
+        let (pool, held, sender) = (pool.clone(), held.clone(), sender.clone());
+        async move {
+            let done = tick.transaction(&pool, async |mut tx| {
+                DB::execute_on(&mut tx, EFFECT).await?;
+                held.hold_after(Way::Replies, after);
+                Ok(())
+            });
+            let done: Done = done.await;
+            sender.send(done.is_ok()).unwrap();
+            done
+        }
+    });
+    let running = tokio::spawn(async move { schedules.try_tick("k").await });
+    let told = timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+    proxy.held(Way::Replies).await;
+    timeout(2 * PATIENCE, told.cancelled()).await.expect("a renewal finds the claim ended");
+    proxy.open();
+    let outcome = timeout(PATIENCE, running).await.unwrap().unwrap().unwrap();
+    assert_eq!((outcome, done.recv().await), (TickOutcome::Succeeded, Some(true)), "the work has had its reply");
+    assert_eq!(effects(&db).await, 1);
+}
+
+/// The instance cannot ask what has become of its tick, and need not.
+async fn a_stop_after_a_commit_leaves_a_success_without_a_server<DB: TestDatabase>(db: TestDb<DB>) {
+    table(&db).await;
+    let (schedule, proxy, pool) = (due(&db, "k").await, db.proxy().await, db.pool_of(1).await);
+    let (committed, mut commits) = mpsc::unbounded_channel();
+    let schedules = Schedules::<DB>::new(proxy.pool(4)).time_limit(LEASE / 10).unwrap();
+    let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
+        let (pool, committed) = (pool.clone(), committed.clone());
+        async move {
+            let done: Done =
+                tick.transaction(&pool, async |mut tx| DB::execute_on(&mut tx, EFFECT).await.map(drop)).await;
+            done.unwrap();
+            committed.send(()).unwrap();
+            std::future::pending::<Done>().await
+        }
+    });
+    let stop = async {
+        timeout(PATIENCE, commits.recv()).await.unwrap().unwrap();
+        proxy.hold_everything();
+    };
+    let outcome = timeout(2 * PATIENCE, schedules.try_tick_until("k", stop)).await.expect("it ends").unwrap();
+    assert_eq!(outcome, TickOutcome::Succeeded);
     assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (1, "S1"));
 }
 
