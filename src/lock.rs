@@ -249,6 +249,17 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
         Box::pin(std::future::ready(CommitOutcome::Unknown))
     }
 
+    /// Learns that COMMIT is about to be sent.
+    #[doc(hidden)]
+    fn begin_commit(&self) {}
+
+    /// Returns whether a claim that was lost may be followed by another one. Otherwise a
+    /// transaction ends with its loss.
+    #[doc(hidden)]
+    fn can_reacquire(&self) -> bool {
+        true
+    }
+
     /// Returns when in a transaction a claim is to be confirmed.
     #[doc(hidden)]
     fn confirm_at(&self) -> ConfirmAt {
@@ -333,6 +344,14 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLock<DB> for Arc<L> {
 
     fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
         (**self).commit_outcome(claim, confirmation)
+    }
+
+    fn begin_commit(&self) {
+        (**self).begin_commit();
+    }
+
+    fn can_reacquire(&self) -> bool {
+        (**self).can_reacquire()
     }
 
     fn confirm_at(&self) -> ConfirmAt {

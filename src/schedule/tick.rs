@@ -1,11 +1,11 @@
 //! The tick that is passed to the work.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 use tokio::{
-    sync::watch,
-    time::{Instant, timeout_at},
+    sync::{Mutex, MutexGuard, watch},
+    time::{Instant, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -59,6 +59,8 @@ pub(super) struct Inner<DB: Database> {
     /// What goes on after the work was dropped.
     going_on: TaskTracker,
     in_transaction: watch::Sender<InTransaction>,
+    /// Held by the transaction that is to end the tick, until it is over.
+    alone: Mutex<()>,
 }
 
 /// What is known of transactions that end the tick.
@@ -103,6 +105,11 @@ impl<DB: Database> Inner<DB> {
             }
             changes
         });
+    }
+
+    /// Waits, up to this time, until no other transaction of the work is to end the tick.
+    pub async fn alone(&self, within: Duration) -> Result<MutexGuard<'_, ()>, Error> {
+        timeout(within, self.alone.lock()).await.map_err(|_| Error::conflict(self.claim.key.clone(), 1))
     }
 
     /// Records that a transaction that was being committed is over, or was given up.
@@ -178,6 +185,7 @@ impl<DB: Database> Tick<DB> {
             exclusive,
             going_on: TaskTracker::new(),
             in_transaction,
+            alone: Mutex::default(),
         }))
     }
 
@@ -277,7 +285,8 @@ impl<DB: Database> Tick<DB> {
     /// lease or its key: another instance has the tick, or another holder the key. Also if the tick
     /// has ended: an earlier transaction was committed, perhaps without a reply.
     /// [`Error::Conflict`] if another transaction used the row. A renewal of the lease uses it,
-    /// after each third of the lease. A transaction under REPEATABLE READ or SERIALIZABLE on
+    /// after each third of the lease. Also while a [`transaction`](Self::transaction) of the tick is
+    /// under way. A transaction under REPEATABLE READ or SERIALIZABLE on
     /// PostgreSQL, or one that begins by reading on SQLite, has to commit before the next renewal.
     /// [`Error::NotInTransaction`], [`Error::Database`], [`Error::TimedOut`],
     /// [`Error::NoConnection`].
@@ -297,7 +306,9 @@ impl<DB: Database> Tick<DB> {
     /// ```
     pub async fn finish_in(&self, tx: &mut DB::Connection) -> Result<(), Error> {
         let tick = &*self.0;
-        in_transaction::<DB>(tx, &tick.claim.key, tick.core.time_limit).await?;
+        let key = &tick.claim.key;
+        let _alone = tick.alone.try_lock().map_err(|_| Error::conflict(key.clone(), 1))?;
+        in_transaction::<DB>(tx, key, tick.core.time_limit).await?;
         tick.set_in_transaction(InTransaction::Tried);
         tick.end_in(tx).await
     }

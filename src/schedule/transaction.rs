@@ -1,12 +1,9 @@
 //! The transaction that ends a tick.
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
-};
+use std::time::Duration;
 
 use sqlx::Pool;
-use tokio::time::Instant;
+use tokio::{sync::MutexGuard, time::Instant};
 
 use crate::{
     error::Error,
@@ -50,13 +47,16 @@ impl<DB: Database> Tick<DB> {
     /// snapshot isolation on MariaDB, has to be shorter than a third of the lease, because each
     /// renewal changes the row. On SQLite, no renewal is possible until the commit.
     ///
+    /// One transaction of a tick runs at a time. A second one waits for the first, up to a minute.
+    ///
     /// After the commit the work of the run returns. Work that goes on is dropped when the lease is
     /// to be renewed the next time, because the commit has ended the lease.
     ///
     /// # Errors
     /// [`TransactionError::Work`] is the work's own error, after a rollback.
     /// [`TransactionError::Failed`] contains [`Error::Lost`] if the run lost its lease or its key,
-    /// or has ended its tick before, [`Error::Conflict`] when the repetitions are used up,
+    /// or has ended its tick before, [`Error::Conflict`] when the repetitions are used up, or another transaction of the tick
+    /// has taken a minute, as the one does within which this one is called,
     /// [`Error::TransactionOver`] if the transaction ended before the work returned, and
     /// [`Error::CommitUnknown`] if it cannot be determined whether the transaction was committed.
     /// The history then shows it. [`TransactionError::Refused`] is never returned.
@@ -91,15 +91,10 @@ impl<DB: Database> Tick<DB> {
         F: Future<Output = Result<T, E>>,
     {
         let tick = &**self.inner();
-        let ended = EndedTick { tick, pool, lost: AtomicBool::new(false) };
+        let ended = EndedTick { tick, pool, _alone: tick.alone(RETRY.within).await? };
         let done = transaction::run(&ended, self.name(), |tx, _| work(tx)).await;
-        match done {
-            Ok(_) => tick.set_in_transaction(InTransaction::Committed),
-            // The repetitions were used up by then.
-            Err(TransactionError::Failed(Error::Conflict { .. })) if ended.lost.load(Ordering::Acquire) => {
-                return Err(tick.lost().into());
-            }
-            Err(_) => {}
+        if done.is_ok() {
+            tick.set_in_transaction(InTransaction::Committed);
         }
         done
     }
@@ -109,8 +104,8 @@ impl<DB: Database> Tick<DB> {
 struct EndedTick<'a, DB: Database> {
     tick: &'a Inner<DB>,
     pool: &'a Pool<DB>,
-    /// The claim was found not to stand.
-    lost: AtomicBool,
+    /// What is known of the commit is known of one transaction.
+    _alone: MutexGuard<'a, ()>,
 }
 
 /// The transaction is over, or given up.
@@ -124,10 +119,7 @@ impl<DB: Database> ResourceLock<DB> for EndedTick<'_, DB> {
     fn try_acquire<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         // The attempt before this one was rolled back.
         self.tick.end_committing();
-        let claim = self.tick.claim.clone();
-        let granted =
-            if self.lost.load(Ordering::Acquire) { Err(self.tick.lost()) } else { Ok(Attempt::Acquired(claim.into())) };
-        Box::pin(std::future::ready(granted))
+        Box::pin(std::future::ready(Ok(Attempt::Acquired(self.tick.claim.clone().into()))))
     }
 
     fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
@@ -135,14 +127,15 @@ impl<DB: Database> ResourceLock<DB> for EndedTick<'_, DB> {
     }
 
     fn confirm<'a>(&'a self, _: &'a Claim, tx: &'a mut DB::Connection) -> BoxFuture<'a, Result<Confirmation, Error>> {
-        Box::pin(async move {
-            self.tick.set_in_transaction(InTransaction::Committing);
-            let ended = self.tick.end_in(tx).await;
-            if matches!(ended, Err(Error::Lost { .. })) {
-                self.lost.store(true, Ordering::Release);
-            }
-            ended.map(|()| Confirmation(1))
-        })
+        Box::pin(async move { self.tick.end_in(tx).await.map(|()| Confirmation(1)) })
+    }
+
+    fn begin_commit(&self) {
+        self.tick.set_in_transaction(InTransaction::Committing);
+    }
+
+    fn can_reacquire(&self) -> bool {
+        false
     }
 
     /// The claim ends with the tick.

@@ -201,6 +201,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         if self.lock.confirm_at() == ConfirmAt::Last {
             (conn, confirmation) = self.confirm(conn).await?;
         }
+        self.lock.begin_commit();
         self.commit(conn, confirmation).await?;
         Ok(value)
     }
@@ -267,7 +268,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             roll_back(conn).await;
         }
         Err(match error {
-            Error::Lost { .. } => Stop::Again { claim_stands: false },
+            Error::Lost { .. } if self.lock.can_reacquire() => Stop::Again { claim_stands: false },
             Error::Conflict { .. } => self.again(),
             error => Stop::Failed(error),
         })

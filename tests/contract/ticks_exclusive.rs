@@ -3,7 +3,9 @@
 use std::{path::Path, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{CatchUp, Error, LeaseLock, Reason, Rules, Schedule, Schedules, Status, Tick, TickOutcome};
+use rowlock::{
+    CatchUp, Error, LeaseLock, Reason, Rules, Schedule, Schedules, Status, Tick, TickOutcome, TransactionError,
+};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     sync::{mpsc, watch},
@@ -21,6 +23,7 @@ harness::tests!(everywhere(
     a_runner_that_is_killed_is_taken_over_from_with_both,
     the_loss_of_the_key_cancels_the_work,
     the_key_and_the_tick_are_confirmed_together,
+    a_transaction_that_has_lost_the_key_says_so,
     a_run_that_is_stopped_while_it_waits_is_put_back,
     a_takeover_that_is_stopped_while_it_waits_stays_one,
     a_run_that_waits_does_not_begin_after_a_shutdown,
@@ -186,6 +189,29 @@ async fn the_key_is_kept_while_a_command_is_stopped<DB: TestDatabase>(db: TestDb
     drop(command);
     assert_eq!(ended(run).await, TickOutcome::Lost);
     acquired(db.lock().try_acquire("key").await);
+}
+
+/// The key is lost before the run has noticed it, and cannot be acquired again within the run.
+async fn a_transaction_that_has_lost_the_key_says_so<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut one = work(&db, "one", due_with_key(&db).await);
+    let lock = db.lock().lease(PATIENCE).unwrap();
+    one.schedules = one.schedules.lease(PATIENCE).unwrap().lock(lock).unwrap();
+    let run = one.try_tick();
+    let tick = one.tick().await;
+    db.take_from("key").await;
+    let (pool, mut runs) = (db.pool_of(1).await, 0);
+    let done: Result<(), _> = tick
+        .transaction(&pool, |_tx| {
+            runs += 1;
+            async { Ok::<_, sqlx::Error>(()) }
+        })
+        .await;
+    assert!(
+        matches!(&done, Err(TransactionError::Failed(Error::Lost { key, .. })) if key.as_str() == "key"),
+        "{done:?}"
+    );
+    assert_eq!(runs, 1);
+    run.abort();
 }
 
 /// The key is lost before the run has noticed it.

@@ -8,16 +8,20 @@ use std::{
     time::Duration,
 };
 
-use harness::{PATIENCE, TestDatabase, TestDb, eventually};
+use harness::{PATIENCE, TestDatabase, TestDb, events, eventually};
 use rowlock::{Error, Schedule, Schedules, Tick, TickOutcome, TransactionError, Tx};
 use sqlx::Pool;
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    join,
+    sync::{Semaphore, mpsc},
+    time::{sleep, timeout},
+};
 
 use crate::{
     bank::{LEASE as ACCOUNT, accounts, write_in},
     contention::contention,
     ended::{deadlock, endings},
-    ticks::{due, idle, info, instance, steal, told},
+    ticks::{SHORT, due, idle, info, instance, steal, told},
     work::end_by_an_error,
 };
 
@@ -28,6 +32,9 @@ harness::tests!(
         contention_is_repeated_within_the_attempt,
         a_transaction_that_has_ended_before_commits_no_tick,
         a_tick_is_committed_once,
+        a_transaction_waits_for_a_connection,
+        transactions_at_once_follow_each_other,
+        work_that_fails_after_its_commit_is_reported,
         a_run_that_is_dropped_within_its_transaction_leaves_nothing,
         an_own_transaction_that_has_ended_is_refused
     ),
@@ -172,7 +179,7 @@ async fn a_lost_run_commits_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let (began, mut begun) = mpsc::unbounded_channel();
     // No renewal notices the loss.
     let schedules = instance(&db, "one").lease(100 * LEASE).unwrap();
-    let stolen = Arc::new(tokio::sync::Semaphore::new(0));
+    let stolen = Arc::new(Semaphore::new(0));
     let wait = stolen.clone();
     let (schedules, mut done) = with(schedules, schedule, &db.pool_of(1).await, move |mut tx| {
         let (began, wait) = (began.clone(), wait.clone());
@@ -207,6 +214,96 @@ async fn a_tick_is_committed_once<DB: TestDatabase>(db: TestDb<DB>) {
     });
     assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
     assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (1, "S1"));
+}
+
+/// The work of the run has taken the only connection.
+async fn a_transaction_waits_for_a_connection<DB: TestDatabase>(db: TestDb<DB>) {
+    table(&db).await;
+    let (schedule, pool) = (due(&db, "k").await, db.pool_of(1).await);
+    let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
+        let pool = pool.clone();
+        async move {
+            let taken = pool.acquire().await.unwrap();
+            let given_back = async {
+                sleep(5 * SHORT).await;
+                drop(taken);
+            };
+            let effect = async |mut tx: Tx<DB>| DB::execute_on(&mut tx, EFFECT).await.map(drop);
+            let done: Done = join!(tick.transaction(&pool, effect), given_back).0;
+            done
+        }
+    });
+    assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
+    assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (1, "S1"));
+}
+
+/// The second transaction runs if the first one was rolled back, and is refused if that was
+/// committed.
+async fn transactions_at_once_follow_each_other<DB: TestDatabase>(db: TestDb<DB>) {
+    table(&db).await;
+    for commits in [true, false] {
+        let name = format!("commits: {commits}");
+        let (schedule, pool) = (due(&db, &name).await, db.pool_of(2).await);
+        let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
+            let pool = pool.clone();
+            async move {
+                let (begun, is_over) = (Semaphore::new(0), AtomicU32::new(0));
+                let first = tick.transaction(&pool, async |mut tx: Tx<DB>| {
+                    DB::execute_on(&mut tx, EFFECT).await?;
+                    begun.add_permits(1);
+                    sleep(5 * SHORT).await;
+                    let beside = tick.finish_in(&mut tx).await;
+                    assert!(matches!(beside, Err(Error::Conflict { .. })), "{beside:?}");
+                    is_over.store(1, SeqCst);
+                    if commits { Ok(()) } else { Err(sqlx::Error::RowNotFound) }
+                });
+                let second = async {
+                    begun.acquire().await.unwrap().forget();
+                    let effect = async |mut tx: Tx<DB>| {
+                        assert_eq!(is_over.load(SeqCst), 1, "the second runs beside the first");
+                        DB::execute_on(&mut tx, EFFECT).await.map(drop)
+                    };
+                    tick.transaction(&pool, effect).await
+                };
+                let (first, second): (Done, Done) = join!(first, second);
+                if commits {
+                    first.unwrap();
+                    assert!(matches!(second, Err(TransactionError::Failed(Error::Lost { .. }))), "{second:?}");
+                } else {
+                    assert!(matches!(first, Err(TransactionError::Work(_))), "{first:?}");
+                    second.unwrap();
+                }
+                Ok::<_, sqlx::Error>(())
+            }
+        });
+        assert_eq!(schedules.try_tick(&name).await.unwrap(), TickOutcome::Succeeded, "{name}");
+        assert_eq!(told(&db, &name).await, "S1", "{name}");
+    }
+    assert_eq!(effects(&db).await, 2);
+}
+
+/// The tick has succeeded. What became of the work is in the log.
+async fn work_that_fails_after_its_commit_is_reported<DB: TestDatabase>(db: TestDb<DB>) {
+    table(&db).await;
+    for (end, error) in [("error", "error=\"no mail was sent\""), ("panic", "the work panicked")] {
+        let name = format!("{end} on {}", db.server.name);
+        let (schedule, pool) = (due(&db, &name).await, db.pool_of(1).await);
+        let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
+            let pool = pool.clone();
+            async move {
+                let effect = async |mut tx: Tx<DB>| DB::execute_on(&mut tx, EFFECT).await.map(drop);
+                tick.transaction(&pool, effect).await.unwrap();
+                assert!(end == "error", "panic");
+                Err::<(), _>("no mail was sent".to_owned())
+            }
+        });
+        // What `due` ran is in the log too.
+        let logged = |text: &str| events::with(&name).iter().filter(|event| event.contains(text)).count();
+        let before = logged(": run ");
+        assert_eq!(schedules.try_tick(&name).await.unwrap(), TickOutcome::Succeeded, "{name}");
+        assert_eq!(told(&db, &name).await, "S1", "{name}");
+        assert_eq!((logged(error), logged(": run ") - before), (1, 1), "{:?}", events::with(&name));
+    }
 }
 
 /// The run is stopped, and another one takes the tick over at once.
