@@ -111,9 +111,7 @@ impl<DB: TestDatabase> AllHeld<DB> {
         }
         self.set.release(Status::Succeeded).await.unwrap();
         self.term.resign(async {}).await.1.unwrap();
-        let mut tx = pool.begin_with(DB::BEGIN).await.unwrap();
-        self.run.tick.finish_in(&mut tx).await.unwrap();
-        tx.commit().await.unwrap();
+        self.run.tick.transaction(pool, async |_| Ok::<_, sqlx::Error>(())).await.unwrap();
         assert_eq!(self.run.end().await, TickOutcome::Succeeded);
         assert_eq!(told(db, "k").await, "S1");
         assert!(other.list(&ListOptions::default().held()).await.unwrap().is_empty());

@@ -18,7 +18,7 @@ use sqlx::Pool;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     sync::mpsc,
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -85,15 +85,15 @@ async fn a_commit_without_a_reply_is_found_out_about<DB: TestDatabase>(db: TestD
     assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (1, "S1"));
 }
 
-/// The commit has ended the claim, and a renewal finds that out before the reply has come. A lost
-/// commit is waited for until the lease ends, which leaves two seconds for the reply.
+/// The commit has ended the claim, and a renewal finds that out before the reply has come. A commit
+/// under way is waited for until the lease ends, which leaves three seconds for the reply.
 async fn a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for<DB: TestDatabase>(db: TestDb<DB>) {
     table(&db).await;
     let (schedule, proxy) = (due(&db, "k").await, Arc::new(db.proxy().await));
     let (held, after, pool) = (proxy.clone(), before_commit(&db), proxy.pool(1));
     warm(&db, &pool, "warm").await;
     let ((began, mut begun), (sender, mut done)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-    let schedules = instance(&db, "one").time_limit(3 * PATIENCE).unwrap().lease(2 * PATIENCE).unwrap();
+    let schedules = instance(&db, "one").time_limit(3 * PATIENCE).unwrap().lease(3 * PATIENCE).unwrap();
     let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
         began.send(tick.cancellation_token()).unwrap();
         let (pool, held, sender) = (pool.clone(), held.clone(), sender.clone());
@@ -112,6 +112,8 @@ async fn a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for<DB: Tes
     let told = timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
     proxy.held(Way::Replies).await;
     timeout(2 * PATIENCE, told.cancelled()).await.expect("a renewal finds the claim ended");
+    // Work that is stopped is dropped by then.
+    sleep(5 * SHORT).await;
     proxy.open();
     let outcome = timeout(PATIENCE, running).await.unwrap().unwrap().unwrap();
     assert_eq!((outcome, done.recv().await), (TickOutcome::Succeeded, Some(true)), "the work has had its reply");
