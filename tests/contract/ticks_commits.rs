@@ -125,7 +125,7 @@ async fn a_stop_after_a_commit_leaves_a_success_without_a_server<DB: TestDatabas
     table(&db).await;
     let (schedule, proxy, pool) = (due(&db, "k").await, db.proxy().await, db.pool_of(1).await);
     let (committed, mut commits) = mpsc::unbounded_channel();
-    let schedules = Schedules::<DB>::new(proxy.pool(4)).time_limit(LEASE / 10).unwrap();
+    let schedules = Schedules::<DB>::new(proxy.pool(4)).time_limit(PATIENCE).unwrap();
     let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
         let (pool, committed) = (pool.clone(), committed.clone());
         async move {
