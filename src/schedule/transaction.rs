@@ -55,9 +55,9 @@ impl<DB: Database> Tick<DB> {
     /// # Errors
     /// [`TransactionError::Work`] is the work's own error, after a rollback.
     /// [`TransactionError::Failed`] contains [`Error::Lost`] if the run lost its lease or its key,
-    /// or has ended its tick before, [`Error::Conflict`] when the repetitions are used up, or another transaction of the tick
-    /// has taken a minute, as the one does within which this one is called,
-    /// [`Error::TransactionOver`] if the transaction ended before the work returned, and
+    /// or has ended its tick before, [`Error::Conflict`] when the repetitions are used up, or
+    /// another transaction of the tick has taken a minute, as the one does within which this one is
+    /// called, [`Error::TransactionOver`] if the transaction ended before the work returned, and
     /// [`Error::CommitUnknown`] if it cannot be determined whether the transaction was committed.
     /// The history then shows it. [`TransactionError::Refused`] is never returned.
     ///

@@ -12,11 +12,12 @@ use crate::ticks::{
     terms::{Changes, Terms},
 };
 
+/// For tests that are listed with it, which a file names by its function `named`.
 macro_rules! tests {
     ($($name:ident),+ $(,)?) => {
         pub fn trials() -> Vec<libtest_mimic::Trial> {
             let trial = |name: &str, test: fn()| {
-                libtest_mimic::Trial::test(format!("ticks_checker::{name}"), move || {
+                libtest_mimic::Trial::test(named(name), move || {
                     test();
                     Ok(())
                 })
@@ -27,6 +28,10 @@ macro_rules! tests {
 }
 
 pub(super) use tests;
+
+fn named(name: &str) -> String {
+    format!("ticks_checker::{name}")
+}
 
 tests!(
     a_good_history_passes,

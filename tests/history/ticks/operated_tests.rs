@@ -8,6 +8,10 @@ use crate::ticks::{
     terms::Changes,
 };
 
+fn named(name: &str) -> String {
+    format!("ticks_checker::{name}")
+}
+
 tests!(
     a_pause_passes,
     a_claim_while_a_schedule_is_paused_is_caught,
