@@ -59,7 +59,9 @@ async fn what_happens_is_counted() {
     let table = VersionedTable::new(SqlitePool::connect(&file).await.unwrap(), columns).unwrap();
     let mut conflict = Some("UPDATE a SET v = v + 1");
     let updated = table.update("x", |n| {
-        conflict.take().map(|sql| execute(&file, sql));
+        if let Some(sql) = conflict.take() {
+            execute(&file, sql);
+        }
         Ok::<_, Infallible>(n - 1)
     });
     assert_eq!(updated.await.unwrap().attempts, 2);
