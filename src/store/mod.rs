@@ -75,9 +75,13 @@ fn is_apart(requests: &[ClaimRequest]) -> bool {
 }
 
 /// Turns an error into a lost reply: the connection is closed, and the request is sent again.
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
 fn unanswered(error: sqlx::Error) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(error))
+}
+
+/// Turns an error of COMMIT into a lost reply, unless it proves that nothing was committed.
+pub fn commit_error(error: sqlx::Error) -> sqlx::Error {
+    if fault::refuses_commit(&error) { error } else { unanswered(error) }
 }
 
 /// Encodes a text as hex, so that nothing in it needs escaping.
