@@ -4,7 +4,9 @@
 use std::convert::Infallible;
 
 use harness::{DIRECT, TestDatabase, TestDb, between};
-use rowlock::{Certainty, Columns, Error, ResourceLockExt, Retry, TransactionError, UpdateError, VersionLock, VersionedTable};
+use rowlock::{
+    Certainty, Columns, Error, ResourceLockExt, Retry, TransactionError, UpdateError, VersionLock, VersionedTable,
+};
 
 use crate::{
     ledger::{COLUMNS, changed_nothing, ledger, outside, row, updated},
@@ -286,9 +288,7 @@ async fn narrow<DB: TestDatabase>(db: &TestDb<DB>, trigger: &[&str]) -> (sqlx::P
 async fn a_commit_that_is_refused_leaves_no_transaction_open<DB: TestDatabase>(db: TestDb<DB>) {
     let child = "CREATE TABLE child (parent int REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)";
     let trigger: &[&str] = match db.server.name {
-        "sqlite" => {
-            &[child, "CREATE TRIGGER note AFTER UPDATE ON account BEGIN INSERT INTO child VALUES (1); END"]
-        }
+        "sqlite" => &[child, "CREATE TRIGGER note AFTER UPDATE ON account BEGIN INSERT INTO child VALUES (1); END"],
         _ => &[
             child,
             "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO child VALUES (1); RETURN NEW; END $$",
@@ -309,7 +309,7 @@ async fn a_trigger_that_rolls_back_is_told<DB: TestDatabase>(db: TestDb<DB>) {
     let trigger = "CREATE TRIGGER never AFTER UPDATE ON account BEGIN SELECT RAISE(ROLLBACK, 'no more today'); END";
     let (pool, table) = narrow(&db, &[trigger]).await;
     let error = changed_nothing(table.deposit("a", 1).await);
-    assert!(error.to_string().contains("no more today"), "{error}");
+    assert!(format!("{error:?}").contains("no more today"), "{error:?}");
     is_usable(&db, &pool).await;
     assert_eq!(row(&db).await, (100, 0));
 }
@@ -323,5 +323,5 @@ async fn a_commit_whose_error_may_come_after_it_is_unknown<DB: TestDatabase>(db:
     proxy.replace("COMMIT AND NO CHAIN NO RELEASE", "SIGNAL SQLSTATE '45000'       ");
     let error = table.deposit("a", 1).await.unwrap_err();
     assert!(matches!(error, Error::Database { outcome: Certainty::Unknown, .. }), "{error:?}");
-    assert!(error.to_string().contains("45000"), "{error}");
+    assert!(format!("{error:?}").contains("45000"), "{error:?}");
 }
