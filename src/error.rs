@@ -292,7 +292,7 @@ pub enum Error {
 
     /// The transaction ended before its commit: the database ended it with an error after which the
     /// work continued, or the work committed, rolled back or kept it, or ran a statement that
-    /// commits by itself.
+    /// commits by itself. Or its connection was lost, and the lease's row does not exclude these.
     #[non_exhaustive]
     #[error(
         "the transaction under key {:?} ended before its commit{}; {}; the work must return every database error, must not commit, roll back or keep the transaction, and must run no statement that commits by itself", key.as_str(), returned(work.as_deref()), of_ended(*outcome)

@@ -214,7 +214,9 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// statement that sets it comes too late. The work returns every database error, neither
     /// commits nor rolls back, and returns the transaction by dropping it. Contention in the work
     /// is detected through its error's chain of sources ([`WorkError`]). On MySQL and MariaDB a
-    /// statement that commits by itself is refused (1792), and so are all later writes of the work.
+    /// statement that commits by itself commits what the work wrote before it, which stands. If the
+    /// statement writes (`CREATE`, `TRUNCATE`), it is then refused at once (1792), and so are all
+    /// later writes of the work.
     ///
     /// A failure to release after the commit is not a failure of the transaction. It is logged, and
     /// the lease ends by itself.

@@ -39,8 +39,8 @@ impl<DB: Database> Tick<DB> {
     /// transaction. It returns every database error, neither commits nor rolls back, and returns
     /// the transaction by dropping it; see
     /// [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction). A statement that
-    /// commits implicitly (DDL on MySQL and MariaDB) is refused when the work has returned; what
-    /// came before it stands, and the tick has not ended.
+    /// commits implicitly (DDL on MySQL and MariaDB) commits what came before it, which stands, and
+    /// is then refused at once (1792). The tick has not ended.
     ///
     /// The tick ends in the last statement of the transaction, so that the lease is renewed while
     /// the work runs. A transaction under REPEATABLE READ or SERIALIZABLE on PostgreSQL, and under

@@ -75,9 +75,13 @@ fn is_apart(requests: &[ClaimRequest]) -> bool {
 }
 
 /// Turns an error into a lost reply: the connection is closed, and the request is sent again.
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
 fn unanswered(error: sqlx::Error) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::other(error))
+}
+
+/// Turns an error of COMMIT into a lost reply, unless it proves that nothing was committed.
+pub fn commit_error(error: sqlx::Error) -> sqlx::Error {
+    if fault::refuses_commit(&error) { error } else { unanswered(error) }
 }
 
 /// Encodes a text as hex, so that nothing in it needs escaping.
@@ -253,8 +257,8 @@ pub trait Store: sqlx::Database {
     fn leave_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
     /// A text that fails unless the session still has the settings of [`open`](Self::open): it
-    /// commits nothing by itself, and does not write after a COMMIT or ROLLBACK. After a rollback by
-    /// the server it writes until the next end. `None`: there are no such settings.
+    /// commits nothing by itself, and does not write after a plain COMMIT or ROLLBACK. After a
+    /// rollback by the server it writes until the next end. `None`: there are no such settings.
     const SETTINGS_STAND: Option<&'static str> = None;
 
     /// Begins a write transaction, with a savepoint by which [`INTACT`] and [`UNDO`] recognize it.
@@ -324,8 +328,7 @@ pub trait Store: sqlx::Database {
     fn commit(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Rolls back what is open after [`open`](Self::open), which need not be the transaction that
-    /// it began. Returns `false` if the connection has to be closed, and another transaction may
-    /// have been begun and committed before.
+    /// it began. Returns `false` if the connection has to be closed.
     fn roll_back(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Returns how many transactions have confirmed the claim, after waiting for any transaction

@@ -31,7 +31,7 @@ use crate::{
     transaction::{
         error::{TransactionError, WorkError},
         tx::Tx,
-        undo::{roll_back, undo},
+        undo::{Undone, lost, roll_back, undo},
     },
 };
 
@@ -281,20 +281,32 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         mut conn: PooledConn<DB>,
         confirmation: Option<Confirmation>,
     ) -> Result<PooledConn<DB>, Stop<E>> {
-        match timeout_at(self.limit(), DB::execute_text(conn.get(), INTACT)).await {
+        let failure = match timeout_at(self.limit(), DB::execute_text(conn.get(), INTACT)).await {
             // The depth is read after a savepoint that the work dropped has been rolled back, which
             // SQLite's driver does asynchronously.
             Ok(Ok(())) if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 => {
-                Err(self.over(Certainty::NothingChanged, None))
+                return Err(self.over(Certainty::NothingChanged, None));
             }
-            Ok(Ok(())) => Ok(conn),
+            Ok(Ok(())) => return Ok(conn),
             Ok(Err(error)) if fault::denies(&error) => {
-                let outcome = undo(self.lock, self.claim, conn, confirmation).await.unwrap_or(Certainty::Unknown);
-                Err(self.over(outcome, Some(error)))
+                let outcome = match undo(self.lock, self.claim, conn, confirmation).await {
+                    Undone::Wholly => Certainty::NothingChanged,
+                    Undone::Apparently | Undone::WithConnection => Certainty::Unknown,
+                    Undone::No(outcome) => outcome,
+                };
+                return Err(self.over(outcome, Some(error)));
             }
-            Ok(Err(error)) => Err(self.failed(Action::Commit, Failure::Failed(error))),
-            Err(_) => Err(self.failed(Action::Commit, Failure::NoReply)),
+            Ok(Err(error)) => Failure::Failed(error),
+            Err(_) => Failure::NoReply,
+        };
+        drop(conn);
+        if failure.is_unanswered()
+            && let Undone::No(outcome) = lost(self.lock, self.claim, confirmation).await
+        {
+            let source = if let Failure::Failed(error) = failure { Some(error) } else { None };
+            return Err(self.over(outcome, source));
         }
+        Err(self.failed(Action::Commit, failure))
     }
 
     /// Undoes the transaction of work that failed, and finds out whether it may run again.
@@ -306,14 +318,14 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     ) -> Stop<E> {
         let undone = match conn {
             Some(conn) => undo(self.lock, self.claim, conn, confirmation).await,
-            None => None,
+            // The work kept it.
+            None => Undone::No(Certainty::Unknown),
         };
-        match (undone, fault::contended(error.cause())) {
-            (Some(Certainty::NothingChanged), true) => self.again(),
-            // A connection that is lost, or was kept, is closed: the server rolls back. Without its
-            // word for it, the work does not run again.
-            (Some(Certainty::NothingChanged) | None, _) => Stop::Work(error),
-            (Some(outcome), _) => {
+        match undone {
+            Undone::Wholly | Undone::Apparently if fault::contended(error.cause()) => self.again(),
+            // Without the server's word for the rollback, the work does not run again.
+            Undone::Wholly | Undone::Apparently | Undone::WithConnection => Stop::Work(error),
+            Undone::No(outcome) => {
                 let work = Some(error.cause().to_string());
                 Stop::Failed(Error::TransactionOver { key: self.key(), outcome, work, source: None })
             }

@@ -9,14 +9,19 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     key::Key,
-    store::{Database, failure::Failure, fault},
+    store::{
+        Database,
+        failure::Failure,
+        fault::{self, Fault},
+    },
 };
 
 /// Fails unless `conn` is inside a transaction, by the driver's count and by the database's. It
 /// cannot detect a transaction that has taken the place of the one that the application began.
 ///
 /// # Errors
-/// [`Error::NotInTransaction`] by the driver's count, [`Error::TransactionOver`] by the database's.
+/// [`Error::NotInTransaction`] by the driver's count, [`Error::TransactionOver`] by the database's,
+/// and [`Error::Conflict`].
 pub(crate) async fn in_transaction<DB: Database>(
     conn: &mut DB::Connection,
     key: &Key,
@@ -34,6 +39,10 @@ pub(crate) async fn in_transaction<DB: Database>(
         Ok(Err(error)) => Failure::Failed(error),
         Err(_) => Failure::NoReply,
     };
+    // A cluster may report at the next statement that it has rolled the transaction back.
+    if failure.fault() == Fault::Contention {
+        return Err(Error::conflict(key.clone(), 1));
+    }
     let subject = format!("{:?}", key.as_str());
     Err(failure.into_error(Action::Confirm, subject, time_limit, Certainty::NothingChanged))
 }

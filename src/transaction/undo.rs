@@ -16,33 +16,64 @@ use crate::{
 /// How long a rollback may take before the connection is closed instead.
 const ROLLBACK: Duration = Duration::from_secs(5);
 
-/// Undoes everything since the begin, and returns what is known then. `None` if the connection is
-/// lost.
+/// What is known of a transaction that was to be undone.
+pub(super) enum Undone {
+    /// Everything since the begin was undone.
+    Wholly,
+    /// The same, as it seems: no count of confirmations excludes that a transaction of the work's
+    /// own, which may write too, has taken its place.
+    Apparently,
+    /// The connection is lost, so that the server rolls back. Nothing shows a commit.
+    WithConnection,
+    /// A part of it stands, or may stand.
+    No(Certainty),
+}
+
+/// Undoes everything since the begin, and returns what is known then.
 pub(super) async fn undo<DB: Database, L: ResourceLock<DB> + ?Sized>(
     lock: &L,
     claim: &Claim,
     mut conn: PooledConn<DB>,
     confirmation: Option<Confirmation>,
-) -> Option<Certainty> {
+) -> Undone {
     match timeout_at(Instant::now() + lock.time_limit(), DB::execute_text(conn.get(), UNDO)).await {
         Ok(Ok(())) => {
             roll_back(conn).await;
-            return Some(Certainty::NothingChanged);
+            return Undone::Wholly;
         }
         Ok(Err(error)) if is_undone(&error) => {}
-        _ => return None,
+        _ => {
+            // The server ends what it has not committed.
+            drop(conn);
+            return lost(lock, claim, confirmation).await;
+        }
     }
     if !was_rolled_back(lock, claim, &mut conn, confirmation).await {
-        // The server ends what it has not committed.
         drop(conn);
     } else if roll_back(conn).await {
-        return Some(Certainty::NothingChanged);
+        return if confirmation.is_some() { Undone::Wholly } else { Undone::Apparently };
     }
     let outcome = match confirmation {
         Some(confirmation) => lock.commit_outcome(claim, confirmation).await,
         None => CommitOutcome::Unknown,
     };
-    Some(if outcome == CommitOutcome::Committed { Certainty::InPart } else { Certainty::Unknown })
+    // The count does not show what followed a rollback by the server.
+    Undone::No(if outcome == CommitOutcome::Committed { Certainty::InPart } else { Certainty::Unknown })
+}
+
+/// Returns what is known of a transaction whose connection is lost. A statement that commits by
+/// itself may have preceded the loss, which only a count of confirmations shows.
+pub(super) async fn lost<DB: Database, L: ResourceLock<DB> + ?Sized>(
+    lock: &L,
+    claim: &Claim,
+    confirmation: Option<Confirmation>,
+) -> Undone {
+    let Some(confirmation) = confirmation else { return Undone::WithConnection };
+    match lock.commit_outcome(claim, confirmation).await {
+        CommitOutcome::Committed => Undone::No(Certainty::InPart),
+        CommitOutcome::RolledBack => Undone::WithConnection,
+        CommitOutcome::Unknown => Undone::No(Certainty::Unknown),
+    }
 }
 
 /// Returns whether it was the server that ended the transaction, and no commit has followed: the
@@ -68,15 +99,17 @@ async fn was_rolled_back<DB: Database, L: ResourceLock<DB> + ?Sized>(
 
 /// Gives the connection back if the transaction is certainly over, and closes it otherwise: the
 /// rollback has no reply, the work left a transaction of its own within this one, or the work ended
-/// this one itself, so that the driver's count is wrong. Returns whether it gave it back.
+/// this one itself, so that the driver's count is wrong. Returns whether the transaction is over.
 pub(super) async fn roll_back<DB: Database>(mut conn: PooledConn<DB>) -> bool {
     if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 {
         return false;
     }
     let limit = Instant::now() + ROLLBACK;
     match timeout_at(limit, DB::roll_back(conn.get())).await {
-        Ok(Ok(true)) => {
-            conn.give_back();
+        Ok(Ok(reusable)) => {
+            if reusable {
+                conn.give_back();
+            }
             true
         }
         reply => {

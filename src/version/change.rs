@@ -12,7 +12,7 @@ use crate::{
     metrics,
     retry::outage_pause,
     store::{
-        Database,
+        Database, commit_error,
         connection::PooledConn,
         version::{KeyValue, Statements, Value, Write},
     },
@@ -48,7 +48,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             let statements = self.rows.prepared_on(tx, self.rows.limit()).await?;
             let row = (statements, key, &statements.key(key)?);
             let start = Start::Read { by: self.rows.limit() };
-            self.attempt(tx, row, start, || self.rows.limit(), &mut None, &mut compute).await
+            self.attempt(tx, row, start, || self.rows.limit(), &mut Left::default(), &mut compute).await
         };
         let conflict = || Error::conflict(key.clone(), 1).into();
         match attempt.await {
@@ -72,13 +72,13 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         // The limit of a statement, including the wait for a connection.
         let limit = || self.rows.limit().min(until);
         let queue = self.queues.queue(&[key.clone()].into(), false);
-        let mut unmatched = None;
+        let mut left = Left::default();
         let mut permit = timeout_at(Instant::now() + MAX_QUEUE_WAIT.min(tries.left() / 2), queue.acquire()).await.ok();
         loop {
             let known = permit.as_mut().and_then(|permit| permit.note.take());
             let known = known.filter(|known| basis == Basis::Known && known.conn.is_fresh());
             let unread = known.is_some();
-            match self.attempt_over_own(key, limit, known, &mut unmatched, &mut compute).await {
+            match self.attempt_over_own(key, limit, known, &mut left, &mut compute).await {
                 Ok(Some((Versioned { value, version }, known))) => {
                     if let (Some(permit), Basis::Known) = (&mut permit, basis) {
                         permit.note = known;
@@ -112,7 +112,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         key: &Key,
         limit: impl Fn() -> Instant,
         known: Option<Known<DB, V>>,
-        unmatched: &mut Option<i64>,
+        left: &mut Left,
         compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Option<(Versioned<V>, Option<Known<DB, V>>)>, Stop<E>> {
         let statements = self.rows.prepared(limit()).await?;
@@ -124,13 +124,14 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
                 (PooledConn::checkout(&self.rows.pool, by).await.map_err(Failed::from)?, Start::Read { by }, 0)
             }
         };
-        match self.attempt(conn.get(), row, start, limit, unmatched, compute).await {
+        left.open = false;
+        match self.attempt(conn.get(), row, start, limit, left, compute).await {
             Ok(Some(row)) if age + 1 < MAX_CHANGES_PER_READ => {
                 let known = conn.keep(&self.rows.pool).map(|conn| Known { row: row.clone(), conn, age: age + 1 });
                 Ok(Some((row, known)))
             }
             result => {
-                if !result.as_ref().is_err_and(Stop::may_still_run) {
+                if !left.open && !result.as_ref().is_err_and(Stop::may_still_run) {
                     conn.give_back();
                 }
                 Ok(result?.map(|row| (row, None)))
@@ -139,15 +140,14 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     }
 
     /// Reads the row unless it is known, computes, and writes if the version is unchanged. Returns
-    /// `None` if another change came first. `unmatched` is the version that an earlier attempt did
-    /// not match.
+    /// `None` if another change came first.
     async fn attempt<E>(
         &self,
         conn: &mut DB::Connection,
         (statements, key, row): (&Statements, &Key, &KeyValue),
         start: Start<V>,
         limit: impl Fn() -> Instant,
-        unmatched: &mut Option<i64>,
+        left: &mut Left,
         compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Option<Versioned<V>>, Stop<E>> {
         let found = match start {
@@ -160,13 +160,13 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         self.check(statements, key, &write.value)?;
         let inside = conn.is_in_transaction();
         let at = Target { statements, key, row, version, next, inside };
-        let result = if statements.triggers || *unmatched == Some(version) {
-            self.write_in_transaction(conn, &at, write, limit).await
+        let result = if statements.triggers || left.unmatched == Some(version) {
+            self.write_in_transaction(conn, &at, write, limit, &mut left.open).await
         } else {
             self.write(conn, &at, write, &limit).await.map_err(Stop::DuringWrite)
         };
         if matches!(result, Ok(None)) {
-            *unmatched = Some(version);
+            left.unmatched = Some(version);
         }
         result
     }
@@ -192,6 +192,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         at: &Target<'_>,
         write: Write<V>,
         limit: impl Fn() -> Instant,
+        open: &mut bool,
     ) -> Result<Option<Versioned<V>>, Stop<E>> {
         if at.inside {
             // A savepoint that is dropped is rolled back.
@@ -204,14 +205,19 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         }
         // The driver's own COMMIT may begin the next transaction.
         answered(timeout_at(limit(), DB::execute_text(conn, DB::BEGIN_TEXT)).await)?;
+        *open = true;
         let written = self.write(conn, &Target { inside: true, ..*at }, write, &limit).await;
         let end = match &written {
             Ok(Some(_)) => DB::COMMIT_TEXT,
-            // The caller closes the connection.
             Err(failed) if failed.may_still_run() => return written.map_err(Stop::DuringWrite),
             Ok(None) | Err(_) => DB::ROLLBACK_TEXT,
         };
-        answered(timeout_at(limit(), DB::execute_text(conn, end)).await).map_err(Stop::DuringWrite)?;
+        let ended = timeout_at(limit(), DB::execute_text(conn, end)).await;
+        *open = !matches!(ended, Ok(Ok(())));
+        // A refused change is undone, by its ROLLBACK or with the connection.
+        if matches!(written, Ok(Some(_))) {
+            answered(ended.map(|reply| reply.map_err(commit_error))).map_err(Stop::DuringWrite)?;
+        }
         written.map_err(Stop::DuringWrite)
     }
 
@@ -258,6 +264,15 @@ struct Target<'a> {
     next: i64,
     /// Whether the write is undone if it is refused.
     inside: bool,
+}
+
+/// What an attempt leaves to the next one.
+#[derive(Default)]
+struct Left {
+    /// The version that it did not match.
+    unmatched: Option<i64>,
+    /// Its transaction may be open, so that its connection has to be closed.
+    open: bool,
 }
 
 /// What an attempt starts from.

@@ -10,7 +10,9 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Attempt, Claim, Database, Error, LeaseLock, ResourceLockExt, Retry, Status, TransactionError, Tx};
+use rowlock::{
+    Attempt, Certainty, Claim, Database, Error, LeaseLock, ResourceLockExt, Retry, Status, TransactionError, Tx,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{AssertSqlSafe, Executor, Pool, pool::PoolOptions};
 use tokio::time::{Instant, sleep, timeout};
@@ -176,6 +178,9 @@ where
             }
             Err(TransactionError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
             Err(TransactionError::Failed(Error::Lost { .. })) => {}
+            // The connection was lost within the work, and so was the server that has the count of
+            // confirmations. The work commits nothing by itself.
+            Err(TransactionError::Failed(Error::TransactionOver { outcome: Certainty::Unknown, .. })) => {}
             Err(TransactionError::Failed(error)) if error.is_retryable() => {}
             Err(TransactionError::Work(_) | TransactionError::Refused(_)) => {}
             Err(error) => panic!("{error:?}"),

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Claim, Error, LeaseLock, ResourceLockExt, Retry, Status, TransactionError, Tx};
+use rowlock::{Certainty, Claim, Error, LeaseLock, ResourceLockExt, Retry, Status, TransactionError, Tx};
 use sqlx::MySql;
 use tokio::time::sleep;
 
@@ -173,6 +173,9 @@ pub async fn payments(kind: Kind, lock: LeaseLock<MySql>, done: Arc<AtomicI64>, 
             // A node undid it for another node's, while a statement was prepared, and told no
             // error.
             Err(TransactionError::Failed(Error::TransactionOver { .. })) if kind == Kind::Galera => unknown += 1,
+            // The connection was lost within the work, and so was the server that has the count of
+            // confirmations. The work commits nothing by itself.
+            Err(TransactionError::Failed(Error::TransactionOver { outcome: Certainty::Unknown, .. })) => {}
             // The member of a group is not the primary, or not yet.
             Err(TransactionError::Failed(Error::ReadOnly { .. })) if kind == Kind::Group => {}
             Err(TransactionError::Failed(error)) if error.is_retryable() => {}

@@ -12,7 +12,8 @@ use std::{
 };
 
 use rowlock::{
-    Attempt, Claim, Error, LeaseLock, Reason, ResourceLock as _, ResourceLockExt, Retry, Status, TransactionError, Tx,
+    Attempt, Certainty, Claim, Error, LeaseLock, Reason, ResourceLock as _, ResourceLockExt, Retry, Status,
+    TransactionError, Tx,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
@@ -145,6 +146,9 @@ async fn payments(lock: LeaseLock<Postgres>, paid: Arc<Paid>) {
             Ok(()) => drop(paid.sure.fetch_add(1, SeqCst)),
             Err(TransactionError::Failed(Error::CommitUnknown { .. })) => drop(paid.unknown.fetch_add(1, SeqCst)),
             Err(TransactionError::Failed(error)) if error.is_retryable() => {}
+            // The connection was lost within the work, and so was the server that has the count of
+            // confirmations. The work commits nothing by itself.
+            Err(TransactionError::Failed(Error::TransactionOver { outcome: Certainty::Unknown, .. })) => {}
             // The server is not the primary any more.
             Err(TransactionError::Failed(Error::ReadOnly { .. })) => {}
             Err(TransactionError::Work(_)) => {} // its own statement failed, and it was rolled back

@@ -30,7 +30,8 @@ harness::tests!(
         a_begin_that_is_not_answered_is_sent_again,
         a_confirmation_or_check_that_is_not_answered_changes_nothing
     ),
-    servers[DIRECT](a_commit_that_may_still_arrive_is_unknown)
+    servers[DIRECT](a_commit_that_may_still_arrive_is_unknown),
+    mysql_and_mariadb(what_is_committed_before_the_connection_is_lost_is_told)
 );
 
 /// How many round trips lie between the work's last statement and the `COMMIT`: the check, and
@@ -244,4 +245,36 @@ async fn is_had_again<DB: TestDatabase>(db: &TestDb<DB>, line: &Line<DB>, lock: 
     has(db, account, 1).await;
     db.execute(&format!("UPDATE account SET balance = {OPENING} WHERE id = '{account}'")).await;
     assert!(line.lock.shutdown(PATIENCE).await);
+}
+
+/// The work's first part is committed by a statement of its own, and the request that would find
+/// that out is lost.
+async fn what_is_committed_before_the_connection_is_lost_is_told<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    db.execute("CREATE TABLE staging (n int)").await;
+    for way in WAYS {
+        for fails in [false, true] {
+            let (line, lock, _) = line(&db, PATIENCE).await;
+            let proxy = &line.proxy;
+            let done = lock.transaction(LEASE, async |mut tx, _| {
+                write_in::<DB>(&mut tx, LEASE, 1).await?;
+                DB::execute_on(&mut tx, "TRUNCATE TABLE staging").await.unwrap_err();
+                proxy.hold_after(way, 0);
+                if fails { Err(sqlx::Error::RowNotFound) } else { Ok(()) }
+            });
+            let cut = async {
+                proxy.held(way).await;
+                proxy.cut();
+            };
+            let done = timeout(PATIENCE, async { tokio::join!(done, cut).0 }).await.unwrap();
+            let in_part = matches!(
+                done,
+                Err(TransactionError::Failed(Error::TransactionOver { outcome: Certainty::InPart, .. }))
+            );
+            assert!(in_part, "{way:?}, {fails}: {done:?}");
+            assert_eq!(balance(&db, LEASE).await, 1);
+            assert!(line.lock.shutdown(PATIENCE).await); // the lease has been abandoned
+            db.execute(&format!("UPDATE account SET balance = {OPENING} WHERE id = '{LEASE}'")).await;
+        }
+    }
 }

@@ -20,13 +20,13 @@ harness::tests!(mysql_and_mariadb(
     a_read_only_session_begins_nothing
 ));
 
-const TYPES: [&str; 2] = ["CHAIN", "RELEASE"];
+pub const TYPES: [&str; 2] = ["CHAIN", "RELEASE"];
 
 /// Longer than a connection is kept between statements.
 const KEPT: Duration = Duration::from_millis(50);
 
 /// A pool whose sessions have this `completion_type`.
-async fn pool<DB: TestDatabase>(db: &TestDb<DB>, completion: &'static str) -> Pool<DB> {
+pub async fn pool<DB: TestDatabase>(db: &TestDb<DB>, completion: &'static str) -> Pool<DB> {
     let options = PoolOptions::<DB>::new().max_connections(2).after_connect(move |conn, _| {
         Box::pin(async move { DB::execute_on(conn, &format!("SET completion_type = '{completion}'")).await.map(drop) })
     });

@@ -3,9 +3,12 @@
 use std::convert::Infallible;
 
 use harness::{DIRECT, TestDatabase, TestDb, between, eventually};
-use rowlock::{Error, Insufficient, UpdateError, Updated, VersionedTable};
+use rowlock::{Error, Insufficient, ResourceLockExt, UpdateError, Updated, VersionedTable};
 
-use crate::ledger::{COLUMNS, changed_nothing, insert, ledger, outside, row, updated};
+use crate::{
+    bank::locks,
+    ledger::{COLUMNS, changed_nothing, insert, ledger, outside, row, updated},
+};
 
 harness::tests!(
     everywhere(
@@ -16,6 +19,7 @@ harness::tests!(
         an_error_leaves_the_transaction_to_the_caller,
         outside_a_transaction_nothing_is_changed,
         a_pool_of_one_is_enough_from_the_first_use_on,
+        a_balance_is_changed_under_a_claim_from_the_first_use_on,
         a_transfer_is_made_as_a_whole_or_not_at_all
     ),
     everywhere[DIRECT](a_row_in_another_transactions_hands_is_a_conflict),
@@ -198,6 +202,18 @@ async fn a_pool_of_one_is_enough_from_the_first_use_on<DB: TestDatabase>(db: Tes
     assert_eq!(table.deduct("a", 1).await.unwrap(), updated(89, 2, 1));
     eventually("it has come back", || async { pool.num_idle() == 1 }).await;
     assert_eq!(row(&db).await, (89, 2));
+}
+
+/// The table is checked on a session of `transaction`, whose settings are not the application's.
+async fn a_balance_is_changed_under_a_claim_from_the_first_use_on<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    insert(&db, COLUMNS.table, "'version'", 0).await;
+    for (time, (name, lock)) in (1..).zip(locks(&db.pool)) {
+        let table = VersionedTable::new(db.pool.clone(), COLUMNS).unwrap();
+        let done = lock.transaction(name, async |mut tx, _| table.deposit_in(&mut tx, "a", 5).await);
+        assert_eq!(done.await.unwrap(), updated(100 + 5 * time, time, 1), "{name}");
+        assert_eq!(row(&db).await, (100 + 5 * time, time), "{name}");
+    }
 }
 
 /// A deduction and a deposit in one transaction. A balance that does not suffice leaves the

@@ -4,7 +4,9 @@
 use std::convert::Infallible;
 
 use harness::{DIRECT, TestDatabase, TestDb, between};
-use rowlock::{Columns, Error, ResourceLockExt, Retry, TransactionError, UpdateError, VersionLock, VersionedTable};
+use rowlock::{
+    Certainty, Columns, Error, ResourceLockExt, Retry, TransactionError, UpdateError, VersionLock, VersionedTable,
+};
 
 use crate::{
     ledger::{COLUMNS, changed_nothing, ledger, outside, row, updated},
@@ -19,8 +21,17 @@ harness::tests!(
         a_trigger_that_writes_elsewhere_runs_once_for_each_change,
         a_change_under_a_trigger_yields_to_the_one_that_was_first
     ),
-    sqlite(an_update_that_is_suppressed_is_no_conflict),
-    postgres(an_update_that_is_suppressed_is_no_conflict, a_function_after_the_change_is_seen),
+    sqlite(
+        an_update_that_is_suppressed_is_no_conflict,
+        a_commit_that_is_refused_leaves_no_transaction_open,
+        a_trigger_that_rolls_back_is_told
+    ),
+    postgres(
+        an_update_that_is_suppressed_is_no_conflict,
+        a_function_after_the_change_is_seen,
+        a_commit_that_is_refused_leaves_no_transaction_open
+    ),
+    mysql_and_mariadb(a_commit_whose_error_may_come_after_it_is_unknown),
     postgres[DIRECT](a_row_policy_against_the_update_is_no_conflict)
 );
 
@@ -253,4 +264,64 @@ async fn a_change_under_a_trigger_yields_to_the_one_that_was_first<DB: TestDatab
     let UpdateError::Failed(error) = update.await.unwrap_err();
     assert!(matches!(error, Error::Conflict { attempts: 2, .. }), "{error:?}");
     assert_eq!(row(&db).await, (2099, 5));
+}
+
+/// What the pool's only connection writes next commits by itself.
+async fn is_usable<DB: TestDatabase>(db: &TestDb<DB>, pool: &sqlx::Pool<DB>) {
+    let before = db.number("SELECT COUNT(*) FROM parent").await.unwrap();
+    assert_eq!(DB::execute(pool, &format!("INSERT INTO parent VALUES ({})", before + 10)).await.unwrap(), 1);
+    assert_eq!(db.number("SELECT COUNT(*) FROM parent").await, Some(before + 1));
+}
+
+/// Returns a pool of one connection and a table that shares it. Each change runs the trigger.
+async fn narrow<DB: TestDatabase>(db: &TestDb<DB>, trigger: &[&str]) -> (sqlx::Pool<DB>, VersionedTable<DB>) {
+    ledger(db).await;
+    db.execute("CREATE TABLE parent (id int PRIMARY KEY)").await;
+    for sql in trigger {
+        db.execute(sql).await;
+    }
+    let pool = db.pool_of(1).await;
+    (pool.clone(), VersionedTable::new(pool, COLUMNS).unwrap().share_pool())
+}
+
+/// SQLite keeps a transaction open whose COMMIT it refuses.
+async fn a_commit_that_is_refused_leaves_no_transaction_open<DB: TestDatabase>(db: TestDb<DB>) {
+    let child = "CREATE TABLE child (parent int REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)";
+    let trigger: &[&str] = match db.server.name {
+        "sqlite" => &[child, "CREATE TRIGGER note AFTER UPDATE ON account BEGIN INSERT INTO child VALUES (1); END"],
+        _ => &[
+            child,
+            "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO child VALUES (1); RETURN NEW; END $$",
+            "CREATE TRIGGER note BEFORE UPDATE ON account FOR EACH ROW EXECUTE FUNCTION note()",
+        ],
+    };
+    let (pool, table) = narrow(&db, trigger).await;
+    for _ in 0..2 {
+        let error = changed_nothing(table.deposit("a", 1).await);
+        assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
+        is_usable(&db, &pool).await;
+    }
+    assert_eq!(row(&db).await, (100, 0));
+}
+
+/// The ROLLBACK that follows finds no transaction. Its error says nothing about the change.
+async fn a_trigger_that_rolls_back_is_told<DB: TestDatabase>(db: TestDb<DB>) {
+    let trigger = "CREATE TRIGGER never AFTER UPDATE ON account BEGIN SELECT RAISE(ROLLBACK, 'no more today'); END";
+    let (pool, table) = narrow(&db, &[trigger]).await;
+    let error = changed_nothing(table.deposit("a", 1).await);
+    assert!(format!("{error:?}").contains("no more today"), "{error:?}");
+    is_usable(&db, &pool).await;
+    assert_eq!(row(&db).await, (100, 0));
+}
+
+/// MySQL and MariaDB report some errors after the engine has committed.
+async fn a_commit_whose_error_may_come_after_it_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    narrow(&db, &["CREATE TRIGGER seen BEFORE UPDATE ON account FOR EACH ROW SET @seen = 1"]).await;
+    let proxy = db.proxy().await;
+    let table = VersionedTable::<DB>::new(proxy.pool(1), COLUMNS).unwrap();
+    table.deposit("a", 1).await.unwrap();
+    proxy.replace("COMMIT AND NO CHAIN NO RELEASE", "SIGNAL SQLSTATE '45000'       ");
+    let error = table.deposit("a", 1).await.unwrap_err();
+    assert!(matches!(error, Error::Database { outcome: Certainty::Unknown, .. }), "{error:?}");
+    assert!(format!("{error:?}").contains("45000"), "{error:?}");
 }

@@ -238,6 +238,17 @@ async fn work_that_keeps_the_transaction_is_found_out<DB: TestDatabase>(db: Test
         is_found_out(&lock, name, async |tx| drop(kept.lock().unwrap().replace(tx))).await;
         assert!(kept.lock().unwrap().take().is_some());
         nothing_happened(&db, name).await;
+        let failed = lock.transaction(name, async |tx, _| {
+            drop(kept.lock().unwrap().replace(tx));
+            Err::<(), _>(Reply::Code(7))
+        });
+        let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
+        let TransactionError::Failed(error @ Error::TransactionOver { outcome: Certainty::Unknown, .. }) = error else {
+            panic!("{name}: {error:?}")
+        };
+        assert!(error.to_string().contains("code 7"), "{error}");
+        assert!(kept.lock().unwrap().take().is_some());
+        nothing_happened(&db, name).await;
     })
     .await;
 }

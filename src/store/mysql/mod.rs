@@ -55,25 +55,31 @@ WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claime
 /// commit, or after a ROLLBACK of the work's own, are read-only. After a deadlock the server keeps
 /// the access mode of the transaction that it has rolled back.
 ///
+/// A plain COMMIT of the work begins no transaction that writes, as it would under a
+/// `completion_type` of `CHAIN`.
+///
 /// 2 is no value of `autocommit`: the text fails if the application's session commits nothing by
 /// itself, or is read-only.
 const OPEN: &str = concat!(
     rollback!(),
     "; SET autocommit = IF(@@autocommit AND NOT /*!80000 @@transaction_read_only */ /*M! @@tx_read_only */, 0, 2);
+    SET @rowlock_completion = @@completion_type, completion_type = NO_CHAIN;
     START TRANSACTION; SET SESSION TRANSACTION READ ONLY; SAVEPOINT rowlock"
 );
 const WRONG_VALUE: u16 = 1231;
 
-/// Restores what `OPEN` has set, after the end of a transaction.
+/// Restores what `OPEN` has set, after the end of a transaction, except for a `completion_type` with
+/// which the connection is closed.
 macro_rules! restore {
     () => {
-        "; SET SESSION TRANSACTION READ WRITE; SET autocommit = 1; SELECT CAST(@@completion_type = 'NO_CHAIN' AS SIGNED)"
+        "; SET SESSION TRANSACTION READ WRITE; SET autocommit = 1;
+        SELECT CAST(COALESCE(@rowlock_completion = 'NO_CHAIN', 0) AND @@completion_type = 'NO_CHAIN' AS SIGNED)"
     };
 }
 
 /// Ends a transaction of `OPEN`. The driver counts down only with a plain ROLLBACK of its own, sent
-/// with the next statement. Unless `completion_type` makes that harmless, the connection has to be
-/// closed.
+/// with the next statement. Unless the session's `completion_type` makes that harmless, the
+/// connection has to be closed.
 async fn end(conn: &mut MySqlConnection, sql: &'static str) -> Reply<bool> {
     let rows = sqlx::raw_sql(sql).fetch_all(&mut *conn).await?;
     let harmless = rows.first().map(|row| row.try_get::<i64, _>(0)).transpose()? == Some(1);
@@ -88,7 +94,8 @@ impl Store for MySql {
     const COMMIT_TEXT: &'static str = commit!();
     const ROLLBACK_TEXT: &'static str = rollback!();
     const SETTINGS_STAND: Option<&'static str> = Some(
-        "SET autocommit = IF(NOT @@autocommit AND /*!80000 @@transaction_read_only */ /*M! @@tx_read_only */, 0, 2)",
+        "SET autocommit = IF(NOT @@autocommit AND @@completion_type = 'NO_CHAIN'
+                             AND /*!80000 @@transaction_read_only */ /*M! @@tx_read_only */, 0, 2)",
     );
 
     /// The server does not report whether ROLLBACK undid a transaction. Without autocommit, the

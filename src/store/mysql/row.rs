@@ -9,9 +9,9 @@ use sqlx::{
 use crate::{
     rules::{Row, Terms},
     store::{
-        Reply,
-        fault::{Fault, fault, refuses_commit},
-        to_utc, unanswered,
+        Reply, commit_error,
+        fault::{Fault, fault},
+        to_utc,
     },
 };
 
@@ -73,9 +73,7 @@ pub(super) async fn execute_nowait_first<'q>(
 }
 
 pub(super) async fn commit(conn: &mut MySqlConnection) -> Reply<()> {
-    let committed = sqlx::raw_sql(commit!()).execute(conn).await;
-    // After any other error the transaction may have been committed: the request is sent again.
-    committed.map(drop).map_err(|error| if refuses_commit(&error) { error } else { unanswered(error) })
+    sqlx::raw_sql(commit!()).execute(conn).await.map(drop).map_err(commit_error)
 }
 
 /// Reads the columns of `ROW`.

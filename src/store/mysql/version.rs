@@ -11,7 +11,7 @@ const TABLE_COLUMNS: &str = "
 SELECT CONVERT(c.column_name USING utf8mb4) AS name, CONVERT(c.column_type USING utf8mb4) AS type,
        CONVERT(LOWER(c.data_type) USING utf8mb4) AS base, CAST(c.numeric_scale AS SIGNED) AS scale,
        CAST(COALESCE(c.character_maximum_length, 0) AS SIGNED) AS width,
-       CONVERT(COALESCE(t.engine, '') USING utf8mb4) AS engine, CONVERT(@@sql_mode USING utf8mb4) AS mode, CAST(@@autocommit AS SIGNED) AS autocommit,
+       CONVERT(COALESCE(t.engine, '') USING utf8mb4) AS engine, CONVERT(@@sql_mode USING utf8mb4) AS mode,
        CAST(COALESCE(c.generation_expression, '') <> '' AS SIGNED) AS is_generated,
        CAST(EXISTS (SELECT 1 FROM information_schema.triggers g
                     WHERE g.event_object_schema = c.table_schema AND g.event_object_table = c.table_name
@@ -43,11 +43,6 @@ impl VersionStore for MySql {
             let (engine, mode): (String, String) = (row.try_get("engine")?, row.try_get("mode")?);
             if !["innodb", "rocksdb"].contains(&engine.to_ascii_lowercase().as_str()) {
                 seen.wrong = Some(format!("its engine ({engine}) has no transactions; use InnoDB"));
-            }
-            if row.try_get::<i64, _>("autocommit")? == 0 {
-                seen.wrong = Some(
-                    "the connection's autocommit is off, so that no change would be committed; switch it on".into(),
-                );
             }
             if !mode.contains("STRICT_") {
                 seen.wrong =
