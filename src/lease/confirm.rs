@@ -27,8 +27,8 @@ pub(crate) async fn confirm<DB: Database>(
     confirm_within::<DB>(claim, tx, time_limit).await
 }
 
-/// Counts a confirmation in a transaction that is known to be open. While another transaction has the row locked,
-/// it retries instead of blocking, so that no statement outlives its limit.
+/// Counts a confirmation in a transaction that is known to be open. While another transaction has
+/// the row locked, it retries instead of blocking, so that no statement outlives its limit.
 pub(crate) async fn confirm_within<DB: Database>(
     claim: &Claim,
     tx: &mut DB::Connection,

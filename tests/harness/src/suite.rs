@@ -34,7 +34,8 @@ const SLOWEST: usize = 20;
 /// ```
 ///
 /// A group is a constructor of [`Group`]. A [`Need`] in brackets, and `.each`, `.alone`, `.last` or
-/// `.long`, are optional. If the tests need more than [`TestDatabase`], the list begins with `DB: Bound;`.
+/// `.long`, are optional. If the tests need more than [`TestDatabase`], the list begins with
+/// `DB: Bound;`.
 #[macro_export]
 macro_rules! tests {
     (DB: $bound:path; $($group:ident $([$need:expr])? $(. $when:ident)? ($($name:ident),+ $(,)?)),+ $(,)?) => {
