@@ -259,7 +259,7 @@ def test_a_lease_that_has_ended_is_dropped_without_a_warning(
 
 
 def test_a_signal_handler_may_ask_while_the_mutex_is_held() -> None:
-    state = rowlock.protocol.State(rowlock.Claim("k", "h", 7), 30.0, time.monotonic())
+    state = rowlock.protocol.State(rowlock.Claim("k", "h", 7), 30.0, rowlock.clock.now())
     asked = threading.Event()
 
     def ask() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from . import clock
 from .confirm import confirm_statement, confirmed
 from .connect import Session, Source, default_label, plain_cursor, session
 from .errors import Lost, Refusal, Refused, note
@@ -114,8 +115,7 @@ class Lease:
     @property
     def time_left(self) -> float:
         """For how many seconds the claim stands without another renewal."""
-        over = self._state.ended or self.lost
-        return 0.0 if over else max(0.0, self._state.deadline - time.monotonic())
+        return self._state.time_left
 
     def check(self) -> None:
         """Raises :class:`Lost` if the claim no longer stands."""
@@ -212,7 +212,7 @@ def join_limit(state: State, change: str) -> float:
     changes nothing.
     """
     limit = patience(state.lease) + 0.5 if change == "abandon" else min(state.lease / 12, 1.0)
-    return max(0.0, min(limit, state.deadline - time.monotonic()))
+    return max(0.0, min(limit, state.deadline - clock.now()))
 
 
 def drop(state: State, stop: Callable[[], object]) -> None:
