@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 import uuid
@@ -57,6 +58,29 @@ def carry_out(
         return value
 
 
+class Stop:
+    """Tells a thread to stop. An interrupt or a finalizer cannot leave it half told.
+
+    ``threading.Event`` has a lock, which an interrupt in ``set`` may leave taken: the next ``set``,
+    by the finalizer of the lease, would then wait for ever. ``put`` takes none.
+    """
+
+    def __init__(self) -> None:
+        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        self._told.put(None)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until the thread is told to stop, at most so long. Returns whether it is told."""
+        try:
+            self._told.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        self._told.put(None)
+        return True
+
+
 class Lease:
     """A key that is held. A thread renews it until it is released, abandoned or lost.
 
@@ -70,7 +94,7 @@ class Lease:
         self._source = source
         self._on = on
         self._state = state
-        self._stop = threading.Event()
+        self._stop = Stop()
         self._late = threading.Event()
         #: The claim that this one has taken over from: its holder never ended it.
         self.taken_over_from = previous
@@ -196,7 +220,7 @@ class Lease:
         return f"<Lease of {self.key!r} under token {self.token}>"
 
 
-def _renew(state: State, on: Session, stop: threading.Event, late: threading.Event) -> None:
+def _renew(state: State, on: Session, stop: Stop, late: threading.Event) -> None:
     try:
         carry_out(renewing(state), on, stop.wait)
     finally:
