@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +22,7 @@ from test_processes import WORKER
 import rowlock
 import rowlock.aio
 from rowlock.errors import note
+from rowlock.lease import Stop
 
 SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
 POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
@@ -248,6 +251,30 @@ def test_interrupts_at_any_time_leave_no_thread(db: Database) -> None:
         pass
 
 
+def test_an_interrupt_while_a_thread_is_told_to_stop_blocks_nothing() -> None:
+    """The lease is dropped after the interrupt, and its finalizer tells the thread again."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(100):
+            stop = Stop()
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.001)
+                while True:
+                    stop.set()
+            again = threading.Thread(target=stop.set, daemon=True)
+            again.start()
+            again.join(30)
+            assert not again.is_alive(), "the interrupt has left a lock taken"
+            assert stop.wait(0.0)
+            assert stop.wait(0.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 @SQLITE
 def test_a_lease_that_has_ended_is_dropped_without_a_warning(
     db: Database, recwarn: pytest.WarningsRecorder
@@ -259,7 +286,7 @@ def test_a_lease_that_has_ended_is_dropped_without_a_warning(
 
 
 def test_a_signal_handler_may_ask_while_the_mutex_is_held() -> None:
-    state = rowlock.protocol.State(rowlock.Claim("k", "h", 7), 30.0, time.monotonic())
+    state = rowlock.protocol.State(rowlock.Claim("k", "h", 7), 30.0, rowlock.clock.now())
     asked = threading.Event()
 
     def ask() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import rowlock
+from rowlock import clock, protocol
 from rowlock import lease as leases
-from rowlock import protocol
 from rowlock.errors import Contention, Outage
 from rowlock.lease import carry_out
 from rowlock.protocol import Claim, Granted, State, Terms
@@ -47,7 +47,7 @@ def granted(arguments: tuple[Any, ...]) -> Granted:
 
 
 def state(lease: float = 30.0) -> State:
-    return State(Claim("k", "h", 7), lease, time.monotonic())
+    return State(Claim("k", "h", 7), lease, clock.now())
 
 
 def test_a_claim_without_a_reply_is_repeated_by_the_same_holder() -> None:
@@ -113,7 +113,7 @@ def test_a_loss_is_told_when_renewals_have_no_reply() -> None:
     lease = leases.Lease("sqlite:/nowhere", Fake(answer), held, None)
     assert not lease.lost
     while not lease.lost:
-        assert time.monotonic() < held.sent + 4.0, "the loss is told before the lease ends"
+        assert clock.now() < held.sent + 4.0, "the loss is told before the lease ends"
         time.sleep(0.005)
     # A renewal that has a reply at last revives nothing.
     silent.set()
@@ -129,7 +129,7 @@ def test_a_renewal_that_fails_is_unknown_and_repeated() -> None:
     held = state(3.0)
     lease = leases.Lease("sqlite:/nowhere", fake, held, None)
     until = held.sent + 6
-    while time.monotonic() < until and not lease.lost:
+    while clock.now() < until and not lease.lost:
         time.sleep(0.01)
     assert not lease.lost
     assert [name for name, _ in fake.requests[:5]] == ["renew"] * 5
@@ -210,7 +210,7 @@ def test_the_deadline_counts_from_before_the_request() -> None:
         time.sleep(0.2)
         return granted(arguments) if name == "claim" else "done"
 
-    before = time.monotonic()
+    before = clock.now()
     acquired = carry_out(protocol.acquiring(Terms("k", lease=2), "h", 0.0), Fake(slow))
     assert not isinstance(acquired, rowlock.Refusal)
     held = acquired[0]
@@ -219,7 +219,7 @@ def test_the_deadline_counts_from_before_the_request() -> None:
     sent = []
 
     def renewal(*_: Any) -> str:
-        sent.append(time.monotonic())
+        sent.append(clock.now())
         time.sleep(0.2)
         return "done"
 
@@ -231,9 +231,9 @@ def test_the_deadline_counts_from_before_the_request() -> None:
 
 
 def test_a_lease_whose_deadline_has_passed_is_not_renewed() -> None:
-    held = State(Claim("k", "h", 7), 1.0, time.monotonic() - 0.96)
-    assert not held.renewed(time.monotonic())
+    held = State(Claim("k", "h", 7), 1.0, clock.now() - 0.96)
+    assert not held.renewed(clock.now())
     assert held.lost
-    held = State(Claim("k", "h", 7), 1.0, time.monotonic() - 0.5)
-    assert held.renewed(time.monotonic())
+    held = State(Claim("k", "h", 7), 1.0, clock.now() - 0.5)
+    assert held.renewed(clock.now())
     assert not held.lost

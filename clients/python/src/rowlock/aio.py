@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Generator
@@ -117,8 +116,7 @@ class Lease:
     @property
     def time_left(self) -> float:
         """For how many seconds the claim stands without another renewal."""
-        over = self._state.ended or self.lost
-        return 0.0 if over else max(0.0, self._state.deadline - time.monotonic())
+        return self._state.time_left
 
     def check(self) -> None:
         """Raises :class:`rowlock.Lost` if the claim no longer stands."""

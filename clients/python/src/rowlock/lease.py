@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 import uuid
@@ -11,6 +12,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from . import clock
 from .confirm import confirm_statement, confirmed
 from .connect import Session, Source, default_label, plain_cursor, session
 from .errors import Lost, Refusal, Refused, note
@@ -56,6 +58,29 @@ def carry_out(
         return value
 
 
+class Stop:
+    """Tells a thread to stop. An interrupt or a finalizer cannot leave it half told.
+
+    ``threading.Event`` has a lock, which an interrupt in ``set`` may leave taken: the next ``set``,
+    by the finalizer of the lease, would then wait for ever. ``put`` takes none.
+    """
+
+    def __init__(self) -> None:
+        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        self._told.put(None)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until the thread is told to stop, at most so long. Returns whether it is told."""
+        try:
+            self._told.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        self._told.put(None)
+        return True
+
+
 class Lease:
     """A key that is held. A thread renews it until it is released, abandoned or lost.
 
@@ -69,7 +94,7 @@ class Lease:
         self._source = source
         self._on = on
         self._state = state
-        self._stop = threading.Event()
+        self._stop = Stop()
         self._late = threading.Event()
         #: The claim that this one has taken over from: its holder never ended it.
         self.taken_over_from = previous
@@ -114,8 +139,7 @@ class Lease:
     @property
     def time_left(self) -> float:
         """For how many seconds the claim stands without another renewal."""
-        over = self._state.ended or self.lost
-        return 0.0 if over else max(0.0, self._state.deadline - time.monotonic())
+        return self._state.time_left
 
     def check(self) -> None:
         """Raises :class:`Lost` if the claim no longer stands."""
@@ -196,7 +220,7 @@ class Lease:
         return f"<Lease of {self.key!r} under token {self.token}>"
 
 
-def _renew(state: State, on: Session, stop: threading.Event, late: threading.Event) -> None:
+def _renew(state: State, on: Session, stop: Stop, late: threading.Event) -> None:
     try:
         carry_out(renewing(state), on, stop.wait)
     finally:
@@ -212,7 +236,7 @@ def join_limit(state: State, change: str) -> float:
     changes nothing.
     """
     limit = patience(state.lease) + 0.5 if change == "abandon" else min(state.lease / 12, 1.0)
-    return max(0.0, min(limit, state.deadline - time.monotonic()))
+    return max(0.0, min(limit, state.deadline - clock.now()))
 
 
 def drop(state: State, stop: Callable[[], object]) -> None:

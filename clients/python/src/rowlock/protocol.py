@@ -1,8 +1,8 @@
 """The protocol, without input or output: generators that say what to send and how long to pause.
 
 A driver (``lease.py``, ``aio.py``) carries each step out and sends the result back. Time is that of
-a monotonic clock, counted from before a request is sent, so a lease ends here before the database
-could grant its key to another holder.
+``clock.py``, counted from before a request is sent, so a lease ends here before the database could
+grant its key to another holder.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import math
 import os
 import random
 import threading
-import time
 import unicodedata
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from . import clock
 from .errors import Contention, Lost, Outage, Refusal, Unavailable, Unknown
 
 #: For how many seconds a claim without a reply is repeated.
 TIME_LIMIT = 5.0
+#: How many seconds a pause lasts at most, until the clock is read again. The pauses of threads and
+#: of event loops do not count the time that the machine sleeps.
+LOOK = 1.0
 #: How many characters of a label the column holds.
 LABEL = 45
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -165,10 +168,16 @@ class State:
             return self._is_lost()
 
     def _is_lost(self) -> bool:
-        if self.why_lost is None and not self.ended and time.monotonic() >= self.deadline:
+        if self.why_lost is None and not self.ended and clock.now() >= self.deadline:
             failed = f", the last one: {self.failure}" if self.failure else ""
             self.why_lost = f"no renewal succeeded before its lease ended{failed}"
         return self.why_lost is not None
+
+    @property
+    def time_left(self) -> float:
+        """Returns for how many seconds the claim stands without another renewal."""
+        over = self.ended or self.lost
+        return 0.0 if over else max(0.0, self.deadline - clock.now())
 
     @property
     def is_copy(self) -> bool:
@@ -217,6 +226,15 @@ class Pauses:
         return bound * random.uniform(0.5, 1)
 
 
+def pausing(until: float) -> Generator[Pause, Any, None]:
+    """Pauses until a time of the clock, at least once, and looks at the clock after each step."""
+    while True:
+        left = until - clock.now()
+        yield Pause(max(0.0, min(left, LOOK)))
+        if left <= LOOK:
+            return
+
+
 def acquiring(
     terms: Terms, holder: str, wait: float
 ) -> Generator[Call | Pause, Any, tuple[State, Previous | None] | Refusal]:
@@ -225,11 +243,11 @@ def acquiring(
     The same holder repeats a claim without a reply: it then receives the claim that was granted.
     Returns the state of the lease and the claim that it took over from, or the refusal.
     """
-    until = time.monotonic() + wait
+    until = clock.now() + wait
     unanswered_since: float | None = None
     pauses = Pauses(0.02, 1.0)
     while True:
-        sent = time.monotonic()
+        sent = clock.now()
         reply: Granted | Refusal | None = None
         failure: BaseException | None = None
         try:
@@ -242,7 +260,7 @@ def acquiring(
                 unanswered_since = sent
             if outage.permanent and unanswered_since is None:
                 until = sent
-        now = time.monotonic()
+        now = clock.now()
         if isinstance(reply, Granted):
             if now < deadline(sent, terms.lease):
                 return State(reply.claim, terms.lease, sent), reply.previous
@@ -253,7 +271,7 @@ def acquiring(
             if left <= 0 or (window is not None and window > left):
                 return reply
             pause = window if window is not None else min(pauses.next(), reply.retry_after or left)
-            yield Pause(max(0.001, min(pause, left)))
+            yield from pausing(now + max(0.001, min(pause, left)))
             continue
         if unanswered_since is None:
             limit = until
@@ -277,9 +295,9 @@ def renewing(state: State) -> Generator[Call | Pause, Any, None]:
     """
     sooner = min(state.lease / 12, 1.0)
     while True:
-        yield Pause(max(0.0, state.sent + state.lease / 3 - time.monotonic()))
+        yield from pausing(state.sent + state.lease / 3)
         while not (state.lost or state.ended):
-            sent = time.monotonic()
+            sent = clock.now()
             try:
                 outcome = yield Call("change", ("renew", state.claim, state.lease))
             except Exception as error:
@@ -303,7 +321,7 @@ def ending(state: State, change: str, *arguments: Any) -> Generator[Call | Pause
     It gives up when the lease ends, and after :data:`TIME_LIMIT`.
     """
     claim = state.claim
-    until = min(state.deadline, time.monotonic() + TIME_LIMIT)
+    until = min(state.deadline, clock.now() + TIME_LIMIT)
     unanswered = False
     pauses = Pauses(0.002, min(state.lease / 12, 1.0))
     while True:
@@ -319,7 +337,7 @@ def ending(state: State, change: str, *arguments: Any) -> Generator[Call | Pause
             return
         if outcome == "lost" and not unanswered:
             raise Lost(claim.key, claim.token, "its row was seen without the claim")
-        left = until - time.monotonic()
+        left = until - clock.now()
         if outcome == "busy" and not unanswered and left <= 0:
             raise Unavailable(
                 f"the claim on key {claim.key!r} was not ended, and ends with its lease: another "
