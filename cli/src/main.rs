@@ -90,7 +90,9 @@ async fn dispatch(arguments: Arguments) -> Result<u8, Failure> {
         Action::OnTables(TableAction::Run(_) | TableAction::Lead(_)) if front.is_none() && front::has_terminal() => {
             front::run_in_front().await
         }
+        Action::OnTables(TableAction::Cron(cron)) if cron.only_reads() => schedule::preview::cron(&cron),
         Action::OnTables(action) => run_on_tables(&source, action, front).await,
+        Action::Next(next) => schedule::preview::next(&next),
         Action::Doctor(doctor) => {
             let Source { kind, url, timeout, .. } = choose_source(&source)?;
             doctor::examine(kind, &url, timeout, &doctor).await

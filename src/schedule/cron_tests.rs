@@ -1,178 +1,318 @@
-//! Every minute of a year, in zones whose clocks change in every way, against a search that looks
-//! at each minute.
-
-use std::collections::HashSet;
-
-use chrono::{Datelike as _, NaiveDateTime, Timelike as _};
-use chrono_tz::{Africa, America, Asia, Australia, Europe};
+//! Random patterns against an oracle that looks at each minute, and texts that are refused.
 
 use super::*;
 
-const ZONES: [Tz; 9] = [
-    Europe::Berlin,
-    Europe::London,
-    America::New_York,
-    America::Santiago,
-    Australia::Lord_Howe,
-    Africa::Cairo,
-    Africa::Casablanca,
-    Asia::Kolkata,
-    Tz::UTC,
-];
-
-/// A pattern, whether it matches every hour, and the same as a condition on the wall clock.
-type Case = (&'static str, bool, fn(&NaiveDateTime) -> bool);
-
-const CASES: [Case; 13] = [
-    ("*/30 * * * *", true, |t| t.minute().is_multiple_of(30)),
-    ("0 * * * *", true, |t| t.minute() == 0),
-    ("17 0-23 * * *", true, |t| t.minute() == 17),
-    ("30 2 * * *", false, |t| (t.hour(), t.minute()) == (2, 30)),
-    ("30 1 * * *", false, |t| (t.hour(), t.minute()) == (1, 30)),
-    ("0 0 * * *", false, |t| (t.hour(), t.minute()) == (0, 0)),
-    ("0 2 * * *", false, |t| (t.hour(), t.minute()) == (2, 0)),
-    ("15 3 * * *", false, |t| (t.hour(), t.minute()) == (3, 15)),
-    ("0 */2 * * *", false, |t| t.hour().is_multiple_of(2) && t.minute() == 0),
-    ("*/15 0-3 * * *", false, |t| t.hour() < 4 && t.minute().is_multiple_of(15)),
-    ("30 2 * * SUN", false, |t| (t.hour(), t.minute()) == (2, 30) && t.weekday() == chrono::Weekday::Sun),
-    ("0 12 1 * *", false, |t| (t.day(), t.hour(), t.minute()) == (1, 12, 0)),
-    ("5 2 13 3,10 FRI", false, |t| {
-        let day = t.day() == 13 || t.weekday() == chrono::Weekday::Fri;
-        [3, 10].contains(&t.month()) && day && (t.hour(), t.minute()) == (2, 5)
-    }),
-];
-
-fn utc(text: &str) -> DateTime<Utc> {
+fn at(text: &str) -> NaiveDateTime {
     text.parse().unwrap()
 }
 
-/// The minutes of the year 2026 and, for each, what the wall clock shows.
-fn minutes(zone: Tz) -> Vec<(DateTime<Utc>, NaiveDateTime)> {
-    let begin = utc("2026-01-01T00:00:00Z");
-    let minutes = (0..365 * 24 * 60).map(|minute| begin + TimeDelta::minutes(minute));
-    minutes.map(|at| (at, at.with_timezone(&zone).naive_local())).collect()
+/// An item of a field's list, as the oracle reads it.
+#[derive(Clone, Copy, Debug)]
+enum Item {
+    /// From the first to the second number, at each multiple of the third from the first.
+    Every(u32, u32, u32),
+    LastDay,
+    Nearest(u32),
+    Week(u32, u32),
+    LastWeek(u32),
 }
 
-/// The slots of the year, by looking at each minute and at each minute that a gap leaves out.
-fn by_looking(
-    minutes: &[(DateTime<Utc>, NaiveDateTime)],
-    hourly: bool,
-    matches: fn(&NaiveDateTime) -> bool,
-) -> Vec<DateTime<Utc>> {
-    let mut slots = Vec::new();
-    let mut shown = HashSet::new();
-    let mut expected = minutes[0].1;
-    for (at, local) in minutes {
-        let mut skipped = std::iter::successors(Some(expected), |time| Some(*time + TimeDelta::minutes(1)));
-        let left_out = !hourly && skipped.by_ref().take_while(|time| time < local).any(|time| matches(&time));
-        let due = matches(local) && (hourly || shown.insert(*local));
-        if left_out || due {
-            slots.push(*at);
-        }
-        expected = *local + TimeDelta::minutes(1);
-    }
-    slots
+/// A random field: its text and its items.
+fn field(random: &mut fastrand::Rng, first: u32, last: u32) -> (String, Vec<Item>) {
+    let items = (0..if random.u8(..4) == 0 { random.usize(2..4) } else { 1 }).map(|_| item(random, first, last));
+    let (texts, items): (Vec<_>, Vec<_>) = items.unzip();
+    (texts.join(","), items)
 }
 
-#[test]
-fn a_year_is_the_same_minute_by_minute() {
-    let mut count = 0;
-    for zone in ZONES {
-        let minutes = minutes(zone);
-        for (text, hourly, matches) in CASES {
-            let pattern = Pattern::parse(text).unwrap();
-            assert_eq!(pattern.hourly, hourly, "{text}");
-            let mut last = minutes[0].0 - SECOND;
-            for slot in by_looking(&minutes, hourly, matches) {
-                let next = pattern.next(zone, last).unwrap();
-                assert_eq!(next, slot, "{zone} [{text}] after {last}");
-                last = next;
-                count += 1;
-            }
-            assert!(pattern.next(zone, last).unwrap() > minutes[minutes.len() - 1].0, "{zone} [{text}] after {last}");
+fn item(random: &mut fastrand::Rng, first: u32, last: u32) -> (String, Item) {
+    let (low, high) = (random.u32(first..=last), random.u32(first..=last));
+    let (low, high) = (low.min(high), low.max(high));
+    let step = |random: &mut fastrand::Rng, low: u32, high: u32| random.u32(1..=(high - low).max(1));
+    match random.u8(..7) {
+        0 | 1 => ("*".to_owned(), Item::Every(first, last, 1)),
+        2 => {
+            let step = step(random, first, last);
+            (format!("*/{step}"), Item::Every(first, last, step))
         }
-    }
-    assert!(count > 300_000, "{count}");
-}
-
-/// A search may begin anywhere: at the registration of a schedule, or after ticks that are passed
-/// over.
-#[test]
-fn a_search_from_any_instant_finds_the_same_slots() {
-    for zone in ZONES {
-        let minutes = minutes(zone);
-        for (text, hourly, matches) in CASES {
-            let pattern = Pattern::parse(text).unwrap();
-            let slots = by_looking(&minutes, hourly, matches);
-            for after in begins(&minutes) {
-                let Some(expected) = slots.get(slots.partition_point(|slot| *slot <= after)) else { break };
-                assert_eq!(pattern.next(zone, after), Some(*expected), "{zone} [{text}] after {after}");
-            }
+        3 if last == 31 => {
+            [("L".to_owned(), Item::LastDay), (format!("{low}W"), Item::Nearest(low))][random.usize(..2)].clone()
         }
+        3 if last == 7 => {
+            let (week, name) = (random.u32(1..=5), WEEKDAY.names[low as usize % 7]);
+            let [number, named] = [format!("{low}#{week}"), format!("{name}#{week}")];
+            let [last, behind] = [format!("{name}#L"), format!("{low}L")];
+            let (week, last_week) = (Item::Week(low, week), Item::LastWeek(low));
+            [(number, week), (named, week), (last, last_week), (behind, last_week)][random.usize(..4)].clone()
+        }
+        3 if last == 12 => (MONTH.names[low as usize - 1].to_owned(), Item::Every(low, low, 1)),
+        3 | 4 => (low.to_string(), Item::Every(low, low, 1)),
+        5 => {
+            let step = step(random, low, high);
+            (format!("{low}-{high}/{step}"), Item::Every(low, high, step))
+        }
+        _ => (format!("{low}-{high}"), Item::Every(low, high, 1)),
     }
 }
 
-/// Instants around each change of the clock, and some in between.
-fn begins(minutes: &[(DateTime<Utc>, NaiveDateTime)]) -> Vec<DateTime<Utc>> {
-    let changes = minutes.windows(2).filter(|pair| pair[1].1 - pair[0].1 != TimeDelta::minutes(1));
-    let around = changes.flat_map(|pair| (-90..30).map(|number| pair[1].0 + TimeDelta::minutes(20 * number)));
-    let between = (0..200).map(|number| minutes[0].0 + TimeDelta::minutes(2600 * number));
-    let mut begins: Vec<_> = around.chain(between).map(|at| at + TimeDelta::milliseconds(7_077)).collect();
-    begins.sort_unstable();
-    begins
+/// Whether an item matches one of the numbers that a field has at a date.
+fn matches(item: Item, numbers: &[u32], date: NaiveDate) -> bool {
+    let days = |days| date + TimeDelta::days(days);
+    match item {
+        Item::Every(low, high, step) => {
+            numbers.iter().any(|number| (low..=high).contains(number) && (number - low).is_multiple_of(step))
+        }
+        Item::LastDay => days(1).month() != date.month(),
+        Item::Nearest(day) => {
+            let Some(named) = date.with_day(day) else { return false };
+            let near = [0, -1, 1, -2, 2].map(|away| named + TimeDelta::days(away));
+            let works = |day: &NaiveDate| !matches!(day.weekday(), Weekday::Sat | Weekday::Sun);
+            near.iter().find(|day| day.month() == date.month() && works(day)) == Some(&date)
+        }
+        Item::Week(weekday, week) => numbers.contains(&weekday) && date.day().div_ceil(7) == week,
+        Item::LastWeek(weekday) => numbers.contains(&weekday) && days(7).month() != date.month(),
+    }
 }
 
 #[test]
-fn a_slot_is_strictly_later_than_the_one_before() {
-    for text in ["* * * * * *", "*/7 * 2 * * *", "59 59 23 * * *"] {
-        let pattern = Pattern::parse(text).unwrap();
-        for zone in ZONES {
-            for begin in
-                ["2026-10-25T00:30:00Z", "2026-03-29T00:30:00Z", "2026-04-04T14:20:00Z", "2026-10-03T15:00:00Z"]
-            {
-                let mut last = utc(begin) + TimeDelta::microseconds(999_999);
-                for _ in 0..200 {
-                    let next = pattern.next(zone, last).unwrap();
-                    assert!(next > last, "{zone} [{text}] {last} {next}");
-                    last = next;
+fn random_patterns_match_the_same_minutes_as_their_oracle() {
+    let mut random = fastrand::Rng::with_seed(7);
+    let (mut patterns, mut slots) = (0, 0);
+    while patterns < 300 {
+        let ranges = [(0, 59), (0, 23), (1, 31), (1, 12), (0, 7)];
+        let fields = ranges.map(|(first, last)| field(&mut random, first, last));
+        let text = fields.each_ref().map(|(text, _)| text.as_str()).join(" ");
+        // Dates that no month has are another test's.
+        let Ok(pattern) = Pattern::parse(&text) else { continue };
+        patterns += 1;
+        let [minutes, hours, days, months, weekdays] = fields;
+        let any = |items: &[Item], numbers: &[u32], date| items.iter().any(|item| matches(*item, numbers, date));
+        let is_due = |day: NaiveDate| {
+            let number = day.weekday().num_days_from_sunday();
+            let of_month = any(&days.1, &[day.day()], day);
+            let of_week = any(&weekdays.1, if number == 0 { &[0, 7] } else { std::slice::from_ref(&number) }, day);
+            let and = days.0.starts_with('*') || weekdays.0.starts_with('*');
+            any(&months.1, &[day.month()], day) && if and { of_month && of_week } else { of_month || of_week }
+        };
+        let begin = at("2024-01-01T00:00:00").date() + TimeDelta::days(random.i64(0..3000));
+        let mut last = begin.and_time(NaiveTime::MIN) - TimeDelta::seconds(1);
+        for day in begin.iter_days().take(120).filter(|day| is_due(*day)) {
+            for minute in 0..24 * 60 {
+                if any(&hours.1, &[minute / 60], day) && any(&minutes.1, &[minute % 60], day) {
+                    let due = day.and_hms_opt(minute / 60, minute % 60, 0).unwrap();
+                    last = pattern.next(last).unwrap();
+                    assert_eq!(last, due, "{text:?}");
+                    slots += 1;
                 }
             }
         }
+        let next = pattern.next(last).unwrap();
+        assert!(next.date() >= begin + TimeDelta::days(120), "{text:?}: {next} after {last}");
+    }
+    assert!(slots > 400_000, "{slots}");
+}
+
+/// The slots after one, as `2026-01-05 00:00`.
+fn after(text: &str, begin: &str, count: usize) -> Vec<String> {
+    let pattern = Pattern::parse(text).unwrap();
+    let slots = std::iter::successors(Some(at(begin)), |slot| pattern.next(*slot));
+    slots.skip(1).take(count).map(|slot| slot.format("%F %R").to_string()).collect()
+}
+
+#[test]
+fn a_day_field_that_begins_with_a_star_is_a_star() {
+    let begin = "2026-01-01T12:00:00";
+    for (text, slots) in [
+        // Each working day; the first Sunday, and the first Monday, of a month.
+        ("0 9 */1 * MON-FRI", ["2026-01-02 09:00", "2026-01-05 09:00", "2026-01-06 09:00"]),
+        ("0 0 1-7 * */7", ["2026-01-04 00:00", "2026-02-01 00:00", "2026-03-01 00:00"]),
+        ("0 0 */100,1-7 * MON", ["2026-01-05 00:00", "2026-02-02 00:00", "2026-03-02 00:00"]),
+        ("0 0 * * MON", ["2026-01-05 00:00", "2026-01-12 00:00", "2026-01-19 00:00"]),
+        // Without a star in front, either matches.
+        ("0 0 13 * FRI", ["2026-01-02 00:00", "2026-01-09 00:00", "2026-01-13 00:00"]),
+        ("0 0 13,*/15 * FRI", ["2026-01-02 00:00", "2026-01-09 00:00", "2026-01-13 00:00"]),
+    ] {
+        assert_eq!(after(text, begin, 3), slots, "{text}");
     }
 }
 
 #[test]
-fn a_day_that_a_zone_leaves_out_has_its_slot_at_the_change() {
-    // Samoa left out the 30th of December 2011.
-    let pattern = Pattern::parse("0 12 * * *").unwrap();
-    let mut last = utc("2011-12-29T00:00:00Z");
-    let mut slots = Vec::new();
-    while last < utc("2012-01-01T00:00:00Z") {
-        last = pattern.next(chrono_tz::Pacific::Apia, last).unwrap();
-        slots.push(last.to_rfc3339());
+fn seven_is_sunday_everywhere() {
+    let begin = "2026-01-01T12:00:00";
+    for (seven, zero) in [
+        ("7", "SUN"),
+        ("7L", "0L"),
+        ("5L,7L", "0#L,FRI#L"),
+        ("7#2", "SUN#2"),
+        ("5-7", "FRI,SAT,SUN"),
+        ("5-7#L", "5L,6L,0L"),
+    ] {
+        let [seven, zero] = [seven, zero].map(|days| after(&format!("0 0 * * {days}"), begin, 20));
+        assert_eq!(seven, zero);
     }
-    let expected = ["2011-12-29T22:00:00+00:00", "2011-12-30T10:00:00+00:00", "2011-12-30T22:00:00+00:00"];
-    assert_eq!(slots[..3], expected);
+    assert_eq!(after("0 0 * * 5L,7L", begin, 3), ["2026-01-25 00:00", "2026-01-30 00:00", "2026-02-22 00:00"]);
+    assert_eq!(after("0 0 * * FRI-SUN", begin, 3), ["2026-01-02 00:00", "2026-01-03 00:00", "2026-01-04 00:00"]);
 }
 
 #[test]
-fn a_pattern_that_no_time_matches_is_refused() {
-    let invalid = ["", "x", "* * * *", "61 * * * *", "0 0 30 2 *", "0 0 0 1 1 * 2030", "0 25 * * *", "@reboot"];
-    // The parser reads a name as a number in any field.
-    let misplaced = [
-        "MON * * * *",
-        "0 JAN * * *",
-        "0 0 FRI * *",
-        "MON 0 0 * * *",
-        "0 0 1-MAR * *",
-        "0 9 * MON-FRI *",
-        "0 9 * * JAN",
-    ];
-    for text in invalid.into_iter().chain(misplaced) {
-        assert!(Pattern::parse(text).is_err(), "{text}");
+fn the_nearest_working_day_is_in_the_same_month() {
+    let begin = "2026-05-01T12:00:00";
+    // The 1st of August is a Saturday, the 31st of May a Sunday. September and June have 30 days.
+    for (day, slots) in [
+        ("1W", ["2026-06-01 00:00", "2026-07-01 00:00", "2026-08-03 00:00"]),
+        ("31W", ["2026-05-29 00:00", "2026-07-31 00:00", "2026-08-31 00:00"]),
+        ("15W", ["2026-05-15 00:00", "2026-06-15 00:00", "2026-07-15 00:00"]),
+        ("16W", ["2026-05-15 00:00", "2026-06-16 00:00", "2026-07-16 00:00"]),
+        ("17W", ["2026-05-18 00:00", "2026-06-17 00:00", "2026-07-17 00:00"]),
+    ] {
+        assert_eq!(after(&format!("0 0 {day} * *"), begin, 3), slots, "{day}");
     }
-    let special = ["0 0 L * *", "0 0 15W * *", "0 0 * JAN,feb MON", "0 0 * * FRI#2", "0 0 * * FRI#L"];
-    for text in ["0 0 29 2 *", "@daily", "0 9 * * MON-FRI", "*/10 * * * * *"].into_iter().chain(special) {
-        assert!(Pattern::parse(text).is_ok(), "{text}");
+}
+
+#[test]
+fn a_short_form_is_its_pattern() {
+    for (form, pattern) in SHORT_FORMS {
+        for form in [form.to_owned(), form.to_ascii_uppercase()] {
+            assert_eq!(after(&form, "2026-01-01T00:00:00", 5), after(pattern, "2026-01-01T00:00:00", 5), "{form}");
+        }
+        assert!(ONLY_SHORT_FORMS.contains(form), "{form}");
     }
+}
+
+#[test]
+fn a_search_ends_with_the_calendar() {
+    let pattern = Pattern::parse("0 0 29 2 *").unwrap();
+    assert_eq!(pattern.next(at("2096-03-01T00:00:00")), Some(at("2104-02-29T00:00:00")));
+    assert_eq!(pattern.next(NaiveDateTime::MAX), None);
+    assert_eq!(pattern.next(NaiveDate::MAX.and_time(NaiveTime::MIN)), None);
+    let pattern = Pattern::parse("59 59 23 29 2 MON#5").unwrap();
+    assert!(pattern.next(NaiveDateTime::MIN).is_some());
+}
+
+/// A text that is refused, and what the message says.
+const REFUSED: &[(&str, &str)] = &[
+    ("", "it needs five fields, or six with seconds in front, and has 0"),
+    ("* * * *", "and has 4"),
+    ("0 0 0 1 1 * 2030", "and has 7"),
+    ("61 * * * *", "the minute \"61\": 61 is not one of 0 to 59"),
+    ("0 25 * * *", "the hour \"25\""),
+    ("0 0 0 * *", "the day of the month \"0\": 0 is not one of 1 to 31"),
+    ("0 0 * 13 *", "1 to 12"),
+    ("0 0 * * 8", "0 to 7"),
+    ("99999999999999999999 * * * *", "the minute"),
+    ("x * * * *", "write a number from 0 to 59, a range like 0-59, or *"),
+    ("-1 * * * *", "write a number"),
+    ("+1 * * * *", "write a number"),
+    ("1- * * * *", "write a number"),
+    ("*-5 * * * *", "write a number"),
+    ("0 0 30 2 *", "no time matches it"),
+    ("0 0 31 4,6,9,11 *", "no time matches it"),
+    ("0 0 30W 2 *", "no time matches it"),
+    // Names belong to a field, and stand alone or as ends of a range.
+    ("MON * * * *", "names are JAN to DEC for months"),
+    ("0 JAN * * *", "names are JAN to DEC for months"),
+    ("0 0 FRI * *", "names are JAN to DEC for months"),
+    ("MON 0 0 * * *", "names are JAN to DEC for months"),
+    ("0 0 1-MAR * *", "names are JAN to DEC for months"),
+    ("0 9 * MON-FRI *", "names are JAN to DEC for months"),
+    ("0 9 * * JAN", "SUN to SAT for days of the week"),
+    ("0 9 * * dau", "the day of the week \"dau\": names are"),
+    ("0 0 1 JAN1 *", "JAN1 is no name: write JAN"),
+    ("0 0 1 january *", "write JAN"),
+    ("0 0 * * SUN5", "SUN5 is no name: write SUN"),
+    ("0 0 * * MONDAY", "write MON"),
+    ("0 0 * * SUN-SUN", "write SUN for that day, or * for every day"),
+    ("0 0 * * 0-SUN", "write SUN"),
+    ("0 0 * * SUN-7", "write SUN"),
+    // `L`, `W` and `#`.
+    ("0 0 15W3 * *", "15W for the working day nearest to the 15th"),
+    ("0 0 W15 * *", "15W"),
+    ("0 0 LW * *", "the last working day has no pattern"),
+    ("0 0 L-3 * *", "write L for the last day"),
+    ("0 0 L/2 * *", "write L for the last day"),
+    ("0 0 32W * *", "32 is not one of 1 to 31"),
+    ("0 0 W * *", "write a number"),
+    ("0 0 1 * L", "write 5L or FRI#L for the last Friday"),
+    ("0 0 1 * MONL", "write MON#L"),
+    ("0 0 1 * 1-5L", "write 1-5#L"),
+    ("0 0 1 * 8L", "write"),
+    ("0 0 1 * 5#2L", "write FRI#2 or FRI#L"),
+    ("0 0 1 * 5#6", "one of 1 to 5"),
+    ("0 0 1 * 5#0", "one of 1 to 5"),
+    ("0 0 1 * #2", "write a number"),
+    ("0 0 1 * 5#", "one of 1 to 5"),
+    ("0 0 * L *", "write a number"),
+    // Lists.
+    ("0 0 * * MON,,WED", "remove the one"),
+    (",1 * * * *", "remove the one"),
+    ("1, * * * *", "remove the one"),
+    // Steps.
+    (
+        "*/90 * * * *",
+        "the minute \"*/90\": a step of 90 leaves nothing but 0: write 0, or set a fixed rate, such as every 90m",
+    ),
+    ("*/60 * * * *", "write 0"),
+    ("*/60 * * * * *", "the second"),
+    ("0 */25 * * *", "write 0, or set a fixed rate, such as every 25h"),
+    ("0 0 */31 * *", "write 1"),
+    ("0 0 1 */13 *", "a step of 13 leaves nothing but 1: write 1"),
+    ("0 0 1 */12 *", "write 1"),
+    ("0 0 * * */8", "write 0"),
+    ("0 0 */32 * *", "write 1"),
+    ("10-20/30 * * * *", "leaves nothing but 10: write 10"),
+    ("50/15 * * * *", "write 50"),
+    ("*/0 * * * *", "a step is a number from 1 on"),
+    ("*/ * * * *", "a step is a number"),
+    ("*/x * * * *", "a step is a number"),
+    ("*/5/5 * * * *", "a step is a number"),
+    // Other programs' patterns.
+    ("0 22-6 * * *", "a range does not go beyond 23: write 22-23,0-6"),
+    ("0 0 * * FRI-MON", "write FRI-SAT,SUN-MON"),
+    ("0 0 * * 5-1", "write 5-6,0-1"),
+    ("0 0 * NOV-FEB *", "write NOV-DEC,JAN-FEB"),
+    ("0 0 12 ? * 2", "write * in its place, and days of the week by their names, since Quartz numbers Sunday 1"),
+    ("CRON_TZ=Europe/Berlin 0 9 * * *", "set it with Schedule::zone"),
+    ("@reboot", "@yearly, @annually, @monthly, @weekly, @daily, @midnight and @hourly"),
+];
+
+#[test]
+fn what_is_refused_says_what_to_write_instead() {
+    for (text, says) in REFUSED {
+        let wrong = Pattern::parse(text).expect_err(text);
+        assert!(wrong.contains(says), "{text:?}: {wrong}");
+    }
+    // What a message says to write is accepted.
+    for text in ["22-23,0-6", "0-23/23", "*/59"] {
+        Pattern::parse(&format!("0 {text} * * *")).or_else(|_| Pattern::parse(&format!("{text} * * * *"))).unwrap();
+    }
+    let days = ["FRI-SAT,SUN-MON", "5-6,0-1", "SUN", "5L", "FRI#L", "1-5#L", "MON#L", "FRI#2", "*/7", "0-7", "7-7"];
+    for days in days {
+        Pattern::parse(&format!("0 0 1 * {days}")).unwrap();
+    }
+    for text in
+        ["0 0 1 NOV-DEC,JAN-FEB *", "0 0 L * *", "0 0 15W * *", "0 0 29 2 *", "*/10 * * * * *", "0 0 */32 * MON"]
+    {
+        Pattern::parse(text).unwrap();
+    }
+}
+
+/// No text makes the parser or the search panic.
+#[test]
+fn any_text_is_read_or_refused() {
+    let mut random = fastrand::Rng::with_seed(11);
+    let pieces = ["*", "/", "-", ",", "#", "L", "W", "?", "0", "7", "59", "SUN", "JAN", " ", "@", "é", "="];
+    let mut read = 0;
+    for _ in 0..20_000 {
+        let mut piece = || pieces[random.usize(..pieces.len())];
+        let field = |piece: &mut dyn FnMut() -> &'static str| [piece(), piece(), piece()].concat();
+        let text = [(); 5].map(|()| field(&mut piece)).join(" ");
+        for text in
+            [text.as_str(), &format!("0 0 {} 1 *", field(&mut piece)), &format!("0 0 1 1 {}", field(&mut piece))]
+        {
+            if let Ok(pattern) = Pattern::parse(text) {
+                read += 1;
+                assert!(pattern.next(NaiveDateTime::default()).is_some(), "{text}");
+            }
+        }
+    }
+    assert!(read > 100, "{read}");
 }

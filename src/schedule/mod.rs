@@ -20,3 +20,4 @@ pub mod spec;
 pub mod tick;
 mod transaction;
 pub mod try_tick;
+mod zones;

@@ -1,11 +1,18 @@
 //! What a schedule is: its times, and what happens with ticks that are late or fail.
 
-use std::{str::FromStr as _, time::Duration};
+use std::time::Duration;
 
-use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
-use chrono_tz::Tz;
+use chrono::{DateTime, FixedOffset, Offset as _, SubsecRound, TimeDelta, Utc};
 
-use crate::{error::Error, key::Key, retry::within, schedule::cron::Pattern};
+use crate::{
+    error::Error,
+    key::Key,
+    retry::within,
+    schedule::{
+        cron::Pattern,
+        zones::{RELEASE, Zone},
+    },
+};
 
 const LEAST: Duration = Duration::from_millis(100);
 const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
@@ -100,7 +107,7 @@ impl Retries {
 
 #[derive(Clone, Debug)]
 pub(super) enum Timing {
-    Cron { pattern: Box<Pattern>, zone: Tz },
+    Cron { pattern: Box<Pattern>, zone: Zone },
     Every(TimeDelta),
     After(TimeDelta),
 }
@@ -142,14 +149,16 @@ impl Schedule {
     /// [`zone`](Self::zone) sets another time zone.
     ///
     /// The pattern has five fields (minute, hour, day of the month, month, day of the week), or six
-    /// with seconds in front; or it is `@yearly`, `@monthly`, `@weekly`, `@daily` or `@hourly`.
-    /// Where the clock is changed, a pattern that names hours has one tick in a repeated hour, the
-    /// first, and a tick at the end of a gap that left its time out. A pattern that matches every
-    /// hour follows elapsed time instead.
+    /// with seconds in front, and is read as Debian's cron reads it. Or it is `@yearly`,
+    /// `@annually`, `@monthly`, `@weekly`, `@daily`, `@midnight` or `@hourly`. Where the clock is
+    /// changed, a pattern that names hours has one tick in a repeated hour, the first, and a tick
+    /// at the end of a gap that left its time out. A pattern that matches every hour follows
+    /// elapsed time instead.
     ///
     /// # Errors
     /// [`Error::InvalidKey`] for a text that is not a name, [`Error::InvalidSchedule`] for one that
-    /// is not a pattern or that no time matches.
+    /// is not a pattern, that crons read in different ways, or that no time matches. The message
+    /// says what to write instead.
     pub fn cron(name: &str, pattern: &str) -> Result<Self, Error> {
         let name = Key::new(name)?;
         let text = pattern.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -161,7 +170,7 @@ impl Schedule {
             return Err(wrong(format!("it has more than {PATTERN} bytes")));
         }
         let pattern = Pattern::parse(&text).map_err(wrong)?;
-        Ok(Self::new(name, Timing::Cron { pattern: Box::new(pattern), zone: Tz::UTC }, format!("cron {text}")))
+        Ok(Self::new(name, Timing::Cron { pattern: Box::new(pattern), zone: Zone::UTC }, format!("cron {text}")))
     }
 
     /// Creates a schedule with a tick at each multiple of `period` since 1970, so that all
@@ -196,6 +205,9 @@ impl Schedule {
 
     /// Sets the time zone in which a cron pattern is read, by its name in the tz database.
     ///
+    /// The database is part of the library ([`zones_release`](Self::zones_release)); that of the
+    /// machine is not used. The name may be in upper or lower case.
+    ///
     /// # Errors
     /// [`Error::InvalidSchedule`] for an unknown zone, or a schedule without a cron pattern.
     pub fn zone(mut self, name: &str) -> Result<Self, Error> {
@@ -203,8 +215,11 @@ impl Schedule {
         let Timing::Cron { zone, .. } = &mut self.timing else {
             return Err(wrong("only a cron pattern has a time zone".to_owned()));
         };
-        let unknown = |_| wrong(format!("{:?} is no time zone", name.chars().take(80).collect::<String>()));
-        *zone = Tz::from_str(name).map_err(unknown)?;
+        let Some(named) = Zone::named(name) else {
+            let name = name.chars().take(80).collect::<String>();
+            return Err(wrong(format!("{name:?} is no time zone: write one like Europe/Berlin, or UTC")));
+        };
+        *zone = named;
         Ok(self)
     }
 
@@ -302,8 +317,51 @@ impl Schedule {
         &self.text
     }
 
+    /// Returns the ticks that come after `after`, without end: an iterator.
+    ///
+    /// It reads no database, and knows no tick that was moved or triggered. A schedule with a fixed
+    /// delay has no ticks ahead of time, since each follows the end of a run: the iterator is
+    /// empty.
+    ///
+    /// # Examples
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use chrono::{DateTime, Utc};
+    /// use rowlock::Schedule;
+    ///
+    /// let report = Schedule::cron("report", "30 2 * * *")?.zone("Europe/Berlin")?;
+    /// let after: DateTime<Utc> = "2026-10-24T12:00:00Z".parse()?;
+    /// let ticks: Vec<String> = report.upcoming(after).take(2).map(|tick| tick.to_rfc3339()).collect();
+    /// assert_eq!(ticks, ["2026-10-25T00:30:00+00:00", "2026-10-26T01:30:00+00:00"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn upcoming(&self, after: DateTime<Utc>) -> impl Iterator<Item = DateTime<Utc>> + '_ {
+        let is_ahead = |tick: &DateTime<Utc>| *tick < NEVER && !matches!(self.timing, Timing::After(_));
+        let next = move |tick: DateTime<Utc>| Some(self.next(tick)).filter(is_ahead);
+        std::iter::successors(next(after), move |tick| next(*tick))
+    }
+
+    /// Returns what the clocks in the schedule's time zone show at an instant.
+    pub fn in_zone(&self, at: DateTime<Utc>) -> DateTime<FixedOffset> {
+        let offset = match &self.timing {
+            Timing::Cron { zone, .. } => zone.offset(at),
+            Timing::Every(_) | Timing::After(_) => TimeDelta::zero(),
+        };
+        let east = i32::try_from(offset.num_seconds()).ok().and_then(FixedOffset::east_opt);
+        at.with_timezone(&east.unwrap_or(Utc.fix()))
+    }
+
+    /// Returns the release of the tz database that the time zones come from, such as `2026f`.
+    ///
+    /// The database is compiled into the program, so that all instances of one build agree on the
+    /// ticks.
+    pub fn zones_release() -> &'static str {
+        RELEASE
+    }
+
     /// Returns the name of the time zone.
-    pub(crate) fn zone_name(&self) -> &'static str {
+    pub(crate) fn zone_name(&self) -> &str {
         match &self.timing {
             Timing::Cron { zone, .. } => zone.name(),
             Timing::Every(_) | Timing::After(_) => "UTC",
@@ -322,7 +380,7 @@ impl Schedule {
     /// the end of a run.
     pub(crate) fn next(&self, after: DateTime<Utc>) -> DateTime<Utc> {
         match &self.timing {
-            Timing::Cron { pattern, zone } => pattern.next(*zone, after).unwrap_or(NEVER).min(NEVER),
+            Timing::Cron { pattern, zone } => zone.next(pattern, after).unwrap_or(NEVER).min(NEVER),
             Timing::Every(period) => {
                 let period = period.num_milliseconds();
                 let slot = (after.timestamp_millis().div_euclid(period) + 1) * period;
@@ -340,76 +398,5 @@ fn whole(setting: &'static str, value: Duration) -> Result<TimeDelta, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::retry::DAY;
-
-    fn at(text: &str) -> DateTime<Utc> {
-        text.parse().unwrap()
-    }
-
-    #[test]
-    fn what_is_wrong_is_said_where_it_is_set() {
-        let schedule = || Schedule::cron("k", "30 2 * * *").unwrap();
-        let year = 400 * DAY;
-        for (wrong, says) in [
-            (Schedule::cron("k", "61 * * * *"), "the cron pattern \"61 * * * *\""),
-            (Schedule::cron("k", "61 * * * *"), "the minute \"61\""),
-            (Schedule::cron("k", "0 0 25 * * *"), "the hour \"25\""),
-            (Schedule::cron("k", "0 0 * * dau"), "the day of the week \"dau\""),
-            (Schedule::cron("k", "@midnight"), "the short forms are @yearly"),
-            (Schedule::cron("k", "*"), "it needs five fields, or six with seconds in front, and has 1"),
-            (Schedule::cron("k", "0 0 30 2 *"), "no time matches it"),
-            (Schedule::cron(" k", "0 0 * * *"), "white space"),
-            (schedule().zone("Europe/Berlitz"), "\"Europe/Berlitz\" is no time zone"),
-            (Schedule::every("k", DAY).unwrap().zone("UTC"), "only a cron pattern has a time zone"),
-            (Schedule::every("k", Duration::from_millis(99)), "a period of 99ms is not possible"),
-            (Schedule::every("k", Duration::from_micros(100_500)), "whole milliseconds"),
-            (Schedule::after("k", year), "a delay of"),
-            (schedule().catch_up(CatchUp::All(0)), "from 1 to 1,000"),
-            (schedule().catch_up(CatchUp::All(1_001)), "from 1 to 1,000"),
-            (schedule().grace(year), "a grace of"),
-            (schedule().timeout(year), "a timeout of"),
-            (schedule().timeout(Duration::ZERO), "from 1 ms"),
-            (schedule().exclusive_with(" k"), "white space"),
-            (schedule().retry(Retries::times(1_001)), "at most 1,000"),
-            (Retries::times(1).backoff(DAY, DAY / 2).and_then(|retries| schedule().retry(retries)), "a back-off of"),
-        ] {
-            let error = wrong.unwrap_err().to_string();
-            assert!(error.contains(says), "{error}: {says}");
-        }
-    }
-
-    #[test]
-    fn the_row_keeps_the_times_in_one_form() {
-        let cron = Schedule::cron("k", " 30  2 * * * ").unwrap();
-        assert_eq!((cron.text(), cron.zone_name()), ("cron 30 2 * * *", "UTC"));
-        assert_eq!(cron.zone("Europe/Berlin").unwrap().zone_name(), "Europe/Berlin");
-        assert_eq!(Schedule::every("k", DAY).unwrap().text(), "every 86400s");
-        assert_eq!(Schedule::after("k", LEAST).unwrap().text(), "after 100ms");
-    }
-
-    #[test]
-    fn a_fixed_rate_has_one_grid_and_a_fixed_delay_none() {
-        let every = Schedule::every("k", Duration::from_secs(30)).unwrap();
-        for (after, slot) in [
-            ("2026-01-01T10:00:00Z", "2026-01-01T10:00:30Z"),
-            ("2026-01-01T10:00:29.999999Z", "2026-01-01T10:00:30Z"),
-            ("1969-12-31T23:59:50Z", "1970-01-01T00:00:00Z"),
-        ] {
-            assert_eq!(every.next(at(after)), at(slot));
-        }
-        let after = Schedule::after("k", Duration::from_secs(30)).unwrap();
-        assert_eq!(after.first(at("2026-01-01T10:00:00.123456Z")), at("2026-01-01T10:00:00.123Z"));
-        assert_eq!(after.next(at("2026-01-01T10:00:00.123456Z")), at("2026-01-01T10:00:30.123Z"));
-    }
-
-    #[test]
-    fn pauses_double_up_to_the_longest() {
-        let second = Duration::from_secs(1);
-        let retries = Retries::times(9).backoff(second, 5 * second).unwrap();
-        let pauses = [1, 2, 3, 4, 99, u32::MAX].map(|attempt| retries.pause(attempt).num_seconds());
-        assert_eq!(pauses, [1, 2, 4, 5, 5, 5]);
-        assert_eq!(Retries::times(9).pause(3), TimeDelta::zero());
-    }
-}
+#[path = "spec_tests.rs"]
+mod tests;

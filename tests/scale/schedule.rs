@@ -2,9 +2,8 @@
 
 pub mod spec {
     use chrono::{DateTime, TimeDelta, Utc};
-    use chrono_tz::Tz;
 
-    use super::cron::Pattern;
+    use super::{cron::Pattern, zones::Zone};
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[allow(dead_code)]
@@ -28,7 +27,7 @@ pub mod spec {
     #[derive(Clone, Debug)]
     #[allow(dead_code)]
     pub enum Timing {
-        Cron { pattern: Box<Pattern>, zone: Tz },
+        Cron { pattern: Box<Pattern>, zone: Zone },
         Every(TimeDelta),
         After(TimeDelta),
     }
@@ -43,13 +42,13 @@ pub mod spec {
 
     impl Schedule {
         pub fn cron(pattern: &str) -> Self {
-            let timing = Timing::Cron { pattern: Box::new(Pattern::parse(pattern).unwrap()), zone: Tz::UTC };
+            let timing = Timing::Cron { pattern: Box::new(Pattern::parse(pattern).unwrap()), zone: Zone::UTC };
             Self { timing, catch_up: CatchUp::Once, grace: TimeDelta::minutes(5), retries: Retries { times: 0 } }
         }
 
         pub fn next(&self, after: DateTime<Utc>) -> DateTime<Utc> {
             let Timing::Cron { pattern, zone } = &self.timing else { unreachable!("all of them have patterns") };
-            pattern.next(*zone, after).unwrap()
+            zone.next(pattern, after).unwrap()
         }
     }
 }
@@ -60,3 +59,6 @@ pub mod cron;
 pub mod pacing;
 #[path = "../../src/schedule/plan.rs"]
 pub mod plan;
+#[allow(dead_code)]
+#[path = "../../src/schedule/zones.rs"]
+pub mod zones;

@@ -8,23 +8,29 @@ pub mod source;
 pub mod ui;
 pub mod values;
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::LazyLock, time::Duration};
 
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
+use rowlock::Schedule;
 
 use crate::args::{
     claims::{Acquire, Hold, Lead, Leader, Run, Stub},
     keys::{List, MinInterval, Release, Renew, Show, Watch},
-    schedules::{Cron, Named, Runs, Schedules, Supervise},
+    schedules::{Cron, Named, Next, Runs, Schedules, Supervise},
     source::{Doctor, SourceArguments},
     values::duration,
 };
 
+/// The version of the program, and that of the time zones that it brings.
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| format!("{} (time zones {})", env!("CARGO_PKG_VERSION"), Schedule::zones_release()));
+
 const EXITS: &str = "Exit codes: 0 done, 2 bad arguments, 69 database unreachable or failed, 70 tick given up, 73 output cannot be written, 74 claim lost, \
 75 refused, 78 table missing or unusable; run: the command's own, 124 after --timeout, 128+n if signal n ended it, 126 not executable, 127 not found.";
 
-const CRON: &str = "Example: rowlock cron /etc/rowlock/jobs.toml
+const CRON: &str = "Examples: rowlock cron /etc/rowlock/jobs.toml
+          rowlock cron --check --next 3 /etc/rowlock/jobs.toml    # runs nothing, and needs no database
 
 A file with one job; each section is a job:
 
@@ -39,7 +45,7 @@ timeout = \"2h\"                                 # default: none
 /// Scheduled jobs and locks in the SQL database that an application already has: PostgreSQL, MySQL,
 /// MariaDB or SQLite.
 #[derive(Debug, Parser)]
-#[command(name = "rowlock", version, after_help = EXITS, disable_help_subcommand = true)]
+#[command(name = "rowlock", version = VERSION.as_str(), after_help = EXITS, disable_help_subcommand = true)]
 pub struct Arguments {
     #[command(flatten)]
     pub source: SourceArguments,
@@ -61,6 +67,9 @@ pub enum Action {
     /// Examine the database: the connection, tables, rights, clock, pooler and notifications
     #[command(after_help = "Example: rowlock doctor --json")]
     Doctor(Doctor),
+    /// Print the next ticks of a cron pattern; no database is needed
+    #[command(after_help = "Example: rowlock next '30 2 * * *' --zone Europe/Berlin")]
+    Next(Next),
     /// Print completions for a shell
     #[command(after_help = "Example: rowlock completions bash > /etc/bash_completion.d/rowlock")]
     Completions { shell: Shell },

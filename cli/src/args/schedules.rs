@@ -2,10 +2,11 @@
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
+use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
 use rowlock::{CatchUp, Error, Key, Schedule};
 
-use crate::args::values::{duration, key};
+use crate::args::values::{duration, instant, key};
 
 #[derive(Debug, Args)]
 pub struct Cron {
@@ -18,6 +19,37 @@ pub struct Cron {
     /// The name of this instance that operators see [default: host/process id]
     #[arg(long, value_name = "TEXT")]
     pub label: Option<String>,
+    /// Read the file, print every error in it, and end; exit with 2 if there is one
+    #[arg(long)]
+    pub check: bool,
+    /// Check the file, and print the next N ticks of each job
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub next: Option<u32>,
+}
+
+impl Cron {
+    /// Returns whether no job is run.
+    pub fn only_reads(&self) -> bool {
+        self.check || self.next.is_some()
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct Next {
+    /// The cron pattern
+    pub pattern: String,
+    /// The time zone of the pattern
+    #[arg(long, default_value = "UTC")]
+    pub zone: String,
+    /// How many ticks
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub count: u32,
+    /// The ticks after this time, such as 2026-10-25T00:00:00Z [default: now]
+    #[arg(long, value_name = "TIME", value_parser = instant)]
+    pub after: Option<DateTime<Utc>>,
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The schedule of `rowlock run`.
@@ -27,7 +59,7 @@ pub struct TickOf {
     /// if it is done
     #[arg(long, value_name = "PATTERN", conflicts_with_all = ["min_interval", "wait", "fair", "rules", "retry_failed"])]
     pub cron: Option<String>,
-    /// The time zone of the pattern [default: UTC]
+    /// The time zone of the pattern [default: UTC, with a warning if this machine has another one]
     #[arg(long, requires = "cron")]
     pub zone: Option<String>,
     /// What happens with ticks that nothing ran at their time [default: once]

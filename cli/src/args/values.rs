@@ -2,10 +2,38 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
+use chrono::{DateTime, Utc};
 use rowlock::Key;
 
 pub fn duration(text: &str) -> Result<Duration, String> {
+    if has_unit(text, &["M", "month", "months"]) {
+        let minutes = text.replace('M', "m");
+        let wrong = match text.contains('M') {
+            true => format!("M is a month and not a minute: write {minutes} for minutes"),
+            false => "months differ in length".to_owned(),
+        };
+        return Err(format!("{wrong}, or write days, such as 30d"));
+    }
     humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 30s, 5m or 1h"))
+}
+
+/// The time between the ticks of a job. The calendar's units are a pattern's.
+pub fn period(text: &str) -> Result<Duration, String> {
+    if has_unit(text, &["month", "months", "y", "yr", "year", "years"]) {
+        let patterns = "cron = \"0 0 1 * *\" for each month, and cron = \"0 0 1 1 *\" for each year";
+        return Err(format!("months and years differ in length: write {patterns}"));
+    }
+    duration(text)
+}
+
+/// Returns whether a duration has one of these units.
+fn has_unit(text: &str, units: &[&str]) -> bool {
+    text.split(|c: char| !c.is_alphabetic()).any(|word| units.contains(&word))
+}
+
+/// A point in time.
+pub fn instant(text: &str) -> Result<DateTime<Utc>, String> {
+    text.parse().map_err(|error| format!("{error}; write it like 2026-10-25T00:00:00Z"))
 }
 
 /// The longest a command may run.
@@ -30,4 +58,36 @@ pub fn pause(text: &str) -> Result<Duration, String> {
 
 pub fn key(text: &str) -> Result<Key, String> {
     Key::new(text).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_month_is_no_duration() {
+        for (text, says) in [
+            ("5M", "M is a month and not a minute: write 5m for minutes"),
+            ("1h 30M", "write 1h 30m for minutes"),
+            ("1 month", "write days, such as 30d"),
+            ("2months", "write days, such as 30d"),
+            ("5", "write it like 30s, 5m or 1h"),
+        ] {
+            let wrong = duration(text).unwrap_err();
+            assert!(wrong.contains(says), "{text}: {wrong}");
+        }
+        for text in ["5m", "5min", "5 minutes", "30ms", "1h 30m", "1w", "1y"] {
+            duration(text).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_period_has_no_unit_of_the_calendar() {
+        for text in ["1 month", "1y", "1 year"] {
+            let wrong = period(text).unwrap_err();
+            assert!(wrong.contains("cron = \"0 0 1 * *\" for each month"), "{text}: {wrong}");
+        }
+        assert!(period("5M").unwrap_err().contains("write 5m for minutes"));
+        assert_eq!(period("36h"), Ok(Duration::from_secs(36 * 3600)));
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use rowlock::{Error, LeaseLock, ListOptions, Schedules};
+use rowlock::{Error, LeaseLock, ListOptions, Schedule, Schedules};
 use sqlx::Pool;
 
 use crate::{
@@ -110,6 +110,7 @@ pub async fn all<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
         }
     }
     findings.push(clock::<DB>(&mut conn).await);
+    findings.push(Finding::good("time zones", format!("release {}, built in", Schedule::zones_release())));
     findings.extend(pooler::<DB>(&mut conn).await);
     findings.extend(judge_notifications(DB::notifications(pool).await));
     match DB::settings(&mut conn).await {

@@ -183,8 +183,7 @@ impl<DB: Database> Instance<DB> {
         }
         self.let_end();
         self.running = prepared.into_iter().map(|start| start()).collect();
-        let jobs = if number == 1 { "job" } else { "jobs" };
-        out::print_error(format_args!("{}: {number} {jobs}", file.display()));
+        out::print_error(format_args!("{}: {}", file.display(), file::number(number)));
         Ok(())
     }
 

@@ -1,8 +1,8 @@
 //! The file of `rowlock cron`: its jobs, and what is wrong with it, by line.
 
-use std::{collections::BTreeMap, ffi::OsString, ops::Range, path::Path, time::Duration};
+use std::{collections::BTreeMap, ffi::OsString, fmt::Display, ops::Range, path::Path, time::Duration};
 
-use rowlock::{CatchUp, Error, Retries, Schedule};
+use rowlock::{CatchUp, Error, Key, Retries, Schedule};
 use toml::de::{DeTable, DeValue};
 
 use crate::{
@@ -32,12 +32,30 @@ const KEYS: &str =
 
 /// Reads the jobs of a file. A file that is wrong in one place is refused as a whole.
 pub fn read(path: &Path) -> Result<Vec<Job>, Failure> {
-    let wrong = |why: &dyn std::fmt::Display| Failure::new(USAGE, format_args!("{}: {why}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
-    parse(&text).map_err(|Wrong { at, why }| {
-        let line = 1 + text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
-        Failure::new(USAGE, format_args!("{}, line {line}: {why}", path.display()))
+    check(path).map_err(|wrong| {
+        let more = wrong.len().saturating_sub(1);
+        let Some(first) = wrong.into_iter().next() else { return Failure::new(USAGE, path.display()) };
+        match more {
+            0 => first,
+            _ => Failure::new(USAGE, format_args!("{first} ({more} more: `rowlock cron --check FILE` lists them)")),
+        }
     })
+}
+
+/// Reads the jobs of a file, or returns all that is wrong with it, in the order of its lines.
+pub fn check(path: &Path) -> Result<Vec<Job>, Vec<Failure>> {
+    let failure =
+        |line: &dyn Display, why: &dyn Display| Failure::new(USAGE, format_args!("{}{line}: {why}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| vec![failure(&"", &error)])?;
+    parse(&text).map_err(|all| {
+        let line = |at| 1 + text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
+        all.iter().map(|wrong| failure(&format_args!(", line {}", line(wrong.at)), &wrong.why)).collect()
+    })
+}
+
+/// Returns a number of jobs as a text.
+pub fn number(jobs: usize) -> String {
+    format!("{jobs} {}", if jobs == 1 { "job" } else { "jobs" })
 }
 
 /// What is wrong, and the offset in the text.
@@ -53,136 +71,176 @@ struct At<T> {
     value: T,
 }
 
-impl<T> At<T> {
-    fn then<U>(self, next: impl FnOnce(T) -> Result<U, Error>) -> Result<U, Wrong> {
-        next(self.value).map_err(|error| Wrong { at: self.at, why: error.to_string() })
-    }
-}
-
-fn parse(text: &str) -> Result<Vec<Job>, Wrong> {
+fn parse(text: &str) -> Result<Vec<Job>, Vec<Wrong>> {
     let begin = |span: Option<Range<usize>>| span.map(|span| span.start).unwrap_or_default();
-    let parsed =
-        DeTable::parse(text).map_err(|error| Wrong { at: begin(error.span()), why: error.message().to_owned() })?;
-    let mut sections: Vec<_> = parsed.get_ref().iter().collect();
-    sections.sort_by_key(|(name, _)| name.span().start);
-    let mut jobs = Vec::with_capacity(sections.len());
-    for (name, value) in sections {
+    let (parsed, errors) = DeTable::parse_recoverable(text);
+    let error = |error: toml::de::Error| Wrong { at: begin(error.span()), why: error.message().to_owned() };
+    let mut wrong: Vec<Wrong> = errors.into_iter().map(error).collect();
+    // What is missing may be in a part that could not be read.
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
+    let mut jobs = Vec::with_capacity(parsed.get_ref().len());
+    for (name, value) in parsed.get_ref() {
         let (at, name) = (name.span().start, &**name.get_ref());
         let Some(table) = value.get_ref().as_table() else {
             let why = format!("{name:?} is outside of a job: begin one with its name, like [nightly-report]");
-            return Err(Wrong { at, why });
+            wrong.push(Wrong { at, why });
+            continue;
         };
-        jobs.push(Section::new(At { at, value: name }, table).job()?);
+        match Section::new(At { at, value: name }, table).job() {
+            Ok(job) => jobs.push((at, job)),
+            Err(all) => wrong.extend(all),
+        }
     }
-    match jobs.is_empty() {
-        true => Err(Wrong { at: 0, why: "it has no job: begin one with its name, like [nightly-report]".into() }),
-        false => Ok(jobs),
+    if jobs.is_empty() && wrong.is_empty() {
+        wrong.push(Wrong { at: 0, why: "it has no job: begin one with its name, like [nightly-report]".into() });
     }
+    if !wrong.is_empty() {
+        wrong.sort_by_key(|wrong| wrong.at);
+        return Err(wrong);
+    }
+    jobs.sort_by_key(|(at, _)| *at);
+    Ok(jobs.into_iter().map(|(_, job)| job).collect())
 }
 
 /// The section of one job. Each key is taken out when it is read.
 struct Section<'a> {
     name: At<&'a str>,
+    /// The name, or another one if it is not possible.
+    key: &'a str,
     fields: BTreeMap<&'a str, At<&'a DeValue<'a>>>,
+    wrong: Vec<Wrong>,
 }
 
 impl<'a> Section<'a> {
     fn new(name: At<&'a str>, table: &'a DeTable<'a>) -> Self {
         let field = |key: &'a str, at, value| (key, At { at, value });
         let fields = table.iter().map(|(key, value)| field(key.get_ref(), key.span().start, value.get_ref())).collect();
-        Self { name, fields }
+        let mut section = Self { key: name.value, name, fields, wrong: Vec::new() };
+        if let Err(error) = Key::new(section.key) {
+            section.key = "job";
+            section.wrong.push(Wrong { at: section.name.at, why: error.to_string() });
+        }
+        section
     }
 
-    fn wrong(&self, at: usize, why: impl std::fmt::Display) -> Wrong {
-        Wrong { at, why: format!("{}: {why}", self.name.value) }
+    fn wrong(&mut self, at: usize, why: impl Display) {
+        self.wrong.push(Wrong { at, why: format!("{}: {why}", self.name.value) });
     }
 
     /// Takes a key out, and reads its value.
-    fn take<T>(
-        &mut self,
-        key: &str,
-        read: impl FnOnce(&DeValue<'_>) -> Result<T, String>,
-    ) -> Result<Option<At<T>>, Wrong> {
-        let Some(At { at, value }) = self.fields.remove(key) else { return Ok(None) };
+    fn take<T>(&mut self, key: &str, read: impl FnOnce(&DeValue<'_>) -> Result<T, String>) -> Option<At<T>> {
+        let At { at, value } = self.fields.remove(key)?;
         match read(value) {
-            Ok(value) => Ok(Some(At { at, value })),
-            Err(why) => Err(self.wrong(at, format_args!("{key}: {why}"))),
+            Ok(value) => Some(At { at, value }),
+            Err(why) => {
+                self.wrong(at, format_args!("{key}: {why}"));
+                None
+            }
         }
     }
 
-    fn job(mut self) -> Result<Job, Wrong> {
-        let schedule = self.times()?;
-        let schedule = self.lateness(schedule)?;
-        let schedule = self.retries(schedule)?;
-        let schedule = match self.take("exclusive_with", string)? {
-            Some(key) => key.then(|key| schedule.exclusive_with(&key))?,
-            None => schedule,
-        };
-        let command = self.take("command", words)?;
-        let lease = self.take("lease", lease)?.map_or(LEASE, |lease| lease.value);
-        let timeout = self.take("timeout", timeout)?.map(|timeout| timeout.value);
-        if let Some((key, value)) = self.fields.iter().min_by_key(|(_, value)| value.at) {
-            return Err(self.wrong(value.at, format_args!("{key:?} is no key of a job: it has {KEYS}")));
+    /// Does what a value says. The errors of the library name the schedule.
+    fn apply<T, U>(&mut self, value: At<T>, apply: impl FnOnce(T) -> Result<U, Error>) -> Option<U> {
+        let wrong = |error: Error| Wrong { at: value.at, why: error.to_string() };
+        apply(value.value).map_err(wrong).map_err(|wrong| self.wrong.push(wrong)).ok()
+    }
+
+    /// Changes the schedule as a value says. If the times are wrong, a schedule with other times
+    /// shows what else is wrong.
+    fn set<T>(
+        &mut self,
+        schedule: Option<Schedule>,
+        value: Option<At<T>>,
+        set: impl FnOnce(Schedule, T) -> Result<Schedule, Error>,
+    ) -> Option<Schedule> {
+        let Some(value) = value else { return schedule };
+        let is_right = schedule.is_some();
+        let schedule = schedule.or_else(|| Schedule::cron(self.key, "@daily").ok())?;
+        self.apply(value, |value| set(schedule, value)).filter(|_| is_right)
+    }
+
+    fn job(mut self) -> Result<Job, Vec<Wrong>> {
+        let schedule = self.times();
+        let schedule = self.lateness(schedule);
+        let schedule = self.retries(schedule);
+        let key = self.take("exclusive_with", string);
+        let schedule = self.set(schedule, key, |schedule, key| schedule.exclusive_with(&key));
+        let command = self.command();
+        let lease = self.take("lease", lease).map_or(LEASE, |lease| lease.value);
+        let timeout = self.take("timeout", timeout).map(|timeout| timeout.value);
+        for (key, value) in std::mem::take(&mut self.fields) {
+            self.wrong(value.at, format_args!("{key:?} is no key of a job: it has {KEYS}"));
         }
-        let Some(command) = command else {
+        match (schedule, command) {
+            (Some(schedule), Some(command)) if self.wrong.is_empty() => Ok(Job { schedule, command, lease, timeout }),
+            _ => Err(self.wrong),
+        }
+    }
+
+    fn command(&mut self) -> Option<Vec<OsString>> {
+        if !self.fields.contains_key("command") {
             let why = "it has no command: write one like command = [\"/opt/app/report\", \"--full\"]";
-            return Err(self.wrong(self.name.at, why));
-        };
-        find(&command.value).map_err(|failure| self.wrong(command.at, format_args!("command: {failure}")))?;
-        Ok(Job { schedule, command: command.value, lease, timeout })
+            self.wrong(self.name.at, why);
+        }
+        let command = self.take("command", words)?;
+        if let Err(failure) = find(&command.value) {
+            self.wrong(command.at, format_args!("command: {failure}"));
+        }
+        Some(command.value)
     }
 
     /// Reads the times: exactly one of three keys.
-    fn times(&mut self) -> Result<Schedule, Wrong> {
-        let name = self.name.value;
-        let (cron, every, after) = (self.take("cron", string)?, self.take("every", time)?, self.take("after", time)?);
-        let schedule = match (cron, every, after) {
-            (Some(cron), None, None) => cron.then(|cron| Schedule::cron(name, &cron))?,
-            (None, Some(every), None) => every.then(|every| Schedule::every(name, every))?,
-            (None, None, Some(after)) => after.then(|after| Schedule::after(name, after))?,
-            _ => {
-                let why = "it needs exactly one of these: cron = \"30 2 * * *\", every = \"30s\", after = \"10m\"";
-                return Err(self.wrong(self.name.at, why));
-            }
-        };
-        match self.take("zone", string)? {
-            Some(zone) => zone.then(|zone| schedule.zone(&zone)),
-            None => Ok(schedule),
+    fn times(&mut self) -> Option<Schedule> {
+        let name = self.key;
+        let number = ["cron", "every", "after"].iter().filter(|key| self.fields.contains_key(**key)).count();
+        let (cron, every, after) = (self.take("cron", string), self.take("every", period), self.take("after", period));
+        let zone = self.take("zone", string);
+        if number != 1 {
+            let why = "it needs exactly one of these: cron = \"30 2 * * *\", every = \"30s\", after = \"10m\"";
+            self.wrong(self.name.at, why);
+            return None;
         }
+        let schedule = match (cron, every, after) {
+            (Some(cron), _, _) => self.apply(cron, |cron| Schedule::cron(name, &cron)),
+            (_, Some(every), _) => self.apply(every, |every| Schedule::every(name, every)),
+            (_, _, after) => after.and_then(|after| self.apply(after, |after| Schedule::after(name, after))),
+        };
+        self.set(schedule, zone, |schedule, zone| schedule.zone(&zone))
     }
 
     /// Reads what happens with late ticks.
-    fn lateness(&mut self, schedule: Schedule) -> Result<Schedule, Wrong> {
-        let with = self.take("catch_up", catch_up)?;
-        let max = self.take("max", number)?;
+    fn lateness(&mut self, schedule: Option<Schedule>) -> Option<Schedule> {
+        let says_all = self.fields.get("catch_up").is_some_and(|with| with.value.as_str() == Some("all"));
+        let (with, max) = (self.take("catch_up", catch_up), self.take("max", integer));
         let with = match (with, max) {
-            (Some(with), Some(max)) if with.value == CatchUpWith::All => {
-                At { at: max.at, value: CatchUp::All(max.value) }
+            (_, Some(max)) if says_all => Some(At { at: max.at, value: CatchUp::All(max.value) }),
+            (_, Some(max)) => {
+                self.wrong(max.at, "max goes with catch_up = \"all\" alone");
+                None
             }
-            (_, Some(max)) => return Err(self.wrong(max.at, "max goes with catch_up = \"all\" alone")),
-            (Some(with), None) => At { at: with.at, value: with.value.at_most(DEFAULT_MAX) },
-            (None, None) => At { at: self.name.at, value: CatchUp::default() },
+            (with, None) => with.map(|with| At { at: with.at, value: with.value.at_most(DEFAULT_MAX) }),
         };
-        let schedule = with.then(|with| schedule.catch_up(with))?;
-        match self.take("grace", time)? {
-            Some(grace) => grace.then(|grace| schedule.grace(grace)),
-            None => Ok(schedule),
-        }
+        let schedule = self.set(schedule, with, Schedule::catch_up);
+        let grace = self.take("grace", time);
+        self.set(schedule, grace, Schedule::grace)
     }
 
-    fn retries(&mut self, schedule: Schedule) -> Result<Schedule, Wrong> {
-        let (retry, backoff) = (self.take("retry", number)?, self.take("backoff", time)?);
-        match (retry, backoff) {
-            (Some(retry), None) => retry.then(|retry| schedule.retry(Retries::times(retry))),
-            (Some(retry), Some(backoff)) => {
-                let times = Retries::times(retry.value);
-                let at = backoff.at;
-                let times = backoff.then(|first| times.backoff(first, first.saturating_mul(LONGEST).min(YEAR)))?;
-                At { at: at.min(retry.at), value: times }.then(|times| schedule.retry(times))
-            }
-            (None, Some(backoff)) => Err(self.wrong(backoff.at, "backoff goes with retry: write one like retry = 3")),
-            (None, None) => Ok(schedule),
+    fn retries(&mut self, schedule: Option<Schedule>) -> Option<Schedule> {
+        let (has_retry, retry) = (self.fields.contains_key("retry"), self.take("retry", integer));
+        let backoff = self.take("backoff", time);
+        if let (Some(backoff), false) = (&backoff, has_retry) {
+            self.wrong(backoff.at, "backoff goes with retry: write one like retry = 3");
         }
+        let Some(retry) = retry else { return schedule };
+        let times = Retries::times(retry.value);
+        let Some(backoff) = backoff else {
+            return self.set(schedule, Some(retry), |schedule, _| schedule.retry(times));
+        };
+        let at = backoff.at.min(retry.at);
+        let times = self.apply(backoff, |first| times.backoff(first, first.saturating_mul(LONGEST).min(YEAR)))?;
+        self.set(schedule, Some(At { at, value: times }), Schedule::retry)
     }
 }
 
@@ -196,6 +254,10 @@ fn time(value: &DeValue<'_>) -> Result<Duration, String> {
     duration(&string(value)?)
 }
 
+fn period(value: &DeValue<'_>) -> Result<Duration, String> {
+    values::period(&string(value)?)
+}
+
 fn lease(value: &DeValue<'_>) -> Result<Duration, String> {
     let most = 30 * Duration::from_secs(24 * 60 * 60);
     within(time(value)?, Duration::from_millis(100)..=most, "it has to be from 100ms to 30days")
@@ -205,7 +267,7 @@ fn timeout(value: &DeValue<'_>) -> Result<Duration, String> {
     values::timeout(&string(value)?)
 }
 
-fn number(value: &DeValue<'_>) -> Result<u32, String> {
+fn integer(value: &DeValue<'_>) -> Result<u32, String> {
     let digits = value.as_integer().filter(|integer| integer.radix() == 10);
     let number = digits.and_then(|integer| integer.as_str().parse().ok());
     number.ok_or_else(|| "it has to be a whole number, without quotes".to_owned())

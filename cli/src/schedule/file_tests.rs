@@ -64,8 +64,63 @@ fn what_is_wrong_has_its_line() {
         ("[a]\nevery = \"1s\"\n[a]\n", 3, "duplicate"),
         ("[a]\nevery = \"1s", 2, ""),
     ] {
-        let Wrong { at, why } = parse(text).unwrap_err();
-        let found = 1 + text[..at.min(text.len())].matches('\n').count();
-        assert!(found == line && why.contains(says), "{text:?}: line {found}: {why}");
+        let wrong = wrong(text);
+        assert!(wrong.iter().any(|(at, why)| *at == line && why.contains(says)), "{text:?}: {wrong:?}");
     }
+}
+
+/// The lines and messages of what is wrong.
+fn wrong(text: &str) -> Vec<(usize, String)> {
+    let line = |at: usize| 1 + text[..at.min(text.len())].matches('\n').count();
+    parse(text).unwrap_err().into_iter().map(|Wrong { at, why }| (line(at), why)).collect()
+}
+
+#[test]
+fn all_that_is_wrong_is_said_once_in_the_order_of_the_lines() {
+    let text = r#"x = 1
+[a]
+cron = "*/90 * * * *"
+zone = "Europe/Berlitz"
+command = ["/no/such"]
+retry = "3"
+backoff = "1M"
+[b]
+command = ["true"]
+evrey = "5m"
+grace = "900d"
+[c]
+every = "5M"
+command = []
+max = 3
+[" d"]
+after = "1 month"
+[e]
+every = "1s"
+command = ["true"]
+"#;
+    let wrong = wrong(text);
+    let found: Vec<(usize, &str)> = wrong.iter().map(|(line, why)| (*line, why.as_str())).collect();
+    let expected = [
+        (1, "outside of a job"),
+        (3, "write 0, or set a fixed rate, such as every 90m"),
+        (4, "is no time zone"),
+        (5, "command not found"),
+        (6, "a whole number"),
+        (7, "write 1m for minutes"),
+        (8, "it needs exactly one of these"),
+        (10, "\"evrey\" is no key of a job"),
+        (11, "a grace of"),
+        (13, "write 5m for minutes"),
+        (14, "a list of texts"),
+        (15, "max goes with catch_up"),
+        (16, "white space"),
+        (16, "it has no command"),
+        (17, "cron = \"0 0 1 * *\" for each month"),
+    ];
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for ((line, why), (at, says)) in found.into_iter().zip(expected) {
+        assert!(line == at && why.contains(says), "line {line}: {why}; expected in line {at}: {says}");
+    }
+    let syntax = "[a]\nevery = \n[b]\nevery = \"1s\"\nevery = \"2s\"\n";
+    assert_eq!(parse(syntax).unwrap_err().len(), 2, "{:?}", parse(syntax));
 }

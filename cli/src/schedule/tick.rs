@@ -6,6 +6,10 @@ use std::{
     time::Duration,
 };
 
+use jiff::{
+    Timestamp,
+    tz::{Offset, TimeZone},
+};
 use rowlock::{Database, Error, Schedules, Tick, TickOutcome};
 use rustix::process::Pid;
 use sqlx::Pool;
@@ -50,6 +54,9 @@ struct Claimed<DB: Database> {
 
 pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> Result<u8, Failure> {
     let program = find(&run.words())?;
+    if run.tick.zone.is_none() {
+        warn_of_zone(run.key.as_str());
+    }
     let mut stop = StopSignals::listen()?;
     let (ticks, mut claimed) = mpsc::channel(1);
     let schedules = schedules(pool, &run, ticks)?;
@@ -96,6 +103,23 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
             signal = stop.next() => return Ok(exit::SIGNAL + number(signal)),
         }
     }
+}
+
+/// Says that the pattern is read in UTC, if the crontab or the timer that starts the program is read
+/// in another zone.
+fn warn_of_zone(name: &str) {
+    let Ok(zone) = TimeZone::try_system() else { return };
+    let now = Timestamp::now();
+    if zone.to_offset(now) == Offset::UTC && zone.following(now).next().is_none() {
+        return;
+    }
+    let (of_machine, zone) = match zone.iana_name() {
+        Some(zone) => (zone, zone),
+        None => ("another one", "NAME"),
+    };
+    out::print_error(format_args!(
+        "{name}: warning: the cron pattern is read in UTC, and this machine's time zone is {of_machine}: add --zone {zone}, or --zone UTC if UTC is meant"
+    ));
 }
 
 fn schedules<DB: Database>(

@@ -17,6 +17,7 @@ mod program_lead;
 mod program_limits;
 mod program_lost;
 mod program_names;
+mod program_preview;
 mod program_run;
 mod program_runs;
 mod program_schedules;
@@ -66,6 +67,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_lead::register::<DB>(suite);
     program_limits::register::<DB>(suite);
     program_cron::register::<DB>(suite);
+    program_preview::register::<DB>(suite);
     program_schedules::register::<DB>(suite);
     program_shared::register::<DB>(suite);
     program_stalled::register::<DB>(suite);

@@ -32,6 +32,8 @@ pub fn rowlock(words: &str, more: &[&str]) -> Command {
     for variable in ["DATABASE_URL", "XDG_STATE_HOME"] {
         command.env_remove(variable);
     }
+    // A pattern without a zone would warn on a machine with another one.
+    command.env("TZ", "UTC");
     command
 }
 

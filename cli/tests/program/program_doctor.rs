@@ -45,6 +45,7 @@ async fn a_healthy_database_has_no_problem<DB: TestDatabase>(db: TestDb<DB>) {
         "rights to schedule",
         "rights to record runs",
         "clock",
+        "time zones",
     ] {
         assert!(checks.contains(&check), "{check}: {found}");
         assert_eq!(result(&found, check)["result"], "ok", "{found}");

@@ -1,0 +1,86 @@
+//! Ticks that are to come: `next`, `cron --check` and `cron --next`. They need no database.
+
+use std::time::SystemTime;
+
+use anstyle::Style;
+use chrono::{DateTime, Utc};
+use rowlock::{Error, Schedule};
+use serde_json::json;
+
+use crate::{
+    args::schedules::{Cron, Next},
+    exit::{self, Failure},
+    format::{aligned, clock, precise},
+    out::{self, printable},
+    schedule::file,
+};
+
+pub fn next(next: &Next) -> Result<u8, Failure> {
+    let schedule = Schedule::cron("next", &next.pattern).and_then(|schedule| schedule.zone(&next.zone));
+    let schedule = schedule.map_err(|error| match error {
+        // The name is none that a user has given.
+        Error::InvalidSchedule { wrong, .. } => Failure::new(exit::USAGE, wrong),
+        error => error.into(),
+    })?;
+    let ticks = ticks(&schedule, next.after.unwrap_or_else(now), next.count);
+    if next.json {
+        let object =
+            |tick: DateTime<Utc>| json!({ "slot": precise(tick), "local": schedule.in_zone(tick).to_rfc3339() });
+        out::say_json(&ticks.map(object).collect())?;
+        return Ok(exit::OK);
+    }
+    let rows = ticks.map(|tick| [clock(tick), local(&schedule, tick)]);
+    out::say(table([["NEXT".to_owned(), next.zone.clone()]].into_iter().chain(rows)))?;
+    Ok(exit::OK)
+}
+
+/// Checks a file of jobs, and prints its errors or the ticks of its jobs.
+pub fn cron(cron: &Cron) -> Result<u8, Failure> {
+    let jobs = match file::check(&cron.file) {
+        Ok(jobs) => jobs,
+        Err(wrong) => {
+            wrong.iter().for_each(out::print_error);
+            return Ok(exit::USAGE);
+        }
+    };
+    let Some(count) = cron.next else {
+        let number = file::number(jobs.len());
+        out::say(format_args!("{}: {number}, no error", printable(&cron.file.display().to_string())))?;
+        return Ok(exit::OK);
+    };
+    let now = now();
+    let rows = jobs.iter().flat_map(|job| {
+        let schedule = &job.schedule;
+        let row = |next: String, local: String| [schedule.name().to_owned(), next, local];
+        let mut rows: Vec<_> =
+            ticks(schedule, now, count).map(|tick| row(clock(tick), local(schedule, tick))).collect();
+        if rows.is_empty() {
+            rows.push(row("after the run before".to_owned(), "-".to_owned()));
+        }
+        rows
+    });
+    let header = ["NAME", "NEXT", "IN ITS ZONE"].map(str::to_owned);
+    out::say(table(std::iter::once(header).chain(rows)))?;
+    Ok(exit::OK)
+}
+
+fn ticks(schedule: &Schedule, after: DateTime<Utc>, count: u32) -> impl Iterator<Item = DateTime<Utc>> {
+    schedule.upcoming(after).take(count as usize)
+}
+
+/// This machine's time. A database's may differ a little.
+fn now() -> DateTime<Utc> {
+    SystemTime::now().into()
+}
+
+/// What the clocks in the schedule's zone show, with the day of the week.
+fn local(schedule: &Schedule, tick: DateTime<Utc>) -> String {
+    schedule.in_zone(tick).format("%a %Y-%m-%d %H:%M:%S %:z").to_string()
+}
+
+/// The first row is the header.
+fn table<const N: usize>(rows: impl Iterator<Item = [String; N]>) -> String {
+    let style = |row| if row == 0 { Style::new().bold() } else { Style::new() };
+    let rows = rows.enumerate().map(|(row, cells)| (style(row), cells.map(|cell| printable(&cell))));
+    aligned(&rows.collect::<Vec<_>>())
+}

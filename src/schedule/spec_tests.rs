@@ -1,0 +1,88 @@
+use super::*;
+use crate::retry::DAY;
+
+fn at(text: &str) -> DateTime<Utc> {
+    text.parse().unwrap()
+}
+
+#[test]
+fn what_is_wrong_is_said_where_it_is_set() {
+    let schedule = || Schedule::cron("k", "30 2 * * *").unwrap();
+    let year = 400 * DAY;
+    for (wrong, says) in [
+        (Schedule::cron("k", "61 * * * *"), "the cron pattern \"61 * * * *\""),
+        (Schedule::cron("k", "61 * * * *"), "the minute \"61\""),
+        (Schedule::cron("k", "0 0 25 * * *"), "the hour \"25\""),
+        (Schedule::cron("k", "0 0 * * dau"), "the day of the week \"dau\""),
+        (Schedule::cron("k", "@reboot"), "the short forms are @yearly"),
+        (Schedule::cron("k", "*"), "it needs five fields, or six with seconds in front, and has 1"),
+        (Schedule::cron("k", "0 0 30 2 *"), "no time matches it"),
+        (Schedule::cron(" k", "0 0 * * *"), "white space"),
+        (schedule().zone("Europe/Berlitz"), "\"Europe/Berlitz\" is no time zone"),
+        (Schedule::every("k", DAY).unwrap().zone("UTC"), "only a cron pattern has a time zone"),
+        (Schedule::every("k", Duration::from_millis(99)), "a period of 99ms is not possible"),
+        (Schedule::every("k", Duration::from_micros(100_500)), "whole milliseconds"),
+        (Schedule::after("k", year), "a delay of"),
+        (schedule().catch_up(CatchUp::All(0)), "from 1 to 1,000"),
+        (schedule().catch_up(CatchUp::All(1_001)), "from 1 to 1,000"),
+        (schedule().grace(year), "a grace of"),
+        (schedule().timeout(year), "a timeout of"),
+        (schedule().timeout(Duration::ZERO), "from 1 ms"),
+        (schedule().exclusive_with(" k"), "white space"),
+        (schedule().retry(Retries::times(1_001)), "at most 1,000"),
+        (Retries::times(1).backoff(DAY, DAY / 2).and_then(|retries| schedule().retry(retries)), "a back-off of"),
+    ] {
+        let error = wrong.unwrap_err().to_string();
+        assert!(error.contains(says), "{error}: {says}");
+    }
+}
+
+#[test]
+fn the_row_keeps_the_times_in_one_form() {
+    let cron = Schedule::cron("k", " 30  2 * * * ").unwrap();
+    assert_eq!((cron.text(), cron.zone_name()), ("cron 30 2 * * *", "UTC"));
+    assert_eq!(cron.zone("Europe/Berlin").unwrap().zone_name(), "Europe/Berlin");
+    assert_eq!(Schedule::every("k", DAY).unwrap().text(), "every 86400s");
+    assert_eq!(Schedule::after("k", LEAST).unwrap().text(), "after 100ms");
+}
+
+#[test]
+fn ticks_ahead_are_those_that_follow_one_another() {
+    let ticks = |schedule: &Schedule, after: &str| {
+        schedule.upcoming(at(after)).take(3).map(|tick| tick.format("%F %R").to_string()).collect::<Vec<_>>()
+    };
+    let cron = Schedule::cron("k", "0 9 * * MON-FRI").unwrap().zone("Africa/Casablanca").unwrap();
+    assert_eq!(ticks(&cron, "2026-11-27T09:00:00Z"), ["2026-11-30 09:00", "2026-12-01 09:00", "2026-12-02 09:00"]);
+    let every = Schedule::every("k", 2 * DAY).unwrap();
+    assert_eq!(ticks(&every, "1970-01-01T00:00:00Z"), ["1970-01-03 00:00", "1970-01-05 00:00", "1970-01-07 00:00"]);
+    let daily = Schedule::every("k", DAY).unwrap();
+    assert_eq!(ticks(&daily, "9998-12-30T00:00:00Z").len(), 1, "they end with what the databases hold");
+    assert_eq!(ticks(&Schedule::after("k", DAY).unwrap(), "2026-01-01T00:00:00Z").len(), 0);
+    let berlin = Schedule::cron("k", "30 2 * * *").unwrap().zone("Europe/Berlin").unwrap();
+    assert_eq!(berlin.in_zone(at("2026-07-01T00:30:00Z")).to_rfc3339(), "2026-07-01T02:30:00+02:00");
+    assert_eq!(every.in_zone(at("2026-07-01T00:30:00Z")).to_rfc3339(), "2026-07-01T00:30:00+00:00");
+}
+
+#[test]
+fn a_fixed_rate_has_one_grid_and_a_fixed_delay_none() {
+    let every = Schedule::every("k", Duration::from_secs(30)).unwrap();
+    for (after, slot) in [
+        ("2026-01-01T10:00:00Z", "2026-01-01T10:00:30Z"),
+        ("2026-01-01T10:00:29.999999Z", "2026-01-01T10:00:30Z"),
+        ("1969-12-31T23:59:50Z", "1970-01-01T00:00:00Z"),
+    ] {
+        assert_eq!(every.next(at(after)), at(slot));
+    }
+    let after = Schedule::after("k", Duration::from_secs(30)).unwrap();
+    assert_eq!(after.first(at("2026-01-01T10:00:00.123456Z")), at("2026-01-01T10:00:00.123Z"));
+    assert_eq!(after.next(at("2026-01-01T10:00:00.123456Z")), at("2026-01-01T10:00:30.123Z"));
+}
+
+#[test]
+fn pauses_double_up_to_the_longest() {
+    let second = Duration::from_secs(1);
+    let retries = Retries::times(9).backoff(second, 5 * second).unwrap();
+    let pauses = [1, 2, 3, 4, 99, u32::MAX].map(|attempt| retries.pause(attempt).num_seconds());
+    assert_eq!(pauses, [1, 2, 4, 5, 5, 5]);
+    assert_eq!(Retries::times(9).pause(3), TimeDelta::zero());
+}
