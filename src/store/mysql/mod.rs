@@ -37,7 +37,8 @@ use sqlx_core::transaction::TransactionManager as _;
 
 use crate::store::mysql::change::Named;
 use crate::store::{
-    Change, ClaimReply, ClaimRequest, Confirmed, Form, INSIDE, Outcome, Reply, Store, is_apart, limit_micros, unconfirmed,
+    Change, ClaimReply, ClaimRequest, Confirmed, Form, INSIDE, Outcome, Reply, Store, is_apart, limit_micros,
+    unconfirmed,
 };
 use crate::{
     key::{Claim, Key},

@@ -35,7 +35,8 @@ impl QueueStore for MySql {
             let rows = vec![row; others.len()].join(" UNION ALL ");
             let sql = format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) {rows}");
             let bind = |query: Query<'static>, key: &Key| query.bind(key.as_str().to_owned()).bind(number).bind(limit);
-            added += others.iter().fold(sqlx::query(AssertSqlSafe(sql)), bind).execute(&mut *conn).await?.rows_affected();
+            added +=
+                others.iter().fold(sqlx::query(AssertSqlSafe(sql)), bind).execute(&mut *conn).await?.rows_affected();
         }
         if usize::try_from(added).is_ok_and(|added| added == keys.len()) {
             return Ok(Ok(number));

@@ -12,16 +12,16 @@ use crate::{
             row::{Query, commit, marks, micros},
             schedule_sql::{
                 CLAIM, COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL, LAST_SUCCESSES,
-                LATEST, LEFT, LIST, LOOK, LOST_RUN, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
-                RECORD_LOST, RECORD_PASSED, REGISTER, SELECTED, SINCE, TABLES, TRIGGER, WAS_HANDED_BACK,
-                forget_statement,
+                LATEST, LEFT, LIST, LOOK, LOST_RUN, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED,
+                RECORD_HANDED_BACK, RECORD_LOST, RECORD_PASSED, REGISTER, SELECTED, SINCE, TABLES, TRIGGER,
+                WAS_HANDED_BACK, forget_statement,
             },
         },
+        not_extended,
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
             Registered, Registration, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
-        not_extended,
         servers::{Support, refusal, support},
         unanswered,
     },
@@ -117,7 +117,9 @@ impl ScheduleStore for MySql {
         if query.execute(&mut *conn).await?.rows_affected() > 0 {
             return Ok(Outcome::Done);
         }
-        let Some(row) = bind_claim(sqlx::query(LEFT), claim).fetch_optional(conn).await? else { return Ok(Outcome::Lost) };
+        let Some(row) = bind_claim(sqlx::query(LEFT), claim).fetch_optional(conn).await? else {
+            return Ok(Outcome::Lost);
+        };
         let now: NaiveDateTime = row.try_get(1)?;
         Ok(not_extended(TimeDelta::microseconds(row.try_get(0)?), now.and_utc(), not_after))
     }

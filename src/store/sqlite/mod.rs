@@ -18,6 +18,9 @@ mod free_tests;
 mod in_memory;
 mod judged;
 #[cfg(test)]
+#[cfg(feature = "schedule")]
+mod late_tests;
+#[cfg(test)]
 mod plans;
 mod queue;
 mod row;

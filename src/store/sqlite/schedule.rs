@@ -17,8 +17,8 @@ use crate::{
             row::{Query, json, keys, micros, read_now, time},
             schedule_sql::{
                 CLAIM, END, END_WITHIN, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HELD, HISTORY, INSTALL,
-                LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, LOST_RUN, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED,
-                SINCE, TABLES, TAKE_OVER, TRIGGER,
+                LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, LOST_RUN, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED,
+                SELECTED, SINCE, TABLES, TAKE_OVER, TRIGGER,
             },
             schema::wide,
             write::{undo, written},
@@ -283,11 +283,7 @@ pub(super) async fn take(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen
     } else {
         written(query, conn).await?.is_some()
     };
-    let lost = || LostRun {
-        token: Token::new(seen.token),
-        label: seen.label.clone(),
-        begin_time: utc(begin_time),
-    };
+    let lost = || LostRun { token: Token::new(seen.token), label: seen.label.clone(), begin_time: utc(begin_time) };
     Ok(taken.then(|| ClaimedRow {
         name: seen.times.name.clone(),
         token: Token::new(token),

@@ -121,7 +121,8 @@ COMMIT"
 );
 
 /// The rows that the holder ?1 has already.
-pub(super) const HELD: &str = select!("WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))");
+pub(super) const HELD: &str =
+    select!("WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))");
 
 /// The run that a claim took over, if it was lost.
 pub(super) const LOST_RUN: &str = "
@@ -164,7 +165,8 @@ COMMIT"
 pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND status = 'L' AND error = ?3";
 
-pub(super) const LEFT: &str = concat!("SELECT due_at - ", now!(), ", ", now!(), " AS now FROM t_resource_schedule WHERE ", held!());
+pub(super) const LEFT: &str =
+    concat!("SELECT due_at - ", now!(), ", ", now!(), " AS now FROM t_resource_schedule WHERE ", held!());
 
 pub(super) const HAS_ENDED: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
 
