@@ -12,6 +12,7 @@ use tokio::{
 harness::tests!(
     everywhere(
         a_step_that_fails_leaves_those_before_it_done,
+        a_token_ahead_of_the_clock_is_kept,
         minutes_of_any_size_are_counted,
         old_rows_are_forgotten_in_the_background,
         one_instance_forgets_at_a_time,
@@ -58,6 +59,17 @@ async fn a_step_that_fails_leaves_those_before_it_done<DB: TestDatabase>(db: Tes
     })
     .await;
     assert_eq!(db.lock().forget(HOUR).await.unwrap(), 203);
+}
+
+/// Without its row, the next token of the key would be the clock's, which is lower.
+async fn a_token_ahead_of_the_clock_is_kept<DB: TestDatabase>(db: TestDb<DB>) {
+    const AHEAD: i64 = 4_000_000_000_000_000;
+    old(&db, 3).await;
+    db.set("old 0001", &format!("token = {AHEAD}")).await;
+    assert_eq!(db.lock().forget(HOUR).await.unwrap(), 2);
+    let lease = acquired(db.lock().try_acquire("old 0001").await);
+    assert!(lease.token().get() > AHEAD, "{}", lease.token());
+    lease.release(Status::Succeeded).await.unwrap();
 }
 
 /// The article's programs may have given the column any integer type.

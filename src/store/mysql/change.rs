@@ -92,7 +92,7 @@ pub(super) async fn extend(
     not_after: Option<DateTime<Utc>>,
 ) -> Reply<Vec<Outcome>> {
     let named = Named::new(claims);
-    let sql = change_statement(&named, set_of(change), &format!("WHERE {}", *IN_TIME));
+    let sql = change_statement(&named, set_of(change), &format!("WHERE {IN_TIME}"));
     let query = bind_change(bind_claims(sqlx::query(AssertSqlSafe(sql)), &named), change).bind(limit_micros(not_after));
     let reply = query.execute(&mut *conn).await?;
     if is_all(&reply, claims) {

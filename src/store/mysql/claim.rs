@@ -69,9 +69,8 @@ SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time =
     t.prior_end_time = IF(j.verdict = 'same', j.prior_end_time, j.ended),
     t.expires_at = GREATEST(IF(j.verdict = 'same', IFNULL(t.expires_at, j.now), j.now), {NOW} + INTERVAL ? MICROSECOND),
     t.token = {token}
-WHERE j.verdict IS NOT NULL AND {}",
-        verdict("?"),
-        *IN_TIME
+WHERE j.verdict IS NOT NULL AND {IN_TIME}",
+        verdict("?")
     )
 });
 
@@ -94,9 +93,8 @@ SET c.prior_token = CASE WHEN {same} THEN c.prior_token WHEN c.lock_flag = 1 THE
     c.begin_time = IF({same}, c.begin_time, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND),
     c.expires_at = GREATEST(IF({same}, IFNULL(c.expires_at, UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6)), {NOW} + INTERVAL ? MICROSECOND),
     c.lock_flag = 1, c.status = 'P', c.client_ip = ?, c.holder = ?, c.end_time = NULL
-WHERE c.key_resource = ? AND {} IS NOT NULL AND {}",
-        verdict("?"),
-        *IN_TIME
+WHERE c.key_resource = ? AND {} IS NOT NULL AND {IN_TIME}",
+        verdict("?")
     )
 });
 
@@ -115,13 +113,12 @@ const BEGIN: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 fn claim_several_statement(count: usize) -> String {
     let (asker, free) = (asker_of_several(count), free_of_several(count));
     let take = take_several("j.asker", ["j.was", "j.began", "j.ended", "j.label"]);
-    let in_time = IN_TIME.as_str();
     format!(
         "
 UPDATE (
     SELECT c.key_resource, {asker} AS asker, c.status AS was, {BEGAN} AS began, {ENDED} AS ended, c.client_ip AS label
     FROM t_resource_lock c FORCE INDEX (PRIMARY) WHERE {free} LIMIT 1000000 FOR UPDATE SKIP LOCKED
-) j {JOINED} SET {take} WHERE {in_time}"
+) j {JOINED} SET {take} WHERE {IN_TIME}"
     )
 }
 
@@ -129,7 +126,7 @@ UPDATE (
 fn claim_several_nowait_statement(count: usize) -> String {
     let before = ["c.status", BEGAN, ENDED, "c.client_ip"];
     let (free, take) = (free_of_several(count), take_several(&asker_of_several(count), before));
-    format!("{NOWAIT} UPDATE t_resource_lock c FORCE INDEX (PRIMARY) SET {take} WHERE {free} AND {}", *IN_TIME)
+    format!("{NOWAIT} UPDATE t_resource_lock c FORCE INDEX (PRIMARY) SET {take} WHERE {free} AND {IN_TIME}")
 }
 
 fn asker_of_several(count: usize) -> String {

@@ -22,16 +22,16 @@ impl QueueStore for MySql {
         not_after: Option<DateTime<Utc>>,
     ) -> Reply<Result<i64, TooLate>> {
         let Some((first, others)) = keys.split_first() else { return Ok(Ok(0)) };
-        let (limit, in_time) = (limit_micros(not_after), IN_TIME.as_str());
+        let limit = limit_micros(not_after);
         let alive = format!("{NOW} + INTERVAL {ALIVE_SECONDS} SECOND");
         let sql = format!(
-            "INSERT INTO t_resource_lock_queue (key_resource, alive_until) SELECT ?, {alive} FROM DUAL WHERE {in_time}"
+            "INSERT INTO t_resource_lock_queue (key_resource, alive_until) SELECT ?, {alive} FROM DUAL WHERE {IN_TIME}"
         );
         let reply = sqlx::query(AssertSqlSafe(sql)).bind(first.as_str()).bind(limit).execute(&mut *conn).await?;
         let number = i64::try_from(reply.last_insert_id()).unwrap_or(i64::MAX);
         let mut added = reply.rows_affected();
         if added > 0 && !others.is_empty() {
-            let row = format!("SELECT ?, ?, {alive} FROM DUAL WHERE {in_time}");
+            let row = format!("SELECT ?, ?, {alive} FROM DUAL WHERE {IN_TIME}");
             let rows = vec![row; others.len()].join(" UNION ALL ");
             let sql = format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) {rows}");
             let bind = |query: Query<'static>, key: &Key| query.bind(key.as_str().to_owned()).bind(number).bind(limit);

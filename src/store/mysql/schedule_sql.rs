@@ -54,8 +54,7 @@ UPDATE (
     LIMIT 1 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_schedule t FORCE INDEX (PRIMARY) ON t.name = j.name
 SET t.holder = ?, t.token = ?, t.client_ip = ?, t.run_slot = ?, t.attempt = ?, t.begin_time = ?,
-    t.due_at = {NOW} + INTERVAL ? MICROSECOND WHERE {}",
-        *IN_TIME
+    t.due_at = {NOW} + INTERVAL ? MICROSECOND WHERE {IN_TIME}"
     )
 });
 
@@ -110,8 +109,7 @@ pub(super) static EXTEND: LazyLock<String> = LazyLock::new(|| {
 UPDATE (
     SELECT c.name FROM t_resource_schedule c WHERE c.name = ? AND c.holder = ? AND c.token = ? LIMIT 1 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_schedule t FORCE INDEX (PRIMARY) ON t.name = j.name
-SET t.due_at = {NOW} + INTERVAL ? MICROSECOND WHERE {}",
-        *IN_TIME
+SET t.due_at = {NOW} + INTERVAL ? MICROSECOND WHERE {IN_TIME}"
     )
 });
 

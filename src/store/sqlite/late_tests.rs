@@ -203,8 +203,9 @@ fn times(name: &str) -> Times {
 }
 
 async fn due(conn: &mut Conn, names: &[&str]) -> Vec<Times> {
-    let registration = Registration { version: 1, slot: DateTime::UNIX_EPOCH, overdue: None, run_slot: None };
-    for name in names {
+    for (minutes, name) in (0..).zip(names) {
+        let slot = DateTime::UNIX_EPOCH + TimeDelta::minutes(minutes);
+        let registration = Registration { version: 1, slot, overdue: None, run_slot: None };
         DB::register(conn, &times(name), &registration).await.unwrap();
     }
     names.iter().map(|name| times(name)).collect()
@@ -278,6 +279,8 @@ async fn a_claim_that_is_sent_again_returns_what_the_holder_has() {
     let holder = Holder::unique();
     let first = claim_due(conn, &known[..2], holder, (3, None, false)).await;
     assert_eq!(first.claimed.len(), 2);
+    // Even if its lease has ended.
+    execute(conn, "UPDATE t_resource_schedule SET due_at = slot WHERE name = 'b'").await;
     let again = claim_due(conn, &known, holder, (3, None, true)).await;
     assert_eq!(again.claimed.len(), 3, "one more: {again:?}");
     for row in &first.claimed {
@@ -285,7 +288,7 @@ async fn a_claim_that_is_sent_again_returns_what_the_holder_has() {
         assert_eq!(format!("{found:?}"), format!("{row:?}"));
         assert_eq!(found.lost.is_some(), found.name.as_str() == "a");
     }
-    let next = claim_due(conn, &known, Holder::unique(), (3, None, false)).await;
+    let next = claim_due(conn, &known[2..], Holder::unique(), (3, None, false)).await;
     assert_eq!(next.claimed.len(), 1, "the last one: {next:?}");
     // A request that is late returns what the holder has.
     let limit = over(conn).await;
@@ -307,4 +310,35 @@ async fn a_hand_back_that_is_sent_again_is_recognized() {
     assert!(DB::hand_back(conn, &claim, vacant).await.unwrap(), "after the next claim");
     assert!(!DB::hand_back(conn, &Claim { token: next.token, ..claim }, vacant).await.unwrap(), "another claim's");
     assert_eq!(DB::history(conn, &known[0].name, 9).await.unwrap().len(), 1);
+}
+
+/// Another connection writes until the limit of the renewal has passed.
+#[tokio::test]
+async fn a_renewal_that_waits_past_its_limit_extends_nothing() {
+    let file = std::env::temp_dir().join(format!("rowlock-{}.db", Holder::unique().as_uuid()));
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&file).create_if_missing(true);
+    let options = options.busy_timeout(std::time::Duration::from_secs(60));
+    let (mut conn, mut other) =
+        (Conn::connect_with(&options).await.unwrap(), Conn::connect_with(&options).await.unwrap());
+    DB::install(&mut conn).await.unwrap();
+    DB::install_schedules(&mut conn).await.unwrap();
+    let held = claimed(&mut conn, "a").await;
+    let ends = ends_at(&mut conn, &held).await;
+    execute(&mut other, "BEGIN IMMEDIATE").await;
+    let limit = clock(&mut other).await + TimeDelta::milliseconds(20);
+    let renewal = async {
+        DB::change(&mut conn, std::slice::from_ref(&held), Change::Renew(LEASE * 2), Some(limit), Form::Common).await
+    };
+    let commit = async {
+        while clock(&mut other).await <= limit {
+            tokio::task::yield_now().await;
+        }
+        execute(&mut other, "COMMIT").await;
+    };
+    let (outcomes, ()) = tokio::join!(renewal, commit);
+    assert!(matches!(outcomes.unwrap()[..], [Outcome::TooLate(TooLate { now })] if now > limit));
+    assert_eq!(ends_at(&mut conn, &held).await, ends);
+    for end in ["", "-wal", "-shm"] {
+        std::fs::remove_file(format!("{}{end}", file.display())).ok();
+    }
 }
