@@ -9,7 +9,7 @@ use crate::{
     store::{
         Change, ClaimReply, ClaimRequest, Form, Outcome, Store as _, TooLate,
         queue::QueueStore as _,
-        schedule::{DueReply, DueRequest, LOST, Registration, ScheduleStore as _, Times},
+        schedule::{DueReply, DueRequest, LOST, Pass, Registration, ScheduleStore as _, Times},
         schema::SchemaStore as _,
     },
 };
@@ -310,6 +310,30 @@ async fn a_hand_back_that_is_sent_again_is_recognized() {
     assert!(DB::hand_back(conn, &claim, vacant).await.unwrap(), "after the next claim");
     assert!(!DB::hand_back(conn, &Claim { token: next.token, ..claim }, vacant).await.unwrap(), "another claim's");
     assert_eq!(DB::history(conn, &known[0].name, 9).await.unwrap().len(), 1);
+}
+
+/// A pass that frees the row is recognized by the ticks that the history has as missed.
+#[tokio::test]
+async fn a_pass_that_is_sent_again_moves_nothing_further() {
+    let conn = &mut tables().await;
+    let known = due(conn, &["a", "b"]).await;
+    for (times, runs) in known.iter().zip([true, false]) {
+        let holder = Holder::unique();
+        let row = claim_due(conn, std::slice::from_ref(times), holder, (1, None, false)).await.claimed.remove(0);
+        let claim = Claim { key: row.name, holder, token: row.token };
+        let to = row.slot + TimeDelta::minutes(7);
+        let pass = Pass { times, from: row.slot, to, runs, missed: 0, skipped: 7 };
+        assert!(DB::pass_over(conn, &claim, &pass).await.unwrap());
+        let state = async |conn: &mut Conn| {
+            let mut row = DB::registered(conn, std::slice::from_ref(&claim.key)).await.unwrap().rows.remove(0);
+            row.now = row.slot;
+            format!("{row:?} {:?}", DB::history(conn, &claim.key, 9).await.unwrap())
+        };
+        let before = state(conn).await;
+        assert_eq!(DB::pass_over(conn, &claim, &pass).await.unwrap(), runs);
+        assert_eq!(state(conn).await, before);
+        assert!(DB::has_ended(conn, &claim, row.slot, 0, "M").await.unwrap());
+    }
 }
 
 /// Another connection writes until the limit of the renewal has passed.
