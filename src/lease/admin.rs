@@ -274,7 +274,9 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// It never deletes a row that is locked, that is within its minimum interval (its own `time`
     /// or the longest `min_interval` that a handle of this lock has had), or whose status is not
-    /// `S`: [`Rules::Article`](crate::Rules::Article) still refuses on that status. It also deletes
+    /// `S`: [`Rules::Article`](crate::Rules::Article) still refuses on that status. Nor does it
+    /// delete a row whose token is ahead of the database's clock, because the key's next token
+    /// would be lower. It also deletes
     /// queue tickets whose waiters died more than an hour ago, which are not counted.
     ///
     /// # Errors

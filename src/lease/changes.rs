@@ -33,7 +33,7 @@ impl<DB: Database> Request<DB> for ChangeRequest<'_> {
     type Reply = Vec<Outcome>;
 
     fn send(&self, conn: &mut DB::Connection) -> impl Future<Output = Reply<Vec<Outcome>>> + Send {
-        DB::change(conn, self.claims, self.change, Form::Common)
+        DB::change(conn, self.claims, self.change, None, Form::Common)
     }
 
     fn is_settled(outcomes: &Vec<Outcome>) -> bool {

@@ -108,7 +108,7 @@ impl<DB: Database> BatchOp<DB> for Claims {
         } else {
             let holders = requests.iter().map(|request| request.holder).collect();
             let in_flight = self.left_behind.sending(holders, lease);
-            let replies = DB::claim(conn, &requests, &key_terms.terms, form).await;
+            let replies = DB::claim(conn, &requests, &key_terms.terms, None, form).await;
             if replies.as_ref().map_or_else(is_undone, |_| true) {
                 in_flight.settled();
             }

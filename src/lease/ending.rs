@@ -93,7 +93,7 @@ impl Ending {
                         self.lost = true;
                         self.left.remove(index);
                     }
-                    Some(Outcome::Skipped { .. }) | None => permanent = false,
+                    Some(Outcome::Skipped { .. } | Outcome::TooLate(_)) | None => permanent = false,
                 },
                 Err(remedy) => {
                     self.was_refused |= *remedy != Remedy::Again;

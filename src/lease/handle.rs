@@ -182,7 +182,9 @@ impl<DB: Database> LeaseHandle<DB> {
                     is_busy = true;
                     pauses.pause(self.key_terms.time_limit).await;
                 }
-                Ok(Outcome::Skipped { .. }) => return Err(self.error_busy(Action::Renew, Certainty::Unknown)),
+                Ok(Outcome::Skipped { .. } | Outcome::TooLate(_)) => {
+                    return Err(self.error_busy(Action::Renew, Certainty::Unknown));
+                }
                 // The time was over before the request could be sent once more.
                 Err(failure) if is_busy && failure.fault() == Fault::NoConnection => {
                     return Err(self.error_busy(Action::Renew, Certainty::Unknown));

@@ -42,7 +42,7 @@ impl<DB: Database> BatchOp<DB> for Releases {
         let Some(Release { change, .. }) = requests.first() else { return Ok(Vec::new()) };
         let claims: Vec<Claim> = requests.iter().flat_map(|release| release.claims.clone()).collect();
         let form = self.table.get().map(|table| table.form).unwrap_or_default();
-        let mut outcomes = DB::change(conn, &claims, *change, form).await?.into_iter();
+        let mut outcomes = DB::change(conn, &claims, *change, None, form).await?.into_iter();
         Ok(requests.iter().map(|release| outcomes.by_ref().take(release.claims.len()).collect()).collect())
     }
 }

@@ -38,7 +38,7 @@ use crate::{
     metrics,
     pacing::{self, Backoff},
     queue::wakeups::Wakeups,
-    store::{Change, Database, Outcome, failure::Remedy, lost_among, pools::Connections, skipped_among},
+    store::{Change, Database, Outcome, failure::Remedy, late_among, lost_among, pools::Connections, skipped_among},
     sync::lock,
     task::{self, Duty, InFlight, Role, Work},
 };
@@ -210,6 +210,9 @@ impl<DB: Database> Renewer<DB> {
         if let Some(left) = skipped_among(outcomes) {
             return Outcome::Skipped { left };
         }
+        if let Some(late) = late_among(outcomes) {
+            return Outcome::TooLate(late);
+        }
         held.trace_renewed();
         held.hold_until(self.deadline(*sent, self.lease));
         lock(&self.agenda).reschedule(held.id(), *sent + next, false);
@@ -315,6 +318,7 @@ impl<DB: Database> Renewer<DB> {
                     let renew_at = soon.max(sent + left.saturating_sub(self.lease * 2 / 3));
                     lock(&self.agenda).reschedule(held.id(), renew_at, false);
                 }
+                Ok((_, Outcome::TooLate(_))) => lock(&self.agenda).reschedule(held.id(), soon, false),
                 Ok((_, Outcome::Done | Outcome::Lost)) => {}
                 Err(remedy) => lock(&self.agenda).reschedule(held.id(), soon, *remedy != Remedy::Again),
             }

@@ -138,7 +138,8 @@ impl<DB: Database> Tickets<DB> {
         keys: Arc<[Key]>,
         limit: Instant,
     ) -> Result<Ticket<DB>, Failure> {
-        let reply = timeout_at(limit, DB::join(conn.get(), &keys)).await;
+        let joined = async { DB::join(conn.get(), &keys, None).await?.map_err(sqlx::Error::from) };
+        let reply = timeout_at(limit, joined).await;
         Ok(self.take(conn.settle(reply)?))
     }
 

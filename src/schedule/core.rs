@@ -172,7 +172,8 @@ impl<DB: Database> Core<DB> {
         most: u32,
     ) -> (Instant, Result<DueReply, Failure>) {
         let sent = Instant::now();
-        let ask = DueRequest { known, holder, label: &self.label, lease: self.lease, most };
+        let ask =
+            DueRequest { known, holder, label: &self.label, lease: self.lease, most, not_after: None, resent: false };
         let reply = PooledConn::send(&self.requests, self.limit(), async |conn| DB::claim_due(conn, &ask).await).await;
         if reply.as_ref().is_err_and(Failure::is_unanswered) {
             let (core, known) = (self.clone(), known.to_vec());

@@ -69,7 +69,7 @@ impl<DB: Database> Request<DB> for Extension<'_> {
     type Reply = Outcome;
 
     fn send(&self, conn: &mut DB::Connection) -> impl Future<Output = Reply<Outcome>> + Send {
-        DB::extend_run(conn, self.claim, self.lease)
+        DB::extend_run(conn, self.claim, self.lease, None)
     }
 
     fn is_settled(outcome: &Outcome) -> bool {
@@ -114,6 +114,7 @@ async fn keep<DB: Database>(
                 deadline.send_replace(sent + trusted(&core, left));
                 renew_at = soon;
             }
+            Ok(Answer { reply: Outcome::TooLate(_), .. }) => renew_at = soon,
             Ok(Answer { reply: Outcome::Lost, .. }) => return report_lost(&lost, claim, SEEN_WITHOUT),
             Err(failure) => {
                 tracing::warn!(schedule = %claim.key, %failure, "renewal got no reply; the deadline stands, trying again");

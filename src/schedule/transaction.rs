@@ -182,9 +182,9 @@ impl<DB: Database> ResourceLock<DB> for EndedTick<'_, DB> {
 
 /// Returns the outcome of the transaction that was to end the tick, or `None` while it is open.
 async fn outcome<DB: Database>(conn: &mut DB::Connection, tick: &Inner<DB>) -> Reply<Option<CommitOutcome>> {
-    match DB::extend_run(conn, &tick.claim, tick.core.lease).await? {
+    match DB::extend_run(conn, &tick.claim, tick.core.lease, None).await? {
         Outcome::Done => Ok(Some(CommitOutcome::RolledBack)),
-        Outcome::Skipped { .. } => Ok(None),
+        Outcome::Skipped { .. } | Outcome::TooLate(_) => Ok(None),
         Outcome::Lost => {
             let Row { slot, attempt, .. } = tick.row;
             let ended = DB::has_ended(conn, &tick.claim, slot, attempt, Status::Succeeded.letter()).await?;

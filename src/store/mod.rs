@@ -62,8 +62,9 @@ pub enum ClaimReply {
     /// The row belongs to the request's holder, under this token.
     Granted { token: Token, prior: Option<PreviousClaim> },
     /// The claim is not granted. The rules derive the reason from the row snapshot. Where they
-    /// would grant the claim, another transaction had locked the row, not every key of the holder
-    /// could be granted, or the claim requires a statement of its own.
+    /// would grant the claim, the server carried the request out too late, which `now` then shows,
+    /// another transaction had locked the row, not every key of the holder could be granted, or the
+    /// claim requires a statement of its own.
     Seen { row: Option<Row>, now: DateTime<Utc> },
     /// Not kept: another key of the same holder could not be granted.
     Withheld,
@@ -136,6 +137,32 @@ impl Change {
     }
 }
 
+/// A statement that the server carried out after its `not_after`. It changed nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLate {
+    /// The server's clock, which is past `not_after`.
+    pub now: DateTime<Utc>,
+}
+
+impl TooLate {
+    /// Returns the reply to a statement that changed nothing, if `now` is past its limit.
+    pub fn at(now: DateTime<Utc>, not_after: Option<DateTime<Utc>>) -> Option<Self> {
+        not_after.filter(|limit| now > *limit).map(|_| Self { now })
+    }
+}
+
+impl From<TooLate> for sqlx::Error {
+    fn from(TooLate { now }: TooLate) -> Self {
+        Self::Protocol(format!("the server carried the request out too late, at {now} on its clock"))
+    }
+}
+
+/// Returns a limit in microseconds since 1970.
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+fn limit_micros(not_after: Option<DateTime<Utc>>) -> i64 {
+    not_after.map_or(i64::MAX, |limit| limit.timestamp_micros())
+}
+
 /// The outcome of a [`Change`] to one claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -146,6 +173,8 @@ pub enum Outcome {
     Skipped {
         left: TimeDelta,
     },
+    /// The claim stands, and was not extended.
+    TooLate(TooLate),
 }
 
 /// Returns the index of the first claim that is lost.
@@ -157,6 +186,11 @@ pub fn lost_among(outcomes: &[Outcome]) -> Option<usize> {
 pub fn skipped_among(outcomes: &[Outcome]) -> Option<TimeDelta> {
     let left = |outcome: &Outcome| if let Outcome::Skipped { left } = outcome { Some(*left) } else { None };
     outcomes.iter().filter_map(left).min()
+}
+
+/// Returns whether a claim was not extended because the request was carried out too late.
+pub fn late_among(outcomes: &[Outcome]) -> Option<TooLate> {
+    outcomes.iter().find_map(|outcome| if let Outcome::TooLate(late) = outcome { Some(*late) } else { None })
 }
 
 /// Returns the claims that were skipped.
@@ -187,10 +221,16 @@ pub struct RowSnapshot {
     /// Locked by rowlock, and not overwritten by another program.
     pub stands: bool,
     pub left: TimeDelta,
+    pub now: DateTime<Utc>,
 }
 
 /// Derives the outcome of a change that matched no row.
-pub fn unmatched(change: Change, claim: &Claim, seen: Option<RowSnapshot>) -> Outcome {
+pub fn unmatched(
+    change: Change,
+    claim: &Claim,
+    seen: Option<RowSnapshot>,
+    not_after: Option<DateTime<Utc>>,
+) -> Outcome {
     let Some(seen) = seen.filter(|seen| seen.token == claim.token.get()) else { return Outcome::Lost };
     let ours = seen.stands && seen.holder == Some(*claim.holder.as_uuid());
     match change {
@@ -201,9 +241,15 @@ pub fn unmatched(change: Change, claim: &Claim, seen: Option<RowSnapshot>) -> Ou
             Outcome::Done
         }
         Change::Abandon(delay) if ours && seen.left <= delay => Outcome::Done,
-        _ if ours => Outcome::Skipped { left: seen.left },
-        _ => Outcome::Lost,
+        _ if !ours => Outcome::Lost,
+        Change::Renew(_) | Change::Resume { .. } => not_extended(seen.left, seen.now, not_after),
+        _ => Outcome::Skipped { left: seen.left },
     }
+}
+
+/// Derives the outcome of an extension that did not match the row of a claim that stands.
+fn not_extended(left: TimeDelta, now: DateTime<Utc>, not_after: Option<DateTime<Utc>>) -> Outcome {
+    TooLate::at(now, not_after).map_or(Outcome::Skipped { left }, Outcome::TooLate)
 }
 
 /// Derives the outcome of a confirmation that matched no row. Tokens never decrease: a token below
@@ -233,6 +279,12 @@ pub enum Form {
 }
 
 /// The statements of the lock on a database.
+///
+/// A server may carry a statement out long after its client has given it up. A statement that
+/// grants or extends therefore has a limit, `not_after`: a time on the server's clock after which
+/// it changes nothing. `None` is no limit. The server reads its clock for the comparison after it
+/// has locked the row. A statement that locks the row after `not_after` therefore sees all that the
+/// limited one will ever change.
 pub trait Store: sqlx::Database {
     /// Whether locks open connections of their own in addition to the application's pool.
     const OWN_CONNECTIONS: bool;
@@ -291,10 +343,15 @@ pub trait Store: sqlx::Database {
     /// Claims the rows that the rules grant. Returns one reply per request, in order. The requests
     /// are either of one holder, which gets all of them or none, or each of another holder for
     /// another key, and then independent of each other.
+    ///
+    /// After `not_after` nothing is granted, and a claim that the holder has already is not
+    /// extended: the reply is [`ClaimReply::Seen`], with a `now` past `not_after` if there is a row.
+    /// Of several keys of one holder, at least one has that reply.
     fn claim(
         conn: &mut Self::Connection,
         requests: &[ClaimRequest],
         terms: &Terms,
+        not_after: Option<DateTime<Utc>>,
         form: Form,
     ) -> impl Future<Output = Reply<Vec<ClaimReply>>> + Send;
 
@@ -336,10 +393,14 @@ pub trait Store: sqlx::Database {
     fn confirms(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Option<i64>>> + Send;
 
     /// Applies one change to all claims that stand. Returns one outcome per claim, in order.
+    ///
+    /// After `not_after` nothing is extended. Changes that end a claim have no limit: they are
+    /// carried out at any time.
     fn change(
         conn: &mut Self::Connection,
         claims: &[Claim],
         change: Change,
+        not_after: Option<DateTime<Utc>>,
         form: Form,
     ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send;
 }

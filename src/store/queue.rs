@@ -3,10 +3,11 @@
 
 use std::future::{Future, pending, ready};
 
+use chrono::{DateTime, Utc};
 use sqlx::Pool;
 
 use crate::key::Key;
-use crate::store::{Reply, Store};
+use crate::store::{Reply, Store, TooLate};
 
 /// How long a ticket lives without a heartbeat, in seconds.
 pub const ALIVE_SECONDS: u64 = 12;
@@ -69,8 +70,13 @@ pub trait QueueStore: Store {
     }
 
     /// Adds a ticket at the end of the queues of these keys, under one number, which is higher than
-    /// any before.
-    fn join(conn: &mut Self::Connection, keys: &[Key]) -> impl Future<Output = Reply<i64>> + Send;
+    /// any before. After `not_after` none is added; on MySQL and MariaDB, those that were added
+    /// before to some of several queues lapse.
+    fn join(
+        conn: &mut Self::Connection,
+        keys: &[Key],
+        not_after: Option<DateTime<Utc>>,
+    ) -> impl Future<Output = Reply<Result<i64, TooLate>>> + Send;
 
     /// Reads the front of each key's queue up to this number, in order.
     fn front(

@@ -9,7 +9,7 @@ use std::future::Future;
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::key::{Claim, Holder, Key, Token};
-use crate::store::{Outcome, Reply, Store};
+use crate::store::{Outcome, Reply, Store, TooLate};
 
 /// The error that the history records for a run whose process died.
 pub const LOST: &str = "taken over: its lease ended";
@@ -64,7 +64,13 @@ pub struct DueRequest<'a> {
     pub holder: Holder,
     pub label: &'a str,
     pub lease: TimeDelta,
+    /// The most schedules that the holder has in the end.
     pub most: u32,
+    /// After this time on the server's clock nothing is claimed.
+    pub not_after: Option<DateTime<Utc>>,
+    /// The request was sent before, and may have been carried out: the reply has what the holder
+    /// has already, too.
+    pub resent: bool,
 }
 
 /// A schedule that was claimed.
@@ -97,13 +103,27 @@ pub struct LostRun {
 pub struct DueReply {
     pub claimed: Vec<ClaimedRow>,
     pub next_in: Option<TimeDelta>,
+    /// Nothing was claimed, because the request was carried out too late.
+    pub too_late: Option<TooLate>,
+}
+
+impl DueReply {
+    /// Returns whether a schedule is due, and none was claimed.
+    pub fn claims_nothing(&self) -> bool {
+        self.claimed.is_empty() && self.next_in.is_some_and(|left| left <= TimeDelta::zero())
+    }
 }
 
 /// For databases that look first, and then claim each row that was seen, the earliest first.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 impl DueReply {
     pub fn nothing() -> Self {
-        Self { claimed: Vec::new(), next_in: None }
+        Self { claimed: Vec::new(), next_in: None, too_late: None }
+    }
+
+    /// Returns whether the reply has this schedule already.
+    pub fn has(&self, name: &Key) -> bool {
+        self.claimed.iter().any(|row| row.name == *name)
     }
 
     /// Returns whether a row that is due in `left` is to be claimed. Otherwise it is the next one.
@@ -241,16 +261,17 @@ pub trait ScheduleStore: Store {
     ) -> impl Future<Output = Reply<()>> + Send;
 
     /// Makes the claim's lease end after `lease` from now. Never waits for a row that another
-    /// transaction has locked.
+    /// transaction has locked, and changes nothing after `not_after`.
     fn extend_run(
         conn: &mut Self::Connection,
         claim: &Claim,
         lease: TimeDelta,
+        not_after: Option<DateTime<Utc>>,
     ) -> impl Future<Output = Reply<Outcome>> + Send;
 
     /// Ends a claim of work that was stopped: records the run, and makes the row due for a
     /// takeover. The row's holder is `vacant` until then, so the run changes nothing any more.
-    /// Returns `false` if the claim does not stand.
+    /// Returns `false` if the claim does not stand, and was not handed back before.
     fn hand_back(
         conn: &mut Self::Connection,
         claim: &Claim,

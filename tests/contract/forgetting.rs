@@ -17,6 +17,7 @@ harness::tests!(
         one_instance_forgets_at_a_time,
         what_cannot_be_forgotten_is_reported
     ),
+    everywhere.each(a_token_ahead_of_the_clock_is_kept),
     servers[DIRECT](keys_of_other_steps_can_be_acquired_between_steps)
 );
 
@@ -58,6 +59,17 @@ async fn a_step_that_fails_leaves_those_before_it_done<DB: TestDatabase>(db: Tes
     })
     .await;
     assert_eq!(db.lock().forget(HOUR).await.unwrap(), 203);
+}
+
+/// Without its row, the next token of the key would be the clock's, which is lower.
+async fn a_token_ahead_of_the_clock_is_kept<DB: TestDatabase>(db: TestDb<DB>) {
+    const AHEAD: i64 = 4_000_000_000_000_000;
+    old(&db, 3).await;
+    db.set("old 0001", &format!("token = {AHEAD}")).await;
+    assert_eq!(db.lock().forget(HOUR).await.unwrap(), 2);
+    let lease = acquired(db.lock().try_acquire("old 0001").await);
+    assert!(lease.token().get() > AHEAD, "{}", lease.token());
+    lease.release(Status::Succeeded).await.unwrap();
 }
 
 /// The article's programs may have given the column any integer type.

@@ -32,12 +32,6 @@ pub fn trials() -> Vec<Trial> {
 /// The limits of the design, each with the property that breaks there.
 fn open() -> Vec<Trial> {
     vec![
-        // A row that is deleted and created again in one tick of the clock (on SQLite a
-        // millisecond) returns the same token again.
-        Trial::test("model::open::token_of_a_deleted_row", || {
-            keeps(&operator(), TOKENS)?;
-            breaks("token_of_a_deleted_row", Design { hasty_deletion: true, ..operator() }, TOKENS)
-        }),
         // `confirms` counts for the claim: of two concurrent transactions under one claim, it does
         // not show which one committed.
         Trial::test("model::open::confirms_of_a_shared_claim", || {
@@ -61,6 +55,15 @@ fn claims() -> Design {
 
 fn abandonments() -> Design {
     Design { losses: 2, ticks: 2, abandons: true, releases: false, ..Design::new("abandonments") }
+}
+
+/// The server carries a request out when its client has given it up, or has sent it again.
+fn late_claims() -> Design {
+    Design { ticks: 3, losses: 1, patience: Some(1), ..Design::new("late_claims") }
+}
+
+fn late_renewals() -> Design {
+    Design { name: "late_renewals", abandons: true, releases: false, ..late_claims() }
 }
 
 fn crashes() -> Design {
@@ -128,6 +131,19 @@ const SIZES: &[Size] = &[
         &[Event::Acquired, Event::TakenOver, Event::SameAgain, Event::LateClaimGranted, Event::DoneByReading],
     ),
     (abandonments, 80_000, &[Event::AbandonedTakenOver, Event::LateRenewalRevived]),
+    (
+        late_claims,
+        200_000,
+        &[
+            Event::LateClaimGranted,
+            Event::TooLate,
+            Event::SentTwice,
+            Event::FirstReplyReadLate,
+            Event::Cleared,
+            Event::SameAgain,
+        ],
+    ),
+    (late_renewals, 200_000, &[Event::LateRenewalRevived, Event::TooLate, Event::SentTwice, Event::Cleared]),
     (crashes, 60_000, &[Event::TakenOver, Event::ToldLost, Event::RenewalLost]),
     (three_clients, 20_000, &[Event::TakenOver]),
     (commits, 60_000, &[Event::Committed, Event::CommittedExpired, Event::ConfirmLost, Event::RenewalSkipped]),
@@ -163,6 +179,10 @@ const MUTANTS: &[Caught] = &[
     (Mutant::LostAfterSilence, &[(silence, LOST)]),
     (Mutant::DoneByAnother, &[(freed_by_another, DONE)]),
     (Mutant::DelayIgnored, &[(delayed, DELAYED)]),
+    (Mutant::ForgottenAhead, &[(operator, TOKENS)]),
+    (Mutant::NotAfterIgnored, &[(late_claims, GRANTED), (late_renewals, EXTENDED)]),
+    (Mutant::NothingCleared, &[(late_claims, GRANTED), (late_renewals, EXTENDED)]),
+    (Mutant::ClearedTooSoon, &[(late_claims, GRANTED), (late_renewals, EXTENDED)]),
 ];
 
 fn holds(design: Design, floor: usize, events: &[Event]) -> Result<(), Failed> {

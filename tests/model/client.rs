@@ -6,35 +6,61 @@ use crate::{
 };
 
 impl State {
-    pub fn send(&mut self, id: Id, statement: Statement) {
+    pub fn send(&mut self, design: &Design, id: Id, statement: Statement) {
         // Only these two statements depend on the time at which they were sent.
         let counts = matches!(statement, Statement::Claim { .. } | Statement::Change(_, Change::Renew));
         let sent = if counts { self.monotonic() } else { 0 };
-        self.clients[id].call = Some(Call { statement, sent, reply: None });
+        let not_after = statement.extends_for().and(design.patience).map(|patience| self.db.now + patience);
+        self.clients[id].call = Some(Call { statement, sent, not_after, reply: None });
     }
 
-    pub fn try_acquire(&mut self, id: Id) {
+    /// The connection is silent: the request is sent on another one too.
+    pub fn send_again(&mut self, design: &Design, id: Id) -> Option<()> {
+        let client = &mut self.clients[id];
+        let call = client.call.take()?;
+        client.late = Some(call);
+        client.void = client.void.max(call.not_after);
+        if let Stage::Ending { unanswered, .. } = &mut client.stage {
+            *unanswered = true;
+        }
+        design.meet(Event::SentTwice);
+        self.send(design, id, call.statement);
+        Some(())
+    }
+
+    /// The claim is over for the client, which may still have to clear it.
+    pub fn close(&mut self, design: &Design, id: Id, holder: u8) {
+        let client = &mut self.clients[id];
+        client.void = client.void.max(client.call.and_then(|call| call.not_after));
+        let clears = client.void.is_some() && !design.is(Mutant::NothingCleared);
+        client.stage = if clears { Stage::Clearing { holder } } else { Stage::Idle };
+        if !clears {
+            client.void = None;
+        }
+    }
+
+    pub fn try_acquire(&mut self, design: &Design, id: Id) {
         let client = &mut self.clients[id];
         client.tries -= 1;
         let holder = self.next_holder;
         self.next_holder += 1;
         client.stage = Stage::Trying { holder, unanswered: false };
-        self.send(id, Statement::Claim { holder });
+        self.send(design, id, Statement::Claim { holder });
     }
 
-    pub fn end(&mut self, id: Id, change: Change) {
+    pub fn end(&mut self, design: &Design, id: Id, change: Change) {
         let client = &mut self.clients[id];
         if let Stage::Held(held) = client.stage {
             client.stage = Stage::Ending { held, change, unanswered: false, done: false };
-            self.send(id, Statement::Change(held.claim, change));
+            self.send(design, id, Statement::Change(held.claim, change));
         }
     }
 
-    pub fn begin(&mut self, id: Id, claim: Claim) {
+    pub fn begin(&mut self, design: &Design, id: Id, claim: Claim) {
         let client = &mut self.clients[id];
         client.transactions -= 1;
         client.transaction = Some(Transaction { claim, step: Step::Confirming, committed: false });
-        self.send(id, Statement::Confirm(claim));
+        self.send(design, id, Statement::Confirm(claim));
     }
 
     /// Runs the statement in flight. Its reply is then in flight.
@@ -45,18 +71,41 @@ impl State {
         Some(())
     }
 
-    /// Runs a statement that the client no longer waits for.
+    /// Runs a statement that the client no longer waits for, or has sent again.
     pub fn run_late(&mut self, design: &Design, id: Id) -> Option<()> {
-        let call = self.clients[id].late?;
-        if let Reply::Claim(Answer::Granted { .. }) = self.execute(design, id, call)? {
+        let call = self.clients[id].late.filter(|call| call.reply.is_none())?;
+        let reply = self.execute(design, id, call)?;
+        if let Reply::Claim(Answer::Granted { .. }) = reply {
             design.meet(Event::LateClaimGranted);
         }
-        self.clients[id].late = None;
+        let client = &self.clients[id];
+        let is_over = call.statement.extends_for().is_some_and(|holder| !client.answers_for(holder));
+        if design.patience.is_some() && client.life != Life::Crashed && is_over {
+            match reply {
+                Reply::Claim(Answer::Granted { .. }) => self.fault(Fault::GrantedLate),
+                Reply::Change(Outcome::Done) => self.fault(Fault::ExtendedLate),
+                _ => {}
+            }
+        }
+        let client = &mut self.clients[id];
+        let is_awaited = design.patience.is_some() && client.has_sent_twice();
+        client.late = is_awaited.then_some(Call { reply: Some(reply), ..call });
         Some(())
     }
 
-    /// Delivers the reply.
+    /// Delivers the reply to what was sent first. The second one is then late.
+    pub fn deliver_late(&mut self, design: &Design, id: Id) -> Option<()> {
+        design.meet(Event::FirstReplyReadLate);
+        let client = &mut self.clients[id];
+        std::mem::swap(&mut client.call, &mut client.late);
+        client.void = client.void.max(client.late.and_then(|call| call.not_after));
+        self.deliver(design, id)
+    }
+
+    /// Delivers the reply. What was sent twice is settled by the first one.
     pub fn deliver(&mut self, design: &Design, id: Id) -> Option<()> {
+        let client = &mut self.clients[id];
+        client.late = client.late.filter(|late| late.reply.is_none());
         let call = self.clients[id].call?;
         let reply = call.reply?;
         self.clients[id].call = None;
@@ -64,7 +113,7 @@ impl State {
             (Statement::Claim { holder }, Reply::Claim(answer)) => self.answered(design, id, holder, call.sent, answer),
             (_, Reply::Created) => {
                 if let Stage::Trying { holder, .. } = self.clients[id].stage {
-                    self.send(id, Statement::Claim { holder });
+                    self.send(design, id, Statement::Claim { holder });
                 }
             }
             (Statement::Change(claim, Change::Renew), Reply::Change(outcome)) => {
@@ -82,6 +131,11 @@ impl State {
             }
             (_, Reply::Commit) => self.clients[id].transaction = None,
             (_, Reply::Confirms(found)) => self.settle_commit(design, id, found),
+            (_, Reply::Cleared) => {
+                design.meet(Event::Cleared);
+                let client = &mut self.clients[id];
+                (client.stage, client.void) = (Stage::Idle, None);
+            }
             (_, Reply::Claim(_)) => {}
         }
         Some(())
@@ -95,9 +149,9 @@ impl State {
                 self.clients[id].stage = Stage::Held(held);
                 self.tell_lost(design, id);
             }
-            Answer::NoRow => self.send(id, Statement::Create),
-            Answer::Refused => self.clients[id].stage = Stage::Idle,
-            Answer::Skipped => {}
+            Answer::NoRow => self.send(design, id, Statement::Create),
+            Answer::Refused => self.close(design, id, holder),
+            Answer::Skipped | Answer::TooLate => {}
         }
     }
 
@@ -115,13 +169,14 @@ impl State {
             }
             Outcome::Lost => {
                 design.meet(Event::RenewalLost);
-                client.stage = Stage::Idle;
+                self.close(design, id, claim.holder);
             }
+            Outcome::TooLate => {}
         }
     }
 
     fn ended(&mut self, design: &Design, id: Id, outcome: Outcome) {
-        let Stage::Ending { unanswered, done, .. } = self.clients[id].stage else { return };
+        let Stage::Ending { held, unanswered, done, .. } = self.clients[id].stage else { return };
         match outcome {
             // The change is sent again, or is unknown when the lease is over.
             Outcome::Skipped { .. } => return,
@@ -131,7 +186,7 @@ impl State {
             Outcome::Lost if done => self.fault(Fault::LostSaidWrongly),
             _ => {}
         }
-        self.clients[id].stage = Stage::Idle;
+        self.close(design, id, held.claim.holder);
     }
 
     fn settle_commit(&mut self, design: &Design, id: Id, found: Option<u8>) {
@@ -153,7 +208,8 @@ impl State {
     pub fn give_up(&mut self, design: &Design, id: Id) -> Option<()> {
         let client = &mut self.clients[id];
         let call = client.call.take()?;
-        client.late = client.late.or(late(design, call));
+        client.late = client.late.filter(|late| late.reply.is_none()).or(late(design, call));
+        client.void = client.void.max(call.not_after);
         match (&mut client.stage, &mut client.transaction, call.statement) {
             (_, transaction, Statement::Confirm(_)) => *transaction = None,
             (_, Some(transaction), Statement::Commit(_)) => {
@@ -163,7 +219,10 @@ impl State {
             }
             (Stage::Trying { unanswered, .. }, _, Statement::Claim { .. }) => *unanswered = true,
             // A create without a reply ends the try.
-            (stage @ Stage::Trying { .. }, _, _) => *stage = Stage::Idle,
+            (Stage::Trying { holder, .. }, _, _) => {
+                let holder = *holder;
+                self.close(design, id, holder);
+            }
             (Stage::Ending { unanswered, .. }, _, Statement::Change(_, change)) if change != Change::Renew => {
                 *unanswered = true;
             }
@@ -175,10 +234,11 @@ impl State {
     /// The renewer checks its clock, unless the process is stopped. Lost is final.
     pub fn tell_lost(&mut self, design: &Design, id: Id) {
         let now = self.monotonic();
-        let client = &mut self.clients[id];
-        if client.life == Life::Running && matches!(client.stage, Stage::Held(held) if held.deadline <= now) {
+        let client = &self.clients[id];
+        let Stage::Held(held) = client.stage else { return };
+        if client.life == Life::Running && held.deadline <= now {
             design.meet(Event::ToldLost);
-            client.stage = Stage::Idle;
+            self.close(design, id, held.claim.holder);
         }
     }
 
@@ -190,7 +250,8 @@ impl State {
             life: Life::Crashed,
             stage: Stage::Idle,
             call: None,
-            late: client.late.or(unread),
+            late: client.late.filter(|late| late.reply.is_none()).or(unread),
+            void: None,
             transaction: None,
             tries: 0,
             transactions: 0,

@@ -33,6 +33,14 @@ pub enum Mutant {
     DoneByAnother,
     /// The row's lease ends with the holder's.
     DelayIgnored,
+    /// A row is deleted whose token the clock has not passed.
+    ForgottenAhead,
+    /// The server carries a statement out whenever it comes to it.
+    NotAfterIgnored,
+    /// The claim of a request without a reply is not ended when the request is void.
+    NothingCleared,
+    /// It is ended as soon as the client no longer waits.
+    ClearedTooSoon,
 }
 
 /// Events that occur, counted over all transitions.
@@ -44,6 +52,10 @@ pub enum Event {
     SameAgain,
     LateClaimGranted,
     LateRenewalRevived,
+    TooLate,
+    SentTwice,
+    FirstReplyReadLate,
+    Cleared,
     ForeignLockSeen,
     ForeignTakenOver,
     Trampled,
@@ -95,8 +107,9 @@ pub struct Design {
     pub deletions: u8,
     pub step_back: Tick,
     pub mutant: Option<Mutant>,
-    /// A row may be deleted in the same tick of the clock that gave its last token.
-    pub hasty_deletion: bool,
+    /// How long after a claim or a renewal was sent the server may carry it out. The client then
+    /// keeps an entry for a request without a reply, and ends what it was granted.
+    pub patience: Option<Tick>,
     /// Another task of the client commits under the same claim.
     pub shared_claim: bool,
     /// The one property to check. `None` is all of them.
@@ -137,7 +150,7 @@ impl Design {
             deletions: 0,
             step_back: 0,
             mutant: None,
-            hasty_deletion: false,
+            patience: None,
             shared_claim: false,
             only: None,
             met: Default::default(),

@@ -4,7 +4,7 @@
 use stateright::{Model, Property};
 
 use crate::{
-    design::Design,
+    design::{Design, Mutant},
     rules::{Rules, Verdict},
     server::judge,
     state::*,
@@ -28,6 +28,10 @@ pub enum Action {
     /// A statement that the client no longer waits for runs on the server.
     RunLate(Id),
     Deliver(Id),
+    /// The reply to what was sent first.
+    DeliverLate(Id),
+    SendAgain(Id),
+    Clear(Id),
     GiveUp(Id),
     Pause(Id),
     Resume(Id),
@@ -59,6 +63,8 @@ pub const FOREIGN: &str = "another program's lock is respected";
 pub const DONE: &str = "done is said of an ending only if it was done";
 pub const DELAYED: &str = "the next holder starts the lock-delay after the last one had to stop";
 pub const LOST: &str = "lost is said of an ending only if it was not done";
+pub const GRANTED: &str = "what is over for its client is not granted any more";
+pub const EXTENDED: &str = "what is over for its client is not extended any more";
 pub const SAID: &str = "what is said of a commit is true";
 
 impl Model for Design {
@@ -71,6 +77,7 @@ impl Model for Design {
             stage: Stage::Idle,
             call: None,
             late: None,
+            void: None,
             transaction: None,
             tries: self.tries,
             transactions: self.transactions,
@@ -103,8 +110,12 @@ impl Model for Design {
             actions.push(Action::StepClockBack);
         }
         for (id, client) in state.clients.iter().enumerate() {
-            if client.late.is_some() {
-                actions.push(Action::RunLate(id));
+            if let Some(late) = client.late {
+                let is_awaited = client.has_sent_twice();
+                actions.extend(match late.reply {
+                    None => Some(Action::RunLate(id)),
+                    Some(_) => is_awaited.then_some(Action::DeliverLate(id)),
+                });
             }
             if state.db.lock == Some(id) && !client.is_in_transaction() {
                 actions.push(Action::ConnectionLost(id));
@@ -119,7 +130,7 @@ impl Model for Design {
             actions.push(Action::ForceRelease);
         }
         // Without the row, only the clock distinguishes the next token from the last.
-        let ticked = self.hasty_deletion || row.token < state.db.now * MICROS;
+        let ticked = self.is(Mutant::ForgottenAhead) || row.token < state.db.now * MICROS;
         if state.deletions > 0 && !row.locked && ticked {
             actions.push(Action::DeleteRow);
         }
@@ -156,6 +167,15 @@ impl Model for Design {
             Action::Run(id) => state.run_call(self, id)?,
             Action::RunLate(id) => state.run_late(self, id)?,
             Action::Deliver(id) => state.deliver(self, id)?,
+            Action::DeliverLate(id) => state.deliver_late(self, id)?,
+            Action::SendAgain(id) => {
+                state.losses -= 1;
+                state.send_again(self, id)?;
+            }
+            Action::Clear(id) => {
+                let Stage::Clearing { holder } = state.clients[id].stage else { return None };
+                state.send(self, id, Statement::Clear { holder });
+            }
             Action::GiveUp(id) => {
                 state.losses -= 1;
                 state.give_up(self, id)?;
@@ -166,32 +186,38 @@ impl Model for Design {
                 state.tell_lost(self, id);
             }
             Action::Crash(id) => state.crash(self, id),
-            Action::TryAcquire(id) => state.try_acquire(id),
+            Action::TryAcquire(id) => state.try_acquire(self, id),
             Action::AskAgain(id) => {
                 let Stage::Trying { holder, .. } = state.clients[id].stage else { return None };
-                state.send(id, Statement::Claim { holder });
+                state.send(self, id, Statement::Claim { holder });
             }
-            Action::EndTry(id) | Action::EndUnknown(id) => state.clients[id].stage = Stage::Idle,
+            Action::EndTry(id) | Action::EndUnknown(id) => {
+                let holder = match state.clients[id].stage {
+                    Stage::Trying { holder, .. } => holder,
+                    _ => state.clients[id].held()?.claim.holder,
+                };
+                state.close(self, id, holder);
+            }
             Action::Renew(id) => {
                 let claim = state.clients[id].held()?.claim;
-                state.send(id, Statement::Change(claim, Change::Renew));
+                state.send(self, id, Statement::Change(claim, Change::Renew));
             }
-            Action::Release(id, status) => state.end(id, Change::Release(status)),
-            Action::Abandon(id) => state.end(id, Change::Abandon),
+            Action::Release(id, status) => state.end(self, id, Change::Release(status)),
+            Action::Abandon(id) => state.end(self, id, Change::Abandon),
             Action::EndAgain(id) => {
                 let Stage::Ending { held, change, .. } = state.clients[id].stage else { return None };
-                state.send(id, Statement::Change(held.claim, change));
+                state.send(self, id, Statement::Change(held.claim, change));
             }
             Action::Confirm(id) => {
                 let claim = state.clients[id].held()?.claim;
-                state.begin(id, claim);
+                state.begin(self, id, claim);
             }
             Action::Commit(id) => {
                 let transaction = state.clients[id].transaction.as_mut()?;
                 let Step::Confirmed(count) = transaction.step else { return None };
                 transaction.step = Step::Committing(count);
                 let claim = transaction.claim;
-                state.send(id, Statement::Commit(claim));
+                state.send(self, id, Statement::Commit(claim));
             }
             Action::CommitOther(id) => {
                 let claim = state.clients[id].held()?.claim;
@@ -203,7 +229,7 @@ impl Model for Design {
             }
             Action::ReadConfirms(id) => {
                 let claim = state.clients[id].transaction?.claim;
-                state.send(id, Statement::ReadConfirms(claim));
+                state.send(self, id, Statement::ReadConfirms(claim));
             }
         }
         if self.only.is_none() {
@@ -247,6 +273,10 @@ impl Model for Design {
                     .all(|client| client.held().map(|held| held.claim.token) == state.granted.valid)
             }));
         }
+        if self.patience.is_some() {
+            all.push(free_of!(GRANTED, GrantedLate));
+            all.push(free_of!(EXTENDED, ExtendedLate));
+        }
         all.push(free_of!(DONE, DoneSaidWrongly));
         all.push(free_of!(LOST, LostSaidWrongly));
         all.retain(|property| self.only.is_none_or(|only| only == property.name));
@@ -270,6 +300,15 @@ impl Design {
             actions.push(if call.reply.is_none() { Action::Run(id) } else { Action::Deliver(id) });
             if state.losses > 0 {
                 actions.push(Action::GiveUp(id));
+            }
+            let may_repeat = matches!(call.statement, Statement::Claim { .. } | Statement::Change(..));
+            if state.losses > 0
+                && self.patience.is_some()
+                && may_repeat
+                && call.reply.is_none()
+                && client.late.is_none()
+            {
+                actions.push(Action::SendAgain(id));
             }
             return;
         }
@@ -305,6 +344,8 @@ impl Design {
             Stage::Trying { .. } => actions.extend([Action::AskAgain(id), Action::EndTry(id)]),
             Stage::Ending { held, .. } if state.monotonic() < held.deadline => actions.push(Action::EndAgain(id)),
             Stage::Ending { .. } => actions.push(Action::EndUnknown(id)),
+            Stage::Clearing { .. } if client.void >= Some(state.db.now) && !self.is(Mutant::ClearedTooSoon) => {}
+            Stage::Clearing { .. } => actions.push(Action::Clear(id)),
             Stage::Idle => {}
         }
     }

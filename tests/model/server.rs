@@ -72,10 +72,24 @@ impl State {
     /// Runs a statement. `None` while it waits for the row, or when its transaction has ended.
     pub fn execute(&mut self, design: &Design, id: Id, call: Call) -> Option<Reply> {
         let locked = self.db.lock.is_some();
+        let too_late = call.not_after.is_some_and(|limit| self.db.now > limit) && !design.is(Mutant::NotAfterIgnored);
+        if too_late {
+            design.meet(Event::TooLate);
+        }
         Some(match call.statement {
             Statement::Create => {
                 self.db.row.get_or_insert(Row::free());
                 Reply::Created
+            }
+            Statement::Claim { .. } if too_late => Reply::Claim(Answer::TooLate),
+            Statement::Change(claim, Change::Renew) if too_late => {
+                let stands = self.db.row.is_some_and(|row| row.is_ours(claim, design));
+                Reply::Change(if stands { Outcome::TooLate } else { Outcome::Lost })
+            }
+            Statement::Clear { .. } if locked => return None,
+            Statement::Clear { holder } => {
+                self.clear(design, holder);
+                Reply::Cleared
             }
             Statement::Claim { holder } if design.is(Mutant::ClockBeforeRowLock) => {
                 if locked {
@@ -175,6 +189,13 @@ impl State {
             }
         }
         Outcome::Done
+    }
+
+    /// Ends what the holder has, whatever its token is.
+    fn clear(&mut self, design: &Design, holder: u8) {
+        let row = self.db.row.filter(|row| row.stands(design) && row.holder == Some(holder));
+        let Some(Row { token, .. }) = row else { return };
+        self.change(design, Claim { holder, token }, Change::Abandon);
     }
 
     /// Reads the outcome of a change that matched no row.

@@ -68,11 +68,27 @@ impl Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Statement {
     Create,
-    Claim { holder: u8 },
+    Claim {
+        holder: u8,
+    },
     Change(Claim, Change),
     Confirm(Claim),
     Commit(Claim),
     ReadConfirms(Claim),
+    /// Ends what the holder has, if anything.
+    Clear {
+        holder: u8,
+    },
+}
+
+impl Statement {
+    /// The holder for which it grants or extends.
+    pub fn extends_for(self) -> Option<u8> {
+        match self {
+            Self::Claim { holder } | Self::Change(Claim { holder, .. }, Change::Renew) => Some(holder),
+            _ => None,
+        }
+    }
 }
 
 /// The result of a claim. `rules::judge` has read the row that was seen.
@@ -82,6 +98,7 @@ pub enum Answer {
     NoRow,
     Refused,
     Skipped,
+    TooLate,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -93,6 +110,7 @@ pub enum Outcome {
     Skipped {
         left: Tick,
     },
+    TooLate,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -104,6 +122,7 @@ pub enum Reply {
     Confirm(Option<u8>),
     Commit,
     Confirms(Option<u8>),
+    Cleared,
 }
 
 /// A statement in flight, and its reply once it has run.
@@ -112,6 +131,8 @@ pub struct Call {
     pub statement: Statement,
     /// On the client's monotonic clock.
     pub sent: Tick,
+    /// On the database's clock. After this time the statement grants and extends nothing.
+    pub not_after: Option<Tick>,
     pub reply: Option<Reply>,
 }
 
@@ -146,6 +167,10 @@ pub enum Stage {
         /// The actual outcome: the row records it.
         done: bool,
     },
+    /// The claim is over for the client, and a request that has no reply may still be carried out.
+    Clearing {
+        holder: u8,
+    },
 }
 
 /// A transaction that depends on a claim.
@@ -171,8 +196,11 @@ pub struct Client {
     pub life: Life,
     pub stage: Stage,
     pub call: Option<Call>,
-    /// The client no longer waits for this statement, and it may still run.
+    /// The client no longer waits for this statement, and it may still run. If the client has sent
+    /// the request again, it reads whichever reply is first.
     pub late: Option<Call>,
+    /// The last `not_after` of the requests for the claim that have no reply.
+    pub void: Option<Tick>,
     pub transaction: Option<Transaction>,
     pub tries: u8,
     pub transactions: u8,
@@ -184,6 +212,21 @@ impl Client {
             Stage::Held(held) | Stage::Ending { held, .. } => Some(held),
             _ => None,
         }
+    }
+
+    /// Whether it answers for what this holder may be granted.
+    pub fn answers_for(&self, holder: u8) -> bool {
+        match self.stage {
+            Stage::Idle => false,
+            Stage::Trying { holder: own, .. } | Stage::Clearing { holder: own } => own == holder,
+            Stage::Held(held) | Stage::Ending { held, .. } => held.claim.holder == holder,
+        }
+    }
+
+    /// Whether the statement that it waits for was sent before, and may still run.
+    pub fn has_sent_twice(&self) -> bool {
+        let statement = |call: Option<Call>| call.map(|call| call.statement);
+        self.life != Life::Crashed && self.call.is_some() && statement(self.call) == statement(self.late)
     }
 
     /// Whether work that checks its lease goes on.
@@ -225,6 +268,8 @@ pub enum Fault {
     LostSaidWrongly,
     CommitSaidWrongly,
     StartedWithinDelay,
+    GrantedLate,
+    ExtendedLate,
 }
 
 /// What was granted, recorded separately from the row, which mutants corrupt.

@@ -2,19 +2,19 @@
 
 use std::{collections::HashMap, sync::LazyLock};
 
-use chrono::TimeDelta;
+use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use sqlx::{
     AssertSqlSafe, MySqlConnection, Row as _,
     mysql::{MySqlQueryResult, MySqlRow},
 };
 
-use crate::store::mysql::row::{JOINED, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded};
+use crate::store::mysql::row::{IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded};
 use crate::{
     key::Claim,
     store::{
         Change, Outcome, Reply, RowSnapshot,
         fault::{Fault, fault},
-        hex, unanswered, unmatched,
+        hex, limit_micros, unanswered, unmatched,
     },
 };
 
@@ -55,10 +55,10 @@ fn locked(named: &Named<'_>, more: &str) -> String {
     )
 }
 
-/// Builds the update of those of the claims that stand.
-pub(super) fn change_statement(named: &Named<'_>, set: &str) -> String {
+/// Builds the update of those of the claims that stand; `limit` is a further condition.
+pub(super) fn change_statement(named: &Named<'_>, set: &str, limit: &str) -> String {
     let locked = locked(named, "");
-    format!("UPDATE ({locked}) j {JOINED} SET {set}")
+    format!("UPDATE ({locked}) j {JOINED} SET {set} {limit}")
 }
 
 /// Builds the same update for MariaDB. It changes nothing if one of the rows is locked, or one that
@@ -83,9 +83,28 @@ pub(super) fn bind_claims<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> 
     named.0.iter().fold(query, |query, claim| query.bind(*claim.holder.as_uuid()).bind(claim.token.get()))
 }
 
-/// Changes the claims in one statement. The reply has only the number of rows: if the rows stay
-/// claimed, or there is one claim, a later read shows which were changed.
-pub(super) async fn change(
+/// Extends the claims in one statement. The reply has only the number of rows. If some were
+/// extended, a later read cannot tell which: the others are not reported as too late.
+pub(super) async fn extend(
+    conn: &mut MySqlConnection,
+    claims: &[Claim],
+    change: Change,
+    not_after: Option<DateTime<Utc>>,
+) -> Reply<Vec<Outcome>> {
+    let named = Named::new(claims);
+    let sql = change_statement(&named, set_of(change), &format!("WHERE {IN_TIME}"));
+    let query = bind_change(bind_claims(sqlx::query(AssertSqlSafe(sql)), &named), change).bind(limit_micros(not_after));
+    let reply = query.execute(&mut *conn).await?;
+    if is_all(&reply, claims) {
+        return Ok(vec![Outcome::Done; claims.len()]);
+    }
+    let not_after = not_after.filter(|_| reply.rows_affected() == 0);
+    let seen = snapshots(conn, &named).await?;
+    Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied(), not_after)).collect())
+}
+
+/// Ends a claim in one statement. If the reply does not show that it was ended, a later read does.
+pub(super) async fn end_one(
     conn: &mut MySqlConnection,
     claims: &[Claim],
     change: Change,
@@ -97,7 +116,7 @@ pub(super) async fn change(
         bind_claims(bind_change(query, change), &named)
     });
     let for_both = || {
-        let query = sqlx::query(AssertSqlSafe(change_statement(&named, set)));
+        let query = sqlx::query(AssertSqlSafe(change_statement(&named, set, "")));
         bind_change(bind_claims(query, &named), change)
     };
     let reply = execute_nowait_first(conn, nowait, for_both).await?;
@@ -105,7 +124,7 @@ pub(super) async fn change(
         return Ok(vec![Outcome::Done; claims.len()]);
     }
     let seen = snapshots(conn, &named).await?;
-    Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
+    Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied(), None)).collect())
 }
 
 /// Ends all claims in one statement, if all of them stand. A row that it frees could be claimed by
@@ -137,7 +156,7 @@ async fn end_those_that_stand(conn: &mut MySqlConnection, claims: &[Claim], chan
     };
     let sql = format!(
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION; {}; {}; {}",
-        change_statement(&named, set_of(change)),
+        change_statement(&named, set_of(change), ""),
         snapshot_statement(&named, ""),
         commit!()
     );
@@ -147,7 +166,7 @@ async fn end_those_that_stand(conn: &mut MySqlConnection, claims: &[Claim], chan
         Err(error) => return Err(undone(conn, claims, change, error).await),
     };
     let seen = snapshots_of(&rows).map_err(unanswered)?;
-    Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied())).collect())
+    Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied(), None)).collect())
 }
 
 /// Returns the statement's own error if nothing was committed, which is certain where all claims
@@ -164,7 +183,7 @@ async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, er
     }
     let Ok(seen) = snapshots(conn, &Named::new(claims)).await else { return unanswered(error) };
     let stands = |claim: &Claim| {
-        matches!(unmatched(change, claim, seen.get(claim.key.as_str()).copied()), Outcome::Skipped { .. })
+        matches!(unmatched(change, claim, seen.get(claim.key.as_str()).copied(), None), Outcome::Skipped { .. })
     };
     if claims.iter().all(stands) { error } else { unanswered(error) }
 }
@@ -231,7 +250,7 @@ fn snapshot_statement(named: &Named<'_>, lock: &str) -> String {
     format!(
         "SELECT CONVERT(key_resource USING utf8mb4) AS name, holder, token, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked,
                 CAST(COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS SIGNED) AS stands,
-                COALESCE(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), 0) AS left_micros
+                COALESCE(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), 0) AS left_micros, UTC_TIMESTAMP(6) AS now
          FROM t_resource_lock WHERE key_resource IN ({}) {lock}",
         named.keys()
     )
@@ -267,6 +286,7 @@ fn snapshots_of(rows: &[MySqlRow]) -> Reply<HashMap<String, RowSnapshot>> {
             locked: row.try_get::<i64, _>("locked")? == 1,
             stands: row.try_get::<i64, _>("stands")? == 1,
             left: TimeDelta::microseconds(row.try_get("left_micros")?),
+            now: row.try_get::<NaiveDateTime, _>("now")?.and_utc(),
         };
         snapshots.insert(row.try_get::<String, _>("name")?, snapshot_of);
     }

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
 use crate::store::mysql::row::{
-    JOINED, MICROS, NOW, NOWAIT, Query, ROW, commit, execute_nowait_first, marks, micros, padded, read,
+    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, ROW, commit, execute_nowait_first, marks, micros, padded, read,
 };
 use crate::{
     key::{Key, PreviousClaim, Token},
@@ -69,7 +69,7 @@ SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time =
     t.prior_end_time = IF(j.verdict = 'same', j.prior_end_time, j.ended),
     t.expires_at = GREATEST(IF(j.verdict = 'same', IFNULL(t.expires_at, j.now), j.now), {NOW} + INTERVAL ? MICROSECOND),
     t.token = {token}
-WHERE j.verdict IS NOT NULL",
+WHERE j.verdict IS NOT NULL AND {IN_TIME}",
         verdict("?")
     )
 });
@@ -93,7 +93,7 @@ SET c.prior_token = CASE WHEN {same} THEN c.prior_token WHEN c.lock_flag = 1 THE
     c.begin_time = IF({same}, c.begin_time, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND),
     c.expires_at = GREATEST(IF({same}, IFNULL(c.expires_at, UTC_TIMESTAMP(6)), UTC_TIMESTAMP(6)), {NOW} + INTERVAL ? MICROSECOND),
     c.lock_flag = 1, c.status = 'P', c.client_ip = ?, c.holder = ?, c.end_time = NULL
-WHERE c.key_resource = ? AND {} IS NOT NULL",
+WHERE c.key_resource = ? AND {} IS NOT NULL AND {IN_TIME}",
         verdict("?")
     )
 });
@@ -118,7 +118,7 @@ fn claim_several_statement(count: usize) -> String {
 UPDATE (
     SELECT c.key_resource, {asker} AS asker, c.status AS was, {BEGAN} AS began, {ENDED} AS ended, c.client_ip AS label
     FROM t_resource_lock c FORCE INDEX (PRIMARY) WHERE {free} LIMIT 1000000 FOR UPDATE SKIP LOCKED
-) j {JOINED} SET {take}"
+) j {JOINED} SET {take} WHERE {IN_TIME}"
     )
 }
 
@@ -126,7 +126,7 @@ UPDATE (
 fn claim_several_nowait_statement(count: usize) -> String {
     let before = ["c.status", BEGAN, ENDED, "c.client_ip"];
     let (free, take) = (free_of_several(count), take_several(&asker_of_several(count), before));
-    format!("{NOWAIT} UPDATE t_resource_lock c FORCE INDEX (PRIMARY) SET {take} WHERE {free}")
+    format!("{NOWAIT} UPDATE t_resource_lock c FORCE INDEX (PRIMARY) SET {take} WHERE {free} AND {IN_TIME}")
 }
 
 fn asker_of_several(count: usize) -> String {
@@ -180,17 +180,17 @@ fn bind_times<'q>(query: Query<'q>, terms: &Terms) -> Query<'q> {
     query.bind(offset).bind(offset).bind(micros(terms.lease))
 }
 
-fn bind_claim<'q>(request: &'q ClaimRequest, terms: &'q Terms) -> Query<'q> {
+fn bind_claim<'q>(request: &'q ClaimRequest, terms: &'q Terms, limit: i64) -> Query<'q> {
     let (key, holder) = (request.key.as_str(), *request.holder.as_uuid());
     let query = bind_rules(sqlx::query(CLAIM.as_str()).bind(holder), terms).bind(key);
-    bind_times(query.bind(&terms.label).bind(holder), terms)
+    bind_times(query.bind(&terms.label).bind(holder), terms).bind(limit)
 }
 
-fn bind_claim_nowait<'q>(request: &'q ClaimRequest, terms: &'q Terms) -> Query<'q> {
+fn bind_claim_nowait<'q>(request: &'q ClaimRequest, terms: &'q Terms, limit: i64) -> Query<'q> {
     let (key, holder, offset) = (request.key.as_str(), *request.holder.as_uuid(), micros(terms.offset()));
     let query = (0..8).fold(sqlx::query(CLAIM_NOWAIT.as_str()), |query, _| query.bind(holder));
     let query = query.bind(offset).bind(holder).bind(offset).bind(holder).bind(micros(terms.lease));
-    bind_rules(query.bind(&terms.label).bind(holder).bind(key).bind(holder), terms)
+    bind_rules(query.bind(&terms.label).bind(holder).bind(key).bind(holder), terms).bind(limit)
 }
 
 /// Reads before claiming, for a request that waits: it is refused most of the time, and a read
@@ -199,6 +199,7 @@ pub(super) async fn read_and_claim(
     conn: &mut MySqlConnection,
     request: &ClaimRequest,
     terms: &Terms,
+    limit: i64,
     nowait: bool,
 ) -> Reply<ClaimReply> {
     let seen = read_one(conn, &request.key, terms).await?;
@@ -207,16 +208,17 @@ pub(super) async fn read_and_claim(
     {
         return Ok(seen);
     }
-    claim_one(conn, request, terms, nowait).await
+    claim_one(conn, request, terms, limit, nowait).await
 }
 
 pub(super) async fn claim_one(
     conn: &mut MySqlConnection,
     request: &ClaimRequest,
     terms: &Terms,
+    limit: i64,
     nowait: bool,
 ) -> Reply<ClaimReply> {
-    match grant_one(conn, request, terms, nowait).await? {
+    match grant_one(conn, request, terms, limit, nowait).await? {
         Some(granted) => Ok(granted),
         None => read_one(conn, &request.key, terms).await,
     }
@@ -227,11 +229,12 @@ async fn grant_one(
     conn: &mut MySqlConnection,
     request: &ClaimRequest,
     terms: &Terms,
+    limit: i64,
     nowait: bool,
 ) -> Reply<Option<ClaimReply>> {
     let (key, holder) = (request.key.as_str(), *request.holder.as_uuid());
-    let nowait = nowait.then(|| bind_claim_nowait(request, terms));
-    let reply = execute_nowait_first(conn, nowait, || bind_claim(request, terms)).await?;
+    let nowait = nowait.then(|| bind_claim_nowait(request, terms, limit));
+    let reply = execute_nowait_first(conn, nowait, || bind_claim(request, terms, limit)).await?;
     if reply.rows_affected() == 0 {
         return Ok(None);
     }
@@ -263,11 +266,12 @@ pub(super) async fn claim_apart(
     conn: &mut MySqlConnection,
     requests: &[ClaimRequest],
     terms: &Terms,
+    limit: i64,
     nowait: bool,
 ) -> Reply<Vec<ClaimReply>> {
     let named = padded(requests);
-    let nowait = nowait.then(|| bind_several_nowait(&named, terms));
-    let reply = execute_nowait_first(conn, nowait, || bind_several(&named, terms)).await?;
+    let nowait = nowait.then(|| bind_several_nowait(&named, terms, limit));
+    let reply = execute_nowait_first(conn, nowait, || bind_several(&named, terms, limit)).await?;
     let rows = reply.rows_affected();
     // A trigger of the application that writes hides the id. The rows hold the token too.
     let token = i64::try_from(reply.last_insert_id()).ok().filter(|token| *token > 0);
@@ -278,16 +282,16 @@ pub(super) async fn claim_apart(
     tell_apart(conn, requests, terms, rows).await.map_err(unanswered)
 }
 
-fn bind_several<'q>(named: &[&ClaimRequest], terms: &Terms) -> Query<'q> {
+fn bind_several<'q>(named: &[&ClaimRequest], terms: &Terms, limit: i64) -> Query<'q> {
     let query = sqlx::query(AssertSqlSafe(claim_several_statement(named.len())));
     let query = bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), terms);
-    bind_times(query.bind(terms.label.clone()), terms)
+    bind_times(query.bind(terms.label.clone()), terms).bind(limit)
 }
 
-fn bind_several_nowait<'q>(named: &[&ClaimRequest], terms: &Terms) -> Query<'q> {
+fn bind_several_nowait<'q>(named: &[&ClaimRequest], terms: &Terms, limit: i64) -> Query<'q> {
     let query = sqlx::query(AssertSqlSafe(claim_several_nowait_statement(named.len())));
     let query = bind_times(query.bind(terms.label.clone()), terms);
-    bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), terms)
+    bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), terms).bind(limit)
 }
 
 fn bind_keys<'q>(query: Query<'q>, named: &[&ClaimRequest]) -> Query<'q> {
@@ -357,9 +361,10 @@ pub(super) async fn claim_together(
     conn: &mut MySqlConnection,
     requests: &[ClaimRequest],
     terms: &Terms,
+    limit: i64,
 ) -> Reply<Vec<ClaimReply>> {
     sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-    let granted = grant_each(conn, requests, terms).await;
+    let granted = grant_each(conn, requests, terms, limit).await;
     if granted.as_ref().is_ok_and(|granted| granted.len() == requests.len()) {
         commit(conn).await?;
         return granted;
@@ -372,12 +377,17 @@ pub(super) async fn claim_together(
 }
 
 /// Claims the keys in order, up to the first that is not granted.
-async fn grant_each(conn: &mut MySqlConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+async fn grant_each(
+    conn: &mut MySqlConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+    limit: i64,
+) -> Reply<Vec<ClaimReply>> {
     let mut replies = Vec::with_capacity(requests.len());
     for request in requests {
         // A statement that fails at a locked row may end the transaction
         // (innodb_rollback_on_timeout).
-        match grant_one(conn, request, terms, false).await? {
+        match grant_one(conn, request, terms, limit, false).await? {
             Some(granted) => replies.push(granted),
             None => break,
         }

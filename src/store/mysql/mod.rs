@@ -28,6 +28,7 @@ mod version;
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use sqlx::{
     AssertSqlSafe, MySql, MySqlConnection, Row as _, SqlSafeStr as _,
     mysql::{MySqlDatabaseError, MySqlTransactionManager},
@@ -36,7 +37,8 @@ use sqlx_core::transaction::TransactionManager as _;
 
 use crate::store::mysql::change::Named;
 use crate::store::{
-    Change, ClaimReply, ClaimRequest, Confirmed, Form, INSIDE, Outcome, Reply, Store, is_apart, unconfirmed,
+    Change, ClaimReply, ClaimRequest, Confirmed, Form, INSIDE, Outcome, Reply, Store, is_apart, limit_micros,
+    unconfirmed,
 };
 use crate::{
     key::{Claim, Key},
@@ -140,14 +142,15 @@ impl Store for MySql {
         conn: &mut MySqlConnection,
         requests: &[ClaimRequest],
         terms: &Terms,
+        not_after: Option<DateTime<Utc>>,
         form: Form,
     ) -> Reply<Vec<ClaimReply>> {
-        let nowait = form == Form::NoWait;
+        let (limit, nowait) = (limit_micros(not_after), form == Form::NoWait);
         match requests {
-            [request] if request.waited => Ok(vec![claim::read_and_claim(conn, request, terms, nowait).await?]),
-            [request] => Ok(vec![claim::claim_one(conn, request, terms, nowait).await?]),
-            _ if is_apart(requests) => claim::claim_apart(conn, requests, terms, nowait).await,
-            _ => claim::claim_together(conn, requests, terms).await,
+            [request] if request.waited => Ok(vec![claim::read_and_claim(conn, request, terms, limit, nowait).await?]),
+            [request] => Ok(vec![claim::claim_one(conn, request, terms, limit, nowait).await?]),
+            _ if is_apart(requests) => claim::claim_apart(conn, requests, terms, limit, nowait).await,
+            _ => claim::claim_together(conn, requests, terms, limit).await,
         }
     }
 
@@ -158,7 +161,7 @@ impl Store for MySql {
     async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
         let named = Named::new(std::slice::from_ref(claim));
         // The reply carries the count, as the last insert id.
-        let sql = change::change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)");
+        let sql = change::change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)", "");
         let query = change::bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);
         let reply = query.execute(&mut *conn).await?;
         if reply.rows_affected() > 0 {
@@ -206,10 +209,16 @@ impl Store for MySql {
         }
     }
 
-    async fn change(conn: &mut MySqlConnection, claims: &[Claim], change: Change, form: Form) -> Reply<Vec<Outcome>> {
+    async fn change(
+        conn: &mut MySqlConnection,
+        claims: &[Claim],
+        change: Change,
+        not_after: Option<DateTime<Utc>>,
+        form: Form,
+    ) -> Reply<Vec<Outcome>> {
         match change {
-            Change::Renew(_) | Change::Resume { .. } => change::change(conn, claims, change, false).await,
-            _ if claims.len() == 1 => change::change(conn, claims, change, form == Form::NoWait).await,
+            Change::Renew(_) | Change::Resume { .. } => change::extend(conn, claims, change, not_after).await,
+            _ if claims.len() == 1 => change::end_one(conn, claims, change, form == Form::NoWait).await,
             Change::Release { .. } | Change::Abandon(_) | Change::PutBack => {
                 change::end_several(conn, claims, change).await
             }

@@ -1,13 +1,14 @@
 //! Tickets of waiters, and notifications of releases.
 
+use chrono::{DateTime, NaiveDateTime, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 
 use crate::store::queue::{ALIVE_SECONDS, FRONT, QueueEntry, QueueStore};
 use crate::{
     key::Key,
     store::{
-        Reply,
-        mysql::row::{NOW, Query, marks, padded},
+        Reply, TooLate, limit_micros,
+        mysql::row::{IN_TIME, NOW, Query, marks, padded},
     },
 };
 
@@ -15,19 +16,33 @@ impl QueueStore for MySql {
     type Notifications = ();
 
     /// The first row draws the number, which the other rows share.
-    async fn join(conn: &mut MySqlConnection, keys: &[Key]) -> Reply<i64> {
+    async fn join(
+        conn: &mut MySqlConnection,
+        keys: &[Key],
+        not_after: Option<DateTime<Utc>>,
+    ) -> Reply<Result<i64, TooLate>> {
+        let Some((first, others)) = keys.split_first() else { return Ok(Ok(0)) };
+        let limit = limit_micros(not_after);
         let alive = format!("{NOW} + INTERVAL {ALIVE_SECONDS} SECOND");
-        let Some((first, others)) = keys.split_first() else { return Ok(0) };
-        let sql = format!("INSERT INTO t_resource_lock_queue (key_resource, alive_until) VALUES (?, {alive})");
-        let reply = sqlx::query(AssertSqlSafe(sql)).bind(first.as_str()).execute(&mut *conn).await?;
+        let sql = format!(
+            "INSERT INTO t_resource_lock_queue (key_resource, alive_until) SELECT ?, {alive} FROM DUAL WHERE {IN_TIME}"
+        );
+        let reply = sqlx::query(AssertSqlSafe(sql)).bind(first.as_str()).bind(limit).execute(&mut *conn).await?;
         let number = i64::try_from(reply.last_insert_id()).unwrap_or(i64::MAX);
-        if !others.is_empty() {
-            let rows = marks(&format!("(?, ?, {alive})"), others.len());
-            let sql = format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES {rows}");
-            let bind = |query: Query<'static>, key: &Key| query.bind(key.as_str().to_owned()).bind(number);
-            others.iter().fold(sqlx::query(AssertSqlSafe(sql)), bind).execute(conn).await?;
+        let mut added = reply.rows_affected();
+        if added > 0 && !others.is_empty() {
+            let row = format!("SELECT ?, ?, {alive} FROM DUAL WHERE {IN_TIME}");
+            let rows = vec![row; others.len()].join(" UNION ALL ");
+            let sql = format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) {rows}");
+            let bind = |query: Query<'static>, key: &Key| query.bind(key.as_str().to_owned()).bind(number).bind(limit);
+            added +=
+                others.iter().fold(sqlx::query(AssertSqlSafe(sql)), bind).execute(&mut *conn).await?.rows_affected();
         }
-        Ok(number)
+        if usize::try_from(added).is_ok_and(|added| added == keys.len()) {
+            return Ok(Ok(number));
+        }
+        let now: NaiveDateTime = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;
+        Ok(Err(TooLate { now: now.and_utc() }))
     }
 
     async fn front(conn: &mut MySqlConnection, keys: &[Key], number: i64) -> Reply<Vec<QueueEntry>> {

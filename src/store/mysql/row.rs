@@ -17,8 +17,17 @@ use crate::{
 
 /// The clock for tokens. SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's
 /// start), and is converted from the session's time zone to UTC.
-pub(super) const MICROS: &str =
-    "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))";
+macro_rules! clock_micros {
+    () => {
+        "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6))"
+    };
+}
+
+pub(super) const MICROS: &str = clock_micros!();
+
+/// The condition that a statement has not passed its limit, which is in microseconds as well. The
+/// clock is read for each row, after it was locked.
+pub(super) const IN_TIME: &str = concat!(clock_micros!(), " <= ?");
 
 /// The UTC time at which a row is changed. A statement may have waited since its start, behind a
 /// metadata lock, and be carried out after one that was sent later: what it extends must not end

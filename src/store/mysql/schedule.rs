@@ -7,15 +7,17 @@ use uuid::Uuid;
 use crate::{
     key::{Claim, Holder, Key, Token},
     store::{
-        Outcome, Reply,
+        Outcome, Reply, TooLate, limit_micros,
         mysql::{
             row::{Query, commit, marks, micros},
             schedule_sql::{
                 CLAIM, COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL, LAST_SUCCESSES,
-                LATEST, LEFT, LIST, LOOK, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
-                RECORD_LOST, RECORD_PASSED, REGISTER, SELECTED, SINCE, TABLES, TRIGGER, forget_statement,
+                LATEST, LEFT, LIST, LOOK, LOST_RUN, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED,
+                RECORD_HANDED_BACK, RECORD_LOST, RECORD_PASSED, REGISTER, SELECTED, SINCE, TABLES, TRIGGER,
+                WAS_HANDED_BACK, forget_statement,
             },
         },
+        not_extended,
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
             Registered, Registration, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
@@ -69,12 +71,22 @@ impl ScheduleStore for MySql {
 
     async fn claim_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
         let mut reply = DueReply::nothing();
-        for row in look(conn, ask).await? {
+        if ask.resent {
+            reply.claimed = held(conn, ask).await?;
+        }
+        for row in look(conn, ask, reply.claimed.len()).await? {
             let seen = Seen::read(&row)?;
             let left = seen.due_at - seen.now;
+            if reply.has(&seen.times.name) {
+                continue;
+            }
             if !reply.wants(left, ask.most) || !reply.add(left, take(conn, ask, &seen).await)? {
                 break;
             }
+        }
+        if ask.not_after.is_some() && reply.claims_nothing() {
+            let now: NaiveDateTime = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;
+            reply.too_late = TooLate::at(now.and_utc(), ask.not_after);
         }
         Ok(reply)
     }
@@ -95,13 +107,21 @@ impl ScheduleStore for MySql {
         query.execute(conn).await.map(drop)
     }
 
-    async fn extend_run(conn: &mut MySqlConnection, claim: &Claim, lease: TimeDelta) -> Reply<Outcome> {
-        let query = bind_claim(sqlx::query(EXTEND.as_str()), claim).bind(micros(lease));
+    async fn extend_run(
+        conn: &mut MySqlConnection,
+        claim: &Claim,
+        lease: TimeDelta,
+        not_after: Option<DateTime<Utc>>,
+    ) -> Reply<Outcome> {
+        let query = bind_claim(sqlx::query(EXTEND.as_str()), claim).bind(micros(lease)).bind(limit_micros(not_after));
         if query.execute(&mut *conn).await?.rows_affected() > 0 {
             return Ok(Outcome::Done);
         }
-        let left: Option<i64> = bind_claim(sqlx::query(LEFT), claim).fetch_optional(conn).await?.map(|row| row.get(0));
-        Ok(left.map_or(Outcome::Lost, |left| Outcome::Skipped { left: TimeDelta::microseconds(left) }))
+        let Some(row) = bind_claim(sqlx::query(LEFT), claim).fetch_optional(conn).await? else {
+            return Ok(Outcome::Lost);
+        };
+        let now: NaiveDateTime = row.try_get(1)?;
+        Ok(not_extended(TimeDelta::microseconds(row.try_get(0)?), now.and_utc(), not_after))
     }
 
     async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
@@ -251,17 +271,54 @@ impl Seen {
     }
 }
 
-/// Reads the known schedules that are due first, and the first one that is not.
-async fn look(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<MySqlRow>> {
+/// Reads the schedules that the holder has already.
+async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<ClaimedRow>> {
+    if ask.known.is_empty() {
+        return Ok(Vec::new());
+    }
+    let names = marks("?", ask.known.len());
+    let sql = format!("SELECT {COLUMNS} FROM t_resource_schedule WHERE holder = ? AND name IN ({names})");
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(*ask.holder.as_uuid());
+    let query = ask.known.iter().fold(query, |query, times| query.bind(times.name.as_str()));
+    let mut claimed = Vec::new();
+    for row in query.fetch_all(&mut *conn).await? {
+        let seen = Seen::read(&row)?;
+        let query = sqlx::query(LOST_RUN).bind(seen.times.name.as_str()).bind(seen.run_slot).bind(seen.attempt - 1);
+        let lost = match query.fetch_optional(&mut *conn).await? {
+            Some(run) => Some(LostRun {
+                token: Token::new(run.try_get("token")?),
+                label: run.try_get("client_ip")?,
+                begin_time: utc(&run, "begin_time")?.unwrap_or_default(),
+            }),
+            None => None,
+        };
+        claimed.push(ClaimedRow {
+            token: Token::new(seen.token),
+            slot: seen.to_run().and_utc(),
+            own: seen.to_run() == seen.slot,
+            attempt: from_stored_count(seen.attempt),
+            missed: from_stored_count(seen.missed),
+            lost,
+            now: seen.begin_time.unwrap_or(seen.now).and_utc(),
+            name: seen.times.name,
+        });
+    }
+    Ok(claimed)
+}
+
+/// Reads the known schedules that are due first, `more` than are wanted, and the first one that is
+/// not.
+async fn look(conn: &mut MySqlConnection, ask: &DueRequest<'_>, more: usize) -> Reply<Vec<MySqlRow>> {
     if ask.known.is_empty() {
         return Ok(Vec::new());
     }
     let known = marks("(?, ?, ?)", ask.known.len());
+    let limit = u64::from(ask.most) + 1 + more as u64;
     let query = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
     let bind = |query: Query<'static>, times: &Times| {
         query.bind(times.name.as_str().to_owned()).bind(times.spec.clone()).bind(times.zone.clone())
     };
-    ask.known.iter().fold(query, bind).bind(ask.most.saturating_add(1)).fetch_all(conn).await
+    ask.known.iter().fold(query, bind).bind(limit).fetch_all(conn).await
 }
 
 /// Claims a row if it still is as it was seen. A run that was lost is recorded in the same
@@ -295,7 +352,8 @@ async fn take_row(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen,
     let holder: Uuid = *ask.holder.as_uuid();
     let query = query.bind(holder).bind(token).bind(ask.label).bind(seen.to_run()).bind(seen.attempt + 1);
     // The run begins at the time by which it was decided.
-    Ok(query.bind(seen.now).bind(micros(ask.lease)).execute(conn).await?.rows_affected() > 0)
+    let query = query.bind(seen.now).bind(micros(ask.lease)).bind(limit_micros(ask.not_after));
+    Ok(query.execute(conn).await?.rows_affected() > 0)
 }
 
 async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen, token: i64) -> Reply<bool> {
@@ -312,7 +370,8 @@ async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen
 async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
     let query = sqlx::query(HAND_BACK).bind(*vacant.as_uuid());
     if bind_claim(query, claim).execute(&mut *conn).await?.rows_affected() == 0 {
-        return Ok(false);
+        let query = sqlx::query(WAS_HANDED_BACK).bind(claim.key.as_str()).bind(claim.token.get()).bind(HANDED_BACK);
+        return Ok(query.fetch_optional(conn).await?.is_some());
     }
     let vacated = Claim { holder: vacant, ..claim.clone() };
     bind_claim(sqlx::query(RECORD_HANDED_BACK).bind(HANDED_BACK), &vacated).execute(conn).await?;

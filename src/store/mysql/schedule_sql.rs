@@ -3,7 +3,7 @@
 
 use std::sync::LazyLock;
 
-use crate::store::mysql::row::NOW;
+use crate::store::mysql::row::{IN_TIME, NOW};
 
 pub(super) const INSTALL: &str = include_str!("../../../migrations/mysql/20260601000000_schedule.sql");
 
@@ -54,9 +54,14 @@ UPDATE (
     LIMIT 1 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_schedule t FORCE INDEX (PRIMARY) ON t.name = j.name
 SET t.holder = ?, t.token = ?, t.client_ip = ?, t.run_slot = ?, t.attempt = ?, t.begin_time = ?,
-    t.due_at = {NOW} + INTERVAL ? MICROSECOND"
+    t.due_at = {NOW} + INTERVAL ? MICROSECOND WHERE {IN_TIME}"
     )
 });
+
+/// The run that a claim took over, if it was lost.
+pub(super) const LOST_RUN: &str = "
+SELECT token, CONVERT(client_ip USING utf8mb4) AS client_ip, begin_time FROM t_resource_schedule_run
+WHERE name = ? AND slot = ? AND attempt = ? AND status = 'L'";
 
 /// The names of the rows that a holder has claimed, or may be claiming in a statement that is still
 /// carried out. The rows of other runs are not among them.
@@ -104,13 +109,17 @@ pub(super) static EXTEND: LazyLock<String> = LazyLock::new(|| {
 UPDATE (
     SELECT c.name FROM t_resource_schedule c WHERE c.name = ? AND c.holder = ? AND c.token = ? LIMIT 1 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_schedule t FORCE INDEX (PRIMARY) ON t.name = j.name
-SET t.due_at = {NOW} + INTERVAL ? MICROSECOND"
+SET t.due_at = {NOW} + INTERVAL ? MICROSECOND WHERE {IN_TIME}"
     )
 });
 
 /// The holder until the takeover, and the claim.
 pub(super) const HAND_BACK: &str = "
 UPDATE t_resource_schedule SET due_at = UTC_TIMESTAMP(6), holder = ? WHERE name = ? AND holder = ? AND token = ?";
+
+/// Whether the claim was handed back before.
+pub(super) const WAS_HANDED_BACK: &str =
+    "SELECT 1 FROM t_resource_schedule_run WHERE name = ? AND token = ? AND status = 'L' AND error = ? LIMIT 1";
 
 /// Adds the run that was handed back to the history.
 pub(super) const RECORD_HANDED_BACK: &str = "
@@ -123,7 +132,7 @@ pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT COUNT(*) FROM t_resource_schedule_run WHERE name = ? AND slot = ? AND status = 'L' AND error = ?";
 
 pub(super) const LEFT: &str = "
-SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), due_at) FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?";
+SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), due_at), UTC_TIMESTAMP(6) FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?";
 
 /// Adds a run that was lost to the history. One that is there already stays.
 pub(super) const RECORD_LOST: &str = "

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _};
 use uuid::Uuid;
 
@@ -9,7 +10,7 @@ use crate::{
     key::Claim,
     store::{
         Change, Confirmed, Outcome, Reply,
-        postgres::row::{FEW, finite, snapshot_of},
+        postgres::row::{FEW, finite, in_time, snapshot_of},
         unconfirmed, unmatched,
     },
 };
@@ -38,35 +39,44 @@ struct ChangeStatement {
 
 impl ChangeStatement {
     fn new(set: &str, notified: &str) -> Self {
-        Self { one: change_statement(ONE_CLAIM, set, notified), many: change_statement(MANY_CLAIMS, set, notified) }
+        Self::limited(set, "", notified)
+    }
+
+    fn limited(set: &str, limit: &str, notified: &str) -> Self {
+        let statement = |asked| change_statement(asked, set, limit, notified);
+        Self { one: statement(ONE_CLAIM), many: statement(MANY_CLAIMS) }
     }
 }
 
-fn change_statement(asked: &str, set: &str, notified: &str) -> String {
+fn change_statement(asked: &str, set: &str, limit: &str, notified: &str) -> String {
     format!(
         "
 WITH asked AS {asked},
 done AS (
     UPDATE t_resource_lock t SET {set}
     FROM (SELECT t.key_resource, r.place FROM {FEW} r JOIN t_resource_lock t ON t.key_resource = r.key WHERE {OURS} FOR UPDATE OF t SKIP LOCKED) l
-    WHERE t.key_resource = l.key_resource RETURNING l.place, t.key_resource, t.confirms, t.awaited
+    WHERE t.key_resource = l.key_resource{limit} RETURNING l.place, t.key_resource, t.confirms, t.awaited
 )
 SELECT d.place IS NOT NULL AS done, d.confirms, s.*, current_setting('transaction_isolation') <> 'read committed' AS snapshot{notified}
 FROM asked r LEFT JOIN done d ON d.place = r.place LEFT JOIN LATERAL (
     SELECT true AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
            coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL, false) AS stands,
-           coalesce((extract(epoch FROM {EXPIRES_AT} - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros
+           coalesce((extract(epoch FROM {EXPIRES_AT} - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros,
+           clock_timestamp() AS now
     FROM t_resource_lock t WHERE t.key_resource = r.key AND d.place IS NULL) s ON true
 ORDER BY r.place"
     )
 }
 
-static RENEW: LazyLock<ChangeStatement> =
-    LazyLock::new(|| ChangeStatement::new("expires_at = greatest(t.expires_at, clock_timestamp() + $4::interval)", ""));
+static RENEW: LazyLock<ChangeStatement> = LazyLock::new(|| {
+    let set = "expires_at = greatest(t.expires_at, clock_timestamp() + $4::interval)";
+    ChangeStatement::limited(set, concat!(" AND ", in_time!("$5")), "")
+});
 static RESUME: LazyLock<ChangeStatement> = LazyLock::new(|| {
-    ChangeStatement::new(
+    ChangeStatement::limited(
         "expires_at = CASE WHEN t.expires_at IS NOT DISTINCT FROM $5 THEN clock_timestamp() + $4::interval
                            ELSE greatest(t.expires_at, clock_timestamp() + $4::interval) END",
+        concat!(" AND ", in_time!("$6")),
         "",
     )
 });
@@ -96,7 +106,7 @@ fn asynchronous_commit(when: &str) -> String {
     format!("CASE WHEN {when} THEN set_config('synchronous_commit', 'off', true) END IS NULL AS strict")
 }
 
-static CONFIRM: LazyLock<String> = LazyLock::new(|| change_statement(ONE_CLAIM, "confirms = t.confirms + 1", ""));
+static CONFIRM: LazyLock<String> = LazyLock::new(|| change_statement(ONE_CLAIM, "confirms = t.confirms + 1", "", ""));
 
 /// The lock waits for a transaction whose COMMIT was not answered. The condition is then evaluated
 /// again.
@@ -130,7 +140,12 @@ pub(super) async fn confirms(conn: &mut PgConnection, claim: &Claim) -> Reply<Op
     query.bind(claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
 }
 
-pub(super) async fn change(conn: &mut PgConnection, claims: &[Claim], change: Change) -> Reply<Vec<Outcome>> {
+pub(super) async fn change(
+    conn: &mut PgConnection,
+    claims: &[Claim],
+    change: Change,
+    not_after: Option<DateTime<Utc>>,
+) -> Reply<Vec<Outcome>> {
     let ChangeStatement { one, many }: &'static ChangeStatement = match change {
         Change::Renew(_) => &RENEW,
         Change::Resume { .. } => &RESUME,
@@ -150,8 +165,9 @@ pub(super) async fn change(conn: &mut PgConnection, claims: &[Claim], change: Ch
         }
     };
     let query = match change {
-        Change::Renew(time) | Change::Abandon(time) => query.bind(time),
-        Change::Resume { lease, seen } => query.bind(lease).bind(seen),
+        Change::Renew(lease) => query.bind(lease).bind(not_after),
+        Change::Resume { lease, seen } => query.bind(lease).bind(seen).bind(not_after),
+        Change::Abandon(delay) => query.bind(delay),
         Change::Release { status, offset, asynchronous } => query.bind(status.letter()).bind(offset).bind(asynchronous),
         Change::PutBack => query,
     };
@@ -162,7 +178,7 @@ pub(super) async fn change(conn: &mut PgConnection, claims: &[Claim], change: Ch
             if row.try_get("done")? {
                 return Ok(Outcome::Done);
             }
-            Ok(unmatched(change, claim, snapshot_of(row)?))
+            Ok(unmatched(change, claim, snapshot_of(row)?, not_after))
         })
         .collect()
 }

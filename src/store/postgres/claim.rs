@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
-use chrono::DateTime;
+use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
@@ -11,7 +11,7 @@ use crate::{
     rules::{Rules, Terms},
     store::{
         ClaimReply, ClaimRequest, Reply, is_apart,
-        postgres::row::{FEW, Query, ROW, once_ended, read},
+        postgres::row::{FEW, Query, ROW, in_time, once_ended, read},
     },
 };
 
@@ -55,6 +55,9 @@ prior_begin_time = CASE j.verdict WHEN 'same' THEN t.prior_begin_time ELSE t.beg
 prior_end_time = CASE j.verdict WHEN 'same' THEN t.prior_end_time ELSE t.end_time END,
 expires_at = greatest(CASE j.verdict WHEN 'same' THEN t.expires_at END, j.now + $4::interval), awaited = t.awaited AND (j.verdict = 'same' OR j.waited)";
 
+/// $11 is the limit.
+const IN_TIME: &str = in_time!("$11");
+
 /// Builds the statement that claims each key independently. A row that is not granted is not
 /// locked: a refusal writes nothing, not even to the WAL. The clock is read just before the lock,
 /// which never waits; an earlier time grants no more than a later one.
@@ -67,7 +70,7 @@ taken AS (
     FROM (SELECT c.key_resource, r.asker, r.waited, n.now, {GRANTS} AS verdict
           FROM {FEW} r JOIN t_resource_lock c ON c.key_resource = r.key CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
           WHERE {GRANTS} IS NOT NULL FOR UPDATE OF c SKIP LOCKED) j
-    WHERE t.key_resource = j.key_resource
+    WHERE t.key_resource = j.key_resource AND {IN_TIME}
     RETURNING t.key_resource, t.token, t.prior_token, t.prior_client_ip
 )
 SELECT m.*, n.token AS new_token, n.prior_token, n.prior_client_ip::text, clock_timestamp() AS clock
@@ -94,16 +97,16 @@ seen AS MATERIALIZED (
       AND (SELECT bool_and({GRANTS} IS NOT NULL) FROM asked r LEFT JOIN seen c ON c.key_resource = r.key CROSS JOIN LATERAL (SELECT c.now) n)
     FOR UPDATE SKIP LOCKED
 ), judged AS MATERIALIZED (
-    SELECT c.*, r.asker, r.waited, n.now, {GRANTS} AS verdict
+    SELECT c.*, r.asker, r.waited, n.now, {GRANTS} AS verdict, n.now <= coalesce($11::timestamptz, 'infinity') AS is_in_time
     FROM asked r JOIN locked c ON c.key_resource = r.key CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
 ), taken AS (
     UPDATE t_resource_lock t SET {TAKE}
     FROM judged j
     WHERE t.key_resource = j.key_resource
-      AND (SELECT bool_and(g.verdict IS NOT NULL) FROM asked r LEFT JOIN judged g ON g.key_resource = r.key)
+      AND (SELECT bool_and(g.verdict IS NOT NULL AND g.is_in_time) FROM asked r LEFT JOIN judged g ON g.key_resource = r.key)
     RETURNING t.key_resource, t.token, t.prior_token, t.prior_client_ip
 ), met AS (
-    SELECT {ROW}, now, verdict IS NOT NULL AS withheld FROM judged
+    SELECT {ROW}, now, verdict IS NOT NULL AND is_in_time AS withheld FROM judged
     UNION ALL
     SELECT {ROW}, now, false FROM seen s WHERE NOT EXISTS (SELECT FROM judged j WHERE j.key_resource = s.key_resource)
 )
@@ -147,7 +150,12 @@ pub(super) async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, 
     sqlx::query(CREATE).bind(keys).bind(minutes).bind(lock_timeout).execute(conn).await.map(drop)
 }
 
-pub(super) async fn claim(conn: &mut PgConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+pub(super) async fn claim(
+    conn: &mut PgConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+    not_after: Option<DateTime<Utc>>,
+) -> Reply<Vec<ClaimReply>> {
     let query = match requests {
         [ClaimRequest { key, holder, waited }] => {
             let query = sqlx::query(CLAIM.as_str()).bind(key.as_str()).bind(holder.as_uuid());
@@ -158,7 +166,7 @@ pub(super) async fn claim(conn: &mut PgConnection, requests: &[ClaimRequest], te
             bind_requests(sql, requests, terms)
         }
     };
-    let rows = query.fetch_all(&mut *conn).await;
+    let rows = query.bind(not_after).fetch_all(&mut *conn).await;
     let rows = once_ended(conn, rows).await?;
     if requests.len() == 1 || is_apart(requests) {
         return rows.iter().map(|row| answer(row, terms)).collect();

@@ -15,6 +15,7 @@ mod version;
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use sqlx::{
     PgConnection, Postgres, Row as _, SqlSafeStr as _,
     postgres::{PgConnectOptions, PgTransactionManager},
@@ -92,9 +93,10 @@ impl Store for Postgres {
         conn: &mut PgConnection,
         requests: &[ClaimRequest],
         terms: &Terms,
+        not_after: Option<DateTime<Utc>>,
         _: Form,
     ) -> Reply<Vec<ClaimReply>> {
-        claim::claim(conn, requests, terms).await
+        claim::claim(conn, requests, terms, not_after).await
     }
 
     async fn look(conn: &mut PgConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
@@ -125,7 +127,13 @@ impl Store for Postgres {
         change::confirms(conn, claim).await
     }
 
-    async fn change(conn: &mut PgConnection, claims: &[Claim], change: Change, _: Form) -> Reply<Vec<Outcome>> {
-        change::change(conn, claims, change).await
+    async fn change(
+        conn: &mut PgConnection,
+        claims: &[Claim],
+        change: Change,
+        not_after: Option<DateTime<Utc>>,
+        _: Form,
+    ) -> Reply<Vec<Outcome>> {
+        change::change(conn, claims, change, not_after).await
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use chrono::{DateTime, Utc};
 use sqlx::{
     PgConnection, Pool, Postgres, Row as _,
     pool::PoolOptions,
@@ -11,7 +12,10 @@ use sqlx::{
 use crate::store::queue::{ALIVE_SECONDS, FRONT, Notification, QueueEntry, QueueStore};
 use crate::{
     key::Key,
-    store::{Reply, Store as _, postgres::OWN_SESSION},
+    store::{
+        Reply, Store as _, TooLate,
+        postgres::{OWN_SESSION, row::in_time},
+    },
 };
 
 /// The channel that releases notify. The payload is the key.
@@ -29,18 +33,19 @@ WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)
 SELECT coalesce(bool_or(lock_flag <> 1), false) FROM locked";
 
 /// The first row draws the number, which the other rows share. This requires no right on the
-/// sequence.
+/// sequence. $2 is the limit.
 static JOIN: LazyLock<String> = LazyLock::new(|| {
+    const IN_TIME: &str = in_time!("$2");
     format!(
         "
 WITH first AS (
     INSERT INTO t_resource_lock_queue (key_resource, alive_until)
-    VALUES (($1::text[])[1], clock_timestamp() + interval '{ALIVE_SECONDS} s') RETURNING ticket, alive_until
+    SELECT ($1::text[])[1], clock_timestamp() + interval '{ALIVE_SECONDS} s' WHERE {IN_TIME} RETURNING ticket, alive_until
 ), others AS (
     INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until)
     SELECT key, first.ticket, first.alive_until FROM first, unnest(($1::text[])[2:]) AS key
 )
-SELECT ticket FROM first"
+SELECT (SELECT ticket FROM first) AS ticket, clock_timestamp() AS now"
     )
 });
 
@@ -110,8 +115,14 @@ impl QueueStore for Postgres {
         sqlx::query_scalar(MARK).bind(names(keys)).fetch_one(conn).await
     }
 
-    async fn join(conn: &mut PgConnection, keys: &[Key]) -> Reply<i64> {
-        sqlx::query(JOIN.as_str()).bind(names(keys)).fetch_one(conn).await?.try_get(0)
+    async fn join(
+        conn: &mut PgConnection,
+        keys: &[Key],
+        not_after: Option<DateTime<Utc>>,
+    ) -> Reply<Result<i64, TooLate>> {
+        let row = sqlx::query(JOIN.as_str()).bind(names(keys)).bind(not_after).fetch_one(conn).await?;
+        let (ticket, now): (Option<i64>, _) = (row.try_get("ticket")?, row.try_get("now")?);
+        Ok(ticket.ok_or(TooLate { now }))
     }
 
     async fn front(conn: &mut PgConnection, keys: &[Key], number: i64) -> Reply<Vec<QueueEntry>> {

@@ -25,7 +25,15 @@ macro_rules! finite {
     };
 }
 
-pub(super) use finite;
+/// The condition that a statement has not passed its limit. PostgreSQL evaluates it where it stands,
+/// since the clock is volatile: beside rows that a subquery has locked, it is read after the lock.
+macro_rules! in_time {
+    ($limit:literal) => {
+        concat!("clock_timestamp() <= coalesce(", $limit, "::timestamptz, 'infinity')")
+    };
+}
+
+pub(super) use {finite, in_time};
 
 /// A row in the form of `rules::Row`, in types that do not depend on the table's.
 pub(super) const ROW: &str = concat!(
@@ -88,5 +96,6 @@ pub(super) fn snapshot_of(row: &PgRow) -> Reply<Option<RowSnapshot>> {
         locked: row.try_get::<Option<bool>, _>("locked")?.unwrap_or_default(),
         stands: row.try_get("stands")?,
         left: TimeDelta::microseconds(row.try_get("left_micros")?),
+        now: row.try_get("now")?,
     }))
 }

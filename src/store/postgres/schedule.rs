@@ -7,7 +7,7 @@ use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 use crate::{
     key::{Claim, Holder, Key, Token},
     store::{
-        Outcome, Reply,
+        Outcome, Reply, TooLate, not_extended,
         postgres::{
             row::{Query, once_ended},
             schedule_sql::{
@@ -60,14 +60,18 @@ impl ScheduleStore for Postgres {
         let part = |part: fn(&Times) -> &str| ask.known.iter().map(part).collect::<Vec<_>>();
         let query = sqlx::query(CLAIM).bind(part(|times| times.name.as_str())).bind(part(|times| &times.spec));
         let query = query.bind(part(|times| &times.zone)).bind(ask.holder.as_uuid()).bind(ask.label).bind(ask.lease);
-        let rows = query.bind(i64::from(ask.most)).bind(LOST).fetch_all(&mut *conn).await;
+        let rows =
+            query.bind(i64::from(ask.most)).bind(LOST).bind(ask.not_after).bind(ask.resent).fetch_all(&mut *conn).await;
         let rows = once_ended(conn, rows).await?;
-        let mut reply = DueReply { claimed: Vec::with_capacity(rows.len()), next_in: None };
-        for row in rows {
-            reply.next_in = interval(&row, "next_in")?;
+        let mut reply = DueReply { claimed: Vec::with_capacity(rows.len()), next_in: None, too_late: None };
+        for row in &rows {
+            reply.next_in = interval(row, "next_in")?;
             if row.try_get::<Option<&str>, _>("name")?.is_some() {
-                reply.claimed.push(claimed(&row)?);
+                reply.claimed.push(claimed(row)?);
             }
+        }
+        if let (true, [row, ..]) = (reply.claims_nothing(), &rows[..]) {
+            reply.too_late = TooLate::at(row.try_get("clock")?, ask.not_after);
         }
         Ok(reply)
     }
@@ -78,12 +82,18 @@ impl ScheduleStore for Postgres {
         query.execute(conn).await.map(drop)
     }
 
-    async fn extend_run(conn: &mut PgConnection, claim: &Claim, lease: TimeDelta) -> Reply<Outcome> {
-        let row = bind_claim(EXTEND, claim).bind(lease).fetch_one(conn).await?;
+    async fn extend_run(
+        conn: &mut PgConnection,
+        claim: &Claim,
+        lease: TimeDelta,
+        not_after: Option<DateTime<Utc>>,
+    ) -> Reply<Outcome> {
+        let row = bind_claim(EXTEND, claim).bind(lease).bind(not_after).fetch_one(conn).await?;
         if row.try_get("done")? {
             return Ok(Outcome::Done);
         }
-        Ok(interval(&row, "left")?.map_or(Outcome::Lost, |left| Outcome::Skipped { left }))
+        let now = row.try_get("now")?;
+        Ok(interval(&row, "left")?.map_or(Outcome::Lost, |left| not_extended(left, now, not_after)))
     }
 
     async fn hand_back(conn: &mut PgConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {

@@ -1,6 +1,6 @@
 //! The statements of schedules. All assignments of an UPDATE see the row as it was.
 
-use crate::store::postgres::row::finite;
+use crate::store::postgres::row::{finite, in_time};
 
 pub(super) const INSTALL: &str = include_str!("../../../migrations/postgres/20260601000000_schedule.sql");
 
@@ -50,7 +50,9 @@ WHERE t.run_slot IS NOT DISTINCT FROM $7 AND (t.version < excluded.version OR (
     AND ($6::interval IS NULL OR (NOT t.paused AND t.due_at + $6::interval < clock_timestamp()))))";
 
 /// $1 to $3 the known schedules, $4 holder, $5 label, $6 lease, $7 the most rows, $8 the error of a
-/// lost run.
+/// lost run, $9 the limit, $10 whether the request was sent before.
+///
+/// What the holder has already shows the run that it took over as the history has it.
 ///
 /// The look compares with now(), because a volatile function is no condition of an index. A row is
 /// judged again when it is locked.
@@ -58,6 +60,13 @@ pub(super) const CLAIM: &str = concat!(
     "
 WITH known AS (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS k (name, spec, zone)
+), held AS (
+    SELECT s.name, s.token, s.run_slot, s.run_slot = s.slot AS own, s.attempt, s.missed, s.begin_time AS now,
+           r.name IS NOT NULL AS taken_over, r.token AS prior_token, s.attempt - 1 AS prior_attempt, r.client_ip AS prior_label,
+           r.begin_time AS prior_begin
+    FROM known k JOIN t_resource_schedule s ON s.name = k.name
+    LEFT JOIN t_resource_schedule_run r ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'
+    WHERE $10 AND s.holder = $4
 ), taken AS (
     UPDATE t_resource_schedule t
     SET holder = $4, client_ip = $5, begin_time = j.now, due_at = j.now + $6::interval, attempt = t.attempt + 1,
@@ -66,18 +75,23 @@ WITH known AS (
     FROM (SELECT s.name, s.holder, s.token, s.attempt, s.client_ip, s.begin_time, n.now
           FROM t_resource_schedule s JOIN known k ON k.name = s.name AND k.spec = s.spec AND k.zone = s.zone
           CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, s.token) n
-          WHERE NOT s.paused AND s.due_at <= now() ORDER BY s.due_at LIMIT $7 FOR UPDATE OF s SKIP LOCKED) j
-    WHERE t.name = j.name
+          WHERE NOT s.paused AND s.due_at <= now() AND s.holder IS DISTINCT FROM $4
+          ORDER BY s.due_at LIMIT greatest($7 - (SELECT count(*) FROM held), 0) FOR UPDATE OF s SKIP LOCKED) j
+    WHERE t.name = j.name AND ",
+    in_time!("$9"),
+    "
     RETURNING t.name, t.token, t.run_slot, t.run_slot = t.slot AS own, t.attempt, t.missed, j.now,
-              j.holder AS prior_holder, j.token AS prior_token, j.attempt AS prior_attempt, j.client_ip AS prior_label,
+              j.holder IS NOT NULL AS taken_over, j.token AS prior_token, j.attempt AS prior_attempt, j.client_ip AS prior_label,
               j.begin_time AS prior_begin
 ), lost AS (
     INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
     SELECT name, run_slot, prior_attempt, prior_token, prior_label, prior_begin, now, 'L', missed, $8 FROM taken
-    WHERE prior_holder IS NOT NULL ON CONFLICT DO NOTHING
+    WHERE taken_over ON CONFLICT DO NOTHING
+), claimed AS (
+    SELECT * FROM taken UNION ALL SELECT * FROM held
 )
-SELECT t.name::text AS name, t.token, t.own, t.attempt, t.missed, t.now,
-       t.prior_holder IS NOT NULL AS taken_over, t.prior_token, t.prior_label::text AS prior_label, ",
+SELECT t.name::text AS name, t.token, t.own, t.attempt, t.missed, t.now, clock_timestamp() AS clock,
+       t.taken_over, t.prior_token, t.prior_label::text AS prior_label, ",
     finite!("t.run_slot"),
     " AS run_slot, ",
     finite!("t.prior_begin"),
@@ -85,8 +99,8 @@ SELECT t.name::text AS name, t.token, t.own, t.attempt, t.missed, t.now,
     finite!("next.due_at"),
     " - clock_timestamp() AS next_in
 FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON k.name = s.name AND k.spec = s.spec AND k.zone = s.zone
-      WHERE NOT s.paused AND NOT EXISTS (SELECT FROM taken WHERE taken.name = s.name)) next
-LEFT JOIN taken t ON true"
+      WHERE NOT s.paused AND NOT EXISTS (SELECT FROM claimed c WHERE c.name = s.name)) next
+LEFT JOIN claimed t ON true"
 );
 
 /// $3 the holder until the next takeover. The slot may be one of other times, and lie ahead.
@@ -102,20 +116,23 @@ SET (holder, begin_time, client_ip) = (
     attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp() ELSE slot END
 WHERE holder = $1 AND name = ANY ($2::text[])";
 
+/// $5 the limit.
 pub(super) const EXTEND: &str = concat!(
     "
 WITH locked AS MATERIALIZED (
     SELECT name FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3 FOR UPDATE SKIP LOCKED
 ), extended AS (
-    UPDATE t_resource_schedule t SET due_at = clock_timestamp() + $4::interval FROM locked l WHERE t.name = l.name RETURNING 1
+    UPDATE t_resource_schedule t SET due_at = clock_timestamp() + $4::interval FROM locked l WHERE t.name = l.name AND ",
+    in_time!("$5"),
+    " RETURNING 1
 )
-SELECT EXISTS (SELECT FROM extended) AS done,
+SELECT EXISTS (SELECT FROM extended) AS done, clock_timestamp() AS now,
        (SELECT ",
     finite!("due_at"),
     " - clock_timestamp() FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left"
 );
 
-/// $4 the holder until the takeover, $5 the error.
+/// $4 the holder until the takeover, $5 the error. A request that was sent before is in the history.
 pub(super) const HAND_BACK: &str = "
 WITH freed AS (
     UPDATE t_resource_schedule SET holder = $4, due_at = clock_timestamp() WHERE name = $1 AND holder = $2 AND token = $3
@@ -125,7 +142,8 @@ WITH freed AS (
     SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $5 FROM freed
     ON CONFLICT DO NOTHING
 )
-SELECT EXISTS (SELECT FROM freed)";
+SELECT EXISTS (SELECT FROM freed)
+    OR EXISTS (SELECT FROM t_resource_schedule_run WHERE name = $1 AND token = $3 AND status = 'L' AND error = $5)";
 
 pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND status = 'L' AND error = $3";

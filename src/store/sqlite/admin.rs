@@ -74,10 +74,14 @@ WHERE key_resource = ?1 AND ",
 const IS_AS_EXPECTED: &str = concat!("SELECT ", as_expected!(), " FROM t_resource_lock WHERE key_resource = ?1");
 
 /// ?1 older_than, ?2 min_interval, ?3 the other programs' offset.
+///
+/// Without the row, the next token is the clock's: one that the clock has not passed is kept.
 macro_rules! forgettable {
     () => {
         concat!(
-            "lock_flag = 0 AND status = 'S' AND (begin_time IS NULL OR ",
+            "lock_flag = 0 AND status = 'S' AND token < ",
+            now!(),
+            " AND (begin_time IS NULL OR ",
             as_micros!("begin_time"),
             " - ?3 < ",
             now!(),

@@ -2,15 +2,15 @@
 
 use std::collections::HashSet;
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Row as _, SqliteConnection};
 use uuid::Uuid;
 
 use crate::{
     key::Claim,
     store::{
-        Change, Confirmed, Outcome, Reply, RowSnapshot, hex,
-        sqlite::row::{json, kept, listed, micros, now, read_row},
+        Change, Confirmed, Outcome, Reply, RowSnapshot, hex, limit_micros,
+        sqlite::row::{json, kept, listed, micros, now, read_row, time},
         unanswered, unconfirmed, unmatched,
     },
 };
@@ -27,12 +27,16 @@ macro_rules! standing {
 
 macro_rules! change {
     ($set:expr) => {
+        change!($set, "")
+    };
+    ($set:expr, $limit:expr) => {
         concat!(
             listed!(),
             "UPDATE t_resource_lock AS t SET ",
             $set,
             " FROM j WHERE ",
             standing!(),
+            $limit,
             " RETURNING key_resource, token"
         )
     };
@@ -49,14 +53,24 @@ macro_rules! release {
     };
 }
 
-const RENEW: &str = change!(concat!("expires_at = max(ifnull(expires_at, 0), ", now!(), " + ?2)"));
-const RESUME: &str = change!(concat!(
-    "expires_at = CASE WHEN expires_at IS ?3 THEN ",
-    now!(),
-    " + ?2 ELSE max(ifnull(expires_at, 0), ",
-    now!(),
-    " + ?2) END"
-));
+/// ?3 is the limit.
+macro_rules! in_time {
+    () => {
+        concat!(" AND ", now!(), " <= ?3")
+    };
+}
+
+const RENEW: &str = change!(concat!("expires_at = max(ifnull(expires_at, 0), ", now!(), " + ?2)"), in_time!());
+const RESUME: &str = change!(
+    concat!(
+        "expires_at = CASE WHEN expires_at IS ?4 THEN ",
+        now!(),
+        " + ?2 ELSE max(ifnull(expires_at, 0), ",
+        now!(),
+        " + ?2) END"
+    ),
+    in_time!()
+);
 const RELEASE: &str = change!(release!(kept!("end_time", now!(), " + ?3")));
 /// The same for a table that keeps times as integers.
 const RELEASE_MICROS: &str = change!(release!(now!(), " + ?3"));
@@ -109,6 +123,7 @@ async fn read_snapshot(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Opti
         locked: row.try_get("locked")?,
         stands: row.try_get("stands")?,
         left: TimeDelta::microseconds(row.try_get("left_micros")?),
+        now: time(&row, "now")?.unwrap_or_default(),
     }))
 }
 
@@ -128,6 +143,7 @@ pub(super) async fn change(
     conn: &mut SqliteConnection,
     claims: &[Claim],
     change: Change,
+    not_after: Option<DateTime<Utc>>,
     in_micros: bool,
 ) -> Reply<Vec<Outcome>> {
     let named = json(claims.iter().map(|Claim { key, holder, token }| {
@@ -147,10 +163,10 @@ pub(super) async fn change(
         }
     }
     let query = match change {
-        Change::Renew(lease) => sqlx::query(RENEW).bind(named).bind(micros(lease)),
+        Change::Renew(lease) => sqlx::query(RENEW).bind(named).bind(micros(lease)).bind(limit_micros(not_after)),
         Change::Resume { lease, seen } => {
             let seen = seen.map(|seen| seen.timestamp_micros());
-            sqlx::query(RESUME).bind(named).bind(micros(lease)).bind(seen)
+            sqlx::query(RESUME).bind(named).bind(micros(lease)).bind(limit_micros(not_after)).bind(seen)
         }
         Change::Release { status, offset, .. } => {
             let release = if in_micros { RELEASE_MICROS } else { RELEASE };
@@ -169,7 +185,7 @@ pub(super) async fn change(
         } else {
             // The changes are committed: an error must not be read as if they had been undone.
             let seen = read_snapshot(conn, claim).await;
-            unmatched(change, claim, if done.is_empty() { seen? } else { seen.map_err(unanswered)? })
+            unmatched(change, claim, if done.is_empty() { seen? } else { seen.map_err(unanswered)? }, not_after)
         });
     }
     Ok(outcomes)

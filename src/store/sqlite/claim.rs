@@ -23,19 +23,21 @@ SELECT CAST(unhex(value) AS TEXT), 'S', 0, ",
 ON CONFLICT (key_resource) DO NOTHING"
 );
 
-/// Claims the rows that the rules grant, for a single holder all of them or none. `in_micros`:
-/// the table keeps times as integers, and the file is in WAL mode.
+/// Claims the rows that the rules grant, for a single holder all of them or none. `limit` is the
+/// time, in microseconds, after which none is granted. `in_micros`: the table keeps times as
+/// integers, and the file is in WAL mode.
 pub(super) async fn claim(
     conn: &mut SqliteConnection,
     requests: &[ClaimRequest],
     terms: &Terms,
+    limit: i64,
     in_micros: bool,
 ) -> Reply<Vec<ClaimReply>> {
     if !in_micros || !free::is_likely(requests, terms) {
-        return judged::claim(conn, requests, terms, in_micros).await;
+        return judged::claim(conn, requests, terms, limit, in_micros).await;
     }
-    let Some(replies) = free::claim(conn, requests, terms).await? else {
-        return judged::claim(conn, requests, terms, in_micros).await;
+    let Some(replies) = free::claim(conn, requests, terms, limit).await? else {
+        return judged::claim(conn, requests, terms, limit, in_micros).await;
     };
     // The rules may grant a row that is locked: its lease has ended, or it is this holder's. Beside
     // claims that were granted, and are committed, such a request is left to a statement of its
@@ -48,7 +50,7 @@ pub(super) async fn claim(
     };
     let is_granted = |reply: &ClaimReply| matches!(reply, ClaimReply::Granted { .. });
     if requests.iter().zip(&replies).any(is_grantable) && !replies.iter().any(is_granted) {
-        return judged::claim(conn, requests, terms, in_micros).await;
+        return judged::claim(conn, requests, terms, limit, in_micros).await;
     }
     Ok(replies)
 }

@@ -64,7 +64,9 @@ SET lock_flag = 1, status = 'P', client_ip = ?2, holder = unhex(substr(j.value, 
     now!(),
     " + ?3, prior_token = NULL, prior_client_ip = client_ip, prior_status = status,
     prior_begin_time = begin_time, prior_end_time = end_time
-FROM j WHERE key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT) AND lock_flag IS NOT 1;
+FROM j WHERE key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT) AND lock_flag IS NOT 1 AND ",
+    now!(),
+    " <= ?6;
 SELECT group_concat(CASE WHEN lock_flag = 1 AND holder = unhex(substr(j.value, 1, 32)) THEN j.key || ' ' || token END),
     count(*) FROM ",
     wanted!("TRUE;"),
@@ -84,11 +86,12 @@ pub(super) async fn claim(
     conn: &mut SqliteConnection,
     requests: &[ClaimRequest],
     terms: &Terms,
+    limit: i64,
 ) -> Reply<Option<Vec<ClaimReply>>> {
     let item = |one: &ClaimRequest| format!("\"{}{}\"", one.holder.as_uuid().simple(), hex(one.key.as_str()));
     let query = sqlx::query(CLAIM).bind(json(requests.iter().map(item))).bind(&terms.label);
     let query = query.bind(micros(terms.lease)).bind(micros(terms.offset()));
-    let rows = match query.bind(terms.minutes()).fetch_all(&mut *conn).await {
+    let rows = match query.bind(terms.minutes()).bind(limit).fetch_all(&mut *conn).await {
         Ok(rows) => rows,
         Err(error) => {
             tracing::debug!(%error, "the rows are read first");
@@ -110,7 +113,7 @@ pub(super) async fn claim(
     let replies: Vec<Option<ClaimReply>> = requests.iter().zip(tokens).map(reply).collect();
     let existing: i64 = last.try_get(1).map_err(failed)?;
     let others = if (replies.iter().flatten().count() as i64) < existing {
-        // More rows are locked than were returned, or a trigger has skipped a row.
+        // More rows are locked than were returned, a trigger has skipped a row, or it was too late.
         look(conn, requests, terms).await.map_err(failed)?
     } else {
         vec![ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }; requests.len()]

@@ -55,7 +55,7 @@ async fn send(conn: &mut SqliteConnection, requests: &[ClaimRequest]) -> Reply<V
         article_clients: None,
         label: "test".into(),
     };
-    claim(conn, requests, &terms, true).await
+    claim(conn, requests, &terms, i64::MAX, true).await
 }
 
 fn is_granted(reply: &ClaimReply) -> bool {
@@ -179,7 +179,7 @@ async fn a_late_request_for_a_claim_shortens_no_later_one() {
     for (seconds, seen, sooner) in [(90, seen, false), (5, seen, false), (5, None, true)] {
         let before = ends_at(&mut conn).await;
         let resume = Change::Resume { lease: TimeDelta::seconds(seconds), seen: seen.or(before) };
-        change(&mut conn, std::slice::from_ref(&claim), resume, true).await.unwrap();
+        change(&mut conn, std::slice::from_ref(&claim), resume, None, true).await.unwrap();
         assert_eq!(ends_at(&mut conn).await < before, sooner, "{resume:?}");
     }
 }

@@ -21,7 +21,7 @@ use crate::{
 /// How long a claim waits for another connection's write.
 const TRY_MILLIS: i64 = 50;
 
-/// ?1 lists what [`expected`] writes for each row. ?2 to ?4 are what the rows become. `$begin` is
+/// ?1 lists what [`expected`] writes for each row. ?2 to ?4 are what the rows become, and ?5 is the limit. `$begin` is
 /// the time of the claim in the form of the column.
 macro_rules! take {
     ($($begin:expr),+) => {
@@ -54,7 +54,9 @@ WHERE key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND token = j.value ->> 
             as_micros!("begin_time"),
             " IS j.value ->> 7 AND ",
             as_micros!("claimed_at"),
-            " IS j.value ->> 8 AND expires_at IS j.value ->> 9 AND (end_time IS NOT NULL) = j.value ->> 10
+            " IS j.value ->> 8 AND expires_at IS j.value ->> 9 AND (end_time IS NOT NULL) = j.value ->> 10 AND ",
+            now!(),
+            " <= ?5
 RETURNING key_resource, token, prior_token, prior_client_ip"
         )
     };
@@ -129,6 +131,7 @@ pub(super) async fn claim(
     conn: &mut SqliteConnection,
     requests: &[ClaimRequest],
     terms: &Terms,
+    limit: i64,
     in_micros: bool,
 ) -> Reply<Vec<ClaimReply>> {
     let apart = is_apart(requests);
@@ -144,10 +147,13 @@ pub(super) async fn claim(
         busy_timeout,
         sql: if in_micros { TAKE_MICROS } else { TAKE },
         terms,
+        limit,
     };
     let taken = match take.execute(conn).await {
         // Another connection writes. Requests that are refused still get the reason.
         Err(error) if apart && fault(&error) == Fault::Contention => HashMap::new(),
+        // It was too late, or the rows have changed since they were judged.
+        Ok(taken) if taken.is_empty() => return look(conn, requests, terms).await,
         taken => taken?,
     };
     let is_kept = take.is_kept(&taken);
@@ -184,6 +190,7 @@ struct Take<'a> {
     busy_timeout: i64,
     sql: &'static str,
     terms: &'a Terms,
+    limit: i64,
 }
 
 impl Take<'_> {
@@ -227,7 +234,7 @@ impl Take<'_> {
         let sql = format!("PRAGMA busy_timeout = {}; {sql}; PRAGMA busy_timeout = {own}", own.min(TRY_MILLIS));
         let query = sqlx::query(AssertSqlSafe(sql)).bind(&self.grants).bind(&self.terms.label);
         let query = query.bind(micros(self.terms.lease)).bind(micros(self.terms.offset()));
-        let rows = query.fetch_all(conn).await?;
+        let rows = query.bind(self.limit).fetch_all(conn).await?;
         rows.iter().filter(|row| row.len() > 1).map(granted).collect()
     }
 }

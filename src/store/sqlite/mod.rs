@@ -18,6 +18,9 @@ mod free_tests;
 mod in_memory;
 mod judged;
 #[cfg(test)]
+#[cfg(feature = "schedule")]
+mod late_tests;
+#[cfg(test)]
 mod plans;
 mod queue;
 mod row;
@@ -35,13 +38,14 @@ mod write;
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use sqlx::{
     SqlSafeStr as _, Sqlite, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, Outcome, Reply, Store};
+use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, Outcome, Reply, Store, limit_micros};
 use crate::{
     key::{Claim, Key},
     rules::Terms,
@@ -81,9 +85,10 @@ impl Store for Sqlite {
         conn: &mut SqliteConnection,
         requests: &[ClaimRequest],
         terms: &Terms,
+        not_after: Option<DateTime<Utc>>,
         form: Form,
     ) -> Reply<Vec<ClaimReply>> {
-        claim::claim(conn, requests, terms, form == Form::IntegerTimes).await
+        claim::claim(conn, requests, terms, limit_micros(not_after), form == Form::IntegerTimes).await
     }
 
     async fn look(conn: &mut SqliteConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
@@ -119,7 +124,13 @@ impl Store for Sqlite {
         change::confirms(conn, claim).await
     }
 
-    async fn change(conn: &mut SqliteConnection, claims: &[Claim], change: Change, form: Form) -> Reply<Vec<Outcome>> {
-        change::change(conn, claims, change, form == Form::IntegerTimes).await
+    async fn change(
+        conn: &mut SqliteConnection,
+        claims: &[Claim],
+        change: Change,
+        not_after: Option<DateTime<Utc>>,
+        form: Form,
+    ) -> Reply<Vec<Outcome>> {
+        change::change(conn, claims, change, not_after, form == Form::IntegerTimes).await
     }
 }

@@ -1,21 +1,23 @@
 //! Tickets of waiters, and notifications of releases.
 
+use chrono::{DateTime, Utc};
 use sqlx::{Pool, Row as _, Sqlite, SqliteConnection};
 
 use crate::store::queue::{ALIVE_SECONDS, FRONT, Notification, QueueEntry, QueueStore};
 use crate::{
     key::Key,
     store::{
-        Reply,
+        Reply, TooLate, limit_micros,
         sqlite::{
-            row::{self, json, now},
+            row::{self, json, now, read_now},
             watch::FileWatch,
             write::written,
         },
     },
 };
 
-/// The number is a time as well, so that one that was given up is not issued again.
+/// The number is a time as well, so that one that was given up is not issued again. ?3 is the
+/// limit.
 const JOIN: &str = concat!(
     "INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until)
     SELECT CAST(unhex(j.value) AS TEXT), n.ticket, ",
@@ -23,7 +25,9 @@ const JOIN: &str = concat!(
     " + ?2 * 1000000 FROM json_each(?1) AS j, (
         SELECT max(COALESCE((SELECT max(ticket) + 1 FROM t_resource_lock_queue), 0), ",
     now!(),
-    ") AS ticket) AS n RETURNING ticket"
+    ") AS ticket) AS n WHERE ",
+    now!(),
+    " <= ?3 RETURNING ticket"
 );
 
 const FRONT_OF_QUEUE: &str = concat!(
@@ -61,9 +65,16 @@ impl QueueStore for Sqlite {
         Ok(watch.changed().await.then_some(Notification::Changed))
     }
 
-    async fn join(conn: &mut SqliteConnection, keys: &[Key]) -> Reply<i64> {
-        let query = sqlx::query(JOIN).bind(row::keys(keys)).bind(integer(ALIVE_SECONDS));
-        written(query, conn).await?.ok_or(sqlx::Error::RowNotFound)?.try_get(0)
+    async fn join(
+        conn: &mut SqliteConnection,
+        keys: &[Key],
+        not_after: Option<DateTime<Utc>>,
+    ) -> Reply<Result<i64, TooLate>> {
+        let query = sqlx::query(JOIN).bind(row::keys(keys)).bind(integer(ALIVE_SECONDS)).bind(limit_micros(not_after));
+        match written(query, conn).await? {
+            Some(row) => Ok(Ok(row.try_get(0)?)),
+            None => Ok(Err(TooLate { now: read_now(conn).await? })),
+        }
     }
 
     async fn front(conn: &mut SqliteConnection, keys: &[Key], number: i64) -> Reply<Vec<QueueEntry>> {

@@ -124,6 +124,11 @@ pub(super) fn time(row: &SqliteRow, name: &str) -> Reply<Option<DateTime<Utc>>> 
     Ok(micros.map(|micros| DateTime::from_timestamp_micros(micros).unwrap_or_else(|| beyond(micros))))
 }
 
+pub(super) async fn read_now(conn: &mut SqliteConnection) -> Reply<DateTime<Utc>> {
+    let row = sqlx::query(concat!("SELECT ", now!(), " AS now")).fetch_one(conn).await?;
+    Ok(time(&row, "now")?.unwrap_or_default())
+}
+
 pub(super) fn micros(time: TimeDelta) -> i64 {
     time.num_microseconds().unwrap_or(i64::MAX)
 }

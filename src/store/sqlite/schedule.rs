@@ -8,17 +8,17 @@ use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use crate::{
     key::{Claim, Holder, Key, Token},
     store::{
-        Outcome, Reply, hex,
+        Outcome, Reply, TooLate, hex, limit_micros, not_extended,
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
             Registered, Registration, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
         sqlite::{
-            row::{Query, json, keys, micros, time},
+            row::{Query, json, keys, micros, read_now, time},
             schedule_sql::{
-                CLAIM, END, END_WITHIN, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL,
-                LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, NOW, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED,
-                SINCE, TABLES, TAKE_OVER, TRIGGER,
+                CLAIM, END, END_WITHIN, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HELD, HISTORY, INSTALL,
+                LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, LOST_RUN, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED,
+                SELECTED, SINCE, TABLES, TAKE_OVER, TRIGGER,
             },
             schema::wide,
             write::{undo, written},
@@ -41,7 +41,7 @@ impl ScheduleStore for Sqlite {
         let rows = rows.iter().map(listed).collect::<Reply<Vec<_>>>()?;
         let now = match rows.first() {
             Some(row) => row.now,
-            None => time(&sqlx::query(NOW).fetch_one(conn).await?, "now")?.unwrap_or_default(),
+            None => read_now(conn).await?,
         };
         Ok(Registered { rows, now })
     }
@@ -55,12 +55,21 @@ impl ScheduleStore for Sqlite {
 
     async fn claim_due(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
         let mut reply = DueReply::nothing();
-        for row in look(conn, ask).await? {
+        if ask.resent {
+            reply.claimed = held(conn, ask).await?;
+        }
+        for row in look(conn, ask, reply.claimed.len()).await? {
             let seen = Seen::read(&row)?;
             let left = TimeDelta::microseconds(seen.due_at.saturating_sub(seen.now));
+            if reply.has(&seen.times.name) {
+                continue;
+            }
             if !reply.wants(left, ask.most) || !reply.add(left, take(conn, ask, &seen).await)? {
                 break;
             }
+        }
+        if ask.not_after.is_some() && reply.claims_nothing() {
+            reply.too_late = TooLate::at(read_now(conn).await?, ask.not_after);
         }
         Ok(reply)
     }
@@ -71,13 +80,20 @@ impl ScheduleStore for Sqlite {
         query.execute(conn).await.map(drop)
     }
 
-    async fn extend_run(conn: &mut SqliteConnection, claim: &Claim, lease: TimeDelta) -> Reply<Outcome> {
-        let extended = bind_claim(EXTEND, claim).bind(micros(lease)).execute(&mut *conn).await?;
+    async fn extend_run(
+        conn: &mut SqliteConnection,
+        claim: &Claim,
+        lease: TimeDelta,
+        not_after: Option<DateTime<Utc>>,
+    ) -> Reply<Outcome> {
+        let query = bind_claim(EXTEND, claim).bind(micros(lease)).bind(limit_micros(not_after));
+        let extended = query.execute(&mut *conn).await?;
         if extended.rows_affected() > 0 {
             return Ok(Outcome::Done);
         }
-        let left: Option<i64> = bind_claim(LEFT, claim).fetch_optional(conn).await?.map(|row| row.get(0));
-        Ok(left.map_or(Outcome::Lost, |left| Outcome::Skipped { left: TimeDelta::microseconds(left) }))
+        let Some(row) = bind_claim(LEFT, claim).fetch_optional(conn).await? else { return Ok(Outcome::Lost) };
+        let now = time(&row, "now")?.unwrap_or_default();
+        Ok(not_extended(TimeDelta::microseconds(row.try_get(0)?), now, not_after))
     }
 
     async fn hand_back(conn: &mut SqliteConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
@@ -212,13 +228,43 @@ impl Seen {
     }
 }
 
-/// Reads the known schedules that are due first, and the first one that is not.
-pub(super) async fn look(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<SqliteRow>> {
+/// Reads the schedules that the holder has already.
+async fn held(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<ClaimedRow>> {
+    let names = keys(ask.known.iter().map(|times| &times.name));
+    let mut claimed = Vec::new();
+    for row in sqlx::query(HELD).bind(*ask.holder.as_uuid()).bind(names).fetch_all(&mut *conn).await? {
+        let seen = Seen::read(&row)?;
+        let query = sqlx::query(LOST_RUN).bind(seen.times.name.as_str()).bind(seen.run_slot).bind(seen.attempt - 1);
+        let lost = match query.fetch_optional(&mut *conn).await? {
+            Some(run) => Some(LostRun {
+                token: Token::new(run.try_get("token")?),
+                label: run.try_get("client_ip")?,
+                begin_time: utc(run.try_get("begin_time")?),
+            }),
+            None => None,
+        };
+        claimed.push(ClaimedRow {
+            token: Token::new(seen.token),
+            slot: utc(seen.to_run()),
+            own: seen.to_run() == seen.slot,
+            attempt: from_stored_count(seen.attempt),
+            missed: from_stored_count(seen.missed),
+            lost,
+            now: utc(seen.begin_time.unwrap_or(seen.now)),
+            name: seen.times.name,
+        });
+    }
+    Ok(claimed)
+}
+
+/// Reads the known schedules that are due first, `more` than are wanted, and the first one that is
+/// not.
+pub(super) async fn look(conn: &mut SqliteConnection, ask: &DueRequest<'_>, more: usize) -> Reply<Vec<SqliteRow>> {
     let known =
         json(ask.known.iter().map(|times| {
             format!("[\"{}\",\"{}\",\"{}\"]", hex(times.name.as_str()), hex(&times.spec), hex(&times.zone))
         }));
-    sqlx::query(LOOK).bind(known).bind(i64::from(ask.most) + 1).fetch_all(conn).await
+    sqlx::query(LOOK).bind(known).bind(i64::from(ask.most) + 1 + more as i64).fetch_all(conn).await
 }
 
 /// Claims a row if it still is as it was seen. A run that was lost is recorded in the same
@@ -230,13 +276,14 @@ pub(super) async fn take(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen
     let query = query.bind(seen.token).bind(seen.slot).bind(seen.attempt).bind(seen.due_at);
     let query = query.bind(*ask.holder.as_uuid()).bind(token).bind(ask.label).bind(seen.to_run());
     // The run begins at the time by which it was decided.
-    let query = query.bind(micros(ask.lease)).bind(seen.now).bind(LOST);
-    let taken = if seen.running { transaction(query, conn).await? } else { written(query, conn).await?.is_some() };
-    let lost = || LostRun {
-        token: Token::new(seen.token),
-        label: seen.label.clone(),
-        begin_time: utc(seen.begin_time.unwrap_or(seen.now)),
+    let query = query.bind(micros(ask.lease)).bind(seen.now).bind(limit_micros(ask.not_after));
+    let begin_time = seen.begin_time.unwrap_or(seen.now);
+    let taken = if seen.running {
+        transaction(query.bind(&seen.label).bind(begin_time).bind(LOST), conn).await?
+    } else {
+        written(query, conn).await?.is_some()
     };
+    let lost = || LostRun { token: Token::new(seen.token), label: seen.label.clone(), begin_time: utc(begin_time) };
     Ok(taken.then(|| ClaimedRow {
         name: seen.times.name.clone(),
         token: Token::new(token),

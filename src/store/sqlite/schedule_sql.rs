@@ -7,8 +7,6 @@ pub(super) const INSTALL: &str = include_str!("../../../migrations/sqlite/202606
 pub(super) const TABLES: &str = "
 SELECT count(*) FROM main.sqlite_schema WHERE type = 'table' AND lower(name) IN ('t_resource_schedule', 't_resource_schedule_run')";
 
-pub(super) const NOW: &str = concat!("SELECT ", now!(), " AS now");
-
 macro_rules! select {
     ($rest:literal) => {
         concat!(
@@ -89,6 +87,7 @@ macro_rules! held {
     };
 }
 
+/// ?14 is the limit.
 macro_rules! claim {
     () => {
         concat!(
@@ -98,20 +97,36 @@ SET holder = ?8, token = ?9, client_ip = ?10, run_slot = ?11, attempt = attempt 
             now!(),
             " + ?12 WHERE ",
             seen!(),
-            " RETURNING 1;"
+            " AND ",
+            now!(),
+            " <= ?14 RETURNING 1;"
         )
     };
 }
 
 pub(super) const CLAIM: &str = claim!();
 
-/// A claim that records a run that was lost, with the error ?14.
+/// A claim that records the run that it took over, which was that of ?15 since ?16, as lost with
+/// the error ?17. Whether it was in time is decided once.
 pub(super) const TAKE_OVER: &str = concat!(
     "BEGIN IMMEDIATE;",
-    record!("?11, attempt, 'L', missed, ?14", seen!(), " ON CONFLICT DO NOTHING"),
     claim!(),
-    "COMMIT"
+    "
+INSERT INTO t_resource_schedule_run (name, token, client_ip, begin_time, end_time, slot, attempt, status, missed, error)
+SELECT name, ?4, ?15, ?16, ",
+    now!(),
+    ", ?11, ?6, 'L', missed, ?17 FROM t_resource_schedule WHERE name = ?1 AND holder = ?8 AND token = ?9
+ON CONFLICT DO NOTHING;
+COMMIT"
 );
+
+/// The rows that the holder ?1 has already.
+pub(super) const HELD: &str =
+    select!("WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))");
+
+/// The run that a claim took over, if it was lost.
+pub(super) const LOST_RUN: &str = "
+SELECT token, client_ip, begin_time FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND status = 'L'";
 
 /// ?3 the holder until the next takeover. The slot may be one of other times, and lie ahead.
 ///
@@ -130,9 +145,11 @@ SET (holder, begin_time, client_ip) = (
 WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))"
 );
 
-pub(super) const EXTEND: &str = concat!("UPDATE t_resource_schedule SET due_at = ", now!(), " + ?4 WHERE ", held!());
+/// ?5 is the limit.
+pub(super) const EXTEND: &str =
+    concat!("UPDATE t_resource_schedule SET due_at = ", now!(), " + ?4 WHERE ", held!(), " AND ", now!(), " <= ?5");
 
-/// ?4 the holder until the takeover, ?5 the error.
+/// ?4 the holder until the takeover, ?5 the error. A request that was sent before is in the history.
 pub(super) const HAND_BACK: &str = concat!(
     "BEGIN IMMEDIATE;",
     record!("run_slot, attempt, 'L', missed, ?5", held!(), " ON CONFLICT DO NOTHING"),
@@ -140,13 +157,16 @@ pub(super) const HAND_BACK: &str = concat!(
     now!(),
     " WHERE ",
     held!(),
-    " RETURNING 1; COMMIT"
+    " RETURNING 1;
+SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND token = ?3 AND status = 'L' AND error = ?5 ORDER BY slot DESC LIMIT 1;
+COMMIT"
 );
 
 pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND status = 'L' AND error = ?3";
 
-pub(super) const LEFT: &str = concat!("SELECT due_at - ", now!(), " FROM t_resource_schedule WHERE ", held!());
+pub(super) const LEFT: &str =
+    concat!("SELECT due_at - ", now!(), ", ", now!(), " AS now FROM t_resource_schedule WHERE ", held!());
 
 pub(super) const HAS_ENDED: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
 

@@ -21,7 +21,7 @@ fn times() -> Times {
 
 async fn claim_due(conn: &mut SqliteConnection, holder: Holder) -> Reply<DueReply> {
     let lease = TimeDelta::seconds(60);
-    let ask = DueRequest { known: &[times()], holder, label: "test", lease, most: 1 };
+    let ask = DueRequest { known: &[times()], holder, label: "test", lease, most: 1, not_after: None, resent: false };
     Sqlite::claim_due(conn, &ask).await
 }
 
@@ -112,14 +112,16 @@ async fn a_row_that_has_changed_since_the_look_is_not_claimed() {
             let mut conn = due().await;
             let (known, mut runs) = ([times()], 0);
             let lease = TimeDelta::seconds(60);
-            let mut ask = DueRequest { known: &known, holder: Holder::new(Uuid::new_v4()), label: "a", lease, most: 1 };
+            let holder = Holder::new(Uuid::new_v4());
+            let mut ask =
+                DueRequest { known: &known, holder, label: "a", lease, most: 1, not_after: None, resent: false };
             if takes_over {
                 Sqlite::claim_due(&mut conn, &ask).await.unwrap();
                 sqlx::raw_sql("UPDATE t_resource_schedule SET due_at = 0").execute(&mut conn).await.unwrap();
                 ask.holder = Holder::new(Uuid::new_v4());
                 runs = 1;
             }
-            let seen = Seen::read(&look(&mut conn, &ask).await.unwrap()[0]).unwrap();
+            let seen = Seen::read(&look(&mut conn, &ask, 0).await.unwrap()[0]).unwrap();
             if !change.is_empty() {
                 let change = sqlx::AssertSqlSafe(format!("UPDATE t_resource_schedule SET {change}"));
                 sqlx::raw_sql(change).execute(&mut conn).await.unwrap();

@@ -1,0 +1,368 @@
+//! Statements that are carried out after their limit.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{AssertSqlSafe, Connection as _, Sqlite, SqliteConnection};
+
+use crate::{
+    key::{Claim, Holder, Key, Token},
+    rules::{Row, Rules, Status, Terms},
+    store::{
+        Change, ClaimReply, ClaimRequest, Form, Outcome, Store as _, TooLate,
+        queue::QueueStore as _,
+        schedule::{DueReply, DueRequest, LOST, Pass, Registration, ScheduleStore as _, Times},
+        schema::SchemaStore as _,
+    },
+};
+
+type DB = Sqlite;
+type Conn = SqliteConnection;
+
+const LEASE: TimeDelta = TimeDelta::seconds(60);
+
+async fn tables() -> Conn {
+    let mut conn = Conn::connect("sqlite::memory:").await.unwrap();
+    DB::install(&mut conn).await.unwrap();
+    DB::install_schedules(&mut conn).await.unwrap();
+    conn
+}
+
+async fn execute(conn: &mut Conn, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(conn).await.unwrap();
+}
+
+/// Reads the database's clock.
+async fn clock(conn: &mut Conn) -> DateTime<Utc> {
+    DB::registered(conn, &[]).await.unwrap().now
+}
+
+/// Returns a limit that has passed.
+async fn over(conn: &mut Conn) -> Option<DateTime<Utc>> {
+    Some(clock(conn).await - TimeDelta::milliseconds(1))
+}
+
+/// Returns a limit that has not passed.
+async fn soon(conn: &mut Conn) -> Option<DateTime<Utc>> {
+    Some(clock(conn).await + TimeDelta::minutes(1))
+}
+
+fn terms() -> Terms {
+    Terms {
+        rules: Rules::Recover,
+        min_interval: TimeDelta::zero(),
+        lease: LEASE,
+        retry_failed: false,
+        article_clients: None,
+        label: "test".into(),
+    }
+}
+
+fn request(key: &str, holder: Holder) -> ClaimRequest {
+    ClaimRequest { key: Key::new(key).unwrap(), holder, waited: false }
+}
+
+async fn create(conn: &mut Conn, requests: &[ClaimRequest]) {
+    let keys: Vec<Key> = requests.iter().map(|request| request.key.clone()).collect();
+    DB::create(conn, &keys, 60, std::time::Duration::from_secs(1), Form::Common).await.unwrap();
+}
+
+async fn claim(
+    conn: &mut Conn,
+    requests: &[ClaimRequest],
+    not_after: Option<DateTime<Utc>>,
+    form: Form,
+) -> Vec<ClaimReply> {
+    DB::claim(conn, requests, &terms(), not_after, form).await.unwrap()
+}
+
+/// Claims a key, without a limit.
+async fn claimed(conn: &mut Conn, key: &str) -> Claim {
+    let request = request(key, Holder::unique());
+    create(conn, std::slice::from_ref(&request)).await;
+    let reply = claim(conn, std::slice::from_ref(&request), None, Form::Common).await.remove(0);
+    let ClaimReply::Granted { token, .. } = reply else { panic!("{reply:?}") };
+    Claim { key: request.key, holder: request.holder, token }
+}
+
+async fn rows(conn: &mut Conn, requests: &[ClaimRequest]) -> Vec<Row> {
+    let replies = DB::look(conn, requests, &terms()).await.unwrap();
+    let row = |reply| if let ClaimReply::Seen { row: Some(row), .. } = reply { row } else { panic!("{reply:?}") };
+    replies.into_iter().map(row).collect()
+}
+
+async fn ends_at(conn: &mut Conn, claim: &Claim) -> DateTime<Utc> {
+    rows(conn, &[request(claim.key.as_str(), claim.holder)]).await.remove(0).expires_at.unwrap()
+}
+
+fn is_too_late(reply: &ClaimReply, not_after: Option<DateTime<Utc>>) -> bool {
+    matches!(reply, ClaimReply::Seen { row: Some(_), now } if Some(*now) > not_after)
+}
+
+/// One key, keys of several holders, and keys of one holder; rows that are free, and rows whose
+/// lease has ended.
+#[tokio::test]
+async fn a_late_claim_grants_nothing() {
+    let (one, other) = (Holder::unique(), Holder::unique());
+    let asked = [
+        vec![request("a", one)],
+        vec![request("a", one), request("b", other)],
+        vec![request("a", one), request("b", one)],
+    ];
+    for form in [Form::Common, Form::IntegerTimes] {
+        for requests in &asked {
+            for has_ended in [false, true] {
+                let conn = &mut tables().await;
+                create(conn, requests).await;
+                if has_ended {
+                    for request in requests {
+                        claimed(conn, request.key.as_str()).await;
+                    }
+                    execute(conn, "UPDATE t_resource_lock SET expires_at = begin_time").await;
+                }
+                let before = rows(conn, requests).await;
+                let limit = over(conn).await;
+                let replies = claim(conn, requests, limit, form).await;
+                let (late, others): (Vec<_>, Vec<_>) = replies.iter().partition(|reply| is_too_late(reply, limit));
+                assert!(!late.is_empty(), "{form:?} {requests:?} {replies:?}");
+                assert!(others.iter().all(|reply| matches!(reply, ClaimReply::Withheld)), "{replies:?}");
+                let after = rows(conn, requests).await;
+                assert_eq!(format!("{after:?}"), format!("{before:?}"), "{form:?} {requests:?}");
+                for request in requests {
+                    let limit = soon(conn).await;
+                    let replies = claim(conn, std::slice::from_ref(request), limit, form).await;
+                    assert!(matches!(replies[0], ClaimReply::Granted { .. }), "{replies:?}");
+                }
+            }
+        }
+    }
+}
+
+/// The first request was carried out in time, and its reply was lost.
+#[tokio::test]
+async fn a_late_claim_does_not_extend_what_its_holder_has() {
+    let conn = &mut tables().await;
+    for form in [Form::Common, Form::IntegerTimes] {
+        let held = claimed(conn, "a").await;
+        let again = [request("a", held.holder)];
+        let (ends, limit) = (ends_at(conn, &held).await, over(conn).await);
+        let replies = claim(conn, &again, limit, form).await;
+        assert!(is_too_late(&replies[0], limit), "{replies:?}");
+        let seen = rows(conn, &again).await.remove(0);
+        assert_eq!((seen.holder, Token::new(seen.token)), (Some(*held.holder.as_uuid()), held.token));
+        assert_eq!(ends_at(conn, &held).await, ends, "{form:?}");
+        let limit = soon(conn).await;
+        let replies = claim(conn, &again, limit, form).await;
+        assert!(matches!(replies[0], ClaimReply::Granted { token, .. } if token == held.token), "{replies:?}");
+        execute(conn, "DELETE FROM t_resource_lock").await;
+    }
+}
+
+#[tokio::test]
+async fn a_late_renewal_extends_nothing() {
+    let conn = &mut tables().await;
+    let held = [claimed(conn, "a").await, claimed(conn, "b").await];
+    let ends = ends_at(conn, &held[0]).await;
+    let lease = LEASE * 2;
+    for change in [Change::Renew(lease), Change::Resume { lease, seen: Some(ends) }] {
+        for claims in [&held[..1], &held] {
+            let limit = over(conn).await;
+            let outcomes = DB::change(conn, claims, change, limit, Form::Common).await.unwrap();
+            let late = |outcome: &Outcome| matches!(outcome, Outcome::TooLate(TooLate { now }) if Some(*now) > limit);
+            assert!(outcomes.iter().all(late), "{change:?} {outcomes:?}");
+            assert_eq!(ends_at(conn, &held[0]).await, ends, "{change:?}");
+        }
+    }
+    let limit = soon(conn).await;
+    let outcomes = DB::change(conn, &held, Change::Renew(lease), limit, Form::Common).await.unwrap();
+    assert_eq!(outcomes, [Outcome::Done, Outcome::Done]);
+    assert!(ends_at(conn, &held[0]).await > ends);
+    // An ending is carried out at any time, and the claim is then lost, however late a renewal is.
+    let release = Change::release(Status::Succeeded, &terms(), TimeDelta::zero());
+    let limit = over(conn).await;
+    assert_eq!(DB::change(conn, &held, release, limit, Form::Common).await.unwrap(), [Outcome::Done, Outcome::Done]);
+    let outcomes = DB::change(conn, &held, Change::Renew(lease), limit, Form::Common).await.unwrap();
+    assert_eq!(outcomes, [Outcome::Lost, Outcome::Lost]);
+}
+
+#[tokio::test]
+async fn a_late_ticket_is_not_added() {
+    let conn = &mut tables().await;
+    let keys = ["a", "b"].map(|key| Key::new(key).unwrap());
+    let limit = over(conn).await;
+    let joined = DB::join(conn, &keys, limit).await.unwrap();
+    assert!(joined.is_err_and(|late| Some(late.now) > limit), "{joined:?}");
+    assert_eq!(DB::queue_lengths(conn).await.unwrap(), []);
+    let limit = soon(conn).await;
+    DB::join(conn, &keys, limit).await.unwrap().unwrap();
+    let mut lengths = DB::queue_lengths(conn).await.unwrap();
+    lengths.sort();
+    assert_eq!(lengths, [("a".to_owned(), 1), ("b".to_owned(), 1)]);
+}
+
+fn times(name: &str) -> Times {
+    Times { name: Key::new(name).unwrap(), spec: "every 1m".into(), zone: "UTC".into() }
+}
+
+async fn due(conn: &mut Conn, names: &[&str]) -> Vec<Times> {
+    for (minutes, name) in (0..).zip(names) {
+        let slot = DateTime::UNIX_EPOCH + TimeDelta::minutes(minutes);
+        let registration = Registration { version: 1, slot, overdue: None, run_slot: None };
+        DB::register(conn, &times(name), &registration).await.unwrap();
+    }
+    names.iter().map(|name| times(name)).collect()
+}
+
+async fn claim_due(
+    conn: &mut Conn,
+    known: &[Times],
+    holder: Holder,
+    (most, not_after, resent): (u32, Option<DateTime<Utc>>, bool),
+) -> DueReply {
+    let ask = DueRequest { known, holder, label: "test", lease: LEASE, most, not_after, resent };
+    DB::claim_due(conn, &ask).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_late_claim_of_what_is_due_takes_and_records_nothing() {
+    let conn = &mut tables().await;
+    let known = due(conn, &["a"]).await;
+    for takes_over in [false, true] {
+        if takes_over {
+            assert_eq!(claim_due(conn, &known, Holder::unique(), (1, None, false)).await.claimed.len(), 1);
+            execute(conn, "UPDATE t_resource_schedule SET due_at = slot").await;
+        }
+        let limit = over(conn).await;
+        let reply = claim_due(conn, &known, Holder::unique(), (1, limit, false)).await;
+        assert!(reply.claimed.is_empty(), "{reply:?}");
+        assert!(reply.too_late.is_some_and(|late| Some(late.now) > limit), "{reply:?}");
+        assert_eq!(DB::history(conn, &known[0].name, 9).await.unwrap().len(), 0);
+        let limit = soon(conn).await;
+        let reply = claim_due(conn, &known, Holder::unique(), (1, limit, false)).await;
+        assert_eq!((reply.claimed.len(), reply.too_late), (1, None), "{reply:?}");
+        let history = DB::history(conn, &known[0].name, 9).await.unwrap();
+        assert_eq!(history.len(), usize::from(takes_over));
+        assert!(history.iter().all(|run| run.error.as_deref() == Some(LOST) && run.attempt == 1), "{history:?}");
+        let limit = soon(conn).await;
+        let reply = claim_due(conn, &known, Holder::unique(), (1, limit, false)).await;
+        assert_eq!((reply.claimed.len(), reply.too_late), (0, None), "nothing is due: {reply:?}");
+        execute(conn, "UPDATE t_resource_schedule SET due_at = slot, holder = NULL, attempt = 0").await;
+    }
+}
+
+#[tokio::test]
+async fn a_late_extension_of_a_run_extends_nothing() {
+    let conn = &mut tables().await;
+    let known = due(conn, &["a"]).await;
+    let holder = Holder::unique();
+    let row = claim_due(conn, &known, holder, (1, None, false)).await.claimed.remove(0);
+    let claim = Claim { key: row.name, holder, token: row.token };
+    let names = [claim.key.clone()];
+    let ends = DB::registered(conn, &names).await.unwrap().rows[0].due_at;
+    let limit = over(conn).await;
+    let outcome = DB::extend_run(conn, &claim, LEASE * 2, limit).await.unwrap();
+    assert!(matches!(outcome, Outcome::TooLate(TooLate { now }) if Some(now) > limit), "{outcome:?}");
+    assert_eq!(DB::registered(conn, &names).await.unwrap().rows[0].due_at, ends);
+    let limit = soon(conn).await;
+    assert_eq!(DB::extend_run(conn, &claim, LEASE * 2, limit).await.unwrap(), Outcome::Done);
+    assert!(DB::registered(conn, &names).await.unwrap().rows[0].due_at > ends);
+    let other = Claim { holder: Holder::unique(), ..claim };
+    let limit = over(conn).await;
+    assert_eq!(DB::extend_run(conn, &other, LEASE, limit).await.unwrap(), Outcome::Lost);
+}
+
+/// The reply to the first request was lost. One of the runs takes over another one.
+#[tokio::test]
+async fn a_claim_that_is_sent_again_returns_what_the_holder_has() {
+    let conn = &mut tables().await;
+    let known = due(conn, &["a", "b", "c", "d"]).await;
+    assert_eq!(claim_due(conn, &known[..1], Holder::unique(), (1, None, false)).await.claimed.len(), 1);
+    execute(conn, "UPDATE t_resource_schedule SET due_at = slot").await;
+    let holder = Holder::unique();
+    let first = claim_due(conn, &known[..2], holder, (3, None, false)).await;
+    assert_eq!(first.claimed.len(), 2);
+    // Even if its lease has ended.
+    execute(conn, "UPDATE t_resource_schedule SET due_at = slot WHERE name = 'b'").await;
+    let again = claim_due(conn, &known, holder, (3, None, true)).await;
+    assert_eq!(again.claimed.len(), 3, "one more: {again:?}");
+    for row in &first.claimed {
+        let found = again.claimed.iter().find(|found| found.name == row.name).unwrap();
+        assert_eq!(format!("{found:?}"), format!("{row:?}"));
+        assert_eq!(found.lost.is_some(), found.name.as_str() == "a");
+    }
+    let next = claim_due(conn, &known[2..], Holder::unique(), (3, None, false)).await;
+    assert_eq!(next.claimed.len(), 1, "the last one: {next:?}");
+    // A request that is late returns what the holder has.
+    let limit = over(conn).await;
+    let late = claim_due(conn, &known, holder, (4, limit, true)).await;
+    assert_eq!((late.claimed.len(), late.too_late), (3, None), "{late:?}");
+}
+
+#[tokio::test]
+async fn a_hand_back_that_is_sent_again_is_recognized() {
+    let conn = &mut tables().await;
+    let known = due(conn, &["a"]).await;
+    let (holder, vacant) = (Holder::unique(), Holder::unique());
+    let row = claim_due(conn, &known, holder, (1, None, false)).await.claimed.remove(0);
+    let claim = Claim { key: row.name, holder, token: row.token };
+    for _ in 0..2 {
+        assert!(DB::hand_back(conn, &claim, vacant).await.unwrap());
+    }
+    let next = claim_due(conn, &known, Holder::unique(), (1, None, false)).await.claimed.remove(0);
+    assert!(DB::hand_back(conn, &claim, vacant).await.unwrap(), "after the next claim");
+    assert!(!DB::hand_back(conn, &Claim { token: next.token, ..claim }, vacant).await.unwrap(), "another claim's");
+    assert_eq!(DB::history(conn, &known[0].name, 9).await.unwrap().len(), 1);
+}
+
+/// A pass that frees the row is recognized by the ticks that the history has as missed.
+#[tokio::test]
+async fn a_pass_that_is_sent_again_moves_nothing_further() {
+    let conn = &mut tables().await;
+    let known = due(conn, &["a", "b"]).await;
+    for (times, runs) in known.iter().zip([true, false]) {
+        let holder = Holder::unique();
+        let row = claim_due(conn, std::slice::from_ref(times), holder, (1, None, false)).await.claimed.remove(0);
+        let claim = Claim { key: row.name, holder, token: row.token };
+        let to = row.slot + TimeDelta::minutes(7);
+        let pass = Pass { times, from: row.slot, to, runs, missed: 0, skipped: 7 };
+        assert!(DB::pass_over(conn, &claim, &pass).await.unwrap());
+        let state = async |conn: &mut Conn| {
+            let mut row = DB::registered(conn, std::slice::from_ref(&claim.key)).await.unwrap().rows.remove(0);
+            row.now = row.slot;
+            format!("{row:?} {:?}", DB::history(conn, &claim.key, 9).await.unwrap())
+        };
+        let before = state(conn).await;
+        assert_eq!(DB::pass_over(conn, &claim, &pass).await.unwrap(), runs);
+        assert_eq!(state(conn).await, before);
+        assert!(DB::has_ended(conn, &claim, row.slot, 0, "M").await.unwrap());
+    }
+}
+
+/// Another connection writes until the limit of the renewal has passed.
+#[tokio::test]
+async fn a_renewal_that_waits_past_its_limit_extends_nothing() {
+    let file = std::env::temp_dir().join(format!("rowlock-{}.db", Holder::unique().as_uuid()));
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&file).create_if_missing(true);
+    let options = options.busy_timeout(std::time::Duration::from_secs(60));
+    let (mut conn, mut other) =
+        (Conn::connect_with(&options).await.unwrap(), Conn::connect_with(&options).await.unwrap());
+    DB::install(&mut conn).await.unwrap();
+    DB::install_schedules(&mut conn).await.unwrap();
+    let held = claimed(&mut conn, "a").await;
+    let ends = ends_at(&mut conn, &held).await;
+    execute(&mut other, "BEGIN IMMEDIATE").await;
+    let limit = clock(&mut other).await + TimeDelta::milliseconds(20);
+    let renewal = async {
+        DB::change(&mut conn, std::slice::from_ref(&held), Change::Renew(LEASE * 2), Some(limit), Form::Common).await
+    };
+    let commit = async {
+        while clock(&mut other).await <= limit {
+            tokio::task::yield_now().await;
+        }
+        execute(&mut other, "COMMIT").await;
+    };
+    let (outcomes, ()) = tokio::join!(renewal, commit);
+    assert!(matches!(outcomes.unwrap()[..], [Outcome::TooLate(TooLate { now })] if now > limit));
+    assert_eq!(ends_at(&mut conn, &held).await, ends);
+    for end in ["", "-wal", "-shm"] {
+        std::fs::remove_file(format!("{}{end}", file.display())).ok();
+    }
+}
