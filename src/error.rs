@@ -5,7 +5,7 @@ use std::{error::Error as _, fmt, time::Duration};
 use crate::{
     action::{Action, Certainty, describe_outcome},
     key::{Holder, InvalidHolder, InvalidKey, Key, Token},
-    store::fault::{self, Contention, fault},
+    store::fault::{self, Contention, fault, said},
 };
 
 /// An error of a call. A refusal is not an error, but a regular result; a failure of the database
@@ -155,9 +155,24 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// The call was made outside a tokio runtime.
-    #[error("rowlock needs a tokio runtime with its timer enabled: call it from within one")]
+    /// Jobs were started outside a tokio runtime.
+    #[error("jobs run on the tokio runtime from which they are started: call it from within one")]
     NoRuntime,
+
+    /// The process was forked from one that used rowlock, and has none of its threads.
+    #[error(
+        "this process was forked from one that used rowlock: start a program in it (`exec`), or use rowlock only after the fork"
+    )]
+    Forked,
+
+    /// The library's own threads could not be started.
+    #[non_exhaustive]
+    #[error("rowlock could not start its threads: {source}; raise the limit of threads, or free memory")]
+    NoThreads {
+        /// The system's error.
+        #[source]
+        source: std::io::Error,
+    },
 
     /// No reply arrived within the time limit.
     #[non_exhaustive]
@@ -173,12 +188,9 @@ pub enum Error {
         outcome: Certainty,
     },
 
-    /// The pool gave no connection in time.
+    /// No connection was available in time.
     #[non_exhaustive]
-    #[error(
-        "{action} {subject}: no connection from the pool within {limit:?}, because all are in use or the server is out of reach; {}",
-        describe_outcome(*action, *outcome)
-    )]
+    #[error("{action} {subject}: no connection within {limit:?}: {}; {}", no_connection(source), describe_outcome(*action, *outcome))]
     NoConnection {
         /// The action that was to be performed.
         action: Action,
@@ -188,6 +200,9 @@ pub enum Error {
         limit: Duration,
         /// What is known of the outcome.
         outcome: Certainty,
+        /// Why there was none.
+        #[source]
+        source: sqlx::Error,
     },
 
     /// The claim no longer holds the key: it was taken over after its lease ended, was released by
@@ -376,6 +391,14 @@ fn because(source: &sqlx::Error) -> &'static str {
     match source {
         sqlx::Error::PoolClosed => " because the application's pool is closed",
         _ => "",
+    }
+}
+
+/// Returns why there was no connection.
+fn no_connection(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::PoolTimedOut => "all are in use, or the server does not answer".to_owned(),
+        error => said(error),
     }
 }
 

@@ -39,7 +39,13 @@ fn a_lease_is_spoken_of_where_there_is_one() {
                 failed(action, outcome),
                 read_only(action, outcome),
                 Error::TimedOut { action, subject: subject.clone(), limit, outcome },
-                Error::NoConnection { action, subject: subject.clone(), limit, outcome },
+                Error::NoConnection {
+                    action,
+                    subject: subject.clone(),
+                    limit,
+                    outcome,
+                    source: sqlx::Error::PoolTimedOut,
+                },
             ];
             for text in errors.map(|error| error.to_string()) {
                 assert_eq!(text.contains("lease"), of_a_claim && outcome == Certainty::Unknown, "{text}");

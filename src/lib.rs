@@ -139,8 +139,18 @@
 //! # Cancel safety
 //!
 //! Every future of this crate may be dropped, as `tokio::select!` and `tokio::time::timeout` do.
-//! The methods say what may have happened by then. Every call needs a tokio runtime with its timer
-//! enabled.
+//! The methods say what may have happened by then.
+//!
+//! # Threads
+//!
+//! Claims, renewals, releases and waits run on threads of the library's own, which the first call
+//! starts and which live as long as the process: `rowlock`, `rowlock-renew` (two) and
+//! `rowlock-clock`. A lease is therefore renewed, and its loss reported, while the application's
+//! runtime is blocked, paused, driven by turns or shut down. The calls may be awaited on any
+//! executor. Jobs run on the tokio runtime that starts them, and [`LeaseLock::connect`] needs one.
+//!
+//! A process that was forked after the first call has none of these threads. There each call fails
+//! with [`Error::Forked`], and a dropped lease ends nothing.
 //!
 //! # Features
 //!
@@ -163,12 +173,9 @@
 compile_error!("rowlock needs a database: enable one of the features `sqlite`, `postgres`, `mysql`");
 
 mod action;
-mod batch;
-mod detach;
 mod election;
 mod error;
 mod grant;
-mod hedge;
 mod key;
 mod label;
 mod lease;
@@ -186,10 +193,10 @@ mod rules_tests;
 mod schedule;
 mod schema;
 mod semaphore;
+mod session;
 mod spans;
 mod store;
 mod sync;
-mod task;
 mod transaction;
 mod version;
 

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
 use tracing::{Instrument as _, field::display};
 
 use crate::{
@@ -11,6 +10,7 @@ use crate::{
     key::Claim,
     lock::ResourceLock,
     rules::{Refusal, Status},
+    session::time::Instant,
     spans,
     store::Database,
     transaction::{
@@ -102,8 +102,8 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     ///
     /// The work is cancelled (its future is dropped) when a lease is lost. Pass
     /// [`Grant::cancellation_token`] to the tasks that it spawns. Work that blocks its thread
-    /// cannot be cancelled, and on a single-threaded runtime it stops the renewals: run it in
-    /// `spawn_blocking`, and let it check [`Grant::is_held`]. A panic abandons the key. A version
+    /// keeps its lease and cannot be cancelled: run it in `spawn_blocking`, and let it check
+    /// [`Grant::is_held`]. A panic abandons the key. A version
     /// excludes no other holder: work that is to run only once, or that writes, belongs under a
     /// lease or into [`transaction`](Self::transaction).
     ///

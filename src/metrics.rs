@@ -46,6 +46,7 @@ mod published {
             ("rowlock_renewals_failed_total", "Renewals without a reply; the leases still stand"),
             ("rowlock_conflicts_total", "Attempts at a transaction or an update that failed because of a conflict"),
             ("rowlock_runs_total", "Runs of schedules, by outcome"),
+            ("rowlock_events_dropped_total", "Events that were dropped because a subscriber blocked"),
             ("rowlock_database_errors_total", "Statements without a result, by kind; most are sent again"),
         ];
         for (name, text) in counters {
@@ -142,9 +143,15 @@ pub fn waited(key: &str, time: Duration) {
     observe!("rowlock_wait_seconds", time; key);
 }
 
-/// Records the time from the grant to the end of the lease, for whatever reason it ended.
-pub fn held(key: &str, time: Duration) {
-    observe!("rowlock_hold_seconds", time; key);
+/// Returns what records the time from the grant to the end of the lease, for whatever reason it
+/// ended, under the label of this moment.
+pub fn held(key: &str, time: Duration) -> impl FnOnce() + Send + 'static {
+    #[cfg(feature = "metrics")]
+    let labels = published::key_label(key);
+    move || {
+        #[cfg(feature = "metrics")]
+        metrics::histogram!("rowlock_hold_seconds", labels).record(time.as_secs_f64());
+    }
 }
 
 /// Records how long the replies to a batch of renewals took.
@@ -157,8 +164,14 @@ pub fn renewals_failed(leases: usize) {
     count!("rowlock_renewals_failed_total", leases as u64);
 }
 
-pub fn lost(key: &str) {
-    count!("rowlock_lost_total", 1; key);
+/// Returns what counts a loss, under the label of this moment.
+pub fn lost(key: &str) -> impl FnOnce() + Send + 'static {
+    #[cfg(feature = "metrics")]
+    let labels = published::key_label(key);
+    move || {
+        #[cfg(feature = "metrics")]
+        metrics::counter!("rowlock_lost_total", labels).increment(1);
+    }
 }
 
 /// Counts an attempt at a transaction or an update that failed because of a conflict.
@@ -177,6 +190,11 @@ pub fn started(schedule: &str, delay: Duration) {
 pub fn ran(schedule: &str, outcome: &'static str, time: Duration) {
     count!("rowlock_runs_total", 1, "outcome" => outcome; schedule);
     observe!("rowlock_run_seconds", time, "outcome" => outcome; schedule);
+}
+
+/// Counts events that were not emitted, because too many waited for a subscriber that blocked.
+pub fn events_dropped(count: usize) {
+    count!("rowlock_events_dropped_total", count as u64);
 }
 
 /// Counts a statement that has no result.

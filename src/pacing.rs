@@ -8,7 +8,8 @@ const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration
 /// Where releases are not notified, the first interval, and by what the intervals grow. A pause is
 /// then about a quarter of the wait before it, and at most half of it and 8 ms.
 const UNNOTIFIED: (Duration, f64) = (Duration::from_millis(8), 1.25);
-/// The bounds of the interval between attempts to open the connection that listens.
+/// The bounds of the intervals between attempts to open a session, and the connection that listens.
+const OPEN_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 const LISTEN_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
 /// Pauses with a bound that grows. Each pause is between half of the bound and the bound.
@@ -55,6 +56,12 @@ pub(crate) fn retry_backoff() -> Backoff {
 pub(crate) fn poll_sooner(before: Backoff) -> Backoff {
     let bound = before.bound.div_f64(before.growth * before.growth);
     Backoff { bound: bound.max(POLL_INTERVAL.0.min(before.bound)), ..before }
+}
+
+/// The pauses between attempts to open a session. An account may be locked after some failed
+/// logins.
+pub(crate) fn open_backoff() -> Backoff {
+    Backoff::between(OPEN_INTERVAL.0, OPEN_INTERVAL.1)
 }
 
 /// The pauses between attempts to open the connection that listens.
@@ -109,7 +116,7 @@ pub(crate) fn attempt(lease: Duration) -> Duration {
     (lease / 3).min(Duration::from_secs(10))
 }
 
-/// Returns after how long such a statement is sent on a second connection as well.
+/// Returns after how long such a statement is sent on a second session as well.
 pub(crate) fn hedge_delay(lease: Duration) -> Duration {
     attempt(lease) / 4
 }

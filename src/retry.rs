@@ -3,9 +3,13 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use tokio::time::{Instant, sleep};
 
-use crate::{error::Error, pacing::Backoff, store::failure::Failure};
+use crate::{
+    error::Error,
+    pacing::Backoff,
+    session::{time::Instant, timers::sleep},
+    store::failure::Failure,
+};
 
 /// How long one statement may take, by default.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(5);

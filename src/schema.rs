@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use sqlx::Pool;
-use tokio::time::{Instant, sleep};
 
 #[cfg(feature = "schedule")]
 use crate::store::{fault::Fault, schedule::Found};
@@ -11,11 +10,14 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     key::Key,
+    session::{
+        sessions::{Purpose, Sessions},
+        time::Instant,
+        timers::sleep,
+    },
     store::{
         Database, Form,
-        connection::PooledConn,
         failure::Failure,
-        pools::{Connections, Purpose},
         schema::{Freshness, KeyLimit, Schema},
     },
 };
@@ -67,13 +69,13 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// # fn main() {}
 /// ```
 pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
-    let connections = Connections::new(pool.clone(), Purpose::Requests);
+    let connections = Sessions::new(pool.clone(), Purpose::Requests);
     let migrated = install(&connections, &mut Attempts::new()).await;
-    connections.close_idle().await;
+    connections.close_idle();
     migrated
 }
 
-async fn install<DB: Database>(connections: &Connections<DB>, attempts: &mut Attempts) -> Result<(), Error> {
+async fn install<DB: Database>(connections: &Sessions<DB>, attempts: &mut Attempts) -> Result<(), Error> {
     complete(connections, attempts).await?;
     #[cfg(feature = "schedule")]
     complete_schedules(connections, attempts).await?;
@@ -82,13 +84,13 @@ async fn install<DB: Database>(connections: &Connections<DB>, attempts: &mut Att
 
 /// Creates the tables of schedules if they do not exist.
 #[cfg(feature = "schedule")]
-async fn complete_schedules<DB: Database>(connections: &Connections<DB>, attempts: &mut Attempts) -> Result<(), Error> {
+async fn complete_schedules<DB: Database>(connections: &Sessions<DB>, attempts: &mut Attempts) -> Result<(), Error> {
     loop {
         let found = schedule_tables(connections, attempts.limit, LIMIT).await;
         if found.map_err(|error| attempts.error(error))?.tables {
             return Ok(());
         }
-        match PooledConn::send(connections, attempts.limit, async |conn| DB::install_schedules(conn).await).await {
+        match connections.send(attempts.limit, async |conn| DB::install_schedules(conn).await).await {
             Err(failure) if matches!(failure.fault(), Fault::Denied | Fault::ReadOnly) => {
                 tracing::warn!(%failure, "the tables of schedules do not exist, and could not be created");
                 return Ok(());
@@ -102,11 +104,11 @@ async fn complete_schedules<DB: Database>(connections: &Connections<DB>, attempt
 /// Looks whether the tables of schedules exist, and whether the server can be used.
 #[cfg(feature = "schedule")]
 pub(crate) async fn schedule_tables<DB: Database>(
-    connections: &Connections<DB>,
+    connections: &Sessions<DB>,
     limit: Instant,
     time_limit: Duration,
 ) -> Result<Found, Error> {
-    let found = PooledConn::send_repeatedly(connections, limit, async |conn| DB::schedule_tables(conn).await).await;
+    let found = connections.send_repeatedly(limit, async |conn| DB::schedule_tables(conn).await).await;
     found.map_err(|failure| {
         failure.into_error(Action::Inspect, "the tables of schedules".into(), time_limit, Certainty::NothingChanged)
     })
@@ -141,19 +143,19 @@ pub(crate) async fn schedule_tables<DB: Database>(
 /// # }
 /// ```
 pub async fn migrate_functions<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
-    let connections = Connections::new(pool.clone(), Purpose::Requests);
+    let connections = Sessions::new(pool.clone(), Purpose::Requests);
     let mut attempts = Attempts::new();
     let migrated = match install(&connections, &mut attempts).await {
         Ok(()) => create_functions(&connections, &mut attempts).await,
         failed => failed,
     };
-    connections.close_idle().await;
+    connections.close_idle();
     migrated
 }
 
-async fn create_functions<DB: Database>(connections: &Connections<DB>, attempts: &mut Attempts) -> Result<(), Error> {
+async fn create_functions<DB: Database>(connections: &Sessions<DB>, attempts: &mut Attempts) -> Result<(), Error> {
     loop {
-        match PooledConn::send(connections, attempts.limit, async |conn| DB::install_functions(conn).await).await {
+        match connections.send(attempts.limit, async |conn| DB::install_functions(conn).await).await {
             Ok(true) => return Ok(()),
             Ok(false) => return Err(Error::Unsupported { wrong: NO_FUNCTIONS.into() }),
             Err(failure) => attempts.again::<DB>(failure, "the lock's functions").await?,
@@ -161,7 +163,7 @@ async fn create_functions<DB: Database>(connections: &Connections<DB>, attempts:
     }
 }
 
-async fn complete<DB: Database>(connections: &Connections<DB>, attempts: &mut Attempts) -> Result<(), Error> {
+async fn complete<DB: Database>(connections: &Sessions<DB>, attempts: &mut Attempts) -> Result<(), Error> {
     let mut installed = false;
     loop {
         let schema = schema(connections, attempts.limit, LIMIT).await.map_err(|error| attempts.error(error))?;
@@ -180,7 +182,7 @@ async fn complete<DB: Database>(connections: &Connections<DB>, attempts: &mut At
                 format!("it lacks {}, which rowlock does not add to a table of another program", missing.join(", "));
             return Err(unfit(wrong));
         }
-        match PooledConn::send(connections, attempts.limit, async |conn| DB::install(conn).await).await {
+        match connections.send(attempts.limit, async |conn| DB::install(conn).await).await {
             Ok(()) => {
                 installed = true;
                 attempts.changed();
@@ -224,7 +226,7 @@ impl Attempts {
     /// # Errors
     /// The error of the failure, if it was the tenth, or no connection was available.
     async fn again<DB: Database>(&mut self, failure: Failure, subject: &str) -> Result<(), Error> {
-        let was_sent = !matches!(failure, Failure::NoRuntime | Failure::NoConnection(_));
+        let was_sent = !matches!(failure, Failure::NoThreads(_) | Failure::NoConnection(_));
         if failure.is_unanswered() || (was_sent && !DB::INSTALLS_ATOMICALLY) {
             self.changed();
         }
@@ -238,11 +240,11 @@ impl Attempts {
 }
 
 async fn schema<DB: Database>(
-    connections: &Connections<DB>,
+    connections: &Sessions<DB>,
     limit: Instant,
     time_limit: Duration,
 ) -> Result<Schema, Error> {
-    let schema = PooledConn::send_repeatedly(connections, limit, async |conn| DB::schema(conn).await).await;
+    let schema = connections.send_repeatedly(limit, async |conn| DB::schema(conn).await).await;
     schema.map_err(|failure| {
         failure.into_error(Action::Inspect, "the table t_resource_lock".into(), time_limit, Certainty::NothingChanged)
     })
@@ -267,7 +269,7 @@ pub(crate) struct Table {
 impl Table {
     /// Reads the shape of the table, and refuses a table that a lock cannot use.
     pub async fn read<DB: Database>(
-        connections: &Connections<DB>,
+        connections: &Sessions<DB>,
         limit: Instant,
         time_limit: Duration,
     ) -> Result<Self, Error> {

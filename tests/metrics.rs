@@ -2,7 +2,11 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
-use std::{collections::HashMap, convert::Infallible, time::Duration};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    convert::Infallible,
+    time::{Duration, Instant},
+};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use rowlock::{Attempt, Columns, LeaseLock, Schedule, Schedules, Status, VersionedTable};
@@ -66,21 +70,33 @@ async fn what_happens_is_counted() {
     });
     assert_eq!(updated.await.unwrap().attempts, 2);
 
-    let published = snapshotter.snapshot().into_vec();
-    for (key, unit, text, _) in &published {
-        let name = key.key().name();
-        let wanted = if name.ends_with("_seconds") { "s" } else { "" };
-        assert_eq!(unit.map(|unit| unit.as_canonical_label()), Some(wanted), "{name}");
-        assert!(text.is_some(), "{name} is described");
-    }
-    let found: HashMap<String, DebugValue> = published
-        .into_iter()
-        .map(|(key, _, _, value)| {
+    // The metrics of the background come from a thread of their own. A snapshot empties histograms.
+    let mut found: HashMap<String, DebugValue> = HashMap::new();
+    let began = Instant::now();
+    let all_there = |found: &HashMap<String, DebugValue>| {
+        matches!(found.get("rowlock_hold_seconds"), Some(DebugValue::Histogram(values)) if values.len() >= 5)
+            && matches!(found.get("rowlock_held"), Some(DebugValue::Gauge(held)) if held.into_inner() == 0.0)
+    };
+    while !all_there(&found) {
+        assert!(began.elapsed() < Duration::from_secs(20), "holds are missing: {:?}", found.keys());
+        for (key, unit, text, value) in snapshotter.snapshot().into_vec() {
+            let name = key.key().name();
+            let wanted = if name.ends_with("_seconds") { "s" } else { "" };
+            assert_eq!(unit.map(|unit| unit.as_canonical_label()), Some(wanted), "{name}");
+            assert!(text.is_some(), "{name} is described");
             let labels: String =
                 key.key().labels().map(|label| format!(" {}={}", label.key(), label.value())).collect();
-            (format!("{}{labels}", key.key().name()), value)
-        })
-        .collect();
+            match (found.entry(format!("{name}{labels}")), value) {
+                (Entry::Occupied(mut before), DebugValue::Histogram(values)) => {
+                    if let DebugValue::Histogram(before) = before.get_mut() {
+                        before.extend(values);
+                    }
+                }
+                (entry, value) => drop(entry.insert_entry(value)),
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     let count = |name: &str| match found.get(name) {
         Some(DebugValue::Counter(count)) => *count,
         other => panic!("{name}: {other:?} in {:?}", found.keys()),

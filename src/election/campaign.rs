@@ -6,8 +6,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
-
 use crate::{
     election::{leaders::Leaders, leadership::Leadership},
     error::Error,
@@ -15,6 +13,7 @@ use crate::{
     key::Key,
     lease::{lock::LeaseLock, state::LeaseState},
     pacing::Backoff,
+    session::time::Instant,
     store::Database,
     sync::lock,
 };

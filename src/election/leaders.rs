@@ -8,10 +8,6 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use futures_core::Stream;
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep},
-};
 
 use crate::{
     error::Error,
@@ -20,6 +16,7 @@ use crate::{
     lock::BoxFuture,
     pacing::{Backoff, retry_backoff},
     queue::{listener::Listening, wakeups::Subscription},
+    session::{time::Instant, timers::sleep},
     store::{Database, admin::Listed},
 };
 
@@ -129,9 +126,6 @@ struct Observer<DB: Database> {
 
 impl<DB: Database> Observer<DB> {
     async fn next(mut self) -> (Change, Self) {
-        if Handle::try_current().is_err() {
-            return (Err(Error::NoRuntime), self);
-        }
         loop {
             match self.lock.read(&self.names[0]).await {
                 Ok(listed) => {

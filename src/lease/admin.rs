@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::{
     action::{Action, Certainty},
@@ -15,15 +14,18 @@ use crate::{
     },
     retry::{DAY, within},
     rules::{Status, Terms},
+    session::{
+        loan::Loan,
+        time::Instant,
+        timers::{sleep, timeout_at},
+    },
     store::{
         Database,
         admin::{Forced, Listed, Seen},
-        connection::PooledConn,
         failure::Failure,
         fault::Fault,
     },
     sync::lock,
-    task::current_runtime,
 };
 
 const TABLE: &str = "the table t_resource_lock";
@@ -318,9 +320,8 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(Forgetting { lock: self, older_than, terms, after: Some(String::new()), deleted: false })
     }
 
-    /// Checks for a runtime and a usable table, and returns the deadline of the operation.
+    /// Checks for a usable table, and returns the deadline of the operation.
     async fn checked_deadline(&self) -> Result<Instant, Error> {
-        current_runtime()?;
         let limit = Instant::now() + self.shared.settings.time_limit;
         self.shared.known_table(limit).await?;
         Ok(limit)
@@ -328,8 +329,8 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Returns a connection that has just answered a ping, because an operator's request is not
     /// sent again.
-    async fn checkout(&self, limit: Instant, action: Action, subject: &str) -> Result<PooledConn<DB>, Error> {
-        let conn = PooledConn::answering(&self.shared.settings.pool, limit).await;
+    async fn checkout(&self, limit: Instant, action: Action, subject: &str) -> Result<Loan<DB>, Error> {
+        let conn = self.shared.settings.sessions.answering(limit).await;
         conn.map_err(|failure| self.failed(failure, action, subject))
     }
 
@@ -360,7 +361,7 @@ impl<DB: Database> Forgetting<'_, DB> {
         let failed = |failure: Failure| {
             failure.into_error(Action::Forget, subject.to_owned(), lock.shared.settings.time_limit, before)
         };
-        let mut conn = PooledConn::answering(&lock.shared.settings.pool, limit).await.map_err(failed)?;
+        let mut conn = lock.shared.settings.sessions.answering(limit).await.map_err(failed)?;
         let Some(after) = &self.after else {
             let reply = timeout_at(limit, DB::sweep(conn.get())).await;
             return conn.settle(reply).map(|_| None).map_err(failed);

@@ -1,21 +1,19 @@
-//! The schedule of a renewer's background task: leases to renew and claims to end.
+//! What a renewer has to do: leases to renew and claims to end, by when it is due.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
-};
-
-use tokio::time::Instant;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use crate::{
     key::Claim,
     lease::{
         changes::GroupReply,
         ending::{EndOutcome, Ending},
+        span::Span,
         state::LeaseState,
     },
+    pacing,
+    session::time::Instant,
     store::{BATCH, Change},
-    task::Duty,
 };
 
 struct Scheduled {
@@ -23,8 +21,6 @@ struct Scheduled {
     renew_at: Instant,
     /// The server refused its renewal, alone or in a batch.
     was_refused: bool,
-    /// What the lease's deadline was when it was scheduled. Since then it may have moved forward.
-    deadline: Instant,
 }
 
 /// The leases in the order of a time, so that what is due is found without looking at the others.
@@ -42,18 +38,43 @@ impl Order {
     }
 }
 
+/// The leases of one span, which one statement renews.
+#[derive(Default)]
+struct Renewals {
+    /// Leases whose last renewal was not refused, by the time of the next one.
+    accepted: Order,
+    refused: Order,
+    /// A renewal of them is in flight.
+    in_flight: bool,
+}
+
+impl Renewals {
+    fn order(&mut self, was_refused: bool) -> &mut Order {
+        if was_refused { &mut self.refused } else { &mut self.accepted }
+    }
+
+    /// Returns when the next renewal is due, unless one is in flight.
+    fn next(&self) -> Option<Instant> {
+        self.accepted.first().into_iter().chain(self.refused.first()).min().filter(|_| !self.in_flight)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.accepted.0.is_empty() && self.refused.0.is_empty() && !self.in_flight
+    }
+}
+
+#[derive(Default)]
 pub(crate) struct Agenda {
-    pub duty: Duty,
+    /// A task does what is due.
+    pub has_task: bool,
     /// Keyed by [`LeaseState::id`], because a claim that is resumed is held by a second state.
     leases: HashMap<usize, Scheduled>,
-    /// Leases whose last renewal was not refused, by the time of the next one.
-    renewals: Order,
-    /// Leases whose last renewal was refused, by the time of the next one.
-    refused: Order,
-    deadlines: Order,
+    renewals: HashMap<Span, Renewals>,
     /// Keyed by number.
     endings: BTreeMap<u64, Ending>,
     last_number: u64,
+    /// A statement of endings is in flight.
+    is_ending: bool,
 }
 
 /// The items of one statement, unless the server refuses it.
@@ -78,19 +99,10 @@ impl<T> Batch<T> {
     }
 }
 
-impl Agenda {
-    pub fn new(duty: Duty) -> Self {
-        Self {
-            duty,
-            leases: HashMap::new(),
-            renewals: Order::default(),
-            refused: Order::default(),
-            deadlines: Order::default(),
-            endings: BTreeMap::new(),
-            last_number: 0,
-        }
-    }
+/// Claims to end with one change, each with the number of its ending.
+pub(crate) type EndingBatch = (Span, Change, Batch<(u64, Claim)>);
 
+impl Agenda {
     pub fn is_empty(&self) -> bool {
         self.leases.is_empty() && self.endings.is_empty()
     }
@@ -108,60 +120,51 @@ impl Agenda {
     }
 
     fn schedule(&mut self, held: Arc<LeaseState>, renew_at: Instant, was_refused: bool) {
-        let (id, deadline) = (held.id(), held.deadline());
-        self.deadlines.0.insert((deadline, id));
-        let order = if was_refused { &mut self.refused } else { &mut self.renewals };
-        order.0.insert((renew_at, id));
-        self.leases.insert(id, Scheduled { held, renew_at, was_refused, deadline });
+        let id = held.id();
+        self.renewals.entry(held.span).or_default().order(was_refused).0.insert((renew_at, id));
+        self.leases.insert(id, Scheduled { held, renew_at, was_refused });
     }
 
     /// Removes a lease.
     pub fn remove(&mut self, id: usize) -> Option<Arc<LeaseState>> {
-        let Scheduled { held, renew_at, was_refused, deadline } = self.leases.remove(&id)?;
-        self.deadlines.0.remove(&(deadline, id));
-        let order = if was_refused { &mut self.refused } else { &mut self.renewals };
-        order.0.remove(&(renew_at, id));
+        let Scheduled { held, renew_at, was_refused } = self.leases.remove(&id)?;
+        if let Some(renewals) = self.renewals.get_mut(&held.span) {
+            renewals.order(was_refused).0.remove(&(renew_at, id));
+            if renewals.is_empty() {
+                self.renewals.remove(&held.span);
+            }
+        }
         Some(held)
     }
 
-    /// Removes and returns the leases whose deadline has passed without a renewal.
-    pub fn take_late(&mut self) -> Vec<Arc<LeaseState>> {
+    /// Returns leases of one span whose renewal is due, as many as one statement has room for, and
+    /// marks it as in flight. What is left over was due before what comes next, and is first then.
+    pub fn renewals(&mut self) -> Option<(Span, Batch<Arc<LeaseState>>)> {
         let now = Instant::now();
-        let ids: Vec<usize> = self.deadlines.until(now).collect();
-        ids.into_iter().filter_map(|id| self.take_if_late(id, now)).collect()
-    }
-
-    /// Removes and returns the lease, unless its deadline has moved forward since it was scheduled.
-    fn take_if_late(&mut self, id: usize, now: Instant) -> Option<Arc<LeaseState>> {
-        let Scheduled { held, renew_at, was_refused, .. } = self.leases.get(&id)?;
-        if held.deadline() <= now {
-            return self.remove(id);
-        }
-        self.reschedule(id, *renew_at, *was_refused);
-        None
-    }
-
-    /// Returns when the next lease is renewed.
-    fn next_renewal(&self) -> Option<Instant> {
-        self.renewals.first().into_iter().chain(self.refused.first()).min()
-    }
-
-    /// Returns whether the renewal of a lease is due.
-    pub fn has_renewals(&self, now: Instant) -> bool {
-        self.next_renewal().is_some_and(|next| next <= now)
-    }
-
-    /// Returns the leases whose renewal is due by `due`, as many as one statement has room for.
-    /// What is left over was due before what comes next, and is first then.
-    pub fn renewals(&self, due: Instant) -> Batch<Arc<LeaseState>> {
-        // Those that were refused together are due together. They are shuffled, so that different
-        // ones are left over each time when there is no time for all.
-        let mut refused: Vec<usize> = self.refused.until(due).collect();
+        let mut due = self.renewals.iter_mut().filter_map(|(span, renewals)| Some((renewals.next()?, span, renewals)));
+        let (_, span, renewals) = due.find(|(at, ..)| *at <= now)?;
+        renewals.in_flight = true;
+        // Renewals that are due a little later join. Those that were refused together are due
+        // together. They are shuffled, so that different ones are left over each time when there is
+        // no time for all.
+        let due = now + pacing::joins_within(span.lease);
+        let mut refused: Vec<usize> = renewals.refused.until(due).collect();
         fastrand::shuffle(&mut refused);
-        let ids = self.renewals.until(due).chain(refused);
+        let ids = renewals.accepted.until(due).chain(refused);
         let leases = ids.filter_map(|id| self.leases.get(&id));
         let Batch { items, refused_from } = Batch::of(leases, |kept| kept.was_refused, |kept| kept.held.claims.len());
-        Batch { items: items.into_iter().map(|kept| kept.held.clone()).collect(), refused_from }
+        let items = items.into_iter().map(|kept| kept.held.clone()).collect();
+        Some((*span, Batch { items, refused_from }))
+    }
+
+    /// Records that the renewal of these leases is over.
+    pub fn renewed(&mut self, span: Span) {
+        if let Some(renewals) = self.renewals.get_mut(&span) {
+            renewals.in_flight = false;
+            if renewals.is_empty() {
+                self.renewals.remove(&span);
+            }
+        }
     }
 
     pub fn end(&mut self, ending: Ending) {
@@ -171,16 +174,25 @@ impl Agenda {
     }
 
     /// Returns the change to send and the claims whose ending is due, each with the number of its
-    /// ending. The endings are marked as in flight.
-    pub fn endings(&mut self) -> Option<(Change, Batch<(u64, Claim)>)> {
+    /// ending, and marks them as in flight.
+    ///
+    /// An ending waits for the renewals of its span in flight, of which one might revive the claim
+    /// that it ended.
+    pub fn endings(&mut self) -> Option<EndingBatch> {
         let now = Instant::now();
-        let is_due = |ending: &Ending| !ending.in_flight && ending.at <= now;
-        let change = self.endings.values().find(|ending| is_due(ending))?.change;
+        let renewals = &self.renewals;
+        let may_end = |ending: &Ending| !renewals.get(&ending.held.span).is_some_and(|renewals| renewals.in_flight);
+        let is_due = |ending: &Ending| may_end(ending) && ending.at <= now;
+        if self.is_ending {
+            return None;
+        }
+        let (span, change) =
+            self.endings.values().find(|ending| is_due(ending)).map(|ending| (ending.held.span, ending.change))?;
         // Endings that are due later join. Those that were refused do not, because they would take
         // statements of their own.
-        let joins = |ending: &Ending| is_due(ending) || !(ending.in_flight || ending.was_refused);
-        let mut due: Vec<(&u64, &mut Ending)> =
-            self.endings.iter_mut().filter(|(_, ending)| ending.change == change && joins(ending)).collect();
+        let joins = |ending: &Ending| is_due(ending) || (may_end(ending) && !ending.was_refused);
+        let of_kind = |ending: &Ending| ending.change == change && ending.held.span == span && joins(ending);
+        let mut due: Vec<(&u64, &mut Ending)> = self.endings.iter_mut().filter(|(_, ending)| of_kind(ending)).collect();
         // Shuffled, so that different ones are left over each time when there is no time for all.
         fastrand::shuffle(&mut due);
         due.sort_by_key(|(_, ending)| ending.was_refused);
@@ -188,10 +200,17 @@ impl Agenda {
             Batch::of(due.into_iter(), |(_, ending)| ending.was_refused, |(_, ending)| ending.left.len());
         let others = items.iter().take(refused_from).map(|(_, ending)| ending.left.len()).sum();
         let claims = items.into_iter().flat_map(|(number, ending)| {
-            ending.in_flight = true;
+            ending.sending();
             ending.left.iter().map(|claim| (*number, claim.clone()))
         });
-        Some((change, Batch { items: claims.collect(), refused_from: others }))
+        let batch = Batch { items: claims.collect(), refused_from: others };
+        self.is_ending = true;
+        Some((span, change, batch))
+    }
+
+    /// Records that the statement of endings is over.
+    pub fn ended(&mut self) {
+        self.is_ending = false;
     }
 
     /// Applies the replies for the claims of an ending. Removes and returns the ending if they
@@ -205,24 +224,12 @@ impl Agenda {
         Some((ended, self.endings.remove(&number)?))
     }
 
-    /// Called when another task continues what the previous task had in flight.
-    pub fn take_over(&mut self) {
-        self.endings.values_mut().for_each(Ending::forget_request);
-    }
-
     /// Returns when something is due, apart from what waits for a statement in flight.
-    pub fn next(&self, renewing: bool, ending: bool) -> Option<Instant> {
-        let renewal = self.next_renewal().filter(|_| !renewing);
-        let waiting = self.endings.values().filter(|waiting| !(renewing || ending || waiting.in_flight));
-        let endings = waiting.map(|waiting| waiting.at);
-        self.deadlines.first().into_iter().chain(renewal).chain(endings).min()
-    }
-
-    /// Removes and returns all leases and endings.
-    pub fn clear(&mut self) -> (Vec<Arc<LeaseState>>, Vec<Ending>) {
-        let ids: Vec<usize> = self.leases.keys().copied().collect();
-        let leases = ids.into_iter().filter_map(|id| self.remove(id)).collect();
-        (leases, std::mem::take(&mut self.endings).into_values().collect())
+    pub fn next(&self) -> Option<Instant> {
+        let renewals = self.renewals.values().filter_map(Renewals::next);
+        let waits = |ending: &&Ending| self.renewals.get(&ending.held.span).is_some_and(|renewals| renewals.in_flight);
+        let endings = self.endings.values().filter(|ending| !self.is_ending && !waits(ending));
+        renewals.chain(endings.map(|ending| ending.at)).min()
     }
 }
 
@@ -230,78 +237,101 @@ impl Agenda {
 mod tests {
     use std::time::Duration;
 
+    use chrono::TimeDelta;
     use uuid::Uuid;
 
     use super::*;
     use crate::key::{Holder, Key, Token};
 
+    /// Renewals that are due within a second join.
+    const LEASE: Duration = Duration::from_secs(12);
     const SECOND: Duration = Duration::from_secs(1);
 
     fn agenda() -> (Agenda, Instant) {
-        (Agenda::new(Duty::new(SECOND)), Instant::now())
+        (Agenda::default(), Instant::now() - SECOND)
     }
 
-    fn lease(deadline: Instant) -> Arc<LeaseState> {
+    fn lease_of(lease: Duration) -> Arc<LeaseState> {
         let claim = Claim { key: Key::new("k").unwrap(), holder: Holder::new(Uuid::new_v4()), token: Token::new(1) };
-        Arc::new(LeaseState::new(vec![claim], deadline, deadline, Arc::default()))
+        let span = Span { lease, lock_delay: TimeDelta::zero() };
+        LeaseState::unwatched(vec![claim], span, Instant::now() + lease)
+    }
+
+    fn lease() -> Arc<LeaseState> {
+        lease_of(LEASE)
     }
 
     fn ids(leases: &[Arc<LeaseState>]) -> Vec<usize> {
         leases.iter().map(|held| held.id()).collect()
     }
 
+    fn renewals(agenda: &mut Agenda) -> Batch<Arc<LeaseState>> {
+        let (span, batch) = agenda.renewals().unwrap();
+        assert!(agenda.renewals().is_none_or(|(other, _)| other != span), "it is in flight");
+        agenda.renewed(span);
+        batch
+    }
+
     #[test]
     fn what_is_left_over_is_first_in_the_next_batch() {
         let (mut agenda, start) = agenda();
-        let leases: Vec<_> = (0..BATCH + 2).map(|_| lease(start + 60 * SECOND)).collect();
+        let leases: Vec<_> = (0..BATCH + 2).map(|_| lease()).collect();
         for (number, held) in (0..).zip(&leases) {
             agenda.add(held.clone(), start + number * SECOND / 1_000_000);
         }
-        let due = start + SECOND;
-        assert_eq!(ids(&agenda.renewals(due).items), ids(&leases[..BATCH]));
+        assert_eq!(ids(&renewals(&mut agenda).items), ids(&leases[..BATCH]));
         for held in &leases[..BATCH] {
-            agenda.reschedule(held.id(), due, false);
+            agenda.reschedule(held.id(), start + SECOND, false);
         }
-        assert_eq!(ids(&agenda.renewals(due).items)[..2], ids(&leases[BATCH..]));
-        assert_eq!(agenda.next(false, false), Some(start + (BATCH as u32) * SECOND / 1_000_000));
+        assert_eq!(agenda.next(), Some(start + (BATCH as u32) * SECOND / 1_000_000));
+        assert_eq!(ids(&renewals(&mut agenda).items)[..2], ids(&leases[BATCH..]));
     }
 
     #[test]
     fn what_was_refused_comes_last() {
         let (mut agenda, start) = agenda();
-        let [refused, other, later] = [(); 3].map(|()| lease(start + 60 * SECOND));
+        let [refused, other, later] = [(); 3].map(|()| lease());
         agenda.add(refused.clone(), start);
         agenda.add(other.clone(), start + SECOND);
-        agenda.add(later, start + 3 * SECOND);
+        agenda.add(later, start + 10 * SECOND);
         agenda.reschedule(refused.id(), start, true);
-        let batch = agenda.renewals(start + 2 * SECOND);
+        let batch = renewals(&mut agenda);
         assert_eq!((ids(&batch.items), batch.refused_from), (ids(&[other, refused]), 1));
     }
 
     #[test]
     fn of_those_that_were_refused_together_each_is_first_sometimes() {
         let (mut agenda, start) = agenda();
-        let leases = [(); 3].map(|()| lease(start + 60 * SECOND));
+        let leases = [(); 3].map(|()| lease());
         for held in &leases {
             agenda.add(held.clone(), start);
             agenda.reschedule(held.id(), start, true);
         }
-        let first: BTreeSet<usize> = (0..200).map(|_| agenda.renewals(start).items[0].id()).collect();
+        let first: BTreeSet<usize> = (0..200).map(|_| renewals(&mut agenda).items[0].id()).collect();
         assert_eq!(first.len(), leases.len());
     }
 
     #[test]
-    fn a_lease_whose_deadline_has_moved_is_not_late() {
+    fn leases_of_another_span_are_renewed_beside_a_renewal_in_flight() {
         let (mut agenda, start) = agenda();
-        let [late, renewed, removed] = [(); 3].map(|()| lease(start));
-        for held in [&late, &renewed, &removed] {
-            agenda.add(held.clone(), start);
-        }
-        renewed.hold_until(start + 60 * SECOND);
+        let (long, short) = (lease_of(4 * LEASE), lease());
+        agenda.add(long.clone(), start);
+        agenda.add(short.clone(), start);
+        let (first, second) = (agenda.renewals().unwrap(), agenda.renewals().unwrap());
+        assert_ne!(first.0, second.0);
+        assert!(agenda.renewals().is_none() && agenda.next().is_none());
+        agenda.renewed(first.0);
+        assert_eq!(agenda.next(), Some(start));
+    }
+
+    #[test]
+    fn a_removed_lease_is_not_renewed() {
+        let (mut agenda, start) = agenda();
+        let (kept, removed) = (lease(), lease());
+        agenda.add(kept.clone(), start);
+        agenda.add(removed.clone(), start);
         agenda.remove(removed.id());
-        assert_eq!(ids(&agenda.take_late()), ids(&[late]));
-        assert_eq!(agenda.next(true, false), Some(start + 60 * SECOND));
         agenda.reschedule(removed.id(), start, false);
-        assert_eq!(ids(&agenda.renewals(start).items), ids(&[renewed]));
+        assert_eq!(ids(&renewals(&mut agenda).items), ids(&[kept]));
     }
 }

@@ -8,14 +8,8 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep},
-};
-
 use crate::{
     action::{Action, Certainty},
-    batch::op::Limits,
     error::Error,
     grant::Attempt,
     key::{Claim, Holder, Key},
@@ -36,8 +30,8 @@ use crate::{
         position::Position,
     },
     rules::{Reason, Refusal, Row},
+    session::{queue::Limits, time::Instant, timers::sleep},
     store::{ClaimReply, ClaimRequest, Database, failure::Failure, fault::Fault},
-    task::current_runtime,
 };
 
 /// How long a busy row is retried within one attempt.
@@ -49,7 +43,6 @@ const MAX_CREATE_PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct ClaimAttempt<'a, DB: Database> {
     shared: &'a Shared<DB>,
     key_terms: &'a Arc<KeyTerms<DB>>,
-    runtime: Handle,
     wanted: &'a Wanted,
     holder: Holder,
     /// The request has waited, and will soon be made again.
@@ -93,9 +86,8 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         any: Option<Arc<LocalQueue>>,
         until: Option<Instant>,
         before: Option<Unanswered>,
-    ) -> Result<Self, Error> {
+    ) -> Self {
         let holder = before.as_ref().map_or_else(Holder::unique, |before| before.holder);
-        let runtime = current_runtime()?;
         let statement_deadline = Instant::now() + shared.settings.time_limit;
         // A holder with an unanswered request was first in the queue when that request was sent.
         let is_first_in_queue = !key_terms.fair || before.is_some();
@@ -103,10 +95,9 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         let unanswered = before.is_some();
         let take = || any.as_ref().and_then(LocalQueue::take_place);
         let chosen = before.and_then(|before| before.chosen).or_else(take);
-        Ok(Self {
+        Self {
             shared,
             key_terms,
-            runtime,
             wanted,
             holder,
             waited: false,
@@ -122,7 +113,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             in_flight: Arc::default(),
             created: Vec::new(),
             contended: false,
-        })
+        }
     }
 
     /// Reports whether a claim request is in flight, and whether one has no reply while its caller
@@ -240,7 +231,12 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
                     }
                     Next::Retry
                 }
-                Ok(Claimed::Not { replies, .. }) => self.next(replies),
+                Ok(Claimed::Not { replies, unanswered, .. }) => {
+                    if unanswered {
+                        self.mark_unanswered();
+                    }
+                    self.next(replies)
+                }
                 Err(failure) => self.on_failure(failure).await?,
             };
             match next {
@@ -333,7 +329,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             sent: self.in_flight.clone(),
         };
         let limits = Limits { caller: self.caller_deadline, statement: self.statement_deadline };
-        let reply = self.shared.claims.send(&self.runtime, set, limits).await;
+        let reply = self.shared.claims.send(set, limits).await;
         self.in_flight.store(false, Ordering::Relaxed);
         reply
     }
@@ -344,7 +340,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         let (minutes, limit) = (self.key_terms.terms.minutes(), self.limit);
         let creation = Creation::new(keys.clone(), minutes, limit, self.contended);
         let limits = Limits { caller: limit, statement: limit };
-        match self.shared.creates.send(&self.runtime, creation, limits).await {
+        match self.shared.creates.send(creation, limits).await {
             Err(failure)
                 if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
             {

@@ -4,7 +4,6 @@ use std::{fmt, time::Duration};
 
 use chrono::{FixedOffset, TimeDelta};
 use sqlx::{Connection as _, Pool, pool::PoolOptions};
-use tokio::time::timeout;
 
 use crate::{
     action::{Action, Certainty},
@@ -13,14 +12,15 @@ use crate::{
     lease::{
         lock::LeaseLock,
         shared::{Settings, Shared},
+        span::Bounds,
     },
     retry::{Retry, TIME_LIMIT, time_limit},
     rules::{Rules, Terms},
-    store::{
-        Database, Options,
-        pools::{Connections, Purpose},
+    session::{
+        sessions::{Purpose, Sessions},
+        timers::timeout,
     },
-    task::current_runtime,
+    store::{Database, Options},
 };
 
 /// Builds a [`LeaseLock`] from the settings that all its handles share.
@@ -89,7 +89,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # fn main() {}
     /// ```
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        current_runtime()?;
         let failed = |source| Error::Database {
             action: Action::Connect,
             subject: format!("to {}", DB::NAME),
@@ -114,7 +113,7 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Returns the application's pool.
     pub fn pool(&self) -> &Pool<DB> {
-        self.shared.settings.pool.application()
+        self.shared.settings.sessions.application()
     }
 }
 
@@ -152,8 +151,8 @@ impl<DB: Database> LeaseLockBuilder<DB> {
     ///
     /// Each request has a reply of its own, and a request that arrives alone is sent alone, at
     /// once. A request that arrives while another one is in flight waits 20 ms for it. Then it
-    /// takes a connection of its own, up to the pool's size. With batching off, each request takes
-    /// a connection at once.
+    /// takes another session, of which there are eight at most. With batching off, each request
+    /// takes a session at once.
     pub fn batching(mut self, batching: bool) -> Self {
         self.batching = batching;
         self
@@ -161,15 +160,21 @@ impl<DB: Database> LeaseLockBuilder<DB> {
 
     /// Sends all statements over the application's pool, for servers that allow few connections.
     ///
-    /// By default a lock opens connections of its own with the options and hooks of the
-    /// application's pool: up to eight for requests and eight for renewals. All locks of that pool
-    /// share them, and each runtime opens them when they are needed. Nothing that the application
-    /// does to its connections affects them.
+    /// By default a lock opens sessions of its own, with the options of the application's pool and
+    /// its hook `after_connect`: as a rule one for requests and one for renewals, and eight and
+    /// four at most. All locks of that pool share them. A session that is not used is closed within
+    /// a minute. Nothing that the application does to its connections affects them.
     ///
-    /// On a shared pool each connection that is borrowed takes one more round trip, which rolls
-    /// back or detects a transaction that was left open there. Session settings (`SET search_path`)
-    /// apply to the lock, and a lease is lost if the pool is exhausted for longer than the lease.
-    /// SQLite always shares the application's pool.
+    /// On a shared pool each statement borrows a connection and returns it. The check of the
+    /// connection takes one more round trip, which rolls back or detects a transaction that was
+    /// left open there. Session settings (`SET search_path`) apply to the lock, and a lease is lost
+    /// if the pool is exhausted for longer than the lease. A claim or a renewal has no limit on the
+    /// server's clock: one that the server carries out late may take or extend the key until its
+    /// lease ends.
+    ///
+    /// On SQLite a lock opens one session for requests and one for renewals if the file is in WAL
+    /// mode, is not locked exclusively, and the application's pool may have several connections.
+    /// Otherwise it shares the application's pool.
     pub fn share_pool(mut self) -> Self {
         self.share_pool = true;
         self
@@ -199,11 +204,11 @@ impl<DB: Database> LeaseLockBuilder<DB> {
 
     /// Builds the lock from settings that are known to be valid.
     fn assemble(self) -> LeaseLock<DB> {
-        let pool = match self.share_pool {
-            true => Connections::shared(self.pool, Purpose::Requests),
-            false => Connections::new(self.pool, Purpose::Requests),
+        let sessions = match self.share_pool {
+            true => Sessions::shared(self.pool, Purpose::Requests),
+            false => Sessions::new(self.pool, Purpose::Requests),
         };
-        let renewals = pool.with_purpose(Purpose::Renewals);
+        let renewals = sessions.with_purpose(Purpose::Renewals);
         let terms = Terms {
             rules: Rules::default(),
             min_interval: TimeDelta::zero(),
@@ -212,8 +217,8 @@ impl<DB: Database> LeaseLockBuilder<DB> {
             article_clients: self.article_clients,
             label: self.label.unwrap_or_else(label::default),
         };
-        let shared = Shared::new(Settings { pool, renewals, time_limit: self.time_limit, batching: self.batching });
-        let key_terms = shared.key_terms(terms, false, TimeDelta::zero());
+        let shared = Shared::new(Settings { sessions, renewals, time_limit: self.time_limit, batching: self.batching });
+        let key_terms = shared.key_terms(terms, false, Bounds::default());
         LeaseLock { shared, key_terms, retry: Retry::default() }
     }
 }

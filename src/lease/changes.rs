@@ -1,17 +1,21 @@
-//! Changes of claims that stand: renewals and endings. A connection that stops replying, or a row
-//! that the server refuses to change, does not affect the other claims.
+//! Changes of claims that stand: renewals and endings. A session that stops replying, or a row that
+//! the server refuses to change, does not affect the other claims.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
-use tokio::time::Instant;
+use chrono::{DateTime, Utc};
 
 use crate::{
-    hedge::{Answer, Exchange, Hedge, Request},
     key::Claim,
+    session::{
+        exchange::{Answer, Exchange, Request, exchange},
+        sessions::Sessions,
+        time::Instant,
+    },
     store::{
-        Change, Database, Form, Outcome, Reply,
+        Change, Database, Form, Outcome, Reply, TooLate,
         failure::{Remedy, remedy},
-        skipped_among,
+        late_among, skipped_among,
     },
 };
 
@@ -19,34 +23,35 @@ use crate::{
 /// are unlikely to be caused by single rows.
 const FAILURES: usize = 64;
 
-pub(crate) struct Changes<DB: Database> {
-    pub hedge: Hedge<DB>,
-}
-
 /// One change of several claims.
-struct ChangeRequest<'a> {
-    claims: &'a [Claim],
-    change: Change,
+pub(crate) struct ChangeRequest<'a> {
+    pub claims: &'a [Claim],
+    pub change: Change,
+    pub form: Form,
 }
 
 impl<DB: Database> Request<DB> for ChangeRequest<'_> {
     type Reply = Vec<Outcome>;
 
-    fn send(&self, conn: &mut DB::Connection) -> impl Future<Output = Reply<Vec<Outcome>>> + Send {
-        DB::change(conn, self.claims, self.change, None, Form::Common)
+    fn send(
+        &self,
+        conn: &mut DB::Connection,
+        not_after: Option<DateTime<Utc>>,
+    ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send {
+        DB::change(conn, self.claims, self.change, not_after, self.form)
     }
 
-    fn is_settled(outcomes: &Vec<Outcome>) -> bool {
+    fn too_late(&self, outcomes: &Vec<Outcome>, _: Option<DateTime<Utc>>) -> Option<TooLate> {
+        late_among(outcomes)
+    }
+
+    fn is_settled(&self, outcomes: &Vec<Outcome>) -> bool {
         skipped_among(outcomes).is_none()
     }
 }
 
-pub(crate) struct ChangeReply {
-    /// When the request that was answered was sent.
-    pub sent: Instant,
-    /// One per claim, in order.
-    pub outcomes: Vec<Outcome>,
-}
+/// The outcomes of a change, one per claim, and when the request that was answered was sent.
+pub(crate) type ChangeReply = Answer<Vec<Outcome>>;
 
 /// The result of a request for one of several groups.
 pub(crate) struct GroupReply {
@@ -54,65 +59,71 @@ pub(crate) struct GroupReply {
     pub unanswered: bool,
 }
 
-impl<DB: Database> Changes<DB> {
-    /// Sends one change for all of these claims, on a second connection too if the first does not
-    /// answer.
-    pub async fn send(&self, claims: &[Claim], change: Change, limit: Instant) -> Exchange<ChangeReply> {
-        let Exchange { reply, unanswered } = self.hedge.send(&ChangeRequest { claims, change }, limit).await;
-        let reply = reply.map(|Answer { sent, reply: outcomes }| ChangeReply { sent, outcomes });
-        Exchange { reply, unanswered }
-    }
+/// How long a change may take.
+#[derive(Clone, Copy)]
+pub(crate) struct ChangeLimits {
+    pub limit: Instant,
+    /// After this time without a reply, it is sent on another session as well.
+    pub silence: Duration,
+}
 
-    /// Sends one change for the claims of several groups, in one statement if possible. A
-    /// statement that the server refuses is split in halves and sent again, so that only the
-    /// groups that cause the refusal are refused.
-    ///
-    /// The groups from index `refused_from` on were refused before. They are sent apart from the
-    /// others.
-    pub async fn send_apart(
-        &self,
-        groups: &[Vec<Claim>],
-        refused_from: usize,
-        change: Change,
-        limit: Instant,
-    ) -> Vec<GroupReply> {
-        let mut replies: Vec<GroupReply> = Vec::with_capacity(groups.len());
-        // In the order of the groups, the next range last.
-        let mut left: Vec<Range<usize>> = vec![refused_from..groups.len(), 0..refused_from];
-        let mut failures = 0;
-        while let Some(range) = left.pop() {
-            let (many, all) = (range.len(), &groups[range.clone()]);
-            if many == 0 {
-                continue;
+/// Sends one change for all of these claims.
+pub(crate) async fn send<DB: Database>(
+    sessions: &Sessions<DB>,
+    claims: &[Claim],
+    change: Change,
+    ChangeLimits { limit, silence }: ChangeLimits,
+) -> Exchange<ChangeReply> {
+    exchange(None, sessions, silence, limit, &ChangeRequest { claims, change, form: Form::Common }).await
+}
+
+/// Sends one change for the claims of several groups, in one statement if possible. A statement
+/// that the server refuses is split in halves and sent again, so that only the groups that cause
+/// the refusal are refused.
+///
+/// The groups from index `refused_from` on were refused before. They are sent apart from the
+/// others.
+pub(crate) async fn send_apart<DB: Database>(
+    sessions: &Sessions<DB>,
+    groups: &[Vec<Claim>],
+    refused_from: usize,
+    change: Change,
+    limits: ChangeLimits,
+) -> Vec<GroupReply> {
+    let mut replies: Vec<GroupReply> = Vec::with_capacity(groups.len());
+    // In the order of the groups, the next range last.
+    let mut left: Vec<Range<usize>> = vec![refused_from..groups.len(), 0..refused_from];
+    let mut failures = 0;
+    while let Some(range) = left.pop() {
+        let (many, all) = (range.len(), &groups[range.clone()]);
+        if many == 0 {
+            continue;
+        }
+        if failures >= FAILURES || Instant::now() >= limits.limit {
+            replies.extend(all.iter().map(|_| GroupReply { reply: Err(Remedy::Apart), unanswered: false }));
+            continue;
+        }
+        let Exchange { reply, unanswered } = send(sessions, &all.concat(), change, limits).await;
+        failures = if reply.is_ok() { 0 } else { failures + 1 };
+        match reply {
+            Ok(Answer { sent, reply: outcomes }) => {
+                let mut rest = outcomes.into_iter();
+                replies.extend(all.iter().map(|claims| {
+                    let outcomes = rest.by_ref().take(claims.len()).collect();
+                    GroupReply { reply: Ok(Answer { sent, reply: outcomes }), unanswered }
+                }));
             }
-            if failures >= FAILURES || Instant::now() >= limit {
-                replies.extend(all.iter().map(|_| GroupReply { reply: Err(Remedy::Apart), unanswered: false }));
-                continue;
-            }
-            let Exchange { reply, unanswered } = self.send(&all.concat(), change, limit).await;
-            failures = if reply.is_ok() { 0 } else { failures + 1 };
-            match reply {
-                Ok(ChangeReply { sent, outcomes }) => {
-                    let mut rest = outcomes.into_iter();
-                    replies.extend(all.iter().map(|claims| {
-                        let outcomes = rest.by_ref().take(claims.len()).collect();
-                        GroupReply { reply: Ok(ChangeReply { sent, outcomes }), unanswered }
-                    }));
-                }
-                Err(failure) => {
-                    let remedy = remedy(&failure, many);
-                    let halves = remedy == Remedy::Apart && many > 1 && !unanswered;
-                    if halves {
-                        tracing::debug!(?change, groups = many, %failure, "refused, and sent again by halves");
-                        let middle = range.start + many / 2;
-                        left.extend([middle..range.end, range.start..middle]);
-                    } else {
-                        tracing::debug!(?change, groups = many, %failure, "not answered, or refused");
-                        replies.extend(all.iter().map(|_| GroupReply { reply: Err(remedy), unanswered }));
-                    }
+            Err(failure) => {
+                let remedy = remedy(&failure, many);
+                let halves = remedy == Remedy::Apart && many > 1 && !unanswered;
+                if halves {
+                    let middle = range.start + many / 2;
+                    left.extend([middle..range.end, range.start..middle]);
+                } else {
+                    replies.extend(all.iter().map(|_| GroupReply { reply: Err(remedy), unanswered }));
                 }
             }
         }
-        replies
     }
+    replies
 }

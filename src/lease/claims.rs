@@ -6,15 +6,21 @@ use std::sync::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
-use tokio::{sync::OnceCell, time::Instant};
+use tokio::sync::OnceCell;
 
 use crate::{
-    batch::op::BatchOp,
     key::{Claim, Key, PreviousClaim, Token},
     lease::{handle::LeaseHandle, left_behind::LeftBehind, terms::KeyTerms},
     rules::{Row, Status, Verdict, judge},
     schema::Table,
-    store::{Change, ClaimReply, ClaimRequest, Database, Reply, is_undone},
+    session::{
+        exchange::{Answer, Exchange, Request, exchange, silence},
+        loan::Loan,
+        queue::BatchOp,
+        sessions::Sessions,
+        time::Instant,
+    },
+    store::{Change, ClaimReply, ClaimRequest, Database, Form, Reply, TooLate, failure::Failure},
 };
 
 /// A granted claim request: all of its keys are granted.
@@ -55,6 +61,8 @@ pub(crate) enum Claimed<DB: Database> {
         /// The replies apply to all requests for the same keys that arrived before this one was
         /// sent.
         for_all: bool,
+        /// The request was sent twice, and one of the two has no reply.
+        unanswered: bool,
     },
 }
 
@@ -92,31 +100,37 @@ impl<DB: Database> BatchOp<DB> for Claims {
     /// A refusal applies to all requests that arrived before it was sent.
     fn share(claimed: &Claimed<DB>) -> Option<Claimed<DB>> {
         match claimed {
-            Claimed::Not { replies, for_all: true } => Some(Claimed::Not { replies: replies.clone(), for_all: true }),
+            Claimed::Not { replies, for_all: true, .. } => {
+                Some(Claimed::Not { replies: replies.clone(), for_all: true, unanswered: false })
+            }
             _ => None,
         }
     }
 
-    async fn run(&self, conn: &mut DB::Connection, sets: &[ClaimSet<DB>], sent: Instant) -> Reply<Vec<Claimed<DB>>> {
-        let Some(ClaimSet { key_terms, .. }) = sets.first() else { return Ok(Vec::new()) };
-        sets.iter().for_each(|set| set.sent.store(!set.look, Ordering::Relaxed));
+    async fn run(
+        &self,
+        session: Loan<DB>,
+        sessions: &Sessions<DB>,
+        sets: &[ClaimSet<DB>],
+        limit: Instant,
+    ) -> Result<Vec<Claimed<DB>>, Failure> {
+        let Some(ClaimSet { key_terms, look, .. }) = sets.first() else { return Ok(Vec::new()) };
+        sets.iter().for_each(|set| set.sent.store(!look, Ordering::Relaxed));
         let requests: Vec<ClaimRequest> = sets.iter().flat_map(|set| set.requests.clone()).collect();
         let form = self.table.get().map(|table| table.form).unwrap_or_default();
         let lease = key_terms.terms.lease.to_std().unwrap_or_default();
-        let replies = if let [ClaimSet { look: true, .. }] = sets {
-            DB::look(conn, &requests, &key_terms.terms).await?
-        } else {
-            let holders = requests.iter().map(|request| request.holder).collect();
-            let in_flight = self.left_behind.sending(holders, lease);
-            let replies = DB::claim(conn, &requests, &key_terms.terms, None, form).await;
-            if replies.as_ref().map_or_else(is_undone, |_| true) {
-                in_flight.settled();
-            }
-            replies?
-        };
+        let silence = silence(sessions, limit - Instant::now());
+        let statement = Claiming { requests: &requests, key_terms, form, look: *look };
+        let holders = requests.iter().filter(|_| !look).map(|request| request.holder).collect();
+        let in_flight = self.left_behind.sending(holders, lease);
+        let Exchange { reply, unanswered } = exchange(Some(session), sessions, silence, limit, &statement).await;
+        if !unanswered {
+            in_flight.settled();
+        }
+        let Answer { sent, reply: replies } = reply?;
         let mut replies = replies.into_iter();
         let mut claimed = |set: &ClaimSet<DB>| {
-            let claimed = set.claimed(replies.by_ref().take(set.requests.len()).collect(), sent);
+            let claimed = set.claimed(replies.by_ref().take(set.requests.len()).collect(), sent, unanswered);
             if let (Claimed::Late, [request, ..]) = (&claimed, &set.requests[..]) {
                 self.left_behind.add(request.holder, Instant::now() + lease);
             }
@@ -126,8 +140,55 @@ impl<DB: Database> BatchOp<DB> for Claims {
     }
 }
 
+/// One statement that claims for several requests on equal terms, or looks at their rows.
+struct Claiming<'a, DB: Database> {
+    requests: &'a [ClaimRequest],
+    key_terms: &'a KeyTerms<DB>,
+    form: Form,
+    look: bool,
+}
+
+impl<DB: Database> Request<DB> for Claiming<'_, DB> {
+    type Reply = Vec<ClaimReply>;
+
+    async fn send(&self, conn: &mut DB::Connection, not_after: Option<DateTime<Utc>>) -> Reply<Vec<ClaimReply>> {
+        let terms = &self.key_terms.terms;
+        if self.look {
+            return DB::look(conn, self.requests, terms).await;
+        }
+        DB::claim(conn, self.requests, terms, not_after, self.form).await
+    }
+
+    fn too_late(&self, replies: &Vec<ClaimReply>, not_after: Option<DateTime<Utc>>) -> Option<TooLate> {
+        // What was granted is not asked for again.
+        let is_granted = replies.iter().any(|reply| matches!(reply, ClaimReply::Granted { .. }));
+        let not_after = not_after.filter(|_| !self.look && !is_granted)?;
+        let late = self.requests.iter().zip(replies).find_map(|(request, reply)| match reply {
+            ClaimReply::Seen { row: Some(row), now } if *now > not_after => {
+                let verdict = judge(Some(row), *now, request.holder, &self.key_terms.terms);
+                (!matches!(verdict, Verdict::Refuse(..))).then_some(*now)
+            }
+            _ => None,
+        });
+        late.map(|now| TooLate { now })
+    }
+
+    /// A row that could be granted may be locked by the other request of the same holder.
+    fn is_settled(&self, replies: &Vec<ClaimReply>) -> bool {
+        self.look
+            || self.requests.iter().zip(replies).all(|(request, reply)| match reply {
+                ClaimReply::Granted { .. } => true,
+                ClaimReply::Seen { row, now } => {
+                    let verdict = judge(row.as_ref(), *now, request.holder, &self.key_terms.terms);
+                    matches!(verdict, Verdict::Refuse(..) | Verdict::Create)
+                }
+                ClaimReply::Withheld => true,
+            })
+    }
+}
+
 impl<DB: Database> ClaimSet<DB> {
-    fn claimed(&self, replies: Vec<ClaimReply>, sent: Instant) -> Claimed<DB> {
+    fn claimed(&self, replies: Vec<ClaimReply>, sent: Instant, unanswered: bool) -> Claimed<DB> {
         let Self { requests, key_terms, .. } = self;
         let (mut claims, mut priors) = (Vec::with_capacity(requests.len()), Vec::with_capacity(requests.len()));
         for (request, reply) in requests.iter().zip(&replies) {
@@ -142,9 +203,9 @@ impl<DB: Database> ClaimSet<DB> {
                 needs_own_statement(judge(row.as_ref(), *now, request.holder, &key_terms.terms), row.as_ref(), *now)
             };
             let for_all = !requests.iter().zip(&replies).any(needs_own_statement);
-            return Claimed::Not { replies, for_all };
+            return Claimed::Not { replies, for_all, unanswered };
         }
-        if sent.elapsed() >= key_terms.renewer.local_duration() {
+        if sent.elapsed() >= key_terms.span().local() {
             return Claimed::Late;
         }
         // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes

@@ -3,16 +3,18 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
-
 use crate::{
     action::{Action, Certainty},
     error::Error,
     key::Claim,
     lock::{CommitOutcome, Confirmation},
     retry::Repeat,
-    store::{Confirmed, Database, connection::PooledConn, failure::Failure, fault::Fault, pools::Connections},
-    task::current_runtime,
+    session::{
+        sessions::Sessions,
+        time::Instant,
+        timers::{sleep, timeout_at},
+    },
+    store::{Confirmed, Database, failure::Failure, fault::Fault},
     transaction::own::in_transaction,
 };
 
@@ -22,7 +24,6 @@ pub(crate) async fn confirm<DB: Database>(
     tx: &mut DB::Connection,
     time_limit: Duration,
 ) -> Result<Confirmation, Error> {
-    current_runtime()?;
     in_transaction::<DB>(tx, &claim.key, time_limit).await?;
     confirm_within::<DB>(claim, tx, time_limit).await
 }
@@ -58,7 +59,7 @@ pub(crate) async fn confirm_within<DB: Database>(
 
 /// Derives the commit outcome from the count, which only confirmations under this claim change.
 pub(crate) async fn commit_outcome<DB: Database>(
-    pool: &Connections<DB>,
+    pool: &Sessions<DB>,
     claim: &Claim,
     confirmation: Confirmation,
     time_limit: Duration,
@@ -77,8 +78,8 @@ pub(crate) async fn commit_outcome<DB: Database>(
     }
 }
 
-async fn confirms<DB: Database>(pool: &Connections<DB>, claim: &Claim, limit: Instant) -> Result<Option<i64>, Failure> {
-    PooledConn::send(pool, limit, async |conn| DB::confirms(conn, claim).await).await
+async fn confirms<DB: Database>(pool: &Sessions<DB>, claim: &Claim, limit: Instant) -> Result<Option<i64>, Failure> {
+    pool.send(limit, async |conn| DB::confirms(conn, claim).await).await
 }
 
 async fn pause() {

@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::OnceCell, time::Instant};
+use tokio::sync::OnceCell;
 
 use crate::{
-    batch::op::BatchOp,
     key::Key,
     schema::Table,
-    store::{Database, Reply},
+    session::{loan::Loan, queue::BatchOp, sessions::Sessions, time::Instant, timers::timeout_at},
+    store::{Database, failure::Failure},
 };
 
 /// How long a statement of several requests waits for another transaction's uncommitted insert of
@@ -62,16 +62,24 @@ impl<DB: Database> BatchOp<DB> for Creates {
         Some(())
     }
 
-    async fn run(&self, conn: &mut DB::Connection, creations: &[Creation], sent: Instant) -> Reply<Vec<()>> {
+    async fn run(
+        &self,
+        mut session: Loan<DB>,
+        _: &Sessions<DB>,
+        creations: &[Creation],
+        limit: Instant,
+    ) -> Result<Vec<()>, Failure> {
         let Some(first) = creations.first() else { return Ok(Vec::new()) };
         // The server gives up slightly earlier than the client, so that no backend continues to
         // wait there.
-        let left = first.limit.saturating_duration_since(sent).mul_f64(0.9);
+        let left = (first.limit - Instant::now()).mul_f64(0.9);
         let lock_timeout = if creations.len() == 1 { left } else { SHARED_LOCK_TIMEOUT };
         let mut keys: Vec<Key> = creations.iter().flat_map(|creation| creation.keys.clone()).collect();
         keys.sort(); // instances that insert the same keys do not deadlock
         let form = self.table.get().map(|table| table.form).unwrap_or_default();
-        DB::create(conn, &keys, first.minutes, lock_timeout, form).await?;
+        let creating = DB::create(session.get(), &keys, first.minutes, lock_timeout, form);
+        let reply = timeout_at(limit, creating).await;
+        session.settle(reply)?;
         Ok(vec![(); creations.len()])
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::{sync::oneshot, time::Instant};
+use tokio::sync::oneshot;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
         state::LeaseState,
     },
     pacing::Backoff,
+    session::time::Instant,
     store::{Change, Outcome, failure::Remedy},
 };
 
@@ -33,8 +34,6 @@ pub(crate) struct Ending {
     pub left: Vec<Claim>,
     /// When the ending is sent next.
     pub at: Instant,
-    /// A request is in flight.
-    pub in_flight: bool,
     /// The server refused the ending, alone or in a batch.
     pub was_refused: bool,
     /// A request was sent whose outcome is unknown.
@@ -49,45 +48,42 @@ impl Ending {
     pub fn new(
         held: Arc<LeaseState>,
         change: Change,
-        pauses: Backoff,
         token: TaskTrackerToken,
     ) -> (Self, oneshot::Receiver<EndOutcome>) {
         let (outcome, receiver) = oneshot::channel();
         let ending = Self {
             left: held.claims.clone(),
-            held,
             change,
             at: Instant::now(),
-            in_flight: false,
             was_refused: false,
             unanswered: false,
             lost: false,
-            pauses,
+            pauses: held.span.pauses(),
+            held,
             outcome,
             _token: token,
         };
         (ending, receiver)
     }
 
-    /// Counts the request in flight as unanswered, because the task that sent it may never receive
-    /// the reply.
-    pub fn forget_request(&mut self) {
-        self.unanswered |= std::mem::take(&mut self.in_flight);
+    /// Records that a request is sent. Without a reply, as after a panic of the driver, another one
+    /// follows after a pause.
+    pub fn sending(&mut self) {
+        self.at = Instant::now() + self.pauses.next();
     }
 
-    /// Applies the replies for these claims. Returns `None` if the ending is to be sent again. A
-    /// task that was replaced may receive replies late, for claims that are settled by then.
+    /// Applies the replies for these claims. Returns `None` if the ending is to be sent again.
     pub fn apply_replies<'a>(
         &mut self,
         replies: impl Iterator<Item = (&'a Claim, &'a GroupReply)>,
     ) -> Option<EndOutcome> {
-        (self.in_flight, self.was_refused) = (false, false);
+        self.was_refused = false;
         let mut permanent = true;
         for (claim, GroupReply { reply, unanswered }) in replies {
             self.unanswered |= unanswered;
             let Some(index) = self.left.iter().position(|left| left == claim) else { continue };
             match reply {
-                Ok(ChangeReply { outcomes, .. }) => match outcomes.first() {
+                Ok(ChangeReply { reply: outcomes, .. }) => match outcomes.first() {
                     Some(Outcome::Done) => drop(self.left.remove(index)),
                     Some(Outcome::Lost) => {
                         self.lost = true;
@@ -103,7 +99,7 @@ impl Ending {
         }
         let now = Instant::now();
         if !self.left.is_empty() && !permanent && now < self.held.row_ends() {
-            self.at = now + self.pauses.next();
+            self.sending();
             return None;
         }
         Some(self.ended())
@@ -123,9 +119,8 @@ impl Ending {
     /// Reports the outcome to the waiting caller, and wakes the next waiters of this process.
     pub fn complete(self, ended: EndOutcome) {
         self.held.release_kept();
-        for Claim { key, token, .. } in &self.held.claims {
-            tracing::info!(%key, %token, ?ended, "the claim was ended in the background");
-        }
+        let held = self.held;
+        held.emit(move |claim| tracing::info!(key = %claim.key, token = %claim.token, ?ended, "the claim was ended in the background"));
         // A dropped lease has no receiver.
         let _ = self.outcome.send(ended);
     }

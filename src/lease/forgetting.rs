@@ -2,14 +2,12 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use chrono::TimeDelta;
-use tokio::time::{Instant, sleep};
-
 use crate::{
     error::Error,
-    lease::lock::LeaseLock,
+    lease::{lock::LeaseLock, span::Bounds},
     retry::{DAY, within},
     rules::{Rules, Status, Terms},
+    session::{time::Instant, timers::sleep},
     store::Database,
 };
 
@@ -71,7 +69,7 @@ impl<DB: Database> LeaseLock<DB> {
         let rule = "a part of the age";
         let min_interval = within("a period", period.mul_f64(0.85), Duration::ZERO, LONGEST_PERIOD, rule)?;
         let terms = Terms { min_interval, ..one.key_terms.terms.clone() };
-        let one = Self { key_terms: self.shared.key_terms_of_own_interval(terms, false, TimeDelta::zero()), ..one };
+        let one = Self { key_terms: self.shared.key_terms_of_own_interval(terms, false, Bounds::default()), ..one };
         loop {
             match one.forget_as_one(age).await {
                 Err(error) if error.is_retryable() => tracing::warn!(%error, "old rows are deleted later"),

@@ -19,8 +19,11 @@ use crate::{
 /// [`abandon`](Self::abandon). In both cases the next holder need not wait for the lease to end. A
 /// lease that is dropped is abandoned in the background: the next holder need not wait for the
 /// lease to end, but for the [`lock_delay`](crate::LeaseLock::lock_delay) of the handle, because
-/// tasks of the work may still run. If no runtime is left to abandon it, a dropped lease ends by
+/// tasks of the work may still run. If the process ends before that, a dropped lease ends by
 /// itself.
+///
+/// The lease is renewed on threads of the library's own: work that blocks its thread or its runtime
+/// keeps it for as long as the process lives.
 ///
 /// `Lease<DB>` is a lease on one key. [`LeaseSet<DB>`](LeaseSet) is a lease on several keys. The
 /// parameter `K` says which: [`One`] or [`Several`].
@@ -138,8 +141,9 @@ impl<DB: Database, K> Lease<DB, K> {
         self.handle.lease_state()
     }
 
-    /// Returns whether the lease is known to be held at this moment, by this machine's monotonic
-    /// clock.
+    /// Returns whether the lease is known to be held at this moment, by this machine's clock. The
+    /// clock only moves forward, and on Linux, Android and Apple's systems it also counts the time
+    /// for which the machine sleeps.
     pub fn is_held(&self) -> bool {
         self.handle.is_held()
     }
@@ -149,9 +153,11 @@ impl<DB: Database, K> Lease<DB, K> {
         self.handle.time_left()
     }
 
-    /// Waits until the lease is lost. It completes before the server could grant a key to another
-    /// holder, if neither the process nor its runtime is delayed for longer than a twentieth of the
-    /// lease.
+    /// Waits until the lease is lost. A thread of the library's own watches the clock, and waits
+    /// for no statement and no code of the application. The loss is reported before the server
+    /// could grant a key to another holder, if the process is not delayed for longer than a
+    /// twentieth of the lease. A task on a runtime that is blocked learns of it when the runtime
+    /// goes on.
     ///
     /// # Cancel safety
     /// No state is lost if the future is dropped.
@@ -220,9 +226,10 @@ impl<DB: Database, K> Lease<DB, K> {
     /// Under [`Rules::Article`](crate::Rules::Article) the key waits for an operator, as after a
     /// crash.
     ///
-    /// The abandonment is sent once no renewal is under way. A renewal that was given up without a
-    /// reply, and that the server carries out after the abandonment, closes the key again, until
-    /// the lease and the lock-delay that it has written are over.
+    /// The abandonment is sent once no renewal is under way. A renewal without a reply may still be
+    /// carried out after it, until the limit that the renewal had: a third of the lease, at most 10
+    /// s, after it was sent. It then closes the key again, until the lease and the lock-delay that
+    /// it has written are over. A statement over the application's pool has no such limit.
     ///
     /// # Errors
     /// [`Error::Lost`] if a claim had been lost before; [`Error::TimedOut`] if it is unknown

@@ -4,28 +4,25 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use tokio::{
-    runtime::Handle,
-    sync::oneshot,
-    time::{Instant, timeout_at},
-};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     action::{Action, Certainty},
-    batch::op::Limits,
     error::Error,
-    hedge::Exchange,
     key::Claim,
     lease::{
         ending::EndOutcome,
-        releases::Release,
+        releases::{Release, Released},
         state::{LeaseState, NO_RENEWAL},
         terms::KeyTerms,
     },
     metrics,
     pacing::Backoff,
     rules::Status,
+    session::{
+        clock::Deadline, exchange::Exchange, fork::is_forked, queue::Limits, threads, time::Instant, timers::timeout_at,
+    },
     store::{
         Change, Database, Outcome,
         failure::{Failure, Remedy, remedy},
@@ -33,7 +30,6 @@ use crate::{
         skipped,
     },
     sync::lock,
-    task::current_runtime,
 };
 
 /// One handle on the claims of a lease. Dropping the last handle abandons them.
@@ -74,7 +70,8 @@ impl<DB: Database> fmt::Debug for LeaseHandle<DB> {
 impl<DB: Database> LeaseHandle<DB> {
     /// Creates the handle for claims that were granted to a request sent at `sent`.
     pub fn begin(key_terms: &Arc<KeyTerms<DB>>, claims: Vec<Claim>, sent: Instant, if_undelivered: Change) -> Self {
-        let (held, if_undelivered) = (key_terms.renewer.hold(claims, sent), Some(if_undelivered));
+        let (held, if_undelivered) =
+            (key_terms.renewer.hold(key_terms.span(), key_terms.bounds.max_hold, claims, sent), Some(if_undelivered));
         Self { key_terms: key_terms.clone(), held, state: HandleState::Open, if_undelivered }
     }
 
@@ -140,18 +137,10 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     pub async fn lost(&self) {
-        if Handle::try_current().is_err() {
-            return self.held.lost.cancelled().await; // no clock can be watched here
+        if !self.is_held() {
+            self.key_terms.renewer.report_lost(&self.held, 0, NO_RENEWAL);
         }
-        self.key_terms.renewer.ensure_task();
-        // The renewer reports the loss. The clock is watched here too, in case the runtime that
-        // drives the renewer makes no progress.
-        while !self.held.lost.is_cancelled() {
-            let deadline = self.held.deadline();
-            if timeout_at(deadline, self.held.lost.cancelled()).await.is_err() && !self.is_held() {
-                self.key_terms.renewer.report_lost(&self.held, 0, NO_RENEWAL);
-            }
-        }
+        self.held.lost.cancelled().await;
     }
 
     pub fn cancellation_token(&self) -> CancellationToken {
@@ -163,6 +152,19 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     async fn renew_with(&self, change: Change) -> Result<(), Error> {
+        let renewed = self.copy();
+        let tracker = self.key_terms.renewer.tracker.clone();
+        threads::run(&tracker, async move { renewed.renew_here(change).await }).await?
+    }
+
+    /// Returns a handle that does nothing when it is dropped.
+    fn copy(&self) -> Self {
+        let (key_terms, held) = (self.key_terms.clone(), self.held.clone());
+        Self { key_terms, held, state: HandleState::Closed, if_undelivered: None }
+    }
+
+    /// Renews the lease, on the thread `rowlock`.
+    async fn renew_here(&self, change: Change) -> Result<(), Error> {
         if !self.is_held() {
             self.key_terms.renewer.report_lost(&self.held, 0, "its time was up before it was renewed");
             return Err(self.error_lost());
@@ -199,7 +201,13 @@ impl<DB: Database> LeaseHandle<DB> {
         }
     }
 
-    pub async fn release(mut self, status: Status) -> Result<(), Error> {
+    pub async fn release(self, status: Status) -> Result<(), Error> {
+        let tracker = self.key_terms.renewer.tracker.clone();
+        threads::run(&tracker, self.release_here(status)).await?
+    }
+
+    /// Releases the lease, on the thread `rowlock`.
+    async fn release_here(mut self, status: Status) -> Result<(), Error> {
         if !self.held.drop_handle() {
             self.state = HandleState::Closed;
             return if self.held.lost.is_cancelled() { Err(self.error_lost()) } else { Ok(()) };
@@ -225,19 +233,21 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     async fn try_release(&self, status: Status) -> Result<(), Error> {
-        let runtime = current_runtime()?;
         let last = self.held.deadline();
         // A claim that was released is not sent again, because another holder may have the key by
         // then.
         let (mut left, mut lost, mut unanswered) = (self.claims().to_vec(), None, None);
-        let (mut pauses, mut alone) = (self.key_terms.renewer.pauses(), false);
+        let (mut pauses, mut alone) = (self.key_terms.span().pauses(), false);
         let change = Change::release(status, &self.key_terms.terms, *lock(&self.key_terms.longest_interval));
         loop {
             let limit = Instant::now() + self.key_terms.time_limit;
             let release = Release { claims: left.clone(), change, alone };
             let limits = Limits { caller: limit, statement: limit };
-            let failure = match self.key_terms.releases.send(&runtime, release, limits).await {
-                Ok(outcomes) => {
+            let failure = match self.key_terms.releases.send(release, limits).await {
+                Ok(Released { outcomes, unanswered: is_unanswered }) => {
+                    if is_unanswered {
+                        unanswered.get_or_insert(Failure::NoReply);
+                    }
                     let gone = outcomes.iter().position(|outcome| *outcome == Outcome::Lost);
                     lost = lost.or(gone.map(|index| left[index].clone()));
                     left = skipped(left, &outcomes);
@@ -273,7 +283,6 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     pub async fn abandon(mut self) -> Result<(), Error> {
-        current_runtime()?; // dropping the handle abandons it
         let Some(ended) = self.begin_ending(ABANDON) else {
             return if self.held.lost.is_cancelled() { Err(self.error_lost()) } else { Ok(()) };
         };
@@ -333,10 +342,14 @@ impl<DB: Database> LeaseHandle<DB> {
 
 impl<DB: Database> Drop for LeaseHandle<DB> {
     fn drop(&mut self) {
+        // The process that this one was forked from holds the lease.
+        if is_forked() {
+            return;
+        }
         if self.state == HandleState::Closed || (self.state == HandleState::Open && !self.held.drop_handle()) {
             return;
         }
-        metrics::held(self.held.claims[0].key.as_str(), self.held.since.elapsed());
+        threads::emit(metrics::held(self.held.claims[0].key.as_str(), self.held.since.elapsed()));
         self.held.over.cancel();
         // Claims that are lost before their caller received them are put back where they stand.
         let is_lost = self.held.lost.is_cancelled() && self.if_undelivered.is_none();
@@ -345,7 +358,7 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
         } else {
             // Work that has not ended may not have stopped yet, unless it was never begun.
             let has_ended = self.state == HandleState::Ending;
-            let delay = if has_ended { TimeDelta::zero() } else { self.key_terms.lock_delay };
+            let delay = if has_ended { TimeDelta::zero() } else { self.key_terms.bounds.lock_delay };
             let change = self.if_undelivered.unwrap_or(Change::Abandon(delay));
             drop(self.key_terms.renewer.end(self.held.clone(), change));
         }

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use chrono::TimeDelta;
-
 use crate::{
     error::Error,
-    lease::lock::LeaseLock,
+    lease::{lock::LeaseLock, span::Bounds},
     retry::{DAY, Retry, within},
     rules::{Rules, Terms},
     store::Database,
@@ -39,7 +37,7 @@ impl<DB: Database> LeaseLock<DB> {
     pub fn lease(self, lease: Duration) -> Result<Self, Error> {
         let lease =
             within("a lease", lease, Duration::from_millis(100), 30 * DAY, "it has to be from 100 ms to 30 days")?;
-        let delay = self.key_terms.lock_delay;
+        let delay = self.key_terms.bounds.lock_delay;
         Ok(self.with(|terms, _| terms.lease = lease + delay))
     }
 
@@ -71,9 +69,37 @@ impl<DB: Database> LeaseLock<DB> {
     /// ```
     pub fn lock_delay(self, delay: Duration) -> Result<Self, Error> {
         let delay = within("a lock-delay", delay, Duration::ZERO, 30 * DAY, "it has to be at most 30 days")?;
-        let (mut terms, fair) = (self.key_terms.terms.clone(), self.key_terms.fair);
-        terms.lease += delay - self.key_terms.lock_delay;
-        Ok(self.on_terms(terms, fair, delay))
+        let (mut terms, fair, bounds) = (self.key_terms.terms.clone(), self.key_terms.fair, self.key_terms.bounds);
+        terms.lease += delay - bounds.lock_delay;
+        Ok(self.on_terms(terms, fair, Bounds { lock_delay: delay, ..bounds }))
+    }
+
+    /// Sets how long a key is held at most: 1 s to ten years; without a limit by default.
+    ///
+    /// The library renews a lease for as long as its process lives, also while the work blocks its
+    /// thread. A limit ends the lease of work that is stuck: it counts as lost when the limit has
+    /// passed since the claim, and other holders may take the key once the lease in its row ends.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a duration out of range.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # fn example<DB: rowlock::Database>(pool: sqlx::Pool<DB>) -> Result<(), rowlock::Error> {
+    /// use rowlock::LeaseLock;
+    /// use std::time::Duration;
+    ///
+    /// // A report that has not ended after an hour never will.
+    /// let report = LeaseLock::new(pool).max_hold(Duration::from_secs(60 * 60))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn max_hold(self, most: Duration) -> Result<Self, Error> {
+        let rule = "it has to be from 1 s to ten years";
+        within("a max_hold", most, Duration::from_secs(1), 3653 * DAY, rule)?;
+        let (terms, fair, bounds) = (self.key_terms.terms.clone(), self.key_terms.fair, self.key_terms.bounds);
+        Ok(self.on_terms(terms, fair, Bounds { max_hold: most, ..bounds }))
     }
 
     /// Sets the minimum interval between two starts: zero (no interval) to ten years, zero by
@@ -127,14 +153,13 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     fn with(self, change: impl FnOnce(&mut Terms, &mut bool)) -> Self {
-        let (mut terms, mut fair, delay) =
-            (self.key_terms.terms.clone(), self.key_terms.fair, self.key_terms.lock_delay);
+        let (mut terms, mut fair, bounds) = (self.key_terms.terms.clone(), self.key_terms.fair, self.key_terms.bounds);
         change(&mut terms, &mut fair);
-        self.on_terms(terms, fair, delay)
+        self.on_terms(terms, fair, bounds)
     }
 
-    fn on_terms(mut self, terms: Terms, fair: bool, lock_delay: TimeDelta) -> Self {
-        self.key_terms = self.shared.key_terms(terms, fair, lock_delay);
+    fn on_terms(mut self, terms: Terms, fair: bool, bounds: Bounds) -> Self {
+        self.key_terms = self.shared.key_terms(terms, fair, bounds);
         self
     }
 }

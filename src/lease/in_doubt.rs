@@ -15,12 +15,12 @@ pub(crate) struct Unanswered {
 }
 
 /// Whether a claim of a call may stand without the call's knowledge, also if the call is cut short.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct InDoubt {
     /// A claim request is in flight. After the call it is finished, and put back if it is granted.
     pub in_flight: Arc<AtomicBool>,
     /// A claim request has no reply.
-    unanswered: AtomicBool,
+    unanswered: Arc<AtomicBool>,
 }
 
 impl InDoubt {

@@ -6,9 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
-
-use crate::{key::Holder, sync::lock};
+use crate::{key::Holder, session::time::Instant, sync::lock};
 
 /// The holders of claims that may stand, and when their leases have ended, as far as is known.
 #[derive(Default)]

@@ -2,7 +2,6 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use crate::{
@@ -21,9 +20,9 @@ use crate::{
     },
     metrics,
     retry::Retry,
+    session::{threads, time::Instant},
     spans,
     store::Database,
-    task::current_runtime,
 };
 
 /// The maximum number of keys in a set. Except on PostgreSQL, each key takes a statement of its
@@ -34,9 +33,10 @@ const MAX_KEYS: usize = 100;
 ///
 /// A value of this type is a handle on the lock. An application creates one lock, with
 /// [`new`](Self::new), [`builder`](Self::builder) or [`connect`](Self::connect), and clones the
-/// handle where it is needed. All handles made from one lock share its connections, renewals,
-/// batches, listener and [`shutdown`](Self::shutdown). Locks of the same application pool share
-/// connections too; see [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool).
+/// handle where it is needed. All handles made from one lock share its renewals, batches and
+/// [`shutdown`](Self::shutdown). Locks of the same application pool share sessions, the listener
+/// and the wakeups of waiters; see
+/// [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool).
 ///
 /// A handle has terms of its own: [`lease`](Self::lease), [`min_interval`](Self::min_interval),
 /// [`rules`](Self::rules), [`retry_failed_at_once`](Self::retry_failed_at_once),
@@ -138,20 +138,20 @@ impl<DB: Database> LeaseLock<DB> {
     /// while one of them holds the key. Tasks on other terms wait in a queue of their own.
     ///
     /// # Errors
-    /// As [`try_acquire`](Self::try_acquire), but transient failures (an outage, contention, a pool
-    /// without a spare connection) are retried. Such a failure is returned only if the time ends
-    /// without a refusal.
+    /// As [`try_acquire`](Self::try_acquire), but transient failures (an outage, contention, no
+    /// session in time) are retried. Such a failure is returned only if the time ends without a
+    /// refusal.
     ///
     /// # Cancel safety
     /// If the future is dropped, the wait stops. A claim in flight is completed in the background,
     /// and its row is put back as it was before; a claim that took over an expired one is
-    /// abandoned. If the database does not answer within a second, the claim may stand until its
-    /// lease ends.
+    /// abandoned. If the database does not answer within a second after the drop, the claim may
+    /// stand until its lease ends.
     ///
-    /// A future that was polled, is not polled again and is not dropped may be the one whose turn
-    /// it is. The other tasks of this process that wait for the key on equal terms then wait behind
-    /// it, as they would with tokio's `Mutex`. In a `select!` loop with such a future, no other
-    /// branch should acquire the same key.
+    /// The wait runs on a thread of the library's own from the first poll on. A future that is not
+    /// polled again does not hold up the other tasks that wait for the key. It may be granted the
+    /// key: the lease is then renewed until the future is polled, and returns it, or is dropped. In
+    /// a `select!` loop with such a future, no other branch should wait for the same key.
     ///
     /// # Examples
     ///
@@ -299,6 +299,17 @@ impl<DB: Database> LeaseLock<DB> {
         self.granted_or_in_doubt(wanted, wait, for_run, &InDoubt::default()).await
     }
 
+    /// Does the work on the thread `rowlock`. If the future is dropped, the work is dropped there,
+    /// and [`shutdown`](Self::shutdown) waits for what follows from that.
+    pub(crate) fn on_thread<T, W>(&self, work: impl FnOnce(Self) -> W) -> impl Future<Output = Result<T, Error>> + Send
+    where
+        T: Send + 'static,
+        W: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        let running = threads::run(&self.shared.tracker, Box::pin(work(self.clone())));
+        async { running.await? }
+    }
+
     /// Acquires the keys. If the future is dropped, `in_doubt` tells whether a claim may stand.
     pub(crate) async fn granted_or_in_doubt(
         &self,
@@ -308,35 +319,44 @@ impl<DB: Database> LeaseLock<DB> {
         in_doubt: &InDoubt,
     ) -> Result<Attempt<Granted<DB>>, Error> {
         let span = spans::acquire(&wanted.keys, wanted.any);
-        let request = async {
-            current_runtime()?;
-            let now = Instant::now();
-            let table = match wait.is_zero() {
-                true => self.shared.known_table(now + self.shared.settings.time_limit).await?,
-                false => table_within(&self.shared, now, wait).await?,
-            };
-            for key in &*wanted.keys {
-                table.admits(key, &self.key_terms.terms.label)?;
-            }
-            let attempt = match wait.is_zero() {
-                true => {
-                    let any = wanted.any.then(|| self.key_terms.queues.queue(&wanted.keys, true));
-                    ClaimAttempt::new(&self.shared, &self.key_terms, wanted, any, None, None)?.run().await?
-                }
-                false => wait_for(&self.shared, &self.key_terms, wanted, now, wait, for_run, in_doubt).await?,
-            };
-            if let Attempt::Acquired(granted) = &attempt {
-                metrics::waited(granted.handle.claims()[0].key.as_str(), now.elapsed());
-            }
-            Ok(attempt)
-        };
-        let attempt = request.instrument(span.clone()).await;
+        let (asked, in_doubt) = (wanted.clone(), in_doubt.clone());
+        let request = |lock: Self| async move { lock.request(&asked, wait, for_run, &in_doubt).await };
+        let attempt = self.on_thread(request).instrument(span.clone()).await;
         match &attempt {
             Ok(Attempt::Acquired(granted)) => spans::acquired(&span, &granted.handle.claims()[0], wanted.any),
             Ok(Attempt::Refused(refusal)) => spans::refused(&span, refusal, wanted.any),
             Err(error) => spans::failed(&span, error),
         }
         attempt
+    }
+
+    /// Acquires the keys, on the thread `rowlock`.
+    async fn request(
+        &self,
+        wanted: &Wanted,
+        wait: Duration,
+        for_run: bool,
+        in_doubt: &InDoubt,
+    ) -> Result<Attempt<Granted<DB>>, Error> {
+        let now = Instant::now();
+        let table = match wait.is_zero() {
+            true => self.shared.known_table(now + self.shared.settings.time_limit).await?,
+            false => table_within(&self.shared, now, wait).await?,
+        };
+        for key in &*wanted.keys {
+            table.admits(key, &self.key_terms.terms.label)?;
+        }
+        let attempt = match wait.is_zero() {
+            true => {
+                let any = wanted.any.then(|| self.key_terms.queues.queue(&wanted.keys, true));
+                ClaimAttempt::new(&self.shared, &self.key_terms, wanted, any, None, None).run().await?
+            }
+            false => wait_for(&self.shared, &self.key_terms, wanted, now, wait, for_run, in_doubt).await?,
+        };
+        if let Attempt::Acquired(granted) = &attempt {
+            metrics::waited(granted.handle.claims()[0].key.as_str(), now.elapsed());
+        }
+        Ok(attempt)
     }
 
     /// Takes up a claim by the id of its holder: one that another process was granted and
@@ -391,11 +411,12 @@ impl<DB: Database> LeaseLock<DB> {
     /// whether none of them is left, and no claim without a reply may stand. It covers all handles
     /// of the lock.
     ///
-    /// Call it before the program ends, so that the next holder need not wait for them to expire.
-    /// The key of a dropped lease stays closed for its lock-delay, for which this call does not
-    /// wait. Leases that are still held stay held. Connections that are idle by then are closed,
-    /// which takes up to 400 ms more; another lock on the same pool opens new ones. At the limit
-    /// the background work continues with what is left, as long as the runtime exists.
+    /// Call it before the program ends, so that the next holder need not wait for them to expire. A
+    /// claim without a reply is waited for until its time limit has passed: it is then put back, if
+    /// it stands. The key of a dropped lease stays closed for its lock-delay, for which this call
+    /// does not wait. Leases that are still held stay held. Sessions that are idle by then are
+    /// closed in the background; another lock on the same pool opens new ones. At the limit the
+    /// background work continues with what is left, as long as the process lives.
     ///
     /// # Cancel safety
     /// If the future is dropped, the wait stops. Nothing else changes.
@@ -422,8 +443,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// ```
     pub async fn shutdown(&self, limit: Duration) -> bool {
         let settled = self.shared.settled(limit).await;
-        self.shared.settings.pool.close_idle().await;
-        self.shared.settings.renewals.close_idle().await;
+        self.shared.settings.sessions.close_idle();
+        self.shared.settings.renewals.close_idle();
         settled
     }
 }

@@ -17,7 +17,6 @@ pub(crate) mod in_doubt;
 pub(crate) mod info;
 pub(crate) mod left_behind;
 pub(crate) mod lock;
-mod one_reader;
 pub(crate) mod polling;
 pub(crate) mod readers;
 pub(crate) mod reads;
@@ -26,6 +25,9 @@ pub(crate) mod renewer;
 pub(crate) mod replies;
 mod resource_lock;
 pub(crate) mod shared;
+#[cfg(all(test, feature = "sqlite", feature = "schedule"))]
+mod slept_tests;
+pub(crate) mod span;
 pub(crate) mod state;
 pub(crate) mod terms;
 pub(crate) mod transient;

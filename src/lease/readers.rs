@@ -9,11 +9,10 @@ use std::{
     },
 };
 
-use tokio::time::Instant;
-
 use crate::{
     key::Key,
     lease::{claims::Granted, terms::KeyTerms},
+    session::time::Instant,
     store::Database,
     sync::lock,
 };

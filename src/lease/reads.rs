@@ -1,30 +1,31 @@
 //! Reads of rows that show every claim committed before them. Concurrent readers of one key share a
 //! read that begins after all of them have asked for it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    sync::OnceCell,
-    time::{Duration, Instant},
-};
+use chrono::{DateTime, Utc};
+use tokio::sync::OnceCell;
 
 use crate::{
     action::{Action, Certainty},
-    batch::{
-        batcher::Batcher,
-        op::{BatchOp, Limits},
-    },
     error::Error,
     key::Key,
     lease::{handle::subject, terms::KeyTerms},
     retry::Repeat,
     schema::Table,
+    session::{
+        exchange::{Request, exchange, silence},
+        loan::Loan,
+        queue::{BatchOp, Limits, Queue},
+        sessions::Sessions,
+        time::Instant,
+    },
     store::{
         Database, Reply,
         admin::{KeyRange, Listed},
+        failure::Failure,
         schema::Freshness,
     },
-    task::current_runtime,
 };
 
 /// The batch operation that reads.
@@ -57,17 +58,47 @@ impl<DB: Database> BatchOp<DB> for Reads {
         Some(rows.clone())
     }
 
-    async fn run(&self, conn: &mut DB::Connection, reads: &[RangeRead<DB>], _: Instant) -> Reply<Vec<Vec<Listed>>> {
+    async fn run(
+        &self,
+        session: Loan<DB>,
+        sessions: &Sessions<DB>,
+        reads: &[RangeRead<DB>],
+        limit: Instant,
+    ) -> Result<Vec<Vec<Listed>>, Failure> {
         let freshness = self.table.get().map_or(Freshness::Plain, |table| table.freshness);
-        let mut found = Vec::with_capacity(reads.len());
-        for RangeRead { keys, key_terms } in reads {
-            found.push(DB::read_range(conn, keys, &key_terms.terms, freshness).await?);
+        let silence = silence(sessions, limit - Instant::now());
+        let (mut session, mut found) = (Some(session), Vec::with_capacity(reads.len()));
+        for read in reads {
+            let answer = exchange(session.take(), sessions, silence, limit, &Fresh { read, freshness }).await;
+            found.push(answer.reply?.reply);
         }
         Ok(found)
     }
 }
 
-impl<DB: Database> Batcher<DB, Reads> {
+/// A read that shows what was committed before it.
+struct Fresh<'a, DB: Database> {
+    read: &'a RangeRead<DB>,
+    freshness: Freshness,
+}
+
+impl<DB: Database> Request<DB> for Fresh<'_, DB> {
+    type Reply = Vec<Listed>;
+
+    fn send(
+        &self,
+        conn: &mut DB::Connection,
+        _: Option<DateTime<Utc>>,
+    ) -> impl Future<Output = Reply<Vec<Listed>>> + Send {
+        DB::read_range(conn, &self.read.keys, &self.read.key_terms.terms, self.freshness)
+    }
+
+    fn is_settled(&self, _: &Vec<Listed>) -> bool {
+        true
+    }
+}
+
+impl<DB: Database> Queue<DB, Reads> {
     /// Reads the rows as they are at some moment after the call. Transient failures are retried up
     /// to the limit.
     pub async fn read(
@@ -77,12 +108,11 @@ impl<DB: Database> Batcher<DB, Reads> {
         limit: Instant,
         time_limit: Duration,
     ) -> Result<Vec<Listed>, Error> {
-        let runtime = current_runtime()?;
         let limits = Limits { caller: limit, statement: limit };
         let mut repeat = Repeat::until(limit);
         loop {
             let read = RangeRead { keys: keys.clone(), key_terms: key_terms.clone() };
-            if let Some(rows) = repeat.final_or_pause(self.send(&runtime, read, limits).await).await {
+            if let Some(rows) = repeat.final_or_pause(self.send(read, limits).await).await {
                 return rows.map_err(|failure| {
                     let subject = subject([keys.first.as_str()].into_iter());
                     failure.into_error(Action::Inspect, subject, time_limit, Certainty::NothingChanged)

@@ -2,13 +2,20 @@
 
 use std::sync::Arc;
 
-use tokio::{sync::OnceCell, time::Instant};
+use tokio::sync::OnceCell;
 
 use crate::{
-    batch::op::BatchOp,
     key::{Claim, Key},
+    lease::changes::ChangeRequest,
     schema::Table,
-    store::{Change, Database, Outcome, Reply},
+    session::{
+        exchange::{Exchange, exchange, silence},
+        loan::Loan,
+        queue::BatchOp,
+        sessions::Sessions,
+        time::Instant,
+    },
+    store::{Change, Database, Outcome, failure::Failure},
 };
 
 pub(crate) struct Releases {
@@ -22,9 +29,17 @@ pub(crate) struct Release {
     pub alone: bool,
 }
 
+/// The reply to a release.
+pub(crate) struct Released {
+    /// One per claim, in order.
+    pub outcomes: Vec<Outcome>,
+    /// It was sent twice, and one of the two requests has no reply.
+    pub unanswered: bool,
+}
+
 impl<DB: Database> BatchOp<DB> for Releases {
     type Request = Release;
-    type Output = Vec<Outcome>;
+    type Output = Released;
 
     fn key(release: &Release) -> Option<&Key> {
         if let ([claim], false) = (&release.claims[..], release.alone) { Some(&claim.key) } else { None }
@@ -34,15 +49,28 @@ impl<DB: Database> BatchOp<DB> for Releases {
         release.change == other.change
     }
 
-    fn share(_: &Vec<Outcome>) -> Option<Vec<Outcome>> {
+    fn share(_: &Released) -> Option<Released> {
         None
     }
 
-    async fn run(&self, conn: &mut DB::Connection, requests: &[Release], _: Instant) -> Reply<Vec<Vec<Outcome>>> {
-        let Some(Release { change, .. }) = requests.first() else { return Ok(Vec::new()) };
+    async fn run(
+        &self,
+        session: Loan<DB>,
+        sessions: &Sessions<DB>,
+        requests: &[Release],
+        limit: Instant,
+    ) -> Result<Vec<Released>, Failure> {
+        let Some(&Release { change, .. }) = requests.first() else { return Ok(Vec::new()) };
         let claims: Vec<Claim> = requests.iter().flat_map(|release| release.claims.clone()).collect();
         let form = self.table.get().map(|table| table.form).unwrap_or_default();
-        let mut outcomes = DB::change(conn, &claims, *change, None, form).await?.into_iter();
-        Ok(requests.iter().map(|release| outcomes.by_ref().take(release.claims.len()).collect()).collect())
+        let silence = silence(sessions, limit - Instant::now());
+        let request = ChangeRequest { claims: &claims, change, form };
+        let Exchange { reply, unanswered } = exchange(Some(session), sessions, silence, limit, &request).await;
+        let mut outcomes = reply?.reply.into_iter();
+        let released = requests.iter().map(|release| {
+            let outcomes = outcomes.by_ref().take(release.claims.len()).collect();
+            Released { outcomes, unanswered }
+        });
+        Ok(released.collect())
     }
 }

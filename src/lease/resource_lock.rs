@@ -56,7 +56,7 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
 
     fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
         let settings = &self.shared.settings;
-        Box::pin(confirm::commit_outcome(&settings.pool, claim, confirmation, settings.time_limit))
+        Box::pin(confirm::commit_outcome(&settings.sessions, claim, confirmation, settings.time_limit))
     }
 
     fn confirm_at(&self) -> ConfirmAt {
@@ -72,6 +72,6 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     }
 
     fn pool(&self) -> &Pool<DB> {
-        self.shared.settings.pool.application()
+        self.shared.settings.sessions.application()
     }
 }

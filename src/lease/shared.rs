@@ -1,4 +1,4 @@
-//! What the handles of one lock share: settings, connections and background work.
+//! What the handles of one lock share: settings, sessions and background work.
 
 use std::{
     sync::{Arc, Mutex, Weak},
@@ -6,29 +6,30 @@ use std::{
 };
 
 use chrono::TimeDelta;
-use tokio::{sync::OnceCell, time::Instant};
+use tokio::sync::OnceCell;
+use tokio_util::task::TaskTracker;
 
 use crate::{
-    batch::batcher::{Batcher, Turn},
-    detach::tracker,
+    action::{Action, Certainty},
     error::Error,
     lease::{
-        claims::Claims, creates::Creates, left_behind::LeftBehind, one_reader::OneReader, readers::AllReaders,
-        reads::Reads, releases::Releases, renewer::Renewers, terms::KeyTerms,
+        claims::Claims, creates::Creates, left_behind::LeftBehind, readers::AllReaders, reads::Reads,
+        releases::Releases, renewer::Renewer, span::Bounds, terms::KeyTerms,
     },
     queue::Waiting,
     rules::Terms,
     schema::Table,
-    store::{Database, pools::Connections},
+    session::{queue::Queue, sessions::Sessions, time::Instant, timers::timeout_at},
+    store::{Database, failure::Failure},
     sync::lock,
 };
 
 /// The settings of a lock.
 pub(crate) struct Settings<DB: Database> {
-    /// The connections for claims, releases and reads.
-    pub pool: Connections<DB>,
-    /// The connections for renewals and abandonments.
-    pub renewals: Connections<DB>,
+    /// The sessions for claims, releases and reads.
+    pub sessions: Sessions<DB>,
+    /// The sessions for renewals and abandonments.
+    pub renewals: Sessions<DB>,
     pub time_limit: Duration,
     pub batching: bool,
 }
@@ -36,14 +37,15 @@ pub(crate) struct Settings<DB: Database> {
 pub(crate) struct Shared<DB: Database> {
     pub settings: Settings<DB>,
     table: Arc<OnceCell<Table>>,
-    reading: OneReader,
-    pub claims: Arc<Batcher<DB, Claims>>,
-    pub creates: Arc<Batcher<DB, Creates>>,
-    releases: Arc<Batcher<DB, Releases>>,
-    pub reads: Arc<Batcher<DB, Reads>>,
+    pub claims: Arc<Queue<DB, Claims>>,
+    pub creates: Arc<Queue<DB, Creates>>,
+    releases: Arc<Queue<DB, Releases>>,
+    pub reads: Arc<Queue<DB, Reads>>,
     pub readers: AllReaders<DB>,
     pub waiting: Waiting<DB>,
-    renewers: Arc<Renewers<DB>>,
+    renewer: Arc<Renewer<DB>>,
+    /// Tracks what runs without its caller. Shutdown waits for it.
+    pub tracker: TaskTracker,
     pub left_behind: Arc<LeftBehind>,
     longest_interval: Arc<Mutex<TimeDelta>>,
     /// The terms of the handles that exist.
@@ -52,29 +54,27 @@ pub(crate) struct Shared<DB: Database> {
 
 impl<DB: Database> Shared<DB> {
     pub fn new(settings: Settings<DB>) -> Arc<Self> {
-        let Settings { pool, renewals, batching, .. } = &settings;
+        let Settings { sessions, renewals, batching, .. } = &settings;
         let tracker = tracker();
-        let waiting = Waiting::new(pool, renewals, tracker.clone());
-        let turn = (DB::ONE_WRITER && *batching).then(Arc::<Turn>::default);
+        let waiting = Waiting::new(sessions, renewals, tracker.clone());
         let (table, left_behind) = (Arc::<OnceCell<Table>>::default(), Arc::<LeftBehind>::default());
         let claims = Claims { table: table.clone(), left_behind: left_behind.clone() };
-        let claims = Batcher::new(claims, pool.clone(), tracker.clone(), *batching, &turn);
-        let creates = Batcher::new(Creates { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &turn);
-        let releases = Batcher::new(Releases { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &turn);
-        let reads = Batcher::new(Reads { table: table.clone() }, pool.clone(), tracker.clone(), *batching, &None);
-        let renewers =
-            Renewers::new(renewals.clone(), pool.clone(), waiting.wakeups.clone(), tracker, left_behind.clone());
+        let claims = Queue::new(claims, sessions.clone(), tracker.clone(), *batching);
+        let creates = Queue::new(Creates { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
+        let releases = Queue::new(Releases { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
+        let reads = Queue::new(Reads { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
+        let renewer = Renewer::new(renewals.clone(), waiting.wakeups.clone(), tracker.clone(), left_behind.clone());
         Arc::new(Self {
             settings,
             table,
-            reading: OneReader::default(),
             claims,
             creates,
             releases,
             reads,
             readers: AllReaders::default(),
             waiting,
-            renewers,
+            renewer,
+            tracker,
             left_behind,
             longest_interval: Arc::default(),
             terms: Mutex::default(),
@@ -82,33 +82,33 @@ impl<DB: Database> Shared<DB> {
     }
 
     /// Returns the terms of a handle, the same for handles on equal terms.
-    pub fn key_terms(&self, terms: Terms, fair: bool, lock_delay: TimeDelta) -> Arc<KeyTerms<DB>> {
+    pub fn key_terms(&self, terms: Terms, fair: bool, bounds: Bounds) -> Arc<KeyTerms<DB>> {
         let mut longest = lock(&self.longest_interval);
         *longest = terms.min_interval.max(*longest);
         drop(longest);
-        self.key_terms_of_own_interval(terms, fair, lock_delay)
+        self.key_terms_of_own_interval(terms, fair, bounds)
     }
 
     /// Returns the terms of a handle whose minimum interval concerns a key of its own, so that it
     /// does not count as an interval of other keys.
-    pub fn key_terms_of_own_interval(&self, terms: Terms, fair: bool, lock_delay: TimeDelta) -> Arc<KeyTerms<DB>> {
+    pub fn key_terms_of_own_interval(&self, terms: Terms, fair: bool, bounds: Bounds) -> Arc<KeyTerms<DB>> {
         let mut known = lock(&self.terms);
         known.retain(|key_terms| key_terms.strong_count() > 0);
         let equal = |key_terms: &Arc<KeyTerms<DB>>| {
-            key_terms.terms == terms && key_terms.fair == fair && key_terms.lock_delay == lock_delay
+            key_terms.terms == terms && key_terms.fair == fair && key_terms.bounds == bounds
         };
         if let Some(key_terms) = known.iter().filter_map(Weak::upgrade).find(equal) {
             return key_terms;
         }
         let key_terms = Arc::new(KeyTerms {
-            renewer: self.renewers.of(terms.lease, lock_delay),
+            renewer: self.renewer.clone(),
             releases: self.releases.clone(),
             time_limit: self.settings.time_limit,
             queues: Arc::default(),
             longest_interval: self.longest_interval.clone(),
             terms,
             fair,
-            lock_delay,
+            bounds,
         });
         known.push(Arc::downgrade(&key_terms));
         key_terms
@@ -117,23 +117,29 @@ impl<DB: Database> Shared<DB> {
     /// Waits for at most `limit` until no background work is left. Returns whether none is, and no
     /// claim was left behind.
     pub async fn settled(&self, limit: Duration) -> bool {
-        self.waiting.tickets.ensure_task();
-        self.renewers.settled(limit).await
+        self.renewer.settled(limit).await
     }
 
     /// Returns the table's shape, which only the first call reads.
     pub async fn known_table(&self, limit: Instant) -> Result<&Table, Error> {
-        let Settings { pool, time_limit, .. } = &self.settings;
+        let Settings { sessions, time_limit, .. } = &self.settings;
         if let Some(table) = self.table.get() {
             return Ok(table);
         }
-        let reading = self.reading.turn(limit, || self.table.initialized()).await;
-        if let Some(table) = self.table.get() {
-            return Ok(table);
-        }
-        let table = Table::read(pool, limit, *time_limit).await?;
-        let table = self.table.get_or_init(async || table).await;
-        drop(reading);
-        Ok(table)
+        // Another caller with a later limit may be reading it.
+        let reading = self.table.get_or_try_init(|| Table::read(sessions, limit, *time_limit));
+        timeout_at(limit, reading).await.unwrap_or_else(|_| {
+            let failure = Failure::NoConnection(sqlx::Error::PoolTimedOut);
+            Err(failure.into_error(Action::Inspect, "the table".to_owned(), *time_limit, Certainty::NothingChanged))
+        })
     }
+}
+
+/// A tracker of what runs in the background. Shutdown waits for it.
+///
+/// It is closed from the start, so that `wait` returns whenever nothing is left.
+fn tracker() -> TaskTracker {
+    let tracker = TaskTracker::new();
+    tracker.close();
+    tracker
 }

@@ -2,74 +2,144 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     key::Claim,
+    lease::span::Span,
     metrics::{self, Counted},
     queue::wakeups::Wakeups,
+    session::{
+        clock::{Deadline, Watch, watch},
+        fork::is_forked,
+        threads::{self, Subscriber},
+        time::Instant,
+    },
     sync::lock,
-    task::emit_apart,
 };
 
 /// Why a lease is lost: its local deadline has passed.
 pub(crate) const NO_RENEWAL: &str = "no renewal came through before its lease ended";
+/// Why a lease is lost: its work may be stuck.
+pub(crate) const TOO_LONG: &str = "it was held for longer than its max_hold";
 /// Why a lease is lost: a reply shows that the row has another claim, or none.
 pub(crate) const SEEN_WITHOUT: &str = "its row was seen without the claim";
+
+/// In place of the index of a lost claim.
+const NOT_LOST: usize = usize::MAX;
+
+/// What acts on the loss of a lease.
+pub(crate) trait LossObserver: Send + Sync + 'static {
+    /// Called once the work was told of the loss. It must not block.
+    fn lost(self: Arc<Self>, held: &Arc<LeaseState>);
+}
 
 /// The claims of one lease, which are held and lost together.
 pub(crate) struct LeaseState {
     /// In key order; never empty.
     pub claims: Vec<Claim>,
+    pub span: Span,
     pub since: Instant,
+    /// When the lease is over, whether or not it is renewed.
+    last: Instant,
     pub lost: CancellationToken,
     /// Cancelled when the lease is lost, and when it ends in any other way.
     pub over: CancellationToken,
     deadline: Mutex<Instant>,
     /// When the lease in the row ends at the latest, whether or not a renewal got a reply.
     row_ends: Mutex<Instant>,
+    /// Until when the server may carry out a renewal that has no reply.
+    renewal_until: Mutex<Option<Instant>>,
     /// The number of `LeaseHandle`s. The last one ends the lease.
     handles: AtomicUsize,
-    /// The index of the claim that was found to be lost.
+    /// The index of the claim that was found to be lost, or [`NOT_LOST`].
     lost_at: AtomicUsize,
     /// What is kept until the lease is over: the permit or the place for which other waiters of
     /// this process wait, or the number of a reader.
     kept: Mutex<Option<Box<dyn Send>>>,
     wakeups: Arc<Wakeups>,
-    _counted: Counted,
+    observer: Option<Weak<dyn LossObserver>>,
+    /// Set unless it is a test's.
+    watch: OnceLock<Watch>,
+    subscriber: Subscriber,
+    counted: Option<Counted>,
+}
+
+impl Deadline for LeaseState {
+    fn deadline(&self) -> Instant {
+        *lock(&self.deadline)
+    }
+
+    fn pass(self: Arc<Self>) {
+        let why = if self.is_last() { TOO_LONG } else { NO_RENEWAL };
+        if self.mark_lost(0, why)
+            && let Some(observer) = self.observer.as_ref().and_then(Weak::upgrade)
+        {
+            observer.lost(&self);
+        }
+    }
 }
 
 impl LeaseState {
-    pub fn new(claims: Vec<Claim>, deadline: Instant, row_ends: Instant, wakeups: Arc<Wakeups>) -> Self {
+    /// Creates the state of a lease that a request sent at `sent` was granted. Its deadline is
+    /// watched from now on.
+    pub fn new(
+        claims: Vec<Claim>,
+        span: Span,
+        (sent, max_hold): (Instant, Duration),
+        wakeups: Arc<Wakeups>,
+        observer: &Arc<impl LossObserver>,
+    ) -> Arc<Self> {
+        let observer: Weak<dyn LossObserver> = Arc::downgrade(&(observer.clone() as Arc<dyn LossObserver>));
+        let (last, deadline) = (sent + max_hold, span.deadline(sent, span.lease));
+        let state = Arc::new(Self::assemble(claims, span, (deadline, last), wakeups, Some(observer)));
+        let _ = state.watch.set(watch(&state));
+        state
+    }
+
+    /// Creates a state that nothing watches.
+    #[cfg(test)]
+    pub fn unwatched(claims: Vec<Claim>, span: Span, deadline: Instant) -> Arc<Self> {
+        Arc::new(Self::assemble(claims, span, (deadline, deadline + Duration::MAX), Arc::default(), None))
+    }
+
+    fn assemble(
+        claims: Vec<Claim>,
+        span: Span,
+        (deadline, last): (Instant, Instant),
+        wakeups: Arc<Wakeups>,
+        observer: Option<Weak<dyn LossObserver>>,
+    ) -> Self {
         Self {
             claims,
+            span,
             since: Instant::now(),
             lost: CancellationToken::new(),
             over: CancellationToken::new(),
-            deadline: Mutex::new(deadline),
-            row_ends: Mutex::new(row_ends),
+            last,
+            deadline: Mutex::new(deadline.min(last)),
+            row_ends: Mutex::new(Instant::now() + span.of_row()),
+            renewal_until: Mutex::default(),
             handles: AtomicUsize::new(1),
-            lost_at: AtomicUsize::new(0),
+            lost_at: AtomicUsize::new(NOT_LOST),
             kept: Mutex::default(),
             wakeups,
-            _counted: Counted::lease(),
+            observer,
+            watch: OnceLock::new(),
+            subscriber: Subscriber::current(),
+            counted: Some(Counted::lease()),
         }
     }
 
     /// Identifies this lease among all leases of the process while it exists.
     pub fn id(&self) -> usize {
         std::ptr::from_ref(self).addr()
-    }
-
-    pub fn deadline(&self) -> Instant {
-        *lock(&self.deadline)
     }
 
     pub fn row_ends(&self) -> Instant {
@@ -82,8 +152,25 @@ impl LeaseState {
         *current = end.max(*current);
     }
 
+    /// Records that a renewal is sent, which the server may carry out until then.
+    pub fn renewing_until(&self, limit: Instant) {
+        let mut until = lock(&self.renewal_until);
+        *until = (*until).max(Some(limit));
+    }
+
+    /// Records that each renewal that was sent has a reply.
+    pub fn renewal_answered(&self) {
+        *lock(&self.renewal_until) = None;
+    }
+
+    /// Returns until when a renewal may revive the claim after it was abandoned.
+    pub fn may_revive_until(&self) -> Option<Instant> {
+        lock(&self.renewal_until).filter(|until| *until > Instant::now())
+    }
+
     pub fn time_left(&self) -> Duration {
-        if self.lost.is_cancelled() {
+        // The process that this one was forked from holds the lease.
+        if self.lost.is_cancelled() || is_forked() {
             return Duration::ZERO;
         }
         self.deadline().saturating_duration_since(Instant::now())
@@ -95,10 +182,18 @@ impl LeaseState {
         !self.time_left().is_zero()
     }
 
-    /// Moves the deadline forward. A late reply never moves it back.
+    /// Returns whether no renewal is of use any more.
+    pub fn is_last(&self) -> bool {
+        *lock(&self.deadline) >= self.last
+    }
+
+    /// Moves the deadline forward. A late reply never moves it back, and one that comes after the
+    /// deadline changes nothing: the lease may have been seen to be lost.
     pub fn hold_until(&self, deadline: Instant) {
         let mut current = lock(&self.deadline);
-        *current = deadline.max(*current);
+        if *current > Instant::now() {
+            *current = deadline.max(*current).min(self.last);
+        }
     }
 
     /// Counts one more handle, made from an existing one.
@@ -121,30 +216,36 @@ impl LeaseState {
 
     /// Returns the claim that was lost, or the first.
     pub fn lost_claim(&self) -> &Claim {
-        &self.claims[self.lost_at.load(Ordering::Acquire)]
+        self.claims.get(self.lost_at.load(Ordering::Acquire)).unwrap_or(&self.claims[0])
     }
 
-    /// Reports to the work that the claim at this index is lost, and then to recorders and
-    /// subscribers, which may block. Returns whether this had not been known.
+    /// Reports to the work that the claim at this index is lost, and in the background to recorders
+    /// and subscribers. Returns whether this had not been known.
     pub fn mark_lost(&self, index: usize, why: &'static str) -> bool {
         // A claim that is being ended is not lost: a renewal in flight may see its row without it.
         if self.over.is_cancelled() {
             return false;
         }
-        self.lost_at.store(index, Ordering::Release);
+        // The clock and a reply may tell of the loss at the same moment.
+        if self.lost_at.compare_exchange(NOT_LOST, index, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return false;
+        }
+        let Claim { key, token, .. } = self.lost_claim().clone();
+        let count = metrics::lost(key.as_str());
         self.over.cancel();
         self.lost.cancel();
         self.release_kept();
-        let Claim { key, token, .. } = self.lost_claim().clone();
-        metrics::lost(key.as_str());
-        emit_apart(move || tracing::warn!(%key, %token, why, "lost"));
+        self.subscriber.emit_loss(move || {
+            count();
+            tracing::warn!(%key, %token, why, "lost");
+        });
         true
     }
 
-    pub fn trace_renewed(&self) {
-        for Claim { key, token, .. } in &self.claims {
-            tracing::trace!(%key, %token, "renewed");
-        }
+    /// Emits an event for each claim in the background.
+    pub fn emit(&self, event: impl Fn(&Claim) + Send + 'static) {
+        let claims = self.claims.clone();
+        self.subscriber.emit(move || claims.iter().for_each(event));
     }
 
     /// Wakes the next waiters of this process, because the claims are ended or lost.
@@ -161,5 +262,8 @@ impl LeaseState {
 impl Drop for LeaseState {
     fn drop(&mut self) {
         self.release_kept();
+        // A recorder may block.
+        let counted = self.counted.take();
+        threads::emit_always(move || drop(counted));
     }
 }

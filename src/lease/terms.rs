@@ -8,10 +8,14 @@ use std::{
 use chrono::TimeDelta;
 
 use crate::{
-    batch::batcher::Batcher,
-    lease::{releases::Releases, renewer::Renewer},
+    lease::{
+        releases::Releases,
+        renewer::Renewer,
+        span::{Bounds, Span},
+    },
     queue::local::LocalQueues,
     rules::Terms,
+    session::queue::Queue,
     store::Database,
 };
 
@@ -21,8 +25,7 @@ pub(crate) struct KeyTerms<DB: Database> {
     /// Their lease is that of the row: the holder trusts it less the lock-delay.
     pub terms: Terms,
     pub fair: bool,
-    /// How long a key stays closed after a holder that has not ended its claim had to stop.
-    pub lock_delay: TimeDelta,
+    pub bounds: Bounds,
     /// How long one statement may take.
     pub time_limit: Duration,
     /// The queues of this process. Tasks on other terms have others, because a refusal of one task
@@ -31,5 +34,12 @@ pub(crate) struct KeyTerms<DB: Database> {
     /// The longest minimum interval of any handle of the lock, so far.
     pub longest_interval: Arc<Mutex<TimeDelta>>,
     pub renewer: Arc<Renewer<DB>>,
-    pub releases: Arc<Batcher<DB, Releases>>,
+    pub releases: Arc<Queue<DB, Releases>>,
+}
+
+impl<DB: Database> KeyTerms<DB> {
+    /// Returns how long its leases last.
+    pub fn span(&self) -> Span {
+        Span::new(self.terms.lease, self.bounds.lock_delay)
+    }
 }

@@ -2,16 +2,15 @@
 
 use std::{sync::Mutex, time::Duration};
 
-use tokio::time::Instant;
-
 use crate::{
     action::Certainty,
     error::Error,
     pacing::{Backoff, retry_backoff},
+    session::time::Instant,
     sync::lock,
 };
 
-/// Retries through transient failures: an outage, contention, a pool without a spare connection.
+/// Retries through transient failures: an outage, contention, no session in time.
 pub(crate) struct TransientRetry<'a> {
     until: Instant,
     pauses: Backoff,

@@ -11,11 +11,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep, timeout_at},
-};
-
 use crate::{
     action::{Action, Certainty},
     error::Error,
@@ -44,9 +39,12 @@ use crate::{
     retry::DAY,
     rules::{Reason, Refusal},
     schema::Table,
+    session::{
+        time::Instant,
+        timers::{sleep, timeout_at},
+    },
     store::{Database, failure::Failure},
     sync::lock,
-    task::current_runtime,
 };
 
 /// How long a ticket that is not visible is waited for before it counts as missing.
@@ -69,7 +67,6 @@ pub(crate) async fn wait_for<DB: Database>(
     for_run: bool,
     in_doubt: &InDoubt,
 ) -> Result<Attempt<Granted<DB>>, Error> {
-    let runtime = current_runtime()?;
     let _counted = Counted::waiter();
     let until = since + wait.min(LONGEST);
     let queue = key_terms.queues.queue(&wanted.keys, wanted.any);
@@ -77,7 +74,6 @@ pub(crate) async fn wait_for<DB: Database>(
     let pending = PendingAcquire {
         shared,
         key_terms,
-        runtime,
         wanted,
         until,
         for_run,
@@ -121,7 +117,6 @@ pub(crate) async fn table_within<DB: Database>(
 struct PendingAcquire<'a, DB: Database> {
     shared: &'a Shared<DB>,
     key_terms: &'a Arc<KeyTerms<DB>>,
-    runtime: Handle,
     wanted: &'a Wanted,
     until: Instant,
     /// A refusal within the minimum interval ends the wait.
@@ -319,14 +314,8 @@ impl<DB: Database> PendingAcquire<'_, DB> {
         }
         lock(&self.asking_since).get_or_insert_with(Instant::now);
         let any = self.wanted.any.then(|| self.queue.clone());
-        let attempt = ClaimAttempt::new(
-            self.shared,
-            self.key_terms,
-            self.wanted,
-            any,
-            Some(self.until),
-            state.unanswered.take(),
-        )?;
+        let attempt =
+            ClaimAttempt::new(self.shared, self.key_terms, self.wanted, any, Some(self.until), state.unanswered.take());
         // A fair waiter keeps the permit: the next one is not the first in the queue.
         if attempt.has_chosen() && !self.key_terms.fair {
             self.queue.set_poll_backoff(None);
@@ -357,7 +346,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
         let tickets = &self.shared.waiting.tickets;
         let mut retry = TransientRetry::new(self.until, &self.last_error);
         loop {
-            let drawn = tickets.join(&self.runtime, &self.wanted.queues, self.limit()).await;
+            let drawn = tickets.join(&self.wanted.queues, self.limit()).await;
             if let Some(drawn) = retry.final_or_pause(drawn.map_err(|failure| self.error(failure))).await {
                 return drawn;
             }

@@ -9,12 +9,9 @@ use std::{
     sync::{Arc, Mutex, Weak},
 };
 
-use tokio::{
-    sync::{Notify, oneshot},
-    time::Instant,
-};
+use tokio::sync::{Notify, oneshot};
 
-use crate::{key::Key, pacing::Backoff, queue::places::Places, rules::Refusal, sync::lock};
+use crate::{key::Key, pacing::Backoff, queue::places::Places, rules::Refusal, session::time::Instant, sync::lock};
 
 /// The queues of one object, by keys and by whether any one of them is enough. `N` is the note that
 /// one permit holder leaves to the next.

@@ -10,13 +10,17 @@ pub(crate) mod wakeups;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::{
     key::Key,
-    queue::{listener::Listener, tickets::Tickets, wakeups::Wakeups},
-    store::{Database, connection::PooledConn, pools::Connections},
+    queue::{
+        listener::{Listener, Shared},
+        tickets::Tickets,
+        wakeups::Wakeups,
+    },
+    session::{sessions::Sessions, time::Instant},
+    store::Database,
 };
 
 /// How long requesting the notification of a release may take.
@@ -27,14 +31,22 @@ pub(crate) struct Waiting<DB: Database> {
     pub wakeups: Arc<Wakeups>,
     pub tickets: Arc<Tickets<DB>>,
     pub listener: Arc<Listener<DB>>,
-    requests: Connections<DB>,
+    requests: Sessions<DB>,
+    _shared: Arc<Shared<DB>>,
 }
 
 impl<DB: Database> Waiting<DB> {
-    pub fn new(requests: &Connections<DB>, renewals: &Connections<DB>, tracker: TaskTracker) -> Self {
-        let wakeups = Arc::<Wakeups>::default();
-        let listener = Listener::new(requests.application().clone(), wakeups.clone());
-        Self { tickets: Tickets::new(requests, renewals, tracker), listener, wakeups, requests: requests.clone() }
+    pub fn new(requests: &Sessions<DB>, renewals: &Sessions<DB>, tracker: TaskTracker) -> Self {
+        // Kept, so that the next lock of the pool finds it.
+        let shared = Shared::find(requests.application());
+        let (wakeups, listener) = (shared.wakeups.clone(), shared.listener.clone());
+        Self {
+            _shared: shared,
+            tickets: Tickets::new(requests, renewals, tracker),
+            listener,
+            wakeups,
+            requests: requests.clone(),
+        }
     }
 
     /// Marks the rows of these keys, so that their releases are notified. Returns whether one of
@@ -44,6 +56,6 @@ impl<DB: Database> Waiting<DB> {
         let limit = Instant::now() + NOTIFICATION_TIMEOUT;
         let limit = until.map_or(limit, |until| limit.min(until));
         let marked = async |conn: &mut DB::Connection| DB::request_notification(conn, keys).await;
-        PooledConn::send(&self.requests, limit, marked).await.is_ok_and(|free| free)
+        self.requests.send(limit, marked).await.is_ok_and(|free| free)
     }
 }

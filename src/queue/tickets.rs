@@ -10,21 +10,22 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    runtime::{Handle, Id},
-    sync::watch,
-    time::{Instant, timeout_at},
-};
+use tokio::sync::Notify;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
 use crate::{
-    detach::DetachOnDrop,
     key::Key,
     queue::position::{Position, read_queue},
     retry::Repeat,
-    store::{BATCH, Database, connection::PooledConn, failure::Failure, pools::Connections, queue::ALIVE_SECONDS},
+    session::{
+        fork::is_forked,
+        sessions::Sessions,
+        threads,
+        time::Instant,
+        timers::{sleep, sleep_until, timeout_at},
+    },
+    store::{BATCH, Database, TooLate, failure::Failure, queue::ALIVE_SECONDS},
     sync::lock,
-    task::{self, Duty, InFlight, Role, Work},
 };
 
 /// The interval between heartbeats.
@@ -36,17 +37,17 @@ const LIMIT: Duration = Duration::from_secs(ALIVE_SECONDS / 4);
 
 /// The tickets of one lock.
 pub(crate) struct Tickets<DB: Database> {
-    pool: Connections<DB>,
-    /// The connections for heartbeats and for deleting tickets in the background.
-    renewals: Connections<DB>,
+    pool: Sessions<DB>,
+    /// The sessions for heartbeats and for deleting tickets in the background.
+    renewals: Sessions<DB>,
     state: Mutex<State>,
-    /// Wakes the background tasks.
-    work: watch::Sender<()>,
+    /// Wakes the background task.
+    changed: Notify,
     tracker: TaskTracker,
 }
 
 struct State {
-    duty: Duty,
+    has_task: bool,
     tickets: HashSet<i64>,
     leaving: Vec<Leaving>,
     /// When to delete the tickets in `leaving`.
@@ -63,14 +64,29 @@ struct Leaving {
 }
 
 impl State {
-    fn is_empty(&self) -> bool {
-        self.tickets.is_empty() && self.leaving.is_empty()
+    /// Returns the tickets to keep alive now, those to delete now, and when the next statement is
+    /// due. If there is none, the task ends.
+    fn due(&mut self) -> Option<(Instant, Vec<i64>, Vec<i64>)> {
+        let Some(next) = self.next() else {
+            self.has_task = false;
+            return None;
+        };
+        let now = Instant::now();
+        let beat = !self.tickets.is_empty() && self.heartbeat_at <= now;
+        if beat {
+            // Until the next heartbeat, this time is only moved earlier.
+            self.heartbeat_at = now + HEARTBEAT;
+        }
+        let numbers = self.tickets.iter().copied().filter(|_| beat).collect();
+        let leaves = !self.leaving.is_empty() && self.leave_at <= now;
+        let leaving = self.leaving.iter().take(if leaves { BATCH } else { 0 }).map(|leaving| leaving.number).collect();
+        Some((next, numbers, leaving))
     }
 
-    /// Returns when the next statement is due, except for a kind that is already in flight.
-    fn next(&self, beating: bool, leaving: bool) -> Option<Instant> {
-        let heartbeat_at = (!beating && !self.tickets.is_empty()).then_some(self.heartbeat_at);
-        let leave_at = (!leaving && !self.leaving.is_empty()).then_some(self.leave_at);
+    /// Returns when the next statement is due.
+    fn next(&self) -> Option<Instant> {
+        let heartbeat_at = (!self.tickets.is_empty()).then_some(self.heartbeat_at);
+        let leave_at = (!self.leaving.is_empty()).then_some(self.leave_at);
         heartbeat_at.into_iter().chain(leave_at).min()
     }
 }
@@ -86,8 +102,7 @@ impl<DB: Database> Ticket<DB> {
     /// Gives the ticket up after use.
     pub async fn leave(mut self, limit: Instant) {
         let number = self.number;
-        self.left =
-            PooledConn::send(&self.tickets.pool, limit, async |conn| DB::leave(conn, &[number]).await).await.is_ok();
+        self.left = self.tickets.pool.send(limit, async |conn| DB::leave(conn, &[number]).await).await.is_ok();
         if self.left {
             lock(&self.tickets.state).tickets.remove(&number);
         }
@@ -96,51 +111,46 @@ impl<DB: Database> Ticket<DB> {
 
 impl<DB: Database> Drop for Ticket<DB> {
     fn drop(&mut self) {
-        if !self.left {
+        if !self.left && !is_forked() {
             self.tickets.leave_later(self.number);
         }
     }
 }
 
 impl<DB: Database> Tickets<DB> {
-    pub fn new(requests: &Connections<DB>, renewals: &Connections<DB>, tracker: TaskTracker) -> Arc<Self> {
+    pub fn new(requests: &Sessions<DB>, renewals: &Sessions<DB>, tracker: TaskTracker) -> Arc<Self> {
         let now = Instant::now();
-        let duty = Duty::new(HEARTBEAT);
-        let state = State { duty, tickets: HashSet::new(), leaving: Vec::new(), leave_at: now, heartbeat_at: now };
+        let state =
+            State { has_task: false, tickets: HashSet::new(), leaving: Vec::new(), leave_at: now, heartbeat_at: now };
         let (pool, renewals) = (requests.clone(), renewals.clone());
-        Arc::new(Self { pool, renewals, state: Mutex::new(state), work: watch::Sender::new(()), tracker })
+        Arc::new(Self { pool, renewals, state: Mutex::new(state), changed: Notify::new(), tracker })
     }
 
-    /// Draws a ticket behind all existing ones.
-    pub async fn join(
-        self: &Arc<Self>,
-        runtime: &Handle,
-        keys: &Arc<[Key]>,
-        limit: Instant,
-    ) -> Result<Ticket<DB>, Failure> {
+    /// Draws a ticket behind all existing ones. A ticket that is drawn for a caller that has left is
+    /// given up.
+    pub async fn join(self: &Arc<Self>, keys: &Arc<[Key]>, limit: Instant) -> Result<Ticket<DB>, Failure> {
         let mut repeat = Repeat::until(limit);
         loop {
-            let joined = async {
-                let conn = PooledConn::checkout(&self.pool, limit).await?;
-                let joining = self.clone().draw(conn, keys.clone(), limit);
-                DetachOnDrop::new(runtime.clone(), &self.tracker, joining).await
-            };
+            let drawing = self.tracker.track_future(self.clone().draw(keys.clone(), limit));
+            let joined = threads::run_to_end(drawing).await;
+            let joined = joined.unwrap_or_else(|error| Err(Failure::NoThreads(Box::new(error))));
             // A ticket that was drawn although no reply arrived lapses.
-            if let Some(drawn) = repeat.final_or_pause(joined.await).await {
+            if let Some(drawn) = repeat.final_or_pause(joined).await {
                 return drawn;
             }
         }
     }
 
-    async fn draw(
-        self: Arc<Self>,
-        mut conn: PooledConn<DB>,
-        keys: Arc<[Key]>,
-        limit: Instant,
-    ) -> Result<Ticket<DB>, Failure> {
-        let joined = async { DB::join(conn.get(), &keys, None).await?.map_err(sqlx::Error::from) };
-        let reply = timeout_at(limit, joined).await;
-        Ok(self.take(conn.settle(reply)?))
+    async fn draw(self: Arc<Self>, keys: Arc<[Key]>, limit: Instant) -> Result<Ticket<DB>, Failure> {
+        let mut conn = self.pool.take(limit).await?;
+        let not_after = conn.not_after(limit);
+        let reply = timeout_at(limit, DB::join(conn.get(), &keys, not_after)).await;
+        let (mut conn, number) = conn.proceed(reply)?;
+        if let Err(TooLate { now }) = number {
+            conn.set_clock(now);
+        }
+        conn.give_back();
+        Ok(self.take(number.map_err(|late| Failure::Failed(late.into()))?))
     }
 
     /// Registers a drawn ticket for heartbeats.
@@ -150,8 +160,7 @@ impl<DB: Database> Tickets<DB> {
             state.heartbeat_at = Instant::now() + HEARTBEAT;
         }
         state.tickets.insert(number);
-        let heartbeat_at = state.heartbeat_at;
-        self.ensure_task_by(state, heartbeat_at);
+        self.ensure_task(state);
         Ticket { tickets: self.clone(), number, left: false }
     }
 
@@ -160,12 +169,11 @@ impl<DB: Database> Tickets<DB> {
     pub async fn position(&self, keys: &[Key], number: i64, limit: Instant) -> Result<Position, Failure> {
         let mut repeat = Repeat::until(limit);
         loop {
-            let front = PooledConn::send(&self.pool, limit, async |conn| DB::front(conn, keys, number).await).await;
+            let front = self.pool.send(limit, async |conn| DB::front(conn, keys, number).await).await;
             let Some(front) = repeat.final_or_pause(front).await else { continue };
             let view = read_queue(keys, number, &front?);
             if !view.lapsed.is_empty() && matches!(view.at, Position::First | Position::Unknown) {
-                let cleared =
-                    PooledConn::send(&self.pool, limit, async |conn| DB::clear(conn, &view.lapsed).await).await;
+                let cleared = self.pool.send(limit, async |conn| DB::clear(conn, &view.lapsed).await).await;
                 // The first one does not depend on it. Others may delete the same tickets.
                 if view.at == Position::Unknown {
                     repeat.final_or_pause(cleared).await.transpose()?;
@@ -186,50 +194,56 @@ impl<DB: Database> Tickets<DB> {
         state.tickets.remove(&number);
         state.leaving.push(Leaving { number, since: now, _token: self.tracker.token() });
         state.leave_at = now;
-        self.ensure_task_by(state, now);
+        self.ensure_task(state);
     }
 
-    /// Starts a task on this runtime too: the active one may be on a runtime that is not driven.
-    pub fn ensure_task(self: &Arc<Self>) {
-        if !lock(&self.state).is_empty() {
-            let _ = task::start(self);
+    /// Ensures that a task does what is due.
+    fn ensure_task(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        if std::mem::replace(&mut state.has_task, true) {
+            drop(state);
+            self.changed.notify_one();
+        } else {
+            drop(state);
+            threads::spawn_renewal(self.clone().work());
         }
     }
 
-    /// Ensures that a task runs at this time.
-    fn ensure_task_by(self: &Arc<Self>, mut state: MutexGuard<'_, State>, due: Instant) {
-        let sooner = state.duty.expect(due);
-        drop(state);
-        if sooner {
-            self.work.send_replace(());
-        }
-        let _ = task::start(self);
-    }
-
-    fn start_what_is_due(self: &Arc<Self>, state: &mut State, in_flight: &mut InFlight) {
-        let now = Instant::now();
-        if in_flight.keeping.is_none() && !state.tickets.is_empty() && state.heartbeat_at <= now {
-            // Until the next heartbeat, this time is only moved earlier.
-            state.heartbeat_at = now + HEARTBEAT;
-            let (tickets, numbers) = (self.clone(), state.tickets.iter().copied().collect::<Vec<_>>());
-            in_flight.keeping = Some(Box::pin(async move { tickets.heartbeat(&numbers).await }));
-        }
-        if in_flight.ending.is_none() && !state.leaving.is_empty() && state.leave_at <= now {
-            let (tickets, leaving) =
-                (self.clone(), state.leaving.iter().take(BATCH).map(|leaving| leaving.number).collect());
-            in_flight.ending = Some(Box::pin(async move { tickets.clear(leaving).await }));
+    /// Sends heartbeats and deletes tickets, until there are none.
+    async fn work(self: Arc<Self>) {
+        loop {
+            let Some((next, numbers, leaving)) = lock(&self.state).due() else { return };
+            if numbers.is_empty() && leaving.is_empty() {
+                tokio::select! {
+                    () = self.changed.notified() => {}
+                    () = sleep_until(next) => {}
+                }
+                continue;
+            }
+            let tickets = self.clone();
+            let sending = tokio::spawn(async move {
+                tickets.heartbeat(&numbers).await;
+                if !leaving.is_empty() {
+                    tickets.clear(leaving).await;
+                }
+            });
+            // After a panic of the driver, the next statement follows after a pause.
+            if sending.await.is_err() {
+                sleep(SOON).await;
+            }
         }
     }
 
     async fn clear(&self, numbers: Vec<i64>) {
         let limit = Instant::now() + LIMIT;
-        let left = PooledConn::send(&self.renewals, limit, async |conn| DB::leave(conn, &numbers).await).await;
+        let left = self.renewals.send(limit, async |conn| DB::leave(conn, &numbers).await).await;
         let alive = Duration::from_secs(ALIVE_SECONDS);
         let mut state = lock(&self.state);
         match left {
             Ok(_) => state.leaving.retain(|leaving| !numbers.contains(&leaving.number)),
             Err(failure) => {
-                tracing::debug!(%failure, "tickets were not deleted; trying again until they lapse");
+                threads::emit(
+                    move || tracing::debug!(%failure, "tickets were not deleted; trying again until they lapse"),
+                );
                 state.leave_at = Instant::now() + SOON;
                 state.leaving.retain(|leaving| leaving.since.elapsed() < alive);
             }
@@ -240,54 +254,15 @@ impl<DB: Database> Tickets<DB> {
     async fn heartbeat(&self, numbers: &[i64]) {
         for numbers in numbers.chunks(BATCH) {
             let limit = Instant::now() + LIMIT;
-            let stayed = PooledConn::send(&self.renewals, limit, async |conn| DB::heartbeat(conn, numbers).await).await;
+            let stayed = self.renewals.send(limit, async |conn| DB::heartbeat(conn, numbers).await).await;
             if let Err(failure) = stayed {
-                tracing::warn!(tickets = numbers.len(), %failure, "ticket heartbeat failed; trying again");
+                let tickets = numbers.len();
+                threads::emit(move || tracing::warn!(tickets, %failure, "ticket heartbeat failed; trying again"));
                 let soon = Instant::now() + HEARTBEAT / 4;
                 let mut state = lock(&self.state);
                 state.heartbeat_at = state.heartbeat_at.min(soon);
                 return;
             }
-        }
-    }
-}
-
-impl<DB: Database> Work for Tickets<DB> {
-    fn with_duty<T>(&self, act: impl FnOnce(&mut Duty) -> T) -> T {
-        act(&mut lock(&self.state).duty)
-    }
-
-    fn woken(&self) -> &watch::Sender<()> {
-        &self.work
-    }
-
-    fn poll(self: &Arc<Self>, runtime: Id, role: Role, in_flight: &mut InFlight) -> Option<Instant> {
-        let now = Instant::now();
-        let mut state = lock(&self.state);
-        if state.duty.was_replaced(runtime, role) {
-            return Some(now);
-        }
-        if state.is_empty() && in_flight.is_empty() {
-            state.duty.leave(runtime);
-            return None;
-        }
-        if let Role::StandBy(until) = role {
-            return Some(until);
-        }
-        self.start_what_is_due(&mut state, in_flight);
-        // A statement in flight is given up by then.
-        let latest = now + LIMIT;
-        let next = state.next(in_flight.keeping.is_some(), in_flight.ending.is_some());
-        let wakes_at = next.map_or(latest, |next| next.min(latest));
-        state.duty.wakes_at(wakes_at);
-        Some(wakes_at)
-    }
-
-    /// Called when the runtime drops the task. With no other task left, tickets to be deleted
-    /// lapse, unless a later task deletes them first.
-    fn leave(&self, runtime: Id) {
-        if lock(&self.state).duty.leave(runtime) {
-            self.work.send_replace(());
         }
     }
 }

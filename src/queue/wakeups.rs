@@ -5,12 +5,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tokio::{
-    sync::Notify,
-    time::{Instant, timeout_at},
-};
+use tokio::sync::Notify;
 
-use crate::{key::Key, sync::lock};
+use crate::{
+    key::Key,
+    session::{time::Instant, timers::timeout_at},
+    sync::lock,
+};
 
 /// The tasks of this process that wait for a wakeup for a key.
 #[derive(Default)]

@@ -5,8 +5,6 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::{Instant, timeout_at};
-
 use crate::{
     action::{Action, Certainty},
     error::Error,
@@ -25,12 +23,12 @@ use crate::{
     },
     read_write::names::Names,
     rules::{Refusal, Verdict, judge},
+    session::{time::Instant, timers::timeout_at},
     store::{
         Database,
         admin::{KeyRange, Listed},
     },
     sync::lock,
-    task::current_runtime,
 };
 
 /// A call that is made once, or that waits.
@@ -51,7 +49,6 @@ pub(crate) struct Call<'a, DB: Database> {
 impl<'a, DB: Database> Call<'a, DB> {
     /// Checks that the table can hold the keys.
     pub async fn new(lock: &'a LeaseLock<DB>, names: &'a Names, wait: Duration) -> Result<Self, Error> {
-        current_runtime()?;
         let Shared { readers, settings, .. } = &*lock.shared;
         let (since, readers) = (Instant::now(), AllReaders::of(readers, &names.name));
         let table = match wait.is_zero() {
@@ -140,7 +137,7 @@ impl<'a, DB: Database> Call<'a, DB> {
     ) -> Result<Attempt<Granted<DB>>, (Error, Option<Unanswered>)> {
         let until = (!self.is_one_attempt()).then(|| self.until());
         let attempt = ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, wanted, None, until, before);
-        let mut attempt = attempt.map_err(|error| (error, None))?.reporting_to(&self.reader_in_doubt);
+        let mut attempt = attempt.reporting_to(&self.reader_in_doubt);
         if ahead_of_queue {
             attempt = attempt.ahead_of_queue();
         }

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tokio::time::{Instant, timeout_at};
-
 use crate::{
     error::Error,
     grant::Attempt,
@@ -13,6 +11,7 @@ use crate::{
     queue::{listener::Listening, wakeups::Subscription},
     read_write::call::Call,
     rules::{Reason, Refusal, Verdict},
+    session::{time::Instant, timers::timeout_at},
     store::{Database, admin::Listed},
 };
 
@@ -135,7 +134,7 @@ impl<DB: Database> Call<'_, DB> {
     async fn end_expired(&self, reader: &Reader) -> Result<Option<Refusal>, Error> {
         let wanted = Wanted::all([reader.key.clone()].into());
         let attempt =
-            ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, &wanted, None, Some(self.limit()), None)?;
+            ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, &wanted, None, Some(self.limit()), None);
         match attempt.ahead_of_queue().run().await {
             Ok(Attempt::Acquired(claim)) => {
                 claim.pass_on().await;

@@ -2,8 +2,6 @@
 
 use std::{fmt, time::Duration};
 
-use tokio::time::sleep;
-
 use crate::{
     error::Error,
     grant::Attempt,
@@ -17,6 +15,7 @@ use crate::{
         side::{Side, SideOf},
     },
     rules::{Rules, Status},
+    session::timers::sleep,
     store::Database,
 };
 
@@ -134,7 +133,8 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # Cancel safety
     /// As [`LeaseLock::acquire`].
     pub async fn read(&self, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
-        Call::new(&self.lock, &self.names, wait).await?.read().await
+        let names = self.names.clone();
+        self.lock.on_thread(|lock| async move { Call::new(&lock, &names, wait).await?.read().await }).await
     }
 
     /// Attempts once to be let in as the writer, without waiting for others.
@@ -164,7 +164,9 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # Cancel safety
     /// As [`LeaseLock::acquire`].
     pub async fn write(&self, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
-        Ok(Call::new(&self.lock, &self.names, wait).await?.write().await?.map(Lease::new))
+        let names = self.names.clone();
+        let written = self.lock.on_thread(|lock| async move { Call::new(&lock, &names, wait).await?.write().await });
+        Ok(written.await?.map(Lease::new))
     }
 
     /// Turns the writer's lease into that of a reader. No other writer is let in between.
@@ -198,6 +200,11 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # fn main() {}
     /// ```
     pub async fn downgrade(&self, writer: Lease<DB>) -> Result<Lease<DB>, Error> {
+        let this = self.clone();
+        self.lock.on_thread(|_| async move { this.downgrade_here(writer).await }).await
+    }
+
+    async fn downgrade_here(&self, writer: Lease<DB>) -> Result<Lease<DB>, Error> {
         if *writer.key() != self.names.name {
             return Err(Error::NotHeld { key: self.names.name.clone(), holder: writer.claim().holder });
         }

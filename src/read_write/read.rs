@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-
 use crate::{
     action::Certainty,
     error::Error,
@@ -19,6 +17,7 @@ use crate::{
     pacing::retry_backoff,
     read_write::call::Call,
     rules::{Reason, Refusal, Verdict},
+    session::time::Instant,
     store::{
         Database,
         admin::{KeyRange, Listed},

@@ -68,12 +68,15 @@ impl<DB: Database> ResourceLock<DB> for Side<DB> {
     fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
         Box::pin(async move {
             let names = Names::new(key)?;
-            let call = Call::new(&self.lock, &names, wait).await?;
-            let lease = match self.of {
-                SideOf::Readers => call.read().await?,
-                SideOf::Writers => call.write().await?.map(Lease::new),
-            };
-            Ok(lease.map(Grant::from))
+            let of = self.of;
+            let lease = self.lock.on_thread(move |lock| async move {
+                let call = Call::new(&lock, &names, wait).await?;
+                match of {
+                    SideOf::Readers => call.read().await,
+                    SideOf::Writers => Ok(call.write().await?.map(Lease::new)),
+                }
+            });
+            Ok(lease.await?.map(Grant::from))
         })
     }
 

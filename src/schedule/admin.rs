@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use tokio::time::timeout_at;
 
 use crate::{
     action::{Action, Certainty},
@@ -15,9 +14,9 @@ use crate::{
         schedules::Schedules,
         selection::RunOptions,
     },
+    session::timers::timeout_at,
     store::{
         Database,
-        connection::PooledConn,
         failure::Failure,
         schedule::{ListedRun, ListedSchedule, RunPage, STEP},
     },
@@ -175,7 +174,7 @@ async fn trigger<DB: Database>(core: &Core<DB>, name: &Key) -> Result<bool, Fail
     let limit = core.limit();
     let mut repeat = Repeat::until(limit);
     loop {
-        let reply = match PooledConn::answering(&core.requests, limit).await {
+        let reply = match core.requests.answering(limit).await {
             Ok(mut conn) => {
                 let reply = timeout_at(limit, DB::trigger(conn.get(), name)).await;
                 conn.settle(reply)

@@ -1,28 +1,29 @@
-//! What all runs of one [`Schedules`](crate::Schedules) share: settings, connections, and how a
+//! What all runs of one [`Schedules`](crate::Schedules) share: settings, sessions, and how a
 //! statement is sent.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use tokio::time::Instant;
 
 use crate::{
     action::{Action, Certainty},
     error::Error,
-    hedge::Hedge,
     key::{Claim, Holder, Key},
     lease::lock::LeaseLock,
     pacing,
     schedule::{registration::registration, spec::Schedule},
     schema::schedule_tables,
+    session::{
+        sessions::Sessions,
+        threads,
+        time::Instant,
+        timers::{sleep, timeout_at},
+    },
     store::{
-        Database,
-        connection::PooledConn,
+        Database, TooLate,
         failure::Failure,
-        pools::Connections,
         schedule::{DueReply, DueRequest, ListedSchedule, Registered, Times},
     },
-    task::current_runtime,
 };
 
 /// How often times are registered that meet a run which has just begun.
@@ -37,7 +38,7 @@ macro_rules! answered {
         let mut outcome = $crate::action::Certainty::NothingChanged;
         let reply = loop {
             let send = async |$conn: &mut _| $statement.await;
-            let reply = $crate::store::connection::PooledConn::send(&core.requests, limit, send).await;
+            let reply = core.requests.send(limit, send).await;
             if reply.as_ref().is_err_and($crate::store::failure::Failure::is_unanswered) && !$action.leaves_nothing() {
                 outcome = $crate::action::Certainty::Unknown;
             }
@@ -52,7 +53,7 @@ macro_rules! answered {
 pub(super) use answered;
 
 pub struct Core<DB: Database> {
-    pub requests: Connections<DB>,
+    pub requests: Sessions<DB>,
     pub label: String,
     pub lease: TimeDelta,
     pub time_limit: Duration,
@@ -61,13 +62,27 @@ pub struct Core<DB: Database> {
     pub max_concurrent_runs: u32,
     /// A row with a higher one is left alone.
     pub version: i64,
-    /// Sends the renewals.
-    pub hedge: Hedge<DB>,
+    pub renewals: Sessions<DB>,
     /// Takes the keys of schedules that share one with other programs.
     pub lock: Option<LeaseLock<DB>>,
 }
 
 impl<DB: Database> Core<DB> {
+    /// Claims what is due, up to the time limit. The server does not claim later.
+    async fn claim_once(&self, known: &[Times], holder: Holder, most: u32) -> Result<DueReply, Failure> {
+        let limit = self.limit();
+        let mut conn = self.requests.take(limit).await?;
+        let (label, lease, not_after) = (self.label.as_str(), self.lease, conn.not_after(limit));
+        let ask = DueRequest { known, holder, label, lease, most, not_after, resent: false };
+        let reply = timeout_at(limit, DB::claim_due(conn.get(), &ask)).await;
+        let (mut conn, reply) = conn.proceed(reply)?;
+        if let Some(TooLate { now }) = reply.too_late {
+            conn.set_clock(now);
+        }
+        conn.give_back();
+        Ok(reply)
+    }
+
     pub fn limit(&self) -> Instant {
         Instant::now() + self.time_limit
     }
@@ -75,7 +90,7 @@ impl<DB: Database> Core<DB> {
     /// Returns what is left of a lease when it counts as lost: that of a run, or of the key that the
     /// run holds as well, whichever is shorter.
     pub fn reserve(&self) -> Duration {
-        let key = self.lock.as_ref().map(|lock| lock.key_terms.terms.lease - lock.key_terms.lock_delay);
+        let key = self.lock.as_ref().map(|lock| lock.key_terms.terms.lease - lock.key_terms.bounds.lock_delay);
         pacing::reserve(key.map_or(self.lease, |key| key.min(self.lease)).to_std().unwrap_or_default())
     }
 
@@ -90,9 +105,8 @@ impl<DB: Database> Core<DB> {
         }
     }
 
-    /// Checks for a runtime, the tables and a usable server.
+    /// Checks for the tables and a usable server.
     pub async fn check(&self) -> Result<(), Error> {
-        current_runtime()?;
         let found = schedule_tables(&self.requests, self.limit(), self.time_limit).await?;
         match found.refused {
             Some(wrong) => Err(Error::Unsupported { wrong }),
@@ -172,12 +186,15 @@ impl<DB: Database> Core<DB> {
         most: u32,
     ) -> (Instant, Result<DueReply, Failure>) {
         let sent = Instant::now();
-        let ask =
-            DueRequest { known, holder, label: &self.label, lease: self.lease, most, not_after: None, resent: false };
-        let reply = PooledConn::send(&self.requests, self.limit(), async |conn| DB::claim_due(conn, &ask).await).await;
+        let reply = self.claim_once(known, holder, most).await;
         if reply.as_ref().is_err_and(Failure::is_unanswered) {
             let (core, known) = (self.clone(), known.to_vec());
-            tokio::spawn(async move { put_back(&core, holder, &known).await });
+            // Until its limit, the server may carry the claim out.
+            threads::spawn(async move {
+                put_back(&core, holder, &known).await;
+                sleep(core.time_limit).await;
+                put_back(&core, holder, &known).await;
+            });
         }
         (sent, reply)
     }

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::{
     action::Action,
     key::Claim,
@@ -14,9 +12,9 @@ use crate::{
         plan::Then,
         tick::{InTransaction, Inner},
     },
+    session::time::Instant,
     store::{
         Database, Reply,
-        connection::PooledConn,
         failure::{Failure, Remedy, remedy},
         fault::Fault,
         schedule::End,
@@ -157,7 +155,7 @@ async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>) -> Result<bool,
     let mut end = end.clone();
     loop {
         let send = async |conn: &mut _| end_run::<DB>(conn, &tick.claim, &end).await;
-        match PooledConn::send(&core.requests, core.limit(), send).await {
+        match core.requests.send(core.limit(), send).await {
             // The database may not hold the characters of the error.
             Err(failure) if is_refused(&failure) && end.error != plain.as_deref() => {
                 tracing::warn!(schedule = %tick.claim.key, %failure, "the end of a run was refused; sent with its error in ASCII");

@@ -1,61 +1,101 @@
 //! Renews the lease of one run in the background, and reports its loss.
 
-use std::{sync::Arc, time::Duration};
-
-use chrono::TimeDelta;
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
 };
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use tokio::sync::oneshot;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    hedge::{Answer, Request},
     key::Claim,
     lease::state::{NO_RENEWAL, SEEN_WITHOUT},
     pacing,
     schedule::core::Core,
-    store::{Database, Outcome, Reply, failure::Failure},
-    task::emit_apart,
+    session::{
+        clock::{Deadline, Watch, watch},
+        exchange::{Answer, Request, exchange},
+        threads::{self, Subscriber},
+        time::Instant,
+        timers::sleep_until,
+    },
+    store::{Database, Outcome, Reply, TooLate, failure::Failure},
+    sync::lock,
 };
 
 /// The lease of a run. Dropping it ends the renewals.
 pub struct Keeper {
-    lost: CancellationToken,
+    kept: Arc<Kept>,
+    _watch: Watch,
+    stopped: DropGuard,
+    ended: oneshot::Receiver<()>,
+}
+
+/// What the thread that watches the clock sees of it.
+struct Kept {
+    claim: Claim,
     /// When the lease counts as lost unless it is renewed.
-    deadline: watch::Receiver<Instant>,
-    stopped: CancellationToken,
-    task: AbortOnDropHandle<()>,
+    deadline: Mutex<Instant>,
+    lost: CancellationToken,
+    subscriber: Subscriber,
+}
+
+impl Kept {
+    fn hold_until(&self, deadline: Instant) {
+        let mut current = lock(&self.deadline);
+        // After the deadline the run may have been seen to be lost.
+        if *current > Instant::now() {
+            *current = deadline.max(*current);
+        }
+    }
+
+    /// Cancels the token of the loss, and then emits the event.
+    fn report_lost(&self, why: &'static str) {
+        self.lost.cancel();
+        let claim = self.claim.clone();
+        self.subscriber.emit_loss(move || tracing::error!(schedule = %claim.key, token = %claim.token, "lost: {why}"));
+    }
+}
+
+impl Deadline for Kept {
+    fn deadline(&self) -> Instant {
+        *lock(&self.deadline)
+    }
+
+    fn pass(self: Arc<Self>) {
+        self.report_lost(NO_RENEWAL);
+    }
 }
 
 impl Keeper {
     /// Begins to renew a claim that was granted to a request sent at `sent`.
     pub fn start<DB: Database>(core: &Arc<Core<DB>>, claim: &Claim, sent: Instant) -> Self {
-        let (lost, stopped) = (CancellationToken::new(), CancellationToken::new());
-        let (until, deadline) = watch::channel(sent + trusted(core, core.lease));
-        let keeping = keep(core.clone(), claim.clone(), sent, until, [lost.clone(), stopped.clone()]);
-        Self { lost, deadline, stopped, task: AbortOnDropHandle::new(tokio::spawn(keeping)) }
+        let kept = Arc::new(Kept {
+            claim: claim.clone(),
+            deadline: Mutex::new(sent + trusted(core, core.lease)),
+            lost: CancellationToken::new(),
+            subscriber: Subscriber::current(),
+        });
+        let ((ending, ended), stopped) = (oneshot::channel(), CancellationToken::new());
+        let keeping = keep(core.clone(), kept.clone(), sent, stopped.clone());
+        threads::spawn_renewal(async move {
+            keeping.await;
+            drop(ending);
+        });
+        Self { _watch: watch(&kept), kept, stopped: stopped.drop_guard(), ended }
     }
 
-    /// Waits until the lease is lost. The clock is watched here too, because the task that renews
-    /// may be held up by a subscriber that blocks.
+    /// Waits until the lease is lost.
     pub async fn lost(&self) {
-        let mut deadline = self.deadline.clone();
-        loop {
-            let until = *deadline.borrow_and_update();
-            tokio::select! {
-                biased;
-                () = self.lost.cancelled() => return,
-                Ok(()) = deadline.changed() => {}
-                () = sleep_until(until) => return self.lost.cancel(),
-            }
-        }
+        self.kept.lost.cancelled().await;
     }
 
     /// Stops the renewals, and waits for one in flight, which might revive a claim that was ended.
     pub async fn stop(self) {
-        self.stopped.cancel();
-        self.task.await.ok();
+        drop(self.stopped);
+        self.ended.await.ok();
     }
 }
 
@@ -68,11 +108,19 @@ struct Extension<'a> {
 impl<DB: Database> Request<DB> for Extension<'_> {
     type Reply = Outcome;
 
-    fn send(&self, conn: &mut DB::Connection) -> impl Future<Output = Reply<Outcome>> + Send {
-        DB::extend_run(conn, self.claim, self.lease, None)
+    fn send(
+        &self,
+        conn: &mut DB::Connection,
+        not_after: Option<DateTime<Utc>>,
+    ) -> impl Future<Output = Reply<Outcome>> + Send {
+        DB::extend_run(conn, self.claim, self.lease, not_after)
     }
 
-    fn is_settled(outcome: &Outcome) -> bool {
+    fn too_late(&self, outcome: &Outcome, _: Option<DateTime<Utc>>) -> Option<TooLate> {
+        if let Outcome::TooLate(late) = outcome { Some(*late) } else { None }
+    }
+
+    fn is_settled(&self, outcome: &Outcome) -> bool {
         !matches!(outcome, Outcome::Skipped { .. })
     }
 }
@@ -83,53 +131,39 @@ fn trusted<DB: Database>(core: &Core<DB>, left: TimeDelta) -> Duration {
     pacing::trusted(left.to_std().unwrap_or_default(), whole)
 }
 
-async fn keep<DB: Database>(
-    core: Arc<Core<DB>>,
-    claim: Claim,
-    sent: Instant,
-    deadline: watch::Sender<Instant>,
-    [lost, stopped]: [CancellationToken; 2],
-) {
+async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant, stopped: CancellationToken) {
     let whole = core.lease.to_std().unwrap_or_default();
     let mut renew_at = sent + pacing::renewed_within(whole);
     loop {
-        let until = *deadline.borrow();
-        let renewal = async {
-            stopped.run_until_cancelled(sleep_until(renew_at)).await?;
-            Some(extend(&core, &claim, Instant::now() + pacing::attempt(whole)).await)
-        };
-        let reply = tokio::select! {
-            biased;
-            () = sleep_until(until) => return report_lost(&lost, claim, NO_RENEWAL),
-            reply = renewal => reply,
-        };
+        let waited = stopped.run_until_cancelled(sleep_until(renew_at)).await;
+        if waited.is_none() || kept.lost.is_cancelled() {
+            return;
+        }
+        let reply = extend(&core, &kept.claim, Instant::now() + pacing::attempt(whole)).await;
         let soon = Instant::now() + pacing::renewal_retry(whole);
-        let Some(reply) = reply else { return };
         match reply {
             Ok(Answer { sent, reply: Outcome::Done }) => {
-                deadline.send_replace(sent + trusted(&core, core.lease));
+                kept.hold_until(sent + trusted(&core, core.lease));
                 renew_at = sent + pacing::renewed_within(whole);
             }
             Ok(Answer { sent, reply: Outcome::Skipped { left } }) => {
-                deadline.send_replace(sent + trusted(&core, left));
+                kept.hold_until(sent + trusted(&core, left));
                 renew_at = soon;
             }
             Ok(Answer { reply: Outcome::TooLate(_), .. }) => renew_at = soon,
-            Ok(Answer { reply: Outcome::Lost, .. }) => return report_lost(&lost, claim, SEEN_WITHOUT),
+            Ok(Answer { reply: Outcome::Lost, .. }) => return kept.report_lost(SEEN_WITHOUT),
             Err(failure) => {
-                tracing::warn!(schedule = %claim.key, %failure, "renewal got no reply; the deadline stands, trying again");
+                let schedule = kept.claim.key.clone();
+                kept.subscriber.emit(move || {
+                    tracing::warn!(%schedule, %failure, "renewal got no reply; the deadline stands, trying again");
+                });
                 renew_at = soon;
             }
         }
     }
 }
 
-/// Cancels the token of the loss, and then emits the event.
-fn report_lost(lost: &CancellationToken, claim: Claim, why: &'static str) {
-    lost.cancel();
-    emit_apart(move || tracing::error!(schedule = %claim.key, token = %claim.token, "lost: {why}"));
-}
-
 async fn extend<DB: Database>(core: &Core<DB>, claim: &Claim, limit: Instant) -> Result<Answer<Outcome>, Failure> {
-    core.hedge.send(&Extension { claim, lease: core.lease }, limit).await.reply
+    let silence = pacing::hedge_delay(core.lease.to_std().unwrap_or_default());
+    exchange(None, &core.renewals, silence, limit, &Extension { claim, lease: core.lease }).await.reply
 }

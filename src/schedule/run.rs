@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::Instrument as _;
 
@@ -22,6 +21,10 @@ use crate::{
         plan::{self, Row, Start},
         spec::Schedule,
         tick::{InTransaction, Tick},
+    },
+    session::{
+        time::Instant,
+        timers::{sleep, timeout},
     },
     spans,
     store::{

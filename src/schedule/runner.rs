@@ -2,10 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use tokio::{
-    task::{JoinHandle, JoinSet},
-    time::{Instant, sleep_until, timeout},
-};
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::Instrument as _;
 
@@ -17,6 +14,10 @@ use crate::{
         end::Ended,
         pacing::{MAX_CLAIMS, poll_backoff, poll_pause},
         run::{self, Job, StopTokens},
+    },
+    session::{
+        time::Instant,
+        timers::{sleep_until, timeout},
     },
     store::{Database, failure::Failure, fault::Fault, schedule::Times},
 };

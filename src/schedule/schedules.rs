@@ -3,21 +3,19 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fmt,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
 use chrono::TimeDelta;
 use sqlx::Pool;
-use tokio::time::Instant;
+use tokio::runtime::Handle;
 
 use crate::{
     error::Error,
-    hedge::Hedge,
     key::Key,
     label,
     lease::lock::LeaseLock,
-    pacing::hedge_delay,
     retry::{DAY, TIME_LIMIT, time_limit, within},
     rules::Rules,
     schedule::{
@@ -27,10 +25,8 @@ use crate::{
         spec::Schedule,
         tick::Tick,
     },
-    store::{
-        Database,
-        pools::{Connections, Purpose},
-    },
+    session::sessions::{Purpose, Sessions},
+    store::Database,
 };
 
 /// The most schedules of one instance: what one statement can name.
@@ -71,8 +67,8 @@ const MAX_SCHEDULES: usize = 10_000;
 /// ```
 #[must_use = "schedules run after `start`"]
 pub struct Schedules<DB: Database> {
-    /// Kept, so that calls that follow each other use the same connections.
-    requests: Connections<DB>,
+    /// Kept, so that calls that follow each other use the same sessions.
+    requests: Sessions<DB>,
     label: String,
     lease: TimeDelta,
     time_limit: Duration,
@@ -87,7 +83,7 @@ impl<DB: Database> Schedules<DB> {
     /// Creates an instance without schedules on the pool's database. Nothing is sent yet.
     pub fn new(pool: Pool<DB>) -> Self {
         Self {
-            requests: Connections::new(pool, Purpose::Requests),
+            requests: Sessions::new(pool, Purpose::Requests),
             label: label::default(),
             lease: TimeDelta::seconds(30),
             time_limit: TIME_LIMIT,
@@ -234,10 +230,10 @@ impl<DB: Database> Schedules<DB> {
     }
 
     /// Sends all statements over the application's pool. By default, schedules share the
-    /// connections that locks open for themselves; see
+    /// sessions that locks open for themselves; see
     /// [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool).
     pub fn share_pool(mut self) -> Self {
-        self.requests = Connections::shared(self.requests.application().clone(), Purpose::Requests);
+        self.requests = Sessions::shared(self.requests.application().clone(), Purpose::Requests);
         self
     }
 
@@ -287,6 +283,8 @@ impl<DB: Database> Schedules<DB> {
 
     /// Checks what these jobs need, and returns what their runs share.
     pub(super) async fn checked(&self, jobs: &[Job<DB>]) -> Result<Arc<Core<DB>>, Error> {
+        // The work runs on the caller's runtime.
+        Handle::try_current().map_err(|_| Error::NoRuntime)?;
         self.check_names()?;
         let keys: Vec<&Key> = jobs.iter().filter_map(|job| job.schedule.exclusive.as_ref()).collect();
         let lock = if keys.is_empty() { None } else { Some(self.lock_of_keys()?) };
@@ -328,12 +326,6 @@ impl<DB: Database> Schedules<DB> {
     }
 
     fn core_with(&self, lock: Option<LeaseLock<DB>>) -> Arc<Core<DB>> {
-        let hedge = Hedge {
-            pool: self.requests.with_purpose(Purpose::Renewals),
-            requests: self.requests.clone(),
-            delay: hedge_delay(self.lease.to_std().unwrap_or_default()),
-            pool_exhausted_until: Arc::new(Mutex::new(Instant::now())),
-        };
         Arc::new(Core {
             requests: self.requests.clone(),
             label: self.label.clone(),
@@ -342,7 +334,7 @@ impl<DB: Database> Schedules<DB> {
             poll_interval: self.poll_interval,
             max_concurrent_runs: self.max_concurrent_runs,
             version: self.version,
-            hedge,
+            renewals: self.requests.with_purpose(Purpose::Renewals),
             lock,
         })
     }

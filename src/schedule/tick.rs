@@ -3,10 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
-use tokio::{
-    sync::{Mutex, MutexGuard, watch},
-    time::{Instant, timeout, timeout_at},
-};
+use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -19,6 +16,10 @@ use crate::{
         core::{Core, quoted},
         plan::{self, Row, Then},
         spec::Schedule,
+    },
+    session::{
+        time::Instant,
+        timers::{timeout, timeout_at},
     },
     store::{
         Database,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::Pool;
-use tokio::{sync::MutexGuard, time::Instant};
+use tokio::sync::MutexGuard;
 
 use crate::{
     error::Error,
@@ -16,7 +16,8 @@ use crate::{
         plan::Row,
         tick::{InTransaction, Inner, Tick},
     },
-    store::{Database, Outcome, Reply, connection::PooledConn},
+    session::time::Instant,
+    store::{Database, Outcome, Reply},
     transaction::{
         self,
         error::{TransactionError, WorkError},
@@ -156,7 +157,7 @@ impl<DB: Database> ResourceLock<DB> for EndedTick<'_, DB> {
             let limit = core.limit();
             let mut repeat = Repeat::until(limit);
             loop {
-                let reply = PooledConn::send(&core.requests, limit, async |conn| outcome(conn, self.tick).await).await;
+                let reply = core.requests.send(limit, async |conn| outcome(conn, self.tick).await).await;
                 match repeat.final_or_pause(reply).await {
                     Some(Ok(Some(outcome))) => return outcome,
                     Some(Ok(None)) if Instant::now() < limit => outage_pause().await,

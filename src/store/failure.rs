@@ -11,8 +11,8 @@ use crate::{
 /// Why there is no result.
 #[derive(Debug)]
 pub enum Failure {
-    /// The call was made outside of a runtime: nothing was sent.
-    NoRuntime,
+    /// The library's threads are missing: nothing was sent.
+    NoThreads(Box<Error>),
     /// No connection was available: nothing was sent.
     NoConnection(sqlx::Error),
     /// Sent, and no reply arrived within the limit.
@@ -26,7 +26,7 @@ pub enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoRuntime => write!(f, "{}", Error::NoRuntime),
+            Self::NoThreads(error) => write!(f, "{error}"),
             Self::NoConnection(error) => write!(f, "no connection: {}", said(error)),
             Self::NoReply => f.write_str("no reply in time"),
             Self::Failed(error) => f.write_str(&said(error)),
@@ -41,7 +41,9 @@ impl Failure {
     pub fn may_still_run(&self) -> bool {
         !matches!(
             self,
-            Self::NoRuntime | Self::Undone | Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. })
+            Self::NoThreads(_)
+                | Self::Undone
+                | Self::Failed(sqlx::Error::Database(_) | sqlx::Error::ColumnDecode { .. })
         )
     }
 
@@ -49,7 +51,7 @@ impl Failure {
     /// that it was undone, unless the session ended with it.
     pub fn is_unanswered(&self) -> bool {
         match self {
-            Self::NoRuntime | Self::NoConnection(_) | Self::Undone => false,
+            Self::NoThreads(_) | Self::NoConnection(_) | Self::Undone => false,
             Self::NoReply => true,
             Self::Failed(error) => error.as_database_error().is_none() || self.is_outage(),
         }
@@ -77,7 +79,7 @@ impl Failure {
         match self {
             // A closed pool or a wrong password does not recover by itself.
             Self::NoConnection(error) if fault(error).is_transient() => Fault::NoConnection,
-            Self::NoRuntime | Self::NoConnection(_) => Fault::Other,
+            Self::NoThreads(_) | Self::NoConnection(_) => Fault::Other,
             Self::NoReply => Fault::Outage,
             Self::Undone => Fault::Contention,
             Self::Failed(error) => fault(error),
@@ -89,9 +91,9 @@ impl Failure {
         let timed_out = |outcome| Error::TimedOut { action, subject: subject.clone(), limit, outcome };
         let fault = self.fault();
         match self {
-            Self::NoRuntime => Error::NoRuntime,
-            Self::NoConnection(sqlx::Error::PoolTimedOut) => {
-                Error::NoConnection { action, subject, limit, outcome: before }
+            Self::NoThreads(error) => *error,
+            Self::NoConnection(source) if fault == Fault::NoConnection => {
+                Error::NoConnection { action, subject, limit, outcome: before, source }
             }
             Self::NoConnection(source) => Error::Database { action, subject, outcome: before, source },
             Self::Undone => timed_out(before),
@@ -137,7 +139,7 @@ pub enum Remedy {
 /// Returns the remedy for the failure of a statement that carried this many requests.
 pub fn remedy(failure: &Failure, requests: usize) -> Remedy {
     match (failure, failure.fault()) {
-        (Failure::NoRuntime | Failure::NoConnection(sqlx::Error::PoolClosed), _) => Remedy::Nothing,
+        (Failure::NoThreads(_) | Failure::NoConnection(sqlx::Error::PoolClosed), _) => Remedy::Nothing,
         (Failure::NoConnection(error), _) if fault(error) == Fault::Denied => Remedy::Nothing,
         (Failure::NoConnection(_) | Failure::NoReply | Failure::Undone, _) => Remedy::Again,
         (_, Fault::Contention | Fault::Outage | Fault::NoConnection) => Remedy::Again,

@@ -1,6 +1,6 @@
 //! What a driver's error means. No other module knows the servers' codes.
 
-use std::error::Error as StdError;
+use std::{error::Error as StdError, sync::Arc};
 
 use sqlx::error::DatabaseError;
 
@@ -41,9 +41,26 @@ pub enum Fault {
     Other,
 }
 
+/// An error that several requests share. It stands in for the driver's own, which cannot be copied.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Shared(Arc<sqlx::Error>);
+
+impl Shared {
+    pub fn wrap(error: &Arc<sqlx::Error>) -> sqlx::Error {
+        sqlx::Error::Io(std::io::Error::other(Self(error.clone())))
+    }
+
+    fn of(error: &sqlx::Error) -> Option<&sqlx::Error> {
+        let sqlx::Error::Io(error) = error else { return None };
+        error.get_ref()?.downcast_ref::<Self>().map(|Self(error)| &**error)
+    }
+}
+
 /// Describes a driver's error. The text of PostgreSQL's driver also names a line of the server's
 /// source, which means nothing to a user.
 pub fn said(error: &sqlx::Error) -> String {
+    let error = Shared::of(error).unwrap_or(error);
     #[cfg(feature = "postgres")]
     if let Some(error) = error.as_database_error().and_then(|error| error.try_downcast_ref()) {
         let error: &sqlx::postgres::PgDatabaseError = error;
@@ -75,6 +92,7 @@ impl Fault {
 
 /// Reads an error's meaning.
 pub fn fault(error: &sqlx::Error) -> Fault {
+    let error = Shared::of(error).unwrap_or(error);
     match error {
         sqlx::Error::Database(error) => server_fault(error.as_ref()),
         sqlx::Error::PoolTimedOut => Fault::NoConnection,

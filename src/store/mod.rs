@@ -5,14 +5,11 @@
 //! transaction open, and waits for no row that another transaction has locked.
 
 pub mod admin;
-pub mod connection;
 pub mod database;
 pub mod failure;
 pub mod fault;
-pub mod kept;
 #[cfg(feature = "mysql")]
 mod mysql;
-pub mod pools;
 #[cfg(feature = "postgres")]
 mod postgres;
 pub mod queue;
@@ -30,7 +27,7 @@ pub use database::Database;
 use std::{future::Future, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::Connection;
+use sqlx::{Connection, Pool};
 use uuid::Uuid;
 
 use crate::{
@@ -286,14 +283,16 @@ pub enum Form {
 /// has locked the row. A statement that locks the row after `not_after` therefore sees all that the
 /// limited one will ever change.
 pub trait Store: sqlx::Database {
-    /// Whether locks open connections of their own in addition to the application's pool.
-    const OWN_CONNECTIONS: bool;
-
     /// Whether only one connection writes at a time, and others that want to write sleep.
     const ONE_WRITER: bool = false;
 
-    /// Returns the options of the locks' own connections. They mark a session as one that no other
-    /// client uses, where the server reads such a mark.
+    /// Returns whether sessions of the library's own may be opened beside this pool.
+    fn has_own_sessions(_: &Pool<Self>) -> bool {
+        true
+    }
+
+    /// Returns the options of own sessions. They mark a session as one that no other client uses,
+    /// where the server reads such a mark, and set what a hook of the pool may not need.
     fn own_session(options: Options<Self>) -> Options<Self> {
         options
     }
@@ -302,6 +301,11 @@ pub trait Store: sqlx::Database {
     fn refuses_own_session(_: &sqlx::Error) -> bool {
         false
     }
+
+    /// Sets the state of an own session that was just opened, whatever the defaults of the server
+    /// and the role are, and whatever a hook of the pool has done. Returns the server's clock, or
+    /// `None` if the session cannot be used, and the application's pool is to be used instead.
+    fn begin_session(conn: &mut Self::Connection) -> impl Future<Output = Reply<Option<DateTime<Utc>>>> + Send;
 
     /// Ensures that the next statement commits by itself: ends a transaction that the application,
     /// or a hook of its pool, has left open. Returns `false` if there was one. A session that has

@@ -58,6 +58,11 @@ pub trait QueueStore: Store {
         pending()
     }
 
+    /// Checks that the connection still answers.
+    fn check_listening(_notifications: &mut Self::Notifications) -> impl Future<Output = Reply<()>> + Send {
+        ready(Ok(()))
+    }
+
     /// Ends it.
     fn stop_listening(_notifications: Self::Notifications) -> impl Future<Output = ()> + Send {
         ready(())

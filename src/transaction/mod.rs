@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use sqlx::Pool;
 use sqlx_core::transaction::TransactionManager as _;
-use tokio::time::{Instant, timeout_at};
 use tracing::{Instrument as _, Span, field::display};
 
 use crate::{
@@ -21,10 +20,14 @@ use crate::{
     metrics,
     retry::{Tries, outage_pause},
     rules::Status,
+    session::{
+        loan::{IN_TRANSACTION, Loan},
+        time::Instant,
+        timers::timeout_at,
+    },
     spans,
     store::{
         Database, INTACT,
-        connection::{IN_TRANSACTION, PooledConn},
         failure::Failure,
         fault::{self, Fault},
     },
@@ -206,10 +209,10 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         Ok(value)
     }
 
-    async fn begin<E>(&self) -> Result<PooledConn<DB>, Stop<E>> {
+    async fn begin<E>(&self) -> Result<Loan<DB>, Stop<E>> {
         let begin = async || {
             let limit = self.limit().min(self.until);
-            let mut conn = PooledConn::unchecked(self.pool, limit).await?;
+            let mut conn = Loan::borrow(self.pool, limit).await?;
             // The connection is closed unless the transaction has begun, because its state is
             // unknown.
             match timeout_at(limit, DB::open(conn.get())).await {
@@ -252,7 +255,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         }
     }
 
-    async fn confirm<E>(&self, mut conn: PooledConn<DB>) -> Result<(PooledConn<DB>, Option<Confirmation>), Stop<E>> {
+    async fn confirm<E>(&self, mut conn: Loan<DB>) -> Result<(Loan<DB>, Option<Confirmation>), Stop<E>> {
         let error = match self.lock.confirm_within(self.claim, conn.get()).await {
             Ok(confirmation) => return Ok((conn, Some(confirmation))),
             Err(error) => error,
@@ -276,11 +279,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
 
     /// Checks that the transaction is still open, because the work may have ignored an error that
     /// ended it, or may have ended it itself.
-    async fn check<E>(
-        &self,
-        mut conn: PooledConn<DB>,
-        confirmation: Option<Confirmation>,
-    ) -> Result<PooledConn<DB>, Stop<E>> {
+    async fn check<E>(&self, mut conn: Loan<DB>, confirmation: Option<Confirmation>) -> Result<Loan<DB>, Stop<E>> {
         let failure = match timeout_at(self.limit(), DB::execute_text(conn.get(), INTACT)).await {
             // The depth is read after a savepoint that the work dropped has been rolled back, which
             // SQLite's driver does asynchronously.
@@ -313,7 +312,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     async fn work_failed<E: WorkError>(
         &self,
         error: E,
-        conn: Option<PooledConn<DB>>,
+        conn: Option<Loan<DB>>,
         confirmation: Option<Confirmation>,
     ) -> Stop<E> {
         let undone = match conn {
@@ -332,7 +331,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         }
     }
 
-    async fn commit<E>(&self, mut conn: PooledConn<DB>, confirmation: Option<Confirmation>) -> Result<(), Stop<E>> {
+    async fn commit<E>(&self, mut conn: Loan<DB>, confirmation: Option<Confirmation>) -> Result<(), Stop<E>> {
         let source = match timeout_at(self.limit(), DB::commit(conn.get())).await {
             Ok(Ok(reusable)) => {
                 if reusable {

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use sqlx::Connection as _;
-use tokio::time::{Instant, timeout_at};
 
 use crate::{
     action::{Action, Certainty},
     error::Error,
     key::Key,
+    session::{time::Instant, timers::timeout_at},
     store::{
         Database,
         failure::Failure,

@@ -6,10 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{
-    store::{Database, connection::PooledConn},
-    sync::lock,
-};
+use crate::{session::loan::Loan, store::Database, sync::lock};
 
 /// The transaction that is passed to the work. Use `&mut *tx` where sqlx expects a connection.
 /// Dropping it returns the transaction, which is then committed or rolled back.
@@ -43,12 +40,12 @@ use crate::{
 /// # fn main() {}
 /// ```
 pub struct Tx<DB: Database> {
-    conn: Option<PooledConn<DB>>,
-    back: Arc<Mutex<Option<PooledConn<DB>>>>,
+    conn: Option<Loan<DB>>,
+    back: Arc<Mutex<Option<Loan<DB>>>>,
 }
 
 impl<DB: Database> Tx<DB> {
-    pub(super) fn lend(conn: PooledConn<DB>) -> (Self, Lent<DB>) {
+    pub(super) fn lend(conn: Loan<DB>) -> (Self, Lent<DB>) {
         let back = Arc::new(Mutex::new(None));
         (Self { conn: Some(conn), back: back.clone() }, Lent(back))
     }
@@ -84,10 +81,10 @@ impl<DB: Database> Drop for Tx<DB> {
 
 /// The slot to which a lent transaction is returned. If the caller no longer waits for it, its
 /// connection is closed.
-pub(super) struct Lent<DB: Database>(Arc<Mutex<Option<PooledConn<DB>>>>);
+pub(super) struct Lent<DB: Database>(Arc<Mutex<Option<Loan<DB>>>>);
 
 impl<DB: Database> Lent<DB> {
-    pub fn returned(self) -> Option<PooledConn<DB>> {
+    pub fn returned(self) -> Option<Loan<DB>> {
         lock(&self.0).take()
     }
 }

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use sqlx_core::transaction::TransactionManager as _;
-use tokio::time::{Instant, timeout_at};
 
 use crate::{
     action::Certainty,
     error::Error,
     key::Claim,
     lock::{CommitOutcome, Confirmation, ResourceLock},
-    store::{Database, UNDO, connection::PooledConn, is_undone},
+    session::{loan::Loan, time::Instant, timers::timeout_at},
+    store::{Database, UNDO, is_undone},
 };
 
 /// How long a rollback may take before the connection is closed instead.
@@ -33,7 +33,7 @@ pub(super) enum Undone {
 pub(super) async fn undo<DB: Database, L: ResourceLock<DB> + ?Sized>(
     lock: &L,
     claim: &Claim,
-    mut conn: PooledConn<DB>,
+    mut conn: Loan<DB>,
     confirmation: Option<Confirmation>,
 ) -> Undone {
     match timeout_at(Instant::now() + lock.time_limit(), DB::execute_text(conn.get(), UNDO)).await {
@@ -81,7 +81,7 @@ pub(super) async fn lost<DB: Database, L: ResourceLock<DB> + ?Sized>(
 async fn was_rolled_back<DB: Database, L: ResourceLock<DB> + ?Sized>(
     lock: &L,
     claim: &Claim,
-    conn: &mut PooledConn<DB>,
+    conn: &mut Loan<DB>,
     confirmation: Option<Confirmation>,
 ) -> bool {
     let Some(settings) = DB::SETTINGS_STAND else { return false };
@@ -100,7 +100,7 @@ async fn was_rolled_back<DB: Database, L: ResourceLock<DB> + ?Sized>(
 /// Gives the connection back if the transaction is certainly over, and closes it otherwise: the
 /// rollback has no reply, the work left a transaction of its own within this one, or the work ended
 /// this one itself, so that the driver's count is wrong. Returns whether the transaction is over.
-pub(super) async fn roll_back<DB: Database>(mut conn: PooledConn<DB>) -> bool {
+pub(super) async fn roll_back<DB: Database>(mut conn: Loan<DB>) -> bool {
     if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 {
         return false;
     }

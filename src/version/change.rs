@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use sqlx::Connection as _;
-use tokio::time::{Instant, timeout_at};
 
 use crate::{
     action::Action,
@@ -11,12 +10,11 @@ use crate::{
     key::Key,
     metrics,
     retry::outage_pause,
+    session::{time::Instant, timers::timeout_at},
     store::{
         Database, commit_error,
-        connection::PooledConn,
         version::{KeyValue, Statements, Value, Write},
     },
-    task::current_runtime,
     transaction::own::in_transaction,
     version::{
         amount::{decimals, is_nan},
@@ -66,7 +64,6 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         basis: Basis,
         mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Updated<V>, UpdateError<E>> {
-        current_runtime()?;
         let mut tries = self.rows.retry.begin();
         let until = tries.until;
         // The limit of a statement, including the wait for a connection.
@@ -121,13 +118,14 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             Some(Known { row, conn, age }) => (conn.lend(), Start::Known(row), age),
             None => {
                 let by = limit();
-                (PooledConn::checkout(&self.rows.pool, by).await.map_err(Failed::from)?, Start::Read { by }, 0)
+                (self.rows.pool.take(by).await.map_err(Failed::from)?, Start::Read { by }, 0)
             }
         };
         left.open = false;
         match self.attempt(conn.get(), row, start, limit, left, compute).await {
             Ok(Some(row)) if age + 1 < MAX_CHANGES_PER_READ => {
-                let known = conn.keep(&self.rows.pool).map(|conn| Known { row: row.clone(), conn, age: age + 1 });
+                let known =
+                    conn.keep(self.rows.pool.application()).map(|conn| Known { row: row.clone(), conn, age: age + 1 });
                 Ok(Some((row, known)))
             }
             result => {

@@ -1,16 +1,13 @@
 //! What a change of a row is computed from.
 
-use crate::{
-    store::{Database, connection::IdleConn},
-    version::update::Versioned,
-};
+use crate::{session::loan::IdleLoan, store::Database, version::update::Versioned};
 
 /// What a change leaves to the next change of the same row in this process: the row that it wrote,
 /// and the connection over which it was answered. That connection worked a moment ago, so that no
 /// write is lost on a connection that was closed unnoticed.
 pub(crate) struct Known<DB: Database, V> {
     pub row: Versioned<V>,
-    pub conn: IdleConn<DB>,
+    pub conn: IdleLoan<DB>,
     /// The number of changes since the row was read.
     pub age: u32,
 }

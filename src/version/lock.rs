@@ -3,7 +3,6 @@
 use std::{fmt, time::Duration};
 
 use sqlx::Pool;
-use tokio::time::{Instant, timeout_at};
 
 use crate::{
     action::Action,
@@ -13,7 +12,8 @@ use crate::{
     lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
     retry::{Retry, time_limit},
     rules::Status,
-    store::{Database, connection::PooledConn},
+    session::{time::Instant, timers::timeout_at},
+    store::Database,
     transaction::own::in_transaction,
     version::rows::{Failed, Rows, answered},
 };
@@ -111,7 +111,7 @@ impl<DB: Database> VersionLock<DB> {
         let statements = self.rows.prepared(limit).await?;
         let value = statements.key(key)?;
         let read = async |conn: &mut DB::Connection| DB::version(conn, &statements.version, &value).await;
-        Ok(PooledConn::send_repeatedly(&self.rows.pool, limit, read).await?)
+        Ok(self.rows.pool.send_repeatedly(limit, read).await?)
     }
 
     /// Returns the version that was written, or `None` if the row no longer has the claim's

@@ -6,19 +6,21 @@ use std::{
 };
 
 use sqlx::Pool;
-use tokio::time::{Instant, error::Elapsed, timeout_at};
 
 use crate::{
     action::{Action, Certainty},
     error::Error,
     key::Key,
     retry::{Retry, TIME_LIMIT},
+    session::{
+        sessions::{Purpose, Sessions},
+        time::Instant,
+        timers::{Elapsed, timeout_at},
+    },
     store::{
         Database, Reply,
-        connection::PooledConn,
         failure::Failure,
         fault::{Fault, fault},
-        pools::{Connections, Purpose},
         version::{Names, Seen, Statements},
     },
     version::identifier::{Name, TableName},
@@ -27,7 +29,7 @@ use crate::{
 /// A table of the application whose rows have versions. The table is inspected once, and the result
 /// is kept.
 pub(crate) struct Rows<DB: Database> {
-    pub pool: Connections<DB>,
+    pub pool: Sessions<DB>,
     pub names: Arc<Names>,
     pub retry: Retry,
     pub time_limit: Duration,
@@ -57,7 +59,7 @@ impl<DB: Database> Rows<DB> {
         if same_name::<DB>(&names.key, &names.version) || same_name::<DB>(&names.key, &names.value) {
             return Err(duplicate_column(key));
         }
-        let pool = Connections::new(pool, Purpose::Values);
+        let pool = Sessions::new(pool, Purpose::Values);
         Ok(Self {
             pool,
             names: Arc::new(names),
@@ -68,7 +70,7 @@ impl<DB: Database> Rows<DB> {
     }
 
     pub fn share_pool(mut self) -> Self {
-        self.pool = Connections::shared(self.pool.application().clone(), Purpose::Values);
+        self.pool = Sessions::shared(self.pool.application().clone(), Purpose::Values);
         self
     }
 
@@ -82,7 +84,7 @@ impl<DB: Database> Rows<DB> {
             return Ok(statements);
         }
         let inspect = async |conn: &mut DB::Connection| DB::table_columns(conn, &self.names.table).await;
-        self.prepare(&PooledConn::send_repeatedly(&self.pool, limit, inspect).await?)
+        self.prepare(&self.pool.send_repeatedly(limit, inspect).await?)
     }
 
     /// As `prepared`, over the connection of a transaction: the pool may have no other connection

@@ -12,7 +12,6 @@ use crate::{
     retry::{Retry, time_limit},
     store::{
         Database,
-        connection::PooledConn,
         version::{Value, Write},
     },
     version::{
@@ -132,7 +131,8 @@ impl<DB: Database, V> VersionedTable<DB, V> {
     /// Reads and writes over the application's pool, as
     /// [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool) does.
     ///
-    /// By default, all tables of that pool share up to eight connections of their own.
+    /// By default, all tables of that pool share a pool like it, of two to eight connections. On
+    /// SQLite they share the application's.
     pub fn share_pool(mut self) -> Self {
         self.rows = self.rows.share_pool();
         self
@@ -226,7 +226,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let statements = self.rows.prepared(limit).await.map_err(error)?;
         let value = statements.key(&key)?;
         let read = async |conn: &mut DB::Connection| DB::read(conn, &statements.read, &value).await;
-        let found = PooledConn::send_repeatedly(&self.rows.pool, limit, read).await;
+        let found = self.rows.pool.send_repeatedly(limit, read).await;
         let found = found.map_err(|failure| error(failure.into()))?;
         Ok(found.map(|(value, version)| Versioned { value, version }))
     }

@@ -193,7 +193,7 @@ async fn settings_of_sessions_take_none<DB: TestDatabase>(db: TestDb<DB>) {
         _ => {
             "SET time_zone = '+05:45', sql_auto_is_null = 1, sql_select_limit = 1000,
                  div_precision_increment = 0, lc_time_names = 'ar_SA', innodb_lock_wait_timeout = 1,
-                 collation_connection = 'utf8mb4_bin', sql_warnings = 1,
+                 collation_connection = 'utf8mb4_bin', sql_warnings = 1, sql_safe_updates = 1, group_concat_max_len = 4,
                  sql_mode = CONCAT(@@sql_mode, ',ANSI_QUOTES,PIPES_AS_CONCAT,HIGH_NOT_PRECEDENCE,IGNORE_SPACE,\
              REAL_AS_FLOAT,NO_UNSIGNED_SUBTRACTION,PAD_CHAR_TO_FULL_LENGTH');
              SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE"

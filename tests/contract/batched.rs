@@ -75,8 +75,8 @@ pub async fn begin<'a, T: Send + 'a>(asking: &mut [Asking<'a, T>]) -> bool {
     waiting
 }
 
-/// Starts all of them while the pool's only connection is in use: the first request is sent alone,
-/// the others together after it.
+/// Starts all of them while the pool's only connection is in use: the requests are sent together
+/// after it.
 pub async fn together<'a, DB: TestDatabase, T: Send + 'a>(pool: &Pool<DB>, mut asking: Vec<Asking<'a, T>>) -> Vec<T> {
     let taken = pool.acquire().await.unwrap();
     assert!(begin(&mut asking).await, "they wait");
@@ -123,7 +123,7 @@ pub async fn counted<DB: TestDatabase, T>(pool: &Pool<DB>, work: impl Future<Out
 pub fn assert_statements<DB: TestDatabase>(db: &TestDb<DB>, count: Option<i64>, postgres: i64, mysql: i64, what: &str) {
     if let Some(count) = count {
         let wanted = if db.server.name == "postgres" { postgres } else { mysql };
-        assert!((wanted..=wanted + wanted / 2).contains(&count), "{count} for {wanted}: {what}");
+        assert!((wanted..=wanted + (wanted / 2).max(1)).contains(&count), "{count} for {wanted}: {what}");
     }
 }
 
@@ -143,7 +143,7 @@ async fn many_keys_take_few_statements<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = numbered(64);
     let (pool, lock) = set_up(&db, &keys).await;
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, names(&keys)))).await;
-    assert_statements(&db, count, 2, 2, "one alone, and all the others");
+    assert_statements(&db, count, 1, 1, "all of them");
     let leases: Vec<_> = answers.into_iter().map(acquired).collect();
     for (lease, key) in leases.iter().zip(&keys) {
         assert_eq!(lease.key().as_str(), key);
@@ -153,7 +153,7 @@ async fn many_keys_take_few_statements<DB: TestDatabase>(db: TestDb<DB>) {
     }
     assert_eq!(standing(&db).await, 64);
     let ((), count) = counted(&pool, released(&pool, leases, |_| Status::Succeeded)).await;
-    assert_statements(&db, count, 2, 2, "one alone, and all the others");
+    assert_statements(&db, count, 1, 1, "all of them");
     assert_eq!(standing(&db).await, 0);
 }
 
@@ -163,26 +163,28 @@ async fn more_than_fit_in_one_statement_take_a_few<DB: TestDatabase>(db: TestDb<
     db.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(", "))).await;
     let (pool, lock) = set_up(&db, &[]).await;
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, names(&keys)))).await;
-    assert_statements(&db, count, 1 + 3, 1 + 3, "one alone, and the others 256 at a time");
+    assert_statements(&db, count, 3, 3, "256 at a time");
     let leases = answers.into_iter().map(acquired).collect();
     assert_eq!(standing(&db).await, 600);
     let ((), count) = counted(&pool, released(&pool, leases, |_| Status::Succeeded)).await;
-    assert_statements(&db, count, 1 + 3, 1 + 3, "one alone, and the others 256 at a time");
+    assert_statements(&db, count, 3, 3, "256 at a time");
     assert_eq!(standing(&db).await, 0);
 }
 
 async fn those_who_come_at_the_same_moment_go_together<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = numbered(64);
+    // The first ones may be sent before the last ones have come.
+    let few = |count| (1..=16).contains(&count);
     let (pool, lock) = set_up(&db, &keys).await;
     let (answers, count) = counted(&pool, all(tries(&lock, names(&keys)))).await;
-    assert_statements(&db, count, 1, 1, "all of them");
+    assert!(count.is_none_or(few), "{count:?} statements");
     let releases = answers.into_iter().map(|answer| {
         let lease = acquired(answer);
         Box::pin(lease.release(Status::Succeeded)) as Asking<'_, _>
     });
     let (released, count) = counted(&pool, all(releases.collect())).await;
     released.into_iter().for_each(|released: Result<(), Error>| released.unwrap());
-    assert_statements(&db, count, 1, 1, "all of them");
+    assert!(count.is_none_or(few), "{count:?} statements");
     assert_eq!(standing(&db).await, 0);
 }
 
@@ -255,7 +257,7 @@ async fn of_those_who_want_the_same_key_one_gets_it<DB: TestDatabase>(db: TestDb
     let (pool, lock) = set_up(&db, &keys).await;
     let wanted = std::iter::once("first").chain(std::iter::repeat_n("k", 20));
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, wanted))).await;
-    assert_statements(&db, count, 3, 4, "the first, one that is granted, and one refusal for all the others");
+    assert_statements(&db, count, 2, 3, "those that are granted, and one refusal for all the others");
     let (granted, refusals): (Vec<_>, Vec<_>) =
         answers.into_iter().map(Result::unwrap).partition(|attempt| matches!(attempt, Attempt::Acquired(_)));
     assert_eq!((granted.len(), refusals.len()), (2, 19));
@@ -270,7 +272,7 @@ async fn each_release_has_its_own_status<DB: TestDatabase>(db: TestDb<DB>) {
     let leases = together(&pool, tries(&lock, names(&keys))).await.into_iter().map(acquired).collect();
     let status = |place| if place % 2 == 0 { Status::Succeeded } else { Status::Failed };
     let ((), count) = counted(&pool, released(&pool, leases, status)).await;
-    assert_statements(&db, count, 3, 3, "one alone, those that succeeded, those that failed");
+    assert_statements(&db, count, 2, 2, "those that succeeded, those that failed");
     for (place, key) in keys.iter().enumerate() {
         let letter = if place % 2 == 0 { "S" } else { "F" };
         assert_eq!(db.column(key, "status").await.as_deref(), Some(letter), "{key}");
@@ -284,7 +286,7 @@ async fn a_release_of_what_is_lost_is_that_ones_alone<DB: TestDatabase>(db: Test
     db.take_from("key 3").await;
     let releases = releases(leases, |_| Status::Succeeded);
     let (results, count) = counted(&pool, together(&pool, releases)).await;
-    assert_statements(&db, count, 2, 1 + 1 + 5, "one alone; all the others, or none; those of them that stand");
+    assert_statements(&db, count, 1, 6, "all, or none; those of them that stand");
     for (place, result) in results.into_iter().enumerate() {
         match result {
             Ok(()) => assert_ne!(place, 3),
@@ -358,11 +360,13 @@ pub async fn all_but_one_held<'a, DB: TestDatabase>(
     keys: &[&'a str],
 ) -> (Lease<DB>, Vec<Asking<'a, Answer<DB>>>) {
     let mut wanted = tries(&line.lock, keys.iter().copied());
+    let first = acquired(timeout(PATIENCE, wanted.remove(0)).await.unwrap());
+    eventually("its connection is back", async || line.pool.num_idle() == 1).await;
     let taken = line.pool.acquire().await.unwrap();
     assert!(begin(&mut wanted).await, "they wait");
+    // The first reply is to the check of the connection.
     line.proxy.hold_after(Way::Replies, 1);
     drop(taken);
-    let first = acquired(timeout(PATIENCE, wanted.remove(0)).await.unwrap());
     line.proxy.held(Way::Replies).await;
     (first, wanted)
 }

@@ -5,19 +5,31 @@ use std::{
     time::Duration,
 };
 
-use harness::{PATIENCE, TestDatabase, TestDb, acquired, pool};
-use rowlock::{LeaseLock, Schedules, Status, Tick};
-use sqlx::Pool;
-use tokio::{sync::oneshot, time::timeout};
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool, refused};
+use rowlock::{LeaseLock, Reason, Schedules, Status, Tick};
+use sqlx::{Pool, pool::PoolOptions};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
+    sync::oneshot,
+    time::timeout,
+};
 use tracing::{
     Event, Level, Metadata, Subscriber,
     span::{Attributes, Id, Record},
     subscriber::set_default,
 };
 
-use crate::ticks::{Never, due, steal};
+use crate::{
+    child::{self, say},
+    ticks::{Never, due, steal},
+};
 
-harness::tests!(everywhere(a_lost_run_is_stopped_before_its_event, a_lost_lease_is_reported_before_its_event));
+harness::tests!(everywhere(
+    a_lost_run_is_stopped_before_its_event,
+    a_lost_lease_is_reported_before_its_event,
+    a_subscriber_that_blocks_for_ever_holds_up_no_renewal_and_no_loss,
+    a_hook_that_blocks_for_ever_holds_up_no_renewal_and_no_loss
+));
 
 /// Short enough for a renewal to come soon.
 const LEASE: Duration = Duration::from_secs(3);
@@ -111,4 +123,65 @@ async fn a_lost_lease_is_reported_before_its_event<DB: TestDatabase>(db: TestDb<
         db.lock().force_release("key", Status::Failed).await.unwrap().unwrap();
     });
     assert!(reported, "the loss is reported although its event blocks");
+}
+
+async fn a_subscriber_that_blocks_for_ever_holds_up_no_renewal_and_no_loss<DB: TestDatabase>(db: TestDb<DB>) {
+    renews_and_loses(&db, "hold behind a pipe").await;
+}
+
+async fn a_hook_that_blocks_for_ever_holds_up_no_renewal_and_no_loss<DB: TestDatabase>(db: TestDb<DB>) {
+    renews_and_loses(&db, "hold behind a hook").await;
+}
+
+const LOST: [&str; 2] = ["first", "second"];
+
+/// The job of another process, of which a thread for requests is blocked: it says which leases it
+/// has lost.
+pub async fn hold<DB: TestDatabase>(pool: Pool<DB>, url: &str, behind_a_hook: bool) {
+    if !behind_a_hook {
+        tracing::subscriber::set_global_default(Pipe::default()).unwrap();
+    }
+    let lock = LeaseLock::new(pool).lease(LEASE).unwrap();
+    let kept = acquired(lock.try_acquire("kept").await);
+    let lost = [acquired(lock.try_acquire(LOST[0]).await), acquired(lock.try_acquire(LOST[1]).await)];
+    if behind_a_hook {
+        eventually("it is renewed", async || kept.renew().await.is_ok()).await; // with its session
+        let (began, begun) = oneshot::channel();
+        let began = Mutex::new(Some(began));
+        let options = PoolOptions::<DB>::new().after_connect(move |_, _| {
+            if let Some(began) = began.lock().unwrap().take() {
+                let _ = began.send(());
+            }
+            loop {
+                std::thread::park();
+            }
+        });
+        let blocked = LeaseLock::new(options.connect_lazy(url).unwrap());
+        tokio::spawn(async move { blocked.try_acquire("blocked").await });
+        begun.await.unwrap();
+    }
+    say("holds");
+    for lease in &lost {
+        lease.cancellation_token().cancelled().await;
+        say(lease.key().as_str());
+    }
+    kept.lost().await;
+    say("lost what was to be kept");
+}
+
+async fn renews_and_loses<DB: TestDatabase>(db: &TestDb<DB>, job: &str) {
+    let mut process = child::start(db, job, "", std::path::Path::new(""));
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    let mut says = async || timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap();
+    assert_eq!(says().await, "holds");
+    let lock = db.lock();
+    let until = async || lock.inspect("kept").await.unwrap().unwrap().until;
+    for key in LOST {
+        lock.force_release(key, Status::Failed).await.unwrap().unwrap();
+        assert_eq!(says().await, key);
+        let before = until().await;
+        eventually("it is renewed", async || until().await > before).await;
+    }
+    assert_eq!(refused(lock.try_acquire("kept").await).reason, Reason::Held);
+    process.kill().await.unwrap();
 }

@@ -4,7 +4,7 @@
 //! Each test drops its operation at one point after another, until the operation completes. On a
 //! server, the points are those at which the first, second, ... request or reply is in transit,
 //! counted from the connection's first byte: the proxy holds it there. SQLite has no network; there
-//! the future is dropped after its first, second, ... poll.
+//! the future is dropped a little later each time.
 
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
@@ -15,7 +15,10 @@ use harness::{
 };
 use rowlock::{Attempt, LeaseLock, ResourceLock, ResourceLockExt, Status};
 use sqlx::Pool;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    task::spawn_blocking,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::bank::{OPENING, accounts, balance, balance_in, version, version_lock, write_in};
 
@@ -42,7 +45,8 @@ const LEASE: Duration = Duration::from_millis(500);
 /// Where the operation is dropped.
 #[derive(Clone, Copy, Debug)]
 enum Stop {
-    Poll(usize),
+    /// After this many steps of time.
+    After(usize),
     Held(Way, usize),
 }
 
@@ -59,7 +63,7 @@ pub struct Stage<'a, DB: TestDatabase> {
 impl<'a, DB: TestDatabase> Stage<'a, DB> {
     async fn new(db: &'a TestDb<DB>, stop: Stop) -> Self {
         let (proxy, pool) = match stop {
-            Stop::Poll(_) => (None, db.pool_of(1).await),
+            Stop::After(_) => (None, db.pool_of(1).await),
             Stop::Held(..) => {
                 let proxy = db.proxy().await;
                 let pool = proxy.pool(1);
@@ -132,18 +136,18 @@ pub async fn at_every_stop_between<DB: TestDatabase, P>(
     before: impl AsyncFn(&Stage<'_, DB>),
     after: impl AsyncFn(&Stage<'_, DB>),
 ) {
-    let polls: fn(usize) -> Stop = |count| Stop::Poll(count + 1);
+    let steps: fn(usize) -> Stop = Stop::After;
     let requests: fn(usize) -> Stop = |count| Stop::Held(Way::Requests, count);
     let replies: fn(usize) -> Stop = |count| Stop::Held(Way::Replies, count);
-    for stop in if db.server.name == "sqlite" { vec![polls] } else { vec![requests, replies] } {
+    for stop in if db.server.name == "sqlite" { vec![steps] } else { vec![requests, replies] } {
         let (mut count, mut tries) = (0, 0);
         // A reply may be there at the first poll.
         while count == 0 {
             tries += 1;
             assert!(tries < 20, "it was never dropped");
             while is_dropped(db, stop(count), &prepare, &act, &before, &after).await {
-                count += 1;
-                assert!(count < 300, "it never ends");
+                count += 1 + count / 8;
+                assert!(count < 10_000, "it never ends");
             }
         }
     }
@@ -169,7 +173,7 @@ async fn is_dropped<DB: TestDatabase, P>(
                 () = proxy.held(way) => false,
             }
         }
-        (Stop::Poll(count) | Stop::Held(_, count), _) => polled(count, act(&stage, prepared)).await,
+        (Stop::After(count) | Stop::Held(_, count), _) => dropped_after(count, act(&stage, prepared)).await.is_some(),
     };
     // The request of the dropped future, or the reply to it, is still in transit.
     stage.proxy.iter().for_each(Proxy::let_others_pass);
@@ -188,19 +192,24 @@ async fn open_transactions<DB: TestDatabase>(db: &TestDb<DB>, pool: &Pool<DB>) -
     db.number(sql).await.unwrap() + DB::number(pool, sql).await.unwrap()
 }
 
-/// Polls the future up to this many times, then drops it. Returns whether it completed.
-pub async fn polled(most: usize, future: impl Future<Output = ()>) -> bool {
+/// How much later a future is dropped at each next step.
+const STEP: Duration = Duration::from_micros(40);
+
+/// Drops the future after this many steps of time, or returns its output if it completed before.
+/// What it does goes on elsewhere, so that the step decides where it is dropped.
+pub async fn dropped_after<T>(steps: usize, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
-    let mut polls = 0;
-    poll_fn(|context| {
-        polls += 1;
-        match future.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(true),
-            Poll::Pending if polls >= most => Poll::Ready(false),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
+    // The first poll begins it.
+    if let Poll::Ready(output) = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await {
+        return Some(output);
+    }
+    // Timers are coarser than a step.
+    let time = spawn_blocking(move || std::thread::sleep(STEP * u32::try_from(steps).unwrap()));
+    tokio::select! {
+        biased;
+        output = future => Some(output),
+        _ = time => None,
+    }
 }
 
 async fn a_try_on_a_free_row<DB: TestDatabase>(db: TestDb<DB>) {

@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     article::{Answer, Program},
-    at_most, bank, elections, ticks_commits, ticks_exclusive, ticks_raced, waiters,
+    at_most, bank, blocked, elections, ticks_commits, ticks_exclusive, ticks_raced, waiters,
 };
 
 const JOB: &str = "ROWLOCK_TEST_JOB";
@@ -67,6 +67,8 @@ async fn work<DB: TestDatabase>() {
         "create" => create(&lock, &key, &file).await,
         "deduct" => take_ten(&pool, &key).await,
         "hold" => hold(pool, &key).await,
+        "hold behind a hook" => blocked::hold(pool, &var("JOB_URL"), true).await,
+        "hold behind a pipe" => blocked::hold(pool, &var("JOB_URL"), false).await,
         "hold a tick" => ticks_exclusive::hold(pool).await,
         "hold a place" => at_most::hold(pool, &key).await,
         "lead" => elections::lead(pool, &key).await,

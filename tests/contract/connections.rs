@@ -227,7 +227,7 @@ async fn locks_of_one_pool_share_connections<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 /// Returns how many connections this test's database has.
-async fn connections<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
+pub async fn connections<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
     let sql = match db.server.name {
         "postgres" => "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database()",
         "mysql" => "SELECT COUNT(*) FROM performance_schema.threads WHERE processlist_db = DATABASE()",

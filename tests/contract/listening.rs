@@ -14,8 +14,6 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::failures_apart::still;
-
 /// A pooler in transaction mode before the server.
 const POOLER: Need =
     Need { what: "a pooler in transaction mode", is_met: |_| direct_url().is_some() && !pools_sessions() };
@@ -28,8 +26,7 @@ harness::tests!(
         a_listener_that_receives_nothing_any_more_hangs_no_waiter,
         a_listener_that_never_opens_hangs_no_waiter,
         a_release_is_notified_once_if_awaited_and_never_otherwise,
-        a_row_in_a_transactions_hands_is_asked_for_with_pauses,
-        a_listener_whose_runtime_stands_still_is_replaced
+        a_row_in_a_transactions_hands_is_asked_for_with_pauses
     ),
     postgres[SESSION].alone(word_of_a_release_comes_before_the_next_question),
     postgres[POOLER](behind_a_pooler_no_connection_listens_or_is_disturbed)
@@ -193,36 +190,6 @@ async fn a_listener_that_never_opens_hangs_no_waiter<DB: TestDatabase>(db: TestD
     let (_, took) = handed_over(holder, next).await;
     assert!(took < BOUND, "{took:?}");
     assert_eq!(listeners(&db).await, 0);
-}
-
-/// A runtime that has listened is not driven any more. Its connection stays open and notifies no
-/// waiter of another runtime.
-async fn a_listener_whose_runtime_stands_still_is_replaced<DB: TestDatabase>(db: TestDb<DB>) {
-    let holder = acquired(db.lock().try_acquire("k").await);
-    let lock = LeaseLock::new(db.pool_of(2).await);
-    let (theirs, url) = (lock.clone(), db.url.clone());
-    let (still, before) = still(async move {
-        let waiter = waiting(&theirs, "k");
-        let pool = pool::<DB>(&url, 1).await;
-        let listener = format!("SELECT COALESCE(CAST(MAX(pid) AS text), '') {LISTENERS}");
-        let before = loop {
-            let pid = DB::text_on(&mut *pool.acquire().await.unwrap(), &listener).await.unwrap().unwrap();
-            if !pid.is_empty() {
-                break pid;
-            }
-            sleep(Duration::from_millis(10)).await;
-        };
-        waiter.abort();
-        assert!(waiter.await.is_err(), "it has left the queue");
-        before
-    });
-    let next = waiting(&lock, "k");
-    let other = format!("SELECT COUNT(*) {LISTENERS} AND pid <> {before}");
-    eventually("another connection listens", || async { db.number(&other).await == Some(1) }).await;
-    awaited(&db, "k").await;
-    let (_, took) = handed_over(holder, next).await;
-    assert!(took < BOUND, "{took:?}");
-    still.shutdown_background();
 }
 
 /// Returns the notifications received up to this moment.

@@ -1,7 +1,7 @@
 //! Lock-delay: a key whose holder has not ended its claim stays closed for a while after that
 //! holder had to stop.
 
-use std::{convert::Infallible, future::poll_fn, pin::pin, task::Poll, time::Duration};
+use std::{convert::Infallible, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
 use rowlock::{
@@ -11,7 +11,7 @@ use rowlock::{
 use sqlx::pool::PoolConnection;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{bank::accounts, contention::contention};
+use crate::{bank::accounts, cancelled::dropped_after, contention::contention};
 
 harness::tests!(everywhere(
     the_next_holder_starts_the_delay_after_the_last_one_was_told_of_its_loss,
@@ -272,29 +272,17 @@ async fn a_renewal_keeps_the_delay<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// No work was begun under a claim that its caller has not received.
 async fn an_attempt_that_is_dropped_midway_keeps_no_delay<DB: TestDatabase>(db: TestDb<DB>) {
-    let mut polls = 0;
+    let mut steps = 0;
     loop {
         // A connection that an earlier attempt has left would make this one shorter.
         let lock = delayed(LeaseLock::new(db.pool_of(2).await), LONG, LONG);
-        let received = {
-            let (mut attempt, mut left) = (pin!(lock.try_acquire("k")), polls);
-            poll_fn(|cx| match attempt.as_mut().poll(cx) {
-                Poll::Ready(attempt) => Poll::Ready(Some(attempt)),
-                Poll::Pending if left == 0 => Poll::Ready(None),
-                Poll::Pending => {
-                    left -= 1;
-                    Poll::Pending
-                }
-            })
-            .await
-        };
-        match received {
+        match dropped_after(steps, lock.try_acquire("k")).await {
             Some(attempt) => break acquired(attempt).release(Status::Succeeded).await.unwrap(),
             None => is_free(&db, &lock).await,
         }
-        polls += 1;
+        steps += 1;
     }
-    assert!(polls > 1, "it was dropped {polls} times");
+    assert!(steps > 1, "it was dropped {steps} times");
 }
 
 async fn a_set_keeps_each_key_closed<DB: TestDatabase>(db: TestDb<DB>) {

@@ -111,7 +111,7 @@ async fn a_claim_that_is_answered_too_late_is_unknown<DB: TestDatabase>(db: Test
     let mut granted = Instant::now();
     let attempt = line.held(Way::Replies, 0, line.lock.try_acquire("k"), async |_| granted = Instant::now());
     timed_out(attempt.await);
-    assert_eq!(line.pool.size(), 0, "the connection is closed");
+    eventually("the connection is closed", async || line.pool.size() == 0).await;
     assert_eq!(db.column("k", "client_ip").await.as_deref(), Some("line"));
     line.proxy.open();
     had_within_the_lease(&db, granted).await;
@@ -137,7 +137,7 @@ async fn a_late_reply_holds_no_longer_than_a_quick_one<DB: TestDatabase>(db: Tes
 async fn a_claim_that_arrives_too_late_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::with_free_row(&db, SHORT, LIMIT).await;
     timed_out(line.held(Way::Requests, 0, line.lock.try_acquire("k"), async |_| {}).await);
-    assert_eq!(line.pool.size(), 0, "the connection is closed");
+    eventually("the connection is closed", async || line.pool.size() == 0).await;
     assert_eq!(standing(&db).await, 0);
     line.proxy.open();
     eventually("it arrives", || async { db.column("k", "client_ip").await.as_deref() == Some("line") }).await;
@@ -186,7 +186,7 @@ async fn a_create_that_is_not_answered_is_claimed_anyway<DB: TestDatabase>(db: T
 async fn a_create_that_is_too_late_leaves_a_free_row<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, SHORT, LIMIT).await;
     timed_out(line.held(Way::Requests, trips(&db, 1, 2), line.lock.try_acquire("k"), async |_| {}).await);
-    assert_eq!(line.pool.size(), 0, "the connection is closed");
+    eventually("the connection is closed", async || line.pool.size() == 0).await;
     line.proxy.open();
     let count = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND lock_flag = 0";
     eventually("it arrives", || async { db.number(count).await == Some(1) }).await;
@@ -220,7 +220,7 @@ async fn a_renewal_that_is_not_answered_is_unknown<DB: TestDatabase>(db: TestDb<
         let before = deadline();
         if late {
             timed_out(line.held(way, 0, lease.renew(), async |_| {}).await);
-            assert_eq!(line.pool.size(), 0, "the connection is closed");
+            eventually("the connection is closed", async || line.pool.size() == 0).await;
         } else {
             unknown(line.lost(way, 0, lease.renew()).await);
         }

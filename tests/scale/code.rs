@@ -42,14 +42,14 @@ macro_rules! constants {
 
 constants! {
     /// The most connections of an instance for requests.
-    requests: number = "store/pools.rs", "const MAX_REQUESTS: u32 = ";
-    renewals: number = "store/pools.rs", "const MAX_RENEWALS: u32 = ";
+    requests: number = "session/sessions.rs", "const MAX_REQUESTS: usize = ";
+    renewals: number = "session/sessions.rs", "const MAX_RENEWALS: usize = ";
     /// The most claims in one statement.
-    batch: number = "batch/state.rs", "const MAX_REQUESTS: usize = ";
+    batch: number = "session/queue.rs", "const MAX_REQUESTS: usize = ";
     /// The most renewals in one statement.
     renewed: number = "store/mod.rs", "const BATCH: usize = ";
-    /// After how long a request that waits behind a statement opens another worker.
-    queue_delay: duration = "batch/worker.rs", "const QUEUE_DELAY: Duration = ";
+    /// After how long without a reply another worker sends what waits.
+    queue_delay: duration = "session/queue.rs", "const SLOW: Duration = ";
     /// How long one statement may take.
     time_limit: duration = "retry.rs", "const TIME_LIMIT: Duration = ";
     /// For how long a first attempt tries again while another transaction has the row locked.

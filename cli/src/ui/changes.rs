@@ -181,16 +181,20 @@ async fn confirm(app: &App, who: &Who, headers: &HeaderMap, verb: Verb, confirme
     let status = if status == "F" { Status::Failed } else { Status::Succeeded };
     let made = changer(Change { verb, name: name.clone(), seen, status });
     // A browser that goes away ends this request, but neither the change nor its line in the log.
+    let until_answered = under_way.clone();
     let task = tokio::spawn(logged(made, verb, name.clone(), who.clone(), under_way));
     let failed = |error| Failure::new(exit::UNAVAILABLE, format_args!("whether it was changed is not known: {error}"));
-    match task.await.unwrap_or_else(|error| Err(failed(error))) {
+    let mut response = match task.await.unwrap_or_else(|error| Err(failed(error))) {
         Ok(()) => {
             // The page that follows shows it.
             app.looks.at_once().await;
             Redirect::to(&verb.page_after(&name)).into_response()
         }
         Err(failure) => layout::failure(app, &failure),
-    }
+    };
+    // The program waits for the answer too: it is dropped when that is written.
+    response.extensions_mut().insert(until_answered);
+    response
 }
 
 /// Waits until a change was made or has failed, and logs that.

@@ -28,10 +28,10 @@ mod version;
 
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, NaiveDateTime, Utc};
 use sqlx::{
-    AssertSqlSafe, MySql, MySqlConnection, Row as _, SqlSafeStr as _,
-    mysql::{MySqlDatabaseError, MySqlTransactionManager},
+    AssertSqlSafe, ConnectOptions as _, MySql, MySqlConnection, Row as _, SqlSafeStr as _,
+    mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager as _;
 
@@ -91,14 +91,38 @@ async fn end(conn: &mut MySqlConnection, sql: &'static str) -> Reply<bool> {
     Ok(harmless)
 }
 
+/// The state of an own session. A statement waits for a metadata lock for a year by default, also
+/// when its client is gone. At READ COMMITTED, a binary log of statements cannot be written.
+const BEGIN_SESSION: &str = concat!(
+    rollback!(),
+    // Short: a hook may have set a time limit.
+    "; SET SESSION /*M! max_statement_time = 0, */ autocommit = 1;
+       SET SESSION completion_type = NO_CHAIN, time_zone = '+00:00', timestamp = DEFAULT,
+        sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,PIPES_AS_CONCAT',
+        sql_safe_updates = 0, sql_big_selects = 1, sql_auto_is_null = 0, sql_select_limit = DEFAULT,
+        group_concat_max_len = 1048576, wait_timeout = 28800, lock_wait_timeout = 10,
+        /*!80000 max_execution_time = 0, transaction_isolation */
+        /*M! tx_isolation */
+            = IF(@@binlog_format = 'STATEMENT', 'REPEATABLE-READ', 'READ-COMMITTED')"
+);
+
 impl Store for MySql {
-    const OWN_CONNECTIONS: bool = true;
     const COMMIT_TEXT: &'static str = commit!();
     const ROLLBACK_TEXT: &'static str = rollback!();
     const SETTINGS_STAND: Option<&'static str> = Some(
         "SET autocommit = IF(NOT @@autocommit AND @@completion_type = 'NO_CHAIN'
                              AND /*!80000 @@transaction_read_only */ /*M! @@tx_read_only */, 0, 2)",
     );
+
+    fn own_session(options: MySqlConnectOptions) -> MySqlConnectOptions {
+        options.disable_statement_logging()
+    }
+
+    async fn begin_session(conn: &mut MySqlConnection) -> Reply<Option<DateTime<Utc>>> {
+        sqlx::raw_sql(BEGIN_SESSION).execute(&mut *conn).await?;
+        let now: NaiveDateTime = sqlx::query_scalar("SELECT SYSDATE(6)").fetch_one(conn).await?;
+        Ok(Some(now.and_utc()))
+    }
 
     /// The server does not report whether ROLLBACK undid a transaction. Without autocommit, the
     /// next transaction would begin at once.

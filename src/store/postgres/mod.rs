@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::{
-    PgConnection, Postgres, Row as _, SqlSafeStr as _,
+    ConnectOptions as _, PgConnection, Postgres, Row as _, SqlSafeStr as _,
     postgres::{PgConnectOptions, PgTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager as _;
@@ -45,8 +45,33 @@ macro_rules! read_committed {
 /// In statements sent as one text, `statement_timestamp` is the time at which the text arrived, and
 /// `now` that of the text that began the transaction. They differ exactly if the transaction was
 /// begun before.
-const ALONE: &str = concat!("SELECT now() = statement_timestamp(), ", read_committed!());
-const LEAVE: &str = concat!("ROLLBACK; SELECT ", read_committed!());
+const ALONE: &str = "SELECT now() = statement_timestamp()";
+const LEAVE: &str = "ROLLBACK";
+/// Settings that the start of a session cannot set: names that not all supported servers have, those
+/// that a hook of the pool has set since, and a value to keep unless it lets the server forget a
+/// commit. Behind a pooler that shares sessions nothing is set.
+const BEGIN_SESSION: &str = concat!(
+    "ROLLBACK; SELECT set_config(name, value, false) FROM (VALUES
+        ('statement_timeout', '0'), ('lock_timeout', '10s'), ('client_connection_check_interval', '1s'), ('idle_in_transaction_session_timeout', '0'),
+        ('idle_session_timeout', '0'), ('transaction_timeout', '0'), ('jit', 'off'), ('client_min_messages', 'error')
+    ) AS settings (name, value)
+    WHERE current_setting('rowlock.own_session', true) = 'on' AND current_setting(name, true) IS NOT NULL;
+    SELECT ",
+    read_committed!(),
+    "; SELECT set_config('synchronous_commit', 'on', false)
+    WHERE current_setting('rowlock.own_session', true) = 'on' AND current_setting('synchronous_commit') = 'off'"
+);
+/// Settings of an own session, which travel with its start and stay whatever the defaults of the
+/// database and the role are.
+const SETTINGS: [(&str, &str); 7] = [
+    OWN_SESSION,
+    ("lock_timeout", "10s"),
+    ("statement_timeout", "0"),
+    ("idle_in_transaction_session_timeout", "0"),
+    ("jit", "off"),
+    ("client_min_messages", "error"),
+    ("default_transaction_deferrable", "off"),
+];
 /// Fails if BEGIN found a transaction that was already open.
 const OPEN: &str = "BEGIN; SAVEPOINT rowlock; SELECT 1 / (now() = statement_timestamp())::int";
 /// The errors of `OPEN` in another transaction: a division by zero, or any error in a transaction
@@ -54,10 +79,9 @@ const OPEN: &str = "BEGIN; SAVEPOINT rowlock; SELECT 1 / (now() = statement_time
 const IN_ANOTHER: [&str; 2] = ["22012", "25P02"];
 
 impl Store for Postgres {
-    const OWN_CONNECTIONS: bool = true;
-
     fn own_session(options: PgConnectOptions) -> PgConnectOptions {
-        options.options([OWN_SESSION])
+        let options = options.options(SETTINGS).disable_statement_logging();
+        if options.get_application_name().is_some() { options } else { options.application_name("rowlock") }
     }
 
     /// PgBouncer answers with a violation of the protocol, RDS Proxy with a feature that it lacks.
@@ -65,6 +89,11 @@ impl Store for Postgres {
     fn refuses_own_session(error: &sqlx::Error) -> bool {
         let code = error.as_database_error().and_then(|error| error.code());
         matches!(code.as_deref(), Some("08P01" | "0A000"))
+    }
+
+    async fn begin_session(conn: &mut PgConnection) -> Reply<Option<DateTime<Utc>>> {
+        sqlx::raw_sql(BEGIN_SESSION).execute(&mut *conn).await?;
+        sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(conn).await.map(Some)
     }
 
     async fn leave_transaction(conn: &mut PgConnection) -> Reply<bool> {

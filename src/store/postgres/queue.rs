@@ -106,6 +106,10 @@ impl QueueStore for Postgres {
         Ok(notified.map(|notified| Notification::Released(notified.payload().to_owned())))
     }
 
+    async fn check_listening((listener, _): &mut Self::Notifications) -> Reply<()> {
+        sqlx::query("SELECT 1").execute(listener).await.map(drop)
+    }
+
     async fn stop_listening((listener, own): Self::Notifications) {
         drop(listener);
         own.close().await;

@@ -40,7 +40,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use sqlx::{
-    SqlSafeStr as _, Sqlite, SqliteConnection,
+    ConnectOptions as _, Pool, SqlSafeStr as _, Sqlite, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager as _;
@@ -51,10 +51,28 @@ use crate::{
     rules::Terms,
 };
 
+const MODES: &str = "SELECT journal_mode, locking_mode FROM pragma_journal_mode, pragma_locking_mode";
+
 impl Store for Sqlite {
-    /// A database in memory has one connection, and a file has one writer.
-    const OWN_CONNECTIONS: bool = false;
     const ONE_WRITER: bool = true;
+
+    /// A database in memory has one connection. An application whose pool has one connection may
+    /// rely on it that no other one writes.
+    fn has_own_sessions(pool: &Pool<Self>) -> bool {
+        pool.options().get_max_connections() > 1 && !Self::may_be_in_memory(&pool.connect_options())
+    }
+
+    fn own_session(options: SqliteConnectOptions) -> SqliteConnectOptions {
+        options.disable_statement_logging()
+    }
+
+    /// Without a write-ahead log, readers would wait for it. Under an exclusive lock it could not
+    /// read.
+    async fn begin_session(conn: &mut SqliteConnection) -> Reply<Option<DateTime<Utc>>> {
+        in_memory::end_transactions(conn).await?;
+        let (journal, locking): (String, String) = sqlx::query_as(MODES).fetch_one(conn).await?;
+        Ok((journal == "wal" && locking == "normal").then(Utc::now))
+    }
 
     async fn leave_transaction(conn: &mut SqliteConnection) -> Reply<bool> {
         in_memory::end_transactions(conn).await.map(|()| true)

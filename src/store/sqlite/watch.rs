@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::time::{Instant, sleep};
+use crate::session::{time::Instant, timers::sleep};
 
 /// The time between two looks at the files. It doubles while each look finds a change.
 const PERIOD: Duration = Duration::from_millis(2);
@@ -18,7 +18,7 @@ const LONGEST_PERIOD: Duration = Duration::from_millis(8);
 /// The same after a minute without a change.
 const IDLE_PERIOD: Duration = Duration::from_millis(20);
 const IDLE: Duration = Duration::from_secs(60);
-/// A look that takes longer blocks the runtime too long: the file system is not a local one.
+/// A look that takes longer blocks the thread `rowlock` too long: the file system is not local.
 const SLOW: Duration = Duration::from_millis(100);
 /// The steps of a file's time. A second change within one step leaves no trace of its own.
 const STEP: Duration = Duration::from_millis(10);

@@ -168,6 +168,11 @@ impl Proxy {
         self.shared.0.borrow().seen[way as usize]
     }
 
+    /// Returns how many connections have been accepted.
+    pub fn accepted(&self) -> u64 {
+        self.shared.0.borrow().accepted
+    }
+
     /// Waits until a chunk is held. When a reply is held, the server has executed the request.
     pub async fn held(&self, way: Way) {
         let mut states = self.shared.0.subscribe();

@@ -1,0 +1,66 @@
+//! How long leases last: in their rows, and for their holders.
+
+use std::time::Duration;
+
+use chrono::TimeDelta;
+
+use crate::{
+    pacing::{self, Backoff},
+    session::time::Instant,
+    store::Change,
+};
+
+/// What bounds the leases of a handle beside their duration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bounds {
+    /// How long a key stays closed after a holder that has not ended its claim had to stop.
+    pub lock_delay: TimeDelta,
+    /// How long a key is held at most.
+    pub max_hold: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { lock_delay: TimeDelta::zero(), max_hold: Duration::MAX }
+    }
+}
+
+/// The duration of leases. Those of one span are renewed by one statement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Span {
+    /// How long a holder may trust a lease. The row's lease is longer by the lock-delay.
+    pub lease: Duration,
+    pub lock_delay: TimeDelta,
+}
+
+impl Span {
+    /// `lease`: as the row keeps it, `lock_delay` included.
+    pub fn new(lease: TimeDelta, lock_delay: TimeDelta) -> Self {
+        Self { lease: (lease - lock_delay).to_std().unwrap_or_default(), lock_delay }
+    }
+
+    pub fn renewal(self) -> Change {
+        Change::Renew(TimeDelta::from_std(self.of_row()).unwrap_or(TimeDelta::MAX))
+    }
+
+    /// Returns the whole lease as the row keeps it.
+    pub fn of_row(self) -> Duration {
+        self.lease + self.lock_delay.to_std().unwrap_or_default()
+    }
+
+    /// Returns when a claim with `left` at `sent` counts as lost. The deadline is a little early,
+    /// for clocks that diverge and timers that fire late.
+    pub fn deadline(self, sent: Instant, left: Duration) -> Instant {
+        sent + pacing::trusted(left, self.lease)
+    }
+
+    /// Returns how long a whole lease counts on the client's side.
+    pub fn local(self) -> Duration {
+        pacing::trusted(self.lease, self.lease)
+    }
+
+    /// Returns the pauses between attempts to end a claim.
+    pub fn pauses(self) -> Backoff {
+        Backoff::up_to(pacing::longest_retry_pause(self.lease))
+    }
+}

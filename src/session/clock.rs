@@ -1,0 +1,124 @@
+//! The thread that reports what is over by the clock: the losses of leases.
+//!
+//! It does no I/O, waits for no statement and calls no code of the application, so that a loss is
+//! reported whatever holds up the other threads.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use crate::{
+    session::{fork::is_forked, time::Instant},
+    sync::lock,
+};
+
+/// How long the thread waits at most: the machine may sleep, and a wait does not count that.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+
+/// Something that is over at a certain time.
+pub(crate) trait Deadline: Send + Sync + 'static {
+    /// Returns when it is over. The time may move forward.
+    fn deadline(&self) -> Instant;
+
+    /// Reports that it is over. It must not block.
+    fn pass(self: Arc<Self>);
+}
+
+static WATCHED: Mutex<Option<Watched>> = Mutex::new(None);
+static CHANGED: Condvar = Condvar::new();
+
+#[derive(Default)]
+struct Watched {
+    order: BTreeSet<(Instant, u64)>,
+    targets: HashMap<u64, (Instant, Weak<dyn Deadline>)>,
+    last: u64,
+}
+
+impl Watched {
+    fn insert(&mut self, number: u64, at: Instant, target: Weak<dyn Deadline>) {
+        self.order.insert((at, number));
+        self.targets.insert(number, (at, target));
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Weak<dyn Deadline>> {
+        let (at, target) = self.targets.remove(&number)?;
+        self.order.remove(&(at, number));
+        Some(target)
+    }
+
+    /// Removes and returns a target whose time is up, or returns how long to wait for one.
+    fn take_due(&mut self) -> Result<Option<Arc<dyn Deadline>>, Option<Duration>> {
+        let Some((at, number)) = self.order.first().copied() else { return Err(None) };
+        let now = Instant::now();
+        if at > now {
+            return Err(Some(at - now));
+        }
+        let target = self.targets.get(&number).and_then(|(_, target)| target.upgrade());
+        // The time may have moved forward.
+        let later = target.as_ref().map(|target| target.deadline()).filter(|later| *later > now);
+        let weak = self.remove(number);
+        if let (Some(later), Some(weak)) = (later, weak) {
+            self.insert(number, later, weak);
+        }
+        Ok(target)
+    }
+}
+
+/// Watches a deadline until what is returned is dropped.
+pub(crate) fn watch(target: &Arc<impl Deadline>) -> Watch {
+    if is_forked() {
+        return Watch(0);
+    }
+    let target = Arc::downgrade(target);
+    let at = target.upgrade().map_or_else(Instant::now, |target| target.deadline());
+    let mut watched = lock(&WATCHED);
+    let watched = watched.get_or_insert_default();
+    watched.last += 1;
+    let number = watched.last;
+    watched.insert(number, at, target);
+    if watched.order.first() == Some(&(at, number)) {
+        CHANGED.notify_one();
+    }
+    Watch(number)
+}
+
+/// A deadline that is watched.
+pub(crate) struct Watch(u64);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
+        let removed = lock(&WATCHED).as_mut().and_then(|watched| watched.remove(self.0));
+        drop(removed); // not under the lock
+    }
+}
+
+/// Reports what is over, for as long as the process lives. While something is watched, `nudge` is
+/// called each time the clock is read.
+pub(crate) fn run(nudge: impl Fn()) {
+    loop {
+        let mut watched = lock(&WATCHED);
+        let due = watched.get_or_insert_default().take_due();
+        match due {
+            Ok(target) => {
+                // Dropping the last reference to a target ends its watch.
+                drop(watched);
+                if let Some(target) = target.filter(|target| target.deadline() <= Instant::now()) {
+                    // A waker of the application's may panic.
+                    let passed = catch_unwind(AssertUnwindSafe(|| target.pass()));
+                    drop(passed);
+                }
+            }
+            Err(None) => drop(CHANGED.wait(watched).unwrap_or_else(PoisonError::into_inner)),
+            Err(Some(wait)) => {
+                drop(CHANGED.wait_timeout(watched, wait.min(LOOK_AGAIN)).unwrap_or_else(PoisonError::into_inner));
+                nudge();
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! A request that is sent on a second session if the first does not answer in time.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use chrono::{DateTime, Utc};
+
+use crate::{
+    session::{
+        loan::Loan,
+        sessions::Sessions,
+        time::Instant,
+        timers::{timeout, timeout_at},
+    },
+    store::{Database, Reply, TooLate, failure::Failure},
+};
+
+/// A statement that may be sent twice.
+pub(crate) trait Request<DB: Database>: Sync {
+    type Reply: Send;
+
+    /// Sends it. What it grants or extends, it does not grant or extend after `not_after`, on the
+    /// server's clock.
+    fn send(
+        &self,
+        conn: &mut DB::Connection,
+        not_after: Option<DateTime<Utc>>,
+    ) -> impl Future<Output = Reply<Self::Reply>> + Send;
+
+    /// Returns the server's clock, if the reply shows that the limit had passed there.
+    fn too_late(&self, _reply: &Self::Reply, _not_after: Option<DateTime<Utc>>) -> Option<TooLate> {
+        None
+    }
+
+    /// Returns whether the reply settles the request. A row that one request skipped may be locked
+    /// by the other request.
+    fn is_settled(&self, reply: &Self::Reply) -> bool;
+}
+
+/// The result of a request.
+pub(crate) struct Exchange<T> {
+    pub reply: Result<T, Failure>,
+    /// A request was sent, and it is unknown whether it was carried out.
+    pub unanswered: bool,
+}
+
+/// A reply, and when the request that was answered was sent.
+pub(crate) struct Answer<T> {
+    pub sent: Instant,
+    pub reply: T,
+}
+
+/// Returns after how long a request without a reply is sent on another session as well, if its
+/// limit is this far off.
+pub(crate) fn silence<DB: Database>(sessions: &Sessions<DB>, limit: Duration) -> Duration {
+    // A database of one writer answers, or waits for another process.
+    if DB::ONE_WRITER { limit } else { (limit / 10).max(4 * sessions.usual_reply()) }
+}
+
+/// Sends the request, on `session` if there is one. If it has no reply after `silence`, it is sent
+/// on another session too, and the first of the two replies that settles it counts. The other
+/// session is closed only then.
+pub(crate) async fn exchange<DB: Database, R: Request<DB>>(
+    session: Option<Loan<DB>>,
+    sessions: &Sessions<DB>,
+    silence: Duration,
+    limit: Instant,
+    request: &R,
+) -> Exchange<Answer<R::Reply>> {
+    let (first_sent, second_sent) = (AtomicBool::new(false), AtomicBool::new(false));
+    let mut first = pin!(send_once(session, sessions, silence, limit, request, &first_sent));
+    if let Ok(reply) = timeout(silence, &mut first).await {
+        return Exchange { unanswered: is_unanswered(&reply), reply };
+    }
+    let mut second = pin!(send_once(None, sessions, silence, limit, request, &second_sent));
+    let (reply, other) = tokio::select! {
+        reply = &mut first => (reply, Some(second)),
+        reply = &mut second => (reply, None),
+    };
+    let both_sent = first_sent.load(Ordering::Relaxed) && second_sent.load(Ordering::Relaxed);
+    if reply.as_ref().is_ok_and(|answer| request.is_settled(&answer.reply)) {
+        return Exchange { reply, unanswered: both_sent };
+    }
+    let (earlier, later) = match other {
+        Some(second) => (reply, second.await),
+        // The server refused the second, which may have met the first. The caller asks once more.
+        None if matches!(&reply, Err(failure) if !failure.is_unanswered() && both_sent) => {
+            return Exchange { reply: Err(Failure::NoReply), unanswered: true };
+        }
+        None => (reply, first.await),
+    };
+    let unanswered = is_unanswered(&earlier) || is_unanswered(&later);
+    let reply = match (earlier, later) {
+        (Ok(earlier), Err(_)) => Ok(earlier),
+        // What is unknown is told, whatever the other one says.
+        (Err(earlier), Err(later)) if unanswered && !later.is_unanswered() => Err(earlier),
+        (Err(earlier), Err(Failure::NoConnection(_))) => Err(earlier),
+        (_, later) => later,
+    };
+    Exchange { reply, unanswered }
+}
+
+async fn send_once<DB: Database, R: Request<DB>>(
+    session: Option<Loan<DB>>,
+    sessions: &Sessions<DB>,
+    silence: Duration,
+    limit: Instant,
+    request: &R,
+    is_sent: &AtomicBool,
+) -> Result<Answer<R::Reply>, Failure> {
+    let mut conn = match session {
+        Some(session) => session,
+        None => sessions.take(limit).await?,
+    };
+    loop {
+        let sent = Instant::now();
+        let (loan, reply, late) = send_on(conn, silence, limit, request, is_sent).await?;
+        conn = loan;
+        match late {
+            // The server's clock was stepped forward.
+            Some(TooLate { now }) if Instant::now() < limit => conn.set_clock(now),
+            _ => {
+                conn.give_back();
+                return Ok(Answer { sent, reply });
+            }
+        }
+    }
+}
+
+/// Sends the request on this session.
+async fn send_on<DB: Database, R: Request<DB>>(
+    mut conn: Loan<DB>,
+    silence: Duration,
+    limit: Instant,
+    request: &R,
+    is_sent: &AtomicBool,
+) -> Result<(Loan<DB>, R::Reply, Option<TooLate>), Failure> {
+    let not_after = conn.not_after(limit);
+    let sent = Instant::now();
+    if sent >= limit {
+        // A statement that is sent and given up at once might still be carried out. Other
+        // transactions had the row locked until the limit.
+        conn.give_back();
+        return Err(Failure::Undone);
+    }
+    is_sent.store(true, Ordering::Relaxed);
+    let suspicion = conn.suspicion();
+    let reply = {
+        let mut reply = pin!(request.send(conn.get(), not_after));
+        match timeout_at(limit.min(sent + silence), &mut reply).await {
+            Err(_) if Instant::now() < limit => {
+                suspicion.raise(sent);
+                timeout_at(limit, reply).await
+            }
+            reply => reply,
+        }
+    };
+    if reply.is_ok() {
+        suspicion.replied(sent.elapsed());
+    }
+    let (conn, reply) = conn.proceed(reply)?;
+    let late = request.too_late(&reply, not_after);
+    Ok((conn, reply, late))
+}
+
+/// Returns whether it is unknown what was done.
+fn is_unanswered<T>(reply: &Result<T, Failure>) -> bool {
+    reply.as_ref().is_err_and(Failure::is_unanswered)
+}

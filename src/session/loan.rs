@@ -1,0 +1,276 @@
+//! A session that is lent for one statement, and returns only when it is known to be idle.
+
+use std::{sync::Arc, time::Duration};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{Pool, pool::PoolConnection};
+
+use crate::{
+    metrics,
+    retry::outage_pause,
+    session::{
+        line::{Line, Session},
+        threads,
+        time::Instant,
+        timers::{Elapsed, sleep, timeout_at},
+    },
+    store::{Options, Reply, Store, failure::Failure},
+};
+
+/// A session that is lent. If it is dropped with a statement in flight (a cancelled future, a limit
+/// reached), it is closed: no other statement is sent where one may still be running. A connection
+/// that may be a database in memory, which would be lost with it, is instead made idle in the
+/// background.
+pub struct Loan<DB: Store> {
+    conn: Option<Conn<DB>>,
+}
+
+enum Conn<DB: Store> {
+    Own(Session<DB>, Arc<Line<DB>>),
+    /// Of the application's pool.
+    Borrowed(PoolConnection<DB>, Arc<Options<DB>>),
+}
+
+/// The error of connections on which nothing of the caller's can begin.
+pub const IN_TRANSACTION: &str =
+    "the pool's connections are inside a transaction already: see its hooks (after_connect, before_acquire)";
+
+impl<DB: Store> Loan<DB> {
+    pub(super) fn own(conn: Session<DB>, line: &Arc<Line<DB>>) -> Self {
+        Self { conn: Some(Conn::Own(conn, line.clone())) }
+    }
+
+    /// Waits for a connection of the application's pool, up to the limit. Its state is not checked.
+    pub async fn borrow(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
+        let (pool, options) = (pool.clone(), pool.connect_options());
+        // The pool's timers run on the library's thread too. An acquisition whose caller has left
+        // completes there: the pool would close the connection that it opens, and a database in
+        // memory with it.
+        let acquiring = threads::run_to_end(async move { timeout_at(limit, acquire(&pool)).await });
+        match acquiring.await {
+            Ok(Ok(Ok(conn))) => Ok(Self { conn: Some(Conn::Borrowed(conn, options)) }),
+            Ok(Ok(Err(error))) => Err(Failure::NoConnection(error)),
+            Ok(Err(_)) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
+            Err(error) => Err(Failure::NoThreads(Box::new(error))),
+        }
+    }
+
+    /// Waits for a connection of the application's pool on which a statement commits by itself. The
+    /// application, or a hook of its pool, may have left a transaction open.
+    pub(super) async fn borrow_checked(pool: &Pool<DB>, for_values: bool, limit: Instant) -> Result<Self, Failure> {
+        loop {
+            let mut conn = Self::borrow(pool, limit).await?;
+            match timeout_at(limit, DB::leave_transaction(conn.get())).await {
+                Ok(Ok(true)) => return Ok(conn),
+                // A hook of the pool has begun a transaction. Its settings may have been meant for
+                // the application's tables, and ended with the transaction.
+                Ok(Ok(false)) if for_values => {
+                    return Err(Failure::NoConnection(sqlx::Error::Configuration(IN_TRANSACTION.into())));
+                }
+                // The pool may hold lost connections, and a transaction may have failed.
+                Ok(Ok(_) | Err(sqlx::Error::Io(_) | sqlx::Error::Database(_) | sqlx::Error::WorkerCrashed)) => {
+                    tracing::debug!("closed a connection of the pool that was in a transaction, or had gone away");
+                    drop(conn);
+                    outage_pause().await;
+                }
+                // The check was answered: no statement is in flight.
+                Ok(Err(error @ sqlx::Error::Configuration(_))) => {
+                    conn.give_back();
+                    return Err(Failure::NoConnection(error));
+                }
+                Ok(Err(error)) => return Err(Failure::NoConnection(error)),
+                Err(_) => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
+            }
+        }
+    }
+
+    /// Returns the connection, for one statement.
+    #[expect(clippy::expect_used, reason = "it is taken out by `give_back` and `drop` alone, which end the loan")]
+    pub fn get(&mut self) -> &mut DB::Connection {
+        match self.conn.as_mut().expect("the loan has not ended") {
+            Conn::Own(session, _) => &mut session.conn,
+            Conn::Borrowed(conn, _) => conn,
+        }
+    }
+
+    /// Returns what the server's clock shows at the latest when this limit is reached, as far as is
+    /// known of it.
+    pub fn not_after(&self, limit: Instant) -> Option<DateTime<Utc>> {
+        let Some(Conn::Own(session, _)) = &self.conn else { return None };
+        let left = TimeDelta::from_std(limit - session.clock_read_at).ok()?;
+        session.clock.checked_add_signed(left)
+    }
+
+    /// Records what the server's clock showed a moment ago.
+    pub fn set_clock(&mut self, now: DateTime<Utc>) {
+        if let Some(Conn::Own(session, _)) = &mut self.conn {
+            (session.clock, session.clock_read_at) = (now, Instant::now());
+        }
+    }
+
+    /// Returns the connection, for inspection.
+    #[expect(clippy::expect_used, reason = "as for `get`")]
+    pub fn peek(&self) -> &DB::Connection {
+        match self.conn.as_ref().expect("the loan has not ended") {
+            Conn::Own(session, _) => &session.conn,
+            Conn::Borrowed(conn, _) => conn,
+        }
+    }
+
+    /// Returns what reports that the session does not answer.
+    pub(super) fn suspicion(&self) -> Suspicion<DB> {
+        Suspicion(if let Some(Conn::Own(_, line)) = &self.conn { Some(line.clone()) } else { None })
+    }
+
+    /// Returns the loan and the value if the statement succeeded. On a server error, which ended
+    /// the statement, the session returns, unless the server takes no writes. After any other error
+    /// its state is unknown.
+    pub fn proceed<T>(self, reply: Result<Reply<T>, Elapsed>) -> Result<(Self, T), Failure> {
+        match reply {
+            Ok(Ok(value)) => Ok((self, value)),
+            Ok(Err(error)) => {
+                let failure = Failure::Failed(error);
+                let name = failure.fault().name();
+                threads::emit(move || metrics::database_error(name));
+                if failure.is_outage() {
+                    // Others that are idle were lost with this one.
+                    self.suspicion().raise(Instant::now());
+                }
+                if !failure.may_still_run() && !failure.is_at_a_standby() {
+                    self.give_back();
+                }
+                Err(failure)
+            }
+            Err(Elapsed) => {
+                threads::emit(|| metrics::database_error("no_reply"));
+                Err(Failure::NoReply)
+            }
+        }
+    }
+
+    /// Lets the caller hold an idle connection for its next statement, if the pool has another one.
+    /// Otherwise the loan ends.
+    pub fn keep(self, pool: &Pool<DB>) -> Option<IdleLoan<DB>> {
+        if pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections() {
+            return Some(IdleLoan(Some(self), Instant::now()));
+        }
+        self.give_back();
+        None
+    }
+
+    /// Ends the loan of an idle session.
+    pub fn give_back(mut self) {
+        match self.conn.take() {
+            Some(Conn::Own(conn, line)) => line.give_back(conn),
+            // The pool takes it back by a task.
+            Some(Conn::Borrowed(conn, _)) => threads::within(|| drop(conn)),
+            None => {}
+        }
+    }
+
+    /// Ends the loan with the statement's result. A success returns the session too.
+    pub fn settle<T>(self, reply: Result<Reply<T>, Elapsed>) -> Result<T, Failure> {
+        let (loan, value) = self.proceed(reply)?;
+        loan.give_back();
+        Ok(value)
+    }
+}
+
+/// How long an idle connection is kept for the next statement of its caller.
+const KEPT: Duration = Duration::from_secs(1);
+
+/// A connection that a caller holds for its next statement. Dropping it ends the loan.
+pub struct IdleLoan<DB: Store>(Option<Loan<DB>>, Instant);
+
+impl<DB: Store> IdleLoan<DB> {
+    /// Returns whether the connection answered a short time ago.
+    pub fn is_fresh(&self) -> bool {
+        self.1.elapsed() < KEPT
+    }
+
+    #[expect(clippy::expect_used, reason = "it is taken out here and by `drop` alone")]
+    pub fn lend(mut self) -> Loan<DB> {
+        self.0.take().expect("it was held")
+    }
+}
+
+impl<DB: Store> Drop for IdleLoan<DB> {
+    fn drop(&mut self) {
+        if let Some(loan) = self.0.take() {
+            loan.give_back();
+        }
+    }
+}
+
+/// Reports how soon a session answers.
+pub(super) struct Suspicion<DB: Store>(Option<Arc<Line<DB>>>);
+
+impl<DB: Store> Suspicion<DB> {
+    /// Other sessions that were used before this moment may have been lost with it.
+    pub fn raise(&self, since: Instant) {
+        if let Some(line) = &self.0 {
+            line.suspect(since);
+        }
+    }
+
+    pub fn replied(&self, after: Duration) {
+        if let Some(line) = &self.0 {
+            line.replied(after);
+        }
+    }
+}
+
+impl<DB: Store> Drop for Loan<DB> {
+    fn drop(&mut self) {
+        match self.conn.take() {
+            Some(Conn::Own(conn, line)) => {
+                drop(conn);
+                line.closed();
+            }
+            Some(Conn::Borrowed(conn, options)) if DB::may_be_in_memory(&options) => {
+                threads::spawn(make_idle(conn));
+            }
+            Some(Conn::Borrowed(conn, _)) => drop(conn.detach()),
+            None => {}
+        }
+    }
+}
+
+/// How long a connection may take to open before idle ones are looked for. Each further look comes
+/// after twice the time. It is longer than the pool takes to test a connection of a remote server:
+/// a second test that is abandoned closes its connection.
+const OPENING: Duration = Duration::from_millis(250);
+
+/// A pool that opens a connection for a request does not give it one that becomes idle since. The
+/// request therefore asks a second time once there is one.
+async fn acquire<DB: Store>(pool: &Pool<DB>) -> Reply<PoolConnection<DB>> {
+    let mut first = std::pin::pin!(pool.acquire());
+    let has_idle = async {
+        let mut pause = OPENING;
+        loop {
+            sleep(pause).await;
+            if pool.num_idle() > 0 {
+                return;
+            }
+            pause *= 2;
+        }
+    };
+    tokio::select! {
+        biased;
+        taken = &mut first => return taken,
+        () = has_idle => {}
+    }
+    tokio::select! {
+        biased;
+        taken = first => taken,
+        taken = pool.acquire() => taken,
+    }
+}
+
+/// Returns a connection that may be a database in memory to its pool, once no statement or
+/// transaction is left on it.
+async fn make_idle<DB: Store>(mut conn: PoolConnection<DB>) {
+    if !DB::make_idle(&mut conn).await {
+        drop(conn.detach());
+    }
+}

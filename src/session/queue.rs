@@ -1,0 +1,407 @@
+//! Batches requests: those that wait when a session is free are sent together.
+//!
+//! There is no timer. A request starts a worker, and joins those that wait. The worker takes a
+//! session, and then all that wait by then: requests that arrive while a statement is in flight
+//! form the next one. Each request gets its own reply. A request cancelled before sending is
+//! removed; one cancelled later has its result dropped, which abandons the lease. After a statement
+//! has failed, each of its requests is sent by itself, or the first receives the failure and the
+//! others one that is retried.
+
+use std::{
+    collections::{BTreeMap, HashMap, hash_map::Entry},
+    future::Future,
+    mem,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    key::Key,
+    session::{
+        loan::Loan,
+        sessions::Sessions,
+        threads,
+        time::Instant,
+        timers::{sleep, timeout, timeout_at},
+    },
+    store::{
+        Database,
+        failure::{Failure, Remedy, remedy},
+        fault::Fault,
+    },
+    sync::lock,
+};
+
+/// The most requests in one statement. A larger statement only takes longer.
+const MAX_REQUESTS: usize = 256;
+/// After this time without a reply, a worker lets another one send what waits.
+const SLOW: Duration = Duration::from_millis(20);
+/// How long a statement goes on of which no caller waits for a reply any more. Its session is
+/// needed for other requests.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// A kind of request.
+pub(crate) trait BatchOp<DB: Database>: Send + Sync + 'static {
+    type Request: Send + Sync + 'static;
+    type Output: Send + 'static;
+
+    /// Whether the requests of a statement that the server refused are sent again by their callers,
+    /// each by itself and side by side, as after contention. The queue sends others one after the
+    /// other.
+    const APART_BY_CALLER: bool = false;
+
+    /// Returns the key of the request. One statement never carries two requests for the same key. A
+    /// request without a key is sent by itself.
+    fn key(request: &Self::Request) -> Option<&Key>;
+
+    /// Returns whether one statement can carry both requests.
+    fn can_share_statement(request: &Self::Request, other: &Self::Request) -> bool;
+
+    /// Returns a copy of the output, if it is valid for every request for the same key that was
+    /// queued before the statement was sent.
+    fn share(output: &Self::Output) -> Option<Self::Output>;
+
+    /// Sends all requests, up to the limit. Returns one output per request, in order.
+    fn run(
+        &self,
+        session: Loan<DB>,
+        sessions: &Sessions<DB>,
+        requests: &[Self::Request],
+        limit: Instant,
+    ) -> impl Future<Output = Result<Vec<Self::Output>, Failure>> + Send;
+}
+
+/// The deadlines of a request.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    /// When the caller stops waiting.
+    pub caller: Instant,
+    /// When the statement is given up.
+    pub statement: Instant,
+}
+
+struct Waiting<DB: Database, Op: BatchOp<DB>> {
+    request: Op::Request,
+    reply: oneshot::Sender<Result<Op::Output, Failure>>,
+    limits: Limits,
+}
+
+type Numbered<DB, Op> = (u64, Waiting<DB, Op>);
+
+/// A request to send, and the requests for the same key that may share its output.
+struct Slot<DB: Database, Op: BatchOp<DB>> {
+    first: Waiting<DB, Op>,
+    others: Vec<Numbered<DB, Op>>,
+}
+
+/// The requests of one lock, of one kind.
+pub(crate) struct Queue<DB: Database, Op: BatchOp<DB>> {
+    op: Op,
+    sessions: Sessions<DB>,
+    tracker: TaskTracker,
+    /// Unset: each request is sent by itself.
+    batching: bool,
+    state: Mutex<State<DB, Op>>,
+}
+
+struct State<DB: Database, Op: BatchOp<DB>> {
+    /// The requests to be sent, in order of arrival.
+    waiting: BTreeMap<u64, Waiting<DB, Op>>,
+    last_number: u64,
+    /// A worker is about to take the waiting requests.
+    collecting: bool,
+    /// The number of workers whose statement was sent a moment ago.
+    fresh: usize,
+}
+
+impl<DB: Database, Op: BatchOp<DB>> State<DB, Op> {
+    /// Puts requests back in their original order. A cancelled request is dropped.
+    fn put_back(&mut self, waiting: Vec<Numbered<DB, Op>>) {
+        self.waiting.extend(waiting.into_iter().filter(|(_, waiting)| !waiting.reply.is_closed()));
+    }
+
+    /// Takes the requests that fit in one statement, always including the first.
+    fn take_batch(&mut self) -> Vec<Slot<DB, Op>> {
+        let (mut slots, mut queued): (Vec<Slot<DB, Op>>, HashMap<Key, usize>) = (Vec::new(), HashMap::new());
+        let mut stay = BTreeMap::new();
+        while slots.len() < MAX_REQUESTS
+            && let Some((number, waiting)) = self.waiting.pop_first()
+        {
+            let Some(key) = Op::key(&waiting.request).cloned() else { continue };
+            if slots.first().is_some_and(|slot| !Op::can_share_statement(&waiting.request, &slot.first.request)) {
+                stay.insert(number, waiting);
+                continue;
+            }
+            match queued.entry(key) {
+                Entry::Vacant(queued) => {
+                    queued.insert(slots.len());
+                    slots.push(Slot { first: waiting, others: Vec::new() });
+                }
+                Entry::Occupied(queued) => slots[*queued.get()].others.push((number, waiting)),
+            }
+        }
+        self.waiting.append(&mut stay);
+        slots
+    }
+
+    /// Returns whether a worker has to be started for what waits.
+    fn needs_worker(&self) -> bool {
+        !self.waiting.is_empty() && !self.collecting && self.fresh == 0
+    }
+}
+
+/// A request that waits for its reply. If it is dropped before it is sent, it is never sent.
+struct Queued<'a, DB: Database, Op: BatchOp<DB>> {
+    queue: &'a Queue<DB, Op>,
+    number: u64,
+}
+
+impl<DB: Database, Op: BatchOp<DB>> Queued<'_, DB, Op> {
+    /// Removes the request. Returns whether it was still queued.
+    fn leave(&self) -> bool {
+        lock(&self.queue.state).waiting.remove(&self.number).is_some()
+    }
+}
+
+impl<DB: Database, Op: BatchOp<DB>> Drop for Queued<'_, DB, Op> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
+    pub fn new(op: Op, sessions: Sessions<DB>, tracker: TaskTracker, batching: bool) -> Arc<Self> {
+        let state = State { waiting: BTreeMap::new(), last_number: 0, collecting: false, fresh: 0 };
+        Arc::new(Self { op, sessions, tracker, batching, state: Mutex::new(state) })
+    }
+
+    /// Sends a request, on the thread `rowlock`. If the future is dropped, an unsent request is not
+    /// sent, and the result of a sent one is dropped.
+    pub async fn send(self: &Arc<Self>, request: Op::Request, limits: Limits) -> Result<Op::Output, Failure> {
+        let (reply, output) = oneshot::channel();
+        let waiting = Waiting { request, reply, limits };
+        if !self.batching || Op::key(&waiting.request).is_none() {
+            let queue = self.clone();
+            threads::spawn(self.tracker.track_future(async move { queue.send_alone(waiting).await }));
+            return timeout_at(limits.caller, output).await.map_or(Err(Failure::NoReply), answered);
+        }
+        let number = self.push(waiting);
+        let queued = Queued { queue: self, number };
+        match timeout_at(limits.caller, output).await {
+            Ok(output) => answered(output),
+            Err(_) if queued.leave() => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
+            Err(_) => Err(Failure::NoReply),
+        }
+    }
+
+    fn push(self: &Arc<Self>, waiting: Waiting<DB, Op>) -> u64 {
+        let mut state = lock(&self.state);
+        state.last_number += 1;
+        let number = state.last_number;
+        state.waiting.insert(number, waiting);
+        self.start_worker(state);
+        number
+    }
+
+    /// Starts a worker for what waits, unless one is about to take it.
+    fn start_worker(self: &Arc<Self>, mut state: std::sync::MutexGuard<'_, State<DB, Op>>) {
+        if state.needs_worker() {
+            state.collecting = true;
+            drop(state);
+            threads::spawn(self.clone().work());
+        }
+    }
+
+    /// Sends waiting requests until there are none, or another worker does.
+    async fn work(self: Arc<Self>) {
+        let _restart = RestartOnPanic(&self);
+        loop {
+            let Some((number, limit)) = self.first() else { return };
+            match self.sessions.take(limit).await {
+                Ok(session) => self.send_what_waits(session).await,
+                Err(failure) => {
+                    let waiting = lock(&self.state).waiting.remove(&number);
+                    drop(waiting.map(|waiting| waiting.reply.send(Err(failure))));
+                    continue;
+                }
+            }
+            if mem::replace(&mut lock(&self.state).collecting, true) {
+                return;
+            }
+        }
+    }
+
+    /// Returns the first waiting request and its limit. If there is none, the worker ends.
+    fn first(&self) -> Option<(u64, Instant)> {
+        let mut state = lock(&self.state);
+        let first = state.waiting.first_key_value().map(|(number, waiting)| (*number, waiting.limits.caller));
+        state.collecting = first.is_some();
+        first
+    }
+
+    fn take_batch(&self) -> Vec<Slot<DB, Op>> {
+        let mut state = lock(&self.state);
+        let slots = state.take_batch();
+        state.collecting = false;
+        state.fresh += 1;
+        slots
+    }
+
+    /// Sends one batch. While its reply is slow, another worker may begin.
+    async fn send_what_waits(self: &Arc<Self>, session: Loan<DB>) {
+        let slots = self.take_batch();
+        let fresh = Fresh(self);
+        let mut sending = std::pin::pin!(self.tracker.track_future(self.send_together(session, slots)));
+        if timeout(SLOW, &mut sending).await.is_err() {
+            drop(fresh);
+            self.start_worker(lock(&self.state));
+            sending.await;
+        }
+    }
+
+    /// Sends requests in one statement.
+    async fn send_together(&self, session: Loan<DB>, slots: Vec<Slot<DB, Op>>) {
+        let Some(limit) = slots.iter().map(|slot| slot.first.limits.statement).max() else {
+            return session.give_back();
+        };
+        let (mut requests, mut replies) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
+        for Slot { first: Waiting { request, reply, limits }, others } in slots {
+            requests.push(request);
+            replies.push((reply, limits, others));
+        }
+        let running = self.run(session, &requests, limit);
+        let ran = tokio::select! {
+            ran = running => Some(ran),
+            () = abandoned(replies.iter_mut().map(|(reply, ..)| reply)) => None,
+        };
+        match ran.unwrap_or(Err(Failure::NoReply)) {
+            Ok(outputs) => {
+                for ((reply, _, others), output) in replies.into_iter().zip(outputs) {
+                    self.share(&output, others);
+                    // The result of a cancelled request is dropped, which abandons a granted lease.
+                    drop(reply.send(Ok(output)));
+                }
+            }
+            Err(failure) => {
+                let mut firsts = Vec::with_capacity(replies.len());
+                for (request, (reply, limits, others)) in requests.into_iter().zip(replies) {
+                    lock(&self.state).put_back(others);
+                    firsts.push(Waiting { request, reply, limits });
+                }
+                self.fail(firsts, failure).await;
+            }
+        }
+    }
+
+    async fn run(
+        &self,
+        session: Loan<DB>,
+        requests: &[Op::Request],
+        limit: Instant,
+    ) -> Result<Vec<Op::Output>, Failure> {
+        if Instant::now() >= limit {
+            // A statement that is started and abandoned at once may still be carried out.
+            session.give_back();
+            return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut));
+        }
+        self.op.run(session, &self.sessions, requests, limit).await
+    }
+
+    fn share(&self, output: &Op::Output, others: Vec<Numbered<DB, Op>>) {
+        if others.is_empty() {
+            return;
+        }
+        let mut rest = Vec::new();
+        for (number, other) in others {
+            match Op::share(output) {
+                Some(output) => drop(other.reply.send(Ok(output))),
+                None => rest.push((number, other)),
+            }
+        }
+        lock(&self.state).put_back(rest);
+    }
+
+    /// Handles a statement that failed, or whose outcome is unknown.
+    async fn fail(&self, firsts: Vec<Waiting<DB, Op>>, failure: Failure) {
+        let fault = failure.fault();
+        // One of the requests may have caused the failure, and each caller needs an error of its
+        // own.
+        if firsts.len() > 1 && remedy(&failure, firsts.len()) != Remedy::Again {
+            for first in firsts {
+                if Op::APART_BY_CALLER {
+                    drop(first.reply.send(Err(Failure::Undone)));
+                    continue;
+                }
+                self.send_alone(first).await;
+            }
+            return;
+        }
+        let mut failure = Some(failure);
+        for first in firsts {
+            let other = match fault {
+                Fault::Contention => Failure::Undone,
+                Fault::NoConnection => Failure::NoConnection(sqlx::Error::PoolTimedOut),
+                _ => Failure::NoReply,
+            };
+            drop(first.reply.send(Err(failure.take().unwrap_or(other))));
+        }
+    }
+
+    async fn send_alone(&self, Waiting { request, mut reply, limits }: Waiting<DB, Op>) {
+        let session = tokio::select! {
+            biased;
+            () = reply.closed() => return,
+            session = self.sessions.take(limits.caller) => session,
+        };
+        let output = match session {
+            Ok(session) => {
+                let requests = [request];
+                tokio::select! {
+                    output = self.run(session, &requests, limits.statement) => output,
+                    () = abandoned([&mut reply].into_iter()) => return,
+                }
+            }
+            Err(failure) => Err(failure),
+        };
+        drop(reply.send(output.and_then(|mut outputs| outputs.pop().ok_or(Failure::NoReply))));
+    }
+}
+
+/// What waits goes on without the first request if a hook of the pool panics, or the driver.
+struct RestartOnPanic<'a, DB: Database, Op: BatchOp<DB>>(&'a Arc<Queue<DB, Op>>);
+
+impl<DB: Database, Op: BatchOp<DB>> Drop for RestartOnPanic<'_, DB, Op> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut state = lock(&self.0.state);
+            let first = if std::mem::take(&mut state.collecting) { state.waiting.pop_first() } else { None };
+            self.0.start_worker(state);
+            drop(first);
+        }
+    }
+}
+
+/// A worker whose statement was sent a moment ago.
+struct Fresh<'a, DB: Database, Op: BatchOp<DB>>(&'a Arc<Queue<DB, Op>>);
+
+impl<DB: Database, Op: BatchOp<DB>> Drop for Fresh<'_, DB, Op> {
+    fn drop(&mut self) {
+        lock(&self.0.state).fresh -= 1;
+    }
+}
+
+/// Waits until no caller has waited for these replies for a time.
+async fn abandoned<'a, T: 'a>(replies: impl Iterator<Item = &'a mut oneshot::Sender<T>>) {
+    for reply in replies {
+        reply.closed().await;
+    }
+    sleep(GRACE).await;
+}
+
+/// The sender is dropped without a reply if its task panics.
+fn answered<T>(output: Result<Result<T, Failure>, oneshot::error::RecvError>) -> Result<T, Failure> {
+    output.unwrap_or(Err(Failure::NoReply))
+}

@@ -1,0 +1,286 @@
+//! The library's own threads. What a lease rests on runs there, and on no runtime of the
+//! application, which may be blocked, paused, driven by turns or shut down.
+//!
+//! `rowlock` sends requests. `rowlock-events` emits the events of the background: a subscriber may
+//! block, which holds up nothing else. `rowlock-renew` renews leases and ends claims: no
+//! code of the application runs there but the hooks of its pool, which may block one of its two
+//! workers. `rowlock-clock` (`clock.rs`) reports losses, and waits for no statement.
+
+use std::{
+    cell::Cell,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    pin::Pin,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{self, Sender},
+    },
+    task::{Context, Poll},
+    thread,
+};
+
+use tokio::{
+    runtime::{Builder, Handle, Runtime},
+    task::{JoinError, JoinHandle},
+};
+use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use tracing::{Instrument as _, instrument::WithSubscriber as _};
+
+use crate::{
+    error::Error,
+    metrics,
+    session::{
+        clock,
+        fork::{has_threads, is_forked},
+    },
+    sync::lock,
+};
+
+/// The most events that wait while a subscriber blocks. Further ones are dropped.
+const EVENTS: usize = 10_000;
+
+/// The threads of this process, once they are started. They never end.
+static THREADS: Mutex<Option<&'static Threads>> = Mutex::new(None);
+static WAITING_EVENTS: AtomicUsize = AtomicUsize::new(0);
+static DROPPED_EVENTS: AtomicUsize = AtomicUsize::new(0);
+
+struct Threads {
+    requests: Handle,
+    renewals: Runtime,
+    events: Sender<Event>,
+}
+
+type Event = Box<dyn FnOnce() + Send>;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Own {
+    No,
+    Requests,
+    Renewals,
+}
+
+thread_local! {
+    static OWN: Cell<Own> = const { Cell::new(Own::No) };
+}
+
+impl Threads {
+    fn start() -> io::Result<Self> {
+        let requests = Builder::new_current_thread().enable_all().build()?;
+        let handle = requests.handle().clone();
+        let run = move || {
+            OWN.set(Own::Requests);
+            requests.block_on(std::future::pending::<()>());
+        };
+        thread::Builder::new().name("rowlock".to_owned()).spawn(run)?;
+        let mut renewals = Builder::new_multi_thread();
+        renewals.worker_threads(2).thread_name("rowlock-renew").on_thread_start(|| OWN.set(Own::Renewals));
+        let renewals = renewals.enable_all().build()?;
+        let renew = renewals.handle().clone();
+        // A worker that a hook of a pool blocks may be the one that waits for replies. A task wakes
+        // the other one.
+        let nudge = move || drop(renew.spawn(async {}));
+        thread::Builder::new().name("rowlock-clock".to_owned()).spawn(move || clock::run(nudge))?;
+        let (events, waiting) = mpsc::channel::<Event>();
+        let emit = move || waiting.into_iter().for_each(emit_one);
+        thread::Builder::new().name("rowlock-events".to_owned()).spawn(emit)?;
+        Ok(Self { requests: handle, renewals, events })
+    }
+}
+
+/// Returns the threads, which the first call starts.
+fn threads() -> Result<&'static Threads, Error> {
+    if is_forked() {
+        return Err(Error::Forked);
+    }
+    let mut started = lock(&THREADS);
+    if let Some(threads) = *started {
+        return Ok(threads);
+    }
+    let threads = Box::leak(Box::new(Threads::start().map_err(|source| Error::NoThreads { source })?));
+    has_threads();
+    *started = Some(threads);
+    Ok(threads)
+}
+
+/// Returns whether the caller runs on one of the runtimes of these threads.
+pub(crate) fn is_own() -> bool {
+    OWN.get() != Own::No
+}
+
+/// Does the work on the thread `rowlock`, and returns its output. If the future is dropped, the work
+/// is dropped there, and counts for the tracker until it is. A panic of the work is the caller's.
+///
+/// # Errors
+/// [`Error::Forked`], and [`Error::NoThreads`].
+pub(crate) fn run<T: Send + 'static>(
+    tracker: &TaskTracker,
+    work: impl Future<Output = T> + Send + 'static,
+) -> impl Future<Output = Result<T, Error>> + Send {
+    // The caller's future stays small.
+    run_boxed(tracker.clone(), Box::pin(work))
+}
+
+async fn run_boxed<T: Send + 'static>(
+    tracker: TaskTracker,
+    work: Pin<Box<dyn Future<Output = T> + Send>>,
+) -> Result<T, Error> {
+    if OWN.get() == Own::Requests {
+        return Ok(work.await);
+    }
+    let task = threads()?.requests.spawn(work.in_current_span().with_current_subscriber());
+    let mut task = DropOnThread { task: Some(task), tracker };
+    let ended = (&mut task).await;
+    task.task = None;
+    match ended {
+        Ok(output) => Ok(output),
+        Err(ended) => match ended.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            // The runtime is never shut down, and only the caller aborts the task.
+            Err(_) => Err(Error::Forked),
+        },
+    }
+}
+
+/// A task of a caller. If it is dropped before its end, the task is dropped on its own thread.
+struct DropOnThread<T: Send + 'static> {
+    task: Option<JoinHandle<T>>,
+    tracker: TaskTracker,
+}
+
+impl<T: Send + 'static> Future for DropOnThread<T> {
+    type Output = Result<T, JoinError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.task {
+            Some(task) => Pin::new(task).poll(context),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for DropOnThread<T> {
+    fn drop(&mut self) {
+        let Some(task) = self.task.take() else { return };
+        task.abort();
+        if !is_forked() {
+            // An output that nobody takes is dropped as the work is.
+            spawn(self.tracker.track_future(async move { drop(task.await) }));
+        }
+    }
+}
+
+/// Does the work on the thread `rowlock`, or on those for renewals if it is for one, to its end: also
+/// if the future is dropped.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_to_end<T: Send + 'static>(
+    work: impl Future<Output = T> + Send + 'static,
+) -> impl Future<Output = Result<T, Error>> + Send {
+    run_to_end_boxed(Box::pin(work)) // the caller's future stays small
+}
+
+async fn run_to_end_boxed<T: Send + 'static>(work: Pin<Box<dyn Future<Output = T> + Send>>) -> Result<T, Error> {
+    let threads = threads()?;
+    let runtime = if OWN.get() == Own::Renewals { threads.renewals.handle() } else { &threads.requests };
+    match runtime.spawn(work.in_current_span().with_current_subscriber()).await {
+        Ok(output) => Ok(output),
+        Err(ended) => match ended.try_into_panic() {
+            Ok(panic) => resume_unwind(panic),
+            Err(_) => Err(Error::Forked),
+        },
+    }
+}
+
+/// Acts with the runtime of the thread `rowlock`, for code of the drivers that spawns.
+pub(crate) fn within<T>(act: impl FnOnce() -> T) -> T {
+    let runtime = threads().ok().map(|threads| threads.requests.enter());
+    let result = act();
+    drop(runtime);
+    result
+}
+
+/// Does work in the background, on the thread `rowlock`.
+pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(threads) = threads() {
+        threads.requests.spawn(work);
+    }
+}
+
+/// Does work in the background, on the threads `rowlock-renew`.
+pub(crate) fn spawn_renewal(work: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(threads) = threads() {
+        threads.renewals.spawn(work);
+    }
+}
+
+/// Waits for a timer, which runs on the thread `rowlock-renew`.
+pub(crate) async fn timer(timer: impl Future<Output = ()> + Send + 'static) {
+    // Without the threads there is nothing to wait for: each request fails.
+    let Ok(threads) = threads() else { return };
+    let _ = AbortOnDropHandle::new(threads.renewals.spawn(timer)).await;
+}
+
+/// Emits an event of the background, in the order of the calls. While a subscriber or a recorder
+/// blocks, at most [`EVENTS`] wait.
+pub(crate) fn emit(event: impl FnOnce() + Send + 'static) {
+    if WAITING_EVENTS.load(Ordering::Relaxed) < EVENTS {
+        emit_always(event);
+    } else {
+        DROPPED_EVENTS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Emits an event that is never dropped: a loss.
+pub(crate) fn emit_always(event: impl FnOnce() + Send + 'static) {
+    if let Ok(threads) = threads() {
+        WAITING_EVENTS.fetch_add(1, Ordering::Relaxed);
+        // The thread never ends.
+        let _ = threads.events.send(Box::new(event));
+    }
+}
+
+fn emit_one(event: Event) {
+    WAITING_EVENTS.fetch_sub(1, Ordering::Relaxed);
+    let emitted = catch_unwind(AssertUnwindSafe(|| {
+        event();
+        match DROPPED_EVENTS.swap(0, Ordering::Relaxed) {
+            0 => {}
+            dropped => {
+                metrics::events_dropped(dropped);
+                tracing::warn!(dropped, "events were dropped, because a subscriber or a recorder blocked");
+            }
+        }
+    }));
+    drop(emitted); // a panic of the subscriber is its own
+}
+
+/// A subscriber that was current where something began, for its events in the background. It is not
+/// kept alive.
+#[derive(Clone)]
+pub(crate) struct Subscriber(tracing::dispatcher::WeakDispatch);
+
+impl Subscriber {
+    pub fn current() -> Self {
+        Self(tracing::dispatcher::get_default(tracing::Dispatch::downgrade))
+    }
+
+    /// Emits an event in the background.
+    pub fn emit(&self, event: impl FnOnce() + Send + 'static) {
+        emit(self.of(event));
+    }
+
+    /// Emits the event of a loss in the background.
+    pub fn emit_loss(&self, event: impl FnOnce() + Send + 'static) {
+        emit_always(self.of(event));
+    }
+
+    fn of(&self, event: impl FnOnce() + Send + 'static) -> impl FnOnce() + Send + 'static {
+        let subscriber = self.0.clone();
+        move || match subscriber.upgrade() {
+            Some(subscriber) => tracing::dispatcher::with_default(&subscriber, event),
+            None => event(),
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! The sessions of a lock: they replace each other when they fall silent, their state is known, and
+//! there are few of them.
+
+use std::{
+    pin::pin,
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, database_of, eventually, proxy::Way};
+use rowlock::{Attempt, Error, Lease, LeaseLock, LeaseSet, ListOptions, Reason, Schedules, Status, TickOutcome};
+use sqlx::pool::PoolOptions;
+use tokio::{
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    connections::connections,
+    ticks::{due, told},
+    ticks_apart::Run,
+};
+
+harness::tests!(
+    servers(
+        silent_sessions_lose_no_lease_of_any_duration,
+        silent_idle_sessions_hold_up_one_call,
+        a_claim_that_arrives_after_its_caller_has_given_up_takes_nothing,
+        a_renewal_that_arrives_after_the_abandonment_takes_nothing
+    ),
+    servers[DIRECT](
+        settings_of_hooks_reach_no_lock,
+        locks_of_one_pool_need_two_connections,
+        a_wrong_password_costs_few_logins_and_is_named
+    ),
+    postgres[DIRECT](
+        defaults_of_the_database_reach_no_lock,
+        a_default_of_read_only_stands,
+        sessions_have_a_name,
+        locks_of_one_pool_listen_on_one_connection
+    )
+);
+
+const LEASE: Duration = Duration::from_secs(3);
+
+async fn until<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> Option<DateTime<Utc>> {
+    db.lock().inspect(key).await.unwrap().unwrap().until
+}
+
+/// Waits until each of the leases has been renewed.
+async fn renewed<'a, DB: TestDatabase>(db: &TestDb<DB>, leases: impl IntoIterator<Item = &'a Lease<DB>>) {
+    let mut waited_for = Vec::new();
+    for lease in leases {
+        waited_for.push((lease, until(db, lease.key().as_str()).await));
+    }
+    eventually("all are renewed", async || {
+        for (lease, before) in &waited_for {
+            let key = lease.key().as_str();
+            assert!(lease.is_held(), "{key}");
+            if until(db, key).await <= *before {
+                return false;
+            }
+        }
+        true
+    })
+    .await;
+}
+
+/// As after a fail-over in a cloud. New connections are answered.
+async fn silent_sessions_lose_no_lease_of_any_duration<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let lock = LeaseLock::new(proxy.pool::<DB>(4));
+    let mut leases = Vec::new();
+    for number in [1, 1, 2, 3, 5] {
+        let key = format!("k{}", leases.len());
+        leases.push(acquired(lock.clone().lease(number * LEASE).unwrap().try_acquire(&key).await));
+    }
+    for _ in 0..2 {
+        renewed(&db, &leases[..3]).await;
+        proxy.silence();
+    }
+    renewed(&db, &leases[..3]).await;
+    for lease in leases {
+        assert!(lease.is_held(), "{}", lease.key());
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+}
+
+/// One of them is found to be silent. The others are then given up without a request.
+async fn silent_idle_sessions_hold_up_one_call<DB: TestDatabase>(db: TestDb<DB>) {
+    // A tenth of it passes before a request is sent on another session.
+    let limit = PATIENCE;
+    let proxy = db.proxy().await;
+    let lock = LeaseLock::<DB>::builder(proxy.pool(8)).batching(false).time_limit(limit).build().unwrap();
+    proxy.delay_each(Duration::from_millis(50));
+    let keys: [String; 8] = std::array::from_fn(|number| format!("k{number}"));
+    let before = connections(&db).await;
+    while connections(&db).await - before < 5 {
+        let [a, b, c, d, e, f, g, h] = keys.each_ref().map(|key| lock.try_acquire(key));
+        let (a, b, c, d, e, f, g, h) = tokio::join!(a, b, c, d, e, f, g, h);
+        for lease in [a, b, c, d, e, f, g, h] {
+            acquired(lease).release(Status::Succeeded).await.unwrap();
+        }
+    }
+    proxy.delay_each(Duration::ZERO);
+    proxy.silence();
+    let mut waited = 0;
+    for key in &keys {
+        let since = Instant::now();
+        acquired(lock.try_acquire(key).await).detach();
+        waited += usize::from(since.elapsed() > limit / 20);
+    }
+    assert!(waited <= 1, "{waited} calls waited");
+}
+
+/// A network may delay a request for longer than its sender waits.
+async fn a_claim_that_arrives_after_its_caller_has_given_up_takes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let late = LeaseLock::<DB>::builder(proxy.pool(2)).time_limit(Duration::from_millis(500)).build().unwrap();
+    eventually("it has sessions", async || late.try_acquire("warm").await.is_ok()).await;
+    proxy.hold(Way::Requests);
+    let error = late.try_acquire("k").await.unwrap_err();
+    assert!(matches!(error, Error::TimedOut { .. } | Error::NoConnection { .. }), "{error:?}");
+    let other = db.lock();
+    let lease = acquired(other.try_acquire("k").await);
+    let token = lease.token();
+    lease.release(Status::Succeeded).await.unwrap();
+    let replies = proxy.seen(Way::Replies);
+    proxy.open();
+    eventually("it is carried out", async || proxy.seen(Way::Replies) > replies).await;
+    for _ in 0..20 {
+        let row = other.inspect("k").await.unwrap().unwrap();
+        assert_eq!((row.token, row.status.as_str()), (token, "S"), "{row:?}");
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn a_renewal_that_arrives_after_the_abandonment_takes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let lock = LeaseLock::<DB>::builder(proxy.pool(2)).time_limit(LEASE / 3).build().unwrap();
+    let lock = lock.lease(10 * LEASE).unwrap().lock_delay(Duration::ZERO).unwrap();
+    let lease = acquired(lock.acquire("k", PATIENCE).await);
+    lease.renew().await.unwrap(); // prepares the statement
+    let renewal = lease.reenter().unwrap();
+    {
+        let mut renewing = pin!(renewal.renew());
+        proxy.hold(Way::Requests);
+        tokio::select! {
+            renewed = &mut renewing => panic!("{renewed:?}"),
+            () = proxy.held(Way::Requests) => {}
+        }
+        proxy.let_others_pass();
+    }
+    drop(renewal);
+    lease.abandon().await.unwrap();
+    assert!(lock.shutdown(PATIENCE).await);
+    let abandoned = until(&db, "k").await;
+    let replies = proxy.seen(Way::Replies);
+    sleep(LEASE / 3).await; // the limit of the renewal
+    proxy.open();
+    eventually("it is carried out", async || proxy.seen(Way::Replies) > replies).await;
+    for _ in 0..20 {
+        assert_eq!(until(&db, "k").await, abandoned);
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(acquired(db.lock().try_acquire("k").await).taken_over_from().is_some());
+}
+
+fn name(what: &str, setting: &str) -> String {
+    format!("{} ({what})", setting.replace('\'', ""))
+}
+
+/// What is held over a pool whose sessions have a setting.
+struct Held<DB: TestDatabase> {
+    setting: &'static str,
+    lock: LeaseLock<DB>,
+    lease: Lease<DB>,
+    set: LeaseSet<DB>,
+    run: Run<DB>,
+}
+
+impl<DB: TestDatabase> Held<DB> {
+    async fn over(db: &TestDb<DB>, setting: &'static str, url: &str) -> Self {
+        let options = PoolOptions::<DB>::new()
+            .max_connections(2)
+            .after_connect(move |conn, _| Box::pin(async move { DB::execute_on(conn, setting).await.map(drop) }));
+        let pool = options.connect_lazy(url).unwrap();
+        let lock = LeaseLock::builder(pool.clone()).time_limit(PATIENCE).build().unwrap().lease(2 * LEASE).unwrap();
+        let name = |what| name(what, setting);
+        let lease = match lock.try_acquire(&name("one")).await {
+            Ok(Attempt::Acquired(lease)) => lease,
+            other => panic!("{setting}: {other:?}"),
+        };
+        let set = match lock.acquire_all([name("two"), name("three")], PATIENCE).await {
+            Ok(Attempt::Acquired(set)) => set,
+            other => panic!("{setting}: {other:?}"),
+        };
+        let schedules = Schedules::new(pool).lease(2 * LEASE).unwrap().time_limit(PATIENCE).unwrap();
+        let schedule = due(db, &name("run")).await;
+        let run = Run::begin_named(schedules, schedule, &name("run")).await;
+        Self { setting, lock, lease, set, run }
+    }
+
+    async fn end(self, db: &TestDb<DB>) {
+        let Self { setting, lock, lease, set, run } = self;
+        assert!(lease.is_held() && set.is_held(), "{setting}");
+        lease.renew().await.unwrap_or_else(|error| panic!("{setting}: {error}"));
+        let held = lock.list(&ListOptions::default().held()).await.unwrap();
+        assert!(held.len() >= 3, "{setting}: {held:?}");
+        lease.release(Status::Succeeded).await.unwrap_or_else(|error| panic!("{setting}: {error}"));
+        set.release(Status::Succeeded).await.unwrap_or_else(|error| panic!("{setting}: {error}"));
+        assert_eq!(run.end().await, TickOutcome::Succeeded, "{setting}");
+        assert_eq!(told(db, &name("run", setting)).await, "S1", "{setting}");
+    }
+}
+
+async fn hold_under<DB: TestDatabase>(db: &TestDb<DB>, settings: &[&'static str], url: &str) {
+    let mut held = Vec::new();
+    for setting in settings {
+        held.push(Held::over(db, setting, url).await);
+    }
+    let mut waits = JoinSet::new();
+    for Held { setting, lock, .. } in &held {
+        let (lock, setting) = (lock.clone(), *setting);
+        waits.spawn(async move { (setting, lock.acquire(&name("two", setting), LEASE / 3).await) });
+    }
+    for (setting, waited) in waits.join_all().await {
+        assert!(
+            matches!(&waited, Ok(Attempt::Refused(refusal)) if refusal.reason == Reason::Held),
+            "{setting}: {waited:?}"
+        );
+    }
+    renewed(db, held.iter().map(|held| &held.lease)).await;
+    for held in held {
+        held.end(db).await;
+    }
+}
+
+/// Each of them reached the statements of a lock, before.
+async fn settings_of_hooks_reach_no_lock<DB: TestDatabase>(db: TestDb<DB>) {
+    let settings: &[&str] = match db.server.name {
+        "postgres" => &[
+            "SET statement_timeout = 1",
+            "SET lock_timeout = 1",
+            "SET idle_in_transaction_session_timeout = 1",
+            "SET default_transaction_isolation = serializable",
+            "SET jit = on; SET jit_above_cost = 0; SET jit_inline_above_cost = 0; SET jit_optimize_above_cost = 0",
+            "SET synchronous_commit = off",
+            "SET client_min_messages = debug5",
+        ],
+        name => &[
+            "SET completion_type = 1", // CHAIN
+            "SET completion_type = 2", // RELEASE
+            "SET sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES'",
+            if name == "mysql" { "SET max_execution_time = 1" } else { "SET sql_mode = ORACLE" },
+            if name == "mysql" { "SET sql_mode = ''" } else { "SET sql_mode = EMPTY_STRING_IS_NULL" },
+            if name == "mysql" { "SET sql_require_primary_key = 1" } else { "SET max_statement_time = 0.001" },
+            "SET sql_safe_updates = 1",
+            "SET group_concat_max_len = 4",
+            "SET timestamp = 1000000000",
+            "SET sql_select_limit = 1, lock_wait_timeout = 1, innodb_lock_wait_timeout = 1",
+            "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+            "SET autocommit = 0",
+        ],
+    };
+    hold_under(&db, settings, &db.url).await;
+}
+
+async fn defaults_of_the_database_reach_no_lock<DB: TestDatabase>(db: TestDb<DB>) {
+    let name = database_of(&db.url);
+    // Only new sessions have them.
+    let db = db.over(db.pool_of(1).await);
+    for setting in [
+        "statement_timeout = 1",
+        "lock_timeout = 1",
+        "idle_in_transaction_session_timeout = 1",
+        "default_transaction_isolation = serializable",
+        "jit_above_cost = 0",
+        "jit_inline_above_cost = 0",
+        "jit_optimize_above_cost = 0",
+        "synchronous_commit = off",
+    ] {
+        db.execute(&format!("ALTER DATABASE {name} SET {setting}")).await;
+    }
+    hold_under(&db, &["SELECT 1"], &db.url).await;
+}
+
+/// Platforms set it to stop writes.
+async fn a_default_of_read_only_stands<DB: TestDatabase>(db: TestDb<DB>) {
+    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    db.execute(&format!("ALTER DATABASE {} SET default_transaction_read_only = on", database_of(&db.url))).await;
+    let lock = LeaseLock::new(db.pool_of(2).await);
+    let error = lock.try_acquire("k").await.unwrap_err();
+    assert!(matches!(error, Error::ReadOnly { .. }), "{error:?}");
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
+}
+
+async fn sessions_have_a_name<DB: TestDatabase>(db: TestDb<DB>) {
+    let named = async |name: &str| {
+        let sessions = "FROM pg_stat_activity WHERE datname = current_database() AND application_name";
+        db.number(&format!("SELECT COUNT(*) {sessions} = '{name}'")).await.unwrap()
+    };
+    let lease = acquired(LeaseLock::new(db.pool_of(1).await).try_acquire("k").await);
+    assert!(named("rowlock").await >= 1);
+    let separator = if db.url.contains('?') { '&' } else { '?' };
+    let pool = harness::pool::<DB>(&format!("{}{separator}application_name=shop", db.url), 1).await;
+    let other = acquired(LeaseLock::new(pool).try_acquire("l").await);
+    assert!(named("shop").await >= 2, "one of the pool, and one of the lock");
+    drop((lease, other));
+}
+
+/// At rest one for requests and one for renewals. They end with the last lock and lease.
+async fn locks_of_one_pool_need_two_connections<DB: TestDatabase>(db: TestDb<DB>) {
+    let db = db.over(db.pool_of(1).await);
+    let before = connections(&db).await;
+    let pool = db.pool_of(1).await;
+    let with_pool = connections(&db).await;
+    let mut leases = Vec::new();
+    for number in 0..10 {
+        let lock = LeaseLock::new(pool.clone()).lease(PATIENCE).unwrap();
+        leases.push((acquired(lock.try_acquire(&format!("k{number}")).await), lock));
+    }
+    for (lease, _) in &leases {
+        lease.renew().await.unwrap();
+    }
+    let opened = connections(&db).await - with_pool;
+    assert!((1..=2).contains(&opened), "{opened} connections");
+    drop((leases, pool));
+    let since = Instant::now();
+    eventually("they are closed", async || connections(&db).await <= before).await;
+    assert!(since.elapsed() < LEASE, "{:?}", since.elapsed());
+}
+
+/// As after a change of the password. A server may lock an account after some failed logins.
+async fn a_wrong_password_costs_few_logins_and_is_named<DB: TestDatabase>(db: TestDb<DB>) {
+    const UNKNOWN: &str = "unknown_here";
+    let proxy = db.proxy().await;
+    let pool = proxy.pool::<DB>(2);
+    let mut leases = Vec::new();
+    for number in 0..20 {
+        let lock = LeaseLock::new(pool.clone()).lease(PATIENCE / 2).unwrap();
+        leases.push((acquired(lock.try_acquire(&format!("k{number}")).await), lock));
+    }
+    let long = acquired(leases[0].1.clone().lease(3 * PATIENCE).unwrap().try_acquire("long").await);
+    let (scheme, rest) = proxy.url.split_once("://").unwrap();
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let wrong = format!("{scheme}://{UNKNOWN}:wrong@{host}"); // a password may not be asked for
+    let with = |url: &str| pool.set_connect_options(url.parse().unwrap_or_else(|_| panic!("{url}")));
+    with(&wrong);
+    proxy.cut_off().await;
+    let before = proxy.accepted();
+    sleep(LEASE + LEASE / 6).await; // most of them want to be renewed
+    let error = leases[0].1.try_acquire("other").await.unwrap_err();
+    let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+    // Of MySQL, whose authentication by a password needs TLS or a further feature of the driver.
+    let of_login = |cause: String| cause.contains(UNKNOWN) || cause.contains("RSA auth");
+    assert!(causes.map(ToString::to_string).any(of_login), "{error:?}");
+    let logins = proxy.accepted() - before;
+    assert!((1..=15).contains(&logins), "{logins} logins");
+    with(&proxy.url);
+    eventually("it is renewed", async || long.renew().await.is_ok()).await;
+    eventually("it is granted", async || leases[0].1.try_acquire("other").await.is_ok()).await;
+}
+
+/// All locks of one pool share the connection that listens.
+async fn locks_of_one_pool_listen_on_one_connection<DB: TestDatabase>(db: TestDb<DB>) {
+    const LISTENERS: &str =
+        "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let pool = db.pool_of(2).await;
+    let mut waiting: Vec<_> = (0..20)
+        .map(|_| {
+            let lock = LeaseLock::new(pool.clone());
+            tokio::spawn(async move {
+                acquired(lock.acquire("k", 2 * PATIENCE).await).release(Status::Succeeded).await.unwrap();
+            })
+        })
+        .collect();
+    eventually("one listens", async || db.number(LISTENERS).await == Some(1)).await;
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(1) {
+        assert_eq!(db.number(LISTENERS).await, Some(1));
+        sleep(Duration::from_millis(10)).await;
+    }
+    holder.release(Status::Succeeded).await.unwrap();
+    for waiter in waiting.drain(..) {
+        timeout(2 * PATIENCE, waiter).await.unwrap().unwrap();
+    }
+}

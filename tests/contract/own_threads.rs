@@ -1,0 +1,285 @@
+//! No lease and no call depends on a runtime of the application: it may be blocked, paused, driven
+//! by turns, shut down, or missing.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    panic::resume_unwind,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+        mpsc,
+    },
+    task::{Context, Poll, Wake},
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+use chrono::{DateTime, Utc};
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
+use rowlock::{
+    Attempt, LeaseLock, ListOptions, Reason, ResourceLockExt as _, Schedules, Status, TickOutcome, VersionedTable,
+};
+use sqlx::Pool;
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::oneshot,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    ledger::{COLUMNS, ledger, row},
+    ticks::{due, info, instance, told},
+};
+
+harness::tests!(everywhere(
+    work_that_blocks_its_thread_keeps_its_lease,
+    a_run_that_blocks_the_only_worker_is_run_once,
+    leases_go_on_without_their_runtimes,
+    a_lease_that_is_dropped_without_its_runtime_is_abandoned,
+    calls_work_outside_of_a_runtime,
+    calls_work_while_the_clock_of_the_runtime_is_paused,
+    a_tick_is_run_while_the_clock_of_the_runtime_is_paused
+));
+
+/// Long enough for a busy machine to renew it.
+const LEASE: Duration = Duration::from_secs(2);
+const WORK: Duration = Duration::from_secs(5);
+
+/// Acts on a thread that belongs to no runtime.
+fn on_a_thread<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> impl Future<Output = T> {
+    let (reply, result) = oneshot::channel();
+    let acting = thread::spawn(move || drop(reply.send(act())));
+    async move {
+        match timeout(2 * PATIENCE, result).await.expect("it ends") {
+            Ok(result) => result,
+            Err(_) => resume_unwind(acting.join().expect_err("it has a panic")),
+        }
+    }
+}
+
+fn single_threaded() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Drives a future on this thread, as an executor does that has neither timers nor I/O.
+fn parked<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(thread::current())).into();
+    let (mut context, mut future) = (Context::from_waker(&waker), pin!(future));
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(result) => return result,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+async fn work_that_blocks_its_thread_keeps_its_lease<DB: TestDatabase>(db: TestDb<DB>) {
+    let (url, (began, begun)) = (db.url.clone(), oneshot::channel());
+    let worked = Arc::new(AtomicBool::new(false));
+    let (has_worked, (release, released)) = (worked.clone(), mpsc::channel());
+    let working = on_a_thread(move || {
+        single_threaded().block_on(async move {
+            let lock = LeaseLock::new(harness::pool::<DB>(&url, 2).await).lease(LEASE).unwrap();
+            let lease = acquired(lock.try_acquire("k").await);
+            began.send(lease.token()).unwrap();
+            thread::sleep(WORK);
+            has_worked.store(true, SeqCst);
+            released.recv().unwrap();
+            assert!(lease.is_held());
+            lease.release(Status::Succeeded).await.unwrap();
+        });
+    });
+    let token = timeout(PATIENCE, begun).await.unwrap().unwrap();
+    let other = db.lock();
+    while !worked.load(SeqCst) {
+        refused(other.try_acquire("k").await);
+        assert_eq!(other.inspect("k").await.unwrap().unwrap().token, token);
+        sleep(LEASE / 40).await;
+    }
+    release.send(()).unwrap();
+    working.await;
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
+    assert_eq!(other.inspect("k").await.unwrap().unwrap().token, token);
+}
+
+async fn a_run_that_blocks_the_only_worker_is_run_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = due(&db, "k").await;
+    let (url, theirs) = (db.url.clone(), schedule.clone());
+    let ((began, begun), (stop, stopped)) = (mpsc::channel(), oneshot::channel::<()>());
+    let worked = Arc::new(AtomicBool::new(false));
+    let has_worked = worked.clone();
+    let working = on_a_thread(move || {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        runtime.block_on(async move {
+            let schedules = Schedules::new(harness::pool::<DB>(&url, 2).await).lease(LEASE).unwrap();
+            let schedules = schedules.on(theirs, move |_| {
+                let (began, has_worked) = (began.clone(), has_worked.clone());
+                async move {
+                    began.send(()).unwrap();
+                    thread::sleep(WORK);
+                    has_worked.store(true, SeqCst);
+                    Ok::<_, Infallible>(())
+                }
+            });
+            let running = schedules.start().await.unwrap();
+            stopped.await.unwrap();
+            running.shutdown(PATIENCE).await
+        })
+    });
+    let other = instance(&db, "other").on(schedule, async |_| Err::<(), _>("it runs already"));
+    eventually("it runs", || async { info(&db, "k").await.running }).await;
+    while !worked.load(SeqCst) {
+        let outcome = other.try_tick("k").await.unwrap();
+        assert!(matches!(outcome, TickOutcome::NotDue { .. }), "{outcome:?}");
+        sleep(LEASE / 40).await;
+    }
+    stop.send(()).unwrap();
+    assert!(working.await, "it is shut down");
+    assert_eq!(told(&db, "k").await, "S1");
+    assert_eq!(begun.iter().count(), 1);
+}
+
+async fn until<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> Option<DateTime<Utc>> {
+    db.lock().inspect(key).await.unwrap().unwrap().until
+}
+
+async fn leases_go_on_without_their_runtimes<DB: TestDatabase>(db: TestDb<DB>) {
+    const KEYS: [&str; 3] = ["shut down", "not driven", "driven for each call"];
+    let url = db.url.clone();
+    let (leases, runtimes) = on_a_thread(move || {
+        let first = single_threaded();
+        let pool = first.block_on(harness::pool::<DB>(&url, 2));
+        let lock = LeaseLock::new(pool).lease(LEASE).unwrap();
+        let runtimes = KEYS.map(|_| single_threaded());
+        let leases = KEYS.iter().zip(&runtimes).map(|(key, runtime)| acquired(runtime.block_on(lock.try_acquire(key))));
+        let leases: Vec<_> = leases.collect();
+        let [shut_down, still, by_calls] = runtimes;
+        shut_down.shutdown_background();
+        first.shutdown_background();
+        (leases, (still, by_calls))
+    })
+    .await;
+    for _ in 0..2 {
+        for lease in &leases {
+            let before = until(&db, lease.key().as_str()).await;
+            eventually("it is renewed", async || until(&db, lease.key().as_str()).await > before).await;
+            assert!(lease.is_held(), "{}", lease.key());
+        }
+    }
+    let [shut_down, still, by_calls] = <[_; 3]>::try_from(leases).unwrap();
+    on_a_thread(move || {
+        runtimes.1.block_on(by_calls.renew()).unwrap();
+        runtimes.1.block_on(by_calls.release(Status::Succeeded)).unwrap();
+        // Of other runtimes.
+        runtimes.1.block_on(shut_down.release(Status::Succeeded)).unwrap();
+        runtimes.1.block_on(still.release(Status::Failed)).unwrap();
+        drop(runtimes);
+    })
+    .await;
+    for (key, status) in KEYS.iter().zip(["S", "F", "S"]) {
+        assert_eq!(db.column(key, "status").await.as_deref(), Some(status), "{key}");
+    }
+}
+
+/// Long before the lease would end by itself.
+async fn a_lease_that_is_dropped_without_its_runtime_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(30 * PATIENCE);
+    let other = db.lock();
+    let (shut_down, still, theirs) = on_a_thread(move || {
+        let (shut_down, still) = (single_threaded(), single_threaded());
+        let leases = (
+            acquired(shut_down.block_on(lock.try_acquire("shut down"))),
+            acquired(still.block_on(lock.try_acquire("not driven"))),
+        );
+        shut_down.shutdown_background();
+        (leases.0, leases.1, still)
+    })
+    .await;
+    let keys = ["shut down", "not driven"];
+    for key in keys {
+        assert_eq!(refused(other.try_acquire(key).await).reason, Reason::Held);
+    }
+    // Outside of any runtime.
+    on_a_thread(move || drop((shut_down, still))).await;
+    for key in keys {
+        let lease = acquired(timeout(PATIENCE, other.acquire(key, Duration::MAX)).await.expect("it is abandoned"));
+        assert!(lease.taken_over_from().is_some());
+    }
+    theirs.shutdown_background();
+}
+
+async fn calls_work_outside_of_a_runtime<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    let (lock, pool) = (db.lock_for(LEASE).lock_delay(Duration::ZERO).unwrap(), db.pool.clone());
+    on_a_thread(move || parked(calls(&lock, &pool))).await;
+    assert_eq!(row(&db).await.0, 101);
+}
+
+/// A clock that is paused is advanced to the next timer as soon as the runtime is idle.
+async fn calls_work_while_the_clock_of_the_runtime_is_paused<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    let (lock, pool) = (db.lock_for(LEASE).lock_delay(Duration::ZERO).unwrap(), db.pool.clone());
+    on_a_thread(move || paused().block_on(calls(&lock, &pool))).await;
+    assert_eq!(row(&db).await.0, 101);
+}
+
+fn paused() -> Runtime {
+    Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
+}
+
+/// Makes each kind of call.
+async fn calls<DB: TestDatabase>(lock: &LeaseLock<DB>, pool: &Pool<DB>) {
+    const WAIT: Duration = Duration::from_millis(300);
+    let lease = acquired(lock.try_acquire("k").await);
+    lease.renew().await.unwrap();
+    let since = Instant::now();
+    assert_eq!(refused(lock.acquire("k", WAIT).await).reason, Reason::Held);
+    assert!(since.elapsed() >= WAIT, "{:?}", since.elapsed());
+    assert_eq!(lock.inspect("k").await.unwrap().unwrap().holder, Some(lease.claim().holder));
+    let releasing = thread::spawn(move || {
+        thread::sleep(WAIT);
+        parked(lease.release(Status::Succeeded))
+    });
+    acquired(lock.acquire("k", PATIENCE).await).abandon().await.unwrap();
+    releasing.join().unwrap().unwrap();
+    match lock.acquire_all(["first", "second"], PATIENCE).await.unwrap() {
+        Attempt::Acquired(set) => set.release(Status::Succeeded).await.unwrap(),
+        Attempt::Refused(refusal) => panic!("{refusal}"),
+    }
+    let (semaphore, of_readers) = (lock.semaphore("permits", 1).unwrap(), lock.read_write("read").unwrap());
+    let permit = acquired(semaphore.try_acquire().await);
+    refused(semaphore.acquire(WAIT).await);
+    permit.release(Status::Succeeded).await.unwrap();
+    acquired(of_readers.read(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    acquired(of_readers.write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    let deposit = "UPDATE account SET balance = balance + 1, version = version + 1 WHERE id = 'a'";
+    let paid = lock.transaction("k", async |mut tx, _| DB::execute_on(&mut tx, deposit).await.map(drop)).await;
+    paid.unwrap_or_else(|error| panic!("{error:?}"));
+    let table = VersionedTable::<DB>::new(pool.clone(), COLUMNS).unwrap();
+    table.deposit("a", 2).await.unwrap();
+    table.deduct("a", 2).await.unwrap();
+    drop(acquired(lock.try_acquire("dropped").await));
+    assert!(lock.shutdown(PATIENCE).await);
+    assert!(acquired(lock.try_acquire("dropped").await).taken_over_from().is_some());
+    let held = lock.list(&ListOptions::default().held()).await.unwrap();
+    assert!(held.iter().all(|row| row.key == "dropped"), "{held:?}");
+}
+
+async fn a_tick_is_run_while_the_clock_of_the_runtime_is_paused<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = due(&db, "k").await;
+    let schedules = instance(&db, "paused").lease(LEASE).unwrap().on(schedule, async |_| {
+        thread::sleep(LEASE / 2); // no runtime's timer
+        Ok::<_, Infallible>(())
+    });
+    let outcome = on_a_thread(move || paused().block_on(schedules.try_tick("k"))).await;
+    assert_eq!(outcome.unwrap(), TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "S1");
+}
