@@ -126,8 +126,8 @@ impl<DB: Database> Tickets<DB> {
         Arc::new(Self { pool, renewals, state: Mutex::new(state), changed: Notify::new(), tracker })
     }
 
-    /// Draws a ticket behind all existing ones. A ticket that is drawn for a caller that has left is
-    /// given up.
+    /// Draws a ticket behind all existing ones. A ticket that is drawn for a caller that has left
+    /// is given up.
     pub async fn join(self: &Arc<Self>, keys: &Arc<[Key]>, limit: Instant) -> Result<Ticket<DB>, Failure> {
         let mut repeat = Repeat::until(limit);
         loop {

@@ -127,7 +127,8 @@ impl<DB: Store> Line<DB> {
         !self.unusable.load(Ordering::Relaxed)
     }
 
-    /// Waits for a session, up to the limit. Returns `None` if the application's pool is to be used.
+    /// Waits for a session, up to the limit. Returns `None` if the application's pool is to be
+    /// used.
     pub async fn take(self: &Arc<Self>, limit: Instant) -> Result<Option<Session<DB>>, Failure> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());

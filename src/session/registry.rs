@@ -15,8 +15,8 @@ type Known = HashMap<(usize, TypeId), Weak<dyn Any + Send + Sync>>;
 /// By the address of a pool's options, which lie within what all clones of the pool share.
 static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
-/// Returns what exists of this type for the pool, or creates it. It has to keep the pool, so that no
-/// other pool gets the same address.
+/// Returns what exists of this type for the pool, or creates it. It has to keep the pool, so that
+/// no other pool gets the same address.
 pub(crate) fn of_pool<DB: Store, T: Send + Sync + 'static>(pool: &Pool<DB>, create: impl FnOnce() -> T) -> Arc<T> {
     let place = (std::ptr::from_ref(pool.options()).addr(), TypeId::of::<T>());
     let mut known = lock(&KNOWN);

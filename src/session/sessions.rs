@@ -142,8 +142,8 @@ impl<DB: Store> Sessions<DB> {
         conn.settle(reply)
     }
 
-    /// Sends a statement that changes nothing until its reply is final or the limit is reached, on a
-    /// second session too if the first does not answer in time.
+    /// Sends a statement that changes nothing until its reply is final or the limit is reached, on
+    /// a second session too if the first does not answer in time.
     ///
     /// The statement is copied for each attempt. The compiler does not accept the future as `Send`
     /// if one closure with references is called several times.

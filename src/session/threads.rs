@@ -108,8 +108,9 @@ pub(crate) fn is_own() -> bool {
     OWN.get() != Own::No
 }
 
-/// Does the work on the thread `rowlock`, and returns its output. If the future is dropped, the work
-/// is dropped there, and counts for the tracker until it is. A panic of the work is the caller's.
+/// Does the work on the thread `rowlock`, and returns its output. If the future is dropped, the
+/// work is dropped there, and counts for the tracker until it is. A panic of the work is the
+/// caller's.
 ///
 /// # Errors
 /// [`Error::Forked`], and [`Error::NoThreads`].
@@ -170,8 +171,8 @@ impl<T: Send + 'static> Drop for DropOnThread<T> {
     }
 }
 
-/// Does the work on the thread `rowlock`, or on those for renewals if it is for one, to its end: also
-/// if the future is dropped.
+/// Does the work on the thread `rowlock`, or on those for renewals if it is for one, to its end:
+/// also if the future is dropped.
 ///
 /// # Errors
 /// As [`run`].

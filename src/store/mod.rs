@@ -349,8 +349,8 @@ pub trait Store: sqlx::Database {
     /// another key, and then independent of each other.
     ///
     /// After `not_after` nothing is granted, and a claim that the holder has already is not
-    /// extended: the reply is [`ClaimReply::Seen`], with a `now` past `not_after` if there is a row.
-    /// Of several keys of one holder, at least one has that reply.
+    /// extended: the reply is [`ClaimReply::Seen`], with a `now` past `not_after` if there is a
+    /// row. Of several keys of one holder, at least one has that reply.
     fn claim(
         conn: &mut Self::Connection,
         requests: &[ClaimRequest],

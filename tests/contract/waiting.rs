@@ -104,8 +104,8 @@ async fn a_thousand_tasks_ask_like_one<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(reasons.iter().all(|reason| *reason == Reason::Held), "{reasons:?}");
     let after = DB::statements(&pool).await.unwrap();
     let (first, later) = (between - before - DB::COUNTING, after - between - DB::COUNTING);
-    // Pauses grow more slowly where no release is notified. Each request is preceded by a check of the
-    // connection that is borrowed.
+    // Pauses grow more slowly where no release is notified. Each request is preceded by a check of
+    // the connection that is borrowed.
     let expected = if db.server.name == "postgres" { 5..=24 } else { 15..=60 };
     assert!(expected.contains(&first), "{first} statements in 4 s");
     assert!(later <= 4 * 6, "{later} statements in 6 s");

@@ -87,7 +87,8 @@ async fn work<DB: TestDatabase>() {
     // A worker on orders does each job once, so its limit is longer.
     let limit = if seed.is_some() { LIMIT } else { 10 * LIMIT };
     let builder = LeaseLock::builder(pool.clone()).label(number.to_string()).time_limit(limit);
-    // Without sessions of its own, a lock loses its leases while the application uses its whole pool.
+    // Without sessions of its own, a lock loses its leases while the application uses its whole
+    // pool.
     let shares = var("JOB_URL").starts_with("sqlite") && !number.is_multiple_of(3);
     let lock = if shares { builder.share_pool() } else { builder }.build().unwrap();
     let used = Used::named(&var("JOB_USES"));

@@ -1,8 +1,8 @@
 //! Schedules: `cron`, `run --cron`, and the commands for operators.
 //!
-//! `file.rs` reads the jobs, and `preview.rs` shows their times. `cron.rs` runs them, and `job.rs` one command of them. Each command
-//! has a process of its own above it, `supervise.rs`, which stops the command with all that it has
-//! started, and nothing else.
+//! `file.rs` reads the jobs, and `preview.rs` shows their times. `cron.rs` runs them, and `job.rs`
+//! one command of them. Each command has a process of its own above it, `supervise.rs`, which stops
+//! the command with all that it has started, and nothing else.
 
 pub mod cron;
 mod file;

@@ -105,8 +105,8 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
     }
 }
 
-/// Says that the pattern is read in UTC, if the crontab or the timer that starts the program is read
-/// in another zone.
+/// Says that the pattern is read in UTC, if the crontab or the timer that starts the program is
+/// read in another zone.
 fn warn_of_zone(name: &str) {
     let Ok(zone) = TimeZone::try_system() else { return };
     let now = Timestamp::now();

@@ -47,9 +47,9 @@ macro_rules! read_committed {
 /// begun before.
 const ALONE: &str = "SELECT now() = statement_timestamp()";
 const LEAVE: &str = "ROLLBACK";
-/// Settings that the start of a session cannot set: names that not all supported servers have, those
-/// that a hook of the pool has set since, and a value to keep unless it lets the server forget a
-/// commit. Behind a pooler that shares sessions nothing is set.
+/// Settings that the start of a session cannot set: names that not all supported servers have,
+/// those that a hook of the pool has set since, and a value to keep unless it lets the server
+/// forget a commit. Behind a pooler that shares sessions nothing is set.
 const BEGIN_SESSION: &str = concat!(
     "ROLLBACK; SELECT set_config(name, value, false) FROM (VALUES
         ('statement_timeout', '0'), ('lock_timeout', '10s'), ('client_connection_check_interval', '1s'), ('idle_in_transaction_session_timeout', '0'),

@@ -25,8 +25,9 @@ macro_rules! finite {
     };
 }
 
-/// The condition that a statement has not passed its limit. PostgreSQL evaluates it where it stands,
-/// since the clock is volatile: beside rows that a subquery has locked, it is read after the lock.
+/// The condition that a statement has not passed its limit. PostgreSQL evaluates it where it
+/// stands, since the clock is volatile: beside rows that a subquery has locked, it is read after
+/// the lock.
 macro_rules! in_time {
     ($limit:literal) => {
         concat!("clock_timestamp() <= coalesce(", $limit, "::timestamptz, 'infinity')")

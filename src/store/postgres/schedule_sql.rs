@@ -132,7 +132,8 @@ SELECT EXISTS (SELECT FROM extended) AS done, clock_timestamp() AS now,
     " - clock_timestamp() FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left"
 );
 
-/// $4 the holder until the takeover, $5 the error. A request that was sent before is in the history.
+/// $4 the holder until the takeover, $5 the error. A request that was sent before is in the
+/// history.
 pub(super) const HAND_BACK: &str = "
 WITH freed AS (
     UPDATE t_resource_schedule SET holder = $4, due_at = clock_timestamp() WHERE name = $1 AND holder = $2 AND token = $3

@@ -21,8 +21,8 @@ use crate::{
 /// How long a claim waits for another connection's write.
 const TRY_MILLIS: i64 = 50;
 
-/// ?1 lists what [`expected`] writes for each row. ?2 to ?4 are what the rows become, and ?5 is the limit. `$begin` is
-/// the time of the claim in the form of the column.
+/// ?1 lists what [`expected`] writes for each row. ?2 to ?4 are what the rows become, and ?5 is the
+/// limit. `$begin` is the time of the claim in the form of the column.
 macro_rules! take {
     ($($begin:expr),+) => {
         concat!(

@@ -149,7 +149,8 @@ WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(
 pub(super) const EXTEND: &str =
     concat!("UPDATE t_resource_schedule SET due_at = ", now!(), " + ?4 WHERE ", held!(), " AND ", now!(), " <= ?5");
 
-/// ?4 the holder until the takeover, ?5 the error. A request that was sent before is in the history.
+/// ?4 the holder until the takeover, ?5 the error. A request that was sent before is in the
+/// history.
 pub(super) const HAND_BACK: &str = concat!(
     "BEGIN IMMEDIATE;",
     record!("run_slot, attempt, 'L', missed, ?5", held!(), " ON CONFLICT DO NOTHING"),
