@@ -150,7 +150,7 @@ impl<DB: Database> Tickets<DB> {
             conn.set_clock(now);
         }
         conn.give_back();
-        Ok(self.take(number.map_err(|late| Failure::Failed(late.into()))?))
+        Ok(self.take(number.map_err(|_| Failure::Undone)?))
     }
 
     /// Registers a drawn ticket for heartbeats.

@@ -221,7 +221,11 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
         loop {
             let Some((number, limit)) = self.first() else { return };
             match self.sessions.take(limit).await {
-                Ok(session) => self.send_what_waits(session).await,
+                Ok(session) => {
+                    // Callers that have asked by now are served first, and their requests join.
+                    tokio::task::yield_now().await;
+                    self.send_what_waits(session).await;
+                }
                 Err(failure) => {
                     let waiting = lock(&self.state).waiting.remove(&number);
                     drop(waiting.map(|waiting| waiting.reply.send(Err(failure))));

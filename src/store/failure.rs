@@ -19,7 +19,7 @@ pub enum Failure {
     NoReply,
     /// Sent, and failed.
     Failed(sqlx::Error),
-    /// Sent together with others, in a statement that was undone by contention.
+    /// Nothing was changed: contention undid the statement, or the server carried it out too late.
     Undone,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for Failure {
             Self::NoConnection(error) => write!(f, "no connection: {}", said(error)),
             Self::NoReply => f.write_str("no reply in time"),
             Self::Failed(error) => f.write_str(&said(error)),
-            Self::Undone => f.write_str("undone for contention"),
+            Self::Undone => f.write_str("contention undid it, or it was carried out too late"),
         }
     }
 }

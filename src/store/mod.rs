@@ -148,12 +148,6 @@ impl TooLate {
     }
 }
 
-impl From<TooLate> for sqlx::Error {
-    fn from(TooLate { now }: TooLate) -> Self {
-        Self::Protocol(format!("the server carried the request out too late, at {now} on its clock"))
-    }
-}
-
 /// Returns a limit in microseconds since 1970.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 fn limit_micros(not_after: Option<DateTime<Utc>>) -> i64 {

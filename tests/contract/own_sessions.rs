@@ -26,7 +26,8 @@ harness::tests!(
         silent_sessions_lose_no_lease_of_any_duration,
         silent_idle_sessions_hold_up_one_call,
         a_claim_that_arrives_after_its_caller_has_given_up_takes_nothing,
-        a_renewal_that_arrives_after_the_abandonment_takes_nothing
+        a_renewal_that_arrives_after_the_abandonment_takes_nothing,
+        a_waiter_lines_up_though_its_sessions_took_long_to_open
     ),
     servers[DIRECT](
         settings_of_hooks_reach_no_lock,
@@ -164,6 +165,28 @@ async fn a_renewal_that_arrives_after_the_abandonment_takes_nothing<DB: TestData
         sleep(Duration::from_millis(10)).await;
     }
     assert!(acquired(db.lock().try_acquire("k").await).taken_over_from().is_some());
+}
+
+/// While a session opens, the server's clock is read. It is ahead of what the session knows by the
+/// time that the reply took, and each ticket seems late at first.
+async fn a_waiter_lines_up_though_its_sessions_took_long_to_open<DB: TestDatabase>(db: TestDb<DB>) {
+    const LIMIT: Duration = Duration::from_millis(500);
+    let proxy = db.proxy().await;
+    let pool = proxy.pool::<DB>(4);
+    let warm = LeaseLock::builder(pool.clone()).time_limit(PATIENCE).build().unwrap();
+    proxy.delay_each(LIMIT + LIMIT / 4);
+    acquired(warm.try_acquire("other").await).release(Status::Succeeded).await.unwrap();
+    proxy.delay_each(Duration::ZERO);
+    let lock = LeaseLock::builder(pool).time_limit(LIMIT).build().unwrap().fair(true);
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let waiter = tokio::spawn(async move { lock.acquire("k", PATIENCE).await.map(Attempt::acquired) });
+    eventually("the waiter is in line", async || {
+        assert!(!waiter.is_finished());
+        db.number("SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(1)
+    })
+    .await;
+    holder.release(Status::Succeeded).await.unwrap();
+    waiter.await.unwrap().unwrap().expect("it is granted").release(Status::Succeeded).await.unwrap();
 }
 
 fn name(what: &str, setting: &str) -> String {
