@@ -65,8 +65,8 @@ impl Renewals {
 
 #[derive(Default)]
 pub(crate) struct Agenda {
-    /// A task does what is due.
-    pub has_task: bool,
+    /// When the task that does what is due looks again by itself. If unset, there is no task.
+    pub looks_at: Option<Instant>,
     /// Keyed by [`LeaseState::id`], because a claim that is resumed is held by a second state.
     leases: HashMap<usize, Scheduled>,
     renewals: HashMap<Span, Renewals>,

@@ -349,7 +349,7 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
         if self.state == HandleState::Closed || (self.state == HandleState::Open && !self.held.drop_handle()) {
             return;
         }
-        threads::emit(metrics::held(self.held.claims[0].key.as_str(), self.held.since.elapsed()));
+        threads::record(metrics::held(self.held.claims[0].key.as_str(), self.held.since.elapsed()));
         self.held.over.cancel();
         // Claims that are lost before their caller received them are put back where they stand.
         let is_lost = self.held.lost.is_cancelled() && self.if_undelivered.is_none();

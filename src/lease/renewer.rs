@@ -41,6 +41,9 @@ use crate::{
     sync::lock,
 };
 
+/// How long the task waits at most, and lives after the last lease.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 pub(crate) struct Renewer<DB: Database> {
     sessions: Sessions<DB>,
     wakeups: Arc<Wakeups>,
@@ -76,9 +79,10 @@ impl<DB: Database> Renewer<DB> {
         sent: Instant,
     ) -> Arc<LeaseState> {
         let held = LeaseState::new(claims, span, (sent, max_hold), self.wakeups.clone(), self);
+        let renew_at = sent + pacing::renewal_interval(span.lease);
         let mut agenda = lock(&self.agenda);
-        agenda.add(held.clone(), sent + pacing::renewal_interval(span.lease));
-        self.ensure_task(agenda);
+        agenda.add(held.clone(), renew_at);
+        self.ensure_task(agenda, renew_at);
         held
     }
 
@@ -98,9 +102,10 @@ impl<DB: Database> Renewer<DB> {
     /// Ends claims in the background with `change`. The receiver gets the outcome.
     pub fn end(self: &Arc<Self>, held: Arc<LeaseState>, change: Change) -> oneshot::Receiver<EndOutcome> {
         let (ending, receiver) = Ending::new(held, change, self.tracker.token());
+        let at = ending.at;
         let mut agenda = lock(&self.agenda);
         agenda.end(ending);
-        self.ensure_task(agenda);
+        self.ensure_task(agenda, at);
         receiver
     }
 
@@ -110,7 +115,7 @@ impl<DB: Database> Renewer<DB> {
         ending.at = at;
         let mut agenda = lock(&self.agenda);
         agenda.end(ending);
-        self.ensure_task(agenda);
+        self.ensure_task(agenda, at);
     }
 
     /// Renews one lease now.
@@ -162,14 +167,20 @@ impl<DB: Database> Renewer<DB> {
         left.iter().for_each(|claim| self.left_behind.add(claim.holder, held.row_ends()));
     }
 
-    /// Ensures that a task does what the agenda has.
-    fn ensure_task(self: &Arc<Self>, mut agenda: MutexGuard<'_, Agenda>) {
-        if std::mem::replace(&mut agenda.has_task, true) {
-            drop(agenda);
-            self.changed.notify_one();
-        } else {
-            drop(agenda);
-            threads::spawn_renewal(self.clone().work());
+    /// Ensures that a task does what was added to the agenda, and looks at it at this time.
+    fn ensure_task(self: &Arc<Self>, mut agenda: MutexGuard<'_, Agenda>, at: Instant) {
+        match agenda.looks_at {
+            None => {
+                agenda.looks_at = Some(at);
+                drop(agenda);
+                threads::spawn_renewal(self.clone().work());
+            }
+            // Waking a thread takes as long as a short request.
+            Some(looks_at) if at >= looks_at => {}
+            Some(_) => {
+                drop(agenda);
+                self.changed.notify_one();
+            }
         }
     }
 
@@ -188,7 +199,7 @@ impl<DB: Database> Renewer<DB> {
     fn start_what_is_due(self: &Arc<Self>) -> Option<Instant> {
         let mut agenda = lock(&self.agenda);
         if agenda.is_empty() {
-            agenda.has_task = false;
+            agenda.looks_at = None;
             return None;
         }
         while let Some((span, batch)) = agenda.renewals() {
@@ -205,7 +216,9 @@ impl<DB: Database> Renewer<DB> {
                 drop(in_flight);
             });
         }
-        Some(agenda.next().unwrap_or(Instant::now() + Duration::MAX))
+        let latest = Instant::now() + LOOK_AGAIN;
+        agenda.looks_at = Some(agenda.next().map_or(latest, |next| next.min(latest)));
+        agenda.looks_at
     }
 
     async fn renew_batch(self: &Arc<Self>, span: Span, batch: Batch<Arc<LeaseState>>) {

@@ -262,8 +262,10 @@ impl LeaseState {
 impl Drop for LeaseState {
     fn drop(&mut self) {
         self.release_kept();
-        // A recorder may block.
         let counted = self.counted.take();
-        threads::emit_always(move || drop(counted));
+        if cfg!(feature = "metrics") {
+            // A recorder may block.
+            threads::emit_always(move || drop(counted));
+        }
     }
 }

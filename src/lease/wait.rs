@@ -41,7 +41,7 @@ use crate::{
     schema::Table,
     session::{
         time::Instant,
-        timers::{sleep, timeout_at},
+        timers::{sleep, timeout_of_requests},
     },
     store::{Database, failure::Failure},
     sync::lock,
@@ -83,7 +83,7 @@ pub(crate) async fn wait_for<DB: Database>(
         last_refusal,
         last_error,
     };
-    match timeout_at(until, pending.granted_or_refused()).await {
+    match timeout_of_requests(until, pending.granted_or_refused()).await {
         Ok(Err(error)) if error.is_retryable() && Instant::now() >= until => {
             pending.take_last_refusal().ok_or_else(|| pending.out_of_time(error, wait))
         }

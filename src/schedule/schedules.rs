@@ -97,8 +97,9 @@ impl<DB: Database> Schedules<DB> {
 
     /// Adds a schedule with its work.
     ///
-    /// An error of the work makes the run fail, and so does a panic. The work is dropped if the run
-    /// loses its lease or its key, takes longer than its timeout, or is stopped.
+    /// An error of the work makes the run fail, and so does a panic. The history records the error
+    /// as `{:#}` formats it: with its causes, if it is one of `anyhow`. The work is dropped if the
+    /// run loses its lease or its key, takes longer than its timeout, or is stopped.
     ///
     /// # Examples
     /// Work that needs a pool, or anything else, clones it for each run:
@@ -126,7 +127,7 @@ impl<DB: Database> Schedules<DB> {
     {
         let work: run::Work<DB> = Arc::new(move |tick| {
             let work = work(tick);
-            Box::pin(async move { work.await.map(drop).map_err(|error| error.to_string()) })
+            Box::pin(async move { work.await.map(drop).map_err(|error| format!("{error:#}")) })
         });
         self.jobs.push(Job { schedule: Arc::new(schedule), work });
         self

@@ -5,8 +5,10 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, PoisonError, Weak},
+    task::{Poll, Waker},
     time::Duration,
 };
 
@@ -35,6 +37,8 @@ struct Watched {
     order: BTreeSet<(Instant, u64)>,
     targets: HashMap<u64, (Instant, Weak<dyn Deadline>)>,
     last: u64,
+    /// When the thread reads the clock again by itself. If unset, it waits for a target.
+    looks_at: Option<Instant>,
 }
 
 impl Watched {
@@ -79,7 +83,8 @@ pub(crate) fn watch(target: &Arc<impl Deadline>) -> Watch {
     watched.last += 1;
     let number = watched.last;
     watched.insert(number, at, target);
-    if watched.order.first() == Some(&(at, number)) {
+    // Waking a thread takes as long as a short request.
+    if watched.looks_at.is_none_or(|looks_at| at < looks_at) {
         CHANGED.notify_one();
     }
     Watch(number)
@@ -98,12 +103,46 @@ impl Drop for Watch {
     }
 }
 
+/// A pause of a caller whose executor may have no timers.
+struct Pause {
+    until: Instant,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl Deadline for Pause {
+    fn deadline(&self) -> Instant {
+        self.until
+    }
+
+    fn pass(self: Arc<Self>) {
+        let waker = lock(&self.waker).take();
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Waits until this moment, on any executor.
+pub(crate) async fn sleep_until(at: Instant) {
+    if Instant::now() >= at {
+        return;
+    }
+    let pause = Arc::new(Pause { until: at, waker: Mutex::default() });
+    let _watch = watch(&pause);
+    poll_fn(|context| {
+        // Before the clock is read, so that the end is not missed.
+        *lock(&pause.waker) = Some(context.waker().clone());
+        if Instant::now() >= at { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
 /// Reports what is over, for as long as the process lives. While something is watched, `nudge` is
 /// called each time the clock is read.
 pub(crate) fn run(nudge: impl Fn()) {
     loop {
         let mut watched = lock(&WATCHED);
-        let due = watched.get_or_insert_default().take_due();
+        let all = watched.get_or_insert_default();
+        let due = all.take_due();
+        all.looks_at = due.as_ref().err().copied().flatten().map(|wait| Instant::now() + wait.min(LOOK_AGAIN));
         match due {
             Ok(target) => {
                 // Dropping the last reference to a target ends its watch.

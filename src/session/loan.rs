@@ -131,7 +131,7 @@ impl<DB: Store> Loan<DB> {
             Ok(Err(error)) => {
                 let failure = Failure::Failed(error);
                 let name = failure.fault().name();
-                threads::emit(move || metrics::database_error(name));
+                threads::record(move || metrics::database_error(name));
                 if failure.is_outage() {
                     // Others that are idle were lost with this one.
                     self.suspicion().raise(Instant::now());
@@ -142,7 +142,7 @@ impl<DB: Store> Loan<DB> {
                 Err(failure)
             }
             Err(Elapsed) => {
-                threads::emit(|| metrics::database_error("no_reply"));
+                threads::record(|| metrics::database_error("no_reply"));
                 Err(Failure::NoReply)
             }
         }

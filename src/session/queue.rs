@@ -11,7 +11,10 @@ use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
     future::Future,
     mem,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -181,19 +184,24 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
     /// Sends a request, on the thread `rowlock`. If the future is dropped, an unsent request is not
     /// sent, and the result of a sent one is dropped.
     pub async fn send(self: &Arc<Self>, request: Op::Request, limits: Limits) -> Result<Op::Output, Failure> {
-        let (reply, output) = oneshot::channel();
+        let (reply, mut output) = oneshot::channel();
         let waiting = Waiting { request, reply, limits };
         if !self.batching || Op::key(&waiting.request).is_none() {
-            let queue = self.clone();
-            threads::spawn(self.tracker.track_future(async move { queue.send_alone(waiting).await }));
-            return timeout_at(limits.caller, output).await.map_or(Err(Failure::NoReply), answered);
+            let (queue, begun) = (self.clone(), Arc::new(AtomicBool::new(false)));
+            let beginning = begun.clone();
+            threads::spawn(self.tracker.track_future(async move { queue.send_alone(waiting, &beginning).await }));
+            return match threads::reply(timeout_at(limits.caller, output)).await {
+                Ok(output) => answered(output),
+                Err(_) if !begun.swap(true, Ordering::Relaxed) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
+                Err(_) => Err(Failure::NoReply),
+            };
         }
         let number = self.push(waiting);
         let queued = Queued { queue: self, number };
-        match timeout_at(limits.caller, output).await {
+        match threads::reply(timeout_at(limits.caller, &mut output)).await {
             Ok(output) => answered(output),
             Err(_) if queued.leave() => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
-            Err(_) => Err(Failure::NoReply),
+            Err(_) => output.try_recv().unwrap_or(Err(Failure::NoReply)),
         }
     }
 
@@ -227,7 +235,10 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
                     self.send_what_waits(session).await;
                 }
                 Err(failure) => {
-                    let waiting = lock(&self.state).waiting.remove(&number);
+                    let mut state = lock(&self.state);
+                    // Under the lock: a caller whose limit is reached finds its request, or the
+                    // reply.
+                    let waiting = state.waiting.remove(&number);
                     drop(waiting.map(|waiting| waiting.reply.send(Err(failure))));
                     continue;
                 }
@@ -339,7 +350,7 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
                     drop(first.reply.send(Err(Failure::Undone)));
                     continue;
                 }
-                self.send_alone(first).await;
+                self.send_alone(first, &AtomicBool::new(false)).await;
             }
             return;
         }
@@ -354,13 +365,16 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
         }
     }
 
-    async fn send_alone(&self, Waiting { request, mut reply, limits }: Waiting<DB, Op>) {
+    /// Sends one request, unless its caller has left before a session is free. `begun` is set by the
+    /// one that is first.
+    async fn send_alone(&self, Waiting { request, mut reply, limits }: Waiting<DB, Op>, begun: &AtomicBool) {
         let session = tokio::select! {
             biased;
             () = reply.closed() => return,
             session = self.sessions.take(limits.caller) => session,
         };
         let output = match session {
+            Ok(session) if begun.swap(true, Ordering::Relaxed) => return session.give_back(),
             Ok(session) => {
                 let requests = [request];
                 tokio::select! {

@@ -8,11 +8,12 @@
 
 use std::{
     cell::Cell,
+    future::poll_fn,
     io,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{
-        Mutex,
+        Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering},
         mpsc::{self, Sender},
     },
@@ -24,7 +25,7 @@ use tokio::{
     runtime::{Builder, Handle, Runtime},
     task::{JoinError, JoinHandle},
 };
-use tokio_util::task::{AbortOnDropHandle, TaskTracker};
+use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, instrument::WithSubscriber as _};
 
 use crate::{
@@ -32,7 +33,7 @@ use crate::{
     metrics,
     session::{
         clock,
-        fork::{has_threads, is_forked},
+        fork::{Own, has_threads, is_forked},
     },
     sync::lock,
 };
@@ -41,7 +42,9 @@ use crate::{
 const EVENTS: usize = 10_000;
 
 /// The threads of this process, once they are started. They never end.
-static THREADS: Mutex<Option<&'static Threads>> = Mutex::new(None);
+static THREADS: OnceLock<Threads> = OnceLock::new();
+/// Held while they are started.
+static STARTING: Mutex<()> = Mutex::new(());
 static WAITING_EVENTS: AtomicUsize = AtomicUsize::new(0);
 static DROPPED_EVENTS: AtomicUsize = AtomicUsize::new(0);
 
@@ -53,15 +56,11 @@ struct Threads {
 
 type Event = Box<dyn FnOnce() + Send>;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Own {
-    No,
-    Requests,
-    Renewals,
-}
-
 thread_local! {
-    static OWN: Cell<Own> = const { Cell::new(Own::No) };
+    /// The work that was polled last waits for the reply to its request.
+    static AWAITS_REPLY: Cell<bool> = const { Cell::new(false) };
+    /// The work that is being polled has had a reply.
+    static HAS_REPLY: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Threads {
@@ -69,12 +68,12 @@ impl Threads {
         let requests = Builder::new_current_thread().enable_all().build()?;
         let handle = requests.handle().clone();
         let run = move || {
-            OWN.set(Own::Requests);
+            Own::Requests.begins();
             requests.block_on(std::future::pending::<()>());
         };
         thread::Builder::new().name("rowlock".to_owned()).spawn(run)?;
         let mut renewals = Builder::new_multi_thread();
-        renewals.worker_threads(2).thread_name("rowlock-renew").on_thread_start(|| OWN.set(Own::Renewals));
+        renewals.worker_threads(2).thread_name("rowlock-renew").on_thread_start(|| Own::Renewals.begins());
         let renewals = renewals.enable_all().build()?;
         let renew = renewals.handle().clone();
         // A worker that a hook of a pool blocks may be the one that waits for replies. A task wakes
@@ -93,24 +92,23 @@ fn threads() -> Result<&'static Threads, Error> {
     if is_forked() {
         return Err(Error::Forked);
     }
-    let mut started = lock(&THREADS);
-    if let Some(threads) = *started {
+    if let Some(threads) = THREADS.get() {
         return Ok(threads);
     }
-    let threads = Box::leak(Box::new(Threads::start().map_err(|source| Error::NoThreads { source })?));
+    let _starting = lock(&STARTING);
+    if let Some(threads) = THREADS.get() {
+        return Ok(threads);
+    }
+    let threads = Threads::start().map_err(|source| Error::NoThreads { source })?;
     has_threads();
-    *started = Some(threads);
-    Ok(threads)
+    Ok(THREADS.get_or_init(|| threads))
 }
 
-/// Returns whether the caller runs on one of the runtimes of these threads.
-pub(crate) fn is_own() -> bool {
-    OWN.get() != Own::No
-}
-
-/// Does the work on the thread `rowlock`, and returns its output. If the future is dropped, the
-/// work is dropped there, and counts for the tracker until it is. A panic of the work is the
-/// caller's.
+/// Does the work, and returns its output. While it waits for the reply to its first request, it
+/// stays with its caller: a thread in between takes as long as a short request. Whatever else it
+/// waits for, it waits for on the thread `rowlock`, whether its caller goes on or not. If the future
+/// is dropped, the work is dropped where it is, and counts for the tracker until it is. A panic of
+/// the work is the caller's.
 ///
 /// # Errors
 /// [`Error::Forked`], and [`Error::NoThreads`].
@@ -122,14 +120,27 @@ pub(crate) fn run<T: Send + 'static>(
     run_boxed(tracker.clone(), Box::pin(work))
 }
 
-async fn run_boxed<T: Send + 'static>(
-    tracker: TaskTracker,
-    work: Pin<Box<dyn Future<Output = T> + Send>>,
-) -> Result<T, Error> {
-    if OWN.get() == Own::Requests {
-        return Ok(work.await);
+type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+async fn run_boxed<T: Send + 'static>(tracker: TaskTracker, mut work: Work<T>) -> Result<T, Error> {
+    let threads = threads()?;
+    let mut has_reply = false;
+    let is_over = poll_fn(|context| {
+        AWAITS_REPLY.set(false);
+        let outer = HAS_REPLY.replace(has_reply);
+        let polled = work.as_mut().poll(context);
+        has_reply = HAS_REPLY.replace(outer || HAS_REPLY.get());
+        match polled {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if Own::current() == Own::Requests => Poll::Pending,
+            Poll::Pending if AWAITS_REPLY.get() && !has_reply => Poll::Pending,
+            Poll::Pending => Poll::Ready(None),
+        }
+    });
+    if let Some(output) = is_over.await {
+        return Ok(output);
     }
-    let task = threads()?.requests.spawn(work.in_current_span().with_current_subscriber());
+    let task = threads.requests.spawn(work.in_current_span().with_current_subscriber());
     let mut task = DropOnThread { task: Some(task), tracker };
     let ended = (&mut task).await;
     task.task = None;
@@ -141,6 +152,23 @@ async fn run_boxed<T: Send + 'static>(
             Err(_) => Err(Error::Forked),
         },
     }
+}
+
+/// Returns whether the work that was polled last waits for the reply to its request.
+pub(crate) fn awaits_reply() -> bool {
+    AWAITS_REPLY.get()
+}
+
+/// Waits for the reply to a request, which the thread `rowlock` has.
+pub(crate) async fn reply<T>(reply: impl Future<Output = T>) -> T {
+    let mut reply = pin!(reply);
+    poll_fn(|context| {
+        let polled = reply.as_mut().poll(context);
+        AWAITS_REPLY.set(polled.is_pending());
+        HAS_REPLY.set(HAS_REPLY.get() || polled.is_ready());
+        polled
+    })
+    .await
 }
 
 /// A task of a caller. If it is dropped before its end, the task is dropped on its own thread.
@@ -184,7 +212,7 @@ pub(crate) fn run_to_end<T: Send + 'static>(
 
 async fn run_to_end_boxed<T: Send + 'static>(work: Pin<Box<dyn Future<Output = T> + Send>>) -> Result<T, Error> {
     let threads = threads()?;
-    let runtime = if OWN.get() == Own::Renewals { threads.renewals.handle() } else { &threads.requests };
+    let runtime = if Own::current() == Own::Renewals { threads.renewals.handle() } else { &threads.requests };
     match runtime.spawn(work.in_current_span().with_current_subscriber()).await {
         Ok(output) => Ok(output),
         Err(ended) => match ended.try_into_panic() {
@@ -216,13 +244,6 @@ pub(crate) fn spawn_renewal(work: impl Future<Output = ()> + Send + 'static) {
     }
 }
 
-/// Waits for a timer, which runs on the thread `rowlock-renew`.
-pub(crate) async fn timer(timer: impl Future<Output = ()> + Send + 'static) {
-    // Without the threads there is nothing to wait for: each request fails.
-    let Ok(threads) = threads() else { return };
-    let _ = AbortOnDropHandle::new(threads.renewals.spawn(timer)).await;
-}
-
 /// Emits an event of the background, in the order of the calls. While a subscriber or a recorder
 /// blocks, at most [`EVENTS`] wait.
 pub(crate) fn emit(event: impl FnOnce() + Send + 'static) {
@@ -230,6 +251,13 @@ pub(crate) fn emit(event: impl FnOnce() + Send + 'static) {
         emit_always(event);
     } else {
         DROPPED_EVENTS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Records a metric in the background, if there are any.
+pub(crate) fn record(event: impl FnOnce() + Send + 'static) {
+    if cfg!(feature = "metrics") {
+        emit(event);
     }
 }
 

@@ -1,9 +1,9 @@
 //! Pauses and limits, on any executor. The timers run on the library's own threads: a runtime of
 //! the application may be paused, blocked or driven by turns.
 
-use std::time::Duration;
+use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
-use crate::session::{threads, time::Instant};
+use crate::session::{clock, fork::is_own, threads, time::Instant};
 
 /// How long a timer waits at most before the clock is read again. A timer stands still while the
 /// machine sleeps.
@@ -20,10 +20,10 @@ pub(crate) async fn sleep(duration: Duration) {
 
 /// Waits until this moment, on any executor.
 pub(crate) async fn sleep_until(at: Instant) {
-    if threads::is_own() {
+    if is_own() {
         wait_until(at).await;
     } else {
-        threads::timer(wait_until(at)).await;
+        clock::sleep_until(at).await;
     }
 }
 
@@ -44,6 +44,18 @@ pub(crate) async fn timeout_at<F: Future>(limit: Instant, future: F) -> Result<F
         output = future => Ok(output),
         () = sleep_until(limit) => Err(Elapsed),
     }
+}
+
+/// Waits for the future, up to this limit. The requests that it sends have no later limit: while it
+/// waits for the reply to one, it needs no timer of its own.
+pub(crate) async fn timeout_of_requests<F: Future>(limit: Instant, future: F) -> Result<F::Output, Elapsed> {
+    let (mut future, mut over) = (pin!(future), pin!(sleep_until(limit)));
+    poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(output) => Poll::Ready(Ok(output)),
+        Poll::Pending if threads::awaits_reply() => Poll::Pending,
+        Poll::Pending => over.as_mut().poll(context).map(|()| Err(Elapsed)),
+    })
+    .await
 }
 
 /// Waits for the future for at most this long.

@@ -24,7 +24,7 @@ use rowlock::{
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},
-    sync::oneshot,
+    sync::{Notify, oneshot},
     time::{sleep, timeout},
 };
 
@@ -39,6 +39,7 @@ harness::tests!(everywhere(
     leases_go_on_without_their_runtimes,
     a_lease_that_is_dropped_without_its_runtime_is_abandoned,
     calls_work_outside_of_a_runtime,
+    a_wait_that_was_refused_goes_on_unpolled,
     calls_work_while_the_clock_of_the_runtime_is_paused,
     a_tick_is_run_while_the_clock_of_the_runtime_is_paused
 ));
@@ -282,4 +283,39 @@ async fn a_tick_is_run_while_the_clock_of_the_runtime_is_paused<DB: TestDatabase
     let outcome = on_a_thread(move || paused().block_on(schedules.try_tick("k"))).await;
     assert_eq!(outcome.unwrap(), TickOutcome::Succeeded);
     assert_eq!(told(&db, "k").await, "S1");
+}
+
+async fn a_wait_that_was_refused_goes_on_unpolled<DB: TestDatabase>(db: TestDb<DB>) {
+    #[derive(Default)]
+    struct Woken(Notify);
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.notify_one();
+        }
+    }
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let (lock, token) = (db.lock(), holder.token());
+    acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    let (mut unpolled, woken) = (Box::pin(lock.acquire("k", 2 * PATIENCE)), Arc::new(Woken::default()));
+    let waker = woken.clone().into();
+    let mut poll = || assert!(unpolled.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    poll();
+    timeout(PATIENCE, woken.0.notified()).await.expect("its request is refused");
+    poll();
+    let behind = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.acquire("k", 2 * PATIENCE).await }
+    });
+    holder.release(Status::Succeeded).await.unwrap();
+    eventually("it is granted the key", async || {
+        let entry = db.lock().inspect("k").await.unwrap().unwrap();
+        entry.holder.is_some() && entry.token > token
+    })
+    .await;
+    assert!(!behind.is_finished(), "the first one has it");
+    drop(unpolled);
+    acquired(timeout(PATIENCE, behind).await.expect("it is its turn").unwrap())
+        .release(Status::Succeeded)
+        .await
+        .unwrap();
 }

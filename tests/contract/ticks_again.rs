@@ -1,7 +1,7 @@
 //! What could run a tick once more, or before its time: ends that cannot be recorded as they are,
 //! claims that are undone, and times that are replaced between attempts.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::{Error, Retries, Schedule, Status, Tick, TickOutcome};
@@ -19,6 +19,7 @@ harness::tests!(
         other_times_have_no_slot_before_the_last_run,
         work_that_ends_while_it_is_stopped_has_ended,
         an_error_of_any_characters_is_recorded,
+        the_causes_of_an_error_are_recorded,
         work_that_panics_before_it_begins_fails,
         a_run_that_is_lost_after_it_could_not_finish_is_cancelled
     ),
@@ -107,6 +108,22 @@ async fn an_error_of_any_characters_is_recorded<DB: TestDatabase>(db: TestDb<DB>
     let runs = runs(&db, "k").await;
     let error = runs[0].error.as_deref().unwrap();
     assert!(runs.len() == 1 && error.starts_with("left ") && error.ends_with(" right"), "{runs:?}");
+}
+
+/// As `anyhow` formats an error.
+struct WithCause;
+
+impl fmt::Display for WithCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if f.alternate() { "no report: the disk is full" } else { "no report" })
+    }
+}
+
+async fn the_causes_of_an_error_are_recorded<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedules = instance(&db, "one").on(due(&db, "k").await, async |_| Err::<(), _>(WithCause));
+    let outcome = timeout(PATIENCE, schedules.try_tick("k")).await.unwrap().unwrap();
+    assert!(matches!(outcome, TickOutcome::Failed { again: false, .. }), "{outcome:?}");
+    assert_eq!(runs(&db, "k").await[0].error.as_deref(), Some("no report: the disk is full"));
 }
 
 async fn work_that_panics_before_it_begins_fails<DB: TestDatabase>(db: TestDb<DB>) {
