@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::{
     action::Action,
     key::Claim,
@@ -22,6 +24,9 @@ use crate::{
 };
 
 const UNCOMMITTED: &str = "its transaction was not committed";
+/// The longest pause between two attempts to record an end. It is shorter than those of instances
+/// that cannot claim, which would run the tick again.
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// The most characters of an error that the history keeps.
 const ERROR: usize = 1_000;
 
@@ -55,16 +60,20 @@ impl Ended {
     }
 }
 
-/// Records the end of the run.
-pub async fn end<DB: Database>(tick: &Inner<DB>, result: Result<(), String>) -> (Ended, Option<Duration>) {
+/// Records the end of the run, until the instance is stopped.
+pub async fn end<DB: Database>(
+    tick: &Inner<DB>,
+    result: Result<(), String>,
+    stopped: &CancellationToken,
+) -> (Ended, Option<Duration>) {
     let ended = match tick.in_transaction() {
-        InTransaction::None => return record_end(tick, result).await.unwrap_or((Ended::Lost, None)),
+        InTransaction::None => return record_end(tick, result, stopped).await.unwrap_or((Ended::Lost, None)),
         InTransaction::Committed => find_success(tick).await,
         InTransaction::Tried | InTransaction::Committing => {
             // The tick has ended with its transaction if, and only if, that was committed. Then its
             // claim does not stand.
             let failed = result.as_ref().err().map_or(UNCOMMITTED, String::as_str);
-            match record_end(tick, Err(failed.to_owned())).await {
+            match record_end(tick, Err(failed.to_owned()), stopped).await {
                 Ok((Ended::Lost, _)) => find_success(tick).await,
                 ended => ended.unwrap_or((Ended::Lost, None)),
             }
@@ -122,11 +131,12 @@ fn due_in<DB: Database>(tick: &Inner<DB>, then: Then) -> Duration {
 async fn record_end<DB: Database>(
     tick: &Inner<DB>,
     result: Result<(), String>,
+    stopped: &CancellationToken,
 ) -> Result<(Ended, Option<Duration>), Failure> {
     let error: Option<String> = result.err().map(|error| error.chars().take(ERROR).collect());
     let status = if error.is_some() { Status::Failed } else { Status::Succeeded };
     let (end, then) = tick.end(status, error.as_deref());
-    if !send_end(tick, &end).await? {
+    if !send_end(tick, &end, stopped).await? {
         return Ok((Ended::Lost, None));
     }
     report(tick, &end);
@@ -145,30 +155,38 @@ async fn end_run<DB: Database>(conn: &mut DB::Connection, claim: &Claim, end: &E
     Ok(ended || DB::has_ended(conn, claim, end.slot, end.attempt, end.status).await?)
 }
 
-/// Sends the end until there is a reply. An end that is sent again is recognized by its row in the
-/// history. After the lease, an end is still recorded if no other instance has taken over.
-async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>) -> Result<bool, Failure> {
-    let core = &tick.core;
-    let limit = core.limit() + core.lease.to_std().unwrap_or_default();
-    let mut pauses = Backoff::up_to(Duration::from_secs(1));
+/// Sends the end until there is a reply, also after the lease: while the database cannot be reached,
+/// no other instance takes over. What it refuses, and an end after the instance was stopped, is sent
+/// for the time limit and a lease. An end that is sent again is recognized by its row in the history.
+async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>, stopped: &CancellationToken) -> Result<bool, Failure> {
+    let (core, schedule) = (&tick.core, &tick.claim.key);
+    let some_time = || core.limit() + core.lease.to_std().unwrap_or_default();
+    let (mut limit, mut pauses, mut is_late) = (some_time(), Backoff::up_to(LONGEST_PAUSE), false);
     let plain = end.error.map(|error| error.escape_default().take(ERROR).collect::<String>());
     let mut end = end.clone();
     loop {
         let send = async |conn: &mut _| end_run::<DB>(conn, &tick.claim, &end).await;
-        match core.requests.send(core.limit(), send).await {
-            // The database may not hold the characters of the error.
-            Err(failure) if is_refused(&failure) && end.error != plain.as_deref() => {
-                tracing::warn!(schedule = %tick.claim.key, %failure, "the end of a run was refused; sent with its error in ASCII");
-                end.error = plain.as_deref();
-            }
-            Err(failure) if Instant::now() < limit && remedy(&failure, 1) != Remedy::Nothing => {
-                pauses.pause(Duration::MAX).await;
-            }
-            Err(failure) => {
-                tracing::error!(schedule = %tick.claim.key, %failure, "the end of a run could not be recorded");
-                return Err(failure);
-            }
+        let failure = match core.requests.send(core.limit(), send).await {
+            Err(failure) => failure,
             stands => return stands,
+        };
+        // The database may not hold the characters of the error.
+        if is_refused(&failure) && end.error != plain.as_deref() {
+            tracing::warn!(%schedule, %failure, "the end of a run was refused; sent with its error in ASCII");
+            end.error = plain.as_deref();
+            continue;
         }
+        if failure.is_connection_failure() && !stopped.is_cancelled() {
+            limit = some_time();
+        }
+        let End { slot, attempt, status, error, .. } = end;
+        if Instant::now() >= limit || remedy(&failure, 1) == Remedy::Nothing {
+            tracing::error!(%schedule, %slot, attempt, status, error, %failure, "the end of a run could not be recorded");
+            return Err(failure);
+        }
+        if !std::mem::replace(&mut is_late, true) {
+            tracing::warn!(%schedule, %slot, attempt, status, error, %failure, "the end of a run is not recorded yet; trying again");
+        }
+        pauses.pause(Duration::MAX).await;
     }
 }

@@ -132,11 +132,11 @@ async fn run_claimed<DB: Database>(
     let (name, delay) = (claim.key.clone(), row.now - tick.slot);
     let of = |claimed, exclusive| Tick::new(core.clone(), job.schedule.clone(), claimed, tick, exclusive);
     if start == Start::GiveUp {
-        return end(of(claimed, None).inner(), Err(GIVEN_UP.to_owned())).await;
+        return end(of(claimed, None).inner(), Err(GIVEN_UP.to_owned()), &tokens.stopped).await;
     }
     let mut lease = match acquire_exclusive(&core, &job.schedule, &keeper, &tokens.closed).await {
         Exclusive::Acquired(lease) => lease,
-        Exclusive::Failed(error) => return end(of(claimed, None).inner(), Err(error)).await,
+        Exclusive::Failed(error) => return end(of(claimed, None).inner(), Err(error), &tokens.stopped).await,
         Exclusive::Lost => return (Ended::Lost, None),
         Exclusive::Closed => {
             keeper.stop().await;
@@ -168,7 +168,7 @@ async fn work_and_end<DB: Database>(
     inner.quiet().await;
     match stop {
         Stop::Ended(result) => {
-            let ended = end(inner, result).await;
+            let ended = end(inner, result, stopped).await;
             drop(keeper);
             ended
         }
@@ -183,7 +183,10 @@ async fn work_and_end<DB: Database>(
         }
         // The work still runs. Nothing else may, until the leases end.
         Stop::Unstoppable => {
-            tracing::error!(schedule = tick.name(), "the work does not stop; its lease is left to end");
+            tracing::error!(
+                schedule = tick.name(),
+                "the work does not stop; its lease is left to end, and this instance runs it again only after it"
+            );
             lease.take().map(Lease::detach);
             find_success(inner).await
         }

@@ -1,6 +1,10 @@
 //! The loop of an instance: it looks when something is due, and runs what it has claimed.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -20,6 +24,7 @@ use crate::{
         timers::{sleep_until, timeout},
     },
     store::{Database, failure::Failure, fault::Fault, schedule::Times},
+    sync::lock,
 };
 
 /// The times are registered again after this many of the longest pauses between polls.
@@ -61,7 +66,7 @@ impl Running {
         let (closed, stopped) = (CancellationToken::new(), CancellationToken::new());
         let tokens = StopTokens { closed: closed.clone(), stopped: stopped.clone() };
         let pauses = poll_backoff(core.poll_interval);
-        let runner = Runner { core, jobs, known: known.into(), tokens, pauses, failing: None };
+        let runner = Runner { core, jobs, known: known.into(), busy: Arc::default(), tokens, pauses, failing: None };
         Self { closed, stopped, driver: Some(tokio::spawn(runner.drive())) }
     }
 
@@ -99,11 +104,26 @@ struct Runner<DB: Database> {
     core: Arc<Core<DB>>,
     jobs: HashMap<Key, Job<DB>>,
     known: Arc<[Times]>,
+    /// The schedules whose work has not ended here. They are not claimed: their lease may have ended
+    /// while the work blocks a thread, or while the end of the run cannot be recorded.
+    busy: Arc<Mutex<HashSet<Key>>>,
     tokens: StopTokens,
     /// The pauses while something is due that cannot be claimed, or the database fails.
     pauses: Backoff,
     /// Why the last poll failed, if it did.
     failing: Option<Fault>,
+}
+
+/// Marks a schedule as busy, until it is dropped.
+struct Busy {
+    all: Arc<Mutex<HashSet<Key>>>,
+    name: Key,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        lock(&self.all).remove(&self.name);
+    }
 }
 
 /// Waits until `at`. A timer takes at least a millisecond, so a time that has passed is not waited
@@ -187,10 +207,31 @@ impl<DB: Database> Runner<DB> {
         }
     }
 
+    /// Returns the schedules that may be claimed.
+    fn idle(&self) -> Vec<Times> {
+        let busy = lock(&self.busy);
+        self.known.iter().filter(|times| !busy.contains(&times.name)).cloned().collect()
+    }
+
+    /// Returns a schedule and its work, and marks it as busy until the run and the work have ended.
+    fn job(&self, name: &Key) -> Option<Job<DB>> {
+        let Job { schedule, work } = self.jobs.get(name)?.clone();
+        lock(&self.busy).insert(name.clone());
+        let busy = Busy { all: self.busy.clone(), name: name.clone() };
+        // The run has a copy of the work, and so has the task that does it.
+        let work = move |tick| {
+            let _ = &busy;
+            work(tick)
+        };
+        Some(Job { schedule, work: Arc::new(work) })
+    }
+
     /// Claims what is due and runs it. Returns the time until the next poll.
     async fn poll(&mut self, runs: &mut Runs, most: u32) -> Duration {
-        let holder = Holder::unique();
-        let (core, known) = (self.core.clone(), self.known.clone());
+        let (core, holder, known) = (self.core.clone(), Holder::unique(), self.idle());
+        if known.is_empty() {
+            return self.core.poll_interval;
+        }
         let Some((sent, reply)) = apart(async move { core.claim(&known, holder, most).await }).await else {
             put_back(&self.core, holder, &self.known).await;
             return self.pauses.next();
@@ -211,7 +252,7 @@ impl<DB: Database> Runner<DB> {
             return self.core.poll_interval;
         }
         for row in reply.claimed {
-            let Some(job) = self.jobs.get(&row.name).cloned() else { continue };
+            let Some(job) = self.job(&row.name) else { continue };
             let claim = Claim { key: row.name.clone(), holder, token: row.token };
             runs.spawn(run::run(self.core.clone(), job, (claim, row, sent), self.tokens.clone()));
         }

@@ -28,6 +28,7 @@ harness::tests!(
         a_run_without_answers_is_lost_before_its_lease_ends,
         a_run_is_renewed_though_no_connection_can_be_opened,
         an_end_survives_connections_that_fall_silent,
+        an_end_is_recorded_after_an_outage_that_outlasts_the_lease,
         operators_are_told_what_is_unknown,
         each_tick_is_run_once_under_serializable
     )
@@ -160,6 +161,22 @@ async fn an_end_survives_connections_that_fall_silent<DB: TestDatabase>(db: Test
     let run = through(&db, &proxy).await;
     proxy.silence();
     assert_eq!(run.end().await, TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "S1");
+}
+
+async fn an_end_is_recorded_after_an_outage_that_outlasts_the_lease<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let schedule = due(&db, "k").await;
+    let schedules = Schedules::<DB>::new(proxy.pool(4)).lease(10 * SHORT).unwrap().time_limit(SHORT).unwrap();
+    let run = Run::begin(schedules.poll_interval(SHORT).unwrap(), schedule).await;
+    proxy.cut();
+    proxy.hold_new();
+    let ended = tokio::spawn(run.end());
+    // The time limit and the lease are over several times.
+    sleep(40 * SHORT).await;
+    assert!(!ended.is_finished());
+    proxy.open();
+    assert_eq!(ended.await.unwrap(), TickOutcome::Succeeded);
     assert_eq!(told(&db, "k").await, "S1");
 }
 

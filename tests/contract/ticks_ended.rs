@@ -1,11 +1,18 @@
 //! How runs end: with a transaction of their own, and when an instance is shut down.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
-use harness::{PATIENCE, TestDatabase, TestDb};
+use harness::{PATIENCE, TestDatabase, TestDb, eventually};
 use rowlock::{Error, Retries, Schedule, Schedules, Tick, TickOutcome};
 use tokio::{
     sync::mpsc,
+    task::block_in_place,
     time::{Instant, sleep, timeout},
 };
 
@@ -26,7 +33,8 @@ harness::tests!(
         a_try_that_is_dropped_hands_back,
         a_tick_that_is_handed_back_often_is_not_given_up,
         a_tick_whose_processes_died_too_often_is_given_up,
-        a_run_that_takes_too_long_is_stopped_and_fails
+        a_run_that_takes_too_long_is_stopped_and_fails,
+        work_that_hangs_occupies_one_thread
     ),
     servers.each(a_lost_run_is_told_and_stopped_before_the_next_one_begins)
 );
@@ -372,4 +380,37 @@ async fn a_tick_whose_processes_died_too_often_is_given_up<DB: TestDatabase>(db:
             matches!(&outcome, TickOutcome::Failed { error, again: false } if error.starts_with("given up"));
         assert!(if given_up { is_given_up } else { outcome == TickOutcome::Succeeded }, "{name}: {outcome:?}");
     }
+}
+
+/// The work cannot be stopped. Its lease ends, and no other instance takes over.
+async fn work_that_hangs_occupies_one_thread<DB: TestDatabase>(db: TestDb<DB>) {
+    let (begun, hangs) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
+    let (count, waits) = (begun.clone(), hangs.clone());
+    let schedules = instance(&db, "one")
+        .lease(5 * SHORT)
+        .unwrap()
+        .on(due(&db, "k").await.timeout(SHORT).unwrap(), move |_| {
+            count.fetch_add(1, Relaxed);
+            let waits = waits.clone();
+            async move {
+                block_in_place(|| {
+                    while waits.load(Relaxed) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                });
+                Never::Ok(())
+            }
+        })
+        .on(due(&db, "other").await, async |_| Never::Ok(()));
+    let running = schedules.start().await.unwrap();
+    eventually("it is begun", async || begun.load(Relaxed) == 1).await;
+    eventually("its lease has ended", async || !info(&db, "k").await.running).await;
+    for number in 1..=3 {
+        instance(&db, "operator").trigger("other").await.unwrap();
+        eventually("others are run", async || runs(&db, "other").await.len() > number).await;
+    }
+    assert_eq!(begun.load(Relaxed), 1);
+    hangs.store(false, Relaxed);
+    eventually("it is run again", async || told(&db, "k").await == "L1 S2").await;
+    assert!(running.shutdown(PATIENCE).await);
 }
