@@ -17,6 +17,8 @@ use crate::{
 
 /// The most ticks that are counted one by one.
 const COUNTED: u32 = 10_000;
+/// How long after its tick a run may begin without being late: a poll comes a little later.
+const PROMPT: TimeDelta = TimeDelta::seconds(1);
 /// How often a tick is taken over from processes that died, in addition to its retries.
 const TAKEOVERS: u32 = 10;
 
@@ -95,8 +97,9 @@ pub fn start(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
 fn choose(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
     let most = if let CatchUp::All(most) = schedule.catch_up { most } else { 1 };
     let Pending { first, last, before } = pending(schedule, row.slot, now, most);
-    let skips = schedule.catch_up == CatchUp::Skip;
-    if skips && now - last > schedule.grace {
+    // The tick of a fixed delay is counted from the end of a run: there is no other one to wait for.
+    let skips = schedule.catch_up == CatchUp::Skip && !matches!(schedule.timing, Timing::After(_));
+    if skips && now - last > schedule.grace.max(PROMPT) {
         return Start::Skip { next: schedule.next(now.max(last)), skipped: before + 1 };
     }
     match (before, skips) {

@@ -14,7 +14,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
-    schedule::spec::{Schedule, Timing},
+    schedule::spec::{AFTER, Schedule, Timing},
     store::schedule::{ListedSchedule, Registration, is_trigger},
 };
 
@@ -44,9 +44,14 @@ pub fn registration(
 }
 
 /// Returns the first slot from now on. The server's clock may have been set back since the last
-/// run.
+/// run. A fixed delay that is under way goes on, for the new delay at most.
 fn first(schedule: &Schedule, row: &ListedSchedule, now: DateTime<Utc>) -> DateTime<Utc> {
-    let first = schedule.first(now);
+    let first = match schedule.timing {
+        Timing::After(_) if row.times.spec.starts_with(AFTER) => {
+            row.slot.clamp(schedule.first(now), schedule.next(now))
+        }
+        _ => schedule.first(now),
+    };
     last_tick(row).filter(|last| *last >= first).map_or(first, |last| schedule.next(last))
 }
 
@@ -126,5 +131,20 @@ mod tests {
         for version in [1, 2] {
             assert_eq!(slot(version, Some(&begun), None, 300), Some(660), "the clock was set back");
         }
+    }
+
+    #[test]
+    fn a_fixed_delay_that_is_under_way_goes_on() {
+        let after = |seconds| Schedule::after("k", Duration::from_secs(seconds)).unwrap();
+        let slot = |old: &Schedule, new: &Schedule, now| {
+            registration(new, 0, Some(&row(old, 0)), None, at(now)).map(|registration| registration.slot.timestamp())
+        };
+        assert_eq!(slot(&after(500), &after(550), 200), Some(600), "a longer one");
+        assert_eq!(slot(&after(500), &after(100), 200), Some(300), "a shorter one");
+        assert_eq!(slot(&after(500), &after(550), 700), Some(700), "it was due");
+        assert_eq!(slot(&every(500), &after(550), 200), Some(200), "it was no delay");
+        let begun = ListedSchedule { run_slot: Some(at(600)), attempt: 1, ..row(&after(500), 0) };
+        let next = registration(&after(100), 0, Some(&begun), None, at(600)).unwrap().slot;
+        assert_eq!(next, at(700), "later than what was run");
     }
 }

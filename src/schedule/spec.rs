@@ -17,6 +17,8 @@ use crate::{
 const LEAST: Duration = Duration::from_millis(100);
 const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 const PERIODS: &str = "it has to be from 100 ms to 366 days, in whole milliseconds";
+/// How the text of a fixed delay begins.
+pub(super) const AFTER: &str = "after ";
 /// The longest text of a pattern.
 const PATTERN: usize = 200;
 
@@ -194,7 +196,7 @@ impl Schedule {
     pub fn after(name: &str, delay: Duration) -> Result<Self, Error> {
         let name = Key::new(name)?;
         let micros = whole("a delay", delay)?;
-        Ok(Self::new(name, Timing::After(micros), format!("after {delay:?}")))
+        Ok(Self::new(name, Timing::After(micros), format!("{AFTER}{delay:?}")))
     }
 
     fn new(name: Key, timing: Timing, text: String) -> Self {
@@ -237,7 +239,8 @@ impl Schedule {
     }
 
     /// Sets how late a run may start and still count as on time: five minutes by default. With
-    /// [`CatchUp::Skip`], a tick that is older is passed over.
+    /// [`CatchUp::Skip`], a tick that is older is passed over. One that is up to a second old is
+    /// run, whatever the grace: a poll comes a little later than its tick.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for more than 366 days.
