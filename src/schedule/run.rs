@@ -183,10 +183,7 @@ async fn work_and_end<DB: Database>(
         }
         // The work still runs. Nothing else may, until the leases end.
         Stop::Unstoppable => {
-            tracing::error!(
-                schedule = tick.name(),
-                "the work does not stop; its lease is left to end, and this instance runs it again only after it"
-            );
+            tracing::error!(schedule = tick.name(), "the work does not stop; its lease is left to end");
             lease.take().map(Lease::detach);
             find_success(inner).await
         }

@@ -182,7 +182,7 @@ impl<DB: Store> Line<DB> {
         }
     }
 
-    fn why_none(&self) -> sqlx::Error {
+    pub fn why_none(&self) -> sqlx::Error {
         lock(&self.state).failed.as_ref().map_or(sqlx::Error::PoolTimedOut, Failed::error)
     }
 

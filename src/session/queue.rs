@@ -90,6 +90,15 @@ struct Waiting<DB: Database, Op: BatchOp<DB>> {
     request: Op::Request,
     reply: oneshot::Sender<Result<Op::Output, Failure>>,
     limits: Limits,
+    /// Set by the one that is first: the worker that sends it, or the caller that leaves.
+    begun: Arc<AtomicBool>,
+}
+
+impl<DB: Database, Op: BatchOp<DB>> Waiting<DB, Op> {
+    /// Returns whether the request is to be sent: its caller has not left.
+    fn begin(&self) -> bool {
+        !self.begun.swap(true, Ordering::Relaxed)
+    }
 }
 
 type Numbered<DB, Op> = (u64, Waiting<DB, Op>);
@@ -123,19 +132,25 @@ struct State<DB: Database, Op: BatchOp<DB>> {
 impl<DB: Database, Op: BatchOp<DB>> State<DB, Op> {
     /// Puts requests back in their original order. A cancelled request is dropped.
     fn put_back(&mut self, waiting: Vec<Numbered<DB, Op>>) {
-        self.waiting.extend(waiting.into_iter().filter(|(_, waiting)| !waiting.reply.is_closed()));
+        let waiting = waiting.into_iter().filter(|(_, waiting)| !waiting.reply.is_closed());
+        self.waiting.extend(waiting.inspect(|(_, waiting)| waiting.begun.store(false, Ordering::Relaxed)));
     }
 
     /// Takes the requests that fit in one statement, always including the first.
-    fn take_batch(&mut self) -> Vec<Slot<DB, Op>> {
+    /// What it also returns is dropped after the lock: requests whose callers have just left.
+    fn take_batch(&mut self) -> (Vec<Slot<DB, Op>>, Vec<Waiting<DB, Op>>) {
         let (mut slots, mut queued): (Vec<Slot<DB, Op>>, HashMap<Key, usize>) = (Vec::new(), HashMap::new());
-        let mut stay = BTreeMap::new();
+        let (mut stay, mut left) = (BTreeMap::new(), Vec::new());
         while slots.len() < MAX_REQUESTS
             && let Some((number, waiting)) = self.waiting.pop_first()
         {
             let Some(key) = Op::key(&waiting.request).cloned() else { continue };
             if slots.first().is_some_and(|slot| !Op::can_share_statement(&waiting.request, &slot.first.request)) {
                 stay.insert(number, waiting);
+                continue;
+            }
+            if !waiting.begin() {
+                left.push(waiting);
                 continue;
             }
             match queued.entry(key) {
@@ -147,7 +162,7 @@ impl<DB: Database, Op: BatchOp<DB>> State<DB, Op> {
             }
         }
         self.waiting.append(&mut stay);
-        slots
+        (slots, left)
     }
 
     /// Returns whether a worker has to be started for what waits.
@@ -162,16 +177,10 @@ struct Queued<'a, DB: Database, Op: BatchOp<DB>> {
     number: u64,
 }
 
-impl<DB: Database, Op: BatchOp<DB>> Queued<'_, DB, Op> {
-    /// Removes the request. Returns whether it was still queued.
-    fn leave(&self) -> bool {
-        lock(&self.queue.state).waiting.remove(&self.number).is_some()
-    }
-}
-
 impl<DB: Database, Op: BatchOp<DB>> Drop for Queued<'_, DB, Op> {
     fn drop(&mut self) {
-        self.leave();
+        let left = lock(&self.queue.state).waiting.remove(&self.number);
+        drop(left); // not under the lock, because it may wake a caller
     }
 }
 
@@ -184,24 +193,21 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
     /// Sends a request, on the thread `rowlock`. If the future is dropped, an unsent request is not
     /// sent, and the result of a sent one is dropped.
     pub async fn send(self: &Arc<Self>, request: Op::Request, limits: Limits) -> Result<Op::Output, Failure> {
-        let (reply, mut output) = oneshot::channel();
-        let waiting = Waiting { request, reply, limits };
-        if !self.batching || Op::key(&waiting.request).is_none() {
-            let (queue, begun) = (self.clone(), Arc::new(AtomicBool::new(false)));
-            let beginning = begun.clone();
-            threads::spawn(self.tracker.track_future(async move { queue.send_alone(waiting, &beginning).await }));
-            return match threads::reply(timeout_at(limits.caller, output)).await {
-                Ok(output) => answered(output),
-                Err(_) if !begun.swap(true, Ordering::Relaxed) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
-                Err(_) => Err(Failure::NoReply),
-            };
-        }
-        let number = self.push(waiting);
-        let queued = Queued { queue: self, number };
-        match threads::reply(timeout_at(limits.caller, &mut output)).await {
-            Ok(output) => answered(output),
-            Err(_) if queued.leave() => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
-            Err(_) => output.try_recv().unwrap_or(Err(Failure::NoReply)),
+        let (reply, output) = oneshot::channel();
+        let begun = Arc::<AtomicBool>::default();
+        let waiting = Waiting { request, reply, limits, begun: begun.clone() };
+        let _queued = if self.batching && Op::key(&waiting.request).is_some() {
+            Some(Queued { queue: self, number: self.push(waiting) })
+        } else {
+            let queue = self.clone();
+            threads::spawn(self.tracker.track_future(async move { queue.send_alone(waiting).await }));
+            None
+        };
+        match threads::reply(timeout_at(limits.caller, output)).await {
+            // The sender is dropped without a reply if its task panics.
+            Ok(output) => output.unwrap_or(Err(Failure::NoReply)),
+            Err(_) if begun.swap(true, Ordering::Relaxed) => Err(Failure::NoReply),
+            Err(_) => Err(Failure::NoConnection(self.sessions.why_none())),
         }
     }
 
@@ -235,10 +241,7 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
                     self.send_what_waits(session).await;
                 }
                 Err(failure) => {
-                    let mut state = lock(&self.state);
-                    // Under the lock: a caller whose limit is reached finds its request, or the
-                    // reply.
-                    let waiting = state.waiting.remove(&number);
+                    let waiting = lock(&self.state).waiting.remove(&number);
                     drop(waiting.map(|waiting| waiting.reply.send(Err(failure))));
                     continue;
                 }
@@ -259,9 +262,11 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
 
     fn take_batch(&self) -> Vec<Slot<DB, Op>> {
         let mut state = lock(&self.state);
-        let slots = state.take_batch();
+        let (slots, left) = state.take_batch();
         state.collecting = false;
         state.fresh += 1;
+        drop(state);
+        drop(left);
         slots
     }
 
@@ -283,9 +288,9 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
             return session.give_back();
         };
         let (mut requests, mut replies) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
-        for Slot { first: Waiting { request, reply, limits }, others } in slots {
+        for Slot { first: Waiting { request, reply, limits, begun }, others } in slots {
             requests.push(request);
-            replies.push((reply, limits, others));
+            replies.push((reply, (limits, begun), others));
         }
         let running = self.run(session, &requests, limit);
         let ran = tokio::select! {
@@ -302,9 +307,9 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
             }
             Err(failure) => {
                 let mut firsts = Vec::with_capacity(replies.len());
-                for (request, (reply, limits, others)) in requests.into_iter().zip(replies) {
+                for (request, (reply, (limits, begun), others)) in requests.into_iter().zip(replies) {
                     lock(&self.state).put_back(others);
-                    firsts.push(Waiting { request, reply, limits });
+                    firsts.push(Waiting { request, reply, limits, begun });
                 }
                 self.fail(firsts, failure).await;
             }
@@ -350,7 +355,8 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
                     drop(first.reply.send(Err(Failure::Undone)));
                     continue;
                 }
-                self.send_alone(first, &AtomicBool::new(false)).await;
+                first.begun.store(false, Ordering::Relaxed);
+                self.send_alone(first).await;
             }
             return;
         }
@@ -365,9 +371,8 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
         }
     }
 
-    /// Sends one request, unless its caller has left before a session is free. `begun` is set by the
-    /// one that is first.
-    async fn send_alone(&self, Waiting { request, mut reply, limits }: Waiting<DB, Op>, begun: &AtomicBool) {
+    /// Sends one request, unless its caller has left before a session is free.
+    async fn send_alone(&self, Waiting { request, mut reply, limits, begun }: Waiting<DB, Op>) {
         let session = tokio::select! {
             biased;
             () = reply.closed() => return,
@@ -417,9 +422,4 @@ async fn abandoned<'a, T: 'a>(replies: impl Iterator<Item = &'a mut oneshot::Sen
         reply.closed().await;
     }
     sleep(GRACE).await;
-}
-
-/// The sender is dropped without a reply if its task panics.
-fn answered<T>(output: Result<Result<T, Failure>, oneshot::error::RecvError>) -> Result<T, Failure> {
-    output.unwrap_or(Err(Failure::NoReply))
 }

@@ -174,6 +174,11 @@ impl<DB: Store> Sessions<DB> {
         self.line().usual_reply()
     }
 
+    /// Returns why no session could be had.
+    pub fn why_none(&self) -> sqlx::Error {
+        if self.is_shared { sqlx::Error::PoolTimedOut } else { self.line().why_none() }
+    }
+
     /// Closes the sessions that are idle, and notifies the server.
     pub fn close_idle(&self) {
         if !self.is_shared {

@@ -104,6 +104,14 @@ fn threads() -> Result<&'static Threads, Error> {
     Ok(THREADS.get_or_init(|| threads))
 }
 
+/// Starts the threads, unless they are.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn start() -> Result<(), Error> {
+    threads().map(drop)
+}
+
 /// Does the work, and returns its output. While it waits for the reply to its first request, it
 /// stays with its caller: a thread in between takes as long as a short request. Whatever else it
 /// waits for, it waits for on the thread `rowlock`, whether its caller goes on or not. If the future
@@ -126,14 +134,13 @@ async fn run_boxed<T: Send + 'static>(tracker: TaskTracker, mut work: Work<T>) -
     let threads = threads()?;
     let mut has_reply = false;
     let is_over = poll_fn(|context| {
-        AWAITS_REPLY.set(false);
         let outer = HAS_REPLY.replace(has_reply);
-        let polled = work.as_mut().poll(context);
+        let (polled, awaits_reply) = poll_for_reply(work.as_mut(), context);
         has_reply = HAS_REPLY.replace(outer || HAS_REPLY.get());
         match polled {
             Poll::Ready(output) => Poll::Ready(Some(output)),
             Poll::Pending if Own::current() == Own::Requests => Poll::Pending,
-            Poll::Pending if AWAITS_REPLY.get() && !has_reply => Poll::Pending,
+            Poll::Pending if awaits_reply && !has_reply => Poll::Pending,
             Poll::Pending => Poll::Ready(None),
         }
     });
@@ -154,9 +161,14 @@ async fn run_boxed<T: Send + 'static>(tracker: TaskTracker, mut work: Work<T>) -
     }
 }
 
-/// Returns whether the work that was polled last waits for the reply to its request.
-pub(crate) fn awaits_reply() -> bool {
-    AWAITS_REPLY.get()
+/// Polls the work, and returns whether it waits for the reply to a request.
+pub(crate) fn poll_for_reply<F: Future + ?Sized>(
+    work: Pin<&mut F>,
+    context: &mut Context<'_>,
+) -> (Poll<F::Output>, bool) {
+    // Other work that this thread has polled may wait for one.
+    AWAITS_REPLY.set(false);
+    (work.poll(context), AWAITS_REPLY.get())
 }
 
 /// Waits for the reply to a request, which the thread `rowlock` has.

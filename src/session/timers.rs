@@ -22,9 +22,10 @@ pub(crate) async fn sleep(duration: Duration) {
 pub(crate) async fn sleep_until(at: Instant) {
     if is_own() {
         wait_until(at).await;
-    } else {
+    } else if threads::start().is_ok() {
         clock::sleep_until(at).await;
     }
+    // Without the threads there is nothing to wait for: each request fails.
 }
 
 async fn wait_until(at: Instant) {
@@ -50,10 +51,10 @@ pub(crate) async fn timeout_at<F: Future>(limit: Instant, future: F) -> Result<F
 /// waits for the reply to one, it needs no timer of its own.
 pub(crate) async fn timeout_of_requests<F: Future>(limit: Instant, future: F) -> Result<F::Output, Elapsed> {
     let (mut future, mut over) = (pin!(future), pin!(sleep_until(limit)));
-    poll_fn(|context| match future.as_mut().poll(context) {
-        Poll::Ready(output) => Poll::Ready(Ok(output)),
-        Poll::Pending if threads::awaits_reply() => Poll::Pending,
-        Poll::Pending => over.as_mut().poll(context).map(|()| Err(Elapsed)),
+    poll_fn(|context| match threads::poll_for_reply(future.as_mut(), context) {
+        (Poll::Ready(output), _) => Poll::Ready(Ok(output)),
+        (Poll::Pending, true) => Poll::Pending,
+        (Poll::Pending, false) => over.as_mut().poll(context).map(|()| Err(Elapsed)),
     })
     .await
 }

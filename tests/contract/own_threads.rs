@@ -17,7 +17,7 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
 use rowlock::{
     Attempt, LeaseLock, ListOptions, Reason, ResourceLockExt as _, Schedules, Status, TickOutcome, VersionedTable,
 };
@@ -33,16 +33,19 @@ use crate::{
     ticks::{due, info, instance, told},
 };
 
-harness::tests!(everywhere(
-    work_that_blocks_its_thread_keeps_its_lease,
-    a_run_that_blocks_the_only_worker_is_run_once,
-    leases_go_on_without_their_runtimes,
-    a_lease_that_is_dropped_without_its_runtime_is_abandoned,
-    calls_work_outside_of_a_runtime,
-    a_wait_that_was_refused_goes_on_unpolled,
-    calls_work_while_the_clock_of_the_runtime_is_paused,
-    a_tick_is_run_while_the_clock_of_the_runtime_is_paused
-));
+harness::tests!(
+    servers(a_wait_ends_while_the_request_of_another_has_no_reply),
+    everywhere(
+        work_that_blocks_its_thread_keeps_its_lease,
+        a_run_that_blocks_the_only_worker_is_run_once,
+        leases_go_on_without_their_runtimes,
+        a_lease_that_is_dropped_without_its_runtime_is_abandoned,
+        calls_work_outside_of_a_runtime,
+        a_wait_that_was_refused_goes_on_unpolled,
+        calls_work_while_the_clock_of_the_runtime_is_paused,
+        a_tick_is_run_while_the_clock_of_the_runtime_is_paused
+    )
+);
 
 /// Long enough for a busy machine to renew it.
 const LEASE: Duration = Duration::from_secs(2);
@@ -318,4 +321,28 @@ async fn a_wait_that_was_refused_goes_on_unpolled<DB: TestDatabase>(db: TestDb<D
         .release(Status::Succeeded)
         .await
         .unwrap();
+}
+
+async fn a_wait_ends_while_the_request_of_another_has_no_reply<DB: TestDatabase>(db: TestDb<DB>) {
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let proxy = db.proxy().await;
+    let lock = LeaseLock::builder(proxy.pool::<DB>(2)).time_limit(2 * PATIENCE).build().unwrap();
+    acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    let first = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.acquire("k", 2 * PATIENCE).await }
+    });
+    // It is refused, and asks again.
+    let requests = proxy.seen(Way::Requests);
+    eventually("it asks", async || proxy.seen(Way::Requests) > requests).await;
+    proxy.hold(Way::Replies);
+    proxy.held(Way::Replies).await;
+    for _ in 0..5 {
+        let behind = lock.acquire("k", Duration::from_millis(100));
+        let behind = timeout(PATIENCE, behind).await.expect("it ends");
+        assert!(!matches!(behind, Ok(Attempt::Acquired(_))), "{behind:?}");
+    }
+    proxy.open();
+    holder.release(Status::Succeeded).await.unwrap();
+    acquired(first.await.unwrap()).release(Status::Succeeded).await.unwrap();
 }
