@@ -131,9 +131,13 @@ impl<DB: Database> Tickets<DB> {
     pub async fn join(self: &Arc<Self>, keys: &Arc<[Key]>, limit: Instant) -> Result<Ticket<DB>, Failure> {
         let mut repeat = Repeat::until(limit);
         loop {
-            let drawing = self.tracker.track_future(self.clone().draw(keys.clone(), limit));
-            let joined = threads::run_to_end(drawing).await;
-            let joined = joined.unwrap_or_else(|error| Err(Failure::NoThreads(Box::new(error))));
+            // The token outlasts a ticket that no caller receives.
+            let (drawing, token) = (self.clone().draw(keys.clone(), limit), self.tracker.token());
+            let joined = threads::run_to_end(async move { (drawing.await, token) }).await;
+            let joined = match joined {
+                Ok((drawn, _)) => drawn,
+                Err(error) => Err(Failure::NoThreads(Box::new(error))),
+            };
             // A ticket that was drawn although no reply arrived lapses.
             if let Some(drawn) = repeat.final_or_pause(joined).await {
                 return drawn;
