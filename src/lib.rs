@@ -143,11 +143,12 @@
 //!
 //! # Threads
 //!
-//! Claims, renewals, releases and waits run on threads of the library's own, which the first call
-//! starts and which live as long as the process: `rowlock`, `rowlock-renew` (two) and
-//! `rowlock-clock`. A lease is therefore renewed, and its loss reported, while the application's
-//! runtime is blocked, paused, driven by turns or shut down. The calls may be awaited on any
-//! executor. Jobs run on the tokio runtime that starts them, and [`LeaseLock::connect`] needs one.
+//! Requests are sent, leases renewed and keys waited for on threads of the library's own, which the
+//! first call starts and which live as long as the process: `rowlock`, `rowlock-renew` (two),
+//! `rowlock-events` and `rowlock-clock`. A lease is therefore renewed, and its loss reported, while
+//! the application's runtime is blocked, paused, driven by turns or shut down. The calls may be
+//! awaited on any executor. Jobs run on the tokio runtime that starts them, and
+//! [`LeaseLock::connect`] needs one.
 //!
 //! A process that was forked after the first call has none of these threads. There each call fails
 //! with [`Error::Forked`], and a dropped lease ends nothing.

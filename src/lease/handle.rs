@@ -163,7 +163,7 @@ impl<DB: Database> LeaseHandle<DB> {
         Self { key_terms, held, state: HandleState::Closed, if_undelivered: None }
     }
 
-    /// Renews the lease, on the thread `rowlock`.
+    /// Renews the lease, within [`threads::run`].
     async fn renew_here(&self, change: Change) -> Result<(), Error> {
         if !self.is_held() {
             self.key_terms.renewer.report_lost(&self.held, 0, "its time was up before it was renewed");
@@ -206,7 +206,7 @@ impl<DB: Database> LeaseHandle<DB> {
         threads::run(&tracker, self.release_here(status)).await?
     }
 
-    /// Releases the lease, on the thread `rowlock`.
+    /// Releases the lease, within [`threads::run`].
     async fn release_here(mut self, status: Status) -> Result<(), Error> {
         if !self.held.drop_handle() {
             self.state = HandleState::Closed;

@@ -148,10 +148,11 @@ impl<DB: Database> LeaseLock<DB> {
     /// abandoned. If the database does not answer within a second after the drop, the claim may
     /// stand until its lease ends.
     ///
-    /// The wait runs on a thread of the library's own from the first poll on. A future that is not
-    /// polled again does not hold up the other tasks that wait for the key. It may be granted the
-    /// key: the lease is then renewed until the future is polled, and returns it, or is dropped. In
-    /// a `select!` loop with such a future, no other branch should wait for the same key.
+    /// A wait whose first request was refused runs on a thread of the library's own. If its future
+    /// is not polled again, it does not hold up the other tasks that wait for the key. It may be
+    /// granted the key: the lease is then renewed until the future is polled, and returns it, or is
+    /// dropped. A future that is not polled again after its very first poll keeps its turn. In a
+    /// `select!` loop with such a future, no other branch should wait for the same key.
     ///
     /// # Examples
     ///
@@ -299,8 +300,9 @@ impl<DB: Database> LeaseLock<DB> {
         self.granted_or_in_doubt(wanted, wait, for_run, &InDoubt::default()).await
     }
 
-    /// Does the work on the thread `rowlock`. If the future is dropped, the work is dropped there,
-    /// and [`shutdown`](Self::shutdown) waits for what follows from that.
+    /// Does the work with its caller or on the thread `rowlock` ([`threads::run`]). If the future
+    /// is dropped, the work is dropped, and [`shutdown`](Self::shutdown) waits for what follows
+    /// from that.
     pub(crate) fn on_thread<T, W>(&self, work: impl FnOnce(Self) -> W) -> impl Future<Output = Result<T, Error>> + Send
     where
         T: Send + 'static,
@@ -330,7 +332,7 @@ impl<DB: Database> LeaseLock<DB> {
         attempt
     }
 
-    /// Acquires the keys, on the thread `rowlock`.
+    /// Acquires the keys, within [`on_thread`](Self::on_thread).
     async fn request(
         &self,
         wanted: &Wanted,

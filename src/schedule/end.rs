@@ -155,9 +155,10 @@ async fn end_run<DB: Database>(conn: &mut DB::Connection, claim: &Claim, end: &E
     Ok(ended || DB::has_ended(conn, claim, end.slot, end.attempt, end.status).await?)
 }
 
-/// Sends the end until there is a reply, also after the lease: while the database cannot be reached,
-/// no other instance takes over. What it refuses, and an end after the instance was stopped, is sent
-/// for the time limit and a lease. An end that is sent again is recognized by its row in the history.
+/// Sends the end until there is a reply, also after the lease: while the database cannot be
+/// reached, no other instance takes over. What it refuses, and an end after the instance was
+/// stopped, is sent for the time limit and a lease. An end that is sent again is recognized by its
+/// row in the history.
 async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>, stopped: &CancellationToken) -> Result<bool, Failure> {
     let (core, schedule) = (&tick.core, &tick.claim.key);
     let some_time = || core.limit() + core.lease.to_std().unwrap_or_default();

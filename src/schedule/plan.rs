@@ -97,7 +97,8 @@ pub fn start(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
 fn choose(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
     let most = if let CatchUp::All(most) = schedule.catch_up { most } else { 1 };
     let Pending { first, last, before } = pending(schedule, row.slot, now, most);
-    // The tick of a fixed delay is counted from the end of a run: there is no other one to wait for.
+    // The tick of a fixed delay is counted from the end of a run: there is no other one to wait
+    // for.
     let skips = schedule.catch_up == CatchUp::Skip && !matches!(schedule.timing, Timing::After(_));
     if skips && now - last > schedule.grace.max(PROMPT) {
         return Start::Skip { next: schedule.next(now.max(last)), skipped: before + 1 };

@@ -104,8 +104,8 @@ struct Runner<DB: Database> {
     core: Arc<Core<DB>>,
     jobs: HashMap<Key, Job<DB>>,
     known: Arc<[Times]>,
-    /// The schedules whose work has not ended here. They are not claimed: their lease may have ended
-    /// while the work blocks a thread, or while the end of the run cannot be recorded.
+    /// The schedules whose work has not ended here. They are not claimed: their lease may have
+    /// ended while the work blocks a thread, or while the end of the run cannot be recorded.
     busy: Arc<Mutex<HashSet<Key>>>,
     tokens: StopTokens,
     /// The pauses while something is due that cannot be claimed, or the database fails.

@@ -1,7 +1,7 @@
 //! The thread that reports what is over by the clock: the losses of leases.
 //!
-//! It does no I/O, waits for no statement and calls no code of the application but the wakers of what
-//! waits, so that a loss is reported whatever holds up the other threads.
+//! It does no I/O, waits for no statement and calls no code of the application but the wakers of
+//! what waits, so that a loss is reported whatever holds up the other threads.
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -109,6 +109,9 @@ struct Slot<DB: Database, Op: BatchOp<DB>> {
     others: Vec<Numbered<DB, Op>>,
 }
 
+/// What to send, and requests whose callers have just left. These are dropped after the lock.
+type Batch<DB, Op> = (Vec<Slot<DB, Op>>, Vec<Waiting<DB, Op>>);
+
 /// The requests of one lock, of one kind.
 pub(crate) struct Queue<DB: Database, Op: BatchOp<DB>> {
     op: Op,
@@ -137,8 +140,7 @@ impl<DB: Database, Op: BatchOp<DB>> State<DB, Op> {
     }
 
     /// Takes the requests that fit in one statement, always including the first.
-    /// What it also returns is dropped after the lock: requests whose callers have just left.
-    fn take_batch(&mut self) -> (Vec<Slot<DB, Op>>, Vec<Waiting<DB, Op>>) {
+    fn take_batch(&mut self) -> Batch<DB, Op> {
         let (mut slots, mut queued): (Vec<Slot<DB, Op>>, HashMap<Key, usize>) = (Vec::new(), HashMap::new());
         let (mut stay, mut left) = (BTreeMap::new(), Vec::new());
         while slots.len() < MAX_REQUESTS

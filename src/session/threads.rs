@@ -114,9 +114,9 @@ pub(crate) fn start() -> Result<(), Error> {
 
 /// Does the work, and returns its output. While it waits for the reply to its first request, it
 /// stays with its caller: a thread in between takes as long as a short request. Whatever else it
-/// waits for, it waits for on the thread `rowlock`, whether its caller goes on or not. If the future
-/// is dropped, the work is dropped where it is, and counts for the tracker until it is. A panic of
-/// the work is the caller's.
+/// waits for, it waits for on the thread `rowlock`, whether its caller goes on or not. If the
+/// future is dropped, the work is dropped where it is, and counts for the tracker until it is. A
+/// panic of the work is the caller's.
 ///
 /// # Errors
 /// [`Error::Forked`], and [`Error::NoThreads`].
