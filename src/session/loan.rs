@@ -48,7 +48,15 @@ impl<DB: Store> Loan<DB> {
         // memory with it.
         let acquiring = threads::run_to_end(async move { timeout_at(limit, acquire(&pool)).await });
         match acquiring.await {
-            Ok(Ok(Ok(conn))) => Ok(Self { conn: Some(Conn::Borrowed(conn, options)) }),
+            Ok(Ok(Ok(conn))) => {
+                let loan = Self { conn: Some(Conn::Borrowed(conn, options)) };
+                if Instant::now() < limit {
+                    return Ok(loan);
+                }
+                // A statement that is begun now would be abandoned, and the connection closed.
+                loan.give_back();
+                Err(Failure::NoConnection(sqlx::Error::PoolTimedOut))
+            }
             Ok(Ok(Err(error))) => Err(Failure::NoConnection(error)),
             Ok(Err(_)) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
             Err(error) => Err(Failure::NoThreads(Box::new(error))),

@@ -145,6 +145,8 @@ async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>(db:
     assert!(nothing, "{error:?}");
     assert!(since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 4, "{:?}", since.elapsed());
     drop(taken);
+    // The pool pings a connection that is returned.
+    eventually("the connection is idle", || async { line.pool.num_idle() == 1 }).await;
     // A claim was sent.
     line.proxy.hold(Way::Replies);
     let error = line.lock.acquire("k", wait).await.unwrap_err();
