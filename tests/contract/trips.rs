@@ -87,8 +87,8 @@ async fn a_transactions_round_trips_are_as_stated<DB: TestDatabase>(db: TestDb<D
         // Acquire, or read the version; BEGIN, SAVEPOINT; confirm; check; COMMIT; and a lease is
         // released. MySQL's ROLLBACK before the BEGIN, and the driver's after the COMMIT, add one
         // statement each. The count takes them for that of a connection check, and subtracts two for
-        // each. In the texts of the BEGIN and of the COMMIT there are two and three settings.
-        let others = if db.server.name == "postgres" { 0 } else { 3 };
+        // each. The texts of the BEGIN and of the COMMIT have three settings each.
+        let others = if db.server.name == "postgres" { 0 } else { 4 };
         let stated = if name == LEASE { 7 } else { 6 } + others;
         if let (Some(before), Some(after)) = (before, after) {
             assert_eq!(after - before - DB::COUNTING, stated, "{name}");

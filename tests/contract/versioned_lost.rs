@@ -33,6 +33,8 @@ harness::tests!(
 async fn whole_or_not_at_all<DB: TestDatabase>(db: &TestDb<DB>, act: impl AsyncFn(VersionedTable<DB>, &str)) {
     ledger(db).await;
     let prepare = async |stage: &Stage<'_, DB>| {
+        // A change that was not dropped at its first stop is tried again.
+        db.execute(&format!("DELETE FROM account WHERE id = '{}'", stage.key)).await;
         db.execute(&format!("INSERT INTO account VALUES ('{}', 100, 0)", stage.key)).await;
     };
     let act = async |stage: &Stage<'_, DB>, ()| {
